@@ -37,6 +37,7 @@ from .writing import Writing
 
 if TYPE_CHECKING:
     from .sets.node import SetMember
+    from .sets.status import SetReport
 
 __all__ = ["Broker", "WorkerThreads"]
 
@@ -91,6 +92,8 @@ class Broker:
         """This broker's part in replication; None for a plain master."""
         self.member: SetMember | None = None
         """This broker's node of its set; None for a broker by itself."""
+        self.set_report: SetReport | None = None
+        """What that node tells operators, which is also `replication`."""
         self.registered: Callable[[], bool] | None = None
         """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)

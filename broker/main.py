@@ -268,6 +268,7 @@ class BrokerProcess:
 
         from .registration import Registration
         from .sets.node import SetMember
+        from .sets.status import SetReport
 
         zookeeper = self._config.zookeeper
         session = ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
@@ -275,8 +276,10 @@ class BrokerProcess:
         self._registration, self.broker.registered = registration, lambda: registration.registered
         member = SetMember(self.broker, node, self._config.zone, session, registration, self._role_changed)
         self.broker.member = member
+        self.broker.set_report = self.broker.replication = SetReport(self.broker, member)
         self._role_changed()
         await member.start(zookeeper.connection_timeout_ms / 1000)
+        self.broker.set_report.start()
 
     def _role_changed(self) -> None:
         member = self.broker.member
@@ -366,6 +369,8 @@ class BrokerProcess:
             await self._pause(0.02)
         self._roles.end()
         self._retention.stop()
+        if self.broker.set_report is not None:
+            self.broker.set_report.stop()
         for timer in self._timers:
             timer.stop()
         if self.broker.member is not None:

@@ -117,6 +117,8 @@ class SetNode:
     zone: str
     instance: str
     forgetful: bool = False
+    epoch: int = 0
+    """The highest one that it had seen when it started; 0 for a node that has never been in a set."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -224,10 +226,13 @@ def parse_set_state(path: str, data: bytes | None) -> SetState | None:
 
 
 def format_set_node(node: SetNode) -> bytes:
-    """A JSON object with the fields of SetNode but its name, which is that of the znode; forgetful only if it is so."""
+    """A JSON object with the fields of SetNode but its name, which is that of the znode; forgetful only if it is so, an
+    epoch only if it is not 0."""
     fields: dict[str, object] = {"url": node.url, "zone": node.zone, "instance": node.instance}
     if node.forgetful:
         fields["forgetful"] = True
+    if node.epoch:
+        fields["epoch"] = node.epoch
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -239,8 +244,10 @@ def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
     try:
         fields = json.loads(text)
         url, zone, instance = (fields[key] for key in ("url", "zone", "instance"))
-        if type(zone) is str and type(instance) is str and instance and parse_broker_url(path, url.encode()):
-            return SetNode(name, url, zone, instance, fields.get("forgetful") is True)
+        epoch = fields.get("epoch", 0)
+        named = type(zone) is str and type(instance) is str and instance and type(epoch) is int
+        if named and parse_broker_url(path, url.encode()):
+            return SetNode(name, url, zone, instance, fields.get("forgetful") is True, epoch)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass  # said below, with the node
     raise _damaged(path, data, '{"url":"meta://host:port","zone":<name>,"instance":<id>}')

@@ -26,6 +26,7 @@ __all__ = [
     "CompleteTransactionRequest",
     "FoundReply",
     "FoundRow",
+    "HandOverRequest",
     "MessageCountsReply",
     "MessageCountsRequest",
     "OffsetReply",
@@ -161,6 +162,13 @@ class OpenPartitionsRequest(ExtFields):
     """OPEN_PARTITIONS: take puts and gets again for all closed partitions of a topic."""
 
     topic: TopicField
+
+
+@dataclass(slots=True)
+class HandOverRequest(ExtFields):
+    """HAND_OVER: have another in-sync node lead the broker set. node: its name; "": any."""
+
+    node: Annotated[str, Field("node")] = ""
 
 
 # --- messages by id and by key ----------------------------------------------------------------------------------------

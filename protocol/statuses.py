@@ -47,10 +47,13 @@ class RequestCode(IntEnum):
     COMPLETE_TRANSACTION = 1024
     REPLICATION_STATUS = 1025
     RESTART_REPLICATION = 1026
+    HAND_OVER = 1027
     # from every client again
     SEND_MANY = 1030
     # between the nodes of a broker set (stream.py)
     FOLLOW = 1040
+    # from every client: what a node says of its set
+    SET_STATUS = 1041
 
 
 class ResponseCode(IntEnum):

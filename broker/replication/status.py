@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-__all__ = ["CopyState", "PartitionStatus", "ReplicationStatus", "SyncSlave"]
+__all__ = ["CopyState", "NodeStatus", "PartitionStatus", "ReplicationStatus", "SyncSlave"]
 
 
 class CopyState(Enum):
@@ -61,8 +61,51 @@ class PartitionStatus:
 
 
 @dataclass(slots=True)
+class NodeStatus:
+    """Another node of a broker set, as its leader sees it. live: it gets every block as it is made.
+
+    lag_bytes, lag_seconds: what it has not acknowledged, and how long ago that was made; None if it is not live, so
+    that nobody knows. since_ms: wall clock, when one of the flags last changed.
+    """
+
+    name: str
+    in_sync: bool
+    connected: bool
+    live: bool
+    lag_bytes: int | None
+    lag_seconds: float | None
+    error: str = ""
+    since_ms: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "inSync": self.in_sync,
+            "connected": self.connected,
+            "live": self.live,
+            "lagBytes": self.lag_bytes,
+            "lagSeconds": None if self.lag_seconds is None else round(self.lag_seconds, 3),
+            "error": self.error,
+            "sinceMs": self.since_ms,
+        }
+
+    def line(self) -> str:
+        """Of `stats replication`."""
+        seconds = "unknown" if self.lag_seconds is None else f"{self.lag_seconds:.3f}"
+        error = f" error {_one_line(self.error)}" if self.error else ""
+        return (
+            f"follower {self.name} in_sync {_java(self.in_sync)} connected {_java(self.connected)} "
+            f"live {_java(self.live)} lag_bytes {_known(self.lag_bytes)} lag_seconds {seconds} "
+            f"since_ms {self.since_ms}{error}"
+        )
+
+
+@dataclass(slots=True)
 class ReplicationStatus:
-    """A broker's part in replication. role: master, slave, sync-master or sync-slave; peer: the other side, or ""."""
+    """A broker's part in replication. peer: the other side, or "".
+
+    role: master, slave, sync-master or sync-slave; of a node of a broker set, sets/status.py.
+    """
 
     role: str
     peer: str = ""
@@ -70,9 +113,11 @@ class ReplicationStatus:
     error: str = ""
     since_ms: int = 0
     """When the connection was made or lost, wall clock; 0 if never."""
-    figures: dict[str, int | str | bool] = field(default_factory=dict)
+    figures: dict[str, int | str | bool | list[str]] = field(default_factory=dict)
     """The figures of this role alone."""
     partitions: list[PartitionStatus] = field(default_factory=list)
+    nodes: list[NodeStatus] | None = None
+    """Followers of a broker set's leader; None for everybody else."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -82,6 +127,7 @@ class ReplicationStatus:
             "error": self.error,
             "sinceMs": self.since_ms,
             **self.figures,
+            **({} if self.nodes is None else {"nodes": [each.to_json() for each in self.nodes]}),
             "partitions": [each.to_json() for each in self.partitions],
         }
 
@@ -90,15 +136,13 @@ class ReplicationStatus:
         found = [
             f"role {self.role}",
             f"peer {self.peer or 'none'}",
-            f"connected {'true' if self.connected else 'false'}",
+            f"connected {_java(self.connected)}",
             f"since_ms {self.since_ms}",
-            *(
-                f"{name} {str(value).lower() if isinstance(value, bool) else value}"
-                for name, value in self.figures.items()
-            ),
+            *(f"{name} {_figure(value)}" for name, value in self.figures.items()),
         ]
         if self.error:
             found.append(f"error {_one_line(self.error)}")
+        found += [node.line() for node in self.nodes or ()]
         for each in self.partitions:
             error = f" error {_one_line(each.error)}" if each.error else ""
             found.append(
@@ -107,6 +151,16 @@ class ReplicationStatus:
                 f"lag_messages {_known(each.behind)} since_ms {each.since_ms}{error}"
             )
         return found
+
+
+def _java(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _figure(value: int | str | bool | list[str]) -> str:
+    if isinstance(value, bool):
+        return _java(value)
+    return (",".join(value) or "none") if isinstance(value, list) else str(value)
 
 
 def _known(value: int | None) -> str:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Protocol
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, ensureDeferred
 
 from metaq.protocol.errors import NotReplicating
-from metaq.protocol.remoting import ClosePartitionsRequest, OpenPartitionsRequest
+from metaq.protocol.remoting import ClosePartitionsRequest, HandOverRequest, OpenPartitionsRequest
 
 from ..configuration.reload_plan import ReloadReport
 from ..configuration.settings import AdminFrom
 from ..partitions import Partitions
 from ..replication.status import ReplicationStatus
 
-__all__ = ["Admin", "Replication", "admits"]
+__all__ = ["Admin", "HandsOver", "Replication", "admits"]
+
+_NO_NODE = "this broker is no node of a broker set: start it with --node"
 
 
 class Replication(Protocol):
@@ -24,6 +26,12 @@ class Replication(Protocol):
 
     def status(self) -> ReplicationStatus: ...
     def restart(self) -> None: ...
+
+
+class HandsOver(Protocol):
+    """What is asked here of a node of a broker set."""
+
+    def hand_over(self, target: str | None) -> Coroutine[Any, Any, str]: ...
 
 
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
@@ -51,12 +59,17 @@ class Admin:
         reload_config: Callable[[], Deferred[ReloadReport]],
         status: Callable[[], ReplicationStatus],
         replication: Callable[[], Replication | None],
+        member: Callable[[], HandsOver | None],
+        seconds: Callable[[], float],
     ) -> None:
-        """status: of replication. replication: None for a plain master."""
+        """status: of replication. replication: None for a plain master. member: the node of a broker set, or None.
+        seconds: of a monotonic clock."""
         self._partitions = partitions
         self._reload_config = reload_config
         self._status = status
         self._replication = replication
+        self._member = member
+        self._seconds = seconds
 
     def close_partitions(self, request: ClosePartitionsRequest) -> Any:
         """Raises TopicNotAccepted for a topic without a section, WrongPartition outside the topic's count."""
@@ -77,12 +90,31 @@ class Admin:
         """Of this moment."""
         return self._status().to_json()
 
+    def set_status(self) -> Any:
+        """What the node of a broker set is, as `replication_status`. Raises NotReplicating."""
+        if self._member() is None:
+            raise NotReplicating(_NO_NODE)
+        return self._status().to_json()
+
+    def hand_over(self, request: HandOverRequest) -> Deferred[Any]:
+        """Have another node lead; the answer says which one, and how long that took. Raises NotReplicating; fails with
+        NotLeader, and CoordinationError for a hand-over that did not happen."""
+        member = self._member()
+        if member is None:
+            raise NotReplicating(_NO_NODE)
+        begun = self._seconds()
+
+        def done(leader: str) -> Any:
+            return {"leader": leader, "seconds": round(self._seconds() - begun, 3)}
+
+        return ensureDeferred(member.hand_over(request.node or None)).addCallback(done)
+
     def restart_replication(self) -> Any:
         """Connect anew and check everything again; the answer is the status at that moment. Raises NotReplicating."""
         replication = self._replication()
         if replication is None:
             raise NotReplicating(
-                "this broker takes no part in replication: start it with -Fmetaslave, -Fsamsa or -Fgregor"
+                "this broker takes no part in replication: start it with --node, -Fmetaslave, -Fsamsa or -Fgregor"
             )
         replication.restart()
         return self.replication_status()

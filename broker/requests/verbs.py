@@ -17,6 +17,7 @@ from metaq.protocol.put_run import PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
     CompleteTransactionRequest,
+    HandOverRequest,
     MessageCountsRequest,
     OpenPartitionsRequest,
     PartitionRequest,
@@ -69,7 +70,14 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
     answers = PutAnswers(writing, lambda: broker.url)
     lookups = Lookups(reading)
     searches = broker.searches
-    admin = Admin(broker.partitions, broker.reload_config, broker.replication_status, lambda: broker.replication)
+    admin = Admin(
+        broker.partitions,
+        broker.reload_config,
+        broker.replication_status,
+        lambda: broker.replication,
+        lambda: broker.member,
+        broker.reactor.seconds,
+    )
     transactions = TransactionVerbs(broker.transactions, writing)
 
     new_group = partial(PutGroup, writing, answers)
@@ -155,6 +163,8 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.FOLLOW: Verb(follow),
         RequestCode.REPLICATION_STATUS: _admin(_nothing, lambda _: admin.replication_status()),
         RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication()),
+        RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over),
+        RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame),
         RequestCode.PREPARED_TRANSACTIONS: _admin(_nothing, lambda _: transactions.prepared()),
         RequestCode.COMPLETE_TRANSACTION: _admin(
             CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame

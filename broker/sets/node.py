@@ -42,6 +42,7 @@ from .follower import Follower, LeaderGone
 from .history import NodeFile, machine_start
 from .leader import Leader
 from .leading import Leading
+from .member_state import MemberState
 from .rules import common_epoch, elected, in_time, may_stand, promised_until
 from .transactions import SetTransactions
 
@@ -93,6 +94,8 @@ class SetMember:
         self._stopping = False
         self._gone_for_good = True  # else it has handed over, and follows
         self._established = False
+        self._trouble = ""  # why it does not follow now, as far as is known
+        self._elections = self._hand_overs = 0
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -112,7 +115,8 @@ class SetMember:
         await self._in_thread(self._set.start)
 
     def _node(self, forgetful: bool) -> SetNode:
-        return SetNode(self.name, self._broker.url, self.zone, self._file.instance, forgetful)
+        epoch = self._file.epoch if self._file.history.epochs else 0
+        return SetNode(self.name, self._broker.url, self.zone, self._file.instance, forgetful, epoch)
 
     def _caught_up(self) -> None:
         """The leader says that we have everything."""
@@ -170,6 +174,34 @@ class SetMember:
             await deferLater(self._reactor, tuning.LOOK_SECONDS)
         return True
 
+    # --- what operators are told --------------------------------------------------------------------------------------
+
+    def look(self) -> MemberState:
+        """What the node is at this moment."""
+        view, follower = self._view, self._follower
+        return MemberState(
+            None if view is None else view.state,
+            frozenset(() if view is None else view.nodes),
+            self._file.epoch,
+            max(self._file.history.epochs, default=0),
+            self._leader_url(),
+            str(self.failure or self._trouble),
+            self._busy,
+            self._stopping,
+            self._established,
+            self._following is not None,
+            follower is not None and follower.live,
+            self._elections,
+            self._hand_overs,
+        )
+
+    def try_again(self) -> None:
+        """Connect to the leader anew, also after the data were found to differ from the leader's."""
+        if isinstance(self.failure, ReplicaDiverged):
+            self.failure = None
+        self._stop_following()
+        self._decide()
+
     # --- what clients are told ----------------------------------------------------------------------------------------
 
     def refusal(self) -> NotLeader | None:
@@ -211,9 +243,13 @@ class SetMember:
     def _decide(self) -> None:
         """Begin what is due."""
         view = self._view
-        if self._busy or view is None or self.failure is not None:
+        if self._busy or view is None:
             return
         state = view.state
+        if isinstance(self.failure, ReplicaDiverged) and state is not None and state.in_sync == (self.name,):
+            self.failure = None  # an operator has chosen this node's data
+        if self.failure is not None:
+            return
         if self.leader is not None:
             if state is None or (state.epoch, state.leader) != (self.leader.core.epoch, self.name):
                 self._step_down(f"epoch {state.epoch if state else '?'} has begun")
@@ -224,7 +260,8 @@ class SetMember:
         if self._stopping:
             return
         if state is None:
-            self._run(self._create())
+            if self._may_create(view):
+                self._run(self._create())
         elif self._may_stand(view, state):
             self._run(self._stand(view, state))
         else:
@@ -271,6 +308,19 @@ class SetMember:
         )
 
     # --- candidate ----------------------------------------------------------------------------------------------------
+
+    def _may_create(self, view: SetView) -> bool:
+        """Whether this node may begin the set. One that has been in it waits for an operator: the state is lost, and
+        with it who has what was acknowledged. A new node waits for such nodes; of new ones the first by name begins."""
+        if not self._file.history.epochs:
+            return not any(node.epoch for node in view.nodes.values()) and min([self.name, *view.nodes]) == self.name
+        if not self._trouble:
+            self._trouble = (
+                f"ZooKeeper has no state of broker set {self._broker.config.broker_id}, which has had epoch "
+                f"{self._file.epoch}: choose a node with `metaq brokers elect --unclean`"
+            )
+            _log.error("%s", self._trouble)
+        return False
 
     async def _create(self) -> None:
         assert self._set is not None
@@ -345,6 +395,8 @@ class SetMember:
             self._disk_failed(error)
             return
         leader.start()
+        self._elections += 1
+        self._trouble = ""
         _log.warning("leads epoch %d; in sync: %s", state.epoch, ", ".join(state.in_sync))
         self._registration.come_back(broker.port, broker.partitions.served_topics()).addErrback(self._not_registered)
 
@@ -422,6 +474,8 @@ class SetMember:
             )
         if not choice:
             raise CoordinationError("no other node is in sync")
+        if leader.draining and not leaving:
+            raise CoordinationError("a hand-over is under way")
         chosen = target or choice[0]
         try:
             drained = await leader.drain_to(chosen).addTimeout(tuning.DRAIN_SECONDS, self._reactor)
@@ -433,6 +487,7 @@ class SetMember:
         if self.leader is leader:
             leader.draining = False
             raise CoordinationError(f"{chosen} has not taken over within its time")
+        self._hand_overs += 1
         return chosen
 
     def _asked_to_lead(self, words: Mapping[str, Any]) -> None:
@@ -462,6 +517,7 @@ class SetMember:
             return
         self._stop_following()
         self._following = wanted
+        self._trouble = ""
         ensureDeferred(self._begin_following(wanted)).addErrback(
             lambda failure: _log.error("following has ended: %s", failure.getTraceback())
         )
@@ -513,7 +569,7 @@ class SetMember:
                     return
                 except MetaqError as error:
                     if str(error) != told and self._following == wanted:
-                        told = str(error)
+                        self._trouble = told = str(error)
                         _log.warning("does not follow %s now: %s", wanted[1], error)
                 except Exception:  # a bug must not end the following for good
                     _log.exception("following %s has failed", wanted[1])

@@ -42,6 +42,9 @@ DRAIN_SECONDS = 5.0
 HAND_OVER_SECONDS = 5.0
 """How long it waits until that one has been elected."""
 
+PREFERRED_SECONDS = 60.0
+"""How long a preferred node must be in sync before the leader hands over to it, and between two tries."""
+
 LEAVE_SECONDS = 3.0
 """How long a follower that stops waits to be taken out of the in-sync set."""
 

@@ -14,20 +14,31 @@ import simplejson
 from metaq.protocol.errors import MetaqError, RemoteProtocolError, RequestRefused, TopicNotAccepted
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.refusals import is_success, transaction_refusal
-from metaq.protocol.remoting import ClosePartitionsRequest, CompleteTransactionRequest, OpenPartitionsRequest
+from metaq.protocol.remoting import (
+    ClosePartitionsRequest,
+    CompleteTransactionRequest,
+    HandOverRequest,
+    OpenPartitionsRequest,
+)
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
 from .asking import Asked, as_frame, need_frames
 
 __all__ = [
+    "HAND_OVER_SECONDS",
     "close_partitions",
     "complete_transaction",
+    "hand_over",
     "open_partitions",
     "prepared_transactions",
     "reload_config",
     "replication_status",
     "restart_replication",
+    "set_status",
 ]
+
+HAND_OVER_SECONDS = 15.0
+"""Longer than a leader tries."""
 
 
 def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
@@ -78,6 +89,25 @@ def restart_replication(connection: Asked, timeout: float | None = None) -> dict
     """
     status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.RESTART_REPLICATION, {}, timeout))
     return status
+
+
+def set_status(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
+    """What a node of a broker set is, and what its leader knows of the others (docs/replication.md): from anywhere.
+
+    Raises RequestRefused for a broker that is no node of a set.
+    """
+    status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.SET_STATUS, {}, timeout))
+    return status
+
+
+def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECONDS) -> dict[str, Any]:
+    """Let the leader of a broker set hand over to `node`, or to any that is in sync; `leader` and `seconds` of that.
+
+    Raises RequestRefused if that did not happen, and says why.
+    """
+    request = HandOverRequest(node)
+    done: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.HAND_OVER, request.to_ext(), timeout))
+    return done
 
 
 def _ask(

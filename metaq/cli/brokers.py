@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -12,18 +13,18 @@ from metaq.client.connection import Endpoint, open_connection
 from metaq.client.questions.partitions import read_stats
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
-from metaq.coordination.records import host_and_port
 from metaq.coordination.session import ZkSession
-from metaq.coordination.set_view import SetView, read_sets
-from metaq.protocol.errors import BrokerUnavailable, CoordinationError
+from metaq.coordination.set_view import read_sets
+from metaq.protocol.errors import BrokerUnavailable
 
+from .broker_sets import elect_node, hand_over_set, list_sets, prefer_node
 from .cluster import open_cluster, tell_empty, zk_timeout
 from .options import json_option, zk_option
 from .output import show
 
 __all__ = ["brokers"]
 
-_FIELDS = ("broker", "role", "address", "topics", "partitions", "config_checksum", "version")
+_FIELDS = ("broker", "role", "node", "address", "topics", "partitions", "config_checksum", "version")
 
 MAX_ASKED = 16
 """Brokers asked for their version at a time."""
@@ -31,13 +32,14 @@ MAX_ASKED = 16
 
 @click.group()
 def brokers() -> None:
-    """List and describe brokers.
+    """List and describe brokers; see broker sets and say which node leads.
 
     \b
     Example
       metaq brokers list
       metaq brokers describe 0 --json
       metaq brokers sets
+      metaq brokers hand-over 0
     """
 
 
@@ -48,7 +50,8 @@ def list_brokers(zk: str, as_json: bool) -> None:
     """All brokers and slaves registered in ZooKeeper: what they hold, their version and their configuration.
 
     A broker that was registered once and is not now has the role `gone`: nothing else is known of it. CONFIG is the
-    checksum of the server.ini that a master has registered; VERSION is `-` where none answers.
+    checksum of the server.ini that a master has registered; VERSION is `-` where none answers;
+    NODE is the node of a broker set that leads.
 
     \b
     Example
@@ -61,18 +64,21 @@ def list_brokers(zk: str, as_json: bool) -> None:
         addresses = [each for nodes in registered.values() for each in (nodes.master, *nodes.slaves) if each]
         gone = cluster.view.absent_brokers(registered)
         tell_empty(cluster)
+    with closing(ZkSession(zk)) as session:
+        session.start(zk_timeout())
+        leaders = {broker_id: view.state.leader for broker_id, view in read_sets(session).items() if view.state}
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         versions = pool.map(_version, addresses)
         found = [
             {
-                **_summary(address, partitions),
+                **_summary(address, partitions, leaders),
                 "config_checksum": checksums[address.broker_id] if address.slave_id is None else None,
                 "version": version,
             }
             for address, version in zip(addresses, versions, strict=True)
         ]
     found += [dict.fromkeys(_FIELDS) | {"broker": each, "role": "gone"} for each in gone]
-    columns = ("BROKER", "ROLE", "ADDRESS", "TOPICS", "PARTITIONS", "CONFIG", "VERSION")
+    columns = ("BROKER", "ROLE", "NODE", "ADDRESS", "TOPICS", "PARTITIONS", "CONFIG", "VERSION")
     named = {"broker", "config_checksum"}  # a number that names something is not a quantity
     rows = [
         [str(value) if name in named and value is not None else value for name, value in each.items()] for each in found
@@ -90,11 +96,12 @@ def _version(address: BrokerAddress) -> str | None:
     return connection.peer_version
 
 
-def _summary(address: BrokerAddress, partitions: list[TopicPartition]) -> dict[str, object]:
+def _summary(address: BrokerAddress, partitions: list[TopicPartition], leaders: Mapping[int, str]) -> dict[str, object]:
     mine = [each for each in partitions if each.broker == address.broker_id]
     return {
         "broker": address.broker_id,
         "role": "master" if address.slave_id is None else f"slave {address.slave_id}",
+        "node": leaders.get(address.broker_id) if address.slave_id is None else None,
         "address": f"{address.host}:{address.port}",
         "topics": len({each.topic for each in mine}),
         "partitions": len(mine),
@@ -128,50 +135,5 @@ def describe_broker(zk: str, as_json: bool, broker: int) -> None:
     show(as_json, figures, ("NAME", "VALUE"), list(figures.items()))
 
 
-@brokers.command("sets")
-@zk_option
-@json_option
-def list_sets(zk: str, as_json: bool) -> None:
-    """The nodes of each broker set, as ZooKeeper shows them: which one leads, and which are in-sync.
-
-    A node that is registered nowhere now has no address; it is shown as long as the set counts it in. Exits with 1 if a
-    set has no leader that clients can find.
-
-    \b
-    Example
-      metaq brokers sets --zk 127.0.0.1:2181
-    """
-    with closing(ZkSession(zk)) as session:
-        session.start(zk_timeout())
-        sets = read_sets(session)
-    found = [row for broker_id, view in sets.items() for row in _set_rows(broker_id, view)]
-    columns = ("SET", "NODE", "ROLE", "EPOCH", "ZONE", "ADDRESS", "PREFERRED")
-    rows = [[str(row["set"]), *list(row.values())[1:-1], "yes" if row["preferred"] else "no"] for row in found]
-    show(as_json, found, columns, rows)
-    leaderless = [str(broker_id) for broker_id, view in sets.items() if not _is_led(view)]
-    if leaderless:
-        raise CoordinationError(f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it")
-
-
-def _set_rows(broker_id: int, view: SetView) -> list[dict[str, object]]:
-    state = view.state
-    counted = {*state.in_sync, state.leader, state.preferred} - {""} if state else set()
-    return [
-        {
-            "set": broker_id,
-            "node": name,
-            "role": view.role(name),
-            "epoch": state.epoch if state else None,
-            "zone": node.zone or None if node else None,
-            "address": host_and_port(*node.address) if node else None,
-            "preferred": bool(state and state.preferred == name),
-        }
-        for name in sorted(counted | set(view.nodes))
-        for node in [view.nodes.get(name)]
-    ]
-
-
-def _is_led(view: SetView) -> bool:
-    """Whether the node that leads by the state is the one that clients find."""
-    leader = view.nodes.get(view.state.leader) if view.state else None
-    return leader is not None and view.master is not None and view.master.url == leader.url
+for _command in (list_sets, hand_over_set, prefer_node, elect_node):
+    brokers.add_command(_command)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
 import simplejson
@@ -29,6 +30,7 @@ __all__ = [
     "compile_format",
     "console",
     "message_fields",
+    "moment",
     "print_json",
     "print_table",
     "progress",
@@ -127,6 +129,11 @@ def byte_size(count: float) -> str:
             return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} TB"
+
+
+def moment(ms: int | None) -> str | None:
+    """Unix milliseconds in ISO 8601; None for 0 and None, which stand for never."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else None
 
 
 def _is_number(value: object) -> bool:

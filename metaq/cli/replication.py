@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -12,11 +11,11 @@ from metaq.client.questions.admin import replication_status, restart_replication
 
 from .cluster import Target, target_options
 from .options import dry_run_option, json_option
-from .output import print_json, print_table
+from .output import moment, print_json, print_table
 
 __all__ = ["replication"]
 
-CONNECTED_ROLES = ("slave", "sync-master")
+CONNECTED_ROLES = ("slave", "sync-master", "joining", "candidate", "waiting", "stopped")
 """These keep a connection to the other side. A slave without one names no peer once its master has left ZooKeeper."""
 TROUBLED = ("troubled", "stopped")
 
@@ -81,18 +80,29 @@ _COLUMNS = {
     "error": "ERROR",
 }
 
+_NODE_COLUMNS = {
+    "name": "NODE",
+    "inSync": "IN SYNC",
+    "connected": "CONNECTED",
+    "live": "LIVE",
+    "lagBytes": "LAG BYTES",
+    "lagSeconds": "LAG SECONDS",
+    "sinceMs": "SINCE",
+    "error": "ERROR",
+}
+_TABLES = ("partitions", "nodes")
+
 
 def _print(found: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    figures = {**found, "sinceMs": _moment(found.get("sinceMs"))}
-    print_table(("NAME", "VALUE"), [(name, value) for name, value in figures.items() if name != "partitions"])
+    figures = {**found, "sinceMs": moment(found.get("sinceMs"))}
+    print_table(("NAME", "VALUE"), [(name, value) for name, value in figures.items() if name not in _TABLES])
     partitions = found.get("partitions") or []
     if partitions:
-        rows = [{**each, "sinceMs": _moment(each.get("sinceMs"))} for each in partitions]
+        rows = [{**each, "sinceMs": moment(each.get("sinceMs"))} for each in partitions]
         print_table(list(_COLUMNS.values()), [[row.get(name) for name in _COLUMNS] for row in rows])
-
-
-def _moment(ms: int | None) -> str | None:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else None
+    nodes = [{**each, "sinceMs": moment(each.get("sinceMs"))} for each in found.get("nodes") or []]
+    if nodes:
+        print_table(list(_NODE_COLUMNS.values()), [[each.get(name) for name in _NODE_COLUMNS] for each in nodes])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from metaq import Producer
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
+from metaq.coordination.znodes import delete
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import RunningBroker
@@ -80,3 +82,149 @@ def test_a_reload_changes_the_promise_of_a_leader(chroot: str, start: StartNode)
         assert connection.ask_frame(encode_frame(RequestCode.RELOAD_CONFIG, 1, {})).code == ResponseCode.SUCCESS
         put = connection.ask(b"put t 0 1 0 1\r\nx")
     assert b"minInSync" in put.text.encode() or "in-sync" in put.text, put
+
+
+# --- handing over -----------------------------------------------------------------------------------------------------
+
+
+def test_an_operator_hands_a_set_over_and_is_told_why_not(chroot: str, start: StartNode):
+    operator = Operator(chroot)
+    first = start("a")
+    led(chroot, "a")
+    assert "no other node is in sync" in operator.refused("brokers", "hand-over", "0")
+    second = start("b")
+    led(chroot, "a", "b")
+    assert "c cannot take over" in operator.refused("brokers", "hand-over", "0", "--to", "c")
+    done = operator.json("brokers", "hand-over", "0", "--to", "b")
+    assert (done["set"], done["leader"]) == (0, "b")
+    assert done["epoch"] == 2
+    assert 0 < done["seconds"] < DEADLINE
+    led(chroot, "b", "a")
+    ran = operator.ran("brokers", "hand-over", "0")
+    assert ran.code == 0
+    assert "broker set 0: a leads epoch 3; the hand-over took 0." in ran.out
+    assert "a leads already" in operator.ran("brokers", "hand-over", "0", "--to", "a").out
+    assert "is no broker set" in operator.refused("brokers", "hand-over", "7")
+    second.kill()
+    first.kill()
+    eventually(lambda: view(chroot).master is None, 2 * DEADLINE, "the end of the leader's session")
+    assert "no leader in broker set 0" in operator.refused("brokers", "hand-over", "0")
+
+
+def test_operators_see_how_far_the_nodes_of_a_set_are(chroot: str, start: StartNode):
+    operator = Operator(chroot)
+    node = start("a")
+    led(chroot, "a")
+    start("b", "", "--zone", "west")
+    led(chroot, "a", "b")
+    send(chroot, b"x")
+
+    def caught_up() -> Any:
+        rows = operator.json("brokers", "sets")
+        return rows if [row["lag_bytes"] for row in rows] == [0, 0] else None
+
+    rows = eventually(caught_up, DEADLINE, "no lag")
+    assert [(row["node"], row["role"], row["zone"]) for row in rows] == [
+        ("a", "leader", None),
+        ("b", "in-sync", "west"),
+    ]
+    assert all(row["lag_seconds"] == 0.0 and row["since_ms"] > 10**12 and row["error"] is None for row in rows)
+    with node.connect() as connection:
+        lines = connection.ask(b"stats replication 1\r\n").text.splitlines()
+    assert {"role leader", "node a", "epoch 1", "inSync a,b", "elections 1", "handOvers 0"} <= set(lines)
+    (follower,) = [line for line in lines if line.startswith("follower ")]
+    assert follower.startswith(
+        "follower b in_sync true connected true live true lag_bytes 0 lag_seconds 0.000 since_ms "
+    )
+    listed = operator.json("brokers", "list")
+    assert [(row["broker"], row["role"], row["node"]) for row in listed] == [(0, "master", "a")]
+
+
+def test_a_preferred_node_is_written_into_the_state_and_nothing_else(chroot: str, start: StartNode):
+    operator = Operator(chroot)
+    start("a")
+    state = led(chroot, "a").state
+    assert state
+    assert operator.json("brokers", "prefer", "0", "a") == {"set": 0, "preferred": "a"}
+    assert view(chroot).state == replace(state, preferred="a")
+    assert "is no node of broker set 0: choose a" in operator.refused("brokers", "prefer", "0", "z")
+    assert operator.ran("brokers", "prefer", "0").code == 2
+    assert operator.json("brokers", "prefer", "0", "--none") == {"set": 0, "preferred": None}
+    assert view(chroot).state == state
+    start("b")
+    led(chroot, "a", "b")  # the leader goes on from the state that was written
+
+
+# --- the last resort --------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_not_in_sync_leads_only_if_an_operator_insists(chroot: str, tmp_path: Path, start: StartNode):
+    operator = Operator(chroot)
+    first = start("a")
+    led(chroot, "a")
+    second = start("b")
+    led(chroot, "a", "b")
+    send(chroot, b"both")
+    assert "has a leader" in operator.refused("brokers", "elect", "0", "--unclean", "--node", "b")
+    assert second.stop() == 0
+    led(chroot, "a")
+    send(chroot, b"only a")
+    first.kill()
+    second = start("b")
+    eventually(lambda: view(chroot).master is None, 2 * DEADLINE, "the end of a's session")
+    eventually(lambda: "a" not in view(chroot).nodes, 2 * DEADLINE, "the end of a's session")
+    elect = ("brokers", "elect", "0", "--unclean", "--node", "b")
+    ran = operator.ran(*elect)
+    assert ran.code == 1
+    assert "not present: a; what only they have is lost" in ran.out
+    assert "nothing is done: say --yes" in ran.out
+    assert "--node=c" in operator.refused("brokers", "elect", "0", "--unclean", "--node", "c")
+    before = view(chroot).state
+    assert before
+    ran = operator.ran(*elect, "--yes")
+    assert ran.code == 0, ran
+    after = led(chroot, "b").state
+    assert after
+    assert after.epoch == before.epoch + 1
+    send(chroot, b"after")
+    start("a")
+    led(chroot, "b", "a")
+    assert list((tmp_path / "a" / "data").rglob("*damaged*"))
+    assert "has a leader" in operator.refused(*elect, "--yes")
+
+
+def test_a_set_whose_state_is_lost_waits_for_an_operator(chroot: str, start: StartNode):
+    operator = Operator(chroot)
+    nodes = [start("a")]
+    led(chroot, "a")
+    nodes.append(start("b"))
+    led(chroot, "a", "b")
+    send(chroot, b"kept")
+    for node in nodes:
+        node.kill()
+    with ZkSession(chroot) as session:
+        eventually(lambda: not read_set(session, 0).nodes, 2 * DEADLINE, "the end of the sessions")
+        epoch = read_set(session, 0).state
+        delete_state(session)
+    start("b")
+    start("0")  # a node without data that comes too
+    node = start("a")
+    eventually(lambda: "has no state of broker set 0" in node.errors.read_text(), DEADLINE, "a's log")
+    assert view(chroot).state is None
+    with node.connect() as connection:
+        lines = connection.ask(b"stats replication 1\r\n").text.splitlines()
+    assert "role waiting" in lines
+    assert any(line.startswith("error ZooKeeper has no state of broker set 0") for line in lines)
+    assert epoch
+    ran = operator.ran("brokers", "elect", "0", "--unclean", "--node", "a", "--yes")
+    assert ran.code == 0, ran
+    assert "nobody knows which nodes were in sync" in ran.out
+    after = led(chroot, "a", "b", "0").state
+    assert after
+    assert after.epoch == epoch.epoch + 1
+
+
+def delete_state(session: ZkSession) -> None:
+    path = session.paths.broker_set(0)
+    nodes = [session.paths.set_nodes(0), path]
+    assert session.nodes.write_atomically(session.session_id, [delete(each) for each in nodes]) is None

@@ -20,6 +20,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     "zk_paths.md": ("our slaves read it every {CHECKSUM_POLL_SECONDS:s} |",),
     "docs/broker.md": (
         "gives connections up to {main.CLOSE_SECONDS:s} to take their answers",
+        "A name has at most {MAX_NODE_NAME} characters,",
         "a PULL gives up to {MAX_PULL_BYTES:bytes}, or up to this value",
         "| `serverPort` | {DEFAULT_PORT:plain} |",
         "`checkpointInterval` | {DEFAULT_MAX_CHECKPOINTS}, {DEFAULT_CHECKPOINT_INTERVAL_MS:plain} |",

@@ -282,6 +282,9 @@ def test_a_node_of_a_set_is_read_as_it_was_written():
 def test_fields_that_a_later_version_adds_to_a_set_are_ignored():
     state = b'{"epoch":1,"leader":"","inSync":["b","a"],"preferred":"","weights":{"a":2}}'
     assert parse_set_state("/p", state) == SetState(1, "", ("a", "b"))
+    epoch = b'{"url":"meta://h:1","zone":"","instance":"x","epoch":7}'
+    assert parse_set_node("/p", "a", epoch) == SetNode("a", "meta://h:1", "", "x", epoch=7)
+    assert format_set_node(SetNode("a", "meta://h:1", "", "x", epoch=7)) == epoch
     node = b'{"url":"meta://h:1","zone":"","instance":"x","rack":7}'
     assert parse_set_node("/p", "a", node) == SetNode("a", "meta://h:1", "", "x")
 
@@ -323,6 +326,7 @@ def test_a_damaged_state_of_a_set_is_an_error_that_names_the_znode(data: bytes):
         b'{"url":"meta://h:1","zone":null,"instance":"x"}',
         b'{"url":"meta://h:1","zone":"","instance":""}',
         b'{"url":"meta://h:1","zone":"","instance":7}',
+        b'{"url":"meta://h:1","zone":"","instance":"x","epoch":"7"}',
     ],
 )
 def test_a_damaged_node_of_a_set_is_an_error_that_names_the_znode(data: bytes):

@@ -1,0 +1,331 @@
+"""`metaq brokers sets`, `hand-over`, `prefer` and `elect`: what operators see of broker sets, and do with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from metaq.client.config import ConnectionConfig
+from metaq.client.connection import Connection, Endpoint, open_connection
+from metaq.client.questions.admin import hand_over, set_status
+from metaq.coordination.records import SetNode, SetState, host_and_port
+from metaq.coordination.session import ZkSession
+from metaq.coordination.set_admin import write_state
+from metaq.coordination.set_view import SetView, read_set, read_sets
+from metaq.protocol.errors import BrokerUnavailable, ConfigError, CoordinationError, MetaqError
+from metaq.protocol.limits import check_node
+
+from .cluster import zk_timeout
+from .options import Parsed, json_option, zk_option
+from .output import moment, print_table, say, show
+from .servers import wait_until
+
+__all__ = ["elect_node", "hand_over_set", "list_sets", "prefer_node"]
+
+MAX_ASKED = 16
+"""Nodes asked at a time."""
+
+ELECTION_SECONDS = 15.0
+"""How long a node may take to lead after it was chosen, or handed over to."""
+
+_TRIES = 5
+"""Changes of a state that others change as well."""
+
+_NODE = Parsed("NODE", check_node)
+_SET = click.argument("broker_set", type=click.IntRange(0), metavar="ID")
+
+
+@contextmanager
+def _session(zk: str) -> Iterator[ZkSession]:
+    with closing(ZkSession(zk)) as session:
+        session.start(zk_timeout())
+        yield session
+
+
+@contextmanager
+def _connected(node: SetNode) -> Iterator[Connection]:
+    connection = open_connection(Endpoint(*node.address), ConnectionConfig())
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _view(session: ZkSession, broker_set: int) -> SetView:
+    """Raises ConfigError for a set that there is not."""
+    view = read_set(session, broker_set)
+    if view.state is None and not view.nodes:
+        raise ConfigError("ID", broker_set, "is no broker set: `metaq brokers sets` lists them")
+    return view
+
+
+def _is_led(view: SetView) -> bool:
+    """Whether the node that leads by the state is the one that clients find."""
+    leader = view.nodes.get(view.state.leader) if view.state else None
+    return leader is not None and view.master is not None and view.master.url == leader.url
+
+
+# --- sets -------------------------------------------------------------------------------------------------------------
+
+
+@click.command("sets")
+@zk_option
+@json_option
+def list_sets(zk: str, as_json: bool) -> None:
+    """The nodes of each broker set, as ZooKeeper and their leaders see them: which one leads, and which are in-sync.
+
+    LAG BYTES and LAG are what a node has not acknowledged, and how many seconds ago that was sent; SINCE is when the
+    node came to be as it is. A node that is registered nowhere now has no address; it is shown as long as the set
+    counts it in. Exits with 1 if a set has no leader that clients can find, or if a leader does not answer.
+
+    \b
+    Example
+      metaq brokers sets --zk 127.0.0.1:2181
+    """
+    with _session(zk) as session:
+        sets = read_sets(session)
+    led = {broker_id: view.nodes[view.state.leader] for broker_id, view in sets.items() if view.state and _is_led(view)}
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        answers = dict(zip(led, pool.map(_ask, led.values()), strict=True))
+    told = {broker_id: answer for broker_id, answer in answers.items() if isinstance(answer, dict)}
+    found = [row for broker_id, view in sets.items() for row in _rows(broker_id, view, told.get(broker_id))]
+    columns = ("SET", "NODE", "ROLE", "EPOCH", "ZONE", "ADDRESS", "PREFERRED", "LAG BYTES", "LAG", "SINCE", "ERROR")
+    show(as_json, found, columns, [_cells(row) for row in found])
+    troubles = [
+        f"broker set {broker_id}: its leader {led[broker_id].name} does not tell how far the others are: {answer}"
+        for broker_id, answer in answers.items()
+        if isinstance(answer, MetaqError)
+    ]
+    leaderless = [str(broker_id) for broker_id in sets if broker_id not in led]
+    if leaderless:
+        troubles.append(f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it")
+    if troubles:
+        raise CoordinationError("; ".join(troubles))
+
+
+def _ask(node: SetNode) -> dict[str, Any] | MetaqError:
+    try:
+        with _connected(node) as connection:
+            return set_status(connection)
+    except MetaqError as error:
+        return error
+
+
+def _rows(broker_id: int, view: SetView, told: Mapping[str, Any] | None) -> list[dict[str, object]]:
+    state = view.state
+    counted = {*state.in_sync, state.leader, state.preferred} - {""} if state else set()
+    others = {each["name"]: each for each in (told or {}).get("nodes") or ()}
+    leader = {"sinceMs": told["sinceMs"], "lagBytes": 0, "lagSeconds": 0.0} if told else {}
+    rows = []
+    for name in sorted(counted | set(view.nodes) | set(others)):
+        node = view.nodes.get(name)
+        seen = leader if state and name == state.leader else others.get(name, {})
+        rows.append(
+            {
+                "set": broker_id,
+                "node": name,
+                "role": view.role(name),
+                "epoch": state.epoch if state else None,
+                "zone": node.zone or None if node else None,
+                "address": host_and_port(*node.address) if node else None,
+                "preferred": bool(state and state.preferred == name),
+                "lag_bytes": seen.get("lagBytes"),
+                "lag_seconds": seen.get("lagSeconds"),
+                "since_ms": seen.get("sinceMs"),
+                "error": seen.get("error") or None,
+            }
+        )
+    return rows
+
+
+def _cells(row: Mapping[str, Any]) -> list[object]:
+    """As a line of the table."""
+    shown = {**row, "set": str(row["set"]), "preferred": "yes" if row["preferred"] else "no"}
+    shown["lag_seconds"] = None if row["lag_seconds"] is None else f"{row['lag_seconds']:.1f} s"
+    return list((shown | {"since_ms": moment(row["since_ms"])}).values())
+
+
+# --- who leads --------------------------------------------------------------------------------------------------------
+
+
+@click.command("hand-over")
+@_SET
+@click.option("--to", "target", type=_NODE, help="The node that is to lead.  [default: any that is in sync]")
+@zk_option
+@json_option
+def hand_over_set(broker_set: int, target: str | None, zk: str, as_json: bool) -> None:
+    """Have another in-sync node lead the broker set ID. Clients see a pause, no error.
+
+    Says which node leads now, and how long nobody did. Exits with 1 and the reason if the leader has not changed. The
+    leader takes the request from its own machine, unless it runs with --admin-from any.
+
+    \b
+    Example
+      metaq brokers hand-over 0 --to b
+    """
+    with _session(zk) as session:
+        view = _view(session, broker_set)
+        if view.state is None or not _is_led(view):
+            raise CoordinationError(f"no leader in broker set {broker_set}: start an in-sync node of it")
+        before = view.state
+        if target == before.leader:
+            say(as_json, _led_json(broker_set, before, 0.0), f"broker set {broker_set}: {target} leads already")
+            return
+        with _connected(view.nodes[before.leader]) as connection:
+            done = hand_over(connection, target or "")
+        now = _await_leader(session, broker_set, before.epoch)
+    seconds = float(done["seconds"])
+    text = f"broker set {broker_set}: {now.leader} leads epoch {now.epoch}; the hand-over took {seconds:.3f} s"
+    say(as_json, _led_json(broker_set, now, seconds), text)
+
+
+def _led_json(broker_set: int, state: SetState, seconds: float) -> dict[str, object]:
+    return {"set": broker_set, "leader": state.leader, "epoch": state.epoch, "seconds": seconds}
+
+
+def _await_leader(session: ZkSession, broker_set: int, epoch: int) -> SetState:
+    """The state once clients find a leader of an epoch behind this one. Raises CoordinationError."""
+    found = [read_set(session, broker_set)]
+
+    def led() -> bool:
+        found[0] = read_set(session, broker_set)
+        return found[0].state is not None and found[0].state.epoch > epoch and _is_led(found[0])
+
+    if not wait_until(led, time.monotonic() + ELECTION_SECONDS):
+        raise CoordinationError(
+            f"nobody leads broker set {broker_set} after {ELECTION_SECONDS:.0f} s: `metaq brokers sets` shows its nodes"
+        )
+    assert found[0].state is not None
+    return found[0].state
+
+
+@click.command("prefer")
+@_SET
+@click.argument("node", type=_NODE, metavar="NODE", required=False)
+@click.option("--none", is_flag=True, help="Prefer no node any more.")
+@zk_option
+@json_option
+def prefer_node(broker_set: int, node: str | None, none: bool, zk: str, as_json: bool) -> None:
+    """Have NODE lead the broker set ID whenever it can: once it is in sync for a minute, the leader hands over to it.
+
+    \b
+    Example
+      metaq brokers prefer 0 a
+      metaq brokers prefer 0 --none
+    """
+    if (node is None) != none:
+        raise click.UsageError("name a NODE, or say --none", click.get_current_context())
+    with _session(zk) as session:
+        for _ in range(_TRIES):
+            view = _view(session, broker_set)
+            state = view.state
+            if state is None:
+                raise CoordinationError(f"broker set {broker_set} has no state: nobody has ever led it, or it is lost")
+            known = sorted({*view.nodes, *state.in_sync})
+            if node is not None and node not in known:
+                raise ConfigError("NODE", node, f"is no node of broker set {broker_set}: choose {' or '.join(known)}")
+            if write_state(session, broker_set, replace(state, preferred=node or ""), view):
+                break
+        else:
+            raise CoordinationError(f"broker set {broker_set} keeps changing: try again")
+    say(as_json, {"set": broker_set, "preferred": node}, f"broker set {broker_set} prefers {node or 'no node'}")
+
+
+# --- the last resort --------------------------------------------------------------------------------------------------
+
+
+@click.command("elect")
+@_SET
+@click.option("--unclean", is_flag=True, required=True, help="Needed: what only other nodes have is lost.")
+@click.option("--node", type=_NODE, required=True, help="The node that is to lead.")
+@click.option("--yes", is_flag=True, help="Do it; without this, the command only says what may be lost.")
+@zk_option
+@json_option
+def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, zk: str, as_json: bool) -> int:
+    """Have a node lead the broker set ID that is not in sync: the last resort when no in-sync node comes back.
+
+    Shows which nodes were in sync and what each node that answers has. Messages that only the others have are lost for
+    clients: these nodes cut them when they return, and keep them in .damaged- files. Refused while an in-sync node is
+    present, or a leader. Also begins a set anew whose state in ZooKeeper was deleted.
+
+    \b
+    Example
+      metaq brokers elect 0 --unclean --node b
+      metaq brokers elect 0 --unclean --node b --yes
+    """
+    with _session(zk) as session:
+        view = _view(session, broker_set)
+        _refuse_needless(broker_set, view, node)
+        names = sorted(view.nodes)
+        with ThreadPoolExecutor(MAX_ASKED) as pool:
+            told = dict(zip(names, pool.map(_ask, (view.nodes[name] for name in names)), strict=True))
+        if not as_json:
+            _show_loss(view, told)
+        silent = told[node]
+        if isinstance(silent, MetaqError):
+            raise BrokerUnavailable(f"{node} does not answer, so it cannot lead: {silent}")
+        epochs = [int(answer["epoch"]) for answer in told.values() if isinstance(answer, dict)]
+        epoch = max([view.state.epoch if view.state else 0, *epochs])
+        preferred = view.state.preferred if view.state else ""
+        if not yes:
+            value = {"set": broker_set, "done": False, "nodes": _answers(told)}
+            say(as_json, value, f"nothing is done: say --yes, and {node} leads epoch {epoch + 1} of set {broker_set}")
+            return 1
+        if not write_state(session, broker_set, SetState(epoch, "", (node,), preferred), view):
+            raise CoordinationError(f"broker set {broker_set} has changed meanwhile: look again")
+        now = _await_leader(session, broker_set, epoch)
+    value = {"set": broker_set, "done": True, "leader": now.leader, "epoch": now.epoch, "nodes": _answers(told)}
+    say(as_json, value, f"broker set {broker_set}: {now.leader} leads epoch {now.epoch}")
+    return 0
+
+
+def _refuse_needless(broker_set: int, view: SetView, node: str) -> None:
+    """Raise CoordinationError if there is a better way, ConfigError for a node that is not there."""
+    if view.master is not None:
+        raise CoordinationError(
+            f"broker set {broker_set} has a leader at {view.master.url}: use `metaq brokers hand-over {broker_set}`"
+        )
+    in_sync = view.state.in_sync if view.state else ()
+    present = [each for each in in_sync if each in view.nodes]
+    if any(not view.nodes[each].forgetful for each in present) or (in_sync and len(present) == len(in_sync)):
+        raise CoordinationError(
+            f"in sync and present in broker set {broker_set}: {', '.join(present)}: it leads by itself within seconds, "
+            "else its log says why not"
+        )
+    if node not in view.nodes:
+        choice = " or ".join(sorted(view.nodes)) or "none is"
+        raise ConfigError("--node", node, f"is not registered in ZooKeeper: start it, or choose {choice}")
+
+
+def _answers(told: Mapping[str, Mapping[str, Any] | MetaqError]) -> list[dict[str, object]]:
+    return [
+        {"node": name, "error": str(answer)}
+        if isinstance(answer, MetaqError)
+        else {"node": name, **{key: answer[key] for key in ("epoch", "lastEpoch", "bytes", "error")}}
+        for name, answer in told.items()
+    ]
+
+
+def _show_loss(view: SetView, told: Mapping[str, Mapping[str, Any] | MetaqError]) -> None:
+    if view.state is None:
+        click.echo("ZooKeeper has no state of this set: nobody knows which nodes were in sync")
+    else:
+        absent = [each for each in view.state.in_sync if each not in view.nodes]
+        click.echo(
+            f"in sync at the end of epoch {view.state.epoch}, and not present: {', '.join(absent) or 'none'}; "
+            "what only they have is lost"
+        )
+    columns = ("NODE", "HIGHEST EPOCH SEEN", "DATA OF EPOCH", "BYTES", "ERROR")
+    print_table(
+        columns,
+        [
+            [each["node"], *(each.get(key) for key in ("epoch", "lastEpoch", "bytes")), each["error"] or None]
+            for each in _answers(told)
+        ],
+    )
