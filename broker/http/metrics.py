@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from ..broker import Broker
 from ..replication.status import CopyState, ReplicationStatus
+from ..sets.member_state import ROLES
 
 __all__ = ["CONTENT_TYPE_LATEST", "exposition"]
 
@@ -64,7 +65,11 @@ class _BrokerCollector(Collector):
         yield self._filter_failures()
         yield from self._topics()
         if broker.replication is not None:
-            yield from _replication(broker.replication.status())
+            status = broker.replication.status()
+            if broker.set_report is not None:
+                yield from _broker_set(status, broker.set_report.under_replicated())
+            else:
+                yield from _replication(status)
 
     def _disks(self) -> Iterator[Metric]:
         rooms = self._broker.store.space.rooms()
@@ -129,3 +134,30 @@ def _replication(status: ReplicationStatus) -> Iterator[Metric]:
         ("metaq_replication_lag_bytes_max", "Largest of a partition", max),
     ):
         yield _gauge(name, text, "topic", ((topic, figure(values)) for topic, values in sorted(lags.items())))
+
+
+def _broker_set(status: ReplicationStatus, under_replicated: Collection[str]) -> Iterator[Metric]:
+    """Of a node of a broker set; only its leader knows of the others."""
+    figures = {name: value for name, value in status.figures.items() if isinstance(value, int)}
+    yield GaugeMetricFamily("metaq_set_epoch", "Highest epoch that the node has seen", figures["epoch"])
+    yield _gauge(
+        "metaq_set_role", "1 for what the node is now", "role", ((role, role == status.role) for role in ROLES)
+    )
+    yield CounterMetricFamily("metaq_set_elections", "Elections that the node has won", figures["elections"])
+    yield CounterMetricFamily("metaq_set_hand_overs", "Hand-overs that the node has made", figures["handOvers"])
+    if status.nodes is None:
+        return
+    in_sync = 1 + sum(node.in_sync for node in status.nodes)
+    yield GaugeMetricFamily(
+        "metaq_set_in_sync_nodes", "Nodes that have all that is acknowledged, the leader too", in_sync
+    )
+    live = sum(node.live for node in status.nodes)
+    yield GaugeMetricFamily("metaq_set_live_followers", "Followers that get each block as it is made", live)
+    under = "Topics that fewer nodes have in sync than replicas= says, or than the set has"
+    yield GaugeMetricFamily("metaq_set_under_replicated_topics", under, len(under_replicated))
+    lags = [(node.name, node.lag_bytes, node.lag_seconds) for node in status.nodes]
+    for name, text, values in (
+        ("metaq_set_lag_bytes", "Bytes that a live follower has not acknowledged", [(n, b) for n, b, _ in lags]),
+        ("metaq_set_lag_seconds", "How long ago those were sent", [(n, s) for n, _, s in lags]),
+    ):
+        yield _gauge(name, text, "node", [(node, value) for node, value in values if value is not None])

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from metaq.protocol.errors import StoreError
+
+from ..sets.history import NodeFile
 from ..store.directories import LOCK_NAME, scan_data_paths
 from ..store.files import REAL_FILES, Files
 from ..store.journal_format import JOURNAL_DIRECTORY, JournalData, read_journal
@@ -96,6 +99,7 @@ def inspect_directory(
     ]
     logs = {each.name: each.segments for each in listed}
     journal = _inspect_journal(files, path, logs, in_use=in_use is True)
+    findings += _inspect_set(files, path)
     directory = (log_path or path) / DIRECTORY
     transactions = inspect_redo(files, directory, logs, in_use=in_use is True) if directory.is_dir() else None
     return DirectoryReport(str(path), in_use, partitions, journal, transactions, findings)
@@ -170,6 +174,21 @@ def _java_traps(path: Path, listed: list[SegmentList], processors: int) -> Itera
     for each in listed:
         if not each.segments:
             yield Finding(Level.NOTE, each.path, "has no segment: a broker makes the first one")
+
+
+def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
+    """What a node of a broker set remembers of its epochs."""
+    file = NodeFile(files, str(path))
+    if not os.path.exists(file.path):
+        return
+    try:
+        file.read()
+    except StoreError as error:
+        yield Finding(Level.DAMAGE, file.path, str(error))
+        return
+    epochs = file.history.epochs
+    text = f"a node of a broker set: it has seen epoch {file.epoch}, and has data up to epoch {max(epochs, default=0)}"
+    yield Finding(Level.NOTE, file.path, text)
 
 
 # --- its journal ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 from metaq.coordination.records import SetState
 
-__all__ = ["MemberState"]
+__all__ = ["ROLES", "MemberState"]
+
+ROLES = ("leader", "taking-over", "handing-over", "follower", "joining", "candidate", "waiting", "stopped")
+"""What a node may be; see SetReport."""
 
 
 class MemberState(NamedTuple):

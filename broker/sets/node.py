@@ -94,6 +94,7 @@ class SetMember:
         self._stopping = False
         self._gone_for_good = True  # else it has handed over, and follows
         self._established = False
+        self._epoch_at_start = self._file.epoch if self._file.history.epochs else 0
         self._trouble = ""  # why it does not follow now, as far as is known
         self._elections = self._hand_overs = 0
 
@@ -115,8 +116,7 @@ class SetMember:
         await self._in_thread(self._set.start)
 
     def _node(self, forgetful: bool) -> SetNode:
-        epoch = self._file.epoch if self._file.history.epochs else 0
-        return SetNode(self.name, self._broker.url, self.zone, self._file.instance, forgetful, epoch)
+        return SetNode(self.name, self._broker.url, self.zone, self._file.instance, forgetful, self._epoch_at_start)
 
     def _caught_up(self) -> None:
         """The leader says that we have everything."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -77,7 +77,10 @@ def _is_led(view: SetView) -> bool:
 @click.command("sets")
 @zk_option
 @json_option
-def list_sets(zk: str, as_json: bool) -> None:
+@click.option(
+    "--in-sync", type=click.IntRange(1), metavar="COUNT", help="Exit with 1 if a set has fewer in-sync nodes present."
+)
+def list_sets(zk: str, as_json: bool, in_sync: int | None) -> None:
     """The nodes of each broker set, as ZooKeeper and their leaders see them: which one leads, and which are in-sync.
 
     LAG BYTES and LAG are what a node has not acknowledged, and how many seconds ago that was sent; SINCE is when the
@@ -87,6 +90,7 @@ def list_sets(zk: str, as_json: bool) -> None:
     \b
     Example
       metaq brokers sets --zk 127.0.0.1:2181
+      until metaq brokers sets --in-sync 2; do sleep 1; done
     """
     with _session(zk) as session:
         sets = read_sets(session)
@@ -102,11 +106,21 @@ def list_sets(zk: str, as_json: bool) -> None:
         for broker_id, answer in answers.items()
         if isinstance(answer, MetaqError)
     ]
+    for broker_id, view in sets.items():
+        present = [each for each in (view.state.in_sync if view.state else ()) if each in view.nodes]
+        if in_sync is not None and len(present) < in_sync:
+            troubles.append(
+                f"broker set {broker_id} has {len(present)} in-sync nodes, not {in_sync}: {_names(present)}"
+            )
     leaderless = [str(broker_id) for broker_id in sets if broker_id not in led]
     if leaderless:
         troubles.append(f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it")
     if troubles:
         raise CoordinationError("; ".join(troubles))
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _ask(node: SetNode) -> dict[str, Any] | MetaqError:

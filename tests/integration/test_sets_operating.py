@@ -136,6 +136,10 @@ def test_operators_see_how_far_the_nodes_of_a_set_are(chroot: str, start: StartN
     assert follower.startswith(
         "follower b in_sync true connected true live true lag_bytes 0 lag_seconds 0.000 since_ms "
     )
+    assert operator.ran("brokers", "sets", "--in-sync", "2").code == 0
+    too_few = operator.ran("brokers", "sets", "--in-sync", "3")
+    assert too_few.code == 1
+    assert "broker set 0 has 2 in-sync nodes, not 3: a, b" in too_few.err
     listed = operator.json("brokers", "list")
     assert [(row["broker"], row["role"], row["node"]) for row in listed] == [(0, "master", "a")]
 

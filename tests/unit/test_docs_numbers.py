@@ -117,6 +117,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "it logs a line after {EMPTY_GETS} empty answers",
     ),
     "docs/replication.md": (
+        "once it has been in sync for {PREFERRED_SECONDS:seconds}, the leader hands over",
         "| slaveMaxDelayInMills | {DEFAULT_MAX_DELAY_MS} |",
         "| sendToSlaveTimeoutInMills | {DEFAULT_SEND_TIMEOUT_MS:plain} |",
         "| slaveContinuousFailureThreshold | {DEFAULT_FAILURE_THRESHOLD} |",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +19,7 @@ from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.pages import Page, Table, to_html
 from metaq.broker.http.ports import BoundedRequest
-from metaq.broker.replication.status import CopyState, PartitionStatus, ReplicationStatus, SyncSlave
+from metaq.broker.replication.status import CopyState, NodeStatus, PartitionStatus, ReplicationStatus, SyncSlave
 from metaq.broker.requests.put import PutGroup
 from metaq.broker.requests.verbs import make_gate
 from metaq.protocol.errors import MetaqError
@@ -286,6 +288,54 @@ def test_a_synchronous_master_shows_whether_its_slave_is_there(pages, harness):
     assert lines == ['metaq_replication_connected{role="sync-master"} 0.0']
     harness.broker.replication = SyncSlave()  # it does not know, so it does not say 0
     assert b"metaq_replication" not in pages.ask("GET", "/metrics")[2]
+
+
+def show_set(harness, status, under_replicated=()):
+    harness.broker.replication = SimpleNamespace(status=lambda: status)
+    harness.broker.set_report = SimpleNamespace(under_replicated=lambda: list(under_replicated))
+
+
+SET_FIGURES = {"set": 0, "node": "a", "epoch": 7, "elections": 2, "handOvers": 1, "inSync": ["a", "b"]}
+
+
+def test_the_metrics_of_a_leader_tell_what_its_set_is_like(pages, harness):
+    assert b"metaq_set" not in pages.ask("GET", "/metrics")[2]
+    nodes = [NodeStatus("b", True, True, True, 12, 0.5), NodeStatus("c", False, False, False, None, None, "gone")]
+    show_set(harness, ReplicationStatus("leader", "", True, figures=SET_FIGURES, nodes=nodes), ["t"])
+    lines = {line for line in metrics_lines(pages) if line.startswith("metaq_set")}
+    assert {line for line in lines if "role" not in line and "created" not in line} == {
+        "metaq_set_epoch 7.0",
+        "metaq_set_elections_total 2.0",
+        "metaq_set_hand_overs_total 1.0",
+        "metaq_set_in_sync_nodes 2.0",
+        "metaq_set_live_followers 1.0",
+        "metaq_set_under_replicated_topics 1.0",
+        'metaq_set_lag_bytes{node="b"} 12.0',
+        'metaq_set_lag_seconds{node="b"} 0.5',
+    }
+    assert 'metaq_set_role{role="leader"} 1.0' in lines
+    assert sum(line.endswith(" 1.0") for line in lines if "role" in line) == 1
+
+
+def test_the_metrics_of_a_follower_tell_its_role_and_nothing_of_others(pages, harness):
+    show_set(harness, ReplicationStatus("joining", figures=SET_FIGURES))
+    lines = metrics_lines(pages)
+    assert 'metaq_set_role{role="joining"} 1.0' in lines
+    assert not any(line.startswith(("metaq_set_in_sync", "metaq_set_lag", "metaq_replication")) for line in lines)
+
+
+def test_the_alarms_of_the_documentation_ask_for_figures_that_there_are(pages, harness):
+    page = (Path(__file__).resolve().parents[4] / "docs" / "replication.md").read_text()
+    (rules,) = re.findall(r"```yaml\n(groups:.*?)```", page, re.DOTALL)
+    nodes = [NodeStatus("b", True, True, True, 1, 0.5)]
+    show_set(harness, ReplicationStatus("leader", figures=SET_FIGURES, nodes=nodes))
+    shown = {re.split(r"[{ ]", line)[0] for line in metrics_lines(pages) if line.startswith("metaq_set")}
+    asked = set(re.findall(r"metaq_set_\w+", rules))
+    assert len(asked) >= 5
+    assert asked <= shown
+    alarms = re.findall(r"alert: (\w+)", rules)
+    assert len(alarms) == len(set(alarms)) == rules.count("expr:") == rules.count("summary:")
+    assert all(f"| `{alarm}` |" in page for alarm in alarms)
 
 
 @pytest.mark.parametrize("registered", [True, False])
