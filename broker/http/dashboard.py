@@ -144,7 +144,24 @@ class Dashboard:
     async def _cluster(self) -> Page:
         session = self._require_session()
         rows = await self.broker.in_thread(lambda: _live_brokers(session))
-        return Page("Cluster", [Table(("broker", "role", "address"), rows)], f"This broker: {self.broker.url}")
+        tables = [Table(("broker", "role", "address"), rows), *self._broker_set()]
+        return Page("Cluster", tables, f"This broker: {self.broker.url}")
+
+    def _broker_set(self) -> list[Table]:
+        """What this node of a broker set says of itself, and of the others if it leads."""
+        report = self.broker.set_report
+        if report is None:
+            return []
+        status = report.status()
+        figures = [("role", status.role), *status.figures.items(), ("error", status.error)]
+        rows = [(name, ", ".join(value) if isinstance(value, list) else str(value)) for name, value in figures]
+        tables = [Table(("figure", "value"), rows, "This node of the broker set")]
+        if status.nodes is not None:
+            columns = ("name", "inSync", "live", "lagBytes", "lagSeconds", "error")
+            told = [each.to_json() for each in status.nodes]
+            cells = [["unknown" if each[name] is None else str(each[name]) for name in columns] for each in told]
+            tables.append(Table(columns, cells, "Followers"))
+        return tables
 
     def stats(self, item: str) -> Page:
         text = stats_text(self.broker, item).decode("utf-8", "replace")

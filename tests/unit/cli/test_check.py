@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from metaq.broker.sets.history import EpochHistory, NodeFile
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.directories import LOCK_NAME
 from metaq.broker.store.files import REAL_FILES
@@ -504,3 +505,17 @@ def test_key_files_are_compared_with_the_records_and_never_damage(check):
     assert "a key file without a segment: it may be deleted" in said(report, "note")
     assert not report["damaged"]
     assert states("--fast")[0] == {"missing": 1, "behind": 1, "ok": len(files) - 1}
+
+
+def test_what_a_node_of_a_broker_set_remembers_is_read_and_told(check):
+    checkpointed(check, b"a")
+    file = NodeFile(REAL_FILES, str(check.data))
+    file.write(4, EpochHistory().begin(1, {}).begin(3, {"t-0": 10}))
+    (found,) = [each for each in check()["findings"] if "metaqset" in each["place"]]
+    assert found["level"] == "note"
+    assert found["text"] == "a node of a broker set: it has seen epoch 4, and has data up to epoch 3"
+    path = check.data / "metaqset" / "history.json"
+    path.write_bytes(path.read_bytes().replace(b"10", b"11"))
+    (found,) = [each for each in check()["findings"] if "metaqset" in each["place"]]
+    assert found["level"] == "damage"
+    assert "checksum" in found["text"]
