@@ -86,7 +86,7 @@ class Dashboard:
         lines = stats_text(broker, "").decode("utf-8", "replace").split("\r\n")[1:-2]
         rows = [tuple(line.split(" ", 1)) for line in lines]
         rows += [("url", broker.url), ("data", ", ".join(broker.store.data_paths)), ("working_directory", os.getcwd())]
-        return Page(f"Broker {broker.config.broker_id}", [Table(("figure", "value"), rows)])
+        return Page(f"Broker {broker.config.broker_id}", [Table(("figure", "value"), rows), *self._broker_set()])
 
     def topics(self) -> Page:
         config = self.broker.partitions
@@ -144,8 +144,7 @@ class Dashboard:
     async def _cluster(self) -> Page:
         session = self._require_session()
         rows = await self.broker.in_thread(lambda: _live_brokers(session))
-        tables = [Table(("broker", "role", "address"), rows), *self._broker_set()]
-        return Page("Cluster", tables, f"This broker: {self.broker.url}")
+        return Page("Cluster", [Table(("broker", "role", "address"), rows)], f"This broker: {self.broker.url}")
 
     def _broker_set(self) -> list[Table]:
         """What this node of a broker set says of itself, and of the others if it leads."""

@@ -317,6 +317,18 @@ def test_the_metrics_of_a_leader_tell_what_its_set_is_like(pages, harness):
     assert sum(line.endswith(" 1.0") for line in lines if "role" in line) == 1
 
 
+def test_the_first_page_shows_the_node_and_what_a_leader_knows_of_the_others(pages, harness):
+    assert b"broker set" not in pages.ask("GET", "/")[2]
+    nodes = [
+        NodeStatus("b-node", True, True, True, 1234, 0.5),
+        NodeStatus("c", False, False, False, None, None, "gone"),
+    ]
+    status = ReplicationStatus("leader", "", True, figures=SET_FIGURES, nodes=nodes)
+    harness.broker.set_report = SimpleNamespace(status=lambda: status)
+    text = pages.ask("GET", "/")[2].decode()
+    assert all(word in text for word in ("This node of the broker set", "a, b", "b-node", "1234", "unknown", "gone"))
+
+
 def test_the_metrics_of_a_follower_tell_its_role_and_nothing_of_others(pages, harness):
     show_set(harness, ReplicationStatus("joining", figures=SET_FIGURES))
     lines = metrics_lines(pages)
