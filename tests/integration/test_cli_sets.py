@@ -3,10 +3,13 @@
 import json
 import os
 import signal
+import threading
+from pathlib import Path
 
+from metaq import Producer
 from tests.waiting import DEADLINE, eventually
 
-from .cli_helpers import Up, pids_of_children, run, start_up, stop
+from .cli_helpers import Up, is_running, pids_of_children, run, start_up, stop
 
 
 def sets(up: Up) -> dict[str, dict[str, object]]:
@@ -36,7 +39,7 @@ def test_up_with_replicas_serves_in_sync_sets_with_spread_leaders_and_goes_on_af
         assert len(set(up.broker_ports)) == 4
         sent = "".join(f"{number}\n" for number in range(40)).encode()
         assert up.run("produce", "--topic", "trades", "--batch", "1", stdin=sent).code == 0
-        kill(up, "broker-0/server.ini")
+        end(up, "broker-0/server.ini", signal.SIGKILL)
         roles = ["in-sync", "leader"]
         eventually(
             lambda: has_failed_over(up) and sorted(map(str, roles_of(up, 0))) == roles, 2 * DEADLINE, "a new leader"
@@ -50,13 +53,12 @@ def test_up_with_replicas_serves_in_sync_sets_with_spread_leaders_and_goes_on_af
     assert up.process.returncode == 0
 
 
-def kill(up: Up, ini: str) -> None:
-    """SIGKILL for the child that has this configuration."""
+def end(up: Up, ini: str, number: int) -> int:
+    """Send a signal to the child that has this configuration; its process id."""
     for pid in pids_of_children(up.process.pid):
-        with open(f"/proc/{pid}/cmdline") as file:
-            if file.read().find(f"/{ini}\0") >= 0:
-                os.kill(pid, signal.SIGKILL)
-                return
+        if f"/{ini}\0" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, number)
+            return pid
     raise AssertionError(f"no process has {ini}")
 
 
@@ -83,4 +85,43 @@ def test_up_continues_a_directory_without_replicas_and_refuses_fewer(tmp_path):
         assert len(sets(up)) == 2
         assert up.run("consume", "--topic", "trades").out == "kept\n"
     finally:
+        assert stop(up.process) == 0
+
+
+def test_the_documented_rolling_restart_makes_no_send_fail(tmp_path):
+    """docs/replication.md: one node at a time, the next only when the set is whole again."""
+    up = start_up(tmp_path / "data", ["trades:2"], "--brokers", "1", "--replicas", "2")
+    sent: list[bytes] = []
+    errors: list[Exception] = []
+    stopped = threading.Event()
+
+    def send() -> None:
+        with Producer(up.zookeeper) as producer:
+            while not stopped.is_set():
+                payload = b"%d" % len(sent)
+                try:
+                    producer.send("trades", payload, timeout=DEADLINE)
+                except Exception as error:  # what the test is about
+                    errors.append(error)
+                sent.append(payload)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        for ini in ("broker-0/server.ini", "broker-0-b/server.ini"):
+            before = len(sent)
+            pid = end(up, ini, signal.SIGTERM)
+            eventually(lambda pid=pid: not is_running(pid), 2 * DEADLINE, "the end of the node")
+            whole = ("brokers", "sets", "--in-sync", "2")
+            eventually(lambda whole=whole: up.run(*whole).code == 0, 2 * DEADLINE, "two nodes in sync")
+            eventually(lambda before=before: len(sent) > before, DEADLINE, "a message behind the restart")
+        stopped.set()
+        sender.join()
+        assert errors == []
+        count = ("--count", str(len(sent)), "--timeout", "60")
+        consumed = up.run("consume", "--topic", "trades", "--group", "g", *count).out.split()
+        assert sorted(consumed, key=int) == [each.decode() for each in sent]
+    finally:
+        stopped.set()
+        sender.join()
         assert stop(up.process) == 0
