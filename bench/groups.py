@@ -56,7 +56,9 @@ class _Member:
         self.session.start(60.0)
         self.membership = GroupMembership(self.session, GROUP, None, topics, lambda: self.member.changed())
         store = ZooKeeperOffsetStore(self.session)
-        fetcher: Any = SimpleNamespace(serve_soon=lambda: None, wake=lambda: None, brokers_are=lambda endpoints: None)
+        fetcher: Any = SimpleNamespace(
+            serve_soon=lambda: None, wake=lambda: None, brokers_are=lambda masters, others: None
+        )
         self.member = GroupMember(
             self.membership,
             OffsetCommitter(store, GROUP),

@@ -284,7 +284,9 @@ class BrokerProcess:
     def _role_changed(self) -> None:
         member = self.broker.member
         assert member is not None
-        self._gate.check = None if member.refusal() is None else member.check
+        serves = member.refusal() is None
+        self._gate.check = None if serves else member.check
+        self._gate.check_pull = None if serves else member.check_pull
 
     def _fail(self, failure: Failure) -> None:
         self._failure = failure.value

@@ -214,6 +214,11 @@ class Connection:
         """Take back all promises to `drive`: have a thread read for whatever is under way."""
         self._role.read_in_background()
 
+    def fail(self, failure: MetaqError) -> None:
+        """The connection is of no use any more: requests under way get `failure`, on its background thread. Not on a
+        thread that an interrupt may reach."""
+        self._wire.fail(failure)
+
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """End the connection; requests under way get BrokerUnavailable. Waits at most `timeout` seconds until they have
         got it: a call-back may hold that up. May be repeated. A process that was forked off only gives up its copy of

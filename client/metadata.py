@@ -44,7 +44,8 @@ class Metadata(Protocol):
         """
 
     def on_change(self, listener: Callable[[str], None]) -> None:
-        """Have `listener(topic)` called whenever the view of a topic changed (any thread, must not block)."""
+        """Have `listener(topic)` called when the view of a topic is there, and whenever it has changed. It is called on
+        any thread and must not block."""
 
     def close(self, timeout: float = 10.0) -> None:
         """End the session behind it, within `timeout` seconds. Idempotent."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import random
@@ -13,10 +14,11 @@ from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import BackgroundThread, Bell
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
+from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, MetaqError, NotLeader, RequestTimedOut
 
 from .config import ConnectionConfig, Protocol
 from .connection import Connection, Endpoint, open_connection
+from .redirects import Redirects
 
 __all__ = ["ConnectionPool"]
 
@@ -26,6 +28,9 @@ _HOUSEKEEPING_SECONDS = 0.5
 """How often idle connections are looked at."""
 
 _CLOSE_SECONDS = 5.0
+
+LAST_ANSWERS_SECONDS = 0.2
+"""A former leader that runs has refused what waits there by now; one that hangs answers nothing."""
 
 Open = Callable[[Endpoint, ConnectionConfig, Protocol, float], Connection]
 
@@ -41,6 +46,8 @@ class _Link:
     cause: str = ""
     """Why there is no connection; "" = none was tried yet, or there is one."""
     retry_at: float = 0.0
+    ends_at: float = math.inf
+    """When the connection is given up: another node leads the broker set."""
 
 
 class ConnectionPool:
@@ -65,6 +72,8 @@ class ConnectionPool:
         self._random = random
         self._open = open
         self._links: dict[Endpoint, _Link] = {}
+        self._redirects = Redirects(clock)
+        self._masters: dict[int, Endpoint] = {}  # where ZooKeeper has shown each broker last
         self._down: frozenset[Endpoint] = frozenset()
         self._mutex = threading.Lock()
         self._wake = Bell()
@@ -78,11 +87,13 @@ class ConnectionPool:
         return self._down
 
     def connection(self, endpoint: Endpoint, timeout: float) -> Connection:
-        """The open connection to `endpoint`, made now if there was none, within `timeout` seconds.
+        """The open connection to `endpoint`, or to the leader that this node has named (`follow`), made now if there
+        was none, within `timeout` seconds.
 
         Raises BrokerUnavailable: it cannot be reached, or could not a moment ago; ClientError in a process that was
         forked off.
         """
+        endpoint = self._redirects.target(endpoint, self._down)
         link = self._links.get(endpoint)
         connection = None if link is None else link.connection
         if connection is not None and not connection.closed:
@@ -103,11 +114,11 @@ class ConnectionPool:
                 link.lock.release()
 
     def open_connection(self, endpoint: Endpoint) -> Connection | None:
-        """The open connection to `endpoint`; None if it has to be made, by `connection`. Never blocks.
+        """As `connection`; None if it has to be made, by that. Never blocks.
 
         Raises BrokerUnavailable as `connection`.
         """
-        link = self._links.get(endpoint)
+        link = self._links.get(self._redirects.target(endpoint, self._down))
         if link is None:
             return None
         connection = link.connection
@@ -125,10 +136,36 @@ class ConnectionPool:
         if link is not None and link.connection is not None:
             link.connection.close()
 
-    def forget_all_down_but(self, wanted: Collection[Endpoint]) -> None:
-        """Stop trying to reach brokers that are down and not among `wanted` (they are not registered any more)."""
+    def follow(self, error: MetaqError) -> float | None:
+        """What a request has ended with: the seconds to wait until it is sent again, if only because another node leads
+        the broker set. None: it has failed in another way."""
+        if isinstance(error, NotLeader):
+            return self._redirects.learn(error)
+        return 0.0 if isinstance(error, LeaderMoved) else None
+
+    def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint] = ()) -> None:
+        """These are registered in ZooKeeper now. Stop trying to reach brokers that are down and not among them.
+
+        Where a broker id has moved to another node, requests under way to the former one end soon, with LeaderMoved.
+        """
+        wanted = {*masters.values(), *others}
         for endpoint in self._down.difference(wanted):
             self.forget(endpoint)
+        for broker_id, endpoint in masters.items():
+            former, self._masters[broker_id] = self._masters.get(broker_id), endpoint
+            if former is not None and former != endpoint:
+                self._moved({former, self._redirects.target(former, ())} - wanted, endpoint)
+            if (link := self._links.get(endpoint)) is not None:
+                link.ends_at = math.inf
+
+    def _moved(self, former: Collection[Endpoint], leader: Endpoint) -> None:
+        """Of one broker set. The view is newer than what its nodes have said."""
+        self._redirects.forget(leader)
+        for endpoint in former:
+            self._redirects.forget(endpoint)
+            if (link := self._links.get(endpoint)) is not None:
+                link.ends_at = self._clock() + LAST_ANSWERS_SECONDS
+                self._wake.ring()
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Close all connections and end the housekeeping thread, within `timeout` seconds. Idempotent."""
@@ -229,12 +266,16 @@ class ConnectionPool:
 
     def _pause(self) -> float:
         """Seconds until something is due."""
-        due = [link.retry_at for link in list(self._links.values()) if link.cause]
+        links = list(self._links.values())
+        due = [link.retry_at if link.cause else link.ends_at for link in links if link.cause or link.ends_at < math.inf]
         if not due:
             return _HOUSEKEEPING_SECONDS
         return min(_HOUSEKEEPING_SECONDS, max(0.001, min(due) - self._clock()))
 
     def _look_after(self, link: _Link) -> None:
+        if link.ends_at <= self._clock():
+            self._give_up(link)
+            return
         if not link.cause:
             if link.connection is not None:
                 link.connection.beat()
@@ -247,3 +288,12 @@ class ConnectionPool:
         except MetaqError:
             return  # marked down again, with its cause logged
         log.info("%s can be reached again", link.endpoint)
+
+    def _give_up(self, link: _Link) -> None:
+        """Another node leads the broker set."""
+        with self._mutex:
+            if self._links.get(link.endpoint) is link:
+                del self._links[link.endpoint]
+            self._down -= {link.endpoint}
+        if link.connection is not None:
+            link.connection.fail(LeaderMoved(f"{link.endpoint} leads its broker set no longer, and has not answered"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -10,14 +11,13 @@ from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 
 from .config import BROWSE_BYTES, ConsumerConfig, check_call_backs, check_protocol, config_or_default
-from .connection import Connection
 from .consumer.core import Accept, ConsumerCore, OnDamaged
 from .consumer.fetcher import Fetcher
 from .consumer.polling import Poller
 from .message import Message
 from .metadata import parse_address
 from .pool import ConnectionPool
-from .questions.asking import READER_GROUP
+from .questions.asking import READER_GROUP, following
 from .questions.cluster import Cluster
 from .questions.partitions import max_offset, min_offset
 from .questions.places import locate
@@ -72,18 +72,17 @@ class TopicBrowser:
 
     def __iter__(self) -> Iterator[Message]:
         """Raises NoPartition, BrokerUnavailable, RequestTimedOut, CorruptRecord, ClientError (closed)."""
-        ends = {each: max_offset(self._connection(each), each) for each in self.partitions()}
+        ends = {each: self._cluster.ask(each, partial(max_offset, partition=each)) for each in self.partitions()}
         for partition, end in ends.items():
             yield from self._read(partition, end)
 
-    def _connection(self, partition: TopicPartition) -> Connection:
-        return self._cluster.connection(partition.broker)
-
     def _read(self, partition: TopicPartition, end: int) -> Iterator[Message]:
-        position = min_offset(self._connection(partition), partition)
+        ask = partial(self._cluster.ask, partition)
+        position = ask(partial(min_offset, partition=partition))
         while position < end:
             try:
-                messages = read_messages(self._connection(partition), partition, position, self._config.fetch_max_bytes)
+                size = self._config.fetch_max_bytes
+                messages = ask(partial(read_messages, partition=partition, offset=position, max_bytes=size))
             except OffsetOutOfRange as error:
                 if error.first <= position:
                     return  # it ends earlier than it did: the broker has lost its tail
@@ -140,8 +139,9 @@ class PartitionReader(Poller):
         protocol: str = "auto",
         config: ConsumerConfig | None = None,
     ) -> None:
-        """address: the broker's `host:port`. start: "earliest", "latest", or the offset in bytes at which a message
-        begins. accept: what it returns false for is passed over. on_damaged: as of Consumer.
+        """address: the broker's `host:port`. That of any node of a broker set leads to the set's leader while that node
+        runs. start: "earliest", "latest", or the offset in bytes at which a message begins. accept: what it
+        returns false for is passed over. on_damaged: as of Consumer.
 
         Raises ConfigError; connects in the background.
         """
@@ -151,7 +151,7 @@ class PartitionReader(Poller):
         self._ending = Aside("metaq reader close")
         self._timers = Timers("metaq-read")
         self._pool = ConnectionPool(config.connection, check_protocol(protocol))
-        core = ConsumerCore(READER_GROUP, config, accept=accept, on_damaged=on_damaged)
+        core = ConsumerCore(READER_GROUP, config, accept=accept, on_damaged=on_damaged, follow=self._pool.follow)
         super().__init__(core, Fetcher(core, self._pool, lambda _: self._endpoint, self._timers))
         begin = 0 if start == "earliest" else locate(start, option="start")
         (self._cursor,) = core.claim([partition], [begin], announced=True)
@@ -180,8 +180,12 @@ class PartitionReader(Poller):
         """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`;
         ClientError (closed)."""
         self._check_open()
-        connection = self._pool.connection(self._endpoint, self._core.config.connection.connect_timeout_seconds)
-        return read_messages(connection, self._cursor.partition, offset, max_bytes, timeout)
+        seconds, partition = self._core.config.connection.connect_timeout_seconds, self._cursor.partition
+
+        def read() -> list[Message]:
+            return read_messages(self._pool.connection(self._endpoint, seconds), partition, offset, max_bytes, timeout)
+
+        return following(self._pool.follow, read)
 
     def close(self) -> None:
         """Close the connection. Idempotent. In a process that was forked off, the parent's stays open."""

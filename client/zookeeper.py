@@ -14,6 +14,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ClientError, CoordinationError, SessionLost
 from metaq.protocol.limits import check_topic
 
+from .absences import Absences
 from .connection import Endpoint
 from .metadata import TopicView
 from .values import TopicPartition
@@ -36,6 +37,7 @@ class ZooKeeperMetadata:
     def __init__(self, connect: str, root: str, session_timeout: float) -> None:
         self._session = ZkSession(connect, root, session_timeout)
         self._cluster = ClusterView(self._session)
+        self._absences = Absences(self._cluster.set_ids)
         self._views: dict[str, TopicView] = {}
         self._first_read = threading.Lock()
         self._aside = Aside("metaq-topic", drops=True)
@@ -69,7 +71,10 @@ class ZooKeeperMetadata:
         with self._first_read:
             found = self._views.get(topic)
             if found is None:
-                found = self._views[topic] = self._read(topic)
+                if not self._views:
+                    self._cluster.watch_brokers(self._brokers_changed)
+                found = self._read(topic)
+                self._use(topic, found)
                 self._follow(topic, Backoff(_RETRY_MIN_SECONDS, _RETRY_MAX_SECONDS))
         return found
 
@@ -87,11 +92,7 @@ class ZooKeeperMetadata:
 
     def _read(self, topic: str) -> TopicView:
         """Blocks for a few round trips."""
-        endpoints = {
-            broker_id: Endpoint(nodes.master.host, nodes.master.port)
-            for broker_id, nodes in self._cluster.brokers().items()
-            if nodes.master is not None  # a slave takes no messages
-        }
+        endpoints = self._endpoints()
         partitions = (
             TopicPartition(topic, broker, number)
             for broker, number in self._cluster.topic_partitions(topic)
@@ -99,9 +100,42 @@ class ZooKeeperMetadata:
         )
         return TopicView(tuple(partitions), endpoints)
 
+    def _endpoints(self) -> dict[int, Endpoint]:
+        return {
+            broker_id: Endpoint(nodes.master.host, nodes.master.port)
+            for broker_id, nodes in self._cluster.brokers().items()
+            if nodes.master is not None  # a slave takes no messages
+        }
+
+    # --- the session's event thread ---------------------------------------------------------------------------------
+
     def _changed(self, topic: str) -> None:
-        """The session's event thread."""
         view = self._read(topic)
+        former = self._views.get(topic)
+        if former is not None:
+            kept = self._absences.kept(former.partitions, view.partitions)
+            if self._absences.ends_in is not None:
+                view = view._replace(partitions=tuple(sorted((*view.partitions, *kept))))
+                self._session.events.post_later(self._absences.ends_in, partial(self._changed, topic))
+        self._use(topic, view)
+
+    def _brokers_changed(self) -> None:
+        self._session.events.post_once(self._look_at_brokers)
+
+    def _look_at_brokers(self) -> None:
+        """A broker set's leader has moved, for example, and has not registered its topics yet."""
+        try:
+            endpoints = self._endpoints()
+        except CoordinationError as error:
+            if not self._session.closed:
+                log.warning("where brokers are is not known: %s", error)
+                self._session.events.post_later(_RETRY_MIN_SECONDS, self._brokers_changed)
+            return
+        for topic, view in list(self._views.items()):
+            self._use(topic, view._replace(endpoints=endpoints))
+
+    def _use(self, topic: str, view: TopicView) -> None:
+        """Any thread."""
         if view == self._views.get(topic):
             return
         self._views[topic] = view

@@ -71,6 +71,12 @@ class ClusterView:
         ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
         return sorted(each for each in ids if each is not None)
 
+    def set_ids(self) -> list[int]:
+        """Ids of all broker sets that ever were, in order."""
+        parent = self._paths.broker_sets()
+        ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
+        return sorted(each for each in ids if each is not None)
+
     def absent_brokers(self, registered: Container[int]) -> list[int]:
         """Ids of brokers that were registered once and are not among `registered`, those of now; in order."""
         return [each for each in self.broker_ids() if each not in registered]
@@ -178,6 +184,17 @@ class ClusterView:
         return java_sorted(self._nodes.children(self._paths.offsets(group, topic)))
 
     # --- watching ---------------------------------------------------------------------------------------------------
+
+    def watch_brokers(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` on the event thread now, more than once, and whenever a broker's master or slave comes,
+        goes, or is another process. One watch per broker id that ever was."""
+
+        def ids_changed(_path: str, names: list[str]) -> None:
+            for name in names:
+                if name.isdecimal():
+                    self._watchers.watch(self._paths.broker(int(name)), lambda _path, _children: callback())
+
+        self._watchers.watch(self._paths.broker_ids(), ids_changed)
 
     def watch_topic(self, topic: str, callback: Callable[[str], None]) -> None:
         """Call `callback(topic)` on the event thread now and whenever a broker begins or ends to publish `topic`.

@@ -35,6 +35,7 @@ __all__ = [
     "FilterUnavailable",
     "FiltersBusy",
     "InvalidName",
+    "LeaderMoved",
     "LocalProtocolError",
     "LocalStoreError",
     "LocalStoreFull",
@@ -210,15 +211,20 @@ class NotMaster(StoreError):
 
 
 class NotLeader(StoreError):
-    """A node of a broker set that does not lead it, or not yet. url: the leader's, "" if that is not known."""
+    """A node of a broker set that does not lead it, or not yet. What it was asked to store may be stored: a leader that
+    is deposed answers so to those that wait. url: the leader's, "" if that is not known. node: the node's own address,
+    in a client that asked it.
+    """
 
     retriable = True
     refresh_view = True
 
-    def __init__(self, broker_id: int, url: str = "") -> None:
+    def __init__(self, broker_id: int, url: str = "", node: str = "") -> None:
         where = f"send to {url}" if url else "the set is choosing its leader: try again"
         super().__init__(f"this node does not lead broker {broker_id} now: {where}")
+        self.broker_id = broker_id
         self.url = url
+        self.node = node
 
 
 class NotEnoughReplicas(StoreError):
@@ -417,6 +423,11 @@ class BrokerUnavailable(ClientError):
 
     retriable = True
     refresh_view = True
+
+
+class LeaderMoved(BrokerUnavailable):
+    """ZooKeeper shows another leader of the broker set, and the former one has not answered. Whether it acted on the
+    request is unknown."""
 
 
 class DeliveryFailed(ClientError):

@@ -85,7 +85,7 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
     if code == ResponseCode.SERVICE_NOT_AVAILABLE:
         return LogReadOnly(f"{partition.topic} {partition} on {broker}", remark)
     if code == ResponseCode.NOT_LEADER:
-        return NotLeader(partition.broker, frame.ext.get(LEADER, ""))
+        return NotLeader(partition.broker, frame.ext.get(LEADER, ""), str(broker))
     if code == ResponseCode.NOT_ENOUGH_REPLICAS:
         return BrokerUnavailable(f"{broker}: {remark}")
     if code == ResponseCode.DISK_FULL:

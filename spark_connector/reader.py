@@ -18,8 +18,16 @@ from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.decoding import Records, in_bytes
 from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.questions.records import BegunPull, Pulled, located
+from metaq.client.redirects import Redirects
 from metaq.coordination.backoff import Backoff
-from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, OffsetOutOfRange, RequestTimedOut
+from metaq.protocol.errors import (
+    BrokerUnavailable,
+    CorruptRecord,
+    MetaqError,
+    NotLeader,
+    OffsetOutOfRange,
+    RequestTimedOut,
+)
 
 from .offsets import DataLoss, Lost, OffsetRange
 from .options import ReadOptions
@@ -87,7 +95,7 @@ def read_partition(
             finally:
                 connection.close()
             return
-        except (BrokerUnavailable, RequestTimedOut) as error:
+        except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
             endpoint = search.next(reader.position, error)
 
 
@@ -211,7 +219,8 @@ class RangeReader:
 
 
 class Failover:
-    """Finds where a partition is served when its broker went away during a task: by the master again, or a slave."""
+    """Finds where a partition is served when its broker went away during a task: by the master again, a slave, or
+    another node of the broker set."""
 
     def __init__(
         self,
@@ -227,17 +236,19 @@ class Failover:
         self._sleep = sleep
         self._position = -1
         self._backoff = Backoff(0.05, 2.0)
+        self._redirects = Redirects(clock)
         self._deadline = 0.0
 
     def next(self, position: int, error: MetaqError) -> Endpoint:
-        """Wait a while, then say where to go on. Raises BrokerUnavailable if the last FAILOVER_SECONDS brought nothing;
-        CoordinationUnavailable."""
+        """Wait a while, then say where to go on: at once, if the node that was asked has named its set's leader. Raises
+        BrokerUnavailable if the last FAILOVER_SECONDS brought nothing; CoordinationUnavailable."""
         if position != self._position:
             self._position = position
             self._backoff.reset()
             self._deadline = self._clock() + FAILOVER_SECONDS
+        led = self._redirects.learn(error) if isinstance(error, NotLeader) else None
         while True:
-            pause = self._backoff.next()
+            pause = self._backoff.next() if led is None else led
             if self._clock() + pause > self._deadline:
                 broker = self._planned.id.broker
                 raise BrokerUnavailable(
@@ -245,6 +256,9 @@ class Failover:
                     f"{FAILOVER_SECONDS:g} s ({error}): start broker {broker}, or its slave, then the query"
                 ) from error
             self._sleep(pause)
+            led = None
+            if isinstance(error, NotLeader) and (leader := self._redirects.leader(error)) is not None:
+                return leader
             with open_cluster(self._options) as cluster:
                 source = cluster.sources([self._planned.id]).get(self._planned.id)
             if source is not None:

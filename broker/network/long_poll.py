@@ -61,6 +61,12 @@ class ParkedPulls:
         self._remove(waiter)
         return True
 
+    def wake_all(self) -> None:
+        """Resume every parked pull soon: what it is answered may be another thing now."""
+        if self._parked and not self._ready:
+            self._reactor.callLater(0, self._wake)
+        self._ready |= dict.fromkeys(self._parked)
+
     def watch(self, log: PartitionLog) -> None:
         """Have `log` tell when it shows more data."""
         log.on_visible = self._became_visible

@@ -114,6 +114,8 @@ class Gate:
         self._admits = admits
         self.check = check
         """Asked about every request; None while there is nothing to ask."""
+        self.check_pull: Callable[[Pull], None] | None = None
+        """Asked each time that a pull under way goes on: what it was admitted by may be over. Raises MetaqError."""
         self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
         """What serves a PutGroup."""
         self.new_group = new_group
@@ -178,6 +180,8 @@ class Gate:
     def step(self, pull: Pull) -> Bytes | Deferred[Bytes] | Step | Loading:
         """Advance a pull; whether it may wait is for the caller to decide."""
         try:
+            if self.check_pull is not None:
+                self.check_pull(pull)
             answer = pull.step()
         except Exception as error:
             return _failed(pull, error)

@@ -36,6 +36,7 @@ from metaq.protocol.text import TransactionCommand
 from ..broker import Broker
 from ..registration import Registration
 from ..requests.gate import Verb
+from ..requests.pull import Pull
 from . import tuning
 from .connections import StreamProtocol
 from .follower import Follower, LeaderGone
@@ -214,6 +215,10 @@ class SetMember:
         """For the gate, while `refusal` is not None: raises NotLeader for everything that is about messages."""
         if topic is not None or type(request) is TransactionCommand or verb.stores:
             raise self.refusal() or NotLeader(self._broker.config.broker_id)
+
+    def check_pull(self, pull: Pull) -> None:
+        """As `check`, each time a pull goes on that was admitted before."""
+        raise self.refusal() or NotLeader(self._broker.config.broker_id)
 
     def _leader_url(self) -> str:
         state = None if self._view is None else self._view.state
@@ -417,6 +422,7 @@ class SetMember:
         self._broker.store.retention_enabled = False
         self._transactions.close(why)
         leader.stop(NotLeader(self._broker.config.broker_id, self._leader_url()))
+        self._broker.parked.wake_all()
         self._registration.withdraw().addErrback(self._not_registered)
 
     def _disk_failed(self, failure: MetaqError) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, broadcast_group
@@ -30,6 +31,7 @@ from ..config import (
 from ..connection import Connection, Endpoint
 from ..message import Message
 from ..pool import ConnectionPool
+from ..questions.asking import following
 from ..questions.brokers import source_of
 from ..questions.finding import FoundMessages, MessageFinder
 from ..questions.partitions import lag_behind
@@ -49,6 +51,8 @@ from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
 from .watches import PollWatch, SessionWatch
 
 __all__ = ["Consumer"]
+
+_T = TypeVar("_T")
 
 
 class Consumer(Poller):
@@ -119,6 +123,7 @@ class Consumer(Poller):
             accept=accept,
             on_damaged=on_damaged,
             is_slave=lambda endpoint: self._member.is_slave(endpoint),
+            follow=self._pool.follow,
         )
         core.notices.on_assigned, core.notices.on_revoked = on_assigned, on_revoked
         super().__init__(
@@ -145,7 +150,7 @@ class Consumer(Poller):
             is_idle=self._poll_watch.is_idle,
         )
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
-        self._finder = MessageFinder(self._view, self._connect_to)
+        self._finder = MessageFinder(self._view, self._connect_to, self._pool.follow)
         try:
             self._session.start(config.start_timeout_seconds)
             self._aside.do(self._begin, StartPosition.of(start, self._topics, self._finder))
@@ -304,14 +309,14 @@ class Consumer(Poller):
         self._settle()
         cursor = self._core.cursor(partition)
         found = locate(to, [partition.topic], self._finder, "to")
-        cursor.moved_to(found if isinstance(found, int) else found(self._connection(partition), partition))
+        cursor.moved_to(found if isinstance(found, int) else self._ask(partition, found))
         self._fetcher.serve_soon()
 
     def lag(self) -> dict[TopicPartition, Lag]:
         """What each owned partition still holds behind this consumer's position. Raises BrokerUnavailable."""
         self._settle()
         return {
-            partition: lag_behind(self._connection(partition), partition, cursor.position)
+            partition: self._ask(partition, partial(lag_behind, offset=cursor.position))
             if cursor.opened
             else Lag(None, None)
             for partition, cursor in sorted(self._core.owned.items())
@@ -333,7 +338,7 @@ class Consumer(Poller):
         Raises OffsetOutOfRange, CorruptRecord, BrokerUnavailable, RequestTimedOut, RequestRefused.
         """
         self._check_open()
-        return read_messages(self._connection(partition), partition, offset, max_bytes, timeout)
+        return self._ask(partition, partial(read_messages, offset=offset, max_bytes=max_bytes, timeout=timeout))
 
     def view_message(self, topic: str, message_id: int) -> Message:
         """The message with an id, of any topic; nothing of this consumer changes. Blocks, up to a few seconds a broker,
@@ -361,6 +366,9 @@ class Consumer(Poller):
         """
         self._check_open()
         return self._finder.query_message(topic, key, max_messages, begin, end)
+
+    def _ask(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
+        return following(self._pool.follow, lambda: question(self._connection(partition), partition))
 
     def _connection(self, partition: TopicPartition) -> Connection:
         """To where it is read. The member does not know before it has joined the group."""

@@ -86,10 +86,11 @@ class ConsumerCore:
         accept: Accept | None = None,
         on_damaged: OnDamaged | None = None,
         is_slave: Callable[[Endpoint], bool] = lambda _: False,
+        follow: Callable[[MetaqError], float | None] = lambda _: None,
         random: Callable[[], float] = random,
     ) -> None:
         """accept: the user's filter; what it refuses is passed over and counts as consumed. `take` raises what it, and
-        on_damaged, raise."""
+        on_damaged, raise. follow: as ConnectionPool.follow."""
         self.owned: Mapping[TopicPartition, PartitionCursor] = {}
         self.notices = Notices()
         self.in_doubt = False
@@ -98,6 +99,7 @@ class ConsumerCore:
         self.lock = threading.Lock()
         self.config = config
         self._random = random
+        self._follow = follow
         self._tags = tags
         self._accept = accept
         self._on_damaged = on_damaged
@@ -232,6 +234,9 @@ class ConsumerCore:
     def failed(self, request: Request, error: MetaqError, now: float) -> float | None:
         """No answer came, or a wrong one. Returns seconds until its partition needs another request."""
         cursor = request.cursor
+        follows = self._follow(error)
+        if follows is not None:
+            return follows if cursor.put_off(request, now, follows) else None
         trouble = cursor.failed(request, now, str(error))
         if trouble is None:
             return None

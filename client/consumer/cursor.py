@@ -287,15 +287,22 @@ class PartitionCursor:
         Returns seconds until then, and whether this is not what was complained of last; None: nobody waits for it.
         """
         pause = self.backoff.next()
+        if not self.put_off(request, now, pause):
+            return None
+        is_new, self._complaint = complaint != self._complaint, complaint
+        return pause, is_new
+
+    def put_off(self, request: Request, now: float, pause: float) -> bool:
+        """As `failed`, for what is no trouble of the partition's: it is asked for again in `pause` seconds. False:
+        nobody waits for it."""
         with self.lock:
             if not self.awaits(request) or not self.asking:
-                return None
+                return False
             self._generation += 1
             self.asking = False
             self._ahead = NOWHERE
             self._not_before = now + pause
-        is_new, self._complaint = complaint != self._complaint, complaint
-        return pause, is_new
+        return True
 
     def ask_anew(self) -> None:
         """Have the request under way, if there is one, sent again at once, and its answer dropped: it was interrupted,

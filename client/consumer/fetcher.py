@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from metaq.coordination.interrupts import Aside, Bell, begin_elsewhere
@@ -141,9 +141,9 @@ class Fetcher:
 
         self._timers.call_later(cursor.backoff.next(), ask)
 
-    def brokers_are(self, endpoints: Collection[Endpoint]) -> None:
-        """These brokers are registered now: give up on others that cannot be reached."""
-        self._pool.forget_all_down_but(endpoints)
+    def brokers_are(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint]) -> None:
+        """As ConnectionPool.listed."""
+        self._pool.listed(masters, others)
 
     def _send(self, request: Request) -> None:
         cursor = request.cursor

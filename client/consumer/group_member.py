@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from metaq.coordination.assignment import Strategy, consistent_hash_assignment, range_assignment
+from metaq.coordination.assignment import Strategy, consistent_hash_assignment, java_sorted, range_assignment
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError, SessionLost
 
+from ..absences import Absences
 from ..connection import Endpoint
 from ..nearest import published_nowhere
 from ..questions.brokers import endpoint_at, source_of
@@ -79,6 +80,8 @@ class GroupMember:
         self._strategy = _strategy_named(config.strategy)
         self._start = StartPosition(0)
         self._missing_topics = MissingTopics(membership.group, view)
+        self._absences = Absences(lambda: view.set_ids(), clock)
+        self._known: Collection[TopicPartition] = ()
         self._timers = timers
         self._is_idle = is_idle
         self._clock = clock
@@ -230,18 +233,33 @@ class GroupMember:
         self._missing_topics.look(snapshot.partitions)
         me = self._membership.consumer_id
         wanted: set[TopicPartition] = set()
+        partitions = self._partitions(snapshot.partitions)
         for topic, consumers in snapshot.consumers.items():
             if me not in consumers:
                 raise CoordinationError(f"{me} is not registered in the group")
-            names = self._strategy(me, consumers, snapshot.partitions[topic])
+            names = self._strategy(me, consumers, partitions[topic])
             wanted.update(TopicPartition.parse(topic, name) for name in names)
         return self._compare(wanted)
+
+    def _partitions(self, listed: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+        """Those that are shared out, by topic in Java's string order: what is registered, and what is away because its
+        broker set is changing its leader."""
+        found = {TopicPartition.parse(topic, name) for topic, names in listed.items() for name in names}
+        kept = self._absences.kept(self._known, found)
+        self._known = found.union(kept)
+        if self._absences.ends_in is None:
+            return listed
+        self._timers.call_later(self._absences.ends_in, self.changed)
+        away: dict[str, list[str]] = {}
+        for each in kept:
+            away.setdefault(each.topic, []).append(str(each))
+        return {topic: java_sorted([*names, *away.get(topic, ())]) for topic, names in listed.items()}
 
     def _brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> None:
         """Read on elsewhere what has another source now: a master went and left a slave, or came back."""
         former, self._brokers = self._brokers, brokers
-        live = [each for nodes in brokers.values() for each in (nodes.master, *nodes.slaves) if each is not None]
-        self._fetcher.brokers_are({endpoint_at(each) for each in live})
+        masters = {each: endpoint_at(nodes.master) for each, nodes in brokers.items() if nodes.master is not None}
+        self._fetcher.brokers_are(masters, {endpoint_at(each) for nodes in brokers.values() for each in nodes.slaves})
         for partition, cursor in self._core.owned.items():
             source = source_of(brokers, partition)
             if source is not None and source != source_of(former, partition):

@@ -96,12 +96,15 @@ class ProducerCore:
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[], float] = random.random,
         interruptible: Callable[[], bool] = lambda: False,
+        follow: Callable[[MetaqError], float | None] = lambda _: None,
     ) -> None:
+        """follow: as ConnectionPool.follow."""
         self._config = config
         self._places = places
         self._clock = clock
         self._random = random
         self._interruptible = interruptible
+        self._follow = follow
         self._max_bytes = config.max_batch_bytes
         self._max_joined = min(config.max_batch_bytes, MAX_BODY_BYTES)  # a larger message is refused, by others
         self._max_records = config.max_batch_records
@@ -430,8 +433,9 @@ class ProducerCore:
         again: list[Outgoing] = []
         ended: list[GivenUp] = []
         now = self._clock()
+        follows = self._follow(error)
         for outgoing in batch:
-            outgoing.attempts += 1
+            outgoing.attempts += follows is None
             outgoing.cause = _telling(outgoing, error, now)
             may_retry = _may_retry(outgoing, error)
             if may_retry and not (outgoing.done or self.closing) and now < outgoing.deadline:
@@ -443,9 +447,14 @@ class ProducerCore:
         queue.busy = False
         queue.paused = True
         queue.under_way = ()
-        queue.failures += 1
         queue.stop_gathering()
         queue.put_back(again)
+        queue.follows = follows is not None
+        if follows is not None:  # the partition has not failed: its messages stay there
+            queue.retry_at = now + follows
+            self._wake_at(queue.retry_at, queue)
+            return ended
+        queue.failures += 1
         pause = self._pause(queue.failures)
         elsewhere = self._places.avoid(queue.partition, error, pause)
         moves = elsewhere and any(each.attempts == 1 and each.key is None and each.fixed is None for each in again)
@@ -470,6 +479,8 @@ class ProducerCore:
                     ended.append((outgoing, self.overdue(outgoing)))
                 elif outgoing.goes_by_key:
                     placed.append((outgoing, None))
+                elif queue.follows:
+                    placed.append((outgoing, queue.partition))
                 else:
                     try:
                         placed.append((outgoing, self._places.route(outgoing)))

@@ -56,7 +56,7 @@ class Driver:
         self._pool = pool
         self._router = router
         self._clock = clock
-        self.core = ProducerCore(config, router, clock, random, may_be_interrupted)
+        self.core = ProducerCore(config, router, clock, random, may_be_interrupted, pool.follow)
         self._timers = Timers("metaq-producer-retry", clock)
         self._answers = Timers("metaq-producer-answers", clock)
         self._deadlines = Timers("metaq-producer-deadlines", clock)  # not behind a retry, which may have to connect
@@ -293,7 +293,7 @@ class Driver:
         """Any thread. A view lists all brokers that are registered, not only those of its topic."""
         self._changed_topics.add(topic)
         self._timers.call_later(0.0, self._try_changed)
-        self._pool.forget_all_down_but(set(self._metadata.view(topic).endpoints.values()))
+        self._pool.listed(self._metadata.view(topic).endpoints)
         if self._undelivered is not None:
             self._undelivered.send_soon()
 

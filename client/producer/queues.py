@@ -35,6 +35,7 @@ class PartitionQueue:
         "broker",
         "busy",
         "failures",
+        "follows",
         "gathers_for",
         "open",
         "partition",
@@ -61,6 +62,7 @@ class PartitionQueue:
         self.busy = False
         self.paused = False
         self.failures = 0  # in a row
+        self.follows = False  # it is paused because another node leads its broker set
         self.retry_at = 0.0  # while it is paused
         self.answered = 0  # messages of the last request
         self.under_way: Sequence[Outgoing] = ()

@@ -22,6 +22,7 @@ from metaq.protocol.errors import (
     CommitUnknown,
     MetaqError,
     NoPartition,
+    NotLeader,
     RemoteProtocolError,
     RequestRefused,
     RequestTimedOut,
@@ -79,6 +80,7 @@ class Transactional:
         # the process id beside 1.x's counter, so that two processes cannot share a name
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
         self.closed = False
+        self.follow = pool.follow
         self._pool = pool
         self._numbers = itertools.count(1)
 
@@ -298,7 +300,7 @@ class Transaction(TransactionSends):
             self._state = _State.UNKNOWN
             try:
                 self._calls.verb(connection, TransactionType.COMMIT_ONE_PHASE, self.key)
-            except (BrokerUnavailable, RequestTimedOut) as error:
+            except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
                 raise self._unknown(error) from error
             except MetaqError as error:
                 if isinstance(error, XaRefused) and error.xa_code == XaCode.XAER_RMFAIL:
@@ -348,7 +350,7 @@ class Transaction(TransactionSends):
             self._state = _State.FAILED  # whatever goes wrong now
             try:
                 results = self._calls.put(connection, self.key, partition, outgoing)
-            except (BrokerUnavailable, RequestTimedOut) as error:
+            except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
                 raise TransactionLost(f"transaction {self.key} is lost: {error}") from error
             self._state = _State.OPEN
             return results
@@ -378,11 +380,13 @@ class Transaction(TransactionSends):
                     timeout_seconds=self._timeout_seconds,
                     deadline=outgoing.deadline,
                 )
-            except (BrokerUnavailable, RequestTimedOut) as error:
-                pause = backoff.next()
+            except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
+                follows = calls.follow(error)
+                pause = backoff.next() if follows is None else follows
                 if calls.clock() + pause >= outgoing.deadline:
                     raise
-                calls.router.avoid(partition, error, pause)
+                if follows is None:
+                    calls.router.avoid(partition, error, pause)
                 time.sleep(pause)
                 continue
             self._connection, self._broker = connection, partition.broker

@@ -16,6 +16,7 @@ from metaq.protocol.errors import (
     ConfigError,
     MetaqError,
     NoPartition,
+    NotLeader,
     RequestTimedOut,
     TransactionRefused,
     XaError,
@@ -25,7 +26,7 @@ from metaq.protocol.limits import INT32_MAX, INT32_MIN
 from metaq.protocol.transactions import TransactionType, XaCode, XaVote, parse_key, qualifier_of
 
 from ..config import check_texts
-from ..connection import Connection
+from ..questions.asking import following
 from ..values import SendResult
 from .outgoing import Outgoing
 from .transaction import Transactional, TransactionSends
@@ -177,8 +178,7 @@ class XaResource:
         return random.choice(sorted(candidates))
 
     def _recover_from(self, broker: int) -> list[Xid]:
-        connection = self._connect(broker)
-        text = self._calls.verb(connection, TransactionType.RECOVER, None, qualifier=self.qualifier)
+        text = self._ask(broker, TransactionType.RECOVER, None)
         keys = [key for key in text.split("\r\n") if key]
         found = [Xid.parse(key) for key in keys if qualifier_of(key) == self.qualifier]
         with self._lock:
@@ -202,18 +202,34 @@ class XaResource:
         with self._lock:
             self._brokers.pop(xid, None)
 
-    def _connect(self, broker: int) -> Connection:
-        return self._calls.connect(self._topics[0], broker, self._calls.config.connection.connect_timeout_seconds)
+    def _ask(self, broker: int, kind: TransactionType, key: str | None, timeout_seconds: int = 0) -> str:
+        """Of a broker set, its leader. Raises as Transactional.verb."""
+        calls = self._calls
+        seconds = calls.config.connection.connect_timeout_seconds
+        refusal: NotLeader | None = None
+
+        def ask() -> str:
+            nonlocal refusal
+            connection = calls.connect(self._topics[0], broker, seconds)
+            try:
+                return calls.verb(connection, kind, key, timeout_seconds=timeout_seconds, qualifier=self.qualifier)
+            except NotLeader as error:
+                refusal = error
+                raise
+
+        try:
+            return following(calls.follow, ask)
+        except XaRefused as error:
+            if refusal is not None and error.xa_code == XaCode.XAER_NOTA:  # the deposed leader may have done it
+                raise BrokerUnavailable(f"{refusal}; {error}") from error
+            raise
 
     def _verb(self, kind: TransactionType, xid: Xid, *, timeout_seconds: int = 0) -> str:
         broker = self._broker_of(xid)
         key = xid.key(self.qualifier)
         try:
             with _as_xa_errors(decides=kind not in (TransactionType.BEGIN, TransactionType.END)):
-                connection = self._connect(broker)
-                return self._calls.verb(
-                    connection, kind, key, timeout_seconds=timeout_seconds, qualifier=self.qualifier
-                )
+                return self._ask(broker, kind, key, timeout_seconds)
         except XaError as error:
             if error.code == XaCode.XAER_NOTA:
                 self._forget_broker(xid)

@@ -7,10 +7,11 @@ for what a Java broker cannot be asked, or what refusals.py makes of the broker'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
-from metaq.protocol.errors import RemoteProtocolError, RequestRefused
+from metaq.protocol.errors import MetaqError, NotLeader, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.refusals import frame_error, is_success
 from metaq.protocol.statuses import RequestCode, Status
@@ -19,7 +20,25 @@ from metaq.protocol.text import Result
 from ..connection import Build, Endpoint, Reply
 from ..values import TopicPartition
 
-__all__ = ["READER_GROUP", "Asked", "accepted", "as_frame", "as_result", "ask", "need_frames"]
+__all__ = [
+    "READER_GROUP",
+    "Asked",
+    "Follow",
+    "accepted",
+    "as_frame",
+    "as_result",
+    "ask",
+    "following",
+    "need_frames",
+]
+
+_T = TypeVar("_T")
+
+Follow = Callable[[MetaqError], float | None]
+"""ConnectionPool.follow."""
+
+_LEADER_SECONDS = 10.0
+"""How long a broker set may be without a leader before a question ends with NotLeader."""
 
 READER_GROUP = "Just_for_Browser"
 """The group name that 1.x's own reader without a group (TopicBrowser) sends; no group state exists for it."""
@@ -40,6 +59,25 @@ def need_frames(connection: Asked, lacks: str, remedy: str) -> None:
     if not connection.speaks_frames:
         text = f"{connection.endpoint} is a Java broker (metaq 1.x), which {lacks}: {remedy}"
         raise RequestRefused(Status.BAD_REQUEST, text)
+
+
+def following(
+    follow: Follow,
+    question: Callable[[], _T],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> _T:
+    """The answer to `question`, which takes its connection from a pool, asked again where the leader of a broker set is
+    meanwhile. Raises what it raises; NotLeader if no node leads the set for 10 s."""
+    give_up = clock() + _LEADER_SECONDS
+    while True:
+        try:
+            return question()
+        except NotLeader as error:
+            pause = follow(error)
+            if pause is None or clock() + pause >= give_up:
+                raise
+            sleep(pause)
 
 
 def ask(

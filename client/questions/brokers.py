@@ -11,6 +11,7 @@ from metaq.protocol.errors import BrokerUnavailable, NoPartition, PartitionClose
 from ..connection import Connection, Endpoint
 from ..nearest import published_nowhere
 from ..values import TopicPartition
+from .asking import Follow, following
 
 __all__ = ["Source", "Sources", "Survey", "brokers_of", "endpoint_at", "source_of"]
 
@@ -68,9 +69,12 @@ class Survey:
     A broker that did not answer is not asked again: a caller with many partitions on one that hangs waits for it once.
     """
 
-    def __init__(self, view: ClusterView, connect: Callable[[Endpoint], Connection]) -> None:
+    def __init__(
+        self, view: ClusterView, connect: Callable[[Endpoint], Connection], follow: Follow = lambda _: None
+    ) -> None:
         self._view = view
         self._connect = connect
+        self._follow = follow
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self.silent: dict[int, str] = {}
         """What is wrong with each broker that could not be asked, by its id; reads on behind its name."""
@@ -100,7 +104,8 @@ class Survey:
         if source is None or broker in self.silent:
             raise BrokerUnavailable(f"{partition.topic} {partition}: broker {broker} {self.silent[broker]}: start it")
         try:
-            found = question(self._connect(source.endpoint), partition)
+            endpoint = source.endpoint
+            found = following(self._follow, lambda: question(self._connect(endpoint), partition))
         except PartitionClosed:
             self.closed.add(partition)
             raise

@@ -5,9 +5,9 @@ For tools and for Spark's driver. One ZooKeeper session and one connection per b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.group import remove_group
@@ -23,10 +23,13 @@ from ..nearest import published_nowhere
 from ..pool import ConnectionPool
 from ..timers import TimeLeft
 from ..values import TopicPartition
+from .asking import following
 from .brokers import Source, Survey, endpoint_at
 from .finding import MessageFinder
 
 __all__ = ["Cluster"]
+
+_T = TypeVar("_T")
 
 
 class Cluster:
@@ -123,6 +126,11 @@ class Cluster:
         """A connection to the master of `broker_id`. Raises BrokerUnavailable."""
         return self._pool.connection(self.endpoint(broker_id), self._config.connect_timeout_seconds)
 
+    def ask(self, partition: TopicPartition, question: Callable[[Connection], _T]) -> _T:
+        """The answer of the partition's broker, of a broker set's leader. Raises BrokerUnavailable, and what the
+        question raises."""
+        return following(self._pool.follow, lambda: question(self.connection(partition.broker)))
+
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def readable(self, topic: str) -> list[TopicPartition]:
@@ -140,11 +148,11 @@ class Cluster:
 
     def survey(self) -> Survey:
         """Asks the brokers of many partitions, of which some may not answer."""
-        return Survey(self.view, self.connect)
+        return Survey(self.view, self.connect, self._pool.follow)
 
     def finder(self) -> MessageFinder:
         """Searches for messages by id and by key."""
-        return MessageFinder(self.view, self.connect)
+        return MessageFinder(self.view, self.connect, self._pool.follow)
 
     # --- groups -----------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from ..config import SEARCH_TIMEOUT_SECONDS
 from ..connection import Connection, Endpoint
 from ..message import Message
 from ..values import TopicPartition
-from .asking import ask, need_frames
+from .asking import Follow, ask, following, need_frames
 from .brokers import brokers_of
 from .records import decode_records
 
@@ -71,9 +71,12 @@ class FoundMessages(NamedTuple):
 class MessageFinder:
     """Searches one topic on all brokers that have it, one after the other."""
 
-    def __init__(self, view: ClusterView, connect: Callable[[Endpoint], Connection]) -> None:
+    def __init__(
+        self, view: ClusterView, connect: Callable[[Endpoint], Connection], follow: Follow = lambda _: None
+    ) -> None:
         self._view = view
         self._connect = connect
+        self._follow = follow
 
     def view_message(self, topic: str, message_id: int) -> FoundMessage:
         """The message with an id (SendResult.message_id, Message.id); if Java brokers gave it twice, the oldest.
@@ -141,6 +144,11 @@ class MessageFinder:
         return _first(found, f"topic {topic!r} has no message with the key {key!r}")
 
     def _search(
+        self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
+    ) -> FoundMessages:
+        return following(self._follow, lambda: self._search_on(endpoint, broker_id, topic, code, ext))
+
+    def _search_on(
         self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
     ) -> FoundMessages:
         """One broker's answer; of the same id it has several messages only if Java brokers gave it."""

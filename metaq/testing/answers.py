@@ -17,7 +17,7 @@ from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_B
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import Buffer, checksum
-from metaq.protocol.refusals import response_code
+from metaq.protocol.refusals import LEADER, response_code
 from metaq.protocol.remoting import (
     MessageCountsReply,
     MessageCountsRequest,
@@ -97,6 +97,7 @@ class Answers:
         self.silent = False
         self.max_transfer_bytes = MAX_FRAME_BYTES
         self.refuse: Callable[[WireRequest], int | None] = lambda request: None
+        self.leader: str | None = None
         self.logs: dict[tuple[str, int], MemoryLog] = {}
         self.sends = self.pulls = 0
         self.requests: list[str] = []
@@ -114,7 +115,10 @@ class Answers:
             return
         refused = self.refuse(request)
         if isinstance(request, Frame):
-            if refused is not None:
+            if self.leader is not None and request.code != RequestCode.HEARTBEAT:
+                ext: dict[str, str | int] = {LEADER: self.leader}
+                self._reply(caller, request.opaque, ResponseCode.NOT_LEADER, ext, remark="it does not lead")
+            elif refused is not None:
                 self._reply(caller, request.opaque, refused, {}, remark="refused by the test")
             else:
                 self._answer_frame(caller, request)

@@ -39,8 +39,9 @@ class FakeBroker(Answers):
     speaks_frames: False = it answers as a Java broker does. takes_many: False = as our first ones, which did not know
     SEND_MANY. silent: it reads and never answers (a hung broker).
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
-    with. max_transfer_bytes: most that it answers a `get` with, as maxTransferSize. sends, pulls, connections: how many
-    were taken. transactions: those that are open.
+    with. leader: the URL of another node, "" if none is known: it is a node of a broker set that does not lead, and
+    refuses every frame. max_transfer_bytes: most that it answers a `get` with, as maxTransferSize. sends, pulls,
+    connections: how many were taken. transactions: those that are open.
     """
 
     def __init__(

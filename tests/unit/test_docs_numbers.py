@@ -93,6 +93,10 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "`max_buffered_messages` ({ProducerConfig.max_buffered_messages}) and `max_buffered_bytes` "
         "({ProducerConfig.max_buffered_bytes:bytes}) wait",
         "whose deadlines lie within {TOGETHER_SECONDS:s} of",
+        "after pauses of up to {MAX_PAUSE_SECONDS:s}",
+        "when the view changes, after {TRUSTED_SECONDS:s}",
+        "has not answered {LAST_ANSWERS_SECONDS:s} later",
+        "keeps its partitions for {LEADERLESS_SECONDS:s}",
         "A future ends at most {producer/tuning.LOOK_SECONDS:s} after its deadline",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
         "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",

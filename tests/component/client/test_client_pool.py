@@ -10,9 +10,10 @@ from metaq.client.connection import Endpoint, open_connection
 from metaq.client.pool import ConnectionPool
 from metaq.client.timers import Timers
 from metaq.client.waiting import Waiter
-from metaq.protocol.errors import BrokerUnavailable
+from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, NotLeader, RequestTimedOut
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
+from metaq.testing import FakeBroker
 from tests.waiting import DEADLINE, eventually
 
 HERE = Endpoint("127.0.0.1", 1)
@@ -119,9 +120,9 @@ def test_a_broker_that_is_gone_for_good_is_forgotten():
     pool = ConnectionPool(FAST, open=unreachable)
     with pytest.raises(BrokerUnavailable):
         pool.connection(HERE, 3)
-    pool.forget_all_down_but({HERE})
+    pool.listed({0: HERE})
     assert pool.down == {HERE}
-    pool.forget_all_down_but(set())
+    pool.listed({})
     assert pool.down == frozenset()
     pool.close()
 
@@ -172,3 +173,75 @@ def test_timers_run_in_order_of_time_and_survive_a_failing_action(caplog):
     timers.close()
     timers.call_later(0.0, lambda: seen.append("after close"))
     assert seen == ["early", "late"]
+
+
+# --- broker sets ------------------------------------------------------------------------------------------------------
+
+
+def heartbeat(opaque):
+    return (encode_frame(RequestCode.HEARTBEAT, opaque, {}),)
+
+
+def test_a_node_that_has_named_its_leader_is_followed(broker):
+    pool = ConnectionPool(FAST)
+    with FakeBroker({"t": 1}) as other:
+        assert pool.follow(NotLeader(0, str(other.endpoint), str(broker.endpoint))) == 0.0
+        assert pool.open_connection(broker.endpoint) is None
+        assert pool.connection(broker.endpoint, 3).endpoint == other.endpoint
+        assert pool.open_connection(broker.endpoint) is pool.connection(other.endpoint, 3)
+        pool.listed({0: broker.endpoint})
+        pool.listed({0: other.endpoint})
+        assert pool.connection(broker.endpoint, 3).endpoint == broker.endpoint  # who asks for it now knows better
+    assert pool.follow(RequestTimedOut("no answer")) is None
+    pool.close()
+
+
+def test_a_named_node_that_is_gone_leads_back_to_the_one_that_is_registered(broker):
+    pool = ConnectionPool(FAST)
+    gone = FakeBroker({"t": 1})
+    gone._listener.close()
+    pool.follow(NotLeader(0, str(gone.endpoint), str(broker.endpoint)))
+    with pytest.raises(BrokerUnavailable):
+        pool.connection(broker.endpoint, 3)
+    assert pool.connection(broker.endpoint, 3).endpoint == broker.endpoint
+    pool.close()
+
+
+def test_requests_that_a_former_leader_does_not_answer_end_soon(broker):
+    pool = ConnectionPool(ConnectionConfig(request_timeout_seconds=1000))
+    with FakeBroker({"t": 1}) as other:
+        pool.listed({0: broker.endpoint, 1: other.endpoint})
+        kept = pool.connection(other.endpoint, 3)
+        connection = pool.connection(broker.endpoint, 3)
+        broker.silent = True
+        call = connection.begin(heartbeat)
+        pool.listed({1: other.endpoint})  # no leader is known: it may be the same again
+        pool.listed({0: HERE, 1: other.endpoint})
+        with pytest.raises(LeaderMoved) as moved:
+            connection.finish(call, DEADLINE)
+        assert pool.follow(moved.value) == 0.0
+        assert broker.endpoint not in pool.down
+        assert not kept.closed
+        assert kept.call(heartbeat, DEADLINE)
+    pool.close()
+
+
+def test_a_former_leader_that_answers_is_heard_first(broker):
+    pool = ConnectionPool(FAST)
+    pool.listed({0: broker.endpoint})
+    connection = pool.connection(broker.endpoint, 3)
+    pool.listed({0: HERE})
+    assert connection.call(heartbeat, DEADLINE)
+    eventually(lambda: connection.closed)
+    pool.close()
+
+
+def test_a_leader_that_is_back_at_once_keeps_its_connection(broker):
+    pool = ConnectionPool(FAST)
+    pool.listed({0: broker.endpoint})
+    connection = pool.connection(broker.endpoint, 3)
+    pool.listed({0: HERE})
+    pool.listed({0: broker.endpoint})
+    time.sleep(0.5)
+    assert pool.connection(broker.endpoint, 3) is connection
+    pool.close()

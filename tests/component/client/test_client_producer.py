@@ -21,6 +21,7 @@ from metaq.client.producer import partition_for_key
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ClientError,
+    CommitUnknown,
     LocalProtocolError,
     LocalStoreFull,
     NoPartition,
@@ -28,6 +29,7 @@ from metaq.protocol.errors import (
     RequestRefused,
     RequestTimedOut,
     TopicNotAccepted,
+    TransactionLost,
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import decode_attribute, encode_attributes, encode_body
@@ -580,3 +582,60 @@ def test_a_topic_that_nobody_publishes_borrows_the_partitions_of_the_default_top
         monkeypatch.setattr(cluster, "topics", lambda: ["t"])
         with Producer(metadata=cluster, config=FAST) as producer, pytest.raises(NoPartition):
             producer.send("new", b"")
+
+
+# --- broker sets ------------------------------------------------------------------------------------------------------
+
+
+def test_a_producer_follows_the_leader_that_a_node_names():
+    with (
+        FakeBroker({"t": 1}) as broker,
+        FakeBroker({"t": 1}) as leader,
+        Producer(metadata=FakeCluster([broker]), config=FAST) as producer,
+    ):
+        assert producer.send("t", b"1").offset == 0
+        broker.leader = str(leader.endpoint)
+        producer.send("t", b"2")
+        futures = [producer.send_async("t", b"%d" % number) for number in range(3, 20)]
+        for future in futures:
+            future.result(DEADLINE)
+        assert leader.bodies("t", 0) == [b"%d" % number for number in range(2, 20)]
+        broker.leader, leader.leader = None, str(broker.endpoint)
+        producer.send("t", b"20")
+        assert broker.bodies("t", 0) == [b"1", b"20"]
+
+
+def test_a_producer_waits_while_a_set_has_no_leader(broker):
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        broker.leader = ""
+        future = producer.send_async("t", b"1")
+        time.sleep(0.1)
+        assert not future.done()
+        with pytest.raises(RequestTimedOut, match="does not lead broker 0"):
+            producer.send("t", b"2", timeout=0.2)
+        broker.leader = None
+        future.result(DEADLINE)
+    assert broker.bodies("t", 0)[0] == b"1"
+
+
+def test_a_transaction_begins_where_the_leader_is_and_is_lost_with_it():
+    with (
+        FakeBroker({"t": 1}) as broker,
+        FakeBroker({"t": 1}) as leader,
+        Producer(metadata=FakeCluster([broker]), config=FAST) as producer,
+    ):
+        broker.leader = str(leader.endpoint)
+        with producer.transaction() as transaction:
+            transaction.send("t", b"1")
+        assert leader.bodies("t", 0) == [b"1"]
+        transaction = producer.transaction()
+        transaction.send("t", b"2")
+        leader.leader = ""
+        with pytest.raises(TransactionLost, match="does not lead"):
+            transaction.send("t", b"3")
+        leader.leader = None
+        transaction = producer.transaction()
+        transaction.send("t", b"4")
+        leader.leader = ""
+        with pytest.raises(CommitUnknown):
+            transaction.commit()

@@ -88,6 +88,26 @@ def test_a_task_goes_on_at_the_slave_where_the_master_left_off(monkeypatch, now)
     assert 0 < now[0] < FAILOVER_SECONDS
 
 
+def test_a_task_follows_the_leader_of_a_broker_set(monkeypatch, now):
+    with brokers(100, 100) as (former, leader):
+        registered(monkeypatch, former.endpoint)  # ZooKeeper is slower
+        batches = read_partition(OPTIONS, planned(former))
+        first = next(batches)
+        former.leader = str(leader.endpoint)
+        assert rows([first, *batches]) == PAYLOADS
+        assert leader.pulls
+    assert now[0] == 0.0
+
+
+def test_a_task_waits_while_a_broker_set_has_no_leader(monkeypatch, now):
+    with brokers(100) as (node,):
+        registered(monkeypatch, node.endpoint)
+        node.leader = ""
+        with pytest.raises(BrokerUnavailable, match="does not lead broker 0"):
+            list(read_partition(OPTIONS, planned(node)))
+    assert FAILOVER_SECONDS - 2 < now[0] <= FAILOVER_SECONDS
+
+
 def test_a_broker_that_stays_away_is_an_error_that_names_it(monkeypatch, now):
     with brokers(100) as (master,):
         registered(monkeypatch, None)

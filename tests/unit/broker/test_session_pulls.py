@@ -6,6 +6,7 @@ import pytest
 
 from metaq.broker.network.session import MAX_PARKED_PULLS
 from metaq.broker.requests import reading as reading_module
+from metaq.protocol.errors import NotLeader
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import iter_headers
@@ -331,3 +332,32 @@ def test_a_failing_disk_is_answered(tagged, harness, monkeypatch):
     (frame,) = tagged.frames()
     assert frame.code == ResponseCode.SYSTEM_ERROR
     assert "cannot be read" in frame.remark
+
+
+# --- broker sets ------------------------------------------------------------------------------------------------------
+
+
+def test_pulls_that_wait_are_refused_when_the_node_leads_no_longer(peer, harness):
+    peer.send(pull("t", 0, 0, wait_ms=5000, opaque=1) + pull("t", 1, 0, wait_ms=5000, opaque=2))
+    assert len(harness.broker.parked) == 2
+
+    def refuse(pull):
+        raise NotLeader(0, "meta://there:1")
+
+    harness.gate.check_pull = refuse
+    harness.broker.parked.wake_all()
+    harness.turn()
+    refused = peer.frames()
+    assert sorted(frame.opaque for frame in refused) == [1, 2]
+    assert {frame.code for frame in refused} == {ResponseCode.NOT_LEADER}
+    assert {frame.ext["leader"] for frame in refused} == {"meta://there:1"}
+    assert len(harness.broker.parked) == 0
+
+
+def test_waking_all_pulls_for_nothing_leaves_them_waiting(peer, harness):
+    harness.broker.parked.wake_all()
+    peer.send(pull("t", 0, 0, wait_ms=5000))
+    harness.broker.parked.wake_all()
+    harness.turn()
+    assert peer.received() == b""
+    assert len(harness.broker.parked) == 1

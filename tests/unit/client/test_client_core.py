@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from metaq.client.config import ConsumerConfig
+from metaq.client.connection import Endpoint
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import PartitionCursor
@@ -15,7 +16,10 @@ from metaq.client.consumer.fetcher import Fetcher
 from metaq.client.values import TopicPartition
 from metaq.client.waiting import Waiter
 from metaq.coordination.interrupts import Bell
+from metaq.protocol.errors import NotLeader
+from metaq.protocol.frames import Frame
 from metaq.protocol.record import encode_record
+from metaq.protocol.statuses import ResponseCode
 
 
 class Driven:
@@ -146,3 +150,22 @@ def test_a_wait_that_an_exception_ended_leaves_the_bell_in_order(fetcher):
     fetcher.wake()
     fetcher._connections = []
     fetcher.wait(3600)
+
+
+# --- broker sets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+def test_a_node_that_does_not_lead_is_no_trouble_of_the_partition(caplog, pause):
+    core = ConsumerCore("g", ConsumerConfig(), follow=lambda error: pause if isinstance(error, NotLeader) else None)
+    (cursor,) = claim(core, 0)
+    request = cursor.next_request(1.0)
+    assert request is not None
+    refusal = Frame(ResponseCode.NOT_LEADER, 1, 1, "", {"leader": "meta://there:1"}, memoryview(b""))
+    assert core.answered(request, refusal, Endpoint("here", 1), 1.0) == pause
+    assert cursor.backoff.tries == 0
+    assert caplog.records == []
+    following = cursor.next_request(1.0 + pause)
+    assert following is not None
+    assert following.offset == request.offset
+    assert core.answered(request, refusal, Endpoint("here", 1), 1.0) is None  # an answer to the first one comes late

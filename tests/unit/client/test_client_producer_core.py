@@ -16,7 +16,14 @@ from metaq.client.producer.outgoing import ASKED, GatheredBatch, Outgoing
 from metaq.client.producer.queues import BrokerQueue, Flight, PartitionQueue
 from metaq.client.producer.routing import partition_for_key
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, ClientError, NoPartition, RequestRefused, RequestTimedOut
+from metaq.protocol.errors import (
+    BrokerUnavailable,
+    ClientError,
+    NoPartition,
+    NotLeader,
+    RequestRefused,
+    RequestTimedOut,
+)
 
 HERE, THERE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 
@@ -50,8 +57,14 @@ class Sent:
         self.meanwhile: list[Outgoing] = []  # that arrive while messages are routed anew
         self.now = 0.0
         self.interrupts = False
+        self.led = 0.0  # the pause after a refusal of a node that does not lead
         self.core = ProducerCore(
-            ProducerConfig(**config), self, lambda: self.now, lambda: 0.5, interruptible=lambda: self.interrupts
+            ProducerConfig(**config),
+            self,
+            lambda: self.now,
+            lambda: 0.5,
+            interruptible=lambda: self.interrupts,
+            follow=lambda error: self.led if isinstance(error, NotLeader) else None,
         )
 
     def route(self, outgoing):
@@ -732,3 +745,51 @@ def test_messages_are_looked_at_for_their_deadlines_four_times_a_second_at_most(
     for number in range(10):
         sent.add(message(deadline=1.01 + number / 100, future=True))
     assert sent.core.expire_at == 1.25
+
+
+# --- broker sets ------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_another_node_leads_stays_in_its_partition_and_goes_again_at_once():
+    sent, first, second = Sent(), message(), message()
+    sent.elsewhere = True
+    sent.routes = {first: THERE, second: THERE}
+    queue = sent.add(first)
+    sent.add(second)
+    sent.fail(NotLeader(0, "meta://there:1"))
+    assert sent.core.wake_at == sent.now
+    sent.wake()
+    assert sent.batches[1:] == [(queue, [first, second])]
+    assert (first.attempts, queue.failures) == (0, 0)
+
+
+def test_a_message_waits_for_a_leader_until_its_deadline_and_no_longer():
+    sent, first = Sent(), message(deadline=1.0, future=True)
+    sent.add(first)
+    sent.led = 0.2
+    tries = 0
+    while not sent.ended:
+        sent.fail(NotLeader(0))
+        if sent.ended:
+            break
+        assert sent.core.wake_at == sent.now + 0.2
+        sent.now += 0.2
+        sent.wake()
+        tries += 1
+    assert tries == 5
+    assert sent.now == pytest.approx(1.0)
+    assert first.cause is not None
+    assert "does not lead" in str(sent.core.overdue(first))
+
+
+def test_a_failure_behind_a_refusal_is_a_failure_again():
+    sent, first = Sent(), message()
+    sent.routes[first] = THERE
+    queue = sent.add(first)
+    sent.fail(NotLeader(0, "meta://there:1"))
+    sent.wake()
+    sent.fail()
+    sent.now += 10
+    sent.wake()
+    assert queue.failures == 1
+    assert sent.batches[-1][0].partition == THERE

@@ -219,10 +219,13 @@ class World:
         self.woken = 0
         self.idle = False
         self.core = ConsumerCore("g", ConsumerConfig())
-        fetcher: Any = SimpleNamespace(serve_soon=lambda: None, wake=self.wake, brokers_are=lambda endpoints: None)
+        fetcher: Any = SimpleNamespace(
+            serve_soon=lambda: None, wake=self.wake, brokers_are=lambda masters, others: None
+        )
         timers: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append((seconds, action)))
         self.looks: list[dict[str, list[str]]] = []  # the partitions that each plan knew
-        view: Any = None
+        self.sets: list[int] = []  # ids of broker sets
+        view: Any = SimpleNamespace(set_ids=lambda: self.sets)
         self.committer = OffsetCommitter(store, "g")
         self.member = GroupMember(
             membership,
@@ -922,3 +925,28 @@ def test_a_partition_begins_at_what_is_committed_unless_it_shall_always_begin_at
     world.store.offsets["t", "0-0"] = Offset(5, 100)
     world.start()
     assert [offset for _, offset in world.opened] == begins
+
+
+def test_partitions_of_a_broker_set_that_changes_its_leader_are_kept():
+    world = World("0-0", "0-1", "1-0").start()
+    world.sets = [0]
+    world.membership.partitions = []
+    world.member.take(Event.CHANGED)
+    assert world.owned() == ["0-0", "0-1"]
+    cursor = world.cursor("0-0")
+    world.membership.partitions = ["0-0", "0-1", "1-0"]
+    world.member.take(Event.CHANGED)
+    assert world.owned() == ["0-0", "0-1", "1-0"]
+    assert world.cursor("0-0") is cursor
+
+
+def test_partitions_of_a_broker_set_that_stays_without_a_leader_are_lost():
+    world = World("0-0").start()
+    world.sets = [0]
+    world.membership.partitions = []
+    world.member.take(Event.CHANGED)
+    (seconds, look), *_ = world.timers
+    world.now += seconds
+    look()
+    world.queued()
+    assert world.owned() == []

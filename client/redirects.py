@@ -1,0 +1,99 @@
+"""Where a broker set's leader is, as its other nodes say it: faster than ZooKeeper's view, which has the last word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from metaq.protocol.errors import ConfigError, NotLeader
+
+from .connection import Endpoint
+from .metadata import parse_address
+
+__all__ = ["Redirects"]
+
+TRUSTED_SECONDS = 5.0
+"""A node's word is not older than this while the node itself can be asked again."""
+
+_JUMPS = 3
+"""Redirects that are followed at once, one after the other; nodes that point at each other are asked after pauses."""
+
+_MIN_PAUSE = 0.01
+MAX_PAUSE_SECONDS = 0.2
+_PAUSE_SHARE = 0.25
+"""Of the time that the set has been without a leader: how long to wait before a node is asked again."""
+
+_QUIET_SECONDS = 1.0
+"""Without a refusal for so long, the next one begins a new trouble."""
+
+
+class _Redirect(NamedTuple):
+    target: Endpoint
+    until: float
+
+
+class _Trouble:
+    """A set that has no leader, or whose leader is being looked for."""
+
+    def __init__(self, now: float) -> None:
+        self.since = self.last = now
+        self.jumps = 0
+
+
+class Redirects:
+    """By the node that was asked, which other one to ask. No I/O. Any thread; each change is a single assignment."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._targets: dict[Endpoint, _Redirect] = {}
+        self._troubles: dict[int, _Trouble] = {}
+
+    def target(self, endpoint: Endpoint, down: Collection[Endpoint]) -> Endpoint:
+        """Whom to ask instead of the node at `endpoint`, which may be itself. down: nodes that cannot be reached."""
+        found = self._targets.get(endpoint)
+        if found is None:
+            return endpoint
+        expired = self._clock() >= found.until and endpoint not in down
+        if expired or found.target in down:
+            self._targets.pop(endpoint, None)
+            return endpoint
+        return found.target
+
+    def learn(self, error: NotLeader) -> float:
+        """A node has answered with `error`. Returns the seconds to wait before the request is sent again."""
+        now = self._clock()
+        trouble = self._troubles.get(error.broker_id)
+        if trouble is None or now - trouble.last > _QUIET_SECONDS:
+            trouble = self._troubles[error.broker_id] = _Trouble(now)
+        trouble.last = now
+        pause = min(MAX_PAUSE_SECONDS, max(_MIN_PAUSE, (now - trouble.since) * _PAUSE_SHARE))
+        asked, target = _endpoint(error.node), _endpoint(error.url)
+        if asked is None or target is None or asked == target:
+            return pause
+        known = self._targets.get(asked)
+        self._targets[asked] = _Redirect(target, now + TRUSTED_SECONDS)
+        self._targets.pop(target, None)  # what it said before is older
+        if known is not None and known.target == target:
+            return 0.0  # other requests were under way: the next one goes to the target
+        trouble.jumps += 1
+        return 0.0 if trouble.jumps <= _JUMPS else pause
+
+    def leader(self, error: NotLeader) -> Endpoint | None:
+        """Where the leader is that the node has named; None: it does not know."""
+        return _endpoint(error.url)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The node has become its set's leader, or is its leader no longer: nothing that was said of it counts."""
+        self._targets.pop(endpoint, None)
+        for asked, redirect in list(self._targets.items()):
+            if redirect.target == endpoint:
+                self._targets.pop(asked, None)
+
+
+def _endpoint(address: str) -> Endpoint | None:
+    """None for an address that is empty, or that no client could use."""
+    try:
+        return parse_address(address) if address else None
+    except ConfigError:
+        return None

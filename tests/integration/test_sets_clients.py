@@ -1,0 +1,207 @@
+"""Clients of a broker set whose leader goes: they follow it, and their users see a pause at most."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq import Consumer, PartitionReader, Producer, TopicPartition
+from metaq.client.metadata import parse_address
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.partitions import partition_bounds
+from metaq.coordination.session import ZkSession
+from metaq.coordination.set_view import SetView, read_set
+from tests.broker_process import RunningBroker, server_ini
+from tests.waiting import DEADLINE, eventually
+
+TOPIC = "t"
+PARTITIONS = 4
+SESSION_SECONDS = 2.0
+
+
+class BrokerSet:
+    """Nodes of the set 0."""
+
+    def __init__(self, connect: str, directory: Path) -> None:
+        self.connect = connect
+        self._directory = directory
+        self.nodes: dict[str, RunningBroker] = {}
+        self._session = ZkSession(connect)
+
+    def start(self, name: str, zone: str = "") -> RunningBroker:
+        directory = self._directory / name
+        (directory / "data").mkdir(parents=True, exist_ok=True)
+        zookeeper = f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}"
+        ini = server_ini(directory / "data", {TOPIC: f"numPartitions={PARTITIONS}"}, zookeeper=zookeeper)
+        module = ("-m", "metaq", "broker", "--node", name, "--zone", zone, "-f")
+        self.nodes[name] = RunningBroker(directory, ini, module=module)
+        return self.nodes[name]
+
+    def begin(self) -> None:
+        self._session.start(DEADLINE)
+        eventually(lambda: len(self.in_sync) == len(self.nodes) and self.view.master is not None)
+
+    @property
+    def view(self) -> SetView:
+        return read_set(self._session, 0)
+
+    @property
+    def in_sync(self) -> tuple[str, ...]:
+        state = self.view.state
+        return () if state is None else tuple(state.in_sync)
+
+    @property
+    def leader(self) -> str:
+        state = self.view.state
+        assert state is not None
+        return state.leader
+
+    def stop(self) -> None:
+        self._session.close()
+        for node in self.nodes.values():
+            node.process.kill()
+            node.process.wait(DEADLINE)
+
+
+@pytest.fixture
+def nodes(chroot: str, tmp_path: Path) -> Iterator[BrokerSet]:
+    found = BrokerSet(chroot, tmp_path)
+    try:
+        found.start("a", "east")
+        found.start("b", "west")
+        found.begin()
+        yield found
+    finally:
+        found.stop()
+
+
+class Load:
+    """A producer that waits for each message, one that does not, and a group of one, until `end`."""
+
+    def __init__(self, connect: str) -> None:
+        self.acknowledged: Counter[bytes] = Counter()
+        self.received: Counter[bytes] = Counter()
+        self.revoked: list[int] = []
+        self.errors: list[BaseException] = []
+        self.last_sent = self.last_received = 0.0
+        self.longest_pause = 0.0
+        self._connect = connect
+        self._ended, self._sent = threading.Event(), threading.Event()
+        self._producer = Producer(connect)
+        work = (self._send_and_wait, self._send, self._consume)
+        self._threads = [threading.Thread(target=self._guarded, args=(each,), daemon=True) for each in work]
+        for each in self._threads:
+            each.start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _send_and_wait(self) -> None:
+        number = 0
+        while not self._ended.wait(0.002):
+            payload = b"waited-%d" % number
+            started = time.monotonic()
+            self._producer.send(TOPIC, payload)
+            self.longest_pause = max(self.longest_pause, time.monotonic() - started)
+            self.last_sent = time.monotonic()
+            self.acknowledged[payload] += 1
+            number += 1
+
+    def _send(self) -> None:
+        number = 0
+        futures = []
+        while not self._ended.wait(0.001):
+            payload = b"async-%d" % number
+            futures.append((payload, self._producer.send_async(TOPIC, payload, key=str(number % 7))))
+            number += 1
+        for payload, future in futures:
+            future.result(DEADLINE)
+            self.acknowledged[payload] += 1
+
+    def _consume(self) -> None:
+        def revoked(partitions: object) -> None:
+            self.revoked.append(1)
+
+        with Consumer(self._connect, group="g", topics=[TOPIC], on_revoked=revoked) as consumer:
+            while not self._sent.is_set() or self.acknowledged - self.received:
+                for message in consumer.poll(timeout=0.1):
+                    self.received[bytes(message.payload)] += 1
+                    self.last_received = time.monotonic()
+
+    def end(self) -> None:
+        self._ended.set()
+        for each in self._threads[:-1]:
+            each.join(DEADLINE)
+        self._sent.set()
+        self._threads[-1].join(DEADLINE)
+        assert not any(each.is_alive() for each in self._threads), "some messages did not come"
+        self._producer.close()
+
+
+def _terminate(node: RunningBroker) -> None:
+    node.process.terminate()
+    assert node.process.wait(DEADLINE) == 0
+
+
+def _kill(node: RunningBroker) -> None:
+    node.process.kill()
+    node.process.wait(DEADLINE)
+
+
+def _freeze(node: RunningBroker) -> None:
+    node.process.send_signal(signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("go", "seconds"), [(_terminate, 3.0), (_kill, 5.0), (_freeze, SESSION_SECONDS + 4)], ids=["term", "kill", "freeze"]
+)
+def test_producers_and_consumers_follow_a_leader_that_goes(
+    nodes: BrokerSet, go: Callable[[RunningBroker], None], seconds: float
+) -> None:
+    load = Load(nodes.connect)
+    eventually(lambda: len(load.received) > 200)
+    leader = nodes.leader
+    gone = time.monotonic()
+    go(nodes.nodes[leader])
+    eventually(lambda: load.last_sent > gone + seconds and load.last_received > gone + seconds)
+    load.end()
+    assert load.errors == []
+    assert nodes.leader != leader
+    assert not load.acknowledged - load.received
+    assert load.revoked == []
+    assert load.longest_pause < seconds
+
+
+def test_a_reader_is_led_to_the_leader_by_any_node(nodes: BrokerSet) -> None:
+    with Producer(nodes.connect) as producer:
+        partition = producer.send(TOPIC, b"first").partition
+        for node in nodes.nodes.values():
+            with PartitionReader(f"127.0.0.1:{node.port}", partition) as reader:
+                assert [bytes(each.payload) for each in reader.poll(timeout=DEADLINE)] == [b"first"]
+                assert [bytes(each.payload) for each in reader.fetch(0)] == [b"first"]
+
+
+def test_transactions_and_questions_go_on_with_the_next_leader(nodes: BrokerSet) -> None:
+    with Producer(nodes.connect) as producer, Cluster(nodes.connect) as cluster:
+        partition = TopicPartition(TOPIC, 0, 0)
+        producer.send(TOPIC, b"before", partition=partition)
+        former = cluster.endpoint(0)
+        assert cluster.ask(partition, lambda connection: partition_bounds(connection, partition)).end > 0
+        _terminate(nodes.nodes[nodes.leader])
+        with producer.transaction() as transaction:
+            transaction.send(TOPIC, b"in it", partition=partition)
+        survey = cluster.survey()
+        assert survey.answer(partition, partition_bounds).end == 51
+        master = nodes.view.master
+        assert master is not None
+        assert master.url is not None
+        assert parse_address(master.url) != former
