@@ -28,12 +28,13 @@ from .requests.reading import Reading
 from .requests.search import Searches
 from .runtime.pace import Pace
 from .runtime.reactor import ReactorTime
+from .sequences import Sequences
 from .store.partition_log import PartitionLog
 from .store.store import Store
 from .store.threads import RunInThread
 from .transactions.log import TransactionLog
 from .transactions.transactions import Transactions
-from .writing import Writing
+from .writing import Write, Writing
 
 if TYPE_CHECKING:
     from .sets.node import SetMember
@@ -118,7 +119,8 @@ class Broker:
             config,
             lambda: self.url,
         )
-        self.writing = Writing(store, self.partitions, self.message_ids, self.metrics)
+        self.sequences = Sequences(store, Write, clock)
+        self.writing = Writing(store, self.partitions, self.message_ids, self.metrics, self.sequences)
         for log in store.logs():
             for damaged in log.segments.damage:  # found by a start that was quicker than we are
                 self.metrics.damaged(damaged.end - damaged.start, new_range=True)

@@ -41,6 +41,23 @@ SEND_PARTS = 64
 SEND_SLICE_SECONDS = 0.003
 """Appending goes on for so long before others may be served: a part is a write of its own."""
 
+# --- numbered sends, docs/client.md promises the first two; memory and the next start depend on the others -----------
+
+SEQUENCE_SECONDS = 24 * 3600.0
+"""A producer that has not sent to a partition for so long is forgotten there."""
+
+MAX_SEQUENCES = 1 << 17
+"""Producers and partitions that are remembered, some 40 MiB; beyond it those go that were used longest ago."""
+
+SEQUENCES_SWEEP_SECONDS = 60.0
+"""How often the old ones are looked for, some 10 ms if there are as many as there may be."""
+
+SEQUENCE_LOG_BYTES = 16 << 20
+"""An internal log that has grown to this, and to four times what is remembered, is replaced by that."""
+
+SEQUENCE_ROWS = 1 << 12
+"""Rows of one record of that."""
+
 # --- pulls: `consume`, `consume-arrow`, `latency` --------------------------------------------------------------------
 
 PULL_SCAN_BYTES = 64 << 20

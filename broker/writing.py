@@ -6,20 +6,21 @@ Decoders: requests/put.py (one put, the puts of one read, and what a synchronous
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import MetaqError, PartitionClosed
+from metaq.protocol.errors import LogReadOnly, MetaqError, NotSafe, PartitionClosed
 from metaq.protocol.record import Buffer
 
 from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import ANY, Partitions
+from .sequences import NumberedWrite, Sequences
 from .store.partition_log import PartitionLog
-from .store.store import Append, Store
+from .store.store import Store
 
 __all__ = ["Copies", "CopiesDone", "SlaveLink", "Write", "Writing"]
 
@@ -50,7 +51,7 @@ class Copies(Protocol):
         `error`."""
 
 
-class Write(Append):
+class Write(NumberedWrite):
     """Whole records for one partition, and what became of them. It lives until its request is answered."""
 
     copy_errors: Sequence[MetaqError | None] = ()
@@ -67,7 +68,15 @@ class Write(Append):
 class Writing:
     """What every decoder needs to store messages. Lives on the reactor thread."""
 
-    def __init__(self, store: Store, partitions: Partitions, message_ids: MessageIds, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        store: Store,
+        partitions: Partitions,
+        message_ids: MessageIds,
+        metrics: Metrics,
+        sequences: Sequences[Write],
+    ) -> None:
+        self.sequences = sequences
         self.partitions = partitions
         self.message_ids = message_ids
         self.metrics = metrics
@@ -83,6 +92,12 @@ class Writing:
     def has_transactions(self) -> bool:
         """False for both sides of synchronous replication, as in 1.x."""
         return self.slave is None and not self.takes_copies
+
+    @property
+    def takes_sequences(self) -> bool:
+        """Whether numbered writes are stored once. Not with 1.x's synchronous replication, where a message whose copy
+        has failed is to be stored again, and not yet in a broker set, whose nodes do not copy the internal logs."""
+        return self.slave is None and not self.takes_copies and self.copies is None
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
         """Where to append. asked: the partition of the request, ANY if `partition` was chosen for it.
@@ -100,7 +115,7 @@ class Writing:
         """Append in order. Each Write is taken when those before it are appended; all share one sync of the journal.
 
         A Write that cannot be appended gets its `error`, and so do those that follow it in its partition. Returns those
-        that are appended and not safe yet, for `when_safe`.
+        that are appended and not safe yet, for `when_safe`. Those with a number have to come from `numbered`.
         """
         taken = self._store.append_many(writes)
         if self.slave is not None:
@@ -113,9 +128,35 @@ class Writing:
         waiting = []
         for write in taken:
             write.data, write.units = (), b""  # an answer that waits for the disk needs no more
+            if write.error is not None and write.sequence:
+                self.sequences.not_stored(write)
             if write.log.durability.safe_end < write.end:
                 waiting.append(write)
+        if self.sequences.repeated:
+            repeated, self.sequences.repeated = self.sequences.repeated, []
+            waiting += [write for write in repeated if write.log.durability.safe_end < write.end]
         return waiting
+
+    def numbered(self, writes: Iterable[Write]) -> Iterator[Write]:
+        """Those that are to be appended, and what has to be in front of them. A repeated one is not: it has the first
+        one's place, and `append` returns it if that is not safe yet."""
+        for write in writes:
+            if not write.sequence or not self.numbers:
+                yield write
+            elif self.sequences.admit(write, write.log.segments.end_offset, sum(map(len, write.data))):
+                yield from self.sequences.rows()
+                if write.error is None:
+                    yield write
+
+    @property
+    def numbers(self) -> bool:
+        """Whether numbers are looked at now."""
+        return self.sequences.enabled and self.takes_sequences
+
+    def stored_before(self, write: Write) -> bool:
+        """Whether a write with a number, which is refused now, is the repetition of a stored one; then it has that
+        one's place, and the next `append` returns it if it is not safe yet."""
+        return self.numbers and self.sequences.stored_before(write)
 
     def when_safe(self, waiting: Sequence[Write], done: Callable[[], None]) -> None:
         """Call `done` once each of these is safe here, and a slave has answered for its records, or it has errors."""
@@ -131,6 +172,8 @@ class Writing:
 
         def safe(errors: Sequence[MetaqError | None]) -> None:
             for write, error in zip(waiting, errors, strict=True):
+                if write.sequence and isinstance(error, LogReadOnly):
+                    error = NotSafe(error.directory, error.cause)
                 write.error = write.error or error
             arrived()
 

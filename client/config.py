@@ -152,6 +152,8 @@ def _check_settings(config: ConnectionConfig | ProducerConfig | ConsumerConfig, 
         if kind in ("int", "float") and not (value is None and "None" in others):
             check_number(name, value, whole=kind == "int", may_be_0=name in may_be_0)
             numbers[name] = value
+        elif kind == "bool" and not others and not isinstance(value, bool):
+            raise ConfigError(name, repr(value), "choose True or False")
         elif kind == "ConnectionConfig" and not isinstance(value, ConnectionConfig):
             raise ConfigError(name, repr(value), "make it a ConnectionConfig(…), which takes each setting by its name")
     for name, value in numbers.items():
@@ -209,6 +211,9 @@ class ProducerConfig:
     deliver_at_exit_seconds: float = 10.0
     """How long a program that ends without close() waits for what was sent; it reports on stderr what is left. All
     producers of the program share the time. 0 = it does not wait."""
+    idempotent: bool = True
+    """A request that is repeated, because its connection was lost or its answer did not come in time, is stored once.
+    A message whose outcome is not known stays with its partition until its deadline. Needs brokers of this version."""
     recover_interval_seconds: float = 300.0
     """How often messages in a local store are tried again at the latest (1.x: recoverMessageIntervalInMills, 5 min)."""
     ordered_wait_messages: int = 20

@@ -67,6 +67,7 @@ class Connection:
     """An open connection; see the module for who reads. All methods may be called on any thread.
 
     speaks_frames: the framed protocol was agreed on; else only text commands may be sent. takes_many: and SEND_MANY.
+    takes_sequences: and numbers of a producer's sends.
     expects_bulk: set by who pulls; answers are large, so each is received whole, which costs small ones a second system
     call.
     """
@@ -83,6 +84,7 @@ class Connection:
         self.peer_version = stream.peer_version
         self.speaks_frames = stream.speaks_frames
         self.takes_many = stream.takes_many
+        self.takes_sequences = stream.takes_sequences
         self.new_opaque = stream.new_opaque
         """For an Exchange."""
         self.expects_bulk = False
@@ -109,6 +111,13 @@ class Connection:
     @property
     def failure(self) -> MetaqError | None:
         """Why the connection ended; None while it is open."""
+        return self._wire.failure
+
+    def notice_end(self) -> MetaqError | None:
+        """The `failure`, also if the broker has closed the connection and nobody was reading who would know: what has
+        not been sent yet is then known not to be stored."""
+        if not self._stream.pending and self._wire.is_readable:
+            self._wire.fail(BrokerUnavailable(f"{self.endpoint} has closed the connection"))
         return self._wire.failure
 
     @property

@@ -50,6 +50,7 @@ __all__ = [
     "NotMaster",
     "NotOwner",
     "NotReplicating",
+    "NotSafe",
     "OffsetOutOfRange",
     "PartitionClosed",
     "PartitionNotFound",
@@ -66,6 +67,7 @@ __all__ = [
     "SearchesBusy",
     "SessionLost",
     "SlaveDisconnected",
+    "StaleSequence",
     "StoreError",
     "SyncFailed",
     "TopicNotAccepted",
@@ -276,6 +278,20 @@ class LogReadOnly(StoreError):
         super().__init__(f"{directory} is read-only after a failed write: {cause}")
         self.directory = directory
         self.cause = cause
+
+
+class NotSafe(LogReadOnly):
+    """A numbered write was appended, but could not be made safe: a restart may find it. A repetition waits for that."""
+
+
+class StaleSequence(StoreError):
+    """A send whose producer has had a later one stored in the same partition: a copy that came late. Not stored."""
+
+    def __init__(self, sequence: int, last: int) -> None:
+        super().__init__(
+            f"number {sequence} of its producer is not stored: the partition has number {last} already, so this is a "
+            "copy that came late"
+        )
 
 
 class DiskFull(StoreError):

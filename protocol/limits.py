@@ -28,6 +28,7 @@ __all__ = [
     "MAX_PULL_BYTES",
     "MAX_TX_BATCH_RECORDS",
     "MAX_TX_KEY_CHARACTERS",
+    "SEQUENCES_MARK",
     "SLAVE_STATUS_TOPIC",
     "check_group",
     "check_node",
@@ -43,6 +44,10 @@ FRAMES_MARK = "frames/1"
 
 MANY_MARK = "many/1"
 """A broker whose `version` answer contains this word takes SEND_MANY; our first ones did not."""
+
+SEQUENCES_MARK = "sequences/1"
+"""A broker whose `version` answer contains this word stores a send with a producer's number once, however often it
+comes (sends.py); Java brokers, our older ones and both sides of 1.x's synchronous replication do not."""
 
 MAX_LINE_BYTES = 64 * 1024
 """Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""

@@ -17,6 +17,7 @@ from .errors import (
     NotEnoughReplicas,
     NotLeader,
     NotMaster,
+    NotSafe,
     OffsetOutOfRange,
     PartitionClosed,
     PartitionNotFound,
@@ -24,6 +25,7 @@ from .errors import (
     RequestRefused,
     SearchesBusy,
     SlaveDisconnected,
+    StaleSequence,
     TopicNotAccepted,
     TransactionRefused,
     WrongPartition,
@@ -51,6 +53,8 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     PartitionClosed: ResponseCode.NO_PERMISSION,
     DiskFull: ResponseCode.DISK_FULL,
     LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
+    NotSafe: ResponseCode.NOT_SAFE,
+    StaleSequence: ResponseCode.STALE_SEQUENCE,
     NotMaster: ResponseCode.SERVICE_NOT_AVAILABLE,
     NotLeader: ResponseCode.NOT_LEADER,
     NotEnoughReplicas: ResponseCode.NOT_ENOUGH_REPLICAS,
@@ -88,6 +92,8 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
         return NotLeader(partition.broker, frame.ext.get(LEADER, ""), str(broker))
     if code == ResponseCode.NOT_ENOUGH_REPLICAS:
         return BrokerUnavailable(f"{broker}: {remark}")
+    if code == ResponseCode.NOT_SAFE:
+        return NotSafe(f"{partition.topic} {partition} on {broker}", remark)
     if code == ResponseCode.DISK_FULL:
         return DiskFull(str(broker), remark)
     if code == ResponseCode.SYSTEM_BUSY:

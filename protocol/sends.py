@@ -51,6 +51,16 @@ AnyPartition = Annotated[int, number("partition", -1, INT32_MAX)]
 """-1: the broker chooses."""
 
 
+ProducerId = Annotated[int, number("producerId", 1, INT64_MAX, left_out=True)]
+"""Who counts its sends: 63 random bits. 0, which is not written: nobody, and the send is stored each time it comes.
+
+A partition's sends of one producer have increasing numbers. One that comes again with the number of the last is stored
+once, and answered as the first was; one with a lower number is refused. The partition must be named.
+"""
+
+SequenceNumber = Annotated[int, number("sequence", 1, INT64_MAX, left_out=True)]
+
+
 @dataclass(slots=True)
 class SendRequest(ExtFields):
     """SEND: one message; the frame's body is the record's body. Checksum -1 = do not check.
@@ -63,6 +73,8 @@ class SendRequest(ExtFields):
     flag: Annotated[int, number("flag", INT32_MIN, INT32_MAX)] = 0
     checksum: Annotated[int, number("checksum", -1, INT32_MAX)] = -1
     tx_key: TxKey = None
+    producer: ProducerId = 0
+    sequence: SequenceNumber = 0
 
 
 @dataclass(slots=True)
@@ -89,6 +101,8 @@ class SendBatchRequest(ExtFields):
     partition: AnyPartition
     records: Annotated[int, number("count", 1, MAX_BATCH_RECORDS)]
     tx_key: TxKey = None
+    producer: ProducerId = 0
+    sequence: SequenceNumber = 0
 
 
 def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:
@@ -108,27 +122,41 @@ def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], me
 
 
 # what the codec writes into a template, so that the two cannot differ
-_OPAQUE, _FLAG, _CHECKSUM = 1_900_000_001, 1_900_000_002, 1_900_000_003
-_HOLES = ((b'"opaque":%d', _OPAQUE), (b'"flag":"%d"', _FLAG), (b'"checksum":"%d"', _CHECKSUM))
+_OPAQUE, _FLAG, _CHECKSUM, _SEQUENCE = 1_900_000_001, 1_900_000_002, 1_900_000_003, 1_900_000_004
+_HOLES = (
+    (b'"opaque":%d', _OPAQUE),
+    (b'"flag":"%d"', _FLAG),
+    (b'"checksum":"%d"', _CHECKSUM),
+    (b'"sequence":"%d"', _SEQUENCE),
+)
 
 
 class SendHeaders(dict[TopicPartition, bytes]):
-    """SEND headers by partition, written once, with %d for opaque, flag and checksum.
+    """SEND headers by partition, written once, with %d for opaque, flag, checksum and, of a producer, the sequence.
 
     Encoding the same JSON again would cost more than everything else a blocking send does on the way out.
     """
 
+    def __init__(self, producer: int = 0) -> None:
+        """producer: whose sends they are, 0 for those that are not counted."""
+        super().__init__()
+        self._producer = producer
+
     def __missing__(self, partition: TopicPartition) -> bytes:
-        request = SendRequest(partition.topic, partition.partition, _FLAG, _CHECKSUM)
+        counted = (self._producer, _SEQUENCE) if self._producer else ()
+        request = SendRequest(partition.topic, partition.partition, _FLAG, _CHECKSUM, None, *counted)
         json = encode_frame(RequestCode.SEND, _OPAQUE, request.to_ext())[PREFIX_BYTES:].replace(b"%", b"%%")
         for hole, mark in _HOLES:  # a quote inside a topic is escaped, so each is found once
             json = json.replace(hole % mark, hole, 1)
         self[partition] = json
         return json
 
-    def encode(self, opaque: int, partition: TopicPartition, flag: int, checksum: int, body_bytes: int) -> bytes:
+    def encode(
+        self, opaque: int, partition: TopicPartition, flag: int, checksum: int, body_bytes: int, sequence: int = 0
+    ) -> bytes:
         """Prefix and header of a SEND frame, the same as `encode_frame` makes."""
-        json = self[partition] % (opaque, flag, checksum)
+        holes = (opaque, flag, checksum, sequence) if self._producer else (opaque, flag, checksum)
+        json = self[partition] % holes
         return encode_prefix(len(json), body_bytes) + json
 
 
@@ -164,6 +192,7 @@ TOPIC_SEPARATOR = "/"
 """No topic has one: it would be a path (limits.check_topic)."""
 
 _PART = np.dtype([("topic", ">u4"), ("partition", ">i4"), ("records", ">u4")])
+_SEQUENCES = np.dtype(">i8")
 _ROW = np.dtype([("id", ">i8"), ("offset", ">i8"), ("partition", ">i4"), ("code", ">i4")])
 
 
@@ -175,7 +204,8 @@ def _read_topics(text: str) -> tuple[str, ...]:
 class SendManyRequest(ExtFields):
     """SEND_MANY: records of many partitions of one broker in one frame. Each part is stored or refused on its own.
 
-        body           parts × (topic u32 | partition i32 | records u32), a u32 size for each record, then the records
+        body           parts × (topic u32 | partition i32 | records u32), with a producer parts × (sequence i64),
+                       a u32 size for each record, then the records
         answer's body  parts × (message id i64 | offset i64 | partition i32 | response code i32)        all big-endian
 
     Records lie as stored, with message id 0, those of a part together, parts in the order of the table. `topic` counts
@@ -185,6 +215,7 @@ class SendManyRequest(ExtFields):
     topics: Annotated[tuple[str, ...], Field("topics", _read_topics, TOPIC_SEPARATOR.join)]
     parts: Annotated[int, number("parts", 1, MAX_PARTS)]
     records: Annotated[int, number("count", 1, MAX_BATCH_RECORDS)]
+    producer: ProducerId = 0
 
 
 def announced_parts(ext: Ext) -> int:
@@ -209,13 +240,15 @@ class SendManyReply(ExtFields):
 
 
 class Parts(NamedTuple):
-    """A decoded request. counts: records of each part; sizes: of each record, header included."""
+    """A decoded request. counts: records of each part; sizes: of each record, header included; sequences: of each part,
+    empty without a producer."""
 
     topics: list[int]
     partitions: list[int]
     counts: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     records: memoryview
+    sequences: Sequence[int] = ()
 
 
 class PartRows(NamedTuple):
@@ -228,15 +261,21 @@ class PartRows(NamedTuple):
     codes: list[int]
 
 
-def encode_parts(parts: Sequence[tuple[int, int, int]], sizes: Sequence[int] | npt.NDArray[np.int64]) -> bytes:
+def encode_parts(
+    parts: Sequence[tuple[int, int, int]],
+    sizes: Sequence[int] | npt.NDArray[np.int64],
+    sequences: Sequence[int] = (),
+) -> bytes:
     """What lies in front of the records. parts: (number of the topic, partition or -1, records) of each."""
-    return np.array(parts, ">i4").tobytes() + np.asarray(sizes, dtype=">u4").tobytes()
+    numbers = np.array(sequences, ">i8").tobytes() if sequences else b""
+    return np.array(parts, ">i4").tobytes() + numbers + np.asarray(sizes, dtype=">u4").tobytes()
 
 
 def split_many(body: memoryview, request: SendManyRequest) -> Parts:
     """The parts of a request's body. Raises RemoteProtocolError if tables, sizes and body do not agree."""
     table_bytes = request.parts * _PART.itemsize
-    if len(body) < table_bytes:
+    sequences_end = table_bytes + (request.parts * _SEQUENCES.itemsize if request.producer else 0)
+    if len(body) < sequences_end:
         raise RemoteProtocolError(f"{request.parts} parts have a body of {len(body)} bytes only")
     table = np.frombuffer(body[:table_bytes], _PART)
     counts = table["records"].astype(np.int64)
@@ -246,8 +285,13 @@ def split_many(body: memoryview, request: SendManyRequest) -> Parts:
         raise RemoteProtocolError(f"a part names topic {int(table['topic'].max())} of {len(request.topics)}")
     if int(table["partition"].min()) < -1:
         raise RemoteProtocolError(f"a part has partition {int(table['partition'].min())}")
-    sizes, records = split_batch(body[table_bytes:], request.records)
-    return Parts(table["topic"].tolist(), table["partition"].tolist(), counts, sizes, records)
+    sequences = np.frombuffer(body[table_bytes:sequences_end], _SEQUENCES)
+    if request.producer and int(sequences.min()) < 1:
+        raise RemoteProtocolError(f"a part has the sequence {int(sequences.min())}")
+    if request.producer and int(table["partition"].min()) < 0:
+        raise RemoteProtocolError("a part with a sequence names no partition")
+    sizes, records = split_batch(body[sequences_end:], request.records)
+    return Parts(table["topic"].tolist(), table["partition"].tolist(), counts, sizes, records, sequences.tolist())
 
 
 def encode_rows(ids: npt.NDArray[np.int64], offsets: list[int], partitions: list[int], codes: list[int]) -> bytes:

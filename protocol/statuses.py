@@ -74,3 +74,5 @@ class ResponseCode(IntEnum):
     DISK_FULL = 1011
     NOT_LEADER = 1012
     NOT_ENOUGH_REPLICAS = 1013
+    NOT_SAFE = 1014
+    STALE_SEQUENCE = 1015

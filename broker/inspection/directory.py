@@ -15,7 +15,8 @@ from ..store.directories import LOCK_NAME, scan_data_paths
 from ..store.files import REAL_FILES, Files
 from ..store.journal_format import JOURNAL_DIRECTORY, JournalData, read_journal
 from ..store.replay import Continuation, Gap, continuations
-from ..store.segment import DATA_SUFFIX, SegmentFile
+from ..store.segment import DATA_SUFFIX, SegmentFile, segment_files
+from ..store.sequence_rows import SEQUENCES_DIRECTORY, SEQUENCES_TOPIC
 from ..transactions.directory import DIRECTORY
 from .findings import Finding, Level
 from .partitions import PartitionReport, SegmentList, inspect_partition, list_partition
@@ -231,8 +232,11 @@ def _inspect_journal(
     data = JournalData(files)
     try:
         for name, found in sorted(journal.entries.items()):
-            directory = os.path.join(data_path, name)
-            _compare(report, name, continuations(files, directory, logs.get(name, ()), found, data))
+            directory, segments = os.path.join(data_path, name), logs.get(name, ())
+            if name.startswith(SEQUENCES_TOPIC):  # an internal log, which is no partition
+                directory = os.path.join(data_path, SEQUENCES_DIRECTORY, name.rpartition("-")[2])
+                segments = segment_files(files, directory) if files.is_directory(directory) else ()
+            _compare(report, name, continuations(files, directory, segments, found, data))
     except OSError as error:
         text = f"cannot be compared with the partitions: {error.strerror}"
         report.findings.append(Finding(Level.DAMAGE, error.filename or report.path, text))

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from metaq.protocol.errors import ChecksumMismatch, MessageTooLarge, MetaqError, SyncFailed
+from metaq.protocol.errors import ChecksumMismatch, MessageTooLarge, MetaqError, RemoteProtocolError, SyncFailed
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.message_id import message_id_list, message_ids_from
@@ -38,11 +38,12 @@ __all__ = ["PutAnswers", "PutGroup", "answer_run", "answer_sync"]
 class _Send:
     """A SEND frame as a put."""
 
-    __slots__ = ("body", "checksum", "flag", "one_way", "opaque", "partition", "topic")
+    __slots__ = ("body", "checksum", "flag", "one_way", "opaque", "partition", "producer", "sequence", "topic")
 
     def __init__(self, request: SendRequest, frame: Frame) -> None:
         self.topic, self.partition = request.topic, request.partition
         self.flag, self.checksum = request.flag, request.checksum
+        self.producer, self.sequence = request.producer, request.sequence
         self.opaque = frame.opaque
         self.body = frame.body
         self.one_way = frame.is_one_way
@@ -103,12 +104,13 @@ class PutGroup:
     Puts are checked when they are added, so a refused one has no effect on the others, and appended by `commit`.
     """
 
-    __slots__ = ("_answers", "_batches", "_last", "_last_partition", "_last_topic", "_order", "_writing")
+    __slots__ = ("_all", "_answers", "_batches", "_last", "_last_partition", "_last_topic", "_order", "_writing")
 
     def __init__(self, writing: Writing, answers: PutAnswers) -> None:
         self._writing = writing
         self._answers = answers
-        self._batches: dict[PartitionLog, _Batch] = {}
+        self._all: list[_Batch] = []
+        self._batches: dict[PartitionLog, _Batch] = {}  # the last of each partition, if other puts may join it
         self._order: list[_Batch | bytes] = []  # per put: the batch that has its answer, or the answer
         # most reads bring puts to one partition
         self._last: _Batch | None = None
@@ -118,7 +120,7 @@ class PutGroup:
     @property
     def held_bytes(self) -> int:
         """Memory that the puts take until they are answered."""
-        bodies = sum(len(put.body) for batch in self._batches.values() for put in batch.requests)
+        bodies = sum(len(put.body) for batch in self._all for put in batch.requests)
         return bodies + PUT_OVERHEAD_BYTES * len(self._order)
 
     def add(self, request: Any) -> None:
@@ -129,7 +131,9 @@ class PutGroup:
         body, partition = put.body, put.partition
         try:
             batch = self._last
-            if batch is None or partition != self._last_partition or put.topic != self._last_topic:
+            if type(put) is _Send and put.sequence:
+                batch = self._numbered(put)
+            elif batch is None or partition != self._last_partition or put.topic != self._last_topic:
                 if partition == ANY:
                     partition = self._writing.partitions.choose(put.topic)
                 batch = self._batch(put, partition)
@@ -138,6 +142,9 @@ class PutGroup:
                 raise ChecksumMismatch
         except MetaqError as error:
             self._writing.metrics.put(put.topic, 1, len(body))
+            if (repeated := self._repeated(put)) is not None:
+                self._order.append(repeated)
+                return
             self._order.append(self._answers.refused(put, partition, error))
             return
         batch.requests.append(put)
@@ -164,32 +171,69 @@ class PutGroup:
         batch = self._batches.get(log)
         if batch is None:
             batch = self._batches[log] = _Batch(log)
+            self._all.append(batch)
         if put.partition != ANY:
             self._last, self._last_topic, self._last_partition = batch, put.topic, partition
         return batch
 
+    def _numbered(self, put: _Send) -> _Batch:
+        """A batch of its own; what comes behind it in its partition stays behind it."""
+        if put.partition == ANY:
+            raise RemoteProtocolError("a send with a sequence names no partition")
+        log = self._writing.log(put.topic, put.partition, put.partition)
+        self._batches.pop(log, None)
+        self._last = None
+        batch = _Batch(log)
+        batch.producer, batch.sequence, batch.records = put.producer, put.sequence, 1
+        self._all.append(batch)
+        return batch
+
+    def _repeated(self, put: PutOrSend) -> _Batch | None:
+        """The answer of a put that is refused now and was stored before."""
+        if type(put) is not _Send or not put.sequence:
+            return None
+        log = self._writing.partitions.stored(put.topic, put.partition)
+        if log is None:
+            return None
+        batch = _Batch(log)
+        batch.producer, batch.sequence = put.producer, put.sequence
+        if not self._writing.stored_before(batch):
+            return None
+        batch.requests.append(put)
+        self._all.append(batch)
+        return batch
+
     def commit(self) -> Answer:
-        """Append everything, once per partition. All answers, in the order of the puts, when all may be given."""
-        batches = [batch for batch in self._batches.values() if batch.puts]
-        for batch in batches:
-            self._stamp(batch)
-        return self._writing.answer(self._writing.append(batches), self._encoded)
+        """Append everything, once per partition and number. All answers, in the order of the puts, when all may be
+        given."""
+        batches = [batch for batch in self._all if batch.puts]
+        if any(batch.sequence for batch in batches):
+            waiting = self._writing.append(self._writing.numbered(map(self._stamped, batches)))
+        else:
+            waiting = self._writing.append(map(self._stamped, batches))
+        return self._writing.answer(waiting, self._encoded)
+
+    def _stamped(self, batch: _Batch) -> _Batch:
+        """The same with its records, for where its partition ends now."""
+        self._stamp(batch)
+        return batch
 
     def _stamp(self, batch: _Batch) -> None:
         """Make its records."""
         log, puts = batch.log, batch.puts
         count = len(puts)
         first_id = self._writing.message_ids.next(count)
+        batch.first_id = first_id
         batch.ids = message_id_list(first_id, count)
         batch.data, batch.units = encode_puts(puts, log.segments.end_offset, batch.ids)
         self._writing.metrics.put(log.topic, count, sum(map(len, batch.data)) - count * HEADER_BYTES)
 
     def _encoded(self) -> bytes:
-        if len(self._batches) == 1:
-            (batch,) = self._batches.values()
+        if len(self._all) == 1:
+            (batch,) = self._all
             if len(batch.requests) == len(self._order):  # nothing was refused
                 return b"".join(self._encoded_batch(batch))
-        answers = {batch: iter(self._encoded_batch(batch)) for batch in self._batches.values()}
+        answers = {batch: iter(self._encoded_batch(batch)) for batch in self._all}
         return b"".join(each if isinstance(each, bytes) else next(answers[each]) for each in self._order)
 
     def _encoded_batch(self, batch: _Batch) -> list[bytes]:
@@ -198,6 +242,8 @@ class PutGroup:
             error = self._answers.lost(batch.log, batch.error)
             return [self._answers.refused(put, partition, error) for put in batch.requests]
         offset = batch.base
+        if batch.sequence:
+            batch.ids = (batch.first_id,)  # of a repeated one the first's
         encoded = []
         for put, message_id in zip(batch.requests, batch.ids, strict=True):
             if type(put) is Put:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from metaq.protocol.errors import ChecksumMismatch, MetaqError
+from metaq.protocol.errors import ChecksumMismatch, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import HEADER_BYTES
@@ -40,6 +40,8 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
     """All or nothing. Raises RemoteProtocolError, ChecksumMismatch and what refuses a put."""
     request = SendBatchRequest.from_ext(frame.ext)
     topic, asked, count = request.topic, request.partition, request.records
+    if request.sequence and asked == ANY:
+        raise RemoteProtocolError("a send with a sequence names no partition")
     sizes, records = split_batch(frame.body, count)
     writing.metrics.put(topic, count, len(records) - count * HEADER_BYTES)
     try:
@@ -51,19 +53,38 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
             raise ChecksumMismatch
         log = writing.log(topic, partition, asked)  # others may have been served meanwhile
     except MetaqError as error:
-        writing.refused(topic, error, count)
-        raise
-    units = stamped.units
-    units["offset"] += log.end_offset
-    write = Write(log, (stamped.data,), units.view(np.uint8).data)
+        if (before := _stored_before(writing, topic, asked, request.producer, request.sequence)) is None:
+            writing.refused(topic, error, count)
+            raise
+        write = before
+        waiting = writing.append(())
+    else:
+        units = stamped.units
+        units["offset"] += log.end_offset
+        write = Write(log, (stamped.data,), units.view(np.uint8).data)
+        write.first_id = first_id
+        if request.sequence:
+            write.producer, write.sequence, write.records = request.producer, request.sequence, count
+            waiting = writing.append(writing.numbered((write,)))
+        else:
+            waiting = writing.append((write,))
 
     def encode() -> Bytes:
         if (error := write.failure) is not None:
             writing.refused(topic, error, count)
             raise error
-        return reply_frame(frame.opaque, SendReply(first_id, partition, write.base))
+        return reply_frame(frame.opaque, SendReply(write.first_id, write.log.partition, write.base))
 
-    return writing.answer(writing.append((write,)), encode)
+    return writing.answer(waiting, encode)
+
+
+def _stored_before(writing: Writing, topic: str, partition: int, producer: int, sequence: int) -> Write | None:
+    """The write of a send that is refused now, if it was stored before."""
+    if not sequence or (log := writing.partitions.stored(topic, partition)) is None:
+        return None
+    write = Write(log, (), b"")
+    write.producer, write.sequence = producer, sequence
+    return write if writing.stored_before(write) else None
 
 
 def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame, caller: object) -> Work:
@@ -84,6 +105,8 @@ class _ManyParts:
         self._writing = writing
         self._opaque = opaque
         self._count = request.parts
+        self._producer = request.producer
+        self._sequences = parts.sequences if writing.numbers else ()
         self._topics = [request.topics[number] for number in parts.topics]
         self._partitions = parts.partitions
         self._stamped = stamped
@@ -125,6 +148,8 @@ class _ManyParts:
             sizes = (byte_ends - byte_starts).tolist()
             self._count_puts(first, starts, ends, sizes)
             logs, bases = self._places(first, sizes)
+            if self._sequences:
+                yield from self._writing.sequences.rows()
             units = self._stamped.units[starts[0] : ends[-1]]
             counts = self._ends[first:last] - self._starts[first:last]
             units["offset"] += np.repeat(np.array(bases) - byte_starts, counts)
@@ -133,7 +158,12 @@ class _ManyParts:
             for number, (log, start, end, byte_start, byte_end) in enumerate(places, first):
                 if log is not None:
                     cut = slice((start - starts[0]) * UNIT_BYTES, (end - starts[0]) * UNIT_BYTES)
-                    write = self._writes[number] = Write(log, (data[byte_start:byte_end],), packed[cut])
+                    write = self._writes.get(number)  # one with a number, which has been admitted
+                    if write is None:
+                        write = self._writes[number] = Write(log, (), b"")
+                    elif write.error is not None:
+                        continue
+                    write.data, write.units = (data[byte_start:byte_end],), packed[cut]
                     yield write
             self._next = last
             if seconds() >= until:
@@ -149,7 +179,8 @@ class _ManyParts:
             self._writing.metrics.put(topic, count, body_bytes)
 
     def _places(self, first: int, sizes: list[int]) -> tuple[list[PartitionLog | None], list[int]]:
-        """Where each of a chunk's parts goes, and the offset it will have there; a log may be named twice."""
+        """Where each of a chunk's parts goes, and the offset it will have there; a log may be named twice. None: it is
+        refused, or a repeated one."""
         logs: list[PartitionLog | None] = []
         bases: list[int] = []
         expected: dict[PartitionLog, int] = {}
@@ -162,15 +193,38 @@ class _ManyParts:
                 if (error := refused.get(log)) is not None:  # what follows a refused part in its partition is refused
                     raise error
             except MetaqError as error:
-                self._errors[number] = error
+                if not self._is_repeated(number):
+                    self._errors[number] = error
                 logs.append(None)
                 bases.append(0)
                 continue
             base = expected.get(log, log.end_offset)
+            if self._sequences and not self._admit(number, log, base, size):
+                logs.append(None)
+                bases.append(0)
+                continue
             expected[log] = base + size
             logs.append(log)
             bases.append(base)
         return logs, bases
+
+    def _admit(self, number: int, log: PartitionLog, base: int, size: int) -> bool:
+        """Whether a part with a number is to be stored: if it is neither a repeated one nor late."""
+        write = self._writes[number] = Write(log, (), b"")
+        write.first_id = int(self._stamped.units["id"][self._starts[number]])
+        write.records = int(self._ends[number] - self._starts[number])
+        write.producer, write.sequence = self._producer, self._sequences[number]
+        return self._writing.sequences.admit(write, base, size)
+
+    def _is_repeated(self, number: int) -> bool:
+        """Whether a part that is refused now was stored before."""
+        if not self._sequences:
+            return False
+        place = self._topics[number], self._partitions[number]
+        write = _stored_before(self._writing, *place, self._producer, self._sequences[number])
+        if write is not None:
+            self._writes[number] = write
+        return write is not None
 
     def _log(self, number: int) -> PartitionLog:
         topic, asked = self._topics[number], self._partitions[number]
@@ -184,6 +238,8 @@ class _ManyParts:
         errors = dict(self._errors)
         for number, write in self._writes.items():
             offsets[number] = write.base
+            if write.sequence:
+                first_ids[number] = write.first_id  # of a repeated one the first's
             if (failure := write.failure) is not None:
                 errors[number] = failure
         for number, error in errors.items():

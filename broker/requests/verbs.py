@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
-from metaq.protocol.limits import FRAMES_MARK, MANY_MARK
+from metaq.protocol.limits import FRAMES_MARK, MANY_MARK, SEQUENCES_MARK
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
@@ -97,7 +97,8 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
 
     def version(version: Version, caller: Caller | None) -> Bytes:
-        return encode_result(Status.SUCCESS, f"{broker.version} {MANY_MARK} {FRAMES_MARK}", version.opaque)
+        marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else [])]
+        return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
 
     def follow(frame: Frame, caller: Caller | None) -> Answer:
         if broker.member is None:

@@ -106,6 +106,7 @@ class SetMember:
         for log in self._broker.store.logs():
             log.limit_visibility()
         self._broker.store.retention_enabled = False  # a follower drops what its leader has dropped
+        self._broker.sequences.enabled = False  # the stream does not carry the internal logs
         if not self._file.history.epochs:
             await self._in_thread(partial(self._file.write, self._file.epoch, self._file.history))
         start = partial(self._session.start, connect_seconds, wait_for_servers=True, create_chroot=True)

@@ -28,6 +28,7 @@ from . import tuning
 from .durability import DATA
 from .files import Files, write_all
 from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
+from .sequence_rows import SEQUENCES_TOPIC
 from .sync_job import SyncJob
 from .threads import RunInThread, call_safely
 
@@ -173,7 +174,7 @@ class Journal:
 
     def _make_safe(self, group: Sequence[_Append]) -> None:
         last: _Last = {log: (end, count) for log, _, end, count, _ in group}
-        if len(last) <= tuning.DIRECT_PARTITIONS and all(log.durability.may_sync for log in last):
+        if len(last) <= tuning.DIRECT_PARTITIONS and all(log.durability.may_sync for log in last) and _is_direct(group):
             jobs = [(log, job) for log in last if (job := log.begin(DATA)) is not None]
             self._direct = len(jobs)
             for log, job in jobs:
@@ -349,6 +350,13 @@ class Journal:
         self._full.clear()
         self._waiting = []
         self._answer_all()
+
+
+def _is_direct(group: Sequence[_Append]) -> bool:
+    """Whether it costs less to sync the partitions themselves: not if an internal log's rows come with few bytes."""
+    if all(log.topic != SEQUENCES_TOPIC for log, *_ in group):
+        return True
+    return sum(end - base for _, base, end, _, _ in group) > tuning.SEQUENCES_DIRECT_BYTES
 
 
 def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:

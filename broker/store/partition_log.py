@@ -282,6 +282,13 @@ class PartitionLog:
         segments.files.fsync_directory(self.directory)
         segments.remove_empty_last()
 
+    def roll(self) -> None:
+        """Begin a new segment now, unless the last one is empty. Raises OSError, LogReadOnly."""
+        if self.durability.read_only is not None:
+            raise LogReadOnly(self.directory, self.durability.read_only)
+        if self.segments.active.size:
+            self._start_segment()
+
     def _start_segment(self) -> None:
         self._writer.roll()
         self._shared.syncs.request(self, DATA | INDEX)

@@ -184,6 +184,10 @@ class Retention:
         """Whether files of the log are being removed."""
         return log in self._busy
 
+    def discard(self, log: PartitionLog, count: int) -> None:
+        """Delete a log's first `count` segments, whatever the policies say."""
+        self._remove(log, count, Disposal.DELETE)
+
     def tidy(self, log: PartitionLog) -> None:
         """Have the next run remove files that belong to none of the log's segments any more."""
         self._untidy[log] = None

@@ -32,12 +32,19 @@ from .retention import RemovedSegment, Retention
 from .rewriting import PageCacheSync
 from .searching import Searching
 from .segment import Segment, create_segment
+from .sequence_rows import SEQUENCES_DIRECTORY, SEQUENCES_TOPIC, cut_torn_writes
 from .threads import RunInThread, call_safely
 from .topic_config import TopicStoreConfig
 
 __all__ = ["Append", "AppendListener", "RemovedSegment", "Store", "TopicStoreConfig"]
 
 _log = logging.getLogger(__name__)
+
+_LOOSE, _WAITING = 0, 1
+_SEQUENCE_CONFIGS = {
+    _LOOSE: TopicStoreConfig(1 << 30, tuning.SEQUENCES_SYNC_RECORDS, tuning.SEQUENCES_SYNC_MS),
+    _WAITING: TopicStoreConfig(1 << 30, 0, 0),
+}
 
 AllSafeCallback = Callable[[Sequence[MetaqError | None]], None]
 """callback(for each log None if its data is safe on this node, else why it will not be)."""
@@ -101,7 +108,7 @@ class Store:
         self.key_building = KeyBuilding(files, run_in_thread, key_block_bytes)
         self.searching = Searching(files, self.key_building)
         self._file_systems = FileSystems(files)
-        self._syncs = BackgroundSyncs(self._file_systems, run_in_thread, self.key_building.consider)
+        self._syncs = BackgroundSyncs(self._file_systems, run_in_thread, self._sync_ended)
         self._retention = Retention(files, config_for, run_in_thread, clock, lambda log: self._rebuilding.add(log))
         self._rebuilding = IndexRebuilding(
             self._open_files, run_in_thread, self.key_building.revisit, self._retention.tidy
@@ -128,6 +135,7 @@ class Store:
             self._renewed,
         )
         self._logs: dict[tuple[str, int], PartitionLog] = {}
+        self._sequence_logs: dict[int, PartitionLog] = {}
         self._locks: list[int] = []
         self._closed = False
 
@@ -154,6 +162,9 @@ class Store:
     def _recover(self) -> None:
         """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
+        for number in (_LOOSE, _WAITING):
+            if self.files.is_directory(path := self._sequences_path(number)):
+                found[f"{SEQUENCES_TOPIC}-{number}"] = PartitionDirectory(SEQUENCES_TOPIC, number, path)
 
         def directory_for(name: str) -> str:
             directory = found[name] = found.get(name) or self._directory_for(name)
@@ -161,9 +172,18 @@ class Store:
 
         journal = replay_journal(self.files, self.data_paths[0], directory_for)
         sync = PageCacheSync(self._file_systems, [each.path for each in found.values()])
+        for entry in sorted(each for each in found.values() if each.topic == SEQUENCES_TOPIC):
+            recovered = recover_partition(self._open_files, entry.path, sync)
+            _tell(recovered.report)
+            log = self._add_sequence_log(entry, recovered.segments, recovered.unsynced_directories)
+            self._rebuilding.add(log)
+            del found[f"{entry.topic}-{entry.partition}"]
+        for log in self.sequence_logs:
+            cut_torn_writes(self.files, log.segments.snapshot(), log.first_offset, found)
         for entry in sorted(found.values()):
             recovered = recover_partition(self._open_files, entry.path, sync)
-            self._report(recovered.report)
+            self.reports.append(recovered.report)
+            _tell(recovered.report)
             log = self._add(*entry, recovered.segments, recovered.unsynced_directories)
             self._rebuilding.add(log)
         self._sync_recovered(journaled=bool(journal.paths))
@@ -176,7 +196,7 @@ class Store:
 
         journaled: there is a journal to be dropped, which may have made any partition's puts safe. Raises StoreError.
         """
-        logs = [log for log in self._logs.values() if journaled or log.waits]
+        logs = [log for log in (*self.sequence_logs, *self._logs.values()) if journaled or log.waits]
         segments = [
             segment for log in logs for segment in log.segments if segment.synced < segment.end or segment.index is None
         ]
@@ -199,6 +219,8 @@ class Store:
 
     def _directory_for(self, name: str) -> PartitionDirectory:
         topic, _, number = name.rpartition("-")
+        if topic == SEQUENCES_TOPIC:
+            return PartitionDirectory(topic, int(number), self._sequences_path(int(number)))
         data_path = os.path.realpath(self._data_path_for(topic))
         return PartitionDirectory(topic, int(number), partition_path(data_path, topic, int(number)))
 
@@ -213,7 +235,7 @@ class Store:
         self.key_building.stop()
         self._journal.stop()
         self._syncs.finish()
-        for log in self._logs.values():
+        for log in (*self.sequence_logs, *self._logs.values()):
             log.close()
         self._journal.close()
         self._release()
@@ -223,13 +245,6 @@ class Store:
         locks, self._locks = self._locks, []
         for fd in locks:
             self.files.close(fd)
-
-    def _report(self, report: RecoveryReport) -> None:
-        self.reports.append(report)
-        if report.damage or report.missing_bytes:
-            _log.error("recovered %s", report)
-        elif report.notable:
-            _log.warning("recovered %s", report)
 
     # --- appending ----------------------------------------------------------------------------------------------------
 
@@ -384,6 +399,49 @@ class Store:
         self._logs[topic, partition] = log
         return log
 
+    # --- internal logs (sequence_rows.py): no partitions, and never among `logs` --------------------------------------
+
+    @property
+    def sequence_logs(self) -> Sequence[PartitionLog]:
+        """Those that there are."""
+        return tuple(self._sequence_logs.values())
+
+    def sequence_log(self, waits: bool) -> PartitionLog:
+        """That of partitions with group commit, or asynchronous flush; made on its first use. Raises StoreError."""
+        number = _WAITING if waits else _LOOSE
+        return self._sequence_logs.get(number) or self._create_sequence_log(number)
+
+    def drop_sequences_before(self, log: PartitionLog, offset: int) -> None:
+        """Delete an internal log's segments that end at byte `offset` or before."""
+        self._retention.discard(log, sum(segment.end <= offset for segment in log.segments[:-1]))
+
+    def _sequences_path(self, number: int) -> str:
+        return os.path.join(self.data_paths[0], SEQUENCES_DIRECTORY, str(number))
+
+    def _create_sequence_log(self, number: int) -> PartitionLog:
+        path = self._sequences_path(number)
+        parent = os.path.dirname(path)
+        try:
+            self.files.make_directory(parent)
+            self.files.make_directory(path)
+            segment = create_segment(self._open_files, path, 0)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be made: {error}") from error
+        entry = PartitionDirectory(SEQUENCES_TOPIC, number, path)
+        return self._add_sequence_log(entry, [segment], (self.data_paths[0], parent, path))
+
+    def _add_sequence_log(
+        self, entry: PartitionDirectory, segments: Sequence[Segment], unsynced_directories: Sequence[str]
+    ) -> PartitionLog:
+        config = _SEQUENCE_CONFIGS[entry.partition]
+        log = PartitionLog(*entry, segments, config, self._shared, unsynced_directories)
+        self._sequence_logs[entry.partition] = log
+        return log
+
+    def _sync_ended(self, log: PartitionLog) -> None:
+        if log.topic != SEQUENCES_TOPIC:
+            self.key_building.consider(log)
+
     def reconfigure(self) -> None:
         """Ask for every log's settings again. Retention asks whenever it runs, data paths only for new partitions."""
         for log in self._logs.values():
@@ -501,3 +559,10 @@ def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) ->
     for number in sorted(left):
         log, end = ends[number]
         log.when_safe(end, partial(answered, number))
+
+
+def _tell(report: RecoveryReport) -> None:
+    if report.damage or report.missing_bytes:
+        _log.error("recovered %s", report)
+    elif report.notable:
+        _log.warning("recovered %s", report)

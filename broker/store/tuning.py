@@ -53,6 +53,14 @@ JOURNAL_FULL_FILES = 4
 JOURNAL_JOIN_BELOW_BYTES = 4096
 """Data in buffers smaller than this on average is joined: one copy costs less than so many calls."""
 
+SEQUENCES_SYNC_RECORDS = 100_000
+SEQUENCES_SYNC_MS = 1000
+"""The internal log of partitions with asynchronous flush is synced so often."""
+
+SEQUENCES_DIRECT_BYTES = 1 << 20
+"""Up to this size numbered writes of one or two partitions go through the journal with their row: one sync for all.
+More is not worth writing twice. `sync-256`, `latency-sync`."""
+
 # --- batches: `batch`, `batch-128`, `batch-10240` ---------------------------------------------------------------------
 
 SLICE_RECORDS = 1 << 13

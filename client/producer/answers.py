@@ -55,6 +55,8 @@ class FlightRequest(Protocol):
     """What carries some turns of a flight."""
 
     turns: Sequence[Turn]
+    counted: bool
+    """Whether it carries their numbers."""
 
     @property
     def answers(self) -> int:
@@ -76,19 +78,25 @@ class Speaks(Protocol):
     endpoint: Endpoint
     speaks_frames: bool
     takes_many: bool
+    takes_sequences: bool
 
 
 class FlightCodec:
     """How one producer sends its flights."""
 
-    def __init__(self) -> None:
+    def __init__(self, producer: int = 0) -> None:
+        """producer: its number, if its requests are to be counted."""
+        self._producer = producer
         self._headers = SendHeaders()
+        self._counted = SendHeaders(producer)
 
     def requests(self, turns: Sequence[Turn], broker: Speaks) -> Sequence[FlightRequest]:
         """Those that carry these turns. There is more than one only if the broker is older than was known."""
         if len(turns) > 1 and not broker.takes_many:
             return [request for turn in turns for request in self.requests([turn], broker)]
         if broker.speaks_frames:
+            if self._producer and broker.takes_sequences and all(queue.partition[2] >= 0 for queue, _ in turns):
+                return (FrameRequest(turns, broker.endpoint, self._counted, self._producer),)
             return (FrameRequest(turns, broker.endpoint, self._headers),)
         return (PutRequests(turns, broker.endpoint),)
 
@@ -96,25 +104,27 @@ class FlightCodec:
 class FrameRequest:
     """One frame: SEND or SEND_BATCH for one turn, SEND_MANY for several."""
 
-    __slots__ = ("_endpoint", "_headers", "turns")
+    __slots__ = ("_endpoint", "_headers", "_producer", "counted", "turns")
 
     answers = 1
 
-    def __init__(self, turns: Sequence[Turn], endpoint: Endpoint, headers: SendHeaders) -> None:
+    def __init__(self, turns: Sequence[Turn], endpoint: Endpoint, headers: SendHeaders, producer: int = 0) -> None:
         self.turns = turns
+        self.counted = producer > 0
+        self._producer = producer
         self._endpoint = endpoint
         self._headers = headers
 
     def encode(self, opaques: Sequence[int]) -> Sequence[Buffer]:
         opaque = opaques[0]
         if len(self.turns) > 1:
-            return _encode_many(opaque, self.turns)
+            return _encode_many(opaque, self.turns, self._producer)
         queue, batch = self.turns[0]
         partition, first = queue.partition, batch[0]
         if len(batch) == 1 and first.is_single:
             ((flag, checksum, body),) = first.records()
-            return self._headers.encode(opaque, partition, flag, checksum, len(body)), body
-        return batch_frame(opaque, partition, batch)
+            return self._headers.encode(opaque, partition, flag, checksum, len(body), queue.sequence), body
+        return batch_frame(opaque, partition, batch, None, self._producer, queue.sequence)
 
     def result_alone(self, reply: Reply | None) -> object:
         if type(reply) is not SentReply or len(self.turns) > 1 or len(batch := self.turns[0].batch) > 1:
@@ -176,6 +186,8 @@ class PutRequests:
     A Java broker may append pipelined puts in another order (wire.md §5); messages with a key therefore go one at a
     time (`PartitionQueue.take`).
     """
+
+    counted = False
 
     def __init__(self, turns: Sequence[Turn], endpoint: Endpoint) -> None:
         self.turns = turns
@@ -255,12 +267,18 @@ def _unreadable(endpoint: Endpoint, why: object) -> RemoteProtocolError:
 
 
 def batch_frame(
-    opaque: int, partition: TopicPartition, batch: Sequence[Outgoing], tx_key: str | None = None
+    opaque: int,
+    partition: TopicPartition,
+    batch: Sequence[Outgoing],
+    tx_key: str | None = None,
+    producer: int = 0,
+    sequence: int = 0,
 ) -> Sequence[Buffer]:
-    """A SEND_BATCH frame."""
+    """A SEND_BATCH frame. producer: 0 = it has no number."""
     body = encode_batch(batch)
     records = sum(outgoing.count for outgoing in batch)
-    ext = SendBatchRequest(partition.topic, partition.partition, records, tx_key).to_ext()
+    number = (producer, sequence) if producer else ()
+    ext = SendBatchRequest(partition.topic, partition.partition, records, tx_key, *number).to_ext()
     return encode_frame(RequestCode.SEND_BATCH, opaque, ext, sum(map(len, body))), *body
 
 
@@ -277,7 +295,7 @@ def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
     return [np.array(sizes, dtype=">u4").tobytes(), *joined(parts, sum(sizes))]
 
 
-def _encode_many(opaque: int, turns: Sequence[Turn]) -> Sequence[Buffer]:
+def _encode_many(opaque: int, turns: Sequence[Turn], producer: int) -> Sequence[Buffer]:
     """A SEND_MANY frame with a part for each partition."""
     topics: dict[str, int] = {}
     table: list[tuple[int, int, int]] = []
@@ -288,8 +306,9 @@ def _encode_many(opaque: int, turns: Sequence[Turn]) -> Sequence[Buffer]:
         for outgoing in batch:
             outgoing.encode_into(sizes, parts)
         table.append((topics.setdefault(partition.topic, len(topics)), partition.partition, len(sizes) - before))
-    body = [encode_parts(table, sizes), *joined(parts, sum(sizes))]
-    ext = SendManyRequest(tuple(topics), len(table), len(sizes)).to_ext()
+    sequences = [queue.sequence for queue, _ in turns] if producer else ()
+    body = [encode_parts(table, sizes, sequences), *joined(parts, sum(sizes))]
+    ext = SendManyRequest(tuple(topics), len(table), len(sizes), producer).to_ext()
     return encode_frame(RequestCode.SEND_MANY, opaque, ext, sum(map(len, body))), *body
 
 

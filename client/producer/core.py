@@ -6,6 +6,10 @@ at most `max_requests_in_flight` requests under way; the partitions that become 
 each of them has, go together in the next one. So requests grow exactly as far as the broker needs, without a delay at
 low rates, and order within a partition holds across retries.
 
+**Numbers.** A partition's requests are numbered. What a request held goes again as it was, with its number, as long as
+it is not known whether it is stored: the broker then stores it once. Only what certainly is not stored may go
+elsewhere, leave the batch or get company.
+
 **A driver** tells the core what happens and does what it returns:
 
 1. `join`, or `add`, for a message; `landed` and then `release` for what a flight ended with; `view_changed`;
@@ -37,6 +41,7 @@ from metaq.protocol.errors import (
     ClientError,
     MetaqError,
     NoPartition,
+    NotSafe,
     RequestTimedOut,
     TopicNotAccepted,
     WrongPartition,
@@ -52,7 +57,7 @@ from .key_order import KeyOrder
 from .losses import Losses
 from .outgoing import GatheredBatch, OnDelivery, Outgoing
 from .queues import BrokerQueue, FailedTurn, Flight, PartitionQueue, Turn, expired, take_expired
-from .routing import no_partition
+from .routing import key_bytes, no_partition
 
 __all__ = ["Actions", "GivenUp", "ProducerCore", "Routes"]
 
@@ -249,6 +254,7 @@ class ProducerCore:
                 # no call from here on: an interrupt (interrupts.py) finds all of it done or nothing
                 queue.busy = True
                 queue.under_way = batch
+                queue.sequence += 1
                 broker.flights += 1
                 self._buffered += outgoing.size
                 self._messages += weight
@@ -284,6 +290,7 @@ class ProducerCore:
             queue.answered = count
             queue.busy = False
             queue.under_way = ()
+            queue.repeat = None
             flight.missing = 0
             broker.flights -= 1
             flight.landed = flight.turns
@@ -297,10 +304,13 @@ class ProducerCore:
                 broker.call(queue)
             return self._depart(broker)
 
-    def landed(self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn] = ()) -> Actions:
+    def landed(
+        self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn] = (), answered: bool = True
+    ) -> Actions:
         """These turns were acknowledged, and those failed: what has gathered meanwhile goes, what may be tried again
         waits in front of it for `wake`.
 
+        answered: the broker has said so. Else it is not known whether they are stored if the flight may have left.
         What is finished stays in the count of what is buffered until `release`. Not where interrupts come; it may be
         repeated, as a flight that an interrupt has ended otherwise is told of again.
         """
@@ -312,12 +322,18 @@ class ProducerCore:
             ended: list[GivenUp] = []
             for (queue, batch), error in failed:
                 if queue.under_way is batch:  # else its request ended before its sender was interrupted
-                    ended += self._back(queue, batch, error)
+                    # a repetition that is refused says nothing of the request that it repeats
+                    lost = (not answered and flight.counted) or queue.repeat is not None
+                    if (lost and error.retriable) or isinstance(error, NotSafe):
+                        ended += self._keep(queue, batch, error)
+                    else:
+                        ended += self._back(queue, batch, error)
             for queue, batch in finished:
                 queue.failures = 0
                 queue.answered = batch[0].count if len(batch) == 1 else sum([each.count for each in batch])
                 queue.busy = False
                 queue.under_way = ()
+                queue.repeat = None
                 if queue.queue:
                     broker.call(queue)
             flight.landed = [*flight.landed, *finished]
@@ -408,8 +424,9 @@ class ProducerCore:
         what is under way."""
         with self._lock:
             self._closed = self.closing = True
+            unknown = [outgoing for each in self._queues.values() for outgoing in each.give_up_repeat()]
             under_way = [outgoing for each in self._queues.values() for outgoing in each.under_way]
-            queued = [outgoing for each in self._queues.values() for outgoing in each.take_all()]
+            queued = unknown + [outgoing for each in self._queues.values() for outgoing in each.take_all()]
             queued += self._keys.take_all()
         return Actions(ended=[(each, Closed()) for each in queued], late=[(each, Closed()) for each in under_way])
 
@@ -426,6 +443,38 @@ class ProducerCore:
         return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
 
     # --- retries ----------------------------------------------------------------------------------------------------
+
+    def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
+        """With the lock held: it is not known whether a numbered request is stored. It is repeated as it is while one
+        of its messages has time left; returns all of them if none has."""
+        now = self._clock()
+        follows = self._follow(error)
+        for outgoing in batch:
+            outgoing.attempts += follows is None
+            outgoing.cause = _telling(outgoing, error, now)
+        if queue.repeat is None:
+            queue.repeat_until = now + tuning.REPEAT_SECONDS
+        queue.busy = False
+        queue.paused = True
+        # another list: this flight, if it is told of again, must not find its own
+        queue.under_way = queue.repeat = list(batch)
+        queue.stop_gathering()
+        queue.follows = follows is not None
+        if follows is not None:
+            queue.retry_at = now + follows
+        else:
+            queue.failures += 1
+            pause = self._pause(queue.failures)
+            self._places.avoid(queue.partition, error, pause)
+            queue.retry_at = now if queue.failures == 1 else now + pause
+        self._wake_at(queue.retry_at, queue)
+        if not self.closing and self._may_repeat(queue, now):
+            return []
+        return [(each, Closed() if self.closing else self.overdue(each)) for each in queue.give_up_repeat()]
+
+    def _may_repeat(self, queue: PartitionQueue, now: float) -> bool:
+        assert queue.repeat is not None
+        return now < queue.repeat_until and any(not each.done and now < each.deadline for each in queue.repeat)
 
     def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
         """With the lock held: a request failed. What may be tried again goes back in front of the queue, which pauses;
@@ -447,6 +496,7 @@ class ProducerCore:
         queue.busy = False
         queue.paused = True
         queue.under_way = ()
+        queue.repeat = None
         queue.stop_gathering()
         queue.put_back(again)
         queue.follows = follows is not None
@@ -472,7 +522,8 @@ class ProducerCore:
         ended: list[GivenUp] = []
         following = list(flights)
         for queue in paused:
-            drained = self._drain(queue)
+            drained, overdue = self._drain(queue)
+            ended += [(outgoing, self.overdue(outgoing)) for outgoing in overdue]
             placed: list[tuple[Outgoing, TopicPartition | None]] = []
             for outgoing in drained:
                 if outgoing.done or outgoing.deadline <= self._clock():
@@ -493,13 +544,18 @@ class ProducerCore:
             ended += left
         return Actions(following, ended)
 
-    def _drain(self, queue: PartitionQueue) -> Sequence[Outgoing]:
-        """Everything queued of a paused partition, to be routed anew; it stays paused until `_resume`."""
+    def _drain(self, queue: PartitionQueue) -> tuple[Sequence[Outgoing], Sequence[Outgoing]]:
+        """Everything queued of a paused partition, to be routed anew, which stays paused until `_resume`; and what it
+        had to repeat, if that is not to be repeated any more."""
         with self._lock:
             if not queue.paused:
-                return ()
-            queue.under_way = drained = queue.take_all()
-            return drained
+                return (), ()
+            overdue: Sequence[Outgoing] = ()
+            if queue.repeat is not None and not self._may_repeat(queue, self._clock()):
+                overdue = queue.give_up_repeat()
+            drained = queue.take_all()
+            queue.under_way = [*(queue.repeat or ()), *drained]
+            return drained, overdue
 
     def _resume(
         self, queue: PartitionQueue, placed: list[tuple[Outgoing, TopicPartition | None]]
@@ -511,12 +567,19 @@ class ProducerCore:
             if not queue.paused:
                 return (), []
             placed = placed + [(each, None if each.goes_by_key else here) for each in queue.take_all()]
-            queue.under_way = ()
+            queue.under_way = queue.repeat or ()
             if self._closed:
                 return (), [(outgoing, Closed()) for outgoing, _ in placed]
             touched = {here: queue}
+            # messages of a key stay behind an earlier one that is repeated here: elsewhere they could be stored first
+            held = {key_bytes(each.key) for each in queue.repeat or () if each.key is not None}
             for outgoing, partition in placed:
-                where = self._by_key(outgoing) if partition is None else partition
+                if partition is not None:
+                    where = partition
+                elif held and outgoing.key is not None and key_bytes(outgoing.key) in held:
+                    where = here
+                else:
+                    where = self._by_key(outgoing)
                 other = self._queues.get(where) or self._queue_of(where)
                 other.put(outgoing)
                 touched[where] = other
@@ -591,7 +654,7 @@ class ProducerCore:
         """Let those go that have something queued."""
         brokers: dict[BrokerQueue, None] = {}
         for each in queues:
-            if each.queue:
+            if each.queue or each.repeat:
                 each.broker.call(each)
                 brokers[each.broker] = None
         return [flight for broker in brokers for flight in self._depart(broker)]

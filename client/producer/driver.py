@@ -27,7 +27,7 @@ from .outgoing import GatheredBatch, Outgoing
 from .queues import Flight, PartitionQueue
 from .resending import Undelivered
 from .routing import Router, no_partition
-from .sending import Sender
+from .sending import Sender, new_producer_id
 
 __all__ = ["Driver"]
 
@@ -64,7 +64,15 @@ class Driver:
         self._wake_armed = self._look_armed = math.inf
         self._freed = Bells()  # of threads that wait for room, or for all to end
         self._sender = Sender(
-            self.core, metadata, pool, config.connection, self._do, self._released, self._elsewhere, clock
+            self.core,
+            metadata,
+            pool,
+            config.connection,
+            self._do,
+            self._released,
+            self._elsewhere,
+            clock,
+            new_producer_id() if config.idempotent else 0,
         )
         self._telling: list[Actions] = []
         """One for each thread that is telling what messages ended with. Those under way may leave the core meanwhile,

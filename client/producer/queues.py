@@ -28,6 +28,10 @@ class PartitionQueue:
     open: the last of the queue, while more messages may join it; queued_bytes and queued_records count it when it is
     closed. gathers_for: the `where` of the last one that was opened. sticks: messages without a key go here, until what
     is queued is full, leaves or fails.
+
+    sequence: number of the last request's messages. repeat: what that request held, if it is not known whether they are
+    stored: they go again before all others, the same ones with the same number, until `repeat_until` (monotonic
+    seconds). While it waits it counts as under way.
     """
 
     __slots__ = (
@@ -44,7 +48,10 @@ class PartitionQueue:
         "queued_bytes",
         "queued_records",
         "ready",
+        "repeat",
+        "repeat_until",
         "retry_at",
+        "sequence",
         "sticks",
         "under_way",
     )
@@ -66,6 +73,9 @@ class PartitionQueue:
         self.retry_at = 0.0  # while it is paused
         self.answered = 0  # messages of the last request
         self.under_way: Sequence[Outgoing] = ()
+        self.sequence = 0
+        self.repeat: list[Outgoing] | None = None
+        self.repeat_until = 0.0
 
     def put(self, outgoing: Outgoing) -> None:
         if self.open is not None:
@@ -110,6 +120,7 @@ class PartitionQueue:
         Over the text protocol a message with a key goes alone: a Java broker may append pipelined puts in any order.
         """
         queue = self.queue
+        self.sequence += 1
         self.sticks = False
         if self.open is not None:
             self.close()
@@ -143,6 +154,14 @@ class PartitionQueue:
         """
         return max(0, self.queued_records - self.answered) // 2
 
+    def give_up_repeat(self) -> list[Outgoing]:
+        """What waits to be repeated is not any more; nothing if its request is under way."""
+        if self.repeat is None or self.busy:
+            return []
+        batch, self.repeat = self.repeat, None
+        self.under_way = self.under_way[len(batch) :]
+        return batch
+
     def take_all(self) -> list[Outgoing]:
         batch = list(self.queue)
         self.queue.clear()
@@ -164,11 +183,23 @@ FailedTurn = tuple[Turn, MetaqError]
 
 class Flight:
     """Turns that go to one broker together. missing: those without an outcome. taken: the sender has begun. request:
-    that of the last turn, or the one of all, from just before it is sent. failed: it could not be sent. landed,
+    that of the last turn, or the one of all, from just before it is sent. counted: it may have left with the numbers of
+    its turns. failed: it could not be sent. landed,
     settled: turns of which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is
     taken on the thread that no signal reaches, and so is what follows for it."""
 
-    __slots__ = ("broker", "elsewhere", "failed", "landed", "missing", "request", "settled", "taken", "turns")
+    __slots__ = (
+        "broker",
+        "counted",
+        "elsewhere",
+        "failed",
+        "landed",
+        "missing",
+        "request",
+        "settled",
+        "taken",
+        "turns",
+    )
 
     def __init__(self, broker: BrokerQueue, turns: list[Turn]) -> None:
         self.broker = broker
@@ -176,6 +207,7 @@ class Flight:
         self.missing = len(turns)
         self.taken = False
         self.failed = False
+        self.counted = False
         self.elsewhere = False
         self.landed: list[Turn] = []
         self.settled: list[Turn] = []
@@ -237,25 +269,33 @@ class BrokerQueue:
             self.call_lingering()
         while self.ready:
             first = self.ready[0]
-            waits = first.queue and not (first.busy or first.paused)
+            waits = (first.queue or first.repeat) and not (first.busy or first.paused)
             if turns and waits:
-                message = first.queue[0]
-                full = size + message.size > max_bytes or records + message.count > max_records
+                messages = first.repeat or (first.queue[0],)
+                full = size + _size(messages) > max_bytes or records + _count(messages) > max_records
                 if full or len(turns) >= MAX_PARTS or not self.gathers:
                     break
             self.ready.popleft()
             first.ready = False
             if waits:
-                batch = first.take(max_bytes - size, max_records - records)
+                batch = first.repeat or first.take(max_bytes - size, max_records - records)
                 first.busy = True
                 first.under_way = batch
                 if len(batch) == 1:
                     size, records = size + batch[0].size, records + batch[0].count
                 else:
-                    size += sum([outgoing.size for outgoing in batch])
-                    records += sum([outgoing.count for outgoing in batch])
+                    size += _size(batch)
+                    records += _count(batch)
                 turns.append(Turn(first, batch))
         return turns
+
+
+def _size(messages: Sequence[Outgoing]) -> int:
+    return sum([outgoing.size for outgoing in messages])
+
+
+def _count(messages: Sequence[Outgoing]) -> int:
+    return sum([outgoing.count for outgoing in messages])
 
 
 def expired(outgoing: Outgoing, now: float) -> bool:

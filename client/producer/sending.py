@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from .core import Actions, ProducerCore
 from .outgoing import Outgoing
 from .queues import Flight, Turn
 
-__all__ = ["Sender"]
+__all__ = ["Sender", "new_producer_id"]
 
 log = get_log(__name__)
 
@@ -33,7 +34,7 @@ class Sender:
     get their results after that, while the broker has the next flight already; then the core may release them.
 
     do: does what the core says where messages failed. on_released: called where there is room again. elsewhere: has an
-    action done, in order, on a thread that no signal reaches.
+    action done, in order, on a thread that no signal reaches. producer: its number, 0 if its requests are not counted.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Sender:
         on_released: Callable[[], None],
         elsewhere: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
+        producer: int = 0,
     ) -> None:
         self._core = core
         self._metadata = metadata
@@ -55,7 +57,8 @@ class Sender:
         self._on_released = on_released
         self._elsewhere = elsewhere
         self._clock = clock
-        self._codec = FlightCodec()
+        self._numbers = producer > 0
+        self._codec = FlightCodec(producer)
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
         """Send `flight`. caller: the message whose thread this is, and which is going to drive the connection that this
@@ -73,6 +76,8 @@ class Sender:
             patience = deadline if caller is None else min(deadline, caller.deadline)
             try:
                 connection = self._connection(queue.partition, patience - now)
+                if self._numbers and connection.takes_sequences and (ended := connection.notice_end()) is not None:
+                    raise ended
             except MetaqError as error:
                 self._fail(flight, error)
                 flight.failed = True
@@ -91,6 +96,7 @@ class Sender:
                     on_done = partial(self._answered, flight, request, index)
                     exchanges.append(Exchange(opaque, on_done, deadline, background))
                 buffers = request.encode(opaques)
+                flight.counted = request.counted
                 flight.request = exchanges[0]
                 connection.send(exchanges, buffers)
         except BaseException:  # where one comes, a flight has one turn
@@ -139,7 +145,7 @@ class Sender:
             self._take(flight, partial(self._land, flight, request, index, reply, error))
 
     def _fail(self, flight: Flight, error: MetaqError) -> None:
-        self._take(flight, partial(self._landed, flight, (), [(turn, error) for turn in flight.turns]))
+        self._take(flight, partial(self._landed, flight, (), [(turn, error) for turn in flight.turns], False))
 
     def _take(self, flight: Flight, action: Callable[[], None]) -> None:
         """Take an answer, or its absence: now, or on a thread that no signal reaches, one after the other. The callers
@@ -164,14 +170,16 @@ class Sender:
         landing = request.read(index, reply, error)
         if landing is None:
             return
-        self._landed(flight, landing.stored, landing.failed)
+        self._landed(flight, landing.stored, landing.failed, error is None)
         if landing.stored:
             parked = landing.give()
             self._release(flight, landing.stored)
             finish_together(parked)
 
-    def _landed(self, flight: Flight, stored: Sequence[Turn], failed: Sequence[tuple[Turn, MetaqError]]) -> None:
-        actions = self._core.landed(flight, stored, failed)
+    def _landed(
+        self, flight: Flight, stored: Sequence[Turn], failed: Sequence[tuple[Turn, MetaqError]], answered: bool
+    ) -> None:
+        actions = self._core.landed(flight, stored, failed, answered)
         if failed:
             self._do(actions)
         else:
@@ -220,6 +228,11 @@ class Sender:
     def _release_here(self, flight: Flight, turns: Sequence[Turn]) -> None:
         self.transmit_all(self._core.release(flight, turns))
         self._on_released()
+
+
+def new_producer_id() -> int:
+    """63 bits of the system's randomness, so that no fork and no seed repeats them; not 0."""
+    return secrets.randbits(63) or 1
 
 
 def _has_gone(flight: Flight) -> bool:

@@ -50,3 +50,8 @@ RESENT_TOGETHER = 100
 
 LAST_WAIT_SECONDS = 1.0
 """close() of the store of undelivered messages waits at most so long for the threads that write and send them."""
+
+# --- numbered requests: no benchmark --------------------------------------------------------------------------------
+
+REPEAT_SECONDS = 12 * 3600.0
+"""A request whose outcome is not known is not repeated for longer: brokers forget its number after a day."""

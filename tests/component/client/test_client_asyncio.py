@@ -43,7 +43,7 @@ class Asked:
 class Link:
     """Drives a ClientStream on asyncio's streams, and connects again when the broker has closed the connection."""
 
-    speaks_frames = takes_many = True
+    speaks_frames = takes_many = takes_sequences = True
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint

@@ -737,7 +737,7 @@ def test_what_follows_an_interrupted_answer_is_taken_behind_it():
     class Core:
         keys_move = False
 
-        def landed(self, flight, finished, failures):
+        def landed(self, flight, finished, failures, answered):
             flight.landed.extend(finished)
             failed.extend(failures)
             return Actions()
@@ -757,7 +757,8 @@ def test_what_follows_an_interrupted_answer_is_taken_behind_it():
     outgoing.report = future.outcome.settle
     turn = Turn(PartitionQueue(TopicPartition("t", 0, 0), broker), [outgoing])
     flight, endpoint = Flight(broker, [turn]), Endpoint("localhost", 8123)
-    (request,) = FlightCodec().requests([turn], SimpleNamespace(endpoint=endpoint, speaks_frames=True, takes_many=True))
+    speaks = SimpleNamespace(endpoint=endpoint, speaks_frames=True, takes_many=True, takes_sequences=True)
+    (request,) = FlightCodec().requests([turn], speaks)
     sender._answered(flight, request, 0, SentReply(1, 77, 0, 4096), None)
     assert len(queued) == 1, "the main thread may be interrupted"
     interrupted = BrokerUnavailable("taking an answer was interrupted")

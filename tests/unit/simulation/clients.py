@@ -112,6 +112,7 @@ class Producer:
             partial(world.later, 0, self._admit),
             partial(world.later, 0),
             self._now,
+            producer=1,
         )
 
     def _now(self) -> float:

@@ -213,6 +213,13 @@ class Client:
     def takes_many(self) -> bool:
         return self._stream is not None and self._stream.takes_many
 
+    def notice_end(self) -> None:
+        """It ends at the moment at which the wire does."""
+
+    @property
+    def takes_sequences(self) -> bool:
+        return self._stream is not None and self._stream.takes_sequences
+
     def connection(self, _endpoint: Endpoint, _timeout: float) -> Client:
         """Raises BrokerUnavailable."""
         if self._stream is None:

@@ -1,0 +1,325 @@
+"""Which numbered write of each producer a partition has stored last, so that a repeated one is stored once.
+
+A producer numbers its writes for a partition, always upwards, and has one of them under way. So the last one is all
+that is to be remembered:
+
+    number higher than the last     it is stored, and is the last from then on
+    the last one's                  nothing is stored; it is answered as the first was, once that is safe
+    lower                           a copy that came late, for which nobody waits: refused (StaleSequence)
+
+What is remembered is derived from the store's internal logs (store/sequence_rows.py), so it is as durable as the
+messages. A row lies in front of its messages; it counts if they are there: if the message at its first byte has its id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from metaq.protocol.errors import CorruptRecord, MetaqError, StaleSequence, StoreError
+from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
+from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
+
+from . import tuning
+from .store.partition_log import PartitionLog
+from .store.sequence_rows import ROW_BYTES, SequenceRow, encode_rows, internal_record, read_rows
+from .store.store import Append, Store
+
+__all__ = ["NumberedWrite", "Sequences"]
+
+_log = logging.getLogger(__name__)
+
+
+class _Stored(NamedTuple):
+    """What is remembered of a producer's last write to a partition. [base, end): byte offsets."""
+
+    sequence: int
+    base: int
+    end: int
+    first_id: int
+    records: int
+
+
+_Key = tuple[int, PartitionLog]
+
+
+class NumberedWrite(Append):
+    """A write that may have a number. producer, sequence: 0 = it has none.
+
+    first_id: of its messages; of a repeated one, after `Sequences.admit`, the first one's, as are `base` and `end`.
+    """
+
+    producer = 0
+    sequence = 0
+    first_id = 0
+    records = 0
+    before: _Stored | None = None
+    """What was the last one when this was admitted."""
+
+
+W = TypeVar("W", bound=NumberedWrite)
+
+
+class Sequences(Generic[W]):
+    """Lives on the reactor thread.
+
+    `enabled` is False on a node that copies another one's partitions: nothing is looked at and nothing written then.
+    `rebuild` before it is set again.
+    """
+
+    def __init__(
+        self, store: Store, make: Callable[[PartitionLog, Sequence[Buffer], Buffer], W], clock: Callable[[], float]
+    ) -> None:
+        """store: open. make: makes a write of an internal log's record. clock: seconds since 1970."""
+        self.enabled = True
+        self.repeated: list[W] = []
+        """Those that `admit` has found to be stored already, since somebody emptied this."""
+        self._store = store
+        self._make = make
+        self._clock = clock
+        self._table: dict[_Key, _Stored] = {}
+        self._pending: list[W] = []  # admitted, without a row yet
+        self._restated: dict[_Key, None] = {}  # the newest row of each says what did not happen
+        self._compacting: dict[PartitionLog, tuple[int, int]] = {}  # where its snapshot begins and ends
+        self._next_sweep = self._next_compaction = 0.0
+        self.rebuild()
+
+    def __len__(self) -> int:
+        """How many producers and partitions are remembered."""
+        return len(self._table)
+
+    # --- writes -------------------------------------------------------------------------------------------------------
+
+    def admit(self, write: W, base: int, size: int) -> bool:
+        """Whether a numbered write is to be appended, at byte `base` of its log; then `rows` comes next.
+
+        False: it is stored already and has the first one's place (`repeated`), or it has its `error`.
+        """
+        key = write.producer, write.log
+        known = self._table.get(key)
+        if known is None:
+            if len(self._table) >= tuning.MAX_SEQUENCES:
+                self._forget_oldest()
+        elif write.sequence <= known.sequence:
+            self._found(write, known)
+            return False
+        end = base + size
+        write.before, write.base, write.end = known, base, end
+        self._table[key] = _Stored(write.sequence, base, end, write.first_id, write.records)
+        self._pending.append(write)
+        return True
+
+    def stored_before(self, write: W) -> bool:
+        """Whether a write that cannot be appended now has been stored already: then it is as `admit` leaves it."""
+        known = self._table.get((write.producer, write.log))
+        if known is None or write.sequence != known.sequence:
+            return False
+        self._found(write, known)
+        return True
+
+    def _found(self, write: W, known: _Stored) -> None:
+        if write.sequence < known.sequence:
+            write.error = StaleSequence(write.sequence, known.sequence)
+        else:
+            write.base, write.end, write.first_id = known.base, known.end, known.first_id
+            self.repeated.append(write)
+
+    def rows(self) -> Iterator[W]:
+        """What is to be appended in front of those that were admitted: a record for each mode of flushing.
+
+        If one of them cannot be appended, its writes have that `error` afterwards.
+        """
+        pending, self._pending = self._pending, []
+        if len(pending) == 1:
+            parts = {pending[0].log.waits: pending}
+        else:
+            parts = {}
+            for write in pending:
+                parts.setdefault(write.log.waits, []).append(write)
+        for waits, writes in parts.items():
+            try:
+                log = self._store.sequence_log(waits)
+            except MetaqError as error:
+                self._refuse(writes, error)
+                continue
+            rows = [
+                (each.producer, each.sequence, each.base, each.end, each.first_id, each.records, each.log)
+                for each in writes
+            ]
+            if self._restated:
+                rows[:0] = self._take_restated()
+            data, unit = _record(rows, writes[0].first_id, log.end_offset)
+            record = self._make(log, (data,), unit)
+            yield record
+            if record.error is not None:
+                self._refuse(writes, record.error)
+
+    def _refuse(self, writes: Iterable[W], error: MetaqError) -> None:
+        for write in writes:
+            self.not_stored(write)
+            write.error = error
+
+    def not_stored(self, write: W) -> None:
+        """An admitted write was not appended after all: it never happened."""
+        key = write.producer, write.log
+        write.base = write.end = 0
+        known = self._table.get(key)
+        if known is None or known.sequence != write.sequence:
+            return
+        if write.before is None:
+            del self._table[key]
+        else:
+            self._table[key] = write.before
+        self._restated[key] = None
+
+    def _take_restated(self) -> list[_Row]:
+        restated, self._restated = self._restated, {}
+        return [self._row(key) for key in restated]
+
+    def _row(self, key: _Key) -> _Row:
+        producer, log = key
+        known = self._table.get(key)
+        return (producer, 0, 0, 0, 0, 0, log) if known is None else (producer, *known, log)
+
+    # --- reading it again ---------------------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Know what the store's internal logs say. At the start, and when this node begins to lead.
+
+        Rows of writes that are not in their partitions are taken back, in the log too. Raises StoreError.
+        """
+        self._table.clear()
+        self._restated.clear()
+        found: defaultdict[_Key, list[SequenceRow]] = defaultdict(list)
+        for log in self._store.sequence_logs:
+            for key, rows in self._read(log).items():
+                found[key] += rows
+        oldest_ms = self._oldest_ms()
+        for key, rows in found.items():
+            rows.sort(key=lambda row: row.sequence)
+            for row in reversed(rows):
+                if _is_there(row, key[1]):
+                    if row.time_ms >= oldest_ms:
+                        self._table[key] = _Stored(row.sequence, row.base, row.end, row.first_id, row.records)
+                    break
+                self._restated[key] = None
+        if len(self._table) > tuning.MAX_SEQUENCES:
+            self._forget_oldest()
+        if self._restated:
+            self._restate()
+
+    def _read(self, log: PartitionLog) -> dict[_Key, list[SequenceRow]]:
+        """Of each producer and partition the last two rows: the last may be of a write that did not happen."""
+        found: dict[_Key, list[SequenceRow]] = {}
+        for row in read_rows(log.segments.snapshot(), log.first_offset):
+            partition = self._store.find(row.topic, row.partition)
+            if partition is None:
+                continue
+            key = row.producer, partition
+            if row.records:
+                found[key] = [*found.get(key, ())[-1:], row]
+            else:
+                found.pop(key, None)
+        return found
+
+    def _restate(self) -> None:
+        for log in self._store.sequence_logs:
+            rows = self._take_restated()
+            data, unit = _record(rows, self._now_id(), log.end_offset)
+            append = Append(log, (data,), unit)
+            self._store.append_many((append,))
+            if append.error is not None:  # those rows go on being found out by their ids
+                _log.warning("numbers of sends that were not stored stay in %s: %s", log.directory, append.error)
+            self._restated = {(row[0], row[6]): None for row in rows}
+        self._restated.clear()
+
+    # --- time passes --------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Forget what nobody has used for long, and keep the logs short. To be called about once a second."""
+        now = self._clock()
+        if now >= self._next_sweep:
+            self._next_sweep = now + tuning.SEQUENCES_SWEEP_SECONDS
+            oldest = self._oldest_ms()
+            self._table = {key: stored for key, stored in self._table.items() if _time_ms(stored) >= oldest}
+        for log, (start, end) in list(self._compacting.items()):
+            if log.synced_end >= end:
+                del self._compacting[log]
+                self._store.drop_sequences_before(log, start)
+        if self.enabled and now >= self._next_compaction:
+            for log in self._store.sequence_logs:
+                size = log.end_offset - log.first_offset
+                if log not in self._compacting and size > self._most_bytes() and log.read_only is None:
+                    self._compact(log, now)
+
+    def _most_bytes(self) -> int:
+        return max(tuning.SEQUENCE_LOG_BYTES, 4 * ROW_BYTES * len(self._table))
+
+    def _compact(self, log: PartitionLog, now: float) -> None:
+        """Write all that is known to a new segment; those before it go once that is on the disk."""
+        try:
+            log.roll()
+        except (OSError, MetaqError) as error:
+            _log.warning("%s is not made shorter now: %s", log.directory, error)
+            self._next_compaction = now + tuning.SEQUENCES_SWEEP_SECONDS
+            return
+        start = log.end_offset
+        keys = list(self._table)
+        for first in range(0, len(keys), tuning.SEQUENCE_ROWS):
+            rows = [self._row(key) for key in keys[first : first + tuning.SEQUENCE_ROWS]]
+            data, unit = _record(rows, self._now_id(), log.end_offset)
+            append = Append(log, (data,), unit)
+            self._store.append_many((append,))
+            if append.error is not None:
+                _log.warning("%s is not made shorter now: %s", log.directory, append.error)
+                self._next_compaction = now + tuning.SEQUENCES_SWEEP_SECONDS
+                return
+        self._compacting[log] = start, log.end_offset
+        log.checkpoint()
+
+    def _forget_oldest(self) -> None:
+        """Make room: a quarter goes, those that were used longest ago."""
+        kept = sorted(self._table.items(), key=lambda item: item[1].first_id)[-(tuning.MAX_SEQUENCES * 3 // 4) :]
+        self._table = dict(kept)
+
+    def _oldest_ms(self) -> float:
+        return (self._clock() - tuning.SEQUENCE_SECONDS) * 1000
+
+    def _now_id(self) -> int:
+        return max(0, int(self._clock() * 1000) - EPOCH_MS) << TIME_SHIFT
+
+
+_Row = tuple[int, int, int, int, int, int, PartitionLog]
+"""producer, sequence, base, end, first id, records, log."""
+
+
+def _record(rows: list[_Row], record_id: int, offset: int) -> tuple[bytes, bytes]:
+    if len(rows) == 1:
+        row = rows[0]
+        log = row[6]
+        return internal_record(encode_rows((log.topic,), [(*row[:6], log.partition, 0)]), record_id, offset)
+    topics: dict[str, int] = {}
+    numbered = [(*row[:6], row[6].partition, topics.setdefault(row[6].topic, len(topics))) for row in rows]
+    return internal_record(encode_rows(list(topics), numbered), record_id, offset)
+
+
+def _time_ms(stored: _Stored) -> int:
+    return (stored.first_id >> TIME_SHIFT) + EPOCH_MS
+
+
+def _is_there(row: SequenceRow, log: PartitionLog) -> bool:
+    """Whether the write of a row is in its partition. What retention has taken away is believed to have been."""
+    if row.end > log.end_offset:
+        return False
+    if row.base < log.first_offset:
+        return True
+    try:
+        header = log.segments.snapshot().read(row.base, HEADER_BYTES)
+    except CorruptRecord:
+        return False
+    except StoreError as error:
+        _log.error("it cannot be told whether a producer's last send is in %s: %s", log.directory, error)
+        return True
+    return len(header) == HEADER_BYTES and HEADER.unpack(header)[2] == row.first_id

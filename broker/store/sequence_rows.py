@@ -1,0 +1,170 @@
+"""What the store keeps of numbered writes: rows of an internal log, beside the partitions and never among them.
+
+A producer that repeats a send whose answer was lost gives it the number that it had, and the broker must know then what
+became of the first one (broker/sequences.py). So each append of numbered writes appends one record in front of them,
+to an internal log, which is a PartitionLog like any other: journaled, synced and recovered as one. It lies in a
+directory without a `-`, which Java brokers pass over, and its topic is no name that a client can say.
+
+There are two: one for partitions with group commit, one for those with asynchronous flush, so that a row is made safe
+as its messages are.
+
+    a record's body    version u16 | topics u16 | topics × (bytes u16 | UTF-8) | rows
+    a row              producer u64 | sequence u64 | base i64 | end i64 | first id i64 | records u32 | partition u32 |
+                       number of the topic u32                                                       all big-endian
+
+[base, end): the byte offsets that the records get if their append succeeds. Whether it did, the partition says: a row
+counts if the message at `base` has its first id. A row with 0 records takes back what was said of its producer there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from struct import Struct, error
+from typing import NamedTuple
+
+from metaq.protocol.errors import StoreError
+from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
+from metaq.protocol.record import HEADER, HEADER_BYTES, checksum
+
+from .directories import PartitionDirectory
+from .files import Files, opened
+from .index import UNIT
+from .segment import SegmentFile, segment_files
+from .segments import Snapshot
+
+__all__ = [
+    "ROW_BYTES",
+    "SEQUENCES_DIRECTORY",
+    "SEQUENCES_TOPIC",
+    "SequenceRow",
+    "cut_torn_writes",
+    "encode_rows",
+    "internal_record",
+    "read_rows",
+]
+
+_log = logging.getLogger(__name__)
+
+SEQUENCES_DIRECTORY = "metaqsequences"
+SEQUENCES_TOPIC = "/sequences"
+"""No client can name it: a topic has no `/` (limits.check_topic)."""
+
+_VERSION = 1
+_HEAD = Struct(">HH")
+_LENGTH = Struct(">H")
+_ROW = Struct(">QQqqqIII")
+_READ_BYTES = 4 << 20
+
+ROW_BYTES = _ROW.size
+
+
+class SequenceRow(NamedTuple):
+    """See the module. Byte offsets in the partition; records: 0 = nothing is known of this producer any more."""
+
+    producer: int
+    sequence: int
+    base: int
+    end: int
+    first_id: int
+    records: int
+    partition: int
+    topic: str
+
+    @property
+    def time_ms(self) -> int:
+        """When it was written, Unix milliseconds."""
+        return (self.first_id >> TIME_SHIFT) + EPOCH_MS
+
+
+def encode_rows(topics: Sequence[str], rows: Sequence[tuple[int, int, int, int, int, int, int, int]]) -> bytes:
+    """A record's body. rows: the fields of SequenceRow, with the number of the topic in place of its name."""
+    parts = [_HEAD.pack(_VERSION, len(topics))]
+    for topic in topics:
+        name = topic.encode("utf-8")
+        parts += (_LENGTH.pack(len(name)), name)
+    pack = _ROW.pack
+    parts += [pack(*row) for row in rows]
+    return b"".join(parts)
+
+
+def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, bytes]:
+    """A whole record and its index unit, to be appended at byte `offset`. record_id: one that tells the time."""
+    size = HEADER_BYTES + len(body)
+    unit = UNIT.pack(offset, record_id, (record_id >> TIME_SHIFT) + EPOCH_MS, size, 0)
+    return HEADER.pack(len(body), checksum(body), record_id, 0) + body, unit
+
+
+def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[SequenceRow]:
+    """All rows of an internal log, in the order they were written. Raises StoreError."""
+    offset, rest = first_offset, b""
+    while data := snapshot.read(offset, _READ_BYTES):
+        offset += len(data)
+        rest += data
+        start = 0
+        while start + HEADER_BYTES <= len(rest):
+            length = HEADER.unpack_from(rest, start)[0]
+            end = start + HEADER_BYTES + length
+            if end > len(rest):
+                break
+            yield from _decoded(rest[start + HEADER_BYTES : end])
+            start = end
+        rest = rest[start:]
+
+
+def cut_torn_writes(
+    files: Files, snapshot: Snapshot, first_offset: int, directories: Mapping[str, PartitionDirectory]
+) -> None:
+    """Cut the part of a write that a partition ends with, if the process died in the middle of it.
+
+    It was never acknowledged, and its producer is going to repeat all of it. (A kill ends a large write between two
+    pages.) directories: of all partitions, by `<topic>-<partition>`; before they are recovered. Raises StoreError.
+    """
+    last: dict[tuple[str, int], SegmentFile | None] = {}
+    try:
+        for row in read_rows(snapshot, first_offset):
+            key = row.topic, row.partition
+            if key not in last:
+                entry = directories.get(f"{row.topic}-{row.partition}")
+                found = segment_files(files, entry.path) if entry is not None else []
+                last[key] = found[-1] if found else None
+            file = last[key]
+            if file is None or not file.first_offset <= row.base < file.end < row.end:
+                continue
+            if _cut(files, file, row):
+                last[key] = file._replace(size=row.base - file.first_offset)
+    except OSError as error:
+        raise StoreError(f"what producers have sent last cannot be told: {error}") from error
+
+
+def _cut(files: Files, file: SegmentFile, row: SequenceRow) -> bool:
+    position = row.base - file.first_offset
+    with opened(files, file.path, os.O_RDWR) as fd:
+        header = files.pread(fd, HEADER_BYTES, position)
+        if len(header) == HEADER_BYTES and HEADER.unpack(header)[2] != row.first_id:
+            return False
+        files.truncate(fd, position)
+    size = file.end - row.base
+    _log.warning(
+        "%s: %d bytes of a send of %d bytes were cut: it was not finished", file.path, size, row.end - row.base
+    )
+    return True
+
+
+def _decoded(body: bytes) -> Iterator[SequenceRow]:
+    try:
+        version, count = _HEAD.unpack_from(body)
+        if version != _VERSION:
+            raise StoreError(f"rows of version {version}: a newer broker has written them")
+        place = _HEAD.size
+        topics = []
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(body, place)
+            place += _LENGTH.size + length
+            topics.append(body[place - length : place].decode("utf-8"))
+        rows = list(_ROW.iter_unpack(body[place:]))
+        for row in rows:
+            yield SequenceRow._make((*row[:7], topics[row[7]]))
+    except (error, IndexError) as wrong:
+        raise StoreError(f"rows of an internal log cannot be read: {wrong}") from wrong

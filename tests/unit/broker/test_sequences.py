@@ -1,0 +1,305 @@
+"""Numbered sends: a repeated one is stored once, whatever happens between the first one and its answer."""
+
+import errno
+import os
+from itertools import starmap
+
+import numpy as np
+import pytest
+
+from metaq.broker import tuning
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.record import checksum, encode_record
+from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendReply, SendRequest, decode_rows, encode_parts
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.doubles.store import FaultyFiles
+from tests.unit.broker.harness import Harness, put
+
+OK, NOT_SAFE, STALE = ResponseCode.SUCCESS, ResponseCode.NOT_SAFE, ResponseCode.STALE_SEQUENCE
+ALICE, BOB = 1, (1 << 63) - 1
+
+
+def send(topic, partition, body, producer, sequence, opaque=1):
+    ext = SendRequest(topic, partition, 0, checksum(body), None, producer, sequence).to_ext()
+    return encode_frame(RequestCode.SEND, opaque, ext, len(body)) + body
+
+
+def batch(topic, partition, bodies, producer, sequence):
+    records = [encode_record(body, 0, 0) for body in bodies]
+    payload = np.array(list(map(len, records)), ">u4").tobytes() + b"".join(records)
+    ext = SendBatchRequest(topic, partition, len(records), None, producer, sequence).to_ext()
+    return encode_frame(RequestCode.SEND_BATCH, 1, ext, len(payload)) + payload
+
+
+def many(parts, producer):
+    """parts: (topic, partition, bodies, sequence) of each."""
+    topics = list(dict.fromkeys(part[0] for part in parts))
+    table = [(topics.index(topic), partition, len(bodies)) for topic, partition, bodies, _ in parts]
+    records = [encode_record(body, 0, 0) for _, _, bodies, _ in parts for body in bodies]
+    body = encode_parts(table, list(map(len, records)), [part[3] for part in parts]) + b"".join(records)
+    ext = SendManyRequest(tuple(topics), len(parts), len(records), producer).to_ext()
+    return encode_frame(RequestCode.SEND_MANY, 1, ext, len(body)) + body
+
+
+def place(frame):
+    """First id and offset of what was stored."""
+    assert frame.code == OK, frame.remark
+    reply = SendReply.from_ext(frame.ext)
+    return reply.message_id, reply.offset
+
+
+def stored(harness, topic="t", partition=0):
+    log = harness.store.find(topic, partition)
+    return 0 if log is None else log.segments.message_count
+
+
+class Lives:
+    """One broker after the other over the same files."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.files = FaultyFiles()
+        self.start()
+
+    def start(self):
+        self.harness = Harness(self.directory, files=self.files)
+        self.peer = self.harness.connect()
+
+    def kill(self):
+        """kill -9, and another start."""
+        self.files.kill()
+        self.files.heal()
+        self.start()
+
+    def ask(self, data):
+        self.peer.send(data)
+        self.harness.threads.run()
+        (frame,) = self.peer.frames()
+        return frame
+
+
+@pytest.fixture
+def lives(tmp_path):
+    lives = Lives(tmp_path)
+    yield lives
+    lives.files.heal()
+    lives.harness.close()
+
+
+KINDS = {
+    "one": lambda topic, producer, sequence: send(topic, 0, b"hello", producer, sequence),
+    "batch": lambda topic, producer, sequence: batch(topic, 0, [b"hello", b"you"], producer, sequence),
+}
+
+
+@pytest.mark.parametrize("topic", ["t", "safe"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_repeated_send_is_stored_once_and_answered_as_the_first(lives, kind, topic):
+    make = KINDS[kind]
+    first = place(lives.ask(make(topic, ALICE, 7)))
+    count = stored(lives.harness, topic)
+    assert place(lives.ask(make(topic, ALICE, 7))) == first
+    assert stored(lives.harness, topic) == count
+    other = place(lives.ask(make(topic, BOB, 7)))
+    assert other != first
+    assert place(lives.ask(make(topic, ALICE, 9)))[1] > other[1]  # gaps are allowed
+    late = lives.ask(make(topic, ALICE, 8))
+    assert (late.code, stored(lives.harness, topic)) == (STALE, 3 * count)
+    assert "number 8" in late.remark
+
+
+def test_the_parts_of_a_send_many_are_judged_each_on_its_own(lives):
+    first = lives.ask(many([("t", 0, [b"a"], 1), ("t", 1, [b"b", b"c"], 1), ("safe", 0, [b"d"], 5)], ALICE))
+    before = decode_rows(first.body, 3)
+    again = lives.ask(
+        many([("t", 0, [b"a"], 1), ("t", 1, [b"e"], 2), ("safe", 0, [b"x"], 4), ("t", 2, [b"y"], 1)], ALICE)
+    )
+    rows = list(starmap(lambda *row: row, zip(*decode_rows(again.body, 4), strict=True)))
+    assert rows[0] == (before.ids[0], before.offsets[0], 0, OK)
+    assert [row[3] for row in rows] == [OK, OK, STALE, OK]
+    assert [stored(lives.harness, *each) for each in (("t", 0), ("t", 1), ("safe", 0), ("t", 2))] == [1, 3, 1, 1]
+
+
+def test_a_repetition_is_not_acknowledged_before_the_first_one_is_safe(lives):
+    lives.peer.send(batch("safe", 0, [b"a"], ALICE, 1))
+    other = lives.harness.connect()
+    other.send(batch("safe", 0, [b"a"], ALICE, 1))
+    other.send(many([("safe", 0, [b"a"], 1)], ALICE))
+    other.send(send("safe", 0, b"a", ALICE, 1))
+    assert (lives.peer.received(), other.received()) == (b"", b"")
+    lives.harness.threads.run()
+    (first,), (second, third, fourth) = lives.peer.frames(), other.frames()
+    assert place(first) == place(second) == place(fourth)
+    assert decode_rows(third.body, 1).ids == [place(first)[0]]
+    assert stored(lives.harness, "safe") == 1
+
+
+def test_a_sync_that_fails_leaves_it_open_whether_a_send_is_stored(lives):
+    lives.files.fail("fdatasync")
+    assert lives.ask(batch("safe", 0, [b"a"], ALICE, 1)).code == NOT_SAFE
+    assert lives.ask(batch("safe", 0, [b"a"], ALICE, 1)).code == NOT_SAFE
+    lives.kill()
+    place(lives.ask(batch("safe", 0, [b"a"], ALICE, 1)))
+    assert stored(lives.harness, "safe") == 1
+
+
+@pytest.mark.parametrize("change", [1, 2, 3])
+def test_a_write_that_failed_was_never_stored(lives, change):
+    """Each write of the rows and the messages in turn."""
+    place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))
+    lives.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lives.files.fail_at = lives.files.changes + change
+    first = lives.ask(batch("t", 0, [b"a", b"b"], ALICE, 2))
+    lives.files.heal()
+    lives.harness.store.space.look_now()
+    assert first.code == (ResponseCode.DISK_FULL if change < 3 else OK)
+    if change < 3:
+        assert place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))[1] == 0  # still the last one
+    again = place(lives.ask(batch("t", 0, [b"a", b"b"], ALICE, 2)))
+    assert stored(lives.harness) == 3
+    lives.kill()
+    assert place(lives.ask(batch("t", 0, [b"a", b"b"], ALICE, 2))) == again
+
+
+def test_a_failed_write_does_not_come_back_with_what_lies_in_its_place_later(lives):
+    place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))
+    lives.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lives.files.fail_at = lives.files.changes + 2
+    assert lives.ask(batch("t", 0, [b"a"], ALICE, 2)).code == ResponseCode.DISK_FULL
+    lives.files.heal()
+    lives.harness.store.space.look_now()
+    lives.ask(many([("t", 0, [b"b"], 1)], BOB))  # as long, at the same offset
+    lives.kill()
+    assert place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))[1] == 0
+    place(lives.ask(batch("t", 0, [b"a"], ALICE, 2)))
+    assert stored(lives.harness) == 3
+
+
+@pytest.mark.parametrize("topic", ["t", "safe"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_restart_remembers(lives, topic, clean):
+    first = place(lives.ask(batch(topic, 0, [b"a", b"b"], ALICE, 3)))
+    if clean:
+        lives.harness.close()
+        lives.start()
+    else:
+        lives.kill()
+    assert place(lives.ask(batch(topic, 0, [b"a", b"b"], ALICE, 3))) == first
+    assert lives.ask(batch(topic, 0, [b"z"], ALICE, 2)).code == STALE
+    assert stored(lives.harness, topic) == 2
+
+
+@pytest.mark.parametrize("topic", ["t", "safe"])
+@pytest.mark.parametrize("left", [0, 10, 25, 30, 49])
+def test_a_kill_in_the_middle_of_a_write_leaves_nothing_of_it(lives, topic, left):
+    """The row is there, and of the messages only so many bytes."""
+    place(lives.ask(batch(topic, 0, [b"hello"], BOB, 1)))
+    lives.peer.send(batch(topic, 0, [b"hello", b"hello"], ALICE, 1))
+    lives.files.kill()
+    path = lives.harness.store.get(topic, 0).segments.active.path
+    os.truncate(path, 25 + left)
+    lives.start()
+    assert place(lives.ask(batch(topic, 0, [b"hello", b"hello"], ALICE, 1)))[1] == 25
+    assert stored(lives.harness, topic) == 3
+    lives.kill()
+    assert place(lives.ask(batch(topic, 0, [b"hello", b"hello"], ALICE, 1)))[1] == 25
+    assert stored(lives.harness, topic) == 3
+
+
+def test_a_send_that_was_stored_is_acknowledged_when_its_partition_takes_nothing_any_more(lives):
+    first = place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
+    lives.harness.broker.partitions.close("t", 0, 0)
+    assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 1))) == first
+    assert place(lives.ask(send("t", 0, b"a", ALICE, 1))) == first
+    assert decode_rows(lives.ask(many([("t", 0, [b"a"], 1)], ALICE)).body, 1).codes == [OK]
+    assert lives.ask(batch("t", 0, [b"b"], ALICE, 2)).code == ResponseCode.NO_PERMISSION
+
+
+def test_several_numbered_sends_of_one_read_keep_their_order(lives):
+    lives.peer.send(
+        send("t", 0, b"a", ALICE, 1, 1)
+        + put("t", 0, b"b", 2)
+        + send("t", 0, b"c", ALICE, 2, 3)
+        + send("t", 0, b"c", ALICE, 2, 4)
+    )
+    lives.harness.threads.run()
+    assert stored(lives.harness) == 3
+    data = bytes(lives.harness.store.get("t", 0).segments.read(0, 1000))
+    assert [data[start + 20 : start + 21] for start in (0, 21, 42)] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        send("t", -1, b"a", ALICE, 1),
+        batch("t", -1, [b"a"], ALICE, 1),
+        many([("t", -1, [b"a"], 1)], ALICE),
+        many([("t", 0, [b"a"], 0)], ALICE),
+    ],
+)
+def test_a_numbered_send_has_to_name_its_partition_and_a_number(lives, frame):
+    assert lives.ask(frame).code == ResponseCode.MESSAGE_ILLEGAL
+    assert stored(lives.harness) == 0
+
+
+def test_a_producer_is_forgotten_after_a_day_without_use(lives):
+    lives.ask(batch("t", 0, [b"a"], ALICE, 1))
+    lives.harness.time += tuning.SEQUENCE_SECONDS - 60
+    lives.ask(batch("t", 0, [b"a"], BOB, 1))
+    lives.harness.time += 120
+    lives.harness.broker.sequences.tick()
+    assert len(lives.harness.broker.sequences) == 1
+    place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
+    assert stored(lives.harness) == 3
+
+
+def test_the_least_recently_used_go_first_beyond_the_limit(lives, monkeypatch):
+    monkeypatch.setattr(tuning, "MAX_SEQUENCES", 8)
+    for producer in range(1, 9):
+        lives.ask(batch("t", 0, [b"a"], producer, 1))
+    lives.ask(batch("t", 0, [b"a"], 1, 2))
+    lives.ask(batch("t", 0, [b"a"], 9, 1))
+    assert len(lives.harness.broker.sequences) == 7
+    place(lives.ask(batch("t", 0, [b"a"], 1, 2)))
+    assert stored(lives.harness) == 10
+
+
+@pytest.mark.parametrize("topic", ["t", "safe"])
+def test_the_log_is_replaced_by_what_is_known(lives, topic, monkeypatch):
+    monkeypatch.setattr(tuning, "SEQUENCE_LOG_BYTES", 4096)
+    monkeypatch.setattr(tuning, "SEQUENCE_ROWS", 2)
+    first = place(lives.ask(batch(topic, 0, [b"a"], BOB, 1)))
+    for number in range(1, 200):
+        last = place(lives.ask(batch(topic, 0, [b"a"], ALICE, number)))
+    (log,) = lives.harness.store.sequence_logs
+    before = log.end_offset - log.first_offset
+    lives.harness.broker.sequences.tick()
+    lives.harness.threads.run()
+    lives.harness.broker.sequences.tick()
+    lives.harness.threads.run()
+    assert log.end_offset - log.first_offset < before / 20
+    assert len([name for name in os.listdir(log.directory) if name.endswith(".meta")]) == 1
+    lives.kill()
+    assert place(lives.ask(batch(topic, 0, [b"a"], BOB, 1))) == first
+    assert place(lives.ask(batch(topic, 0, [b"a"], ALICE, 199))) == last
+    assert stored(lives.harness, topic) == 200
+
+
+def test_a_follower_looks_at_no_numbers_and_a_leader_reads_them_again(lives):
+    sequences = lives.harness.broker.sequences
+    place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
+    sequences.enabled = False
+    place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
+    assert stored(lives.harness) == 2
+    sequences.rebuild()
+    sequences.enabled = True
+    assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))[1] == 0
+    assert stored(lives.harness) == 2
+
+
+def test_clients_see_nothing_of_the_internal_logs(lives):
+    lives.ask(batch("safe", 0, [b"a"], ALICE, 1))
+    assert [log.topic for log in lives.harness.store.logs()] == ["safe"]
+    assert list(lives.harness.broker.partitions.stored_topics()) == ["safe"]
+    for name in ("/sequences", "metaqsequences"):
+        assert lives.ask(batch(name, 1, [b"x"], ALICE, 9)).code != OK

@@ -1,0 +1,233 @@
+"""Numbers of the producer's requests: what may be stored goes again as it was, and nowhere else."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from metaq.client.config import ProducerConfig
+from metaq.client.producer.answers import FlightCodec
+from metaq.client.producer.queues import Turn
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import BrokerUnavailable, ConfigError, NoPartition, NotSafe, PartitionClosed, RequestTimedOut
+from metaq.protocol.sends import SendManyRequest, SendRequest, split_many
+from tests.frames import FrameReader
+from tests.unit.client.test_client_producer_core import HERE, THERE, Sent, message
+
+LOST = BrokerUnavailable("the connection was lost")
+
+
+class Numbered(Sent):
+    """Its requests carry their numbers; the place where they go away is `elsewhere`."""
+
+    elsewhere = True
+
+    def lose(self, error=LOST, counted=True):
+        """The last flight left and got no answer; or, not counted, it did not leave."""
+        flight = self.flights[-1]
+        flight.counted = counted
+        self.do(self.core.landed(flight, (), [(turn, error) for turn in flight.turns], answered=False))
+
+    def again(self):
+        self.now += 1.0
+        self.wake()
+
+    @property
+    def numbers(self):
+        return [(queue.partition, queue.sequence, batch) for queue, batch in self.batches]
+
+
+def started(*messages):
+    """A first request is under way, and these wait behind it."""
+    sent, first = Numbered(), message(b"first")
+    sent.routes = dict.fromkeys(messages, HERE)
+    sent.add(first)
+    for each in messages:
+        sent.add(each)
+    return sent, first
+
+
+def test_what_may_be_stored_goes_again_alone_with_its_number_to_its_partition():
+    second, third = message(), message()
+    sent, first = started(second, third)
+    sent.routes = dict.fromkeys((first, second, third), THERE)  # where they would go now
+    sent.lose()
+    assert len(sent.flights) == 1
+    sent.again()
+    (queue, again), (_, others) = sent.batches[1:]
+    assert (queue.partition, queue.sequence, again) == (HERE, 1, [first])
+    assert others == [second, third]  # were never sent, so they may go elsewhere
+    assert sent.batches[2][0].partition == THERE
+
+
+def test_the_next_request_has_the_next_number():
+    second = message()
+    sent, _ = started(second)
+    queue = sent.batches[0][0]
+    assert queue.sequence == 1
+    sent.lose()
+    sent.again()
+    assert queue.sequence == 1
+    sent.finish()
+    assert (queue.sequence, sent.batches[-1]) == (2, (queue, [second]))
+    sent.finish()
+    assert sent.core.is_empty()
+
+
+@pytest.mark.parametrize("error", [LOST, RequestTimedOut("no answer"), NotSafe("here", "the sync failed")])
+def test_it_stays_unknown_until_the_broker_says_something(error):
+    sent, first = started()
+    sent.routes = {first: THERE}
+    if isinstance(error, NotSafe):
+        sent.fail(error)
+    else:
+        sent.lose(error)
+    for unsent in (NoPartition("nobody publishes it"), BrokerUnavailable("refused"), RequestTimedOut("connecting")):
+        sent.again()
+        sent.lose(unsent, counted=False)  # this try did not leave, which says nothing of the first
+    sent.again()
+    assert sent.numbers == [(HERE, 1, [first])] * 5
+    sent.fail(PartitionClosed(0, 0))  # the broker has looked: it is not stored
+    sent.again()
+    assert sent.numbers[-1] == (THERE, 1, [first])
+
+
+def test_messages_of_a_key_stay_behind_one_that_is_repeated_and_others_move():
+    """Its partition is gone from the list of its topic, so that all keys belong elsewhere."""
+    sent = Numbered()
+    first, second, other, later = (message(key=key) for key in (b"k", b"k", b"o", b"k"))
+    sent.partitions = (HERE,)
+    for each in (first, second, other):
+        sent.add(each, None)
+    sent.lose()
+    sent.partitions = (THERE,)
+    sent.add(later, None)
+    sent.again()
+    assert [(queue.partition, batch) for queue, batch in sent.batches[1:]] == [(HERE, [first]), (THERE, [other])]
+    sent.finish(1)
+    assert (sent.batches[-1][0].partition, sent.batches[-1][1]) == (HERE, [second])
+    sent.finish(3)
+    assert len(sent.flights) == 4, "its key's new partition is busy"
+    sent.finish(2)
+    assert (sent.batches[-1][0].partition, sent.batches[-1][1]) == (THERE, [later])
+
+
+def test_what_never_left_may_go_elsewhere_at_once():
+    sent, first = started()
+    sent.routes = {first: THERE}
+    sent.lose(counted=False)
+    sent.again()
+    assert sent.batches[-1][0].partition == THERE
+
+
+def test_a_message_whose_time_is_over_stays_in_its_batch_while_others_have_time():
+    short, long = message(b"s", 5.0, future=True), message(b"l", future=True)
+    sent, _ = started(short, long)
+    sent.finish()
+    sent.lose()
+    sent.now = 6.0
+    actions = sent.core.expire(sent.now)
+    assert [each for each, _ in actions.late] == [short]  # told, and in its place
+    sent.do(actions)
+    short.fail(actions.late[0][1])
+    sent.again()
+    assert sent.batches[-1][1] == [short, long]
+    sent.finish()
+    assert sent.core.is_empty()
+
+
+def test_it_ends_when_all_its_messages_have_no_time_left():
+    behind = message(b"b", 50.0)
+    sent, first = started(behind)
+    first.deadline = 5.0
+    sent.lose()
+    sent.again()
+    sent.lose()
+    sent.now = 6.0
+    sent.wake()
+    assert sent.ended == [first]
+    assert sent.batches[-1] == (sent.batches[0][0], [behind])
+    assert sent.batches[-1][0].sequence == 2
+
+
+def test_it_ends_before_brokers_forget_its_number():
+    sent, first = started()
+    first.deadline = 1e9
+    sent.lose()
+    sent.again()
+    sent.now += 13 * 3600
+    sent.lose()
+    assert sent.ended == [first]
+
+
+def test_a_close_ends_what_waits_to_be_repeated():
+    sent, first = started()
+    sent.lose()
+    actions = sent.core.close()
+    assert [each for each, _ in actions.ended] == [first]
+    assert not actions.late
+    sent.do(actions)
+    assert sent.core.is_empty()
+
+
+def test_a_close_leaves_what_is_being_repeated_to_its_request():
+    sent, first = started()
+    sent.lose()
+    sent.again()
+    actions = sent.core.close()
+    assert ([each for each, _ in actions.ended], [each for each, _ in actions.late]) == ([], [first])
+    sent.lose()
+    assert sent.ended == [first]
+
+
+def test_a_flight_that_is_told_of_twice_counts_once():
+    sent, _ = started()
+    flight = sent.flights[0]
+    sent.lose()
+    assert not sent.core.landed(flight, (), [(turn, LOST) for turn in flight.turns], answered=False).ended
+    sent.again()
+    assert len(sent.flights) == 2
+    assert sent.core.buffered_messages == 1
+
+
+def broker(**marks):
+    return SimpleNamespace(endpoint=("h", 1), **({"speaks_frames": True, "takes_many": True} | marks))
+
+
+def encoded(turns, producer, **marks):
+    (request,) = FlightCodec(producer).requests(turns, broker(**marks))
+    (frame,) = FrameReader().receive(b"".join(map(bytes, request.encode([5]))))
+    return request, frame
+
+
+def turn(partition, sequence):
+    sent = Numbered()
+    queue = sent.add(message(b"x"), partition)
+    queue.sequence = sequence
+    return Turn(queue, [message(b"x")])
+
+
+def test_a_request_says_its_number_to_a_broker_that_takes_it():
+    request, frame = encoded([turn(HERE, 7)], 99, takes_sequences=True)
+    read = SendRequest.from_ext(frame.ext)
+    assert (request.counted, read.producer, read.sequence) == (True, 99, 7)
+    request, frame = encoded([turn(HERE, 7), turn(THERE, 3)], 99, takes_sequences=True)
+    several = SendManyRequest.from_ext(frame.ext)
+    assert (request.counted, several.producer, split_many(frame.body, several).sequences) == (True, 99, [7, 3])
+
+
+@pytest.mark.parametrize(
+    ("partition", "producer", "takes"),
+    [(HERE, 99, False), (HERE, 0, True), (TopicPartition("t", 0, -1), 99, True)],
+    ids=["an older broker", "not idempotent", "the broker chooses"],
+)
+def test_a_request_has_no_number_otherwise(partition, producer, takes):
+    request, frame = encoded([turn(partition, 7)], producer, takes_sequences=takes)
+    assert not request.counted
+    assert "producerId" not in frame.ext
+    assert "sequence" not in frame.ext
+
+
+def test_the_option_is_on_and_takes_only_a_truth_value():
+    assert ProducerConfig().idempotent
+    with pytest.raises(ConfigError, match="idempotent='no'"):
+        ProducerConfig(idempotent="no")  # type: ignore[arg-type]
