@@ -119,7 +119,7 @@ class Broker:
             config,
             lambda: self.url,
         )
-        self.sequences = Sequences(store, Write, clock)
+        self.sequences = Sequences(store, Write, clock, enabled=options.node is None)
         self.writing = Writing(store, self.partitions, self.message_ids, self.metrics, self.sequences)
         for log in store.logs():
             for damaged in log.segments.damage:  # found by a start that was quicker than we are

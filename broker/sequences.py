@@ -70,10 +70,15 @@ class Sequences(Generic[W]):
     """
 
     def __init__(
-        self, store: Store, make: Callable[[PartitionLog, Sequence[Buffer], Buffer], W], clock: Callable[[], float]
+        self,
+        store: Store,
+        make: Callable[[PartitionLog, Sequence[Buffer], Buffer], W],
+        clock: Callable[[], float],
+        *,
+        enabled: bool = True,
     ) -> None:
         """store: open. make: makes a write of an internal log's record. clock: seconds since 1970."""
-        self.enabled = True
+        self.enabled = enabled
         self.repeated: list[W] = []
         """Those that `admit` has found to be stored already, since somebody emptied this."""
         self._store = store
@@ -84,7 +89,8 @@ class Sequences(Generic[W]):
         self._restated: dict[_Key, None] = {}  # the newest row of each says what did not happen
         self._compacting: dict[PartitionLog, tuple[int, int]] = {}  # where its snapshot begins and ends
         self._next_sweep = self._next_compaction = 0.0
-        self.rebuild()
+        if enabled:
+            self.rebuild()
 
     def __len__(self) -> int:
         """How many producers and partitions are remembered."""

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import LogReadOnly, MetaqError, NotSafe, PartitionClosed
+from metaq.protocol.errors import LogReadOnly, MetaqError, NotEnoughReplicas, NotLeader, NotSafe, PartitionClosed
 from metaq.protocol.record import Buffer
 
 from .message_ids import MessageIds
@@ -96,8 +96,8 @@ class Writing:
     @property
     def takes_sequences(self) -> bool:
         """Whether numbered writes are stored once. Not with 1.x's synchronous replication, where a message whose copy
-        has failed is to be stored again, and not yet in a broker set, whose nodes do not copy the internal logs."""
-        return self.slave is None and not self.takes_copies and self.copies is None
+        has failed is to be stored again."""
+        return self.slave is None and not self.takes_copies
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
         """Where to append. asked: the partition of the request, ANY if `partition` was chosen for it.
@@ -120,21 +120,17 @@ class Writing:
         taken = self._store.append_many(writes)
         if self.slave is not None:
             return [write for write in taken if write.error is None]
-        if self.copies is not None:
-            taken = [write for write in taken if write.error is None]
-            for write in taken:
-                write.data, write.units = (), b""
-            return taken
+        copied = self.copies is not None  # then all of them wait
         waiting = []
         for write in taken:
-            write.data, write.units = (), b""  # an answer that waits for the disk needs no more
+            write.data, write.units = (), b""  # an answer that waits needs no more
             if write.error is not None and write.sequence:
                 self.sequences.not_stored(write)
-            if write.log.durability.safe_end < write.end:
+            if write.log.durability.safe_end < write.end or (copied and write.error is None):
                 waiting.append(write)
         if self.sequences.repeated:
             repeated, self.sequences.repeated = self.sequences.repeated, []
-            waiting += [write for write in repeated if write.log.durability.safe_end < write.end]
+            waiting += [write for write in repeated if copied or write.log.durability.safe_end < write.end]
         return waiting
 
     def numbered(self, writes: Iterable[Write]) -> Iterator[Write]:
@@ -168,12 +164,13 @@ class Writing:
             nonlocal missing
             missing -= 1
             if not missing:
+                for write in waiting:
+                    if write.sequence and isinstance(write.error, LogReadOnly | NotLeader | NotEnoughReplicas):
+                        write.error = NotSafe(write.log.directory, str(write.error))
                 done()
 
         def safe(errors: Sequence[MetaqError | None]) -> None:
             for write, error in zip(waiting, errors, strict=True):
-                if write.sequence and isinstance(error, LogReadOnly):
-                    error = NotSafe(error.directory, error.cause)
                 write.error = write.error or error
             arrived()
 

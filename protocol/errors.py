@@ -281,7 +281,8 @@ class LogReadOnly(StoreError):
 
 
 class NotSafe(LogReadOnly):
-    """A numbered write was appended, but could not be made safe: a restart may find it. A repetition waits for that."""
+    """A numbered write was appended, but could not be made safe, or is not on as many nodes as it should be: a restart,
+    or the next leader, may find it. A repetition waits for that."""
 
 
 class StaleSequence(StoreError):

@@ -73,7 +73,7 @@ class Copying:
             live()
 
     def _missing(self) -> int:
-        return sum(max(0, log.end_offset - self._end_of(log)) for log in self._store.logs())
+        return sum(max(0, log.end_offset - self._end_of(log)) for log in self._store.all_logs())
 
     def _end_of(self, log: PartitionLog) -> int:
         place = self._places.get(log.journal_name.decode())
@@ -81,7 +81,7 @@ class Copying:
 
     async def _round(self) -> None:
         """Copy everything that there is now."""
-        targets = [(log, log.end_offset) for log in self._store.logs()]
+        targets = [(log, log.end_offset) for log in self._store.all_logs()]
         begin = {}
         for log, _ in targets:
             name = log.journal_name.decode()
@@ -129,7 +129,7 @@ class Copying:
         """Have the follower begin its partitions where ours begin."""
         firsts = {
             name: log.first_offset
-            for log in self._store.logs()
+            for log in self._store.all_logs()
             if self._places[name := log.journal_name.decode()].first < log.first_offset
         }
         if firsts:

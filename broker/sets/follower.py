@@ -49,6 +49,7 @@ from ..broker import Broker
 from ..runtime.timers import repeat
 from ..store.cutting import CutsDone
 from ..store.partition_log import PartitionLog
+from ..store.sequence_rows import SEQUENCES_TOPIC
 from ..store.store import Append
 from . import tuning
 from .connections import StreamProtocol
@@ -351,8 +352,10 @@ class Follower:
         log = self._logs.get(name)
         if log is None:
             topic, _, number = name.decode().rpartition("-")
-            log = self._broker.partitions.for_replica(topic, int(number), base)
-            if log.bound is None:
+            if topic == SEQUENCES_TOPIC:
+                log = self._store.numbered_sequence_log(int(number), base)
+            else:
+                log = self._broker.partitions.for_replica(topic, int(number), base)
                 log.limit_visibility()
             self._logs[name] = log
         return log
@@ -382,7 +385,7 @@ class Follower:
     def _go_live(self, words: Mapping[str, Any]) -> None:
         number = int(words["number"])
         self._received = number
-        logs = list(self._store.logs())
+        logs = list(self._store.all_logs())
         lanes: tuple[list[Mark], list[Mark]] = ([], [])
         for log in logs:
             self._logs[log.journal_name] = log
@@ -444,5 +447,7 @@ class Follower:
             log = self._store.find_named(name)
             if log is None or log.first_offset >= first:
                 del self._firsts[name]
+            elif log.topic == SEQUENCES_TOPIC:
+                self._store.drop_sequences_before(log, first)
             else:
                 self._store.drop_before(log, first)

@@ -32,6 +32,7 @@ from ..broker import Broker
 from ..configuration.settings import Promise
 from ..runtime.timers import repeat
 from ..store.partition_log import PartitionLog
+from ..store.sequence_rows import SEQUENCES_TOPIC
 from ..writing import Write
 from . import tuning
 from .connections import StreamProtocol
@@ -114,13 +115,14 @@ class Leader:
         self._ended = False
         self._settled: list[Callable[[], None]] = []  # of those who wait until a follower has everything
         self._timer: LoopingCall | None = None
+        self._sequences_from: dict[PartitionLog, int] = {}
         self._promises: dict[PartitionLog, tuple[Lane, Promise, int]] = {}
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Take over the store: what it has now is block 1, which is committed when every in-sync node has it."""
-        for log in self._store.logs():
+        for log in self._store.all_logs():
             self._note(log)
         self._store.on_append = self._appended
         self._timer = repeat(tuning.PING_SECONDS, self._tick, self._reactor, "the pings of a leader")
@@ -199,7 +201,8 @@ class Leader:
         found = self._promises.get(log)
         if found is None:
             topic = self._broker.config.topic(log.topic) or self._broker.config.system
-            lane = Lane.DISK if topic.promise is Promise.DISK else Lane.MEMORY
+            on_disk = log.waits if log.topic == SEQUENCES_TOPIC else topic.promise is Promise.DISK
+            lane = Lane.DISK if on_disk else Lane.MEMORY
             found = self._promises[log] = lane, topic.promise, topic.min_in_sync
         return found
 
@@ -395,6 +398,14 @@ class Leader:
             link.protocol.send([ping])
         self._advance()
         self._consider()
+        self._drop_sequences()
+
+    def _drop_sequences(self) -> None:
+        """Have followers drop what has been compacted of the internal logs."""
+        for log in self._store.sequence_logs:
+            if self._sequences_from.get(log, log.first_offset) != log.first_offset:
+                self._send_firsts([log])
+            self._sequences_from[log] = log.first_offset
 
     def _lag_seconds(self, name: str, now: float) -> float:
         """How long ago the first block was made that the follower has not acknowledged; 0.0 if it has all."""
@@ -487,7 +498,9 @@ class Leader:
 
     def dropped(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Retention has moved the beginning of these: followers drop the same segments."""
-        logs = [self._store.get(*each) for each in partitions]
+        self._send_firsts([self._store.get(*each) for each in partitions])
+
+    def _send_firsts(self, logs: Sequence[PartitionLog]) -> None:
         words = {log.journal_name.decode(): log.first_offset for log in logs}
         if not words:
             return

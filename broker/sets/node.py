@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -396,10 +397,15 @@ class SetMember:
         self._established = False
         broker.writing.copies = leader
         try:
-            self._transactions.open(leader)
+            with ExitStack() as visible:  # what nobody knows to be committed yet counts, too
+                for log in list(store.logs()):
+                    visible.enter_context(log.all_visible())
+                self._transactions.open(leader)
+                broker.sequences.rebuild()
         except MetaqError as error:
             self._disk_failed(error)
             return
+        broker.sequences.enabled = True
         leader.start()
         self._elections += 1
         self._trouble = ""
@@ -420,7 +426,7 @@ class SetMember:
         _log.warning("leads no longer: %s", why)
         self._established = False
         self._on_role()
-        self._broker.store.retention_enabled = False
+        self._broker.store.retention_enabled = self._broker.sequences.enabled = False
         self._transactions.close(why)
         leader.stop(NotLeader(self._broker.config.broker_id, self._leader_url()))
         self._broker.parked.wake_all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
 from twisted.internet.defer import Deferred
 
@@ -50,15 +49,12 @@ class SetTransactions:
         await safe
 
     def open(self, leader: Leader) -> None:
-        """Replay the log before `leader` starts: what that appends belongs to its first block. Blocks.
+        """Replay the log before `leader` starts: what that appends belongs to its first block. Blocks. All that the
+        partitions have must be visible.
 
         Raises StoreError, ConfigError.
         """
-        logs = list(self._broker.store.logs())
-        with ExitStack() as visible:
-            for log in logs:
-                visible.enter_context(log.all_visible())
-            self._broker.transactions.open(_LeaderCopies(leader, self._on_failure))
+        self._broker.transactions.open(_LeaderCopies(leader, self._on_failure))
         for log in self._broker.store.logs():
             log.limit_visibility()  # those that the replay has made
 

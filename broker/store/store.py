@@ -196,7 +196,7 @@ class Store:
 
         journaled: there is a journal to be dropped, which may have made any partition's puts safe. Raises StoreError.
         """
-        logs = [log for log in (*self.sequence_logs, *self._logs.values()) if journaled or log.waits]
+        logs = [log for log in self.all_logs() if journaled or log.waits]
         segments = [
             segment for log in logs for segment in log.segments if segment.synced < segment.end or segment.index is None
         ]
@@ -235,7 +235,7 @@ class Store:
         self.key_building.stop()
         self._journal.stop()
         self._syncs.finish()
-        for log in (*self.sequence_logs, *self._logs.values()):
+        for log in self.all_logs():
             log.close()
         self._journal.close()
         self._release()
@@ -364,13 +364,19 @@ class Store:
         return partition_path(os.path.realpath(self._data_path_for(topic)), topic, partition)
 
     def find_named(self, name: str) -> PartitionLog | None:
-        """The log of the partition `<topic>-<number>`, None if there is none."""
+        """The log of the partition `<topic>-<number>`, or the internal log, of this name; None if there is none."""
         topic, _, number = name.rpartition("-")
+        if topic == SEQUENCES_TOPIC:
+            return self._sequence_logs.get(int(number))
         return self._logs.get((topic, int(number)))
 
     def logs(self) -> Iterable[PartitionLog]:
         """All logs, in no particular order."""
         return self._logs.values()
+
+    def all_logs(self) -> Iterable[PartitionLog]:
+        """Those of partitions and the internal ones."""
+        return *self.sequence_logs, *self._logs.values()
 
     @property
     def max_message_id(self) -> int:
@@ -408,8 +414,13 @@ class Store:
 
     def sequence_log(self, waits: bool) -> PartitionLog:
         """That of partitions with group commit, or asynchronous flush; made on its first use. Raises StoreError."""
-        number = _WAITING if waits else _LOOSE
-        return self._sequence_logs.get(number) or self._create_sequence_log(number)
+        return self.numbered_sequence_log(_WAITING if waits else _LOOSE)
+
+    def numbered_sequence_log(self, number: int, first_offset: int = 0) -> PartitionLog:
+        """The internal log of this number, made to begin at `first_offset` if there is none. Raises StoreError."""
+        if number not in _SEQUENCE_CONFIGS:
+            raise StoreError(f"no internal log has the number {number}")
+        return self._sequence_logs.get(number) or self._create_sequence_log(number, first_offset)
 
     def drop_sequences_before(self, log: PartitionLog, offset: int) -> None:
         """Delete an internal log's segments that end at byte `offset` or before."""
@@ -418,13 +429,13 @@ class Store:
     def _sequences_path(self, number: int) -> str:
         return os.path.join(self.data_paths[0], SEQUENCES_DIRECTORY, str(number))
 
-    def _create_sequence_log(self, number: int) -> PartitionLog:
+    def _create_sequence_log(self, number: int, first_offset: int) -> PartitionLog:
         path = self._sequences_path(number)
         parent = os.path.dirname(path)
         try:
             self.files.make_directory(parent)
             self.files.make_directory(path)
-            segment = create_segment(self._open_files, path, 0)
+            segment = create_segment(self._open_files, path, first_offset)
         except OSError as error:
             raise StoreError(f"{path} cannot be made: {error}") from error
         entry = PartitionDirectory(SEQUENCES_TOPIC, number, path)
@@ -498,8 +509,9 @@ class Store:
         self._cutting.tick()
 
     def ends(self) -> dict[str, tuple[int, int, int]]:
-        """Of each partition `<topic>-<partition>`: its first offset, its end, and where its last segment begins."""
-        found = ((log.journal_name, log.segments) for log in self._logs.values())
+        """Of each partition `<topic>-<partition>`, and each internal log: its first offset, its end, and where its last
+        segment begins."""
+        found = ((log.journal_name, log.segments) for log in self.all_logs())
         return {name.decode(): (each.first_offset, each.end_offset, each.active.first_offset) for name, each in found}
 
     # --- retention ----------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from metaq.protocol.errors import (
     ClientError,
     MetaqError,
     NoPartition,
+    NotLeader,
     NotSafe,
     RequestTimedOut,
     TopicNotAccepted,
@@ -322,8 +323,9 @@ class ProducerCore:
             ended: list[GivenUp] = []
             for (queue, batch), error in failed:
                 if queue.under_way is batch:  # else its request ended before its sender was interrupted
-                    # a repetition that is refused says nothing of the request that it repeats
-                    lost = (not answered and flight.counted) or queue.repeat is not None
+                    lost = not answered and (flight.counted or queue.repeat is not None)
+                    # a node that does not lead knows nothing of the request that this one repeats
+                    lost = lost or (queue.repeat is not None and isinstance(error, NotLeader))
                     if (lost and error.retriable) or isinstance(error, NotSafe):
                         ended += self._keep(queue, batch, error)
                     else:
