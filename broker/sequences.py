@@ -24,7 +24,15 @@ from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
 
 from . import tuning
 from .store.partition_log import PartitionLog
-from .store.sequence_rows import ROW_BYTES, SequenceRow, encode_rows, internal_record, read_rows
+from .store.sequence_rows import (
+    ROW_BYTES,
+    SequenceRow,
+    encode_head,
+    encode_row,
+    encode_rows,
+    internal_record,
+    read_rows,
+)
 from .store.store import Append, Store
 
 __all__ = ["NumberedWrite", "Sequences"]
@@ -85,6 +93,7 @@ class Sequences(Generic[W]):
         self._make = make
         self._clock = clock
         self._table: dict[_Key, _Stored] = {}
+        self._heads: dict[str, bytes] = {}  # by topic
         self._pending: list[W] = []  # admitted, without a row yet
         self._restated: dict[_Key, None] = {}  # the newest row of each says what did not happen
         self._compacting: dict[PartitionLog, tuple[int, int]] = {}  # where its snapshot begins and ends
@@ -138,17 +147,20 @@ class Sequences(Generic[W]):
         If one of them cannot be appended, its writes have that `error` afterwards.
         """
         pending, self._pending = self._pending, []
-        if len(pending) == 1:
-            parts = {pending[0].log.waits: pending}
-        else:
-            parts = {}
-            for write in pending:
-                parts.setdefault(write.log.waits, []).append(write)
+        parts: dict[bool, list[W]] = {}
+        for write in pending:
+            parts.setdefault(write.log.durability.waits, []).append(write)
         for waits, writes in parts.items():
             try:
                 log = self._store.sequence_log(waits)
             except MetaqError as error:
                 self._refuse(writes, error)
+                continue
+            if len(writes) == 1 and not self._restated:  # of a producer that waits for each of its sends
+                record = self._row_alone(writes[0], log)
+                yield record
+                if record.error is not None:
+                    self._refuse(writes, record.error)
                 continue
             rows = [
                 (each.producer, each.sequence, each.base, each.end, each.first_id, each.records, each.log)
@@ -161,6 +173,18 @@ class Sequences(Generic[W]):
             yield record
             if record.error is not None:
                 self._refuse(writes, record.error)
+
+    def _row_alone(self, write: W, internal: PartitionLog) -> W:
+        """The record of one write's row, in as few steps as may be. `blocking-1`."""
+        log, first_id = write.log, write.first_id
+        head = self._heads.get(log.topic)
+        if head is None:
+            head = self._heads[log.topic] = encode_head(log.topic)
+        row = encode_row(
+            write.producer, write.sequence, write.base, write.end, first_id, write.records, log.partition, 0
+        )
+        data, unit = internal_record(head + row, first_id, internal.segments.end_offset)
+        return self._make(internal, (data,), unit)
 
     def _refuse(self, writes: Iterable[W], error: MetaqError) -> None:
         for write in writes:

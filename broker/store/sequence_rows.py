@@ -40,6 +40,8 @@ __all__ = [
     "SEQUENCES_TOPIC",
     "SequenceRow",
     "cut_torn_writes",
+    "encode_head",
+    "encode_row",
     "encode_rows",
     "internal_record",
     "read_rows",
@@ -87,6 +89,15 @@ def encode_rows(topics: Sequence[str], rows: Sequence[tuple[int, int, int, int, 
     pack = _ROW.pack
     parts += [pack(*row) for row in rows]
     return b"".join(parts)
+
+
+def encode_head(topic: str) -> bytes:
+    """What is in front of the rows of one topic: with `encode_row` the same as `encode_rows` makes."""
+    return encode_rows((topic,), ())
+
+
+encode_row = _ROW.pack
+"""encode_row(the fields of SequenceRow, with 0, the number of the only topic, in place of its name)"""
 
 
 def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, bytes]:
