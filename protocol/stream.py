@@ -12,8 +12,9 @@ is this. Little-endian:
     PING      number u64 | committed in memory u64 | committed on the disk u64
     others    JSON
 
-An entry is a run of whole records, all of one segment. Blocks of a leader have consecutive numbers; those of a copy
-have number 0 and are not acknowledged.
+An entry is a run of whole records, all of one segment, or with a negative segment a change of the transaction log
+(broker/sets/transaction_mirror.py). Blocks of a leader have consecutive numbers; those of a copy have number 0 and are
+not acknowledged.
 """
 
 from __future__ import annotations

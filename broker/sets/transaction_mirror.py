@@ -23,7 +23,7 @@ from metaq.protocol.stream import StreamEntry
 from ..store.file_systems import FileSystems
 from ..store.files import Files, opened, read_exactly, write_all
 from ..store.threads import RunInThread, call_safely
-from ..transactions.changes import REMOVED, REPLACED, Change, make_change
+from ..transactions.changes import REMOVED, REPLACED, LogChange, make_change
 from ..transactions.checkpoints import STATE_NAME
 from ..transactions.directory import CHECKPOINT_PREFIX, DAMAGED_PREFIX, REDO_PREFIX, keep_copy
 
@@ -151,7 +151,7 @@ class TransactionMirror:
         elif entry.segment in (REPLACED - 1, REMOVED - 1):
             fd = self._descriptors.pop(name, -1)
             self._dirty.pop(fd, None)
-            change = Change(name, entry.segment + 1, [bytes(each) for each in entry.data])
+            change = LogChange(name, entry.segment + 1, [bytes(each) for each in entry.data])
             self._works.append(partial(self._change, fd, change))
         else:
             raise RemoteProtocolError(f"the transaction log has no change of kind {entry.segment}")
@@ -226,7 +226,7 @@ class TransactionMirror:
             call_safely(done, self._failure)
         return self._failure
 
-    def _change(self, fd: int, change: Change) -> None:
+    def _change(self, fd: int, change: LogChange) -> None:
         """Replace or remove a file. Either says that a replay need not see what the partitions have on the disk: the
         leader's have it there, ours may not yet."""
         if fd >= 0:

@@ -10,7 +10,7 @@ from metaq.protocol.errors import MetaqError, StoreError
 from metaq.protocol.stream import Lane, StreamEntry
 
 from ..broker import Broker
-from ..transactions.changes import Change
+from ..transactions.changes import LogChange
 from .leader import Leader
 from .transaction_mirror import NAME_PREFIX, WRITTEN, TransactionMirror
 
@@ -72,7 +72,7 @@ class _LeaderCopies:
         self._leader = leader
         self._on_failure = on_failure
 
-    def replicate(self, changes: Sequence[Change], *, disk: bool, done: Callable[[str | None], None]) -> None:
+    def replicate(self, changes: Sequence[LogChange], *, disk: bool, done: Callable[[str | None], None]) -> None:
         lane = Lane.DISK if disk else Lane.MEMORY
         entries = [_entry(change, lane) for change in changes]
         self._leader.replicate(entries, lane, lambda error: done(None if error is None else str(error)))
@@ -81,6 +81,6 @@ class _LeaderCopies:
         self._on_failure(StoreError(why))
 
 
-def _entry(change: Change, lane: Lane) -> StreamEntry:
+def _entry(change: LogChange, lane: Lane) -> StreamEntry:
     kind = WRITTEN if change.position >= 0 else change.position - 1
     return StreamEntry(NAME_PREFIX + change.name.encode(), max(change.position, 0), kind, lane, b"", change.data)

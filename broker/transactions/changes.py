@@ -11,7 +11,7 @@ from metaq.protocol.record import Buffer
 
 from ..store.files import Files, replace_file
 
-__all__ = ["REMOVED", "REPLACED", "Change", "LogCopies", "make_change"]
+__all__ = ["REMOVED", "REPLACED", "LogChange", "LogCopies", "make_change"]
 
 REPLACED = -1
 """The position of a change that replaces a whole file."""
@@ -19,7 +19,7 @@ REMOVED = -2
 """The position of a change that removes a file."""
 
 
-class Change(NamedTuple):
+class LogChange(NamedTuple):
     """Of the file `name`: the bytes to write at `position`, or REPLACED with the new content, or REMOVED."""
 
     name: str
@@ -30,7 +30,7 @@ class Change(NamedTuple):
 class LogCopies(Protocol):
     """The other nodes of a broker set (sets/transactions.py)."""
 
-    def replicate(self, changes: Sequence[Change], *, disk: bool, done: Callable[[str | None], None]) -> None:
+    def replicate(self, changes: Sequence[LogChange], *, disk: bool, done: Callable[[str | None], None]) -> None:
         """Have every in-sync node make these changes, in this order and behind those before them.
 
         done(None): all have, on the disk if `disk`, and with whatever was written before; done(why): nobody knows.
@@ -40,7 +40,7 @@ class LogCopies(Protocol):
         """This node cannot write its own files any more."""
 
 
-def make_change(files: Files, directory: str, change: Change) -> None:
+def make_change(files: Files, directory: str, change: LogChange) -> None:
     """Replace or remove a file. Blocks until that is on the disk. Raises OSError."""
     path = os.path.join(directory, change.name)
     if change.position == REPLACED:

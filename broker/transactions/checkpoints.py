@@ -22,7 +22,7 @@ from metaq.protocol.record import checksum
 from metaq.protocol.transactions import is_xa, parse_key
 
 from ..store.files import Files
-from .changes import REMOVED, REPLACED, Change, make_change
+from .changes import REMOVED, REPLACED, LogChange, make_change
 from .directory import CHECKPOINT_PREFIX, RedoPosition, numbered_files, read_file
 
 __all__ = [
@@ -91,13 +91,13 @@ def write_state(files: Files, directory: str, state: SavedState) -> None:
     make_change(files, directory, state_change(state))
 
 
-def state_change(state: SavedState) -> Change:
+def state_change(state: SavedState) -> LogChange:
     """The change that makes metaq.json say this."""
     position = state.replay_from or RedoPosition(0, 0)
     saved: dict[str, object] = {"replay_from": position._asdict(), "heuristics": dict(state.heuristics)}
     saved[_CHECKSUM] = _checksum(saved)
     text = simplejson.dumps(saved, indent=1, sort_keys=True)
-    return Change(STATE_NAME, REPLACED, [text.encode() + b"\n"])
+    return LogChange(STATE_NAME, REPLACED, [text.encode() + b"\n"])
 
 
 def _checksum(saved: Mapping[str, object]) -> int:
@@ -138,7 +138,7 @@ class Checkpoints:
         for path in found.values():
             self.last = self._parse(path)
 
-    def next(self, position: RedoPosition) -> list[Change]:
+    def next(self, position: RedoPosition) -> list[LogChange]:
         """What a worker is to change so that `position` is the newest checkpoint."""
         if self._numbers and self.last is None:
             number = self._numbers[-1]  # Java leaves its first one empty
@@ -148,8 +148,8 @@ class Checkpoints:
         surplus, self._numbers = self._numbers[: -self._max_files], self._numbers[-self._max_files :]
         self.last = position
         text = simplejson.dumps(position._asdict(), separators=(",", ":"))
-        new = Change(f"{CHECKPOINT_PREFIX}{number}", REPLACED, [text.encode()])
-        return [new, *(Change(f"{CHECKPOINT_PREFIX}{old}", REMOVED) for old in surplus)]
+        new = LogChange(f"{CHECKPOINT_PREFIX}{number}", REPLACED, [text.encode()])
+        return [new, *(LogChange(f"{CHECKPOINT_PREFIX}{old}", REMOVED) for old in surplus)]
 
     def _parse(self, path: str) -> RedoPosition | None:
         data = read_file(self._files, path)

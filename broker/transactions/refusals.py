@@ -12,7 +12,7 @@ from .checkpoints import Heuristic
 
 __all__ = ["AFTER_RESTART", "bare", "decided", "ignore_refusal", "incomplete", "log_failed", "not_started", "refusal"]
 
-AFTER_RESTART = "the missing messages are appended when the broker is restarted"
+AFTER_RESTART = "the missing messages are appended when the broker is restarted, or by the next leader of its set"
 
 _DECISIONS = {
     "commit": (XaCode.XA_HEURCOM, "committed"),

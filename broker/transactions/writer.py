@@ -21,7 +21,7 @@ from metaq.protocol.record import Buffer
 
 from ..store.files import Files, write_all
 from ..store.threads import RunInThread, call_safely
-from .changes import REMOVED, Change, LogCopies, make_change
+from .changes import REMOVED, LogChange, LogCopies, make_change
 from .directory import REDO_PREFIX, RedoPosition
 
 __all__ = ["MAX_REDO_BYTES", "RedoFile", "RedoWriter"]
@@ -80,7 +80,7 @@ class _Job:
     def __init__(self, files: Files, directory: str, parts: list[_Part], to_sync: list[RedoFile]) -> None:
         self.to_sync = to_sync
         self.waiters: list[OnWritten] = []
-        self.works: list[tuple[Change, RedoFile | None]] = []
+        self.works: list[tuple[LogChange, RedoFile | None]] = []
         """What follows the writes and syncs, with the file that it removes."""
         self.ended: list[Callable[[], None]] = []
         self.missing = 1
@@ -122,15 +122,15 @@ class _Job:
                 removed.fd = None
             make_change(self._files, self._directory, change)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[LogChange]:
         """All that it does; the name of a file that is only synced is there without bytes."""
         found = []
         for part in self._parts:
             if part.data:
-                found.append(Change(part.file.name, part.position, part.data))
-            found += [Change(part.file.name, position, [data]) for position, data in part.patches]
+                found.append(LogChange(part.file.name, part.position, part.data))
+            found += [LogChange(part.file.name, position, [data]) for position, data in part.patches]
         written = {part.file for part in self._parts}
-        found += [Change(file.name, file.size, ()) for file in self.to_sync if file not in written]
+        found += [LogChange(file.name, file.size, ()) for file in self.to_sync if file not in written]
         return found + [change for change, _ in self.works]
 
     def _open(self, file: RedoFile) -> int:
@@ -168,7 +168,7 @@ class RedoWriter:
         self._current = redo_files[-1] if redo_files else self._new_file()
         self._queued_bytes = 0
         self._waiters: list[OnWritten] = []
-        self._works: list[tuple[Change, RedoFile | None]] = []
+        self._works: list[tuple[LogChange, RedoFile | None]] = []
         self._sync_wanted = False
         self._running: _Job | None = None
         self._copies = copies
@@ -208,7 +208,7 @@ class RedoWriter:
         self._sync_wanted |= self._sync
         self._start()
 
-    def also(self, *changes: Change) -> None:
+    def also(self, *changes: LogChange) -> None:
         """Have files replaced or removed behind what is queued so far; an OSError of it counts as a failed write."""
         self._works += [(change, None) for change in changes]
         self.flush(sync=self._sync)
@@ -380,7 +380,7 @@ class RedoWriter:
         for file in list(self._redo.values()):
             if file is not self._current and not file.unsettled:
                 del self._redo[file.number]
-                self._works.append((Change(file.name, REMOVED), file))
+                self._works.append((LogChange(file.name, REMOVED), file))
                 self.flush(sync=self._sync)
 
 

@@ -13,7 +13,7 @@ from metaq.broker.sets.transaction_mirror import NAME_PREFIX, WRITTEN, Transacti
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.store import Append
 from metaq.broker.transactions import writer
-from metaq.broker.transactions.changes import Change
+from metaq.broker.transactions.changes import LogChange
 from metaq.broker.writing import Write
 from metaq.protocol.errors import MetaqError, NotLeader
 from metaq.protocol.record import Buffer
@@ -37,7 +37,7 @@ class Recorder:
 
     # --- of the transaction log ---------------------------------------------------------------------------------------
 
-    def replicate(self, changes: Sequence[Change], *, disk: bool, done: Callable[[str | None], None]) -> None:
+    def replicate(self, changes: Sequence[LogChange], *, disk: bool, done: Callable[[str | None], None]) -> None:
         for change in changes:
             data = b"".join(change.data)
             self._add(_change(change, data), _change(change, data[: len(data) // 2]) if change.position >= 0 else None)
@@ -72,7 +72,7 @@ class Recorder:
         return bool(waiting)
 
 
-def _change(change: Change, data: bytes) -> Apply:
+def _change(change: LogChange, data: bytes) -> Apply:
     kind = WRITTEN if change.position >= 0 else change.position - 1
     entry = StreamEntry(NAME_PREFIX + change.name.encode(), max(change.position, 0), kind, Lane.DISK, b"", [data])
     return lambda node: node.mirror.take(entry)
