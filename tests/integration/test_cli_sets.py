@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 from metaq import Producer
@@ -88,6 +89,18 @@ def test_up_continues_a_directory_without_replicas_and_refuses_fewer(tmp_path):
         assert stop(up.process) == 0
 
 
+def has_ended(pid: int) -> bool:
+    return not is_running(pid)
+
+
+def is_whole(up: Up) -> bool:
+    return up.run("brokers", "sets", "--in-sync", "2").code == 0
+
+
+def grows(sent: list[bytes], before: int) -> bool:
+    return len(sent) > before
+
+
 def test_the_documented_rolling_restart_makes_no_send_fail(tmp_path):
     """docs/replication.md: one node at a time, the next only when the set is whole again."""
     up = start_up(tmp_path / "data", ["trades:2"], "--brokers", "1", "--replicas", "2")
@@ -111,10 +124,9 @@ def test_the_documented_rolling_restart_makes_no_send_fail(tmp_path):
         for ini in ("broker-0/server.ini", "broker-0-b/server.ini"):
             before = len(sent)
             pid = end(up, ini, signal.SIGTERM)
-            eventually(lambda pid=pid: not is_running(pid), 2 * DEADLINE, "the end of the node")
-            whole = ("brokers", "sets", "--in-sync", "2")
-            eventually(lambda whole=whole: up.run(*whole).code == 0, 2 * DEADLINE, "two nodes in sync")
-            eventually(lambda before=before: len(sent) > before, DEADLINE, "a message behind the restart")
+            eventually(partial(has_ended, pid), 2 * DEADLINE, "the end of the node")
+            eventually(partial(is_whole, up), 2 * DEADLINE, "two nodes in sync")
+            eventually(partial(grows, sent, before), DEADLINE, "a message behind the restart")
         stopped.set()
         sender.join()
         assert errors == []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from metaq import Producer
+from metaq.coordination.brokers import ClusterView
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
 from metaq.coordination.znodes import delete
@@ -52,6 +53,9 @@ def led(chroot: str, leader: str, *in_sync: str) -> SetView:
 
 
 def send(chroot: str, *payloads: bytes) -> None:
+    with ZkSession(chroot) as session:  # a leader is elected before it has registered its topics
+        view = ClusterView(session)
+        eventually(lambda: len(view.topic_partitions("t")) == 2, DEADLINE, "the leader's topics")
     with Producer(chroot) as producer:
         for each in payloads:
             producer.send("t", each, timeout=DEADLINE)

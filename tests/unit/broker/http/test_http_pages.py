@@ -295,7 +295,14 @@ def show_set(harness, status, under_replicated=()):
     harness.broker.set_report = SimpleNamespace(under_replicated=lambda: list(under_replicated))
 
 
-SET_FIGURES = {"set": 0, "node": "a", "epoch": 7, "elections": 2, "handOvers": 1, "inSync": ["a", "b"]}
+SET_FIGURES: dict[str, int | str | bool | list[str]] = {
+    "set": 0,
+    "node": "a",
+    "epoch": 7,
+    "elections": 2,
+    "handOvers": 1,
+    "inSync": ["a", "b"],
+}
 
 
 def test_the_metrics_of_a_leader_tell_what_its_set_is_like(pages, harness):

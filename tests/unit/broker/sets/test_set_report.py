@@ -83,8 +83,9 @@ def test_the_role_of_a_node_says_what_it_does(harness, member):
     member.leader.draining = True
     seen.append(report.status().role)
     member.leader = None
-    for changes in ({"live": True}, {"following": True}, {"busy": True}, {}):
-        member.state = AT_REST._replace(**changes, error="because")
+    waiting = AT_REST._replace(error="because")
+    for state in (waiting._replace(live=True), waiting._replace(following=True), waiting._replace(busy=True), waiting):
+        member.state = state
         seen.append(report.status().role)
     assert report.status().error == "because"
     member.failure = ReplicaDiverged("move it away")
