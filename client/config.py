@@ -30,6 +30,7 @@ __all__ = [
     "OnDamage",
     "ProducerConfig",
     "Protocol",
+    "ReadFrom",
     "Start",
     "check_call_back",
     "check_call_backs",
@@ -48,6 +49,9 @@ Start = Literal["earliest", "latest"]
 
 OnDamage = Literal["stop", "skip"]
 """What a consumer does at stored bytes that hold no good record: stop there, or go on behind them."""
+
+ReadFrom = Literal["leader", "nearest"]
+"""Which node of a broker set a consumer reads from."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
 """For a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
@@ -254,6 +258,11 @@ class ConsumerConfig:
     """The file in which broadcast=True keeps its offsets. None: `~/.meta_offsets`."""
     offset_store: OffsetStore | None = None
     """Keeps the offsets instead of ZooKeeper or that file, for example a SqlOffsetStore."""
+    read_from: ReadFrom = "leader"
+    """Which node of a broker set gives the messages. "leader": the one that takes them. "nearest": an in-sync node of
+    the consumer's `zone` while there is one, which shows a message up to 0.2 s later; else the leader."""
+    zone: str = ""
+    """Where the consumer runs, as its brokers' nodes were started with `--zone`; read_from="nearest" needs it."""
     fetch_max_bytes: int = 2 << 20
     """Bytes that one pull asks for. A broker gives at most 4 MiB, or its maxTransferSize if that is more (over the text
     protocol only this); the first record comes whole, however large."""
@@ -305,5 +314,11 @@ class ConsumerConfig:
     def __post_init__(self) -> None:
         _check_settings(self, "auto_commit_seconds")
         check_damage(self.damage)
+        if self.read_from not in ("leader", "nearest"):
+            raise ConfigError("read_from", repr(self.read_from), "choose 'leader' or 'nearest'")
+        if not isinstance(self.zone, str):
+            raise ConfigError("zone", repr(self.zone), "name it as a text")
+        if self.read_from == "nearest" and not self.zone:
+            raise ConfigError("zone", repr(self.zone), "name the zone of the nodes to read from")
         if self.long_poll_ms > MAX_WAIT_MS:
             raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")

@@ -160,9 +160,8 @@ class ConnectionPool:
 
     def _moved(self, former: Collection[Endpoint], leader: Endpoint) -> None:
         """Of one broker set. The view is newer than what its nodes have said."""
-        self._redirects.forget(leader)
+        self._redirects.moved(former, leader)
         for endpoint in former:
-            self._redirects.forget(endpoint)
             if (link := self._links.get(endpoint)) is not None:
                 link.ends_at = self._clock() + LAST_ANSWERS_SECONDS
                 self._wake.ring()

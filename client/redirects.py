@@ -48,6 +48,7 @@ class Redirects:
         self._clock = clock
         self._targets: dict[Endpoint, _Redirect] = {}
         self._troubles: dict[int, _Trouble] = {}
+        self._deposed: dict[Endpoint, float] = {}  # until when nobody who still names it is believed
 
     def target(self, endpoint: Endpoint, down: Collection[Endpoint]) -> Endpoint:
         """Whom to ask instead of the node at `endpoint`, which may be itself. down: nodes that cannot be reached."""
@@ -69,7 +70,7 @@ class Redirects:
         trouble.last = now
         pause = min(MAX_PAUSE_SECONDS, max(_MIN_PAUSE, (now - trouble.since) * _PAUSE_SHARE))
         asked, target = _endpoint(error.node), _endpoint(error.url)
-        if asked is None or target is None or asked == target:
+        if asked is None or target is None or asked == target or self._deposed.get(target, now) > now:
             return pause
         known = self._targets.get(asked)
         self._targets[asked] = _Redirect(target, now + TRUSTED_SECONDS)
@@ -83,8 +84,16 @@ class Redirects:
         """Where the leader is that the node has named; None: it does not know."""
         return _endpoint(error.url)
 
-    def forget(self, endpoint: Endpoint) -> None:
-        """The node has become its set's leader, or is its leader no longer: nothing that was said of it counts."""
+    def moved(self, former: Collection[Endpoint], leader: Endpoint) -> None:
+        """ZooKeeper shows another leader than before. That is newer than what nodes have said. For a while it is also
+        newer than what they say: one that has just been elected may still name the former leader, which may hang."""
+        for endpoint in former:
+            self._forget(endpoint)
+            self._deposed[endpoint] = self._clock() + TRUSTED_SECONDS
+        self._deposed.pop(leader, None)
+        self._forget(leader)
+
+    def _forget(self, endpoint: Endpoint) -> None:
         self._targets.pop(endpoint, None)
         for asked, redirect in list(self._targets.items()):
             if redirect.target == endpoint:

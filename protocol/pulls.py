@@ -15,6 +15,7 @@ from .limits import INT32_MAX, INT64_MAX, MAX_BATCH_RECORDS
 from .sends import split_batch
 
 __all__ = [
+    "FOLLOWER",
     "MAX_WAIT_MS",
     "NOT_DAMAGED",
     "TAG_SEPARATOR",
@@ -29,6 +30,9 @@ MAX_WAIT_MS = 60_000
 """Longest time a pull may be parked, in milliseconds."""
 
 TAG_SEPARATOR = "||"
+
+FOLLOWER = "follower"
+"""The extField, 1 in a question about stored messages that an in-sync follower of a broker set may answer."""
 
 NOT_DAMAGED = -1
 
@@ -47,6 +51,8 @@ class PullRequest(ExtFields):
     sizes: whether the answer may begin with a table of record sizes (PullReply.records).
     verify: whether the broker shall compare the checksum of the record at `offset` before it gives it: asked by who got
     a record with a wrong one.
+    follower: whether an in-sync follower of a broker set may answer. A pull from where it shows nothing yet waits,
+    because another node has shown more.
     """
 
     topic: TopicField
@@ -59,6 +65,7 @@ class PullRequest(ExtFields):
     sequence: Annotated[int, number("sequence", 0, INT64_MAX)] = 0
     sizes: Annotated[bool, flag("sizes", left_out=True)] = False
     verify: Annotated[bool, flag("verify", left_out=True)] = False
+    follower: Annotated[bool, flag(FOLLOWER, left_out=True)] = False
 
 
 @dataclass(slots=True)

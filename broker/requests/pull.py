@@ -80,6 +80,16 @@ class Pull:
         reading.metrics.get(request.topic)
 
     @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition, and the byte offset that the next record to look at has."""
+        return *self.key, self._offset
+
+    @property
+    def at_follower(self) -> bool:
+        """Whether a follower may answer it."""
+        return self._request.follower
+
+    @property
     def expired(self) -> bool:
         """Whether its wait is over."""
         return self._reading.seconds() >= self.deadline
@@ -104,6 +114,8 @@ class Pull:
         log = self._reading.partitions.find(*self.key)
         if log is None:
             return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
+        if self._request.follower and log.visible_end < self._offset <= log.end_offset:
+            return Step.WAIT  # another node has shown more
         if not log.first_offset <= self._offset <= log.visible_end:
             return self._out_of_range(log)
         if self._offset == log.visible_end:

@@ -87,6 +87,8 @@ class Follower:
         self.connection: StreamProtocol | None = None
         self.live = False
         """Whether it has everything that the leader had when it went over to the stream."""
+        self.shows_all = False
+        """Whether readers see all of that here."""
         self.failure: MetaqError | None = None
         """Why the disk takes nothing any more."""
         self.epoch = 0
@@ -104,6 +106,7 @@ class Follower:
         self._stopped = False
         self._received = -1
         self._safe = SafeBlocks(broker.store, self._grown, self._failed)
+        self._live_from = 0
         self._ping = 0
         self._ack_due = False
         self._held: list[StreamMessage] | None = None  # while the store is being cut
@@ -381,10 +384,11 @@ class Follower:
             while marks and marks[0][0] <= number:
                 for log, end, count in marks.popleft()[1]:
                     log.raise_bound(end, count)
+        self.shows_all = self.live and min(committed) >= self._live_from
 
     def _go_live(self, words: Mapping[str, Any]) -> None:
         number = int(words["number"])
-        self._received = number
+        self._received = self._live_from = number
         logs = list(self._store.all_logs())
         lanes: tuple[list[Mark], list[Mark]] = ([], [])
         for log in logs:

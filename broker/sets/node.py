@@ -31,6 +31,8 @@ from metaq.protocol.errors import (
     SessionLost,
 )
 from metaq.protocol.frames import Frame
+from metaq.protocol.pulls import FOLLOWER
+from metaq.protocol.statuses import RequestCode
 from metaq.protocol.stream import Kind, encode_json, parse_json
 from metaq.protocol.text import TransactionCommand
 
@@ -49,6 +51,24 @@ from .rules import common_epoch, elected, in_time, may_stand, promised_until
 from .transactions import SetTransactions
 
 __all__ = ["SetMember"]
+
+_READS = frozenset(
+    {
+        RequestCode.PULL,
+        RequestCode.MIN_OFFSET,
+        RequestCode.MAX_OFFSET,
+        RequestCode.MESSAGE_COUNTS,
+        RequestCode.SEARCH_OFFSET_BY_TIME,
+        RequestCode.SEARCH_OFFSET_BY_COUNT,
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.QUERY_MESSAGE,
+    }
+)
+"""What a follower answers if it is asked to."""
+
+_TRANSACTIONS = frozenset(
+    {RequestCode.TRANSACTION, RequestCode.PREPARED_TRANSACTIONS, RequestCode.COMPLETE_TRANSACTION}
+)
 
 _log = logging.getLogger(__name__)
 
@@ -215,12 +235,29 @@ class SetMember:
 
     def check(self, verb: Verb, request: Any, topic: str | None, peer: object) -> None:
         """For the gate, while `refusal` is not None: raises NotLeader for everything that is about messages."""
-        if topic is not None or type(request) is TransactionCommand or verb.stores:
+        is_frame = type(request) is Frame
+        if is_frame and request.code in _READS and request.ext.get(FOLLOWER) == "1" and self.shows_messages:
+            return
+        transacts = request.code in _TRANSACTIONS if is_frame else type(request) is TransactionCommand
+        if topic is not None or transacts or verb.stores:
             raise self.refusal() or NotLeader(self._broker.config.broker_id)
 
     def check_pull(self, pull: Pull) -> None:
         """As `check`, each time a pull goes on that was admitted before."""
+        if pull.at_follower and self.shows_messages:
+            topic, partition, offset = pull.place
+            log = self._broker.partitions.find(topic, partition)
+            if offset <= (0 if log is None else log.end_offset):
+                return
         raise self.refusal() or NotLeader(self._broker.config.broker_id)
+
+    @property
+    def shows_messages(self) -> bool:
+        """Whether readers that ask for a follower are served: it has all that is committed, but for what comes in."""
+        follower = self._follower
+        if follower is None or follower.connection is None or follower.connection.lost is not None:
+            return False
+        return follower.live and follower.shows_all
 
     def _leader_url(self) -> str:
         state = None if self._view is None else self._view.state
@@ -590,6 +627,7 @@ class SetMember:
                     self.failure = follower.failure
                     _log.error("the disk has failed: this node follows nobody until it is started again: %s", told)
                     return
+                self._broker.parked.wake_all()  # what waits here has to ask another node
                 if follower.live:
                     pauses.reset()
                     continue

@@ -69,6 +69,7 @@ class PullCodec:
             config.long_poll_ms,
             sizes=True,
             verify=request.verify,
+            follower=config.read_from == "nearest",
         )
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 

@@ -43,6 +43,7 @@ from .core import Accept, ConsumerCore, OnDamaged
 from .fetcher import Fetcher
 from .group_member import GroupMember
 from .listener import Deliver, Handling, Listener, accepting
+from .nearest_nodes import Nearby
 from .notices import OnPartitions
 from .offset_commit import OffsetCommitter, StartPosition, offset_store_for
 from .polling import NOT_ALONE, Poller
@@ -126,8 +127,11 @@ class Consumer(Poller):
             follow=self._pool.follow,
         )
         core.notices.on_assigned, core.notices.on_revoked = on_assigned, on_revoked
+        self._nearby = Nearby(self._session, config.zone, lambda broker_id: self._fetcher.nearest_changed(broker_id))
+        nearest = self._nearby.nodes if config.read_from == "nearest" else None
         super().__init__(
-            core, Fetcher(core, self._pool, lambda partition: self._member.endpoint_of(partition), self._timers)
+            core,
+            Fetcher(core, self._pool, lambda partition: self._member.endpoint_of(partition), self._timers, nearest),
         )
         membership = GroupMembership(
             self._session,
@@ -148,6 +152,7 @@ class Consumer(Poller):
             self._timers,
             self._view,
             is_idle=self._poll_watch.is_idle,
+            on_brokers=lambda ids: None if nearest is None else self._nearby.look(ids),
         )
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
         self._finder = MessageFinder(self._view, self._connect_to, self._pool.follow)
@@ -420,6 +425,7 @@ class Consumer(Poller):
             listener.stop()
             if waits:
                 listener.wait(timeout / 2)
+        self._nearby.close()
         self._commit_timers.close(min(1.0, left.part(0.25)))
         self._member.close(left.part(0.75))
         left = TimeLeft(max(left.seconds, END_SECONDS))

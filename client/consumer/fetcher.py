@@ -22,6 +22,7 @@ from metaq.coordination.interrupts import Aside, Bell, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame
+from metaq.protocol.statuses import ResponseCode
 
 from ..connection import Connection, Endpoint, Reply
 from ..pool import ConnectionPool
@@ -32,6 +33,7 @@ from ..values import TopicPartition
 from ..waiting import Waiter
 from .core import ConsumerCore
 from .cursor import Ask, PartitionCursor, Request
+from .nearest_nodes import NearestNodes
 from .tuning import CONNECT_SECONDS
 
 __all__ = ["Fetcher"]
@@ -42,7 +44,7 @@ log = get_log(__name__)
 class Fetcher:
     """Keeps the buffers of a consumer's partitions filled, and wakes the thread that waits for that. Any thread.
 
-    endpoint_of: where a partition is read.
+    endpoint_of: where a partition is read. nearest: chooses another node of its broker set for that.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class Fetcher:
         pool: ConnectionPool,
         endpoint_of: Callable[[TopicPartition], Endpoint | None],
         timers: Timers,
+        nearest: NearestNodes | None = None,
     ) -> None:
         self._core = core
         self._pool = pool
         self._endpoint_of = endpoint_of
         self._timers = timers
+        self._nearest = nearest
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
         self._asides: dict[Endpoint, Aside] = {}  # what may wait for a broker is done on a thread of that broker
@@ -141,6 +145,13 @@ class Fetcher:
 
         self._timers.call_later(cursor.backoff.next(), ask)
 
+    def nearest_changed(self, broker_id: int) -> None:
+        """Other nodes of a broker set are near now: read its partitions there. Any thread."""
+        for partition, cursor in self._core.owned.items():
+            if partition.broker == broker_id:
+                cursor.ask_anew()
+        self.serve_soon()
+
     def brokers_are(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint]) -> None:
         """As ConnectionPool.listed."""
         self._pool.listed(masters, others)
@@ -149,6 +160,8 @@ class Fetcher:
         cursor = request.cursor
         try:
             endpoint = self._endpoint_of(cursor.partition)
+            if self._nearest is not None and request.ask is Ask.PULL:
+                endpoint = self._nearest.choose(cursor.partition, endpoint, self._pool.down)
             if endpoint is None:
                 raise BrokerUnavailable(f"broker {cursor.partition.broker} is not registered")
             connection = self._pool.open_connection(endpoint) if request.ask is Ask.PULL else None
@@ -187,6 +200,8 @@ class Fetcher:
             )
             return core.found(request, what, time.monotonic())
         except MetaqError as error:
+            if self._nearest is not None:
+                self._nearest.failed(endpoint)
             return core.failed(request, error, time.monotonic())
 
     def _use(self, connection: Connection) -> None:
@@ -230,6 +245,8 @@ class Fetcher:
         """The thread that reads the connection."""
         cursor, core = request.cursor, self._core
         try:
+            if self._nearest is not None and (reply is None or _is_refusal(reply)):
+                self._nearest.failed(connection.endpoint)
             if reply is not None:
                 pause = core.answered(request, reply, connection.endpoint, time.monotonic())
             else:
@@ -249,6 +266,10 @@ class Fetcher:
             self._timers.call_later(pause, partial(self.ask, cursor))
         elif pause is not None:
             self.ask(cursor)
+
+
+def _is_refusal(reply: Reply) -> bool:
+    return isinstance(reply, Frame) and reply.code == ResponseCode.NOT_LEADER
 
 
 class _PollWaiter(Waiter):

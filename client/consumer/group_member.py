@@ -66,8 +66,10 @@ class GroupMember:
         view: ClusterView,
         is_idle: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
+        on_brokers: Callable[[Collection[int]], None] = lambda _: None,
     ) -> None:
-        """is_idle: whether nobody polls still, when it is about to step out. Raises ConfigError for a strategy that
+        """is_idle: whether nobody polls still, when it is about to step out. on_brokers: called with the ids of the
+        brokers that are registered, whenever it has looked at them. Raises ConfigError for a strategy that
         there is not."""
         config = core.config
         self.state = State.NEW
@@ -84,6 +86,7 @@ class GroupMember:
         self._known: Collection[TopicPartition] = ()
         self._timers = timers
         self._is_idle = is_idle
+        self._on_brokers = on_brokers
         self._clock = clock
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._checked: tuple[Mapping[TopicPartition, PartitionCursor], int] = ({}, 0)
@@ -258,6 +261,7 @@ class GroupMember:
     def _brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> None:
         """Read on elsewhere what has another source now: a master went and left a slave, or came back."""
         former, self._brokers = self._brokers, brokers
+        self._on_brokers(brokers.keys())
         masters = {each: endpoint_at(nodes.master) for each, nodes in brokers.items() if nodes.master is not None}
         self._fetcher.brokers_are(masters, {endpoint_at(each) for nodes in brokers.values() for each in nodes.slaves})
         for partition, cursor in self._core.owned.items():

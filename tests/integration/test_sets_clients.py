@@ -11,12 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from metaq import Consumer, PartitionReader, Producer, TopicPartition
+from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, TopicPartition
+from metaq.client.config import ConnectionConfig
+from metaq.client.connection import Endpoint, open_connection
 from metaq.client.metadata import parse_address
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
+from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.pulls import PullRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import RunningBroker, server_ini
 from tests.waiting import DEADLINE, eventually
 
@@ -39,6 +44,8 @@ class BrokerSet:
         (directory / "data").mkdir(parents=True, exist_ok=True)
         zookeeper = f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}"
         ini = server_ini(directory / "data", {TOPIC: f"numPartitions={PARTITIONS}"}, zookeeper=zookeeper)
+        if name in self.nodes:  # where it was
+            ini = ini.replace("serverPort=0", f"serverPort={self.nodes[name].port}")
         module = ("-m", "metaq", "broker", "--node", name, "--zone", zone, "-f")
         self.nodes[name] = RunningBroker(directory, ini, module=module)
         return self.nodes[name]
@@ -205,3 +212,67 @@ def test_transactions_and_questions_go_on_with_the_next_leader(nodes: BrokerSet)
         assert master is not None
         assert master.url is not None
         assert parse_address(master.url) != former
+
+
+# --- reading from followers -------------------------------------------------------------------------------------------
+
+ZONES = {"a": "east", "b": "west"}
+
+
+def _code(node: RunningBroker, request: PullRequest) -> int:
+    connection = open_connection(Endpoint("127.0.0.1", node.port), ConnectionConfig())
+    try:
+        reply = connection.call(lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),))
+        assert isinstance(reply, Frame)
+        return reply.code
+    finally:
+        connection.close()
+
+
+def test_a_follower_answers_only_those_that_ask_for_one(nodes: BrokerSet) -> None:
+    with Producer(nodes.connect) as producer:
+        partition = producer.send(TOPIC, b"first").partition
+    (follower,) = (node for name, node in nodes.nodes.items() if name != nodes.leader)
+    request = PullRequest(TOPIC, partition.partition, 0, 1000, wait_ms=1000)
+    assert _code(follower, request) == ResponseCode.NOT_LEADER
+    request.follower = True
+    assert _code(follower, request) == ResponseCode.SUCCESS
+    request.offset = 25
+    assert _code(follower, request) == ResponseCode.PULL_NOT_FOUND
+    request.offset = 26  # behind all that it has: another node may know
+    assert _code(follower, request) == ResponseCode.NOT_LEADER
+
+
+def test_a_consumer_reads_from_the_follower_of_its_zone_while_there_is_one(nodes: BrokerSet) -> None:
+    former = nodes.leader
+    (name,) = nodes.nodes.keys() - {former}
+    received: list[bytes] = []
+    config = ConsumerConfig(read_from="nearest", zone=ZONES[name], error_max_seconds=0.5)
+    with (
+        Producer(nodes.connect) as producer,
+        Consumer(nodes.connect, group="near", topics=[TOPIC], config=config) as consumer,
+    ):
+        sent: list[bytes] = []
+
+        def read_from(node: RunningBroker) -> bool:
+            """Whether the last messages came from this node."""
+            sent.append(b"%d" % len(sent))
+            producer.send(TOPIC, sent[-1], partition=TopicPartition(TOPIC, 0, 0))
+            while len(received) < len(sent):
+                received.extend(bytes(each.payload) for each in consumer.poll(timeout=1.0))
+            where = consumer._fetcher._nearest
+            assert where is not None
+            leader = consumer._member.endpoint_of(TopicPartition(TOPIC, 0, 0))
+            chosen = where.choose(TopicPartition(TOPIC, 0, 0), leader, consumer._pool.down)
+            open_to = {each.endpoint.port for each in consumer._fetcher._connections if not each.closed}
+            return chosen == Endpoint("127.0.0.1", node.port) and node.port in open_to
+
+        eventually(lambda: read_from(nodes.nodes[name]))
+        _kill(nodes.nodes[name])
+        eventually(lambda: read_from(nodes.nodes[former]))
+        nodes.start(name, ZONES[name])
+        eventually(lambda: read_from(nodes.nodes[name]))
+        assert nodes.leader == former
+        _terminate(nodes.nodes[former])
+        eventually(lambda: nodes.leader == name and read_from(nodes.nodes[name]))
+        assert received == sent

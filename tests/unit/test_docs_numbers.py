@@ -99,6 +99,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "when the view changes, after {TRUSTED_SECONDS:s}",
         "has not answered {LAST_ANSWERS_SECONDS:s} later",
         "keeps its partitions for {LEADERLESS_SECONDS:s}",
+        "may come up to {PING_SECONDS:s} later",
         "A future ends at most {producer/tuning.LOOK_SECONDS:s} after its deadline",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
         "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",

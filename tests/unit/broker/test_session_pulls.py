@@ -361,3 +361,35 @@ def test_waking_all_pulls_for_nothing_leaves_them_waiting(peer, harness):
     harness.turn()
     assert peer.received() == b""
     assert len(harness.broker.parked) == 1
+
+
+@pytest.fixture
+def behind(peer, harness):
+    """Two messages of which this node shows the first; the second begins at 25 and ends at 51."""
+    peer.ask(put("t", 0, b"first"))
+    harness.store.get("t", 0).limit_visibility()
+    peer.send(put("t", 0, b"second"))
+    log = harness.store.get("t", 0)
+    assert (log.visible_end, log.end_offset) == (25, 51)
+    return log
+
+
+def test_a_pull_from_where_a_follower_shows_nothing_yet_waits_until_it_does(behind, harness):
+    reader = harness.connect()
+    reader.send(pull("t", 0, 51, wait_ms=5000, follower=True))
+    assert len(harness.broker.parked) == 1
+    behind.raise_bound(51, behind.durability.count)
+    harness.turn()
+    assert reader.received() == b""
+    assert len(harness.broker.parked) == 1
+    assert bodies(harness.connect().ask_frame(pull("t", 0, 25, follower=True)).body) == [b"second"]
+
+
+def test_a_pull_that_a_follower_cannot_serve_in_time_brings_nothing(behind, harness):
+    frame = harness.connect().ask_frame(pull("t", 0, 51, follower=True))
+    assert (frame.code, reply(frame).next_offset, reply(frame).max_offset, reply(frame).behind) == (NOTHING, 51, 25, 0)
+
+
+def test_a_pull_of_nobodys_position_is_moved(behind, harness):
+    assert harness.connect().ask_frame(pull("t", 0, 51)).code == MOVED
+    assert harness.connect().ask_frame(pull("t", 0, 52, follower=True)).code == MOVED

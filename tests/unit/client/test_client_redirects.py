@@ -82,12 +82,25 @@ def test_the_newer_word_of_two_nodes_counts():
     assert led.asked(B) == A
 
 
-def test_what_was_said_of_a_node_whose_role_has_changed_is_forgotten():
+def test_what_was_said_before_the_view_changed_is_forgotten():
     led = Led()
     led.says(A, B)
     led.says(C, A)
-    led.forget(A)
+    led.moved([B], A)
     assert (led.asked(A), led.asked(C)) == (A, C)
+
+
+def test_a_new_leader_that_does_not_know_it_yet_does_not_lead_back_to_the_former_one():
+    led = Led()
+    led.moved([A], B)
+    assert led.says(B, A) == 0.01
+    assert led.asked(B) == B
+    led.moved([B], A)  # it leads again
+    assert led.says(C, A) == 0.0
+    assert led.asked(C) == A
+    led.moved([A], B)
+    led.now += TRUSTED_SECONDS
+    assert led.says(C, A) == 0.0
 
 
 def test_an_address_that_no_client_can_use_is_as_good_as_none():
