@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from functools import partial
 from types import GeneratorType
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
@@ -27,7 +28,7 @@ from .answers import Answer, Bytes, Work, answer_frame, error_frame, error_resul
 from .pull import Loading, Pull, Step
 from .put import PutGroup
 
-__all__ = ["Caller", "Check", "Gate", "HttpPeer", "PageRequest", "Verb"]
+__all__ = ["Caller", "Check", "Gate", "HttpPeer", "Nodes", "PageRequest", "Verb"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,15 @@ def _named_topic(request: Any) -> tuple[str | None, ...]:
     return (request.ext.get("topic") if type(request) is Frame else getattr(request, "topic", None),)
 
 
+class Nodes(Enum):
+    """Which nodes of a broker set serve a request. A broker by itself serves all."""
+
+    LEADER = 0
+    READERS = 1
+    """The leader, and a follower that shows what is committed, if the request says so (`follower=1`)."""
+    ALL = 2
+
+
 class Verb(NamedTuple):
     """A row of the table: a decoder, an action and an encoder, composed to `serve`, and what the gate has to know."""
 
@@ -83,6 +93,7 @@ class Verb(NamedTuple):
     """It is for operators."""
     topics: Callable[[Any], Iterable[str | None]] = _named_topic
     """The topics that a request names, each once; None alone if it names none."""
+    nodes: Nodes = Nodes.LEADER
     in_transaction: Verb | None = None
     """What serves it instead if it has the key of a transaction."""
 
@@ -223,7 +234,7 @@ def _no_operator(frame: Frame, caller: Caller | None) -> Bytes:
     return answer_frame(frame.opaque, {}, ResponseCode.NO_PERMISSION, _ADMIN_ONLY)
 
 
-_UNKNOWN, _NO_OPERATOR = Verb(_unknown_code), Verb(_no_operator)
+_UNKNOWN, _NO_OPERATOR = Verb(_unknown_code, nodes=Nodes.ALL), Verb(_no_operator, nodes=Nodes.ALL)
 
 
 def _refuse(error: Exception, request: object, caller: Caller | None) -> Answer:

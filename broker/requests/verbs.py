@@ -48,7 +48,7 @@ from ..broker import Broker
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from .admin import Admin, admits
 from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_frame, then
-from .gate import Caller, Check, Gate, PageRequest, Verb
+from .gate import Caller, Check, Gate, Nodes, PageRequest, Verb
 from .get import answer_get
 from .lookup import Lookups
 from .pull import Pull
@@ -113,15 +113,15 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
     texts: Mapping[type, Verb] = {
         Put: Verb(put_alone, _put_bytes, stores=True, gathers=True, in_transaction=Verb(put_with_key)),
         PutRun: Verb(partial(answer_run, writing, answers), _run_bytes, stores=True, topics=_run_topics),
-        TooLargePut: Verb(lambda put, caller: answers.too_large(put)),
+        TooLargePut: Verb(lambda put, caller: answers.too_large(put), nodes=Nodes.ALL),
         Sync: Verb(partial(answer_sync, writing, answers, broker.now_ms), _put_bytes, stores=True),
         Get: Verb(partial(answer_get, reading), lambda get: get.max_size),
         OffsetQuery: Verb(lookups.nearest),
         TransactionCommand: Verb(transactions.text),
-        Stats: Verb(stats),
-        Version: Verb(version),
-        IgnoredAnswer: Verb(lambda answer, caller: None),
-        PageRequest: Verb(lambda page, caller: page.show()),
+        Stats: Verb(stats, nodes=Nodes.ALL),
+        Version: Verb(version, nodes=Nodes.ALL),
+        IgnoredAnswer: Verb(lambda answer, caller: None, nodes=Nodes.ALL),
+        PageRequest: Verb(lambda page, caller: page.show(), nodes=Nodes.ALL),
     }
     frames: Mapping[int, Verb] = {
         RequestCode.SEND: Verb(
@@ -143,29 +143,31 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             stores=True,
             topics=lambda frame: announced_topics(frame.ext),
         ),
-        RequestCode.PULL: Verb(lambda frame, caller: Pull(reading, frame)),
-        RequestCode.MIN_OFFSET: _framed(PartitionRequest.from_ext, lookups.min_offset),
-        RequestCode.MAX_OFFSET: _framed(PartitionRequest.from_ext, lookups.max_offset),
-        RequestCode.SEARCH_OFFSET_BY_TIME: _framed(SearchByTimeRequest.from_ext, lookups.by_time),
-        RequestCode.SEARCH_OFFSET_BY_COUNT: _framed(SearchByCountRequest.from_ext, lookups.by_count),
-        RequestCode.MESSAGE_COUNTS: _framed(MessageCountsRequest.from_ext, lookups.counts),
-        RequestCode.VIEW_MESSAGE_BY_ID: _framed(ViewMessageRequest.from_ext, searches.by_id, found_frame),
-        RequestCode.QUERY_MESSAGE: _framed(QueryMessageRequest.from_ext, searches.by_key, found_frame),
-        RequestCode.HEARTBEAT: _framed(_nothing, lambda _: None, _empty_frame),
-        RequestCode.STATS: _framed(StatsRequest.from_ext, lambda request: stats_text(broker, request.item), body_frame),
+        RequestCode.PULL: Verb(lambda frame, caller: Pull(reading, frame), nodes=Nodes.READERS),
+        RequestCode.MIN_OFFSET: _read(PartitionRequest.from_ext, lookups.min_offset),
+        RequestCode.MAX_OFFSET: _read(PartitionRequest.from_ext, lookups.max_offset),
+        RequestCode.SEARCH_OFFSET_BY_TIME: _read(SearchByTimeRequest.from_ext, lookups.by_time),
+        RequestCode.SEARCH_OFFSET_BY_COUNT: _read(SearchByCountRequest.from_ext, lookups.by_count),
+        RequestCode.MESSAGE_COUNTS: _read(MessageCountsRequest.from_ext, lookups.counts),
+        RequestCode.VIEW_MESSAGE_BY_ID: _read(ViewMessageRequest.from_ext, searches.by_id, found_frame),
+        RequestCode.QUERY_MESSAGE: _read(QueryMessageRequest.from_ext, searches.by_key, found_frame),
+        RequestCode.HEARTBEAT: _framed(_nothing, lambda _: None, _empty_frame, nodes=Nodes.ALL),
+        RequestCode.STATS: _framed(
+            StatsRequest.from_ext, lambda request: stats_text(broker, request.item), body_frame, nodes=Nodes.ALL
+        ),
         RequestCode.TRANSACTION: Verb(
             lambda frame, caller: _answer(
                 frame, transactions.perform(TransactionRequest.from_ext(frame.ext), caller), _text_frame
             )
         ),
-        RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload()),
+        RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions),
         RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions),
-        RequestCode.FOLLOW: Verb(follow),
-        RequestCode.REPLICATION_STATUS: _admin(_nothing, lambda _: admin.replication_status()),
-        RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication()),
-        RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over),
-        RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame),
+        RequestCode.FOLLOW: Verb(follow, nodes=Nodes.ALL),
+        RequestCode.REPLICATION_STATUS: _admin(_nothing, lambda _: admin.replication_status(), nodes=Nodes.ALL),
+        RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication(), nodes=Nodes.ALL),
+        RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over, nodes=Nodes.ALL),
+        RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame, nodes=Nodes.ALL),
         RequestCode.PREPARED_TRANSACTIONS: _admin(_nothing, lambda _: transactions.prepared()),
         RequestCode.COMPLETE_TRANSACTION: _admin(
             CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame
@@ -188,14 +190,30 @@ Encoder = Callable[[int, Any], Bytes]
 
 
 def _framed(
-    decode: Callable[[Ext], Any], act: Callable[[Any], Any], encode: Encoder = reply_frame, *, admin: bool = False
+    decode: Callable[[Ext], Any],
+    act: Callable[[Any], Any],
+    encode: Encoder = reply_frame,
+    *,
+    admin: bool = False,
+    nodes: Nodes = Nodes.LEADER,
 ) -> Verb:
     """A frame whose request is all in its extFields. What `act` gives may come later."""
-    return Verb(lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode), _body_bytes, admin=admin)
+    return Verb(
+        lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode), _body_bytes, admin=admin, nodes=nodes
+    )
 
 
-def _admin(decode: Callable[[Ext], Any], act: Callable[[Any], Any], encode: Encoder = json_frame) -> Verb:
-    return _framed(decode, act, encode, admin=True)
+def _read(decode: Callable[[Ext], Any], act: Callable[[Any], Any], encode: Encoder = reply_frame) -> Verb:
+    return _framed(decode, act, encode, nodes=Nodes.READERS)
+
+
+def _admin(
+    decode: Callable[[Ext], Any],
+    act: Callable[[Any], Any],
+    encode: Encoder = json_frame,
+    nodes: Nodes = Nodes.LEADER,
+) -> Verb:
+    return _framed(decode, act, encode, admin=True, nodes=nodes)
 
 
 def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:

@@ -204,6 +204,8 @@ class Leader:
             on_disk = log.waits if log.topic == SEQUENCES_TOPIC else topic.promise is Promise.DISK
             lane = Lane.DISK if on_disk else Lane.MEMORY
             found = self._promises[log] = lane, topic.promise, topic.min_in_sync
+            if log.topic != SEQUENCES_TOPIC:
+                log.limit_visibility()  # it may be new
         return found
 
     def reconfigured(self) -> None:

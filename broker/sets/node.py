@@ -32,13 +32,11 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.pulls import FOLLOWER
-from metaq.protocol.statuses import RequestCode
 from metaq.protocol.stream import Kind, encode_json, parse_json
-from metaq.protocol.text import TransactionCommand
 
 from ..broker import Broker
 from ..registration import Registration
-from ..requests.gate import Verb
+from ..requests.gate import Nodes, Verb
 from ..requests.pull import Pull
 from . import tuning
 from .connections import StreamProtocol
@@ -51,24 +49,6 @@ from .rules import common_epoch, elected, in_time, may_stand, promised_until
 from .transactions import SetTransactions
 
 __all__ = ["SetMember"]
-
-_READS = frozenset(
-    {
-        RequestCode.PULL,
-        RequestCode.MIN_OFFSET,
-        RequestCode.MAX_OFFSET,
-        RequestCode.MESSAGE_COUNTS,
-        RequestCode.SEARCH_OFFSET_BY_TIME,
-        RequestCode.SEARCH_OFFSET_BY_COUNT,
-        RequestCode.VIEW_MESSAGE_BY_ID,
-        RequestCode.QUERY_MESSAGE,
-    }
-)
-"""What a follower answers if it is asked to."""
-
-_TRANSACTIONS = frozenset(
-    {RequestCode.TRANSACTION, RequestCode.PREPARED_TRANSACTIONS, RequestCode.COMPLETE_TRANSACTION}
-)
 
 _log = logging.getLogger(__name__)
 
@@ -234,12 +214,11 @@ class SetMember:
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
     def check(self, verb: Verb, request: Any, topic: str | None, peer: object) -> None:
-        """For the gate, while `refusal` is not None: raises NotLeader for everything that is about messages."""
-        is_frame = type(request) is Frame
-        if is_frame and request.code in _READS and request.ext.get(FOLLOWER) == "1" and self.shows_messages:
+        """For the gate, while `refusal` is not None: raises NotLeader for what only other nodes serve."""
+        if verb.nodes is Nodes.ALL:
             return
-        transacts = request.code in _TRANSACTIONS if is_frame else type(request) is TransactionCommand
-        if topic is not None or transacts or verb.stores:
+        asked = verb.nodes is Nodes.READERS and type(request) is Frame and request.ext.get(FOLLOWER) == "1"
+        if not (asked and self.shows_messages):
             raise self.refusal() or NotLeader(self._broker.config.broker_id)
 
     def check_pull(self, pull: Pull) -> None:
