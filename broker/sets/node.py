@@ -107,7 +107,7 @@ class SetMember:
         for log in self._broker.store.logs():
             log.limit_visibility()
         self._broker.store.retention_enabled = False  # a follower drops what its leader has dropped
-        self._broker.sequences.enabled = False  # the stream does not carry the internal logs
+        self._broker.sequences.enabled = False  # the leader numbers
         if not self._file.history.epochs:
             await self._in_thread(partial(self._file.write, self._file.epoch, self._file.history))
         start = partial(self._session.start, connect_seconds, wait_for_servers=True, create_chroot=True)
@@ -357,7 +357,9 @@ class SetMember:
         while True:
             try:
                 view = await self._in_thread(self._set.read)
-            except (CoordinationUnavailable, SessionLost):
+            except CoordinationError as error:
+                if not isinstance(error, CoordinationUnavailable | SessionLost):
+                    _log.error("the broker set cannot be read, trying again: %s", error)
                 await deferLater(self._reactor, pauses.next())
                 continue
             self._see(view)
@@ -366,16 +368,17 @@ class SetMember:
     async def _write(self, version: int, write: Callable[[], int | None]) -> SetView:
         """Replace the state of this version. What the set is like once it is known whether that was done: while nobody
         knows, the request may still arrive, so the same is written again (rules.counted)."""
+        pauses = Backoff(0.01, tuning.CHANGE_PAUSE_SECONDS)
         while True:
             try:
                 await self._in_thread(write)
                 return await self._look()
-            except (CoordinationUnavailable, SessionLost) as error:
+            except CoordinationError as error:
                 _log.warning("nobody knows whether the broker set was changed, trying again: %s", error)
             found = await self._look()
             if found.version != version:
                 return found
-            await deferLater(self._reactor, tuning.LOOK_SECONDS)
+            await deferLater(self._reactor, pauses.next())
 
     async def _stand(self, view: SetView, state: SetState) -> None:
         assert self._set is not None
