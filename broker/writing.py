@@ -43,6 +43,10 @@ class SlaveLink(Protocol):
 class Copies(Protocol):
     """The other nodes of a broker set (sets/leader.py)."""
 
+    @property
+    def refusal(self) -> NotLeader | None:
+        """Why nothing may be appended any more: this node leads no longer."""
+
     def check(self, log: PartitionLog) -> None:
         """Raise NotLeader, NotEnoughReplicas if what is stored now would not be acknowledged."""
 
@@ -117,6 +121,10 @@ class Writing:
         A Write that cannot be appended gets its `error`, and so do those that follow it in its partition. Returns those
         that are appended and not safe yet, for `when_safe`. Those with a number have to come from `numbered`.
         """
+        if self.copies is not None and (refusal := self.copies.refusal) is not None:
+            for write in writes:  # decoded, or decided, while this node led: its logs are another one's now
+                write.error = refusal
+            return []
         taken = self._store.append_many(writes)
         if self.slave is not None:
             return [write for write in taken if write.error is None]

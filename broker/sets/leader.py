@@ -143,6 +143,11 @@ class Leader:
 
     # --- what producers ask -------------------------------------------------------------------------------------------
 
+    @property
+    def refusal(self) -> NotLeader | None:
+        """Why nothing may be appended any more."""
+        return NotLeader(self._broker.config.broker_id) if self._ended else None
+
     def check(self, log: PartitionLog) -> None:
         """Raise NotLeader or NotEnoughReplicas if a message for this log would not be acknowledged now."""
         if self._ended or self.draining:

@@ -29,6 +29,8 @@ Apply = Callable[["Node"], None]
 class Recorder:
     """The other nodes as a leader sees them: what they are sent, in order. They have it when `arrive` is called."""
 
+    refusal = None
+
     def __init__(self) -> None:
         self.events: list[Apply] = []
         self.halves: list[Apply | None] = []

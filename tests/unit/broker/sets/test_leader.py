@@ -1,0 +1,149 @@
+"""A leader's promises on a broker without a port; its followers are what the test says of them, ZooKeeper is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from metaq.broker.sets.leader import Leader
+from metaq.broker.sets.leading import Leading
+from metaq.protocol.errors import NotLeader
+from metaq.protocol.stream import Ack
+from tests.unit.broker.harness import Harness, Peer, put
+
+TOPICS = """
+[topic=two]
+minInSync=2
+[topic=early]
+ack=leader
+"""
+
+
+class Set:
+    """Node a leads; b is in sync and has granted."""
+
+    def __init__(self, harness: Harness, *in_sync: str) -> None:
+        self.harness = harness
+        self.failures: list[Exception] = []
+        self.core = Leading("a", 1, in_sync)
+        self.leader = Leader(
+            harness.broker, self.core, self._change, on_established=lambda: None, on_failure=self.failures.append
+        )
+        harness.broker.writing.copies = self.leader
+        self.leader.start()
+        for name in in_sync[1:]:
+            self.core.connected(name)
+            self.core.went_live(name)
+            self.grant(name)
+
+    def _change(self, wanted: frozenset[str]) -> Deferred[bool]:
+        """ZooKeeper never answers."""
+        return Deferred()
+
+    def grant(self, name: str) -> None:
+        self.core.granted(name, self.harness.reactor.seconds() + 0.9)
+
+    def acknowledge(self, name: str) -> None:
+        """The follower has everything."""
+        self.harness.turn()
+        self.core.acknowledged(name, Ack(self.core.number, self.core.number, 0))
+        self.leader._advance()
+
+    @property
+    def peer(self) -> Peer:
+        return self.harness.connect()
+
+    def end(self, topic: str) -> tuple[int, int]:
+        """Where the partition ends, for readers and for the leader."""
+        log = self.harness.store.get(topic, 0)
+        return log.visible_end, log.end_offset
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path, topics=TOPICS)
+    yield harness
+    harness.threads.run()
+    harness.close()
+
+
+def test_alone_it_answers_and_shows_what_it_has(harness: Harness) -> None:
+    nodes = Set(harness, "a")
+    peer = nodes.peer
+    peer.send(put("t", 0))
+    harness.turn()
+    assert [answer.code for answer in peer.answers()] == [200]
+    assert nodes.end("t") == (25, 25)
+
+
+def test_it_answers_and_shows_what_every_in_sync_node_has(harness: Harness) -> None:
+    nodes = Set(harness, "a", "b")
+    peer = nodes.peer
+    peer.send(put("t", 0))
+    harness.turn()
+    assert (peer.answers(), nodes.end("t")) == ([], (0, 25))
+    nodes.acknowledge("b")
+    assert [answer.code for answer in peer.answers()] == [200]
+    assert nodes.end("t") == (25, 25)
+
+
+def test_ack_leader_is_answered_before_it_is_shown(harness: Harness) -> None:
+    nodes = Set(harness, "a", "b")
+    peer = nodes.peer
+    peer.send(put("early", 0))
+    assert [answer.code for answer in peer.answers()] == [200]
+    assert nodes.end("early") == (0, 25)
+    nodes.acknowledge("b")
+    assert nodes.end("early") == (25, 25)
+
+
+def test_ack_leader_waits_for_a_grant(harness: Harness) -> None:
+    nodes = Set(harness, "a", "b")
+    peer = nodes.peer
+    harness.reactor.advance(1.0)
+    peer.send(put("early", 0))
+    harness.turn()
+    assert peer.answers() == []
+    nodes.grant("b")
+    nodes.acknowledge("b")
+    assert [answer.code for answer in peer.answers()] == [200]
+
+
+def test_the_disk_of_every_node_counts_where_puts_wait_for_it(harness: Harness) -> None:
+    nodes = Set(harness, "a", "b")
+    peer = nodes.peer
+    peer.send(put("safe", 0))
+    harness.turn()
+    nodes.core.acknowledged("b", Ack(nodes.core.number, 0, 0))
+    harness.threads.run()  # the own disk
+    assert peer.answers() == []
+    nodes.acknowledge("b")
+    harness.threads.run()
+    assert [answer.code for answer in peer.answers()] == [200]
+
+
+def test_too_few_nodes_refuse_a_message_and_store_nothing(harness: Harness) -> None:
+    nodes = Set(harness, "a")
+    answer = nodes.peer.ask(put("two", 0))
+    assert answer.code == 500
+    assert "wants 2 nodes in sync (minInSync) and there are 1: not stored" in answer.text
+    assert nodes.end("two") == (0, 0)
+
+
+def test_a_node_that_leads_no_longer_stores_nothing_and_knows_nothing(harness: Harness) -> None:
+    nodes = Set(harness, "a", "b")
+    peer = nodes.peer
+    peer.send(put("t", 0))
+    harness.turn()
+    nodes.leader.stop(NotLeader(0, "meta://other:1"))
+    (answer,) = peer.answers()
+    assert (answer.code, "meta://other:1" in answer.text) == (500, True)
+    assert nodes.peer.ask(put("t", 0)).code == 500
+    log = harness.store.get("t", 0)
+    writes = [harness.broker.sequences._make(log, (b"late",), b"")]
+    assert harness.broker.writing.append(writes) == []
+    assert isinstance(writes[0].error, NotLeader)
+    assert nodes.end("t") == (0, 25)
