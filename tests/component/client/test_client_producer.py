@@ -615,7 +615,7 @@ def test_a_producer_waits_while_a_set_has_no_leader(broker):
             producer.send("t", b"2", timeout=0.2)
         broker.leader = None
         future.result(DEADLINE)
-    assert broker.bodies("t", 0)[0] == b"1"
+    assert b"1" in [body for partition in range(2) for body in broker.bodies("t", partition)]
 
 
 def test_a_transaction_begins_where_the_leader_is_and_is_lost_with_it():
