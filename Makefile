@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests
 
-.PHONY: help venv wheel check test unit component integration demo bench proof histories clean types python java maven
+.PHONY: help venv wheel check test unit component integration demo bench proof cuts failovers histories clean types python java maven
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,8 +89,16 @@ CUTS ?= 3000
 FLIPS ?= 0
 SEED ?= 1
 JOBS ?= 2
-proof: $(STAMP) ## thousands of power cuts and every byte damaged: make proof CUTS=3000 FLIPS=0 SEED=1 (FLIPS=0: every byte)
+FAILOVER_RUNS ?= 30
+FAILOVERS ?= 10
+FAILOVER_FILES ?= .failovers
+proof: cuts failovers ## both of the following: hours
+
+cuts: $(STAMP) ## thousands of power cuts and every byte damaged: make cuts CUTS=3000 FLIPS=0 SEED=1 (FLIPS=0: every byte)
 	$(VENV)/bin/python -m tests.power --cuts $(CUTS) --flips $(FLIPS) --seed $(SEED) --jobs $(JOBS)
+
+failovers: $(STAMP) java ## broker sets whose leaders fail under load: make failovers FAILOVER_RUNS=30 FAILOVERS=10 SEED=1
+	$(VENV)/bin/python -m tests.failovers --seed $(SEED) --runs $(FAILOVER_RUNS) --failovers $(FAILOVERS) --directory $(FAILOVER_FILES)
 
 RUNS ?= 20
 RUN_SECONDS ?= 60

@@ -25,12 +25,13 @@ _END_SECONDS = 10.0
 class Child:
     """A Python program in a process group of its own, its output in `log`. Start it on a thread that outlives it."""
 
-    def __init__(self, words: Sequence[str], log: Path, cwd: Path = ROOT) -> None:
+    def __init__(self, words: Sequence[str], log: Path, cwd: Path = ROOT, prefix: Sequence[str] = ()) -> None:
+        """prefix: a command, with its absolute path, that becomes the program behind it, as `env` does."""
         self.log = log
         bound = [sys.executable, "-I", "-S", run_bound.__file__, str(os.getpid()), str(int(signal.SIGKILL))]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [*bound, sys.executable, *words],
+                [*bound, *prefix, sys.executable, *words],
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

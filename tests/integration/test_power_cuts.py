@@ -1,4 +1,4 @@
-"""Power cuts and damage at rest, as many as a run of the tests has time for; `make proof` does thousands."""
+"""Power cuts and damage at rest, as many as a run of the tests has time for; `make cuts` does thousands."""
 
 from __future__ import annotations
 

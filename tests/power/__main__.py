@@ -1,4 +1,4 @@
-"""Cut the power of real traces, and damage files at rest, thousands of times; `make proof` does it.
+"""Cut the power of real traces, and damage files at rest, thousands of times; `make cuts` does it.
 
 Examples:
   python -m tests.power --cuts 2000 --flips 0 --seed 1

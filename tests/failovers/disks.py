@@ -1,0 +1,100 @@
+"""The disks of nodes: file systems of their own that can be filled up, and syncs that can be made to fail."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from .isolation import is_isolated, tool
+
+__all__ = ["Disk", "build_broken_sync"]
+
+_DISK_BYTES = 640 << 20
+_PIECES = (16 << 20, 1 << 20, 1 << 16, 1 << 12)
+_SOURCE = Path(__file__).with_name("broken_sync.c")
+
+
+def build_broken_sync() -> Path:
+    """Compile it, unless that was done before. Raises RuntimeError without a C compiler."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise RuntimeError("the failing syncs are a C file: install gcc")
+    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
+    library = Path(tempfile.gettempdir()) / f"metaq-broken-sync-{os.getuid()}-{digest}.so"
+    if not library.exists():
+        made = library.with_suffix(f".{os.getpid()}")
+        flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+        subprocess.run([compiler, *flags, "-o", str(made), str(_SOURCE), "-ldl"], check=True)
+        made.rename(library)
+    return library
+
+
+class Disk:
+    """The directory `path` of a node. In namespaces of ours it is a file system of its own, of 640 MB."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "disk"
+        self.path.mkdir(parents=True)
+        self._control = directory / "syncs-fail"
+        self._ballast = self.path / "ballast"
+        self._image = directory / "disk.img"
+        self._mounted = is_isolated()
+        if self._mounted:
+            with self._image.open("wb") as image:
+                image.truncate(_DISK_BYTES)
+            subprocess.run([tool("mkfs.ext4"), "-q", "-m", "0", str(self._image)], check=True)
+            subprocess.run([tool("mount"), "-o", "loop", str(self._image), str(self.path)], check=True)
+
+    @property
+    def can_be_filled(self) -> bool:
+        return self._mounted
+
+    @property
+    def prefix(self) -> Sequence[str]:
+        """Of the command of a process whose syncs can be made to fail."""
+        return tool("env"), f"LD_PRELOAD={build_broken_sync()}", f"METAQ_BROKEN_SYNC={self._control}"
+
+    def fill(self) -> None:
+        """Leave no block free."""
+        assert self._mounted
+        fd = os.open(self._ballast, os.O_WRONLY | os.O_CREAT)
+        try:
+            end = 0
+            for size in _PIECES:
+                while _allocated(fd, end, size):
+                    end += size
+        finally:
+            os.close(fd)
+
+    def break_syncs(self) -> None:
+        """From now on every sync of the node's process fails."""
+        self._control.touch()
+
+    def repair(self) -> None:
+        """There is room, and syncs work."""
+        self._ballast.unlink(missing_ok=True)
+        self._control.unlink(missing_ok=True)
+
+    def unmount(self, keep: Path | None) -> None:
+        """No process uses it any more. keep: a directory that gets a copy of its files."""
+        if keep is not None:
+            shutil.copytree(self.path, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("lost+found"))
+        if self._mounted:
+            subprocess.run([tool("umount"), str(self.path)], check=True)
+            self._image.unlink()
+
+
+def _allocated(fd: int, offset: int, size: int) -> bool:
+    try:
+        os.posix_fallocate(fd, offset, size)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return False
+    return True

@@ -1,0 +1,166 @@
+"""The process that talks to each node by its address: `python -m tests.failovers.prober JSON`, see Task.
+
+What it knows and a client does not: which node acknowledged, and which node showed which bytes. It ends at SIGTERM.
+
+    put   begun, node, topic, number, code, id, offset        a message, and the node's answer
+    get   begun, node, partition, offset, bytes, checksum     raw bytes of the log as the node showed them
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+from zlib import crc32
+
+from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.pulls import PullRequest
+from metaq.protocol.record import checksum
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.text import AnswerReader, Result, encode_put, parse_put_result
+from tests.frames import FrameReader
+from tests.history.facts import Name
+from tests.history.journal import Journal, clock
+
+__all__ = ["ASKED_TOPICS", "Task"]
+
+ASKED_TOPICS = ("asked", "told")
+"""ack=in-sync and ack=leader."""
+_ANSWER_SECONDS = 20.0
+_PUT_PAUSE_SECONDS = 0.03
+_GET_PAUSE_SECONDS = 0.1
+_REFUSED_PAUSE_SECONDS = 0.1
+_GET_BYTES = 256 << 10
+_SUCCESS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """nodes: full name -> address. topics: name -> partitions, of what is read."""
+
+    nodes: Mapping[str, str]
+    topics: Mapping[str, int]
+    journal: str
+
+    def words(self) -> list[str]:
+        """Of the command line of the process."""
+        return ["-m", "tests.failovers.prober", json.dumps(asdict(self))]
+
+
+A = TypeVar("A")
+
+
+class _Reader(Protocol[A]):
+    def receive(self, data: bytes) -> list[A]: ...
+
+
+class _Node(Generic[A]):
+    """A connection to one node, made anew when it is lost. One thread."""
+
+    def __init__(self, address: str, make_reader: Callable[[], _Reader[A]]) -> None:
+        host, _, port = address.rpartition(":")
+        self._place = host, int(port)
+        self._socket: socket.socket | None = None
+        self._make_reader = make_reader
+        self._reader = make_reader()
+
+    def ask(self, request: bytes) -> A:
+        """Raises OSError and RemoteProtocolError; the next call connects again."""
+        try:
+            if self._socket is None:
+                self._socket = socket.create_connection(self._place, timeout=_ANSWER_SECONDS)
+                self._reader = self._make_reader()
+            self._socket.sendall(request)
+            while True:
+                data = self._socket.recv(1 << 18)
+                if not data:
+                    raise ConnectionError("closed")
+                answers = self._reader.receive(data)
+                if answers:
+                    return answers[0]
+        except (OSError, RemoteProtocolError):
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+            raise
+
+
+class _Prober:
+    def __init__(self, task: Task, journal: Journal, stopping: threading.Event) -> None:
+        self._task = task
+        self._journal = journal
+        self._stopping = stopping
+
+    def put(self, name: str, address: str) -> None:
+        """One message after the other to one node, to both topics in turn."""
+        node = _Node(address, AnswerReader)
+        for number in itertools.count(1):
+            if self._stopping.wait(_PUT_PAUSE_SECONDS):
+                return
+            topic = ASKED_TOPICS[number % len(ASKED_TOPICS)]
+            message = Name(f"probe{name}", "-", number)
+            body = f"{message} ".encode()
+            begun = clock()
+            try:
+                answer = node.ask(encode_put(topic, 0, 0, checksum(body), number, body))
+            except (OSError, RemoteProtocolError):
+                self._journal.write("put", begun, name, topic, number, 0, 0, 0)
+                self._stopping.wait(_REFUSED_PAUSE_SECONDS)
+                continue
+            assert isinstance(answer, Result)
+            message_id = offset = 0
+            if answer.code == _SUCCESS:
+                message_id, _, offset = parse_put_result(answer.text)
+            else:
+                self._stopping.wait(_REFUSED_PAUSE_SECONDS)
+            self._journal.write("put", begun, name, topic, number, answer.code, message_id, offset)
+
+    def get(self, name: str, address: str) -> None:
+        """Read every partition of one node as it grows, also while it is a follower."""
+        node = _Node(address, FrameReader)
+        places = [(topic, number) for topic, count in self._task.topics.items() for number in range(count)]
+        at = dict.fromkeys(places, 0)
+        while not self._stopping.wait(_GET_PAUSE_SECONDS):
+            for topic, number in places:
+                offset = at[topic, number]
+                begun = clock()
+                try:
+                    pull = PullRequest(topic, number, offset, _GET_BYTES, group="prober", follower=True)
+                    answer = node.ask(encode_frame(RequestCode.PULL, 1, pull.to_ext()))
+                except (OSError, RemoteProtocolError):
+                    time.sleep(_REFUSED_PAUSE_SECONDS)
+                    break
+                if answer.code == ResponseCode.SUCCESS and len(answer.body):
+                    partition = f"{topic} {name[:-1]}-{number}"
+                    self._journal.write("get", begun, name, partition, offset, len(answer.body), crc32(answer.body))
+                    at[topic, number] = offset + len(answer.body)
+
+
+def main(task: Task) -> None:
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
+    journal = Journal(Path(task.journal))
+    prober = _Prober(task, journal, stopping)
+    threads: Sequence[threading.Thread] = [
+        threading.Thread(target=each, args=node, daemon=True)
+        for node in task.nodes.items()
+        for each in (prober.put, prober.get)
+    ]
+    for thread in threads:
+        thread.start()
+    stopping.wait()
+    for thread in threads:
+        thread.join(2 * _ANSWER_SECONDS)
+
+
+if __name__ == "__main__":
+    main(Task(**json.loads(sys.argv[1])))

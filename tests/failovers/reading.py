@@ -1,0 +1,157 @@
+"""From the journals, logs and files of a run to the facts that the checkers read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from metaq.broker.sets.history import DIRECTORY
+from metaq.protocol.record import HEADER_BYTES, iter_headers
+from tests.history.facts import Ack, Call, History, Name, Owner, Place, Stored
+from tests.history.journal import clock, read_journal
+from tests.history.reading import member_files, member_name, owners_in
+from tests.history.watcher import commits_in
+
+from .cluster import GROUP, MEMBER_SECONDS, READ_TOPICS, Cluster
+from .facts import Failover, Failovers, Got, Lead, Put, Sent, Transaction
+from .nodes import NodePlace
+from .sender import SAFE_TOPICS
+
+__all__ = ["digests", "leads_in", "logs_of", "read_history", "stored_in"]
+
+_LEADS = re.compile(r"^(\S+ \S+) WARNING \S+: leads epoch (\d+);", re.MULTILINE)
+_READER = "spark"
+"""A group of its own, whose only member reads ranges; it commits nothing."""
+
+
+def logs_of(node: NodePlace) -> dict[str, bytes]:
+    """The bytes of each partition, by `<topic> <set>-<number>`. Raises AssertionError if segments do not join."""
+    parts: dict[str, list[bytes]] = defaultdict(list)
+    for path, content in node.segments().items():
+        directory, _, file = path.partition("/")
+        topic, _, number = directory.rpartition("-")
+        partition = f"{topic} {node.set_id}-{number}"
+        end = sum(map(len, parts[partition]))
+        assert int(file.removesuffix(".meta")) == end, f"{node.full_name}: {path} follows byte {end}"
+        parts[partition].append(content)
+    return {partition: b"".join(found) for partition, found in parts.items()}
+
+
+def stored_in(logs: Mapping[str, bytes]) -> dict[str, list[Stored]]:
+    """The messages of producers, by partition."""
+    found = {}
+    for partition, data in logs.items():
+        if partition.partition(" ")[0] in READ_TOPICS:
+            found[partition] = [
+                Stored(partition, header.start, header.end, header.id, _name(data[header.start + HEADER_BYTES :][:200]))
+                for header in iter_headers(memoryview(data))
+            ]
+    return found
+
+
+def _name(body: bytes) -> Name:
+    """A message with a key has an attribute in front of its payload."""
+    found = re.search(rb"([a-z]+[0-9]*/[^/ ]+/[0-9]+) ", body)
+    assert found is not None, body
+    return Name.parse(found[1].decode("ascii"))
+
+
+def digests(node: NodePlace) -> dict[str, str]:
+    """By path, of all partition files."""
+    return {path: hashlib.sha256(content).hexdigest() for path, content in node.segments().items()}
+
+
+def leads_in(text: str, node: str, behind: float) -> list[Lead]:
+    """What a node's log tells. behind: the wall clock's time at 0 of the monotonic one."""
+    return [
+        Lead(datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp() - behind, node, int(epoch))
+        for stamp, epoch in _LEADS.findall(text)
+    ]
+
+
+def _starts(node: NodePlace) -> list[tuple[int, Mapping[str, int]]]:
+    """Only what differs from the epoch before is written down (metaq.broker.sets.history)."""
+    saved = json.loads((node.data / DIRECTORY / "history.json").read_text())
+    ends: dict[str, int] = {}
+    found: list[tuple[int, Mapping[str, int]]] = []
+    for epoch, changed in saved["history"]:
+        ends = {**ends, **changed}
+        found.append((epoch, ends))
+    return found
+
+
+def read_history(cluster: Cluster, logs: Mapping[str, bytes], faults: Sequence[Failover], settled: bool) -> Failovers:
+    """What is left of a run. logs: of all sets' leaders, read while nobody wrote any more."""
+    behind = time.time() - clock()
+    nodes = [node for nodes in cluster.sets.values() for node in nodes.values()]
+    history = Failovers(faults=list(faults), logs=logs)
+    for node in nodes:
+        for child in node.children:
+            history.leads += leads_in(child.log.read_text("utf-8", "replace"), node.full_name, behind)
+    history.cut_files = sum(len(node.kept()) for node in nodes)
+    history.files = {
+        set_id: {name: digests(node) for name, node in found.items()} for set_id, found in cluster.sets.items()
+    }
+    history.starts = {
+        set_id: _starts(found[cluster.watcher.leader(set_id)[1]]) for set_id, found in cluster.sets.items()
+    }
+    _read_sends(cluster.sends, history)
+    _read_probes(cluster.probes, history)
+    acks = [each.ack for each in history.sent if each.ack.partition.partition(" ")[0] in SAFE_TOPICS]
+    history.groups = History(
+        stored=stored_in(logs),
+        acks=acks,
+        owners=[*_owners(cluster.events), *_rows(cluster.rows)],
+        commits=commits_in(read_journal(cluster.commits)),
+        groups=[GROUP],
+        settled=settled,
+        session_seconds=MEMBER_SECONDS,
+        failed_sends=sum(line[0] == "fail" for line in read_journal(cluster.sends)),
+    )
+    return history
+
+
+def _read_sends(path: Path, history: Failovers) -> None:
+    for line in read_journal(path):
+        if line[0] == "ack":
+            _, at, begun, name, partition, offset, message_id = line
+            history.sent.append(Sent(begun, at, Ack(Name.parse(name), partition, offset, message_id)))
+        elif line[0] in ("commit", "rollback", "doubt"):
+            outcome, at, begun, names, _ = line
+            history.transactions.append(Transaction(begun, at, outcome, [Name.parse(name) for name in names]))
+
+
+def _read_probes(path: Path, history: Failovers) -> None:
+    for line in read_journal(path):
+        if line[0] == "put":
+            _, at, begun, node, topic, number, code, message_id, offset = line
+            history.puts.append(Put(begun, at, node, topic, number, code, message_id, offset))
+        elif line[0] == "get":
+            _, at, _, node, partition, offset, size, checksum = line
+            history.gets.append(Got(at, node, partition, offset, size, checksum))
+
+
+def _owners(events: Path) -> list[Owner]:
+    return [owner for path in member_files(events) for owner in owners_in(read_journal(path), *member_name(path))]
+
+
+def _rows(path: Path) -> list[Owner]:
+    """What the reader of ranges got: one ownership of each partition, which a query that failed ends."""
+    owners: list[Owner] = []
+    held: dict[str, Owner] = {}
+    for line in read_journal(path):
+        if line[0] == "again":
+            held.clear()
+            continue
+        _, at, partition, offset, message_id, name = line
+        if partition not in held:
+            held[partition] = Owner(_READER, _READER, partition, at)
+            owners.append(held[partition])
+        held[partition].calls.append(Call(at, at, [Place(offset, message_id, Name.parse(name))]))
+    return owners

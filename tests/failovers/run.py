@@ -1,0 +1,127 @@
+"""One run: start a cluster, do the faults of the seed to it, let everything come to rest, and read its history."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.history.checkers import Problem
+from tests.history.children import wait_until
+from tests.history.facts import Stored
+from tests.history.journal import Journal, clock
+from tests.history.reading import seen_in
+
+from .checkers import judge
+from .cluster import GROUP, Cluster, Shape
+from .facts import Failovers
+from .faults import kinds_for, plan
+from .injuries import Injuries, Unhealed
+from .nodes import NodePlace
+from .reading import digests, logs_of, read_history, stored_in
+
+__all__ = ["Outcome", "run"]
+
+_LEAVE_SECONDS = 180.0
+_REST_SECONDS = 60.0
+_QUIET_SECONDS = 60.0
+"""A group that is handed nothing new for so long does not come to the end."""
+_LOOK_SECONDS = 1.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The history of a run and what is wrong in it."""
+
+    seed: int
+    shape: Shape
+    history: Failovers
+    problems: Sequence[Problem]
+    seconds: float
+
+
+def run(directory: Path, seed: int, count: int, shape: Shape, say: Say) -> Outcome:
+    """`count` faults of leaders. Everything that is needed to understand the run stays in `directory`.
+
+    Raises AssertionError if the cluster cannot be started, MetaqError and OSError if its files cannot be read.
+    """
+    began = clock()
+    problems: list[Problem] = []
+    notes = Journal(directory / "faults.journal")
+    with Cluster(directory, seed, shape) as cluster:
+        injuries = Injuries(cluster, notes)
+        try:
+            for fault in plan(seed, count, shape.sets, shape.nodes, shape.kinds or kinds_for(cluster.able)):
+                done = injuries.do(fault)
+                led = f"epoch {done.before} -> {done.after}"
+                said = f"{done.kind} of {done.victim}{f' with {done.second}' if done.second else ''}, {led}"
+                again = f", started again: {', '.join(done.restarted)}" if done.restarted else ""
+                say(f"{said}, {done.moved - done.begin:.1f} s, in sync {done.settled - done.healed:.1f} s later{again}")
+            time.sleep(_LOOK_SECONDS)
+        except Unhealed as error:
+            problems.append(Problem("stuck", str(error), "-"))
+        say("coming to rest")
+        notes.write("ending")
+        for name, child in (("sender", cluster.sender), ("prober", cluster.prober)):
+            if not cluster.end(child, _LEAVE_SECONDS):
+                problems.append(Problem("stuck", f"the {name} does not end, see {child.log}", "-"))
+        problems += _rest(cluster)
+        logs = {
+            partition: data
+            for set_id, nodes in cluster.sets.items()
+            for partition, data in logs_of(nodes[cluster.watcher.leader(set_id)[1]]).items()
+        }
+        drained = _drain(cluster, stored_in(logs))
+        stuck = [
+            Problem("stuck", f"{name} does not leave, see {child.log}", "-")
+            for name, child in [*cluster.members, ("the reader of ranges", cluster.reader)]
+            if not cluster.end(child, _LEAVE_SECONDS)
+        ]
+        cluster.commit_watcher.close()
+        problems += stuck
+        problems += [Problem("crashed", text, "-") for text in cluster.crashed()]
+        history = read_history(cluster, logs, injuries.done, drained and not stuck)
+        problems += judge(history)
+        if problems:
+            _keep_files(cluster)
+    return Outcome(seed, shape, history, problems, clock() - began)
+
+
+def _rest(cluster: Cluster) -> list[Problem]:
+    """Until all sets are in sync and their files equal, which checkers.differ says then."""
+    problems = []
+    for set_id, nodes in cluster.sets.items():
+        if not cluster.watcher.wait_healthy(set_id, list(nodes), _REST_SECONDS):
+            problems.append(Problem("stuck", f"set {set_id} is not in sync: {cluster.watcher.views[set_id]}", "-"))
+        wait_until(partial(_are_equal, list(nodes.values())), _REST_SECONDS, _LOOK_SECONDS)
+    return problems
+
+
+def _are_equal(nodes: Sequence[NodePlace]) -> bool:
+    return all(digests(node) == digests(nodes[0]) for node in nodes[1:])
+
+
+def _drain(cluster: Cluster, stored: dict[str, list[Stored]]) -> bool:
+    """Whether the group is handed everything."""
+    wanted = {(each.partition, each.offset) for records in stored.values() for each in records}
+    moved, count = clock(), -1
+    while True:
+        seen = seen_in(cluster.events).get(GROUP, set())
+        if wanted <= seen:
+            return True
+        if len(seen) != count:
+            count, moved = len(seen), clock()
+        elif clock() - moved > _QUIET_SECONDS:
+            return False
+        time.sleep(_LOOK_SECONDS)
+
+
+def _keep_files(cluster: Cluster) -> None:
+    for nodes in cluster.sets.values():
+        for node in nodes.values():
+            shutil.copytree(node.data, node.directory / "kept", dirs_exist_ok=True)
