@@ -28,10 +28,11 @@ def build_broken_sync() -> Path:
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"metaq-broken-sync-{os.getuid()}-{digest}.so"
     if not library.exists():
-        made = library.with_suffix(f".{os.getpid()}")
+        fd, made = tempfile.mkstemp(".so")  # runs beside each other may have the same process id
+        os.close(fd)
         flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-        subprocess.run([compiler, *flags, "-o", str(made), str(_SOURCE), "-ldl"], check=True)
-        made.rename(library)
+        subprocess.run([compiler, *flags, "-o", made, str(_SOURCE), "-ldl"], check=True)
+        os.replace(made, library)
     return library
 
 
