@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -36,7 +36,7 @@ __all__ = ["ASKED_TOPICS", "Task"]
 ASKED_TOPICS = ("asked", "told")
 """ack=in-sync and ack=leader."""
 _ANSWER_SECONDS = 20.0
-_PUT_PAUSE_SECONDS = 0.03
+_PUT_PAUSE_SECONDS = 0.05
 _GET_PAUSE_SECONDS = 0.1
 _REFUSED_PAUSE_SECONDS = 0.1
 _GET_BYTES = 256 << 10
@@ -100,14 +100,14 @@ class _Prober:
         self._journal = journal
         self._stopping = stopping
 
-    def put(self, name: str, address: str) -> None:
-        """One message after the other to one node, to both topics in turn."""
+    def put(self, name: str, address: str, topic: str) -> None:
+        """One message after the other to one node and topic: what waits for another node does not keep `ack=leader`
+        from being asked for."""
         node = _Node(address, AnswerReader)
         for number in itertools.count(1):
             if self._stopping.wait(_PUT_PAUSE_SECONDS):
                 return
-            topic = ASKED_TOPICS[number % len(ASKED_TOPICS)]
-            message = Name(f"probe{name}", "-", number)
+            message = Name(f"probe{name}", topic, number)
             body = f"{message} ".encode()
             begun = clock()
             try:
@@ -150,11 +150,12 @@ def main(task: Task) -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
     journal = Journal(Path(task.journal))
     prober = _Prober(task, journal, stopping)
-    threads: Sequence[threading.Thread] = [
-        threading.Thread(target=each, args=node, daemon=True)
+    threads = [
+        threading.Thread(target=prober.put, args=(*node, topic), daemon=True)
         for node in task.nodes.items()
-        for each in (prober.put, prober.get)
+        for topic in ASKED_TOPICS
     ]
+    threads += [threading.Thread(target=prober.get, args=node, daemon=True) for node in task.nodes.items()]
     for thread in threads:
         thread.start()
     stopping.wait()
