@@ -162,19 +162,12 @@ class Cluster:
             if (code := child.process.poll()) is not None and (child not in self._may_end or code > 0)
         ]
 
-    def kill_nodes(self) -> None:
-        """All at once, so that none of them changes a file any more."""
-        for nodes in self.sets.values():
-            for node in nodes.values():
-                for child in node.children:
-                    child.kill()
-
     def _kill_all(self) -> None:
-        for _, child in self._children:
+        nodes = [node for nodes in self.sets.values() for node in nodes.values()]
+        for child in [child for _, child in self._children] + [child for node in nodes for child in node.children]:
             child.kill()
-        self.kill_nodes()
 
     def _unmount(self) -> None:
         for nodes in self.sets.values():
             for node in nodes.values():
-                node.disk.unmount(None)
+                node.disk.unmount()

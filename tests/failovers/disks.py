@@ -53,10 +53,6 @@ class Disk:
             subprocess.run([tool("mount"), "-o", "loop", str(self._image), str(self.path)], check=True)
 
     @property
-    def can_be_filled(self) -> bool:
-        return self._mounted
-
-    @property
     def prefix(self) -> Sequence[str]:
         """Of the command of a process whose syncs can be made to fail."""
         return tool("env"), f"LD_PRELOAD={build_broken_sync()}", f"METAQ_BROKEN_SYNC={self._control}"
@@ -82,10 +78,8 @@ class Disk:
         self._ballast.unlink(missing_ok=True)
         self._control.unlink(missing_ok=True)
 
-    def unmount(self, keep: Path | None) -> None:
-        """No process uses it any more. keep: a directory that gets a copy of its files."""
-        if keep is not None:
-            shutil.copytree(self.path, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("lost+found"))
+    def unmount(self) -> None:
+        """No process uses it any more."""
         if self._mounted:
             subprocess.run([tool("umount"), str(self.path)], check=True)
             self._image.unlink()
