@@ -29,6 +29,7 @@ from metaq.protocol.errors import (
     NotLeader,
     ReplicaDiverged,
     SessionLost,
+    StoreError,
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.pulls import FOLLOWER
@@ -400,7 +401,12 @@ class SetMember:
         broker, store = self._broker, self._broker.store
         ends = {name: end for name, (_, end, _) in store.ends().items()}
         history = self._file.history.begin(state.epoch, ends)
-        await broker.in_thread(partial(self._file.write, state.epoch, history, self._boot))
+        try:
+            await broker.in_thread(partial(self._file.write, state.epoch, history, self._boot))
+        except OSError as error:  # it would stand again and again, and keep those out that can lead
+            self._distrust(StoreError(f"{self._file.path} cannot be written: {error}"))
+            self._resign_soon(state.epoch, frozenset(state.in_sync) - {self.name})
+            return
         assert self._set is not None
         self._set.declare(self._node(forgetful=False))
         broker.message_ids.begin_above(store.max_message_id)
@@ -455,14 +461,20 @@ class SetMember:
         """Nothing of this node can be believed before it is started again: another one is to lead."""
         leader = self.leader
         if self.failure is None and leader is not None:
-            self.failure = failure
-            _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
+            self._distrust(failure)
             others = leader.core.in_sync - {self.name}
             self._step_down("its disk has failed")
-            if others:
-                ensureDeferred(self._resign(leader.core.epoch, others)).addErrback(
-                    lambda found: _log.error("cannot resign: %s", found.getErrorMessage())
-                )
+            self._resign_soon(leader.core.epoch, others)
+
+    def _distrust(self, failure: MetaqError) -> None:
+        self.failure = failure
+        _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
+
+    def _resign_soon(self, epoch: int, others: frozenset[str]) -> None:
+        if others:
+            ensureDeferred(self._resign(epoch, others)).addErrback(
+                lambda found: _log.error("cannot resign: %s", found.getErrorMessage())
+            )
 
     async def _resign(self, epoch: int, others: frozenset[str]) -> None:
         view = self._view

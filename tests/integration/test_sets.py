@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,7 +16,7 @@ import pytest
 from metaq import Producer, TopicPartition
 from metaq.protocol.record import HEADER_BYTES, iter_headers
 from tests.integration.set_nodes import SetNodes, set_nodes
-from tests.waiting import eventually
+from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": "numPartitions=4", "safe": "numPartitions=2\nunflushThreshold=0"}
 
@@ -145,6 +147,21 @@ def test_three_nodes_survive_two_deaths(nodes: SetNodes) -> None:
         check(nodes, sender, last)
     finally:
         sender.stop()
+
+
+def test_a_node_that_cannot_write_down_its_epoch_leaves_the_election_to_others(nodes: SetNodes) -> None:
+    nodes.start("a", "b", "c")
+    nodes.wait_in_sync("a", "b", "c")
+    (nodes.data("b") / "metaqset" / ".history.json.tmp").mkdir()  # the file is written there first
+    words = [sys.executable, "-m", "metaq", "brokers", "hand-over", "0", "--to", "b", "--zk", nodes.connect]
+    subprocess.run(words, check=False, timeout=DEADLINE)
+    log = nodes.nodes["b"].errors
+    eventually(lambda: "leaves its set" in log.read_text(), what="b to say that it cannot lead")
+    nodes.wait_for_leader("a", "c")
+    state = nodes.view().state
+    assert state is not None
+    assert "b" not in state.in_sync
+    assert state.epoch <= 4
 
 
 def test_a_dead_follower_is_dropped_and_comes_back(nodes: SetNodes, sender: Sender) -> None:
