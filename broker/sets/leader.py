@@ -101,6 +101,7 @@ class Leader:
         self._change_in_sync = change_in_sync
         self._links: dict[str, _Link] = {}
         self._own = SafeBlocks(self._store, self._advance, on_failure)
+        self._on_failure = on_failure
         self._gathered: dict[PartitionLog, list[StreamEntry]] = {}
         self._gathered_marks: dict[PartitionLog, Mark] = {}
         self._others: list[StreamEntry] = []  # of the transaction log, in front of the block's messages
@@ -406,6 +407,14 @@ class Leader:
         self._advance()
         self._consider()
         self._drop_sequences()
+        if self._ping % tuning.PINGS_PER_LOOK == 0:
+            self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        """A log that takes nothing any more is reason to leave, if there is another node to lead. Nobody may wait for a
+        sync in the background that has failed."""
+        if len(self.core.in_sync) > 1 and (failure := self._store.first_failure()) is not None:
+            self._on_failure(failure)
 
     def _drop_sequences(self) -> None:
         """Have followers drop what has been compacted of the internal logs."""

@@ -386,6 +386,9 @@ class SetMember:
         self._stop_following()
         await self._nothing_followed()
         await self._transactions.prepare()  # a node whose disk has failed does not stand
+        if len(state.in_sync) > 1 and (failure := self._broker.store.first_failure()) is not None:
+            self._distrust(failure)
+            return
         _log.info("stands for election after epoch %d", state.epoch)
         gone = {state.leader} if self._gone == (state.epoch, state.leader) and self._gone_for_good else set()
         epoch, in_sync = elected(state.epoch, state.in_sync, self.name, view.nodes.keys() - gone)

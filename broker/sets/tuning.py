@@ -3,6 +3,9 @@
 PING_SECONDS = 0.2
 """Between two pings of the leader; each answer grants it rules.GRANT_SECONDS."""
 
+PINGS_PER_LOOK = 5
+"""So often the leader looks whether one of its logs has failed: a millisecond with ten thousand of them."""
+
 LOST_SECONDS = 0.5
 """How long a lost connection of an in-sync follower may be renewed before the leader drops the node."""
 

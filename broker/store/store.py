@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from metaq.protocol.errors import MetaqError, PartitionNotFound, StoreError
+from metaq.protocol.errors import LogReadOnly, MetaqError, PartitionNotFound, StoreError
 from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import Buffer
 
@@ -377,6 +377,12 @@ class Store:
     def all_logs(self) -> Iterable[PartitionLog]:
         """Those of partitions and the internal ones."""
         return *self.sequence_logs, *self._logs.values()
+
+    def first_failure(self) -> LogReadOnly | None:
+        """Of a log whose write or sync has failed, so that it takes nothing before a restart; None if there is none.
+        O(partitions)."""
+        failed = next((log for log in self.all_logs() if log.read_only is not None), None)
+        return None if failed is None else LogReadOnly(failed.directory, str(failed.read_only))
 
     @property
     def max_message_id(self) -> int:

@@ -125,6 +125,20 @@ def test_the_disk_of_every_node_counts_where_puts_wait_for_it(harness: Harness) 
     assert [answer.code for answer in peer.answers()] == [200]
 
 
+@pytest.mark.parametrize(("in_sync", "left"), [(("a",), 0), (("a", "b"), 1)])
+def test_a_log_that_has_failed_is_reason_to_leave_if_another_node_can_lead(
+    harness: Harness, in_sync: tuple[str, ...], left: int
+) -> None:
+    nodes = Set(harness, *in_sync)
+    nodes.peer.send(put("t", 0))
+    harness.turn()
+    harness.store.get("t", 0).sync_failed("a background sync has failed")
+    harness.reactor.pump([0.2] * 5)
+    assert [str(each) for each in nodes.failures[:1]] == left * [
+        f"{harness.store.get('t', 0).directory} is read-only after a failed write: a background sync has failed"
+    ]
+
+
 def test_too_few_nodes_refuse_a_message_and_store_nothing(harness: Harness) -> None:
     nodes = Set(harness, "a")
     answer = nodes.peer.ask(put("two", 0))
