@@ -38,12 +38,15 @@ from . import tuning
 from .connections import StreamProtocol
 from .copying import Copying
 from .leading import Leading, Mark
-from .rules import counted_until
+from .rules import counted_until, is_caught_up
 from .safe_blocks import SafeBlocks
 
 __all__ = ["FollowerStatus", "Leader"]
 
 _log = logging.getLogger(__name__)
+
+_EPOCH_START = 1
+"""The block of what this node had when it was elected."""
 
 ChangeInSync = Callable[[frozenset[str]], Deferred[bool]]
 """change(nodes): writes the set's znode. Fires when it is known whether that is done; never while nobody knows."""
@@ -460,7 +463,7 @@ class Leader:
         return frozenset(wanted)
 
     def _has_everything(self, name: str) -> bool:
-        return self.core.followers[name].safe >= max(self.core.committed)
+        return is_caught_up(self.core.followers[name].safe, max(self.core.committed), _EPOCH_START)
 
     def _write(self, wanted: frozenset[str]) -> None:
         core = self.core

@@ -20,7 +20,7 @@ from metaq.protocol.errors import StoreError
 
 from . import tuning
 from .damage import walk_segment
-from .files import Files, opened, read_exactly, replace_file, unused_name, write_all
+from .files import Files, may_exist, opened, read_exactly, replace_file, unused_name, write_all
 from .index import IndexDamaged, UnitArray, UnitReader, read_checkpoint, replace_index
 from .scan import bound_java_times
 from .segment import SegmentFile, data_name, segment_files
@@ -90,19 +90,9 @@ def change_partition(files: Files, directory: str, change: Change) -> list[str]:
         made = True
         return kept + _carry_out(files, directory, change)
     except OSError as error:
-        if made or _may_be_there(files, path):
+        if made or may_exist(files, path):
             raise CutUnfinished(f"{directory}: a cut can only be finished by the next start: {error}") from error
         raise StoreError(f"{directory} cannot be cut: {error}") from error
-
-
-def _may_be_there(files: Files, path: str) -> bool:
-    try:
-        files.status(path)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def finish_cut(files: Files, directory: str) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "OpenFiles",
     "Readable",
     "default_open_limit",
+    "may_exist",
     "naming",
     "opened",
     "read_exactly",
@@ -277,6 +278,17 @@ def unused_name(files: Files, path: str) -> str:
             number += 1
             name = f"{path}.{number}"
     return name
+
+
+def may_exist(files: Files, path: str) -> bool:
+    """Whether the file exists; taken for granted if that cannot be told."""
+    try:
+        files.status(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def default_open_limit() -> int:

@@ -23,7 +23,7 @@ from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import EPOCH_MS
 
 from . import tuning
-from .files import Files, opened
+from .files import Files, may_exist, opened
 from .index import FRESH_SUFFIX, IndexDamaged
 from .partition_log import PartitionLog
 from .segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, Segment
@@ -302,7 +302,7 @@ def _discard(files: Files, directory: str, paths: Sequence[str], action: Disposa
             result.gone += 1
     except Exception as error:  # a bug of ours, too, must not let the log forget segments that are there
         result.error = error
-        result.gone += sum(not _is_there(files, path) for path in paths[result.gone : result.gone + 1])
+        result.gone += sum(not may_exist(files, path) for path in paths[result.gone : result.gone + 1])
     try:
         _sweep(files, directory, first_kept, result)
     except OSError as error:
@@ -323,7 +323,7 @@ def _take_away(files: Files, directory: str, path: str, action: Disposal) -> Non
         _log.error("%s cannot be compressed, it is archived as it is: %s", path, error)
         files.rename(path, f"{path}.arc")
     except FileNotFoundError:
-        if _is_there(files, path):
+        if may_exist(files, path):
             raise
         _log.warning("%s was gone already", path)
     files.fsync_directory(directory)
@@ -348,17 +348,6 @@ def _sweep(files: Files, directory: str, first_kept: int, result: _Discarded) ->
                     files.unlink(path)
             except OSError as error:
                 result.left_over.append(f"{path} ({error.strerror})")
-
-
-def _is_there(files: Files, path: str) -> bool:
-    """Whether the file exists; taken for granted if that cannot be told."""
-    try:
-        files.status(path)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _zip(files: Files, path: str) -> None:
