@@ -10,6 +10,7 @@ is this. Little-endian:
               data bytes u32 | index units u32 | bytes of the partition's name u16 | lane u8 | 0 u8
     ACK       received u64 | safe u64 | number of the last ping u64
     PING      number u64 | committed in memory u64 | committed on the disk u64
+    COMMITTED committed in memory u64 | committed on the disk u64
     others    JSON
 
 An entry is a run of whole records, all of one segment, or with a negative segment a change of the transaction log
@@ -45,10 +46,12 @@ __all__ = [
     "StreamReader",
     "encode_ack",
     "encode_block",
+    "encode_committed",
     "encode_json",
     "encode_ping",
     "parse_ack",
     "parse_block",
+    "parse_committed",
     "parse_json",
     "parse_ping",
 ]
@@ -79,6 +82,7 @@ _ROW = np.dtype(
 )
 _ACK = Struct("<QQQ")
 _PING = Struct("<QQQ")
+_COMMITTED = Struct("<QQ")
 
 
 class Kind(IntEnum):
@@ -108,6 +112,8 @@ class Kind(IntEnum):
     """Leader, instead: why."""
     CAUGHT_UP = 12
     """Leader, once: the follower has everything that is committed."""
+    COMMITTED = 13
+    """Leader: what is committed, when no block says so soon. It has no answer."""
 
 
 class Lane(IntEnum):
@@ -226,6 +232,16 @@ def parse_ping(payload: memoryview) -> Ping:
     return Ping(number, (memory, disk))
 
 
+def encode_committed(committed: tuple[int, int]) -> bytes:
+    return _PREFIX.pack(1 + _COMMITTED.size, Kind.COMMITTED) + _COMMITTED.pack(*committed)
+
+
+def parse_committed(payload: memoryview) -> tuple[int, int]:
+    """Raises RemoteProtocolError."""
+    memory, disk = _unpack(_COMMITTED, payload, "message of what is committed")
+    return memory, disk
+
+
 def encode_json(kind: Kind, value: Mapping[str, Any]) -> bytes:
     body = simplejson.dumps(value, separators=(",", ":")).encode()
     return _PREFIX.pack(1 + len(body), kind) + body
@@ -244,7 +260,7 @@ def parse_json(payload: memoryview) -> dict[str, Any]:
 
 def _unpack(layout: Struct, payload: memoryview, what: str) -> tuple[int, ...]:
     if len(payload) != layout.size:
-        raise RemoteProtocolError(f"an {what} has {len(payload)} bytes, not {layout.size}")
+        raise RemoteProtocolError(f"the {what} has {len(payload)} bytes, not {layout.size}")
     return layout.unpack(payload)
 
 

@@ -41,6 +41,7 @@ from metaq.protocol.stream import (
     encode_ack,
     encode_json,
     parse_block,
+    parse_committed,
     parse_json,
     parse_ping,
 )
@@ -55,7 +56,7 @@ from . import tuning
 from .connections import StreamProtocol
 from .history import EpochHistory, NodeFile
 from .leading import Mark
-from .rules import accepts, common_epoch, cut_end
+from .rules import accepts, common_epoch, cut_end, visible_end
 from .safe_blocks import SafeBlocks
 from .transaction_mirror import TransactionMirror
 
@@ -78,20 +79,19 @@ class Follower:
         file: NodeFile,
         ready_mirror: Callable[[], Awaitable[TransactionMirror]],
         *,
-        grants: Callable[[], bool],
+        grants: Callable[[int], bool],
         on_hand_over: Callable[[Mapping[str, Any]], None],
         on_caught_up: Callable[[], None],
     ) -> None:
-        """ready_mirror: of the transaction log, once nothing else uses it. grants: whether a ping is answered with a
-        grant now (noted by the caller for as long as a grant lasts)."""
+        """ready_mirror: of the transaction log, once nothing else uses it. grants(`epoch`): whether a ping is answered
+        with a grant now (noted by the caller for as long as a grant lasts)."""
         self.connection: StreamProtocol | None = None
         self.live = False
         """Whether it has everything that the leader had when it went over to the stream."""
-        self.shows_all = False
-        """Whether readers see all of that here."""
         self.failure: MetaqError | None = None
         """Why the disk takes nothing any more."""
         self.epoch = 0
+        """That of the leader whose history it has taken over; 0 before."""
         self._broker = broker
         self._store = broker.store
         self._reactor: Any = broker.reactor
@@ -107,6 +107,7 @@ class Follower:
         self._received = -1
         self._safe = SafeBlocks(broker.store, self._grown, self._failed)
         self._live_from = 0
+        self._told = (0, 0)  # what the leader has said to be committed
         self._ping = 0
         self._ack_due = False
         self._held: list[StreamMessage] | None = None  # while the store is being cut
@@ -197,12 +198,13 @@ class Follower:
         except defer.TimeoutError as late:
             raise PeerLost(f"{connection.name} does not answer within {tuning.CONNECT_SECONDS:g} s") from late
         self._heard_at = self._reactor.seconds()
-        self.epoch = int(told["epoch"])
-        if not accepts(max(file.epoch, epoch), self.epoch):
-            raise PeerLost(f"{connection.name} leads epoch {self.epoch}, which is over: {file.epoch} has begun")
+        leads = int(told["epoch"])
+        if not accepts(max(file.epoch, epoch), leads):
+            raise PeerLost(f"{connection.name} leads epoch {leads}, which is over: {file.epoch} has begun")
         history = EpochHistory.from_json(told["history"])
-        await self._cut(file.history, history, told["ends"], ends, connection.name)
-        await self._broker.in_thread(partial(file.write, self.epoch, history))
+        await self._cut(file.history, history, told["ends"], ends, f"{connection.name}, epoch {leads},")
+        await self._broker.in_thread(partial(file.write, leads, history))
+        self.epoch = leads
         mirror = await self._ready_mirror()
         if connection.lost is not None:
             raise connection.lost
@@ -236,7 +238,7 @@ class Follower:
                 assert log is not None
                 cuts[log] = kept
         if cuts:
-            _log.warning("cuts %d partitions: the leader of epoch %d does not have all of them", len(cuts), self.epoch)
+            _log.warning("cuts %d partitions: %s does not have all of them", len(cuts), leader)
             await self._done(partial(self._store.cut, cuts))
 
     async def _done(self, change: Callable[[CutsDone], None]) -> None:
@@ -271,9 +273,11 @@ class Follower:
                 self._block(parse_block(payload))
             elif kind is Kind.PING:
                 ping = parse_ping(payload)
-                self._ping = ping.number if self._grants() else self._ping
+                self._ping = ping.number if self._grants(self.epoch) else self._ping
                 self._committed(ping.committed)
                 self._ack_due = True
+            elif kind is Kind.COMMITTED:
+                self._committed(parse_committed(payload))
             elif kind in (Kind.WELCOME, Kind.REFUSED):
                 self._welcomed(kind, parse_json(payload))
             elif kind is Kind.LIVE:
@@ -380,11 +384,17 @@ class Follower:
             self.connection.send([encode_ack(Ack(received, safe, self._ping))])
 
     def _committed(self, committed: tuple[int, int]) -> None:
-        for marks, number in zip(self._marks, committed, strict=True):
-            while marks and marks[0][0] <= number:
+        self._told = committed
+        for marks, told in zip(self._marks, committed, strict=True):
+            visible = visible_end(self._received, told)
+            while marks and marks[0][0] <= visible:
                 for log, end, count in marks.popleft()[1]:
                     log.raise_bound(end, count)
-        self.shows_all = self.live and min(committed) >= self._live_from
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether readers see here all that the leader had when this node went over to the stream."""
+        return self.live and min(self._told) >= self._live_from
 
     def _go_live(self, words: Mapping[str, Any]) -> None:
         number = int(words["number"])

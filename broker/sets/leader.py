@@ -22,6 +22,7 @@ from metaq.protocol.stream import (
     StreamEntry,
     StreamMessage,
     encode_block,
+    encode_committed,
     encode_json,
     encode_ping,
     parse_ack,
@@ -111,8 +112,11 @@ class Leader:
         self._flush_due = False
         self._lost_at: dict[str, float] = {}
         self._errors: dict[str, str] = {}
-        self._sent: deque[tuple[int, float]] = deque()  # (block, when), one per ping: how old what is missing is
-        self._ping = 0
+        self._sent: deque[tuple[int, float]] = deque()  # (block, when), one per tick: how old what is missing is
+        self._ping = self._ticks = 0
+        self._told = (0, 0)  # what followers were told to be committed
+        self._told_at = -math.inf
+        self._tell_due = False
         self._writing = False
         self._leaving: set[str] = set()  # said that they stop
         self._retry_at = 0.0
@@ -276,6 +280,7 @@ class Leader:
             entries = others + [entry for each in gathered.values() for entry in each]
             block = encode_block(number, self.core.committed, entries)
             size = sum(map(len, block))
+            self._told = self.core.committed
             for link in links:
                 self._send_block(link, number, block, size)
         self._advance()
@@ -299,9 +304,23 @@ class Leader:
             log.raise_bound(end, count)
         for answered in core.take_answers():
             answered(None)
+        if marks and not self._tell_due:
+            self._tell_due = True
+            wait = self._told_at + tuning.TELL_SECONDS - self._reactor.seconds()
+            self._reactor.callLater(max(0.0, wait), self._tell)
         if self._on_established is not None and min(core.committed) >= 1:
             established, self._on_established = self._on_established, None
             established()
+
+    def _tell(self) -> None:
+        """Have followers show what is committed, unless a block has just told them."""
+        self._tell_due = False
+        if self._told != self.core.committed and not self._ended:
+            self._told, self._told_at = self.core.committed, self._reactor.seconds()
+            told = encode_committed(self._told)
+            for link in self._links.values():
+                if link.held is None:
+                    link.protocol.send([told])
 
     # --- followers ----------------------------------------------------------------------------------------------------
 
@@ -391,6 +410,7 @@ class Leader:
                 link.protocol.send(block)
             self.core.went_live(link.name)
             self._lost_at.pop(link.name, None)
+            self._send_pings([link])  # nothing is acknowledged before it has granted
             _log.info("the follower %s has copied everything and follows the stream", link.name)
 
         return done
@@ -399,19 +419,25 @@ class Leader:
 
     def _tick(self) -> None:
         now = self._reactor.seconds()
-        self._ping += 1
+        self._ticks += 1
         self._sent.append((self.core.number, now))
         while self._sent and now - self._sent[0][1] > 2 * tuning.LAG_SECONDS:
             self._sent.popleft()
-        ping = encode_ping(Ping(self._ping, self.core.committed))
-        for link in self._links.values():
-            link.pings.append((self._ping, now))
-            link.protocol.send([ping])
+        self._send_pings(self._links.values())
         self._advance()
         self._consider()
         self._drop_sequences()
-        if self._ping % tuning.PINGS_PER_LOOK == 0:
+        if self._ticks % tuning.PINGS_PER_LOOK == 0:
             self._look_at_disk()
+
+    def _send_pings(self, links: Iterable[_Link]) -> None:
+        """Ask for grants, each time with a number of its own."""
+        self._ping += 1
+        now = self._reactor.seconds()
+        ping = encode_ping(Ping(self._ping, self.core.committed))
+        for link in links:
+            link.pings.append((self._ping, now))
+            link.protocol.send([ping])
 
     def _look_at_disk(self) -> None:
         """A log that takes nothing any more is reason to leave, if there is another node to lead. Nobody may wait for a

@@ -46,7 +46,7 @@ from .history import NodeFile, machine_start
 from .leader import Leader
 from .leading import Leading
 from .member_state import MemberState
-from .rules import common_epoch, elected, in_time, may_stand, promised_until
+from .rules import common_epoch, elected, in_time, may_grant, may_stand, promised_until
 from .transactions import SetTransactions
 
 __all__ = ["SetMember"]
@@ -94,6 +94,7 @@ class SetMember:
         self._gone: tuple[int, str] | None = None  # the leader whose process has ended
         self._granted_until = promised_until(self._reactor.seconds())  # nobody knows what it granted before
         self._busy = False
+        self._standing = False  # from before it looks at its promises until its transaction's outcome is known
         self._stopping = False
         self._gone_for_good = True  # else it has handed over, and follows
         self._established = False
@@ -237,7 +238,7 @@ class SetMember:
         follower = self._follower
         if follower is None or follower.connection is None or follower.connection.lost is not None:
             return False
-        return follower.live and follower.shows_all
+        return follower.shows_all
 
     def _leader_url(self) -> str:
         state = None if self._view is None else self._view.state
@@ -287,6 +288,7 @@ class SetMember:
             if self._may_create(view):
                 self._run(self._create())
         elif self._may_stand(view, state):
+            self._standing = True
             self._run(self._stand(view, state))
         else:
             self._follow(state)
@@ -298,7 +300,7 @@ class SetMember:
         self._busy = True
 
         def done(result: object) -> None:
-            self._busy = False
+            self._busy = self._standing = False
             if isinstance(result, Failure):
                 error = result.value
                 if not isinstance(error, MetaqError):
@@ -548,9 +550,11 @@ class SetMember:
 
     # --- follower -----------------------------------------------------------------------------------------------------
 
-    def _grants(self) -> bool:
+    def _grants(self, stream_epoch: int) -> bool:
         """Whether the leader may count on us: not if ZooKeeper says that it has lost its place."""
         view = self._view
+        if not may_grant(self._file.epoch, stream_epoch, standing=self._standing):
+            return False
         if self._gone is not None and self._gone == self._following:
             return False
         if self._session.connected and (view is None or view.master is None):

@@ -79,10 +79,12 @@ def elected(epoch: int, in_sync: Collection[str], me: str, present: Collection[s
 def may_grant(own_epoch: int, stream_epoch: int, *, standing: bool) -> bool:
     """Whether a follower may answer the leader's ping with a grant. (5)
 
+    own_epoch: the highest that it has seen; it is on the disk. stream_epoch: that of the leader whose history it has
+    taken over, 0 before: a node that still joins grants nothing.
     standing: it is a candidate. It is one from before it looks at its promises until it knows for certain that its
     transaction has failed, however long that takes.
     """
-    return not standing and accepts(own_epoch, stream_epoch)
+    return not standing and own_epoch == stream_epoch
 
 
 def promised_until(now: float) -> float:

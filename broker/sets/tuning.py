@@ -6,6 +6,9 @@ PING_SECONDS = 0.2
 PINGS_PER_LOOK = 5
 """So often the leader looks whether one of its logs has failed: a millisecond with ten thousand of them."""
 
+TELL_SECONDS = 0.005
+"""At least so long between two messages that say only what is committed; blocks and pings say it, too."""
+
 LOST_SECONDS = 0.5
 """How long a lost connection of an in-sync follower may be renewed before the leader drops the node."""
 

@@ -64,6 +64,17 @@ class CandidatesGrant(Model):
         return rules.may_grant(node.epoch, node.stream, standing=False)
 
 
+class GrantsWhileItJoins(Model):
+    """A node answers pings from its first moment on a connection, before it has compared the epochs."""
+
+    def _join(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
+        yield from super()._join(state, name, node)
+        for other, leader in zip(self.names, state.nodes, strict=True):
+            at = self._grant(other, name)
+            if leader.role == LEADER and state.grants[at] == NO_GRANT:
+                yield ("give", name, other), state._replace(grants=replaced(state.grants, at, GIVEN))
+
+
 class AStartForgetsPromises(Model):
     def grants_after_crash(self, state: State, name: str) -> tuple[int, ...]:
         grants = list(self._grants_without(state, name))
@@ -253,6 +264,7 @@ MUTANTS = (
     Mutant("a node stands when its promises have run out", PromisesDoNotWait(2, 1, 2), "5"),
     Mutant("promises wait even for the only in-sync node", AloneDoesNotWait(2, 1, 3), "5"),
     Mutant("a candidate gives no grants", CandidatesGrant(2, 1, 2), "5"),
+    Mutant("a node that joins gives no grants", GrantsWhileItJoins(2, 1, 2), "5"),
     Mutant("only a candidate that waited for the outcome serves", ServesWhatItForgot(2, 1, 2), "5"),
     Mutant("a node that starts has promised", AStartForgetsPromises(2, 1, 2), "5"),
     Mutant("an acknowledgement needs grants", NoGrants(2, 1, 2), "5"),

@@ -102,6 +102,13 @@ class Transport(StringTransport):
         self.aborted = True
 
 
+class StreamTransport(Transport):
+    """Of a replication stream."""
+
+    def setTcpNoDelay(self, enabled: bool) -> None:  # noqa: N802
+        """Every connection has it."""
+
+
 class Peer:
     """One connection to the broker, as its client."""
 

@@ -14,10 +14,12 @@ from metaq.protocol.stream import (
     StreamReader,
     encode_ack,
     encode_block,
+    encode_committed,
     encode_json,
     encode_ping,
     parse_ack,
     parse_block,
+    parse_committed,
     parse_json,
     parse_ping,
 )
@@ -67,10 +69,12 @@ def test_a_changed_byte_is_noticed(entries: list[StreamEntry], data: st.DataObje
 
 def test_small_messages_come_as_they_were_sent() -> None:
     sent = encode_ack(Ack(1, 2, 3)) + encode_ping(Ping(4, (5, 6))) + encode_json(Kind.LIVE, {"number": 7})
-    (ack, ping, live) = StreamReader().receive(sent)
+    sent += encode_committed((8, 9))
+    (ack, ping, live, committed) = StreamReader().receive(sent)
     assert (ack[0], parse_ack(ack[1])) == (Kind.ACK, Ack(1, 2, 3))
     assert (ping[0], parse_ping(ping[1])) == (Kind.PING, Ping(4, (5, 6)))
     assert (live[0], parse_json(live[1])) == (Kind.LIVE, {"number": 7})
+    assert (committed[0], parse_committed(committed[1])) == (Kind.COMMITTED, (8, 9))
 
 
 @pytest.mark.parametrize(

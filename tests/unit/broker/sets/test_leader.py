@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
 
+from metaq.broker.sets import tuning
+from metaq.broker.sets.connections import StreamProtocol
 from metaq.broker.sets.leader import Leader
 from metaq.broker.sets.leading import Leading
 from metaq.protocol.errors import NotLeader
-from metaq.protocol.stream import Ack
-from tests.unit.broker.harness import Harness, Peer, put
+from metaq.protocol.stream import Ack, Kind, StreamReader, encode_ack, encode_json, parse_committed, parse_ping
+from tests.unit.broker.harness import Harness, Peer, StreamTransport, put
 
 TOPICS = """
 [topic=two]
@@ -52,6 +55,13 @@ class Set:
         self.core.acknowledged(name, Ack(self.core.number, self.core.number, 0))
         self.leader._advance()
 
+    def join(self, name: str) -> Joined:
+        """Its connection, on which it has copied what there is."""
+        joined = Joined(name, self)
+        joined.say(encode_json(Kind.READY, {"partitions": {}}))
+        self.harness.threads.run()
+        return joined
+
     @property
     def peer(self) -> Peer:
         return self.harness.connect()
@@ -60,6 +70,28 @@ class Set:
         """Where the partition ends, for readers and for the leader."""
         log = self.harness.store.get(topic, 0)
         return log.visible_end, log.end_offset
+
+
+class Joined:
+    """The connection of a follower."""
+
+    def __init__(self, name: str, nodes: Set) -> None:
+        leader = nodes.leader
+        self.transport = StreamTransport()
+        self.connection = StreamProtocol(name, lambda messages: leader.received(name, self.connection, messages))
+        transport: Any = self.transport
+        self.connection.makeConnection(transport)
+        self._reader = StreamReader()
+        leader.serve(name, self.connection)
+
+    def say(self, message: bytes) -> None:
+        self.connection.dataReceived(message)
+
+    def heard(self) -> list[tuple[Kind, memoryview]]:
+        """Since the last call."""
+        data = self.transport.value()
+        self.transport.clear()
+        return self._reader.receive(data)
 
 
 @pytest.fixture
@@ -161,3 +193,34 @@ def test_a_node_that_leads_no_longer_stores_nothing_and_knows_nothing(harness: H
     assert harness.broker.writing.append(writes) == []
     assert isinstance(writes[0].error, NotLeader)
     assert nodes.end("t") == (0, 25)
+
+
+def test_a_follower_that_goes_live_is_asked_for_its_grant_at_once(harness: Harness) -> None:
+    nodes = Set(harness, "a")
+    joined = nodes.join("b")
+    *_, (live, _), (ping, asked) = joined.heard()
+    assert (live, ping) == (Kind.LIVE, Kind.PING)
+    joined.say(encode_ack(Ack(0, 0, parse_ping(asked).number)))
+    assert nodes.core.followers["b"].granted_until == harness.reactor.seconds() + 0.9
+
+
+def test_what_is_committed_is_told_soon_when_no_block_tells_it_but_not_for_each_block(harness: Harness) -> None:
+    nodes = Set(harness, "a")
+    joined = nodes.join("b")
+    nodes.core.in_sync = frozenset("ab")
+    nodes.grant("b")
+    joined.heard()
+    told = []
+    for _ in range(10):
+        nodes.peer.send(put("t", 0))
+        harness.turn()
+        joined.say(encode_ack(Ack(nodes.core.number, nodes.core.number, 0)))
+        harness.turn()
+        told += [parse_committed(payload) for kind, payload in joined.heard() if kind is Kind.COMMITTED]
+    assert len(told) == 1
+    assert told[0][0] < nodes.core.committed[0]
+    harness.reactor.advance(tuning.TELL_SECONDS)
+    ((kind, payload),) = joined.heard()
+    assert (kind, parse_committed(payload)) == (Kind.COMMITTED, nodes.core.committed)
+    harness.reactor.advance(tuning.TELL_SECONDS)
+    assert joined.heard() == []

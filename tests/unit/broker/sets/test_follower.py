@@ -1,0 +1,158 @@
+"""A follower on a broker without a port; its leader is what the test says over the connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, ensureDeferred, succeed
+
+from metaq.broker.sets.connections import StreamProtocol
+from metaq.broker.sets.follower import Follower
+from metaq.broker.sets.history import EpochHistory, NodeFile
+from metaq.broker.sets.transaction_mirror import BEGIN, END, NAME_PREFIX, TransactionMirror
+from metaq.broker.store.batch import encode_puts
+from metaq.protocol.record import Buffer, checksum
+from metaq.protocol.stream import (
+    COPY,
+    Ack,
+    Kind,
+    Lane,
+    Ping,
+    StreamEntry,
+    StreamReader,
+    encode_block,
+    encode_committed,
+    encode_json,
+    encode_ping,
+    parse_ack,
+)
+from tests.unit.broker.harness import Harness, StreamTransport
+
+EPOCH = 3
+
+
+class LeaderSide:
+    """What the follower hears, and what it has answered."""
+
+    def __init__(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.harness = harness
+        self.asked: list[int] = []
+        files = harness.store.files
+        self.file = NodeFile(files, harness.store.data_paths[0])
+        mirror = TransactionMirror(
+            files, str(harness.broker.transactions.directory), lambda: harness.store.data_paths, harness.threads
+        )
+
+        async def ready() -> TransactionMirror:
+            await mirror.ready()
+            return mirror
+
+        self.follower = Follower(
+            harness.broker,
+            "b",
+            self.file,
+            ready,
+            grants=self._grants,
+            on_hand_over=lambda words: None,
+            on_caught_up=lambda: None,
+        )
+        self.transport = StreamTransport()
+        connection = StreamProtocol("meta://a:1", self.follower._messages)
+        transport: Any = self.transport
+        connection.makeConnection(transport)
+
+        def connect(host: str, port: int) -> Deferred[StreamProtocol]:
+            return succeed(connection)
+
+        monkeypatch.setattr(self.follower, "_connect", connect)
+        self.connection = connection
+        self.ended = ensureDeferred(self.follower.run("a", 1, EPOCH)).addErrback(lambda failure: None)
+        self.transport.clear()  # FOLLOW, a frame
+        self._reader = StreamReader()
+
+    def _grants(self, epoch: int) -> bool:
+        self.asked.append(epoch)
+        return epoch == EPOCH == self.file.epoch
+
+    def say(self, *messages: bytes | list[Buffer]) -> None:
+        for message in messages:
+            self.connection.dataReceived(message if isinstance(message, bytes) else b"".join(message))
+
+    def welcome(self) -> None:
+        history = EpochHistory().begin(EPOCH, {})
+        self.say(encode_json(Kind.WELCOME, {"epoch": EPOCH, "history": history.to_json(), "ends": {}}))
+
+    def ping(self, number: int, committed: tuple[int, int] = (0, 0)) -> None:
+        self.say(encode_ping(Ping(number, committed)))
+
+    def go_live(self, number: int) -> None:
+        """The copy is empty."""
+        for kind in (BEGIN, END):
+            self.say(encode_block(COPY, (0, 0), [StreamEntry(NAME_PREFIX, 0, kind, Lane.MEMORY, b"", ())]))
+        self.say(encode_json(Kind.LIVE, {"number": number, "committed": [0, 0], "epoch": EPOCH}))
+
+    def acks(self) -> list[Ack]:
+        """Those since the last call."""
+        data = self.transport.value()
+        self.transport.clear()
+        return [parse_ack(payload) for kind, payload in self._reader.receive(data) if kind is Kind.ACK]
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path)
+    yield harness
+    harness.threads.run()
+    harness.close()
+
+
+def test_a_ping_is_granted_only_when_the_epoch_is_on_the_disk(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = LeaderSide(harness, monkeypatch)
+    leader.ping(1)
+    leader.welcome()
+    leader.ping(2)
+    assert leader.file.epoch == 0
+    assert [ack.ping for ack in leader.acks()] == [0, 0]
+    harness.threads.run()  # the epoch is written
+    assert leader.file.epoch == EPOCH
+    leader.ping(3)
+    assert [ack.ping for ack in leader.acks()] == [3]
+    assert leader.asked == [0, 0, EPOCH]
+
+
+def test_what_the_leader_tells_is_shown_at_once_and_not_acknowledged(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = LeaderSide(harness, monkeypatch)
+    leader.welcome()
+    harness.threads.run()
+    leader.go_live(1)
+    harness.threads.run()
+    data, units = encode_puts([(0, checksum(b"body"), b"body")], 0, [1 << 40])
+    entry = StreamEntry(b"t-0", 0, 0, Lane.MEMORY, units, data)
+    leader.say(encode_block(2, (1, 1), [entry]))
+    log = harness.store.get("t", 0)
+    assert [ack.received for ack in leader.acks()][-1:] == [2]
+    assert (log.visible_end, log.end_offset) == (0, 24)
+    leader.say(encode_committed((2, 2)))
+    assert log.visible_end == 24
+    assert leader.acks() == []
+
+
+def test_all_is_shown_when_the_leader_told_it_before_the_copy_was_in_its_place(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = LeaderSide(harness, monkeypatch)
+    leader.welcome()
+    harness.threads.run()
+    leader.go_live(4)
+    leader.ping(1, (4, 4))
+    assert not leader.follower.shows_all
+    harness.threads.run()
+    assert leader.follower.live
+    assert leader.follower.shows_all
