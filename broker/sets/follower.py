@@ -20,6 +20,7 @@ from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from metaq.protocol.errors import (
+    DiskFull,
     LogReadOnly,
     MetaqError,
     PeerLost,
@@ -89,7 +90,7 @@ class Follower:
         self.live = False
         """Whether it has everything that the leader had when it went over to the stream."""
         self.failure: MetaqError | None = None
-        """Why the disk takes nothing any more."""
+        """Why the disk takes nothing any more, or nothing now (DiskFull)."""
         self.epoch = 0
         """That of the leader whose history it has taken over; 0 before."""
         self._broker = broker
@@ -203,7 +204,11 @@ class Follower:
             raise PeerLost(f"{connection.name} leads epoch {leads}, which is over: {file.epoch} has begun")
         history = EpochHistory.from_json(told["history"])
         await self._cut(file.history, history, told["ends"], ends, f"{connection.name}, epoch {leads},")
-        await self._broker.in_thread(partial(file.write, leads, history))
+        try:
+            await self._broker.in_thread(partial(file.write, leads, history))
+        except DiskFull as full:
+            self._failed(full)
+            raise
         self.epoch = leads
         mirror = await self._ready_mirror()
         if connection.lost is not None:
@@ -316,7 +321,7 @@ class Follower:
             appends.append(Append(log, entry.data, entry.units, entry.segment))
         for taken in self._store.append_many(appends):
             if taken.error is not None:
-                if isinstance(taken.error, LogReadOnly):
+                if isinstance(taken.error, LogReadOnly | DiskFull):
                     self._failed(taken.error)
                 raise taken.error
         self._received = block.number
@@ -351,7 +356,7 @@ class Follower:
                     log.append(entry.data, entry.units, entry.segment, journaled=False)
                 else:
                     log.append_damaged(entry.data, entry.segment)
-            except LogReadOnly as error:
+            except (LogReadOnly, DiskFull) as error:
                 self._failed(error)
                 raise
 

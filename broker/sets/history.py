@@ -16,8 +16,9 @@ from zlib import crc32
 
 import simplejson
 
-from metaq.protocol.errors import StoreError
+from metaq.protocol.errors import DiskFull, StoreError
 
+from ..store.disk_space import no_room
 from ..store.files import Files, opened, read_exactly, replace_file
 from .rules import epoch_end
 
@@ -125,7 +126,8 @@ class NodeFile:
             ) from error
 
     def write(self, epoch: int, history: EpochHistory, boot: str | None = None) -> None:
-        """On the disk when this returns. boot: a new one, if it is to change. Raises OSError."""
+        """On the disk when this returns. boot: a new one, if it is to change. Raises StoreError,
+        DiskFull."""
         boot = self.boot if boot is None else boot
         saved: dict[str, object] = {
             "instance": self.instance,
@@ -134,8 +136,13 @@ class NodeFile:
             "history": history.to_json(),
         }
         saved["checksum"] = _checksum(saved)
-        replace_file(self._files, self.path, simplejson.dumps(saved, separators=(",", ":")).encode())
-        self._files.fsync_directory(os.path.dirname(os.path.dirname(self.path)))
+        try:
+            replace_file(self._files, self.path, simplejson.dumps(saved, separators=(",", ":")).encode())
+            self._files.fsync_directory(os.path.dirname(os.path.dirname(self.path)))
+        except OSError as error:
+            if no_room(error):
+                raise DiskFull(self.path, str(error)) from error
+            raise StoreError(f"{self.path} cannot be written: {error}") from error
         self.epoch, self.history, self.boot = epoch, history, boot
 
 

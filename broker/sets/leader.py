@@ -440,10 +440,12 @@ class Leader:
             link.protocol.send([ping])
 
     def _look_at_disk(self) -> None:
-        """A log that takes nothing any more is reason to leave, if there is another node to lead. Nobody may wait for a
-        sync in the background that has failed."""
-        if len(self.core.in_sync) > 1 and (failure := self._store.first_failure()) is not None:
-            self._on_failure(failure)
+        """A log that takes nothing any more is reason to leave, if there is another node to lead, and so is a disk
+        without any room, reserve or not. Nobody may wait for a sync in the background that has failed."""
+        if len(self.core.in_sync) > 1:
+            failure = self._store.first_failure() or self._store.space.empty(tuning.FULL_BYTES)
+            if failure is not None:
+                self._on_failure(failure)
 
     def _drop_sequences(self) -> None:
         """Have followers drop what has been compacted of the internal logs."""

@@ -25,6 +25,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import (
     CoordinationError,
     CoordinationUnavailable,
+    DiskFull,
     MetaqError,
     NotLeader,
     ReplicaDiverged,
@@ -408,8 +409,8 @@ class SetMember:
         history = self._file.history.begin(state.epoch, ends)
         try:
             await broker.in_thread(partial(self._file.write, state.epoch, history, self._boot))
-        except OSError as error:  # it would stand again and again, and keep those out that can lead
-            self._distrust(StoreError(f"{self._file.path} cannot be written: {error}"))
+        except StoreError as error:  # it would stand again and again, and keep those out that can lead
+            self._distrust(error)
             self._resign_soon(state.epoch, frozenset(state.in_sync) - {self.name})
             return
         assert self._set is not None
@@ -468,12 +469,28 @@ class SetMember:
         if self.failure is None and leader is not None:
             self._distrust(failure)
             others = leader.core.in_sync - {self.name}
-            self._step_down("its disk has failed")
+            self._step_down(str(failure))
             self._resign_soon(leader.core.epoch, others)
 
     def _distrust(self, failure: MetaqError) -> None:
         self.failure = failure
-        _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
+        if isinstance(failure, DiskFull):
+            _log.error("this node leaves its set until there is room: %s", failure)
+            self._reactor.callLater(tuning.ROOM_SECONDS, self._look_for_room)
+        else:
+            _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
+
+    def _look_for_room(self) -> None:
+        """Take part again when there is room: a full disk, unlike a failed one, has lost nothing."""
+        if not isinstance(self.failure, DiskFull) or self._stopping:
+            return
+        if self._broker.store.space.lacking(tuning.ROOM_BYTES) is not None:
+            self._reactor.callLater(tuning.ROOM_SECONDS, self._look_for_room)
+            return
+        _log.warning("there is room again: this node takes part")
+        self.failure = None
+        self._stop_following()
+        self._decide()
 
     def _resign_soon(self, epoch: int, others: frozenset[str]) -> None:
         if others:
@@ -624,6 +641,9 @@ class SetMember:
                         _log.warning("does not follow %s now: %s", wanted[1], error)
                 except Exception:  # a bug must not end the following for good
                     _log.exception("following %s has failed", wanted[1])
+                if isinstance(follower.failure, DiskFull):
+                    self._distrust(follower.failure)
+                    return
                 if follower.failure is not None:
                     self.failure = follower.failure
                     _log.error("the disk has failed: this node follows nobody until it is started again: %s", told)

@@ -54,6 +54,15 @@ PREFERRED_SECONDS = 60.0
 LEAVE_SECONDS = 3.0
 """How long a follower that stops waits to be taken out of the in-sync set."""
 
+FULL_BYTES = 1 << 20
+"""With less free space a leader leaves, if there is another node to lead."""
+
+ROOM_BYTES = 16 << 20
+"""A node that had no room takes part again with so much, and above its reserve."""
+
+ROOM_SECONDS = 1.0
+"""Between two looks whether there is room."""
+
 LOOK_SECONDS = 0.01
 
 SILENT_SECONDS = 3.0

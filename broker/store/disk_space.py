@@ -71,6 +71,14 @@ class DiskSpace:
         """What was found when they were looked at last."""
         return list(self._rooms.values())
 
+    def empty(self, least: int) -> DiskFull | None:
+        """Of a data directory that had fewer than `least` bytes free when it was last looked at; None: no such one."""
+        return next((_full(room) for room in self._rooms.values() if room.free < least), None)
+
+    def lacking(self, least: int) -> DiskFull | None:
+        """As `empty`, also of a data directory that takes no puts."""
+        return next((_full(room) for room in self._rooms.values() if not room.takes_puts), None) or self.empty(least)
+
     def check(self, directory: str, *, journaled: bool) -> None:
         """Raise DiskFull if puts to a partition's directory are refused. journaled: they go to the journal too."""
         error = self.full.get(os.path.dirname(directory))
@@ -112,6 +120,10 @@ class DiskSpace:
             del self.full[path]
             _log.warning("%s: puts are taken again: %s", path, _state(free, reserve))
         return Room(path, free, reserve, path not in self.full)
+
+
+def _full(room: Room) -> DiskFull:
+    return DiskFull(room.path, _state(room.free, room.reserve))
 
 
 def _state(free: int, reserve: int) -> str:

@@ -8,7 +8,7 @@ which spares the second write. The files' format: journal_format.py.
 
 Invariants: entries of one partition follow each other without a gap, in offset order; a file is removed only when all
 its entries are synced in their partitions, which may be before an older file that a failed partition still needs; after
-a failed write or sync nothing is written any more.
+a failed write or sync nothing is written any more, but for a write without room that was cut back.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from metaq.protocol.errors import LogReadOnly
+from metaq.protocol.errors import LogReadOnly, MetaqError
 from metaq.protocol.record import Buffer
 
 from . import tuning
+from .disk_space import no_room
 from .durability import DATA
 from .files import Files, write_all
 from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
@@ -55,6 +56,10 @@ _Append: TypeAlias = "tuple[PartitionLog, int, int, int, Sequence[Buffer]]"
 
 _Last: TypeAlias = "dict[PartitionLog, tuple[int, int]]"
 """(end, count) of each log's last append in a group."""
+
+
+class _NoRoom(Exception):
+    """The disk is full, and nothing of the group is in the journal."""
 
 
 class _File:
@@ -106,6 +111,7 @@ class Journal:
         self._removing: set[int] = set()  # numbers of files that are being removed
         self._next_number = 0
         self._closed = False
+        self._full_disk = False
         self._lock = threading.Lock()  # held while a group is written: close() waits for it
 
     def status(self) -> JournalStatus:
@@ -199,7 +205,8 @@ class Journal:
             _call_all(callbacks)
 
     def _write(self, group: Sequence[_Append]) -> None:
-        """Worker thread: one write, one sync; nothing once the journal is closed. Raises OSError."""
+        """Worker thread: one write, one sync; nothing once the journal is closed. Raises OSError, and _NoRoom with the
+        journal as it was."""
         with self._lock:
             if self._closed:
                 return
@@ -208,7 +215,13 @@ class Journal:
             names = [log.journal_name for log in logs]
             block = encode_block(file.number, names, bases, ends, list(chain.from_iterable(data)))
             size = sum(map(len, block))
-            write_all(self._files, file.fd, block, file.size)
+            try:
+                write_all(self._files, file.fd, block, file.size)
+            except OSError as error:
+                if not no_room(error):
+                    raise
+                self._files.truncate(file.fd, file.size)
+                raise _NoRoom(str(error)) from error
             self._files.fdatasync(file.fd)
             file.size += size
 
@@ -216,8 +229,13 @@ class Journal:
         """Worker thread; the owning one does not look at `_file` while a group is under way."""
         self._files.make_directory(self.directory)
         path = os.path.join(self.directory, f"{self._next_number:020d}{JOURNAL_SUFFIX}")
-        file = _File(self._next_number, path, self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC))
-        self._file = file
+        try:
+            fd = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        except OSError as error:
+            if no_room(error):
+                raise _NoRoom(str(error)) from error
+            raise
+        self._file = file = _File(self._next_number, path, fd)
         self._next_number += 1
         self._files.fsync_directory(self.directory)
         self._files.fsync_directory(os.path.dirname(self.directory))
@@ -226,9 +244,15 @@ class Journal:
     def _written(self, last: _Last, result: object) -> None:
         if self._closed:
             return  # the logs' close has answered everybody
+        if isinstance(result, _NoRoom):
+            self._do_without(last, result)
+            return
         if isinstance(result, BaseException):
             self._fail(str(result), last)
             return
+        if self._full_disk:
+            self._full_disk = False
+            _log.warning("the journal %s has room again", self.directory)
         file = self._file
         assert file is not None
         for log, (end, _) in last.items():
@@ -238,6 +262,23 @@ class Journal:
         for log, (end, count) in last.items():
             log.safe(end, count)
         self._group_ended()
+
+    def _do_without(self, last: _Last, cause: _NoRoom) -> None:
+        """A full disk breaks nothing: what was appended has its room in the partitions' files, which are synced."""
+        if not self._full_disk:
+            self._full_disk = True
+            _log.warning("the journal %s has no room, partitions are synced one by one: %s", self.directory, cause)
+        missing = len(last)
+
+        def settled(_: MetaqError | None) -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                self._group_ended()
+
+        for log, (end, _) in last.items():
+            log.when_safe(end, settled)
+            log.flush()
 
     def _fail(self, cause: str, last: _Last) -> None:
         self.failure = LogReadOnly(self.directory, cause)

@@ -505,7 +505,7 @@ class PartitionLog:
             self.sync_failed(str(job.error))
         elif job.ran:
             job.apply()
-            if job.syncs_headers and job.end >= self._damaged_end:
+            if job.syncs_headers and not job.lacked_room and job.end >= self._damaged_end:
                 self._damaged_end = -1
             if job.kind & DATA:
                 del self._writer.unsynced_directories[: len(job.directories)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from .disk_space import no_room
 from .durability import DATA, INDEX
 from .files import Files, opened
 from .index import (
@@ -18,6 +20,8 @@ from .index import (
 from .segment import Segment
 
 __all__ = ["SyncJob", "run_together"]
+
+_log = logging.getLogger(__name__)
 
 
 class _Part:
@@ -65,6 +69,8 @@ class SyncJob:
         self.syncs_headers = False
         """Whether a power cut, too, may not take what the headers promise."""
         self.error: OSError | None = None
+        self.lacked_room = False
+        """Whether the index units are not in the files, because the disk is full."""
         self.ran = False
         self._files = files
         self._parts = [_Part(segment, kind) for segment in segments]
@@ -132,14 +138,14 @@ class SyncJob:
             segment = part.segment
             if self.kind & DATA:
                 segment.synced = max(segment.synced, part.end)
-                if part.index is not None and part.index is segment.index:
+                if part.index is not None and part.index is segment.index and not self.lacked_room:
                     segment.checkpointed = part.end
                     if not part.index.stored and part.end > segment.first_offset:  # only damage so far
                         part.index.vouched = segment.first_offset, part.end
 
     def _checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:
         """Index paths, and what their headers may promise when data and units are synced."""
-        if self.kind & INDEX:
+        if self.kind & INDEX and not self.lacked_room:
             for part in self._parts:
                 segment = part.segment
                 if part.index is not None:
@@ -161,14 +167,22 @@ class SyncJob:
         self._lock.release()
 
     def write_units(self) -> None:
-        """Put the index units into their files, unsynced."""
-        for part in self._parts:
-            if part.units:
-                part.max_id = largest_id(part.units)
-                part.crc = write_units(
-                    self._files, part.segment.index_path, part.stored, part.units, part.crc, part.vouched
-                )
-                part.units = b""
+        """Put the index units into their files, unsynced. Without room for them they stay in memory for the next job,
+        which writes the same places again."""
+        try:
+            for part in self._parts:
+                if part.units:
+                    part.max_id = largest_id(part.units)
+                    part.crc = write_units(
+                        self._files, part.segment.index_path, part.stored, part.units, part.crc, part.vouched
+                    )
+                    part.units = b""
+        except OSError as error:
+            if not no_room(error):
+                raise
+            self.lacked_room = True
+            _log.warning("%s: the index is written later: %s", self.directory, error)
+            return
         self._units_written = True
 
     def _sync(self) -> None:

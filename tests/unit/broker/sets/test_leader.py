@@ -13,7 +13,7 @@ from metaq.broker.sets import tuning
 from metaq.broker.sets.connections import StreamProtocol
 from metaq.broker.sets.leader import Leader
 from metaq.broker.sets.leading import Leading
-from metaq.protocol.errors import NotLeader
+from metaq.protocol.errors import DiskFull, NotLeader
 from metaq.protocol.stream import Ack, Kind, StreamReader, encode_ack, encode_json, parse_committed, parse_ping
 from tests.unit.broker.harness import Harness, Peer, StreamTransport, put
 
@@ -169,6 +169,17 @@ def test_a_log_that_has_failed_is_reason_to_leave_if_another_node_can_lead(
     assert [str(each) for each in nodes.failures[:1]] == left * [
         f"{harness.store.get('t', 0).directory} is read-only after a failed write: a background sync has failed"
     ]
+
+
+@pytest.mark.parametrize(("in_sync", "left"), [(("a",), 0), (("a", "b"), 1)])
+def test_a_disk_without_room_is_reason_to_leave_if_another_node_can_lead(
+    harness: Harness, in_sync: tuple[str, ...], left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Set(harness, *in_sync)
+    monkeypatch.setattr(harness.store.files, "space", lambda path: (0, 1 << 30))
+    harness.store.space.look_now()
+    harness.reactor.pump([0.2] * 5)
+    assert [type(each) for each in nodes.failures[:1]] == left * [DiskFull]
 
 
 def test_too_few_nodes_refuse_a_message_and_store_nothing(harness: Harness) -> None:

@@ -154,3 +154,41 @@ def test_a_sync_that_finds_the_disk_full_still_stops(harness: StoreHarness) -> N
     harness.files.heal()
     with pytest.raises(LogReadOnly):
         harness.append(b"b")
+
+
+@pytest.mark.parametrize("refused", ["pwritev", "open"])
+def test_a_journal_without_room_has_the_partitions_synced_instead(harness: StoreHarness, refused: str) -> None:
+    harness.group_commit = True
+    logs = [harness.store.get_or_create("t", number) for number in range(4)]
+    bodies = (b"first", b"second", b"third")
+    full = {"pwritev": bodies[1:2], "open": bodies[:2]}[refused]
+    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
+    for body in bodies:
+        for log in logs:
+            data, units = encode_puts([(0, checksum(body), body)], log.end_offset, [1], 1)
+            log.append(data, units)
+        if body in full:
+            harness.files.fail(refused)
+        harness.threads.run_all()
+        harness.files.heal()
+        assert [(log.read_only, log.visible_end) for log in logs] == [(None, log.end_offset) for log in logs]
+    harness.lose_power()
+    assert harness.bodies() == list(bodies)
+
+
+def test_an_index_without_room_stays_in_memory_and_is_written_later(harness: StoreHarness) -> None:
+    harness.append(b"first")
+    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
+    harness.files.fail("pwritev")
+    harness.log.checkpoint()
+    harness.threads.run_all()
+    assert harness.log.read_only is None
+    assert harness.log.synced_end == harness.log.end_offset
+    assert harness.log.durability.dirty
+    harness.files.heal()
+    harness.append(b"second")
+    harness.log.checkpoint()
+    harness.threads.run_all()
+    assert not harness.log.durability.dirty
+    harness.lose_power()
+    assert harness.bodies() == [b"first", b"second"]
