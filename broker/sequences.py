@@ -23,6 +23,7 @@ from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
 
 from . import tuning
+from .last_rows import READ_BYTES, LastRows
 from .store.partition_log import PartitionLog
 from .store.sequence_rows import (
     ROW_BYTES,
@@ -31,7 +32,6 @@ from .store.sequence_rows import (
     encode_row,
     encode_rows,
     internal_record,
-    read_rows,
 )
 from .store.store import Append, Store
 
@@ -94,6 +94,7 @@ class Sequences(Generic[W]):
         self._clock = clock
         self._table: dict[_Key, _Stored] = {}
         self._heads: dict[str, bytes] = {}  # by topic
+        self._last_rows: dict[PartitionLog, LastRows] = {}  # by internal log
         self._pending: list[W] = []  # admitted, without a row yet
         self._restated: dict[_Key, None] = {}  # the newest row of each says what did not happen
         self._compacting: dict[PartitionLog, tuple[int, int]] = {}  # where its snapshot begins and ends
@@ -224,8 +225,9 @@ class Sequences(Generic[W]):
         self._restated.clear()
         found: defaultdict[_Key, list[SequenceRow]] = defaultdict(list)
         for log in self._store.sequence_logs:
-            for key, rows in self._read(log).items():
-                found[key] += rows
+            for (producer, topic, number), rows in self._read_on(log).items():
+                if (partition := self._store.find(topic, number)) is not None:
+                    found[producer, partition] += rows
         oldest_ms = self._oldest_ms()
         for key, rows in found.items():
             rows.sort(key=lambda row: row.sequence)
@@ -240,19 +242,12 @@ class Sequences(Generic[W]):
         if self._restated:
             self._restate()
 
-    def _read(self, log: PartitionLog) -> dict[_Key, list[SequenceRow]]:
-        """Of each producer and partition the last two rows: the last may be of a write that did not happen."""
-        found: dict[_Key, list[SequenceRow]] = {}
-        for row in read_rows(log.segments.snapshot(), log.first_offset):
-            partition = self._store.find(row.topic, row.partition)
-            if partition is None:
-                continue
-            key = row.producer, partition
-            if row.records:
-                found[key] = [*found.get(key, ())[-1:], row]
-            else:
-                found.pop(key, None)
-        return found
+    def _read_on(self, log: PartitionLog, most_bytes: int | None = None) -> LastRows:
+        rows = self._last_rows.get(log)
+        if rows is None:
+            rows = self._last_rows[log] = LastRows(log, tuning.MAX_SEQUENCES)
+        rows.read_on(most_bytes)
+        return rows
 
     def _restate(self) -> None:
         for log in self._store.sequence_logs:
@@ -278,7 +273,10 @@ class Sequences(Generic[W]):
             if log.synced_end >= end:
                 del self._compacting[log]
                 self._store.drop_sequences_before(log, start)
-        if self.enabled and now >= self._next_compaction:
+        if not self.enabled:
+            for log in self._store.sequence_logs:
+                self._read_on(log, READ_BYTES)
+        elif now >= self._next_compaction:
             for log in self._store.sequence_logs:
                 size = log.end_offset - log.first_offset
                 if log not in self._compacting and size > self._most_bytes() and log.read_only is None:

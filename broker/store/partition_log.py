@@ -87,6 +87,8 @@ class PartitionLog:
         self.journal_name = f"{topic}-{partition}".encode()
         self.on_visible: Callable[[PartitionLog], None] | None = None
         """Called, after those who wait, each time more becomes visible."""
+        self.renewals = 0
+        """How often it went on with other segments, after a cut."""
         self.segments = Segments(segments, shared.open_files.files)
         self.lookup = Lookup(self.segments, self.index_damaged)
         self._shared = shared
@@ -308,6 +310,7 @@ class PartitionLog:
         Counts that `Store.on_append` told mean nothing any more. A bound stays where it was, or comes down to the end.
         """
         most = self.visible_end if self.bound is None else min(self.bound[0], self.visible_end)
+        self.renewals += 1
         self.segments.replace(segments, most)
         self.lookup.forget()
         if self.bound is not None:

@@ -107,19 +107,30 @@ def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, by
     return HEADER.pack(len(body), checksum(body), record_id, 0) + body, unit
 
 
-def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[SequenceRow]:
-    """All rows of an internal log, in the order they were written. Raises StoreError."""
+def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[tuple[int, list[SequenceRow]]]:
+    """The records of an internal log, in their order: where each ends, and its rows. Raises StoreError."""
     offset, rest = first_offset, b""
+    head, topics = b"", [""]  # of the record before: most are of one topic
     while data := snapshot.read(offset, _READ_BYTES):
+        base = offset - len(rest)
         offset += len(data)
         rest += data
         start = 0
         while start + HEADER_BYTES <= len(rest):
-            length = HEADER.unpack_from(rest, start)[0]
-            end = start + HEADER_BYTES + length
+            body = start + HEADER_BYTES
+            end = body + HEADER.unpack_from(rest, start)[0]
             if end > len(rest):
                 break
-            yield from _decoded(rest[start + HEADER_BYTES : end])
+            if not head or not rest.startswith(head, body, end):
+                head, topics = _head(rest[body:end])
+            try:
+                rows = [
+                    SequenceRow._make((*row[:7], topics[row[7]]))
+                    for row in _ROW.iter_unpack(rest[body + len(head) : end])
+                ]
+            except (error, IndexError) as wrong:
+                raise StoreError(f"rows of an internal log cannot be read: {wrong}") from wrong
+            yield base + end, rows
             start = end
         rest = rest[start:]
 
@@ -134,7 +145,7 @@ def cut_torn_writes(
     """
     last: dict[tuple[str, int], SegmentFile | None] = {}
     try:
-        for row in read_rows(snapshot, first_offset):
+        for row in (row for _, rows in read_rows(snapshot, first_offset) for row in rows):
             key = row.topic, row.partition
             if key not in last:
                 entry = directories.get(f"{row.topic}-{row.partition}")
@@ -163,7 +174,8 @@ def _cut(files: Files, file: SegmentFile, row: SequenceRow) -> bool:
     return True
 
 
-def _decoded(body: bytes) -> Iterator[SequenceRow]:
+def _head(body: bytes) -> tuple[bytes, list[str]]:
+    """What is in front of a record's rows, and the topics that it names."""
     try:
         version, count = _HEAD.unpack_from(body)
         if version != _VERSION:
@@ -174,8 +186,6 @@ def _decoded(body: bytes) -> Iterator[SequenceRow]:
             (length,) = _LENGTH.unpack_from(body, place)
             place += _LENGTH.size + length
             topics.append(body[place - length : place].decode("utf-8"))
-        rows = list(_ROW.iter_unpack(body[place:]))
-        for row in rows:
-            yield SequenceRow._make((*row[:7], topics[row[7]]))
-    except (error, IndexError) as wrong:
+    except (error, UnicodeDecodeError) as wrong:
         raise StoreError(f"rows of an internal log cannot be read: {wrong}") from wrong
+    return body[:place], topics

@@ -1,0 +1,106 @@
+"""The rows of an internal log, read on as it grows, are those that reading all of it finds."""
+
+import pytest
+
+from metaq.broker.last_rows import LastRows
+from metaq.broker.store.sequence_rows import encode_rows, internal_record, read_rows
+from metaq.broker.store.store import Append
+from tests.unit.broker.harness import Harness
+
+
+@pytest.fixture
+def harness(tmp_path):
+    harness = Harness(tmp_path)
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def log(harness):
+    return harness.store.sequence_log(waits=False)
+
+
+def write(harness, log, *rows):
+    """rows: (producer, sequence, records) of topic t, partition 0, in one record."""
+    body = encode_rows(
+        ["other", "t"], [(producer, number, 0, 9, 1, records, 0, 1) for producer, number, records in rows]
+    )
+    data, unit = internal_record(body, 1, log.end_offset)
+    append = Append(log, (data,), unit)
+    harness.store.append_many([append])
+    assert append.error is None
+
+
+def known(rows):
+    return {producer: [row.sequence for row in found] for (producer, _, _), found in rows.items()}
+
+
+def all_of(log):
+    rows = LastRows(log, 9)
+    rows.read_on()
+    return known(rows)
+
+
+def test_the_last_two_rows_of_each_producer_are_known_and_one_without_records_takes_them_back(harness, log):
+    rows = LastRows(log, 9)
+    for number in (1, 2, 3):
+        write(harness, log, (5, number, 1), (6, number, 1))
+        rows.read_on()
+    assert known(rows) == {5: [2, 3], 6: [2, 3]} == all_of(log)
+    write(harness, log, (5, 0, 0))
+    rows.read_on()
+    assert known(rows) == {6: [2, 3]} == all_of(log)
+
+
+def test_reading_stops_behind_the_record_with_the_last_byte_that_is_wanted(harness, log):
+    for number in range(1, 9):
+        write(harness, log, (number, 1, 1))
+    rows = LastRows(log, 99)
+    read = []
+    for _ in range(4):
+        rows.read_on(most_bytes=log.end_offset // 4)
+        read.append(len(known(rows)))
+    assert read == [2, 4, 6, 8]
+
+
+def test_a_log_whose_end_was_cut_is_read_again(harness, log):
+    rows = LastRows(log, 9)
+    write(harness, log, (5, 1, 1))
+    end = log.end_offset
+    write(harness, log, (5, 2, 1), (6, 1, 1))
+    rows.read_on()
+    done = []
+    harness.store.cut({log: end}, lambda kept, error: done.append(error))
+    while not done:
+        harness.store.tick()
+        harness.threads.run()
+    assert done == [None]
+    write(harness, log, (7, 1, 1), (7, 1, 1))  # as long as before
+    rows.read_on()
+    assert known(rows) == {5: [1], 7: [1, 1]} == all_of(log)
+
+
+def test_what_the_log_says_no_more_goes_when_there_is_too_much(harness, log):
+    rows = LastRows(log, 2)
+    for producer in range(1, 6):
+        write(harness, log, (producer, 1, 1))
+    rows.read_on()
+    log.roll()
+    start = log.end_offset
+    write(harness, log, (5, 1, 1))
+    log.flush()
+    harness.threads.run()
+    harness.store.drop_sequences_before(log, start)
+    harness.threads.run()
+    assert log.first_offset == start
+    rows.read_on()
+    assert known(rows) == {5: [1]}
+
+
+def test_records_of_several_topics_follow_one_another(harness, log):
+    for topics in (["t"], ["t", "u"], ["t"]):
+        rows = [(1, 1, 0, 9, 1, 1, 0, number) for number in range(len(topics))]
+        data, unit = internal_record(encode_rows(topics, rows), 1, log.end_offset)
+        harness.store.append_many([Append(log, (data,), unit)])
+    found = [[row.topic for row in rows] for _, rows in read_rows(log.segments.snapshot(), 0)]
+    assert found == [["t"], ["t", "u"], ["t"]]
