@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from tests.history.children import ROOT, wait_until
 from tests.history.journal import Journal, clock
 
-from .cluster import ZOOKEEPER, Cluster
 from .facts import Failover
 from .faults import Fault
 from .network import CLIENTS
 from .nodes import SESSION_SECONDS, NodePlace
+from .sets import ZOOKEEPER, Sets
 
 __all__ = ["Injuries", "Unhealed"]
 
@@ -39,7 +39,7 @@ class Unhealed(AssertionError):
 class Injuries:
     """done: the faults that were done, in order."""
 
-    def __init__(self, cluster: Cluster, notes: Journal) -> None:
+    def __init__(self, cluster: Sets, notes: Journal) -> None:
         self.done: list[Failover] = []
         self._cluster = cluster
         self._notes = notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,9 @@ from .faults import kinds_for, plan
 from .injuries import Injuries, Unhealed
 from .nodes import NodePlace
 from .reading import digests, logs_of, read_history, stored_in
+from .sets import Sets
 
-__all__ = ["Outcome", "run"]
+__all__ = ["Outcome", "are_equal", "rest", "run"]
 
 _LEAVE_SECONDS = 180.0
 _REST_SECONDS = 60.0
@@ -70,7 +71,7 @@ def run(directory: Path, seed: int, count: int, shape: Shape, say: Say) -> Outco
         for name, child in (("sender", cluster.sender), ("prober", cluster.prober)):
             if not cluster.end(child, _LEAVE_SECONDS):
                 problems.append(Problem("stuck", f"the {name} does not end, see {child.log}", "-"))
-        problems += _rest(cluster)
+        problems += rest(cluster)
         logs = {
             partition: data
             for set_id, nodes in cluster.sets.items()
@@ -92,18 +93,20 @@ def run(directory: Path, seed: int, count: int, shape: Shape, say: Say) -> Outco
     return Outcome(seed, shape, history, problems, clock() - began)
 
 
-def _rest(cluster: Cluster) -> list[Problem]:
+def rest(cluster: Sets) -> list[Problem]:
     """Until all sets are in sync and their files equal, which checkers.differ says then."""
     problems = []
     for set_id, nodes in cluster.sets.items():
         if not cluster.watcher.wait_healthy(set_id, list(nodes), _REST_SECONDS):
             problems.append(Problem("stuck", f"set {set_id} is not in sync: {cluster.watcher.views[set_id]}", "-"))
-        wait_until(partial(_are_equal, list(nodes.values())), _REST_SECONDS, _LOOK_SECONDS)
+        wait_until(partial(are_equal, nodes), _REST_SECONDS, _LOOK_SECONDS)
     return problems
 
 
-def _are_equal(nodes: Sequence[NodePlace]) -> bool:
-    return all(digests(node) == digests(nodes[0]) for node in nodes[1:])
+def are_equal(nodes: Mapping[str, NodePlace]) -> bool:
+    """Whether the partition files of a set's nodes are the same."""
+    first, *others = nodes.values()
+    return all(digests(node) == digests(first) for node in others)
 
 
 def _drain(cluster: Cluster, stored: dict[str, list[Stored]]) -> bool:

@@ -11,11 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from metaq.coordination import run_bound
 
-__all__ = ["ROOT", "Child", "wait_until"]
+__all__ = ["ROOT", "Child", "Processes", "wait_until"]
 
 ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.05
@@ -71,6 +74,72 @@ class Child:
         if self.running:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(_END_SECONDS)
+
+
+class Processes:
+    """What a run has started, and who of it is allowed to end. `_start` of the heirs starts it.
+
+    Use as a context manager, on one thread: nothing that it has started outlives it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """directory: gets the logs."""
+        self.directory = directory
+        self._children: list[tuple[str, Child]] = []
+        self._may_end: set[Child] = set()
+        self._ending = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._ending.close()
+            raise
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._ending.close()
+
+    def _start(self) -> None:
+        """Start everything; `_ending` gets what ends it, `_kill_all` behind what the children need."""
+        raise NotImplementedError
+
+    def _child(self, name: str, words: Sequence[str], prefix: Sequence[str] = ()) -> Child:
+        child = Child(words, self.directory / f"{name}.log", prefix=prefix)
+        self._children.append((name, child))
+        return child
+
+    def terminate(self, child: Child) -> None:
+        """SIGTERM; it may end from now on. Does not wait."""
+        self._may_end.add(child)
+        child.terminate()
+
+    def kill(self, child: Child) -> None:
+        """SIGKILL."""
+        self._may_end.add(child)
+        child.kill()
+
+    def end(self, child: Child, seconds: float) -> bool:
+        """SIGTERM; whether it ends in time."""
+        self.terminate(child)
+        return child.wait(seconds)
+
+    def crashed(self) -> list[str]:
+        """Who has ended and was not asked to, or with an error."""
+        return [text for _, text in self._crashes()]
+
+    def _crashes(self) -> list[tuple[Child, str]]:
+        return [
+            (child, f"{name} ended with {code}, see {child.log}")
+            for name, child in self._children
+            if (code := child.process.poll()) is not None and (child not in self._may_end or code > 0)
+        ]
+
+    def _kill_all(self) -> None:
+        for _, child in self._children:
+            child.kill()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, poll_seconds: float = _POLL_SECONDS) -> bool:

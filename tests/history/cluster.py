@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from . import sender
 from .brokers import BrokerPlace
-from .children import Child, wait_until
+from .children import Child, Processes, wait_until
 from .ensemble import Ensemble
 from .journal import read_journal
 from .member import MODES, Task
@@ -74,11 +70,11 @@ class Member:
         return self.child is not None and self.child.running
 
 
-class Cluster:
-    """Use as a context manager, on one thread: nothing that it has started outlives it."""
+class Cluster(Processes):
+    """Everything of a run."""
 
     def __init__(self, directory: Path, seed: int, shape: Shape) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.shape = shape
         self.seed = seed
         self.events = directory / "events"
@@ -97,22 +93,6 @@ class Cluster:
         self._rng = random.Random(f"cluster {seed}")
         self._strategies = {group: self._rng.choice(("range", "consist")) for group in shape.groups}
         self._numbers = count(1)
-        self._children: list[tuple[str, Child]] = []
-        self._may_end: set[Child] = set()
-        self._ending = ExitStack()
-
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self._ending.close()
-            raise
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self._ending.close()
 
     def _start(self) -> None:
         self._ending.enter_context(self.ensemble)
@@ -138,15 +118,6 @@ class Cluster:
         self.sender = self._child("sender", task.words())
         started = wait_until(lambda: bool(list(read_journal(self.acks))), _SERVE_SECONDS)
         assert started, f"the producers did not start: {self.sender.log.read_text()}"
-
-    def _kill_all(self) -> None:
-        for _, child in self._children:
-            child.kill()
-
-    def _child(self, name: str, words: Sequence[str]) -> Child:
-        child = Child(words, self.directory / f"{name}.log")
-        self._children.append((name, child))
-        return child
 
     def start_broker(self, broker: BrokerPlace) -> None:
         """Without waiting until it serves."""
@@ -194,24 +165,8 @@ class Cluster:
             threads,
         )
 
-    def terminate(self, child: Child) -> None:
-        """SIGTERM; it may end from now on. Does not wait."""
-        self._may_end.add(child)
-        child.terminate()
-
-    def kill(self, child: Child) -> None:
-        """SIGKILL."""
-        self._may_end.add(child)
-        child.kill()
-
     def crashed(self) -> list[str]:
-        """Who has ended and was not asked to, or with an error."""
-        ended = [(name, child, child.process.poll()) for name, child in self._children]
-        return [
-            f"{name} ended with {code}, see {child.log}"
-            for name, child, code in ended
-            if code is not None and (child not in self._may_end or code > 0) and not _found_no_zookeeper(child)
-        ]
+        return [text for child, text in self._crashes() if not _found_no_zookeeper(child)]
 
 
 def _found_no_zookeeper(child: Child) -> bool:

@@ -66,6 +66,7 @@ public final class Peer {
         new Bursts(producers).addTo(commands);
         new Transactions(producers).addTo(commands);
         new Journal(session).addTo(commands);
+        new Attempts(session).addTo(commands);
         return commands;
     }
 
