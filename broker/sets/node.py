@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -19,7 +20,7 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from metaq.coordination.backoff import Backoff
-from metaq.coordination.broker_set import BrokerSet, SetNode, SetState, SetView
+from metaq.coordination.broker_set import BrokerSet, SetMaster, SetNode, SetState, SetView
 from metaq.coordination.records import parse_broker_url
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import (
@@ -96,6 +97,7 @@ class SetMember:
         self._granted_until = promised_until(self._reactor.seconds())  # nobody knows what it granted before
         self._busy = False
         self._standing = False  # from before it looks at its promises until its transaction's outcome is known
+        self._early: list[Callable[[], None]] = []  # followers that came while this node stands
         self._stopping = False
         self._gone_for_good = True  # else it has handed over, and follows
         self._established = False
@@ -302,6 +304,9 @@ class SetMember:
 
         def done(result: object) -> None:
             self._busy = self._standing = False
+            early, self._early = self._early, []
+            for answer in early:
+                answer()
             if isinstance(result, Failure):
                 error = result.value
                 if not isinstance(error, MetaqError):
@@ -369,13 +374,18 @@ class SetMember:
             self._see(view)
             return view
 
-    async def _write(self, version: int, write: Callable[[], int | None]) -> SetView:
+    async def _write(self, version: int, write: Callable[[], int | None], after: SetView | None = None) -> SetView:
         """Replace the state of this version. What the set is like once it is known whether that was done: while nobody
-        knows, the request may still arrive, so the same is written again (rules.counted)."""
+        knows, the request may still arrive, so the same is written again (rules.counted).
+
+        after: what it is like if ZooKeeper says that it was done, which then is not asked again."""
         pauses = Backoff(0.01, tuning.CHANGE_PAUSE_SECONDS)
         while True:
             try:
-                await self._in_thread(write)
+                done = await self._in_thread(write)
+                if done is not None and after is not None:
+                    self._see(after)
+                    return after
                 return await self._look()
             except CoordinationError as error:
                 _log.warning("nobody knows whether the broker set was changed, trying again: %s", error)
@@ -396,7 +406,10 @@ class SetMember:
         gone = {state.leader} if self._gone == (state.epoch, state.leader) and self._gone_for_good else set()
         epoch, in_sync = elected(state.epoch, state.in_sync, self.name, view.nodes.keys() - gone)
         new = SetState(epoch, self.name, in_sync, state.preferred)
-        found = await self._write(view.version, partial(self._set.take_over, new, view.version, view.master))
+        master = SetMaster(self._broker.url, self._set.session_id, 1)
+        # of a state that is newer than the view's; what ZooKeeper tells of it later has at least this number
+        won = replace(view, state=new, version=view.version + 1, master=master, zxid=view.zxid + 1)
+        found = await self._write(view.version, partial(self._set.take_over, new, view.version, view.master), won)
         if found.state != new or not self._owns(found):
             return
         await self._lead(new)
@@ -669,6 +682,16 @@ class SetMember:
         name = str(words.get("node"))
         connection = StreamProtocol(name, lambda messages: self._from_follower(name, connection, messages))
         become(connection)
+        answer = partial(self._answer, name, connection, words)
+        if self._standing:  # it has seen the outcome in ZooKeeper before this node has
+            self._early.append(answer)
+        else:
+            answer()
+
+    def _answer(self, name: str, connection: StreamProtocol, words: Mapping[str, Any]) -> None:
+        """To FOLLOW."""
+        if connection.lost is not None:
+            return
         why, welcome = self._welcome(words)
         if welcome is None:
             connection.send([encode_json(Kind.REFUSED, {"why": why})])
