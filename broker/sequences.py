@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from metaq.protocol.errors import CorruptRecord, MetaqError, StaleSequence, StoreError
@@ -85,7 +85,7 @@ class Sequences(Generic[W]):
         *,
         enabled: bool = True,
     ) -> None:
-        """store: open. make: makes a write of an internal log's record. clock: seconds since 1970."""
+        """store: open. make: makes a write of an internal log, to be waited for. clock: seconds since 1970."""
         self.enabled = enabled
         self.repeated: list[W] = []
         """Those that `admit` has found to be stored already, since somebody emptied this."""
@@ -96,6 +96,7 @@ class Sequences(Generic[W]):
         self._heads: dict[str, bytes] = {}  # by topic
         self._last_rows: dict[PartitionLog, LastRows] = {}  # by internal log
         self._pending: list[W] = []  # admitted, without a row yet
+        self._unsafe: PartitionLog | None = None  # has rows for which answers have to wait
         self._restated: dict[_Key, None] = {}  # the newest row of each says what did not happen
         self._compacting: dict[PartitionLog, tuple[int, int]] = {}  # where its snapshot begins and ends
         self._next_sweep = self._next_compaction = 0.0
@@ -109,7 +110,7 @@ class Sequences(Generic[W]):
     # --- writes -------------------------------------------------------------------------------------------------------
 
     def admit(self, write: W, base: int, size: int) -> bool:
-        """Whether a numbered write is to be appended, at byte `base` of its log; then `rows` comes next.
+        """Whether a numbered write is to be appended, at byte `base` of its log; then `store_rows` comes next.
 
         False: it is stored already and has the first one's place (`repeated`), or it has its `error`.
         """
@@ -142,50 +143,64 @@ class Sequences(Generic[W]):
             write.base, write.end, write.first_id = known.base, known.end, known.first_id
             self.repeated.append(write)
 
-    def rows(self) -> Iterator[W]:
-        """What is to be appended in front of those that were admitted: a record for each mode of flushing.
+    def store_rows(self) -> None:
+        """Append what has to be in front of those that were admitted: a record for each mode of flushing.
 
         If one of them cannot be appended, its writes have that `error` afterwards.
         """
         pending, self._pending = self._pending, []
+        if len(pending) == 1 and not self._restated:  # of a producer that waits for each of its sends
+            self._store_row(pending[0])
+            return
         parts: dict[bool, list[W]] = {}
         for write in pending:
             parts.setdefault(write.log.durability.waits, []).append(write)
         for waits, writes in parts.items():
-            try:
-                log = self._store.sequence_log(waits)
-            except MetaqError as error:
-                self._refuse(writes, error)
-                continue
-            if len(writes) == 1 and not self._restated:  # of a producer that waits for each of its sends
-                record = self._row_alone(writes[0], log)
-                yield record
-                if record.error is not None:
-                    self._refuse(writes, record.error)
-                continue
             rows = [
                 (each.producer, each.sequence, each.base, each.end, each.first_id, each.records, each.log)
                 for each in writes
             ]
             if self._restated:
                 rows[:0] = self._take_restated()
-            data, unit = _record(rows, writes[0].first_id, log.end_offset)
-            record = self._make(log, (data,), unit)
-            yield record
-            if record.error is not None:
-                self._refuse(writes, record.error)
+            try:
+                internal = self._store.sequence_log(waits)
+                data, unit = _record(rows, writes[0].first_id, internal.end_offset)
+                internal.append((data,), unit)
+            except MetaqError as error:
+                self._refuse(writes, error)
+            else:
+                if waits:
+                    self._unsafe = internal
 
-    def _row_alone(self, write: W, internal: PartitionLog) -> W:
+    def _store_row(self, write: W) -> None:
         """The record of one write's row, in as few steps as may be. `blocking-1`."""
         log, first_id = write.log, write.first_id
+        waits = log.durability.waits
         head = self._heads.get(log.topic)
         if head is None:
             head = self._heads[log.topic] = encode_head(log.topic)
         row = encode_row(
             write.producer, write.sequence, write.base, write.end, first_id, write.records, log.partition, 0
         )
-        data, unit = internal_record(head + row, first_id, internal.segments.end_offset)
-        return self._make(internal, (data,), unit)
+        try:
+            internal = self._store.sequence_log(waits)
+            data, unit = internal_record(head + row, first_id, internal.segments.end_offset)
+            internal.append((data,), unit)
+        except MetaqError as error:
+            self._refuse((write,), error)
+        else:
+            if waits:
+                self._unsafe = internal
+
+    def take_unsafe(self) -> W | None:
+        """What has to be safe before an answer to the writes that were admitted since the last call: their rows. None:
+        their partitions have asynchronous flush."""
+        internal, self._unsafe = self._unsafe, None
+        if internal is None:
+            return None
+        rows = self._make(internal, (), b"")
+        rows.end = internal.end_offset
+        return rows
 
     def _refuse(self, writes: Iterable[W], error: MetaqError) -> None:
         for write in writes:

@@ -136,19 +136,21 @@ class Writing:
                 self.sequences.not_stored(write)
             if write.log.durability.safe_end < write.end or (copied and write.error is None):
                 waiting.append(write)
+        if (rows := self.sequences.take_unsafe()) is not None:
+            waiting.append(rows)
         if self.sequences.repeated:
             repeated, self.sequences.repeated = self.sequences.repeated, []
             waiting += [write for write in repeated if copied or write.log.durability.safe_end < write.end]
         return waiting
 
     def numbered(self, writes: Iterable[Write]) -> Iterator[Write]:
-        """Those that are to be appended, and what has to be in front of them. A repeated one is not: it has the first
-        one's place, and `append` returns it if that is not safe yet."""
+        """Those that are to be appended; what has to be in front of one is appended before it is given. A repeated one
+        is not given: it has the first one's place, and `append` returns it if that is not safe yet."""
         for write in writes:
             if not write.sequence or not self.numbers:
                 yield write
             elif self.sequences.admit(write, write.log.segments.end_offset, sum(map(len, write.data))):
-                yield from self.sequences.rows()
+                self.sequences.store_rows()
                 if write.error is None:
                     yield write
 

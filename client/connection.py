@@ -43,6 +43,9 @@ _CUT_SHORT = -math.inf
 """The deadline of a request whose sender was interrupted."""
 _STUCK_SECONDS = 2 * TICK
 """A reader that has not looked at deadlines for so long may not do so soon."""
+_JUST_NOW_SECONDS = 0.001
+"""An answer as fresh as this says that the broker has not closed the connection: to look costs one that blocks for each
+of its sends a system call. `blocking-1`."""
 _CLOSE_SECONDS = 5.0
 """close() waits so long for the handlers of requests under way."""
 
@@ -113,10 +116,11 @@ class Connection:
         """Why the connection ended; None while it is open."""
         return self._wire.failure
 
-    def notice_end(self) -> MetaqError | None:
+    def notice_end(self, now: float) -> MetaqError | None:
         """The `failure`, also if the broker has closed the connection and nobody was reading who would know: what has
-        not been sent yet is then known not to be stored."""
-        if not self._stream.pending and self._wire.is_readable:
+        not been sent yet is then known not to be stored. Not looked for just after an answer."""
+        wire = self._wire
+        if now - wire.last_traffic >= _JUST_NOW_SECONDS and not self._stream.pending and wire.is_readable:
             self._wire.fail(BrokerUnavailable(f"{self.endpoint} has closed the connection"))
         return self._wire.failure
 

@@ -10,6 +10,7 @@ from .errors import RemoteProtocolError
 from .frames import Frame, frame_bytes, parse_frame
 from .limits import MAX_LINE_BYTES
 from .put_run import PutRun, parse_put_run
+from .sends import parse_common_send
 from .text import Put, Sync, TextCommand, TooLargePut, parse_command, parse_common_put
 
 __all__ = ["RequestReader", "WireRequest", "one_by_one"]
@@ -135,7 +136,7 @@ class RequestReader:
         if length == 0 or end > len(data):
             self._missing = max(0, end - len(data))
             return 0
-        requests.append(parse_frame(data, position, length))
+        requests.append(parse_common_send(data, position, length) or parse_frame(data, position, length))
         return end
 
     def _text(self, data: bytes, position: int, requests: list[WireRequest]) -> int:

@@ -19,7 +19,7 @@ from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.message_id import message_id_list, message_ids_from
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum, checksums
-from metaq.protocol.sends import SendReply, SendRequest
+from metaq.protocol.sends import SendRequest, encode_sent_reply
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import NO_CHECKSUM, Put, Sync, TooLargePut, encode_put_result, encode_result
 
@@ -30,7 +30,7 @@ from ..store.batch import StampedRecords, encode_puts, stamp_puts
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
-from .answers import Answer, error_frame, error_result, put_failure, reply_frame
+from .answers import Answer, error_frame, error_result, put_failure
 
 __all__ = ["PutAnswers", "PutGroup", "answer_run", "answer_sync"]
 
@@ -251,7 +251,7 @@ class PutGroup:
             elif cast(_Send, put).one_way:
                 encoded.append(b"")
             else:
-                encoded.append(reply_frame(put.opaque, SendReply(message_id, partition, offset)))
+                encoded.append(encode_sent_reply(put.opaque, message_id, partition, offset))
             offset += HEADER_BYTES + len(put.body)
         for number, copy_error in enumerate(batch.copy_errors):
             if copy_error is not None:

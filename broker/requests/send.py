@@ -17,8 +17,8 @@ from metaq.protocol.sends import (
     SendBatchRequest,
     SendManyReply,
     SendManyRequest,
-    SendReply,
     encode_rows,
+    encode_sent_reply,
     split_batch,
     split_many,
 )
@@ -31,7 +31,7 @@ from ..store.batch import StampedRecords, stamp_in_slices
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
-from .answers import Bytes, Work, answer_frame, reply_frame
+from .answers import Bytes, Work, answer_frame
 
 __all__ = ["answer_send_batch", "answer_send_many"]
 
@@ -73,7 +73,7 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
         if (error := write.failure) is not None:
             writing.refused(topic, error, count)
             raise error
-        return reply_frame(frame.opaque, SendReply(write.first_id, write.log.partition, write.base))
+        return encode_sent_reply(frame.opaque, write.first_id, write.log.partition, write.base)
 
     return writing.answer(waiting, encode)
 
@@ -149,7 +149,7 @@ class _ManyParts:
             self._count_puts(first, starts, ends, sizes)
             logs, bases = self._places(first, sizes)
             if self._sequences:
-                yield from self._writing.sequences.rows()
+                self._writing.sequences.store_rows()
             units = self._stamped.units[starts[0] : ends[-1]]
             counts = self._ends[first:last] - self._starts[first:last]
             units["offset"] += np.repeat(np.array(bases) - byte_starts, counts)

@@ -95,7 +95,7 @@ class FlightCodec:
         if len(turns) > 1 and not broker.takes_many:
             return [request for turn in turns for request in self.requests([turn], broker)]
         if broker.speaks_frames:
-            if self._producer and broker.takes_sequences and all(queue.partition[2] >= 0 for queue, _ in turns):
+            if self._producer and broker.takes_sequences and min([queue.partition[2] for queue, _ in turns]) >= 0:
                 return (FrameRequest(turns, broker.endpoint, self._counted, self._producer),)
             return (FrameRequest(turns, broker.endpoint, self._headers),)
         return (PutRequests(turns, broker.endpoint),)

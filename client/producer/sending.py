@@ -76,7 +76,7 @@ class Sender:
             patience = deadline if caller is None else min(deadline, caller.deadline)
             try:
                 connection = self._connection(queue.partition, patience - now)
-                if self._numbers and connection.takes_sequences and (ended := connection.notice_end()) is not None:
+                if self._numbers and connection.takes_sequences and (ended := connection.notice_end(now)) is not None:
                     raise ended
             except MetaqError as error:
                 self._fail(flight, error)

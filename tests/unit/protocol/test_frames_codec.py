@@ -24,8 +24,19 @@ from metaq.protocol.remoting import (
     ViewMessageRequest,
 )
 from metaq.protocol.requests import RequestReader
-from metaq.protocol.sends import SendBatchRequest, SendManyReply, SendManyRequest, SendReply, SendRequest, split_batch
+from metaq.protocol.sends import (
+    SendBatchRequest,
+    SendHeaders,
+    SendManyReply,
+    SendManyRequest,
+    SendReply,
+    SendRequest,
+    encode_sent_reply,
+    parse_common_send,
+    split_batch,
+)
 from metaq.protocol.text import Version
+from metaq.protocol.topic_partition import TopicPartition
 from tests.frames import FrameReader
 from tests.unit.protocol.decoding import assert_decodes
 
@@ -89,6 +100,52 @@ def test_frames_and_text_share_a_connection_however_they_are_cut():
     raw = encode_frame(34, 1, {})
     frame = parse_frame(raw, 0, len(raw))
     assert_decodes(RequestReader, raw + b"version 1\r\n" + raw, [frame, Version(1), frame])
+
+
+@pytest.mark.parametrize("producer", [0, 1, 2**63 - 1])
+@pytest.mark.parametrize("opaque", [0, 1, 999_999_999])
+def test_a_send_in_our_producers_form_is_decoded_like_any_frame(producer, opaque):
+    sequence = 77 if producer else 0
+    raw = SendHeaders(producer).encode(opaque, TopicPartition("a topic", 0, 7), 3, 2**31 - 1, 2, sequence) + b"hi"
+    expected, found = parse_frame(raw, 0, len(raw)), parse_common_send(b"-" + raw + b"more", 1, len(raw))
+    assert found == expected
+    assert (found.ext.get("topic"), "partition" in found.ext, "txKey" in found.ext) == ("a topic", True, False)
+    assert SendRequest.from_ext(found.ext) == SendRequest.from_ext(expected.ext)
+    assert_decodes(RequestReader, raw, [expected])
+
+
+def test_other_forms_of_a_send_are_left_to_the_general_decoder():
+    usual = SendRequest("t", 0, 0, 5, None, 9, 9)
+    raw = encode_frame(10, 5, usual.to_ext())
+    assert parse_common_send(raw, 0, len(raw)) is not None
+    others: list[tuple[int, int, int, dict[str, str | int]]] = [
+        (11, 5, 0, {}),
+        (10, -1, 0, {}),
+        (10, 1_000_000_000, 0, {}),
+        (10, 5, ONE_WAY, {}),
+        (10, 5, 0, {"topic": 'a"b'}),
+        (10, 5, 0, {"topic": "é"}),
+        (10, 5, 0, {"partition": -1}),
+        (10, 5, 0, {"checksum": -1}),
+        (10, 5, 0, {"checksum": 2**31}),
+        (10, 5, 0, {"producerId": 0}),
+        (10, 5, 0, {"producerId": 2**63}),
+        (10, 5, 0, {"sequence": 0}),
+        (10, 5, 0, {"txKey": "TX:s:1"}),
+        (10, 5, 0, {"more": "x"}),
+    ]
+    for code, opaque, flag, change in others:
+        raw = encode_frame(code, opaque, usual.to_ext() | change, flag=flag)
+        assert parse_common_send(raw, 0, len(raw)) is None, change
+    raw = encode_frame(10, 5, usual.to_ext())
+    longer = raw[:3] + bytes([raw[3] + 1]) + raw[4:7] + bytes([raw[7] + 1]) + raw[8:] + b" "
+    assert parse_frame(longer, 0, len(longer)).opaque == 5
+    assert parse_common_send(longer, 0, len(longer)) is None
+
+
+def test_the_answer_to_a_send_is_what_the_codec_writes():
+    for values in [(0, -1, 0, -1), (2**31 - 1, 2**63 - 1, 9, 2**62)]:
+        assert encode_sent_reply(*values) == encode_frame(0, values[0], SendReply(*values[1:]).to_ext(), flag=RESPONSE)
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)

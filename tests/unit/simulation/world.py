@@ -213,7 +213,7 @@ class Client:
     def takes_many(self) -> bool:
         return self._stream is not None and self._stream.takes_many
 
-    def notice_end(self) -> None:
+    def notice_end(self, now: float) -> None:
         """It ends at the moment at which the wire does."""
 
     @property
