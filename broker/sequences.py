@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from metaq.protocol.errors import CorruptRecord, MetaqError, StaleSequence, StoreError
@@ -30,7 +30,6 @@ from .store.sequence_rows import (
     SequenceRow,
     encode_head,
     encode_row,
-    encode_rows,
     internal_record,
 )
 from .store.store import Append, Store
@@ -93,7 +92,6 @@ class Sequences(Generic[W]):
         self._make = make
         self._clock = clock
         self._table: dict[_Key, _Stored] = {}
-        self._heads: dict[str, bytes] = {}  # by topic
         self._last_rows: dict[PartitionLog, LastRows] = {}  # by internal log
         self._pending: list[W] = []  # admitted, without a row yet
         self._unsafe: PartitionLog | None = None  # has rows for which answers have to wait
@@ -149,7 +147,7 @@ class Sequences(Generic[W]):
         If one of them cannot be appended, its writes have that `error` afterwards.
         """
         pending, self._pending = self._pending, []
-        if len(pending) == 1 and not self._restated:  # of a producer that waits for each of its sends
+        if len(pending) == 1 and not self._restated:
             self._store_row(pending[0])
             return
         parts: dict[bool, list[W]] = {}
@@ -173,24 +171,26 @@ class Sequences(Generic[W]):
                     self._unsafe = internal
 
     def _store_row(self, write: W) -> None:
-        """The record of one write's row, in as few steps as may be. `blocking-1`."""
+        """The same for one write, of a producer that waits for each of its sends. `blocking-1`."""
         log, first_id = write.log, write.first_id
         waits = log.durability.waits
-        head = self._heads.get(log.topic)
-        if head is None:
-            head = self._heads[log.topic] = encode_head(log.topic)
         row = encode_row(
             write.producer, write.sequence, write.base, write.end, first_id, write.records, log.partition, 0
         )
         try:
             internal = self._store.sequence_log(waits)
-            data, unit = internal_record(head + row, first_id, internal.segments.end_offset)
+            data, unit = internal_record(encode_head((log.topic,)) + row, first_id, internal.segments.end_offset)
             internal.append((data,), unit)
         except MetaqError as error:
             self._refuse((write,), error)
         else:
             if waits:
                 self._unsafe = internal
+
+    def _refuse(self, writes: Sequence[W], error: MetaqError) -> None:
+        for write in writes:
+            self.not_stored(write)
+            write.error = error
 
     def take_unsafe(self) -> W | None:
         """What has to be safe before an answer to the writes that were admitted since the last call: their rows. None:
@@ -201,11 +201,6 @@ class Sequences(Generic[W]):
         rows = self._make(internal, (), b"")
         rows.end = internal.end_offset
         return rows
-
-    def _refuse(self, writes: Iterable[W], error: MetaqError) -> None:
-        for write in writes:
-            self.not_stored(write)
-            write.error = error
 
     def not_stored(self, write: W) -> None:
         """An admitted write was not appended after all: it never happened."""
@@ -338,14 +333,10 @@ _Row = tuple[int, int, int, int, int, int, PartitionLog]
 """producer, sequence, base, end, first id, records, log."""
 
 
-def _record(rows: list[_Row], record_id: int, offset: int) -> tuple[bytes, bytes]:
-    if len(rows) == 1:
-        row = rows[0]
-        log = row[6]
-        return internal_record(encode_rows((log.topic,), [(*row[:6], log.partition, 0)]), record_id, offset)
+def _record(rows: Sequence[_Row], record_id: int, offset: int) -> tuple[bytes, bytes]:
     topics: dict[str, int] = {}
-    numbered = [(*row[:6], row[6].partition, topics.setdefault(row[6].topic, len(topics))) for row in rows]
-    return internal_record(encode_rows(list(topics), numbered), record_id, offset)
+    packed = [encode_row(*row, log.partition, topics.setdefault(log.topic, len(topics))) for *row, log in rows]
+    return internal_record(encode_head(tuple(topics)) + b"".join(packed), record_id, offset)
 
 
 def _time_ms(stored: _Stored) -> int:

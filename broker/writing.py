@@ -115,6 +115,19 @@ class Writing:
             self.copies.check(log)
         return log
 
+    def logs(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
+        """`log` of each, where none was chosen by the broker; None if one of them is refused, or with a slave."""
+        if self.slave is not None:
+            return None
+        try:
+            logs = self.partitions.for_puts(topics, partitions)
+            if self.copies is not None:
+                for log in set(logs):
+                    self.copies.check(log)
+        except MetaqError:
+            return None
+        return logs
+
     def append(self, writes: Iterable[Write]) -> list[Write]:
         """Append in order. Each Write is taken when those before it are appended; all share one sync of the journal.
 

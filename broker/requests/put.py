@@ -265,26 +265,13 @@ class PutGroup:
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Answer:
     """Falls back to a PutGroup for few puts, refused puts, or a synchronous slave."""
     few = len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST
-    logs = None if few else _logs(writing, run)
+    logs = None if few else writing.logs(run.topics, run.partitions)
     if logs is not None and (checksums(run.bodies) == np.array(run.checksums)).all():
         return _Run(writing, answers, run, logs).commit()
     group = PutGroup(writing, answers)
     for put in run.puts():
         group.add(put)
     return group.commit()
-
-
-def _logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
-    if writing.slave is not None:
-        return None
-    try:
-        logs = writing.partitions.for_puts(run.topics, run.partitions)
-        if writing.copies is not None:
-            for log in set(logs):
-                writing.copies.check(log)
-        return logs
-    except MetaqError:
-        return None
 
 
 class _Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -109,12 +109,15 @@ class _ManyParts:
         self._sequences = parts.sequences if writing.numbers else ()
         self._topics = [request.topics[number] for number in parts.topics]
         self._partitions = parts.partitions
+        self._chooses = ANY in parts.partitions
         self._stamped = stamped
         self._ends: npt.NDArray[np.int64] = np.cumsum(parts.counts)  # numbers of records, as are _starts
         self._starts = self._ends - parts.counts
         self._byte_starts = stamped.starts[self._starts]
         self._byte_ends = stamped.ends[self._ends - 1]
         self._damaged = self._damaged_parts()
+        self._first_ids: list[int] = stamped.units["id"][self._starts].tolist() if self._sequences else []
+        self._counts: list[int] = parts.counts.tolist()
         self._next = 0
         self._writes: dict[int, Write] = {}  # by the number of the part
         self._errors: dict[int, MetaqError] = {}  # of the parts for which there is none
@@ -184,26 +187,14 @@ class _ManyParts:
         logs: list[PartitionLog | None] = []
         bases: list[int] = []
         expected: dict[PartitionLog, int] = {}
-        refused = {write.log: write.error for write in self._writes.values() if write.error is not None}
-        for number, size in enumerate(sizes, first):
-            try:
-                if number in self._damaged:
-                    raise ChecksumMismatch
-                log = self._log(number)
-                if (error := refused.get(log)) is not None:  # what follows a refused part in its partition is refused
-                    raise error
-            except MetaqError as error:
-                if not self._is_repeated(number):
-                    self._errors[number] = error
-                logs.append(None)
-                bases.append(0)
-                continue
-            base = expected.get(log, log.end_offset)
-            if self._sequences and not self._admit(number, log, base, size):
-                logs.append(None)
-                bases.append(0)
-                continue
-            expected[log] = base + size
+        for number, (log, size) in enumerate(zip(self._logs(first, first + len(sizes)), sizes, strict=True), first):
+            base = 0
+            if log is not None:
+                base = expected.get(log) or log.segments.end_offset
+                if self._sequences and not self._admit(number, log, base, size):
+                    log, base = None, 0
+                else:
+                    expected[log] = base + size
             logs.append(log)
             bases.append(base)
         return logs, bases
@@ -211,10 +202,31 @@ class _ManyParts:
     def _admit(self, number: int, log: PartitionLog, base: int, size: int) -> bool:
         """Whether a part with a number is to be stored: if it is neither a repeated one nor late."""
         write = self._writes[number] = Write(log, (), b"")
-        write.first_id = int(self._stamped.units["id"][self._starts[number]])
-        write.records = int(self._ends[number] - self._starts[number])
+        write.first_id, write.records = self._first_ids[number], self._counts[number]
         write.producer, write.sequence = self._producer, self._sequences[number]
         return self._writing.sequences.admit(write, base, size)
+
+    def _logs(self, first: int, last: int) -> Sequence[PartitionLog | None]:
+        """Of the parts `first` … `last` - 1; None: it is refused."""
+        failed = {write.log: write.error for write in self._writes.values() if write.error is not None}
+        if not (failed or self._damaged or self._chooses):
+            logs = self._writing.logs(self._topics[first:last], self._partitions[first:last])
+            if logs is not None:
+                return logs
+        found: list[PartitionLog | None] = []
+        for number in range(first, last):
+            try:
+                if number in self._damaged:
+                    raise ChecksumMismatch
+                log = self._log(number)
+                if (error := failed.get(log)) is not None:  # what follows a refused part in its partition is refused
+                    raise error
+                found.append(log)
+            except MetaqError as error:
+                if not self._is_repeated(number):
+                    self._errors[number] = error
+                found.append(None)
+        return found
 
     def _is_repeated(self, number: int) -> bool:
         """Whether a part that is refused now was stored before."""

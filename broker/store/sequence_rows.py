@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from struct import Struct, error
 from typing import NamedTuple
 
@@ -42,7 +43,6 @@ __all__ = [
     "cut_torn_writes",
     "encode_head",
     "encode_row",
-    "encode_rows",
     "internal_record",
     "read_rows",
 ]
@@ -80,24 +80,15 @@ class SequenceRow(NamedTuple):
         return (self.first_id >> TIME_SHIFT) + EPOCH_MS
 
 
-def encode_rows(topics: Sequence[str], rows: Sequence[tuple[int, int, int, int, int, int, int, int]]) -> bytes:
-    """A record's body. rows: the fields of SequenceRow, with the number of the topic in place of its name."""
-    parts = [_HEAD.pack(_VERSION, len(topics))]
-    for topic in topics:
-        name = topic.encode("utf-8")
-        parts += (_LENGTH.pack(len(name)), name)
-    pack = _ROW.pack
-    parts += [pack(*row) for row in rows]
-    return b"".join(parts)
-
-
-def encode_head(topic: str) -> bytes:
-    """What is in front of the rows of one topic: with `encode_row` the same as `encode_rows` makes."""
-    return encode_rows((topic,), ())
+@lru_cache
+def encode_head(topics: tuple[str, ...]) -> bytes:
+    """What is in front of the rows in a record's body."""
+    names = [topic.encode("utf-8") for topic in topics]
+    return _HEAD.pack(_VERSION, len(names)) + b"".join([_LENGTH.pack(len(name)) + name for name in names])
 
 
 encode_row = _ROW.pack
-"""encode_row(the fields of SequenceRow, with 0, the number of the only topic, in place of its name)"""
+"""encode_row(the fields of SequenceRow, with the number of the topic in `encode_head` in place of its name)"""
 
 
 def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, bytes]:

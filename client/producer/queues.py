@@ -271,8 +271,11 @@ class BrokerQueue:
             first = self.ready[0]
             waits = (first.queue or first.repeat) and not (first.busy or first.paused)
             if turns and waits:
-                messages = first.repeat or (first.queue[0],)
-                full = size + _size(messages) > max_bytes or records + _count(messages) > max_records
+                if first.repeat is None:
+                    message = first.queue[0]
+                    full = size + message.size > max_bytes or records + message.count > max_records
+                else:
+                    full = size + _size(first.repeat) > max_bytes or records + _count(first.repeat) > max_records
                 if full or len(turns) >= MAX_PARTS or not self.gathers:
                     break
             self.ready.popleft()
