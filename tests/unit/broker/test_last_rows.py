@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.broker.last_rows import LastRows
-from metaq.broker.store.sequence_rows import encode_rows, internal_record, read_rows
+from metaq.broker.store.sequence_rows import encode_head, encode_row, internal_record, read_rows
 from metaq.broker.store.store import Append
 from tests.unit.broker.harness import Harness
 
@@ -20,10 +20,14 @@ def log(harness):
     return harness.store.sequence_log(waits=False)
 
 
+def encode_body(topics, rows):
+    return encode_head(topics) + b"".join([encode_row(*row) for row in rows])
+
+
 def write(harness, log, *rows):
     """rows: (producer, sequence, records) of topic t, partition 0, in one record."""
-    body = encode_rows(
-        ["other", "t"], [(producer, number, 0, 9, 1, records, 0, 1) for producer, number, records in rows]
+    body = encode_body(
+        ("other", "t"), [(producer, number, 0, 9, 1, records, 0, 1) for producer, number, records in rows]
     )
     data, unit = internal_record(body, 1, log.end_offset)
     append = Append(log, (data,), unit)
@@ -100,7 +104,7 @@ def test_what_the_log_says_no_more_goes_when_there_is_too_much(harness, log):
 def test_records_of_several_topics_follow_one_another(harness, log):
     for topics in (["t"], ["t", "u"], ["t"]):
         rows = [(1, 1, 0, 9, 1, 1, 0, number) for number in range(len(topics))]
-        data, unit = internal_record(encode_rows(topics, rows), 1, log.end_offset)
+        data, unit = internal_record(encode_body(tuple(topics), rows), 1, log.end_offset)
         harness.store.append_many([Append(log, (data,), unit)])
     found = [[row.topic for row in rows] for _, rows in read_rows(log.segments.snapshot(), 0)]
     assert found == [["t"], ["t", "u"], ["t"]]
