@@ -43,6 +43,12 @@ class Metadata(Protocol):
         Raises CoordinationError.
         """
 
+    def is_set(self, broker_id: int) -> bool:
+        """Whether the broker is a broker set, so that another node may take over. Any thread; may ask ZooKeeper.
+
+        Raises CoordinationError.
+        """
+
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Have `listener(topic)` called when the view of a topic is there, and whenever it has changed. It is called on
         any thread and must not block."""
@@ -87,6 +93,10 @@ class DirectMetadata:
 
     def topics(self) -> Collection[str]:
         return self._views.keys()
+
+    def is_set(self, broker_id: int) -> bool:
+        """Without ZooKeeper nobody would say where the next leader is."""
+        return False
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Nothing ever changes."""

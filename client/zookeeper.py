@@ -61,6 +61,9 @@ class ZooKeeperMetadata:
     def topics(self) -> Collection[str]:
         return self._aside.do(self._cluster.live_topics)
 
+    def is_set(self, broker_id: int) -> bool:
+        return broker_id in self._aside.do(self._cluster.set_ids)
+
     def on_change(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)
 

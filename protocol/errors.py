@@ -510,7 +510,8 @@ class LocalStoreInUse(LocalStoreError):
 
 
 class TransactionLost(ClientError):
-    """A transaction ended before its commit was sent: nothing of it becomes visible. Begin a new one."""
+    """A transaction ended before its commit was sent, or a node that leads its broker set no longer has refused the
+    commit: nothing of it becomes visible. Begin a new one."""
 
 
 class CommitIncomplete(ClientError):

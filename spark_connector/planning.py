@@ -90,7 +90,10 @@ def _state(
 
 def _push(cluster: Cluster, found: OffsetRange, pushed: Pushed) -> OffsetRange:
     """`found` without what filters on offset and timestamp exclude."""
-    connection = cluster.connect(found.endpoint)
+    return cluster.ask_at(found.endpoint, partial(_narrowed, found=found, pushed=pushed))
+
+
+def _narrowed(connection: Connection, found: OffsetRange, pushed: Pushed) -> OffsetRange:
     if connection.speaks_frames:  # a Java broker has no times, and its messages none to compare
         for low, high in ((pushed.min_time_ms, None), (None, pushed.max_time_ms)):
             start = None if low is None else offset_at_time(connection, found.id, max(0, low))
@@ -110,7 +113,7 @@ def split(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange])
     parts: list[OffsetRange] = []
     for whole, count in zip(ranges, parts_of(ranges, options.min_partitions), strict=True):
         boundaries: set[int] = set()
-        after = _boundary(cluster.connect(whole.endpoint), whole.id)
+        after = _boundary(cluster, whole)
         size = whole.end - whole.start
         boundaries.update(after(whole.start, INT64_MAX, size * number // count) for number in range(1, count))
         if options.max_records is not None:
@@ -120,8 +123,12 @@ def split(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange])
     return parts
 
 
-def _boundary(connection: Connection, partition: TopicPartition) -> Callable[[int, int, int], int]:
-    return lambda offset, messages, max_bytes: offset_after(connection, partition, offset, messages, max_bytes)
+def _boundary(cluster: Cluster, whole: OffsetRange) -> Callable[[int, int, int], int]:
+    def after(offset: int, messages: int, max_bytes: int) -> int:
+        question = partial(offset_after, partition=whole.id, offset=offset, messages=messages, max_bytes=max_bytes)
+        return cluster.ask_at(whole.endpoint, question)
+
+    return after
 
 
 def _every(piece: OffsetRange, messages: int, after: Callable[[int, int, int], int]) -> list[int]:

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from metaq.client.connection import Connection
 from metaq.client.questions.asking import need_frames
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import bounds_at, offset_after, partition_bounds
@@ -208,10 +209,12 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning("lost: %s (failOnDataLoss=false)", lost)
 
     def _count(self, held: Held, partition: TopicPartition, span: Span) -> int:
-        connection = self._open().connect(held[partition].endpoint)
-        need_frames(connection, "cannot count messages", "leave the limits out")
-        before, until = (bounds_at(connection, partition, offset)[1] or 0 for offset in span)
-        return until - before
+        def counted(connection: Connection) -> int:
+            need_frames(connection, "cannot count messages", "leave the limits out")
+            before, until = (bounds_at(connection, partition, offset)[1] or 0 for offset in span)
+            return until - before
+
+        return self._open().ask_at(held[partition].endpoint, counted)
 
     def _after(
         self,
@@ -221,7 +224,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         messages: int,
         size: int,
     ) -> int:
-        return offset_after(self._open().connect(held[partition].endpoint), partition, offset, messages, size)
+        question = partial(offset_after, partition=partition, offset=offset, messages=messages, max_bytes=size)
+        return self._open().ask_at(held[partition].endpoint, question)
 
     def _commit(self, offsets: StreamOffsets) -> None:
         """Set the group's offsets as 1.x writes them; only what changed. Raises CoordinationUnavailable."""

@@ -558,6 +558,9 @@ class SetMember:
         chosen = target or choice[0]
         try:
             drained = await leader.drain_to(chosen).addTimeout(tuning.DRAIN_SECONDS, self._reactor)
+            if drained:  # commits that were decided meanwhile append their messages
+                await self._until(lambda: not self._broker.transactions.is_waited_for, tuning.DRAIN_SECONDS)
+                drained = await leader.drain_to(chosen).addTimeout(tuning.DRAIN_SECONDS, self._reactor)
         except defer.TimeoutError:
             drained = False
         if drained and self.leader is leader:

@@ -160,6 +160,11 @@ class TransactionLog:
         """Call back when the files have whatever was sent to `copies` before. While it is open."""
         self._writer.when_idle(done)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a prepare, a commit or a rollback waits for its record. While it is open."""
+        return self._writer.is_waited_for
+
     def lock(self) -> None:
         """Lock the directory, unless that was done. Raises ConfigError, DirectoryInUse."""
         path = os.path.realpath(self._config.log_path)

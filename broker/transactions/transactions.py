@@ -140,6 +140,11 @@ class Transactions:
         """Call back when the log's files have whatever was sent to other nodes before. While it is open."""
         self._log.when_idle(done)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a prepare, a commit or a rollback waits for its record."""
+        return self._is_open and self._log.is_waited_for
+
     def tick(self) -> None:
         """What is due by the clock. To be called about four times a second."""
         if self._is_open:

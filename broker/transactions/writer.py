@@ -220,6 +220,11 @@ class RedoWriter:
         else:
             self._running.ended.append(done)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for a record to be written, also on the other nodes."""
+        return bool(self._waiters) or any(job.waiters for job in self._uncopied)
+
     def flush(self, *, sync: bool = False) -> None:
         """Start writing what is queued, without anybody waiting for it."""
         self._sync_wanted |= sync

@@ -45,6 +45,8 @@ from ..connection import Connection
 from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
+from ..questions.admin import set_status
+from ..questions.asking import LEADER_SECONDS
 from ..values import SendResult, TopicPartition
 from .answers import batch_frame, put_result
 from .building import SendOptions, build_batch, build_message
@@ -285,9 +287,13 @@ class Transaction(TransactionSends):
     def commit(self) -> None:
         """Make the messages visible. Without a message there is nothing to do.
 
-        Raises TransactionLost (it ended before, or a send had failed: nothing becomes visible), TransactionRefused (the
-        broker rolled it back, after its timeout for example), CommitUnknown (the answer was lost, or the broker does
-        not know), CommitIncomplete (committed, but not all messages are visible yet), ClientError (it is over already).
+        A leader of a broker set that hands over refuses the commit, and nothing has happened: it is asked again if it
+        goes on, which takes 10 s at most.
+
+        Raises TransactionLost (it ended before, or a send had failed, or another node leads the broker set now: nothing
+        becomes visible), TransactionRefused (the broker rolled it back, after its timeout for example), CommitUnknown
+        (the answer was lost, or the broker does not know), CommitIncomplete (committed, but not all messages are
+        visible yet), ClientError (it is over already).
         """
         with self._lock:
             if self._state is _State.FAILED:
@@ -299,8 +305,11 @@ class Transaction(TransactionSends):
                 return
             self._state = _State.UNKNOWN
             try:
-                self._calls.verb(connection, TransactionType.COMMIT_ONE_PHASE, self.key)
-            except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
+                self._commit_on(connection)
+            except TransactionLost:
+                self._state = _State.ROLLED_BACK
+                raise
+            except (BrokerUnavailable, RequestTimedOut) as error:
                 raise self._unknown(error) from error
             except MetaqError as error:
                 if isinstance(error, XaRefused) and error.xa_code == XaCode.XAER_RMFAIL:
@@ -339,21 +348,71 @@ class Transaction(TransactionSends):
 
     # --- with the lock held -----------------------------------------------------------------------------------------
 
+    def _commit_on(self, connection: Connection) -> None:
+        """Ask for the commit until a node that leads has answered. Raises TransactionLost and as Transactional.verb."""
+        give_up = self._calls.clock() + LEADER_SECONDS
+        while True:
+            try:
+                self._calls.verb(connection, TransactionType.COMMIT_ONE_PHASE, self.key)
+            except NotLeader as error:
+                self._wait_until_leading(connection, error, give_up)
+            else:
+                return
+
+    def _wait_until_leading(self, connection: Connection, refusal: NotLeader, give_up: float) -> None:
+        """After a refused commit, until the node leads again, with the transaction still open.
+
+        The node is asked for its role, because a lost answer to that leaves no doubt, as one to the commit would.
+        Raises TransactionLost: the node leads no longer, so it has dropped the transaction.
+        """
+        calls = self._calls
+        pause = calls.follow(refusal) or 0.0
+        backoff = Backoff(0.01, 0.2)
+        try:
+            while not refusal.url and calls.clock() + pause < give_up:
+                time.sleep(pause)
+                role = set_status(connection)["role"]
+                if role == "leader":
+                    return
+                if role != "handing-over":
+                    break
+                pause = backoff.next()
+        except MetaqError as error:
+            log.info("%s does not say whether it leads: %s", connection.endpoint, error)
+        try:
+            self._roll_back()
+        except MetaqError as error:  # then it ends with its connection, or by its timeout
+            log.info("transaction %s could not be rolled back: %s", self.key, error)
+        raise TransactionLost(f"transaction {self.key} is rolled back: {refusal}") from refusal
+
     def _put(self, outgoing: Outgoing) -> Sequence[SendResult]:
         with self._lock:
-            if self._usable() is None:
-                partition = self._begin(outgoing)
-            else:
-                partition = self._calls.router.route_in_transaction(outgoing, self._broker)
-            connection = self._connection
-            assert connection is not None
-            self._state = _State.FAILED  # whatever goes wrong now
-            try:
-                results = self._calls.put(connection, self.key, partition, outgoing)
-            except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
-                raise TransactionLost(f"transaction {self.key} is lost: {error}") from error
-            self._state = _State.OPEN
-            return results
+            while True:
+                is_first = self._usable() is None
+                if is_first:
+                    partition = self._begin(outgoing)
+                else:
+                    partition = self._calls.router.route_in_transaction(outgoing, self._broker)
+                connection = self._connection
+                assert connection is not None
+                self._state = _State.FAILED  # whatever goes wrong now
+                try:
+                    results = self._calls.put(connection, self.key, partition, outgoing)
+                except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
+                    if is_first and isinstance(error, NotLeader) and self._follows(error, outgoing):
+                        continue
+                    raise TransactionLost(f"transaction {self.key} is lost: {error}") from error
+                self._state = _State.OPEN
+                return results
+
+    def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:
+        """Whether there is time to begin anew where the leader is: nothing has been put yet."""
+        pause = self._calls.follow(error)
+        if pause is None or self._calls.clock() + pause >= outgoing.deadline:
+            return False
+        time.sleep(pause)
+        self._state, self._connection = _State.NEW, None
+        return True
 
     def _usable(self) -> Connection | None:
         """The connection it lives on, None before the first message. Raises ClientError, TransactionLost."""
@@ -395,4 +454,7 @@ class Transaction(TransactionSends):
     def _roll_back(self) -> None:
         self._state = _State.ROLLED_BACK
         if self._connection is not None and not self._connection.closed:
-            self._calls.verb(self._connection, TransactionType.ROLLBACK, self.key)
+            try:
+                self._calls.verb(self._connection, TransactionType.ROLLBACK, self.key)
+            except NotLeader as error:
+                log.debug("transaction %s was dropped with the leadership: %s", self.key, error)

@@ -6,14 +6,17 @@ import random
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
+from metaq.coordination.backoff import Backoff
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,
+    CoordinationError,
     MetaqError,
     NoPartition,
     NotLeader,
@@ -26,7 +29,8 @@ from metaq.protocol.limits import INT32_MAX, INT32_MIN
 from metaq.protocol.transactions import TransactionType, XaCode, XaVote, parse_key, qualifier_of
 
 from ..config import check_texts
-from ..questions.asking import following
+from ..connection import Endpoint
+from ..questions.asking import LEADER_SECONDS, following
 from ..values import SendResult
 from .outgoing import Outgoing
 from .transaction import Transactional, TransactionSends
@@ -74,6 +78,25 @@ class Recovered(NamedTuple):
     failures: Mapping[int, MetaqError]
 
 
+class _Trouble:
+    """What one verb met before its answer: where requests were lost, and who refused it because it does not lead."""
+
+    def __init__(self) -> None:
+        self.lost: set[Endpoint] = set()
+        self.refusal: NotLeader | None = None
+        self.asked = Endpoint("", 0)
+        """The node that was asked last."""
+
+    @property
+    def happened(self) -> bool:
+        return self.refusal is not None or bool(self.lost)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the node that has answered is not one that may still be working on a lost request."""
+        return self.asked not in self.lost
+
+
 class XaResource:
     """The XA verbs of one producer. Any thread; each blocks for its round trips.
 
@@ -81,6 +104,11 @@ class XaResource:
     a restart `recover` finds it. Every verb raises XaError, whose `code` is a XaCode wherever the broker gave one:
     XAER_RMFAIL if the broker cannot be reached or does not answer a verb that decides (ask `recover` what became of
     it), XA_RBTIMEOUT if it does not answer one that decides nothing (roll back), XAER_RMERR for its other refusals.
+
+    If the broker is a broker set, a verb is repeated at the next leader, for 10 s at most, also after a lost answer.
+    The leader has the transaction log, so it tells what became of a prepared transaction. XA_RBROLLBACK: the
+    transaction was not prepared, and is gone with the former leader. Only a one-phase commit whose answer is lost
+    stays unknown.
     """
 
     def __init__(
@@ -97,6 +125,9 @@ class XaResource:
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._brokers: dict[Xid, int] = {}
+        self._begun: set[Xid] = set()
+        """Begun here, and no one-phase commit of theirs was lost."""
+        self._prepared: set[Xid] = set()
 
     def start(self, xid: Xid, *, broker: int | None = None) -> XaBranch:
         """Begin a transaction, on the broker with this id or on one of those that publish all topics.
@@ -113,6 +144,7 @@ class XaResource:
         except BaseException:  # also of an interrupt: if the broker has begun it, it rolls it back after the timeout
             self._forget_broker(xid)
             raise
+        self._begun.add(xid)
         return XaBranch(self, self._calls, xid, key, broker)
 
     def end(self, xid: Xid) -> None:
@@ -129,6 +161,8 @@ class XaResource:
             raise XaError(XaCode.XAER_RMERR, f"PREPARE was answered with {answer[:80]!r}") from None
         if vote is XaVote.READ_ONLY:
             self._forget_broker(xid)
+        else:
+            self._prepared.add(xid)
         return vote
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
@@ -183,6 +217,7 @@ class XaResource:
         found = [Xid.parse(key) for key in keys if qualifier_of(key) == self.qualifier]
         with self._lock:
             self._brokers.update(dict.fromkeys(found, broker))
+            self._prepared.update(found)
         return found
 
     def _broker_of(self, xid: Xid) -> int:
@@ -201,38 +236,94 @@ class XaResource:
     def _forget_broker(self, xid: Xid) -> None:
         with self._lock:
             self._brokers.pop(xid, None)
+            self._begun.discard(xid)
+            self._prepared.discard(xid)
 
-    def _ask(self, broker: int, kind: TransactionType, key: str | None, timeout_seconds: int = 0) -> str:
+    def _ask(self, broker: int, kind: TransactionType, xid: Xid | None, timeout_seconds: int = 0) -> str:
         """Of a broker set, its leader. Raises as Transactional.verb."""
         calls = self._calls
         seconds = calls.config.connection.connect_timeout_seconds
-        refusal: NotLeader | None = None
+        key = None if xid is None else xid.key(self.qualifier)
+        trouble = _Trouble()
 
         def ask() -> str:
-            nonlocal refusal
             connection = calls.connect(self._topics[0], broker, seconds)
+            trouble.asked = connection.endpoint
             try:
                 return calls.verb(connection, kind, key, timeout_seconds=timeout_seconds, qualifier=self.qualifier)
             except NotLeader as error:
-                refusal = error
+                trouble.refusal = error
+                raise
+            except (BrokerUnavailable, RequestTimedOut):
+                trouble.lost.add(connection.endpoint)
                 raise
 
+        backoff = Backoff(0.05, 0.5)
+        give_up: float | None = None
+        while True:
+            try:
+                return following(calls.follow, ask)
+            except (XaRefused, BrokerUnavailable, RequestTimedOut, NoPartition) as error:
+                if isinstance(error, XaRefused):
+                    if xid is None or (error.xa_code != XaCode.XAER_RMFAIL and not trouble.happened):
+                        raise
+                    if error.xa_code != XaCode.XAER_RMFAIL:
+                        return self._explained(broker, kind, xid, trouble, error)
+                    trouble.lost.add(trouble.asked)  # a leader that is deposed says so, too
+                now, pause = calls.clock(), backoff.next()
+                if give_up is None:
+                    if not self._is_set(broker):
+                        raise
+                    give_up = now + LEADER_SECONDS
+                if now + pause >= give_up:
+                    raise
+                time.sleep(pause)
+
+    def _is_set(self, broker: int) -> bool:
+        """Whether another node may answer for this broker."""
         try:
-            return following(calls.follow, ask)
-        except XaRefused as error:
-            if refusal is not None and error.xa_code == XaCode.XAER_NOTA:  # the deposed leader may have done it
-                raise BrokerUnavailable(f"{refusal}; {error}") from error
-            raise
+            return self._calls.metadata.is_set(broker)
+        except CoordinationError as error:
+            log.info("whether broker %d is a set is not known: %s", broker, error)
+            return False
+
+    def _explained(self, broker: int, kind: TransactionType, xid: Xid, trouble: _Trouble, error: XaRefused) -> str:
+        """The answer that a refusal stands for after some trouble.
+
+        The leader of a set has every prepared transaction, and no other one of a leader before it. What it does not
+        have any more is completed, on every in-sync node.
+
+        Raises XaRefused; BrokerUnavailable: it may have been done or not.
+        """
+        unknown = BrokerUnavailable(f"{trouble.refusal or 'an answer was lost'}; {error}")
+        if kind is TransactionType.PREPARE and error.xa_code == XaCode.XAER_PROTO and trouble.lost:
+            if xid in self._recover_from(broker):
+                return str(int(XaVote.OK))
+            raise unknown from error
+        if error.xa_code != XaCode.XAER_NOTA:
+            raise error
+        rolled_back = XaRefused(XaCode.XA_RBROLLBACK, f"{error.reason} It is gone with the leader that had it.")
+        match kind:
+            case TransactionType.PREPARE | TransactionType.END if trouble.is_settled:
+                raise rolled_back from error
+            case TransactionType.COMMIT_ONE_PHASE if not trouble.lost and xid in self._begun:
+                raise rolled_back from error
+            case TransactionType.COMMIT_TWO_PHASE if trouble.lost and trouble.is_settled and xid in self._prepared:
+                return ""
+            case TransactionType.ROLLBACK if trouble.is_settled and (trouble.lost or xid in self._begun):
+                return ""
+        raise unknown from error
 
     def _verb(self, kind: TransactionType, xid: Xid, *, timeout_seconds: int = 0) -> str:
         broker = self._broker_of(xid)
-        key = xid.key(self.qualifier)
         try:
             with _as_xa_errors(decides=kind not in (TransactionType.BEGIN, TransactionType.END)):
-                return self._ask(broker, kind, key, timeout_seconds)
+                return self._ask(broker, kind, xid, timeout_seconds)
         except XaError as error:
             if error.code == XaCode.XAER_NOTA:
                 self._forget_broker(xid)
+            if kind is TransactionType.COMMIT_ONE_PHASE:
+                self._begun.discard(xid)
             raise
 
 
@@ -277,9 +368,24 @@ class XaBranch(TransactionSends):
             if self._ended:
                 raise XaError(XaCode.XAER_PROTO, f"{self._key} was ended already")
             partition = calls.router.route_in_transaction(outgoing, self.broker)
-            with _as_xa_errors(decides=False):
+            refused = False
+
+            def put() -> Sequence[SendResult]:
+                nonlocal refused
                 connection = calls.connect(partition.topic, self.broker, outgoing.deadline - calls.clock())
-                return calls.put(connection, self._key, partition, outgoing)
+                try:
+                    return calls.put(connection, self._key, partition, outgoing)
+                except NotLeader:
+                    refused = True
+                    raise
+
+            with _as_xa_errors(decides=False):
+                try:
+                    return following(calls.follow, put)
+                except TransactionRefused as error:
+                    if not refused:
+                        raise
+                    raise XaRefused(XaCode.XA_RBROLLBACK, f"{error} It is gone with the leader that had it.") from error
 
 
 @contextmanager
@@ -296,7 +402,7 @@ def _as_xa_errors(*, decides: bool) -> Iterator[None]:
         raise XaError(XaCode.XAER_RMERR, str(error)) from error
     except RequestTimedOut as error:
         raise XaError(XaCode.XAER_RMFAIL if decides else XaCode.XA_RBTIMEOUT, str(error)) from error
-    except (BrokerUnavailable, NoPartition) as error:
+    except (BrokerUnavailable, NoPartition, NotLeader) as error:
         raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
     except MetaqError as error:
         raise XaError(XaCode.XAER_RMERR, str(error)) from error

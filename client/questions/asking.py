@@ -21,6 +21,7 @@ from ..connection import Build, Endpoint, Reply
 from ..values import TopicPartition
 
 __all__ = [
+    "LEADER_SECONDS",
     "READER_GROUP",
     "Asked",
     "Follow",
@@ -37,8 +38,8 @@ _T = TypeVar("_T")
 Follow = Callable[[MetaqError], float | None]
 """ConnectionPool.follow."""
 
-_LEADER_SECONDS = 10.0
-"""How long a broker set may be without a leader before a question ends with NotLeader."""
+LEADER_SECONDS = 10.0
+"""How long a broker set may be without a leader before a request ends with NotLeader."""
 
 READER_GROUP = "Just_for_Browser"
 """The group name that 1.x's own reader without a group (TopicBrowser) sends; no group state exists for it."""
@@ -69,7 +70,7 @@ def following(
 ) -> _T:
     """The answer to `question`, which takes its connection from a pool, asked again where the leader of a broker set is
     meanwhile. Raises what it raises; NotLeader if no node leads the set for 10 s."""
-    give_up = clock() + _LEADER_SECONDS
+    give_up = clock() + LEADER_SECONDS
     while True:
         try:
             return question()

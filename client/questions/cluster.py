@@ -131,6 +131,10 @@ class Cluster:
         question raises."""
         return following(self._pool.follow, lambda: question(self.connection(partition.broker)))
 
+    def ask_at(self, endpoint: Endpoint, question: Callable[[Connection], _T]) -> _T:
+        """As `ask`, of the broker that listened there when it was looked for."""
+        return following(self._pool.follow, lambda: question(self.connect(endpoint)))
+
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def readable(self, topic: str) -> list[TopicPartition]:

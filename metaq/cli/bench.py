@@ -217,7 +217,7 @@ def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: i
         with open_cluster(zk) as cluster:
             (partition, *_) = cluster.choose_partitions(topic, [TopicPartition(topic, *place)] if place else [])
             endpoint = cluster.endpoint(partition.broker)
-            end = partition_bounds(cluster.connection(partition.broker), partition).end
+            end = cluster.ask(partition, partial(partition_bounds, partition=partition)).end
         with PartitionReader(f"{endpoint.host}:{endpoint.port}", partition, end) as reader:
             run = Run(limit, stop)
             stamps = Stamps(run, rate)
@@ -293,7 +293,7 @@ def _check_topic(zk: str, topic: str) -> None:
 def _one_by_one(zk: str, topic: str) -> Generator[tuple[Reader, int | None], None, None]:
     with open_cluster(zk) as cluster:
         for partition in cluster.partitions(topic):
-            bounds = partition_bounds(cluster.connection(partition.broker), partition)
+            bounds = cluster.ask(partition, partial(partition_bounds, partition=partition))
             if bounds.end > bounds.first:
                 endpoint = cluster.endpoint(partition.broker)
                 with PartitionReader(f"{endpoint.host}:{endpoint.port}", partition, bounds.first) as reader:

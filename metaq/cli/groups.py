@@ -223,12 +223,14 @@ def _live(group: str, members: Sequence[str]) -> ClientError:
 
 
 def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn, is_byte: bool) -> int:
-    connection = cluster.connection(partition.broker)
-    bounds = partition_bounds(connection, partition)
-    offset = offset_of(connection, partition, bounds)
-    if is_byte and bounds.first < offset < bounds.end:
-        check_begins_message(connection, partition, offset)
-    return offset
+    def target(connection: Connection) -> int:
+        bounds = partition_bounds(connection, partition)
+        offset = offset_of(connection, partition, bounds)
+        if is_byte and bounds.first < offset < bounds.end:
+            check_begins_message(connection, partition, offset)
+        return offset
+
+    return cluster.ask(partition, target)
 
 
 # --- how far a group is behind ----------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
         owned = [f"{each} by {owners[str(each)]}" for each in chosen if str(each) in owners]
         if owned:
             raise ClientError(f"group {group!r} reads {', '.join(owned)}: stop these consumers first")
-        ends = {each: partition_bounds(cluster.connection(each.broker), each).end for each in chosen}
+        ends = {each: cluster.ask(each, partial(partition_bounds, partition=each)).end for each in chosen}
         if not only:
             tell_absent(cluster, "left as it is")
         left = [] if only else left_out(cluster, group, topic, chosen)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -305,10 +306,10 @@ def _round_trip(cluster: Cluster, producer: Producer, partition: TopicPartition)
     started = time.monotonic()
     payload = f"metaq monitor {time.time_ns()}".encode()
     offset = producer.send(partition.topic, payload, partition=partition).offset
-    connection = cluster.connection(partition.broker)
+    endpoint = cluster.endpoint(partition.broker)
     while payload not in _readable(cluster, partition, offset):
         if time.monotonic() - started > PROBE_SECONDS:
-            text = f"{connection.endpoint} took a message but does not show it within {PROBE_SECONDS:g} s"
+            text = f"{endpoint} took a message but does not show it within {PROBE_SECONDS:g} s"
             yield Seen(ProbeLevel.ALARM, f"probe {partition.topic} {partition}", text)
             return
         time.sleep(0.05)
@@ -318,7 +319,8 @@ def _round_trip(cluster: Cluster, producer: Producer, partition: TopicPartition)
 
 def _readable(cluster: Cluster, partition: TopicPartition, offset: int) -> bytes:
     try:
-        return bytes(read_bytes(cluster.connection(partition.broker), partition, offset, _PROBE_READ_BYTES))
+        question = partial(read_bytes, partition=partition, offset=offset, max_bytes=_PROBE_READ_BYTES)
+        return bytes(cluster.ask(partition, question))
     except OffsetOutOfRange:  # a Java broker that has not flushed it yet
         return b""
 

@@ -98,6 +98,7 @@ class Answers:
         self.max_transfer_bytes = MAX_FRAME_BYTES
         self.refuse: Callable[[WireRequest], int | None] = lambda request: None
         self.leader: str | None = None
+        self.role = ""
         self.logs: dict[tuple[str, int], MemoryLog] = {}
         self.sends = self.pulls = 0
         self.requests: list[str] = []
@@ -114,8 +115,10 @@ class Answers:
         if self.silent:
             return
         refused = self.refuse(request)
+        if self.silent and refused is None:  # from this request on
+            return
         if isinstance(request, Frame):
-            if self.leader is not None and request.code != RequestCode.HEARTBEAT:
+            if self.leader is not None and request.code not in (RequestCode.HEARTBEAT, RequestCode.SET_STATUS):
                 ext: dict[str, str | int] = {LEADER: self.leader}
                 self._reply(caller, request.opaque, ResponseCode.NOT_LEADER, ext, remark="it does not lead")
             elif refused is not None:
@@ -221,6 +224,9 @@ class Answers:
                 request = TransactionRequest.from_ext(frame.ext)
                 kind = TransactionType(request.type)
                 return _Reply({}, self.transactions.verb(kind, request.tx_key, caller, request.qualifier).encode())
+            case RequestCode.SET_STATUS:
+                role = self.role or ("leader" if self.leader is None else "follower")
+                return _Reply({}, b'{"role": "%s"}' % role.encode())
             case _:
                 return _Reply({}, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 

@@ -40,8 +40,9 @@ class FakeBroker(Answers):
     SEND_MANY. silent: it reads and never answers (a hung broker).
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
     with. leader: the URL of another node, "" if none is known: it is a node of a broker set that does not lead, and
-    refuses every frame. max_transfer_bytes: most that it answers a `get` with, as maxTransferSize. sends, pulls,
-    connections: how many were taken. transactions: those that are open.
+    refuses every frame but SET_STATUS. role: what it says there that it is, by default `leader` or `follower`.
+    max_transfer_bytes: most that it answers a `get` with, as maxTransferSize. sends, pulls, connections: how many were
+    taken. transactions: those that are open.
     """
 
     def __init__(
@@ -215,6 +216,8 @@ class FakeCluster:
     def __init__(self, brokers: Iterable[FakeBroker] = ()) -> None:
         self._brokers = {broker.broker_id: broker for broker in brokers}
         self._listeners: list[Callable[[str], None]] = []
+        self.sets: set[int] = set()
+        """Ids of brokers that are broker sets."""
 
     def register(self, broker: FakeBroker) -> None:
         """The broker (or its new incarnation) appears."""
@@ -239,6 +242,9 @@ class FakeCluster:
 
     def topics(self) -> Collection[str]:
         return {topic for broker in self._brokers.values() for topic in broker.topics}
+
+    def is_set(self, broker_id: int) -> bool:
+        return broker_id in self.sets
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)

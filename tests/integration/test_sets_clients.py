@@ -15,10 +15,12 @@ from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, TopicPart
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.metadata import parse_address
+from metaq.client.questions.admin import hand_over
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
+from metaq.protocol.errors import RequestRefused, TransactionLost
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
@@ -164,6 +166,18 @@ def _kill(node: RunningBroker) -> None:
     node.process.wait(DEADLINE)
 
 
+def _has_handed_over(nodes: BrokerSet) -> bool:
+    """False: the other node is not live yet."""
+    with Cluster(nodes.connect) as cluster:
+        try:
+            hand_over(cluster.connection(0))
+        except RequestRefused as error:
+            if "no other node is in sync" not in str(error):
+                raise
+            return False
+        return True
+
+
 def _freeze(node: RunningBroker) -> None:
     node.process.send_signal(signal.SIGSTOP)
 
@@ -276,3 +290,59 @@ def test_a_consumer_reads_from_the_follower_of_its_zone_while_there_is_one(nodes
         _terminate(nodes.nodes[former])
         eventually(lambda: nodes.leader == name and read_from(nodes.nodes[name]))
         assert received == sent
+
+
+@pytest.mark.parametrize("hands_over", [True, False])
+def test_transactions_under_hand_overs_are_committed_or_lost_and_never_unknown(
+    nodes: BrokerSet, hands_over: bool
+) -> None:
+    """What the commit says is what readers see."""
+    committed: list[bytes] = []
+    lost: list[bytes] = []
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def work(name: str) -> None:
+        number = 0
+        try:
+            with Producer(nodes.connect) as producer:
+                while not ended.is_set():
+                    payload = b"%s-%d" % (name.encode(), number)
+                    number += 1
+                    try:
+                        with producer.transaction() as transaction:
+                            for partition in range(PARTITIONS):
+                                transaction.send(TOPIC, payload, partition=TopicPartition(TOPIC, 0, partition))
+                        committed.append(payload)
+                    except TransactionLost:
+                        lost.append(payload)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "xyz"]
+    for each in threads:
+        each.start()
+    for _ in range(4):
+        before = len(committed)
+        eventually(lambda: len(committed) > before + 20 or errors)  # noqa: B023
+        leader = nodes.leader
+        if hands_over:
+            eventually(lambda: _has_handed_over(nodes))
+        else:
+            _terminate(nodes.nodes[leader])
+            nodes.start(leader, ZONES[leader])
+        eventually(lambda: len(nodes.in_sync) == 2 and nodes.leader != leader)  # noqa: B023
+    ended.set()
+    for each in threads:
+        each.join(DEADLINE)
+    assert errors == []
+    for partition in range(PARTITIONS):
+        with Cluster(nodes.connect) as cluster:
+            place = TopicPartition(TOPIC, 0, partition)
+            end = cluster.ask(place, lambda connection: partition_bounds(connection, place)).end  # noqa: B023
+            with PartitionReader(f"127.0.0.1:{nodes.nodes[nodes.leader].port}", place) as reader:
+                found: list[bytes] = []
+                while reader.position < end:
+                    found += [bytes(each.payload) for each in reader.poll(timeout=1.0)]
+        assert Counter(found) == Counter(committed)
+    assert not set(lost) & set(committed)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -171,7 +172,7 @@ def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report
     """Set a second group's offsets to the begin, run the job from them; return its seconds."""
     report.step(f"Spark: from the offsets of group {SPARK_GROUP} in ZooKeeper to topic {DELAYS}")
     partitions = cluster.partitions(FLIGHTS)
-    begins = {each: partition_bounds(cluster.connection(each.broker), each).first for each in partitions}
+    begins = {each: cluster.ask(each, partial(partition_bounds, partition=each)).first for each in partitions}
     cluster.commit(SPARK_GROUP, begins)
     began = time.monotonic()
     arguments = (zookeeper, SPARK_GROUP, FLIGHTS, DELAYS)

@@ -21,7 +21,6 @@ from metaq.client.producer import partition_for_key
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ClientError,
-    CommitUnknown,
     LocalProtocolError,
     LocalStoreFull,
     NoPartition,
@@ -637,5 +636,78 @@ def test_a_transaction_begins_where_the_leader_is_and_is_lost_with_it():
         transaction = producer.transaction()
         transaction.send("t", b"4")
         leader.leader = ""
-        with pytest.raises(CommitUnknown):
+        with pytest.raises(TransactionLost, match="is rolled back: this node does not lead"):
             transaction.commit()
+        with pytest.raises(ClientError, match="is rolled back"):
+            transaction.rollback()
+
+
+@pytest.mark.parametrize(
+    ("role", "becomes"), [("handing-over", None), ("follower", TransactionLost), ("taking-over", TransactionLost)]
+)
+def test_a_commit_that_a_node_refuses_is_repeated_only_where_the_transaction_is_still_open(broker, role, becomes):
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        transaction = producer.transaction()
+        transaction.send("t", b"1")
+        broker.leader, broker.role = "", role
+        asked = len(broker.requests)
+        done = threading.Event()
+
+        def lead_again():
+            while "frame 1041" not in broker.requests[asked:]:
+                time.sleep(0.001)
+            if becomes is None:
+                broker.leader, broker.role = None, ""
+            done.set()
+
+        thread = threading.Thread(target=lead_again)
+        thread.start()
+        if becomes is None:
+            transaction.commit()
+        else:
+            with pytest.raises(becomes, match="is rolled back"):
+                transaction.commit()
+        thread.join(DEADLINE)
+        assert done.is_set()
+    bodies = [body for partition in range(2) for body in broker.bodies("t", partition)]
+    assert bodies == ([b"1"] if becomes is None else [])
+
+
+def test_a_node_that_dies_before_it_says_whether_it_leads_leaves_no_doubt(broker):
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        transaction = producer.transaction()
+        transaction.send("t", b"1")
+        broker.leader, broker.role = "", "handing-over"
+        threading.Timer(0.1, broker.drop_connections).start()
+        with pytest.raises(TransactionLost, match="is rolled back"):
+            transaction.commit()
+
+
+def test_a_transaction_whose_first_message_is_refused_begins_anew_at_the_leader():
+    with (
+        FakeBroker({"t": 1}) as broker,
+        FakeBroker({"t": 1}) as leader,
+        Producer(metadata=FakeCluster([broker]), config=FAST) as producer,
+    ):
+
+        def refuse(request):
+            if is_send(request):
+                broker.leader = str(leader.endpoint)
+                return ResponseCode.NOT_LEADER
+            return None
+
+        broker.refuse = refuse
+        with producer.transaction() as transaction:
+            transaction.send("t", b"1")
+            transaction.send("t", b"2")
+        assert leader.bodies("t", 0) == [b"1", b"2"]
+
+
+def test_a_rollback_at_a_node_that_leads_no_longer_is_done(broker):
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        transaction = producer.transaction()
+        transaction.send("t", b"1")
+        broker.leader = ""
+        transaction.rollback()
+        with pytest.raises(ClientError, match="is rolled back"):
+            transaction.rollback()

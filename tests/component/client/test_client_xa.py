@@ -1,6 +1,7 @@
 """XA verbs against brokers in memory, in both protocols: what a coordinator sees, also after a restart."""
 
 import socket
+import threading
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import TransactionCommand
-from metaq.protocol.transactions import parse_key, qualifier_of
+from metaq.protocol.transactions import TransactionType, parse_key, qualifier_of
 from metaq.testing import FakeBroker, FakeCluster
 
 CONFIG = ProducerConfig(connection=ConnectionConfig(request_timeout_seconds=2.0, connect_timeout_seconds=5.0))
@@ -281,3 +282,117 @@ def test_an_error_inside_a_branch_is_not_hidden_by_one_at_its_end(brokers, xa):
 
     with pytest.raises(KeyError, match="why"):
         fail()
+
+
+# --- a broker set -----------------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """Two nodes of broker 0, which have one transaction log; the first one leads."""
+
+    def __init__(self, former, leader, cluster):
+        self.former, self.leader, self.cluster = former, leader, cluster
+        leader.transactions = former.transactions
+        leader.leader = ""
+
+    def fail_over(self, *, hears=False):
+        """The other one leads. hears: ZooKeeper's view tells of it."""
+        self.former.leader, self.leader.leader = str(self.leader.endpoint), None
+        if hears:
+            self.cluster.register(self.leader)
+
+
+@pytest.fixture
+def nodes():
+    with FakeBroker({"t": 1}, 0) as former, FakeBroker({"t": 1}, 0) as leader:
+        cluster = FakeCluster([former])
+        cluster.sets.add(0)
+        yield Nodes(former, leader, cluster)
+
+
+@pytest.fixture
+def set_xa(nodes):
+    with Producer(metadata=nodes.cluster, config=CONFIG) as producer:
+        yield producer.xa(["t"], qualifier="q")
+
+
+def begun(xa):
+    with xa.start(ONE) as branch:
+        branch.send("t", b"1")
+
+
+def lose_answer(nodes, kind, *, done, moves=True):
+    """The answer to the next `kind` is lost. done: the request was carried out. moves: the other node leads then."""
+
+    def refuse(request):
+        if isinstance(request, Frame) and request.code == RequestCode.TRANSACTION:
+            asked = TransactionRequest.from_ext(request.ext)
+            if asked.type == kind:
+                if done:
+                    nodes.former.transactions.verb(TransactionType(kind), asked.tx_key, None, "q")
+                nodes.former.refuse = lambda _: None
+                nodes.former.silent = True
+                threading.Thread(target=end).start()
+
+    def end():
+        if moves:
+            nodes.fail_over(hears=True)
+        nodes.former.drop_connections()
+        nodes.former.silent = moves
+
+    nodes.former.refuse = refuse
+
+
+@pytest.mark.parametrize("kind", ["COMMIT_TWO_PHASE", "ROLLBACK", "PREPARE"])
+@pytest.mark.parametrize("done", [True, False])
+def test_what_became_of_a_lost_request_is_known_to_the_next_leader(nodes, set_xa, kind, done):
+    begun(set_xa)
+    if kind != "PREPARE":
+        set_xa.prepare(ONE)
+
+    lose_answer(nodes, kind, done=done)
+    verbs = {"COMMIT_TWO_PHASE": set_xa.commit, "ROLLBACK": set_xa.rollback, "PREPARE": set_xa.prepare}
+    result = verbs[kind](ONE)
+    assert result == (XaVote.OK if kind == "PREPARE" else None)
+    assert nodes.leader.transactions.prepared == ([ONE.key("q")] if kind == "PREPARE" else [])
+    if kind == "COMMIT_TWO_PHASE":
+        assert everything(nodes.former) == [b"1"]
+
+
+def test_a_lost_commit_is_not_taken_for_done_by_the_word_of_the_node_that_may_still_be_at_it(nodes, set_xa):
+    begun(set_xa)
+    set_xa.prepare(ONE)
+    lose_answer(nodes, "COMMIT_TWO_PHASE", done=True, moves=False)
+    with pytest.raises(XaError, match="has not been started") as caught:
+        set_xa.commit(ONE)
+    assert caught.value.code == XaCode.XAER_RMFAIL
+
+
+def test_a_lost_one_phase_commit_stays_unknown(nodes, set_xa):
+    begun(set_xa)
+    lose_answer(nodes, "COMMIT_ONE_PHASE", done=True)
+    for _ in range(2):
+        with pytest.raises(XaError, match="has not been started") as caught:
+            set_xa.commit(ONE, one_phase=True)
+    assert caught.value.code in (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA)
+
+
+@pytest.mark.parametrize("verb", ["prepare", "end", "commit", "rollback", "send"])
+def test_what_was_not_prepared_is_rolled_back_when_another_node_leads(nodes, set_xa, verb):
+    branch = set_xa.start(ONE)
+    branch.send("t", b"1")
+    nodes.former.transactions.forget(ONE.key("q"))
+    nodes.fail_over()
+    verbs = {
+        "prepare": lambda: set_xa.prepare(ONE),
+        "end": lambda: set_xa.end(ONE),
+        "commit": lambda: set_xa.commit(ONE, one_phase=True),
+        "rollback": lambda: set_xa.rollback(ONE),
+        "send": lambda: branch.send("t", b"2"),
+    }
+    if verb == "rollback":
+        verbs[verb]()
+        return
+    with pytest.raises(XaError, match="has not been started") as caught:
+        verbs[verb]()
+    assert caught.value.code == XaCode.XA_RBROLLBACK

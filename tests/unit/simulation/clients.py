@@ -56,6 +56,9 @@ class Cluster:
     def topics(self) -> Collection[str]:
         return {each.topic for each in self.partitions}
 
+    def is_set(self, broker_id: int) -> bool:
+        return False
+
     def on_change(self, listener: Callable[[str], None]) -> None:
         """The test tells the Producer itself."""
 
