@@ -51,8 +51,8 @@ class Copies(Protocol):
         """Raise NotLeader, NotEnoughReplicas if what is stored now would not be acknowledged."""
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` once these, appended in this turn of the reactor, are where their topics want them, or have an
-        `error`."""
+        """Call `done` once these, appended in this turn of the reactor, are where their topics want them and have their
+        `replicas`, or have an `error`."""
 
 
 class Write(NumberedWrite):
@@ -60,6 +60,9 @@ class Write(NumberedWrite):
 
     copy_errors: Sequence[MetaqError | None] = ()
     """Of a synchronous master: why the slave does not have a record, for each; empty without a slave."""
+
+    replicas = 0
+    """In a broker set: nodes that have the records when they may be acknowledged, this one among them."""
 
     @property
     def failure(self) -> MetaqError | None:

@@ -21,11 +21,16 @@ class SendResult(NamedTuple):
 
     offset is -1 while it has none: in a transaction that is not committed, or kept in a local store (message_id is 0
     then).
+
+    replicas: on how many nodes of a broker set the message was when it was acknowledged: on their disks with
+    `ack=disk`, otherwise at least in memory. 1 with `ack=leader`, and in a transaction. None if the broker does not
+    say: it is no node of a set, or speaks the text protocol.
     """
 
     message_id: int
     partition: TopicPartition
     offset: int
+    replicas: int | None = None
 
     @property
     def pending(self) -> bool:
@@ -40,10 +45,18 @@ _make = partial(tuple.__new__, SendResult)
 class BatchResults(Sequence[SendResult]):
     """The results of one batch, computed when looked at: ids and offsets follow from the first and the record sizes."""
 
-    __slots__ = ("_first_id", "_ids", "_listed", "_offsets", "partition")
+    __slots__ = ("_first_id", "_ids", "_listed", "_offsets", "partition", "replicas")
 
-    def __init__(self, first_id: int, partition: TopicPartition, offset: int, sizes: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        first_id: int,
+        partition: TopicPartition,
+        offset: int,
+        sizes: npt.NDArray[np.int64],
+        replicas: int | None = None,
+    ) -> None:
         self.partition = partition
+        self.replicas = replicas
         self._first_id = first_id
         self._ids: npt.NDArray[np.int64] | None = None
         self._listed: tuple[list[int], list[int]] | None = None
@@ -79,10 +92,11 @@ class BatchResults(Sequence[SendResult]):
         if self._listed is None:  # at first: numpy makes a number at a time far more slowly than all at once
             self._listed = self.message_ids.tolist(), self._offsets.tolist()
         ids, offsets = self._listed
-        return SendResult(ids[index], self.partition, offsets[index])
+        return SendResult(ids[index], self.partition, offsets[index], self.replicas)
 
     def __iter__(self) -> Iterator[SendResult]:
-        return map(_make, zip(self.message_ids.tolist(), repeat(self.partition), self._offsets.tolist()))
+        ids, offsets = self.message_ids.tolist(), self._offsets.tolist()
+        return map(_make, zip(ids, repeat(self.partition), offsets, repeat(self.replicas)))
 
     def __repr__(self) -> str:
         return f"<{len(self)} results, partition {self.partition}, from offset {int(self._offsets[0])}>"

@@ -25,6 +25,7 @@ from .transactions import TX_KEY, parse_own_key
 
 __all__ = [
     "TOPIC_SEPARATOR",
+    "CopiedReply",
     "PartRows",
     "Parts",
     "SendBatchRequest",
@@ -36,12 +37,15 @@ __all__ = [
     "SentReply",
     "announced_parts",
     "announced_topics",
+    "decode_replicas",
     "decode_rows",
     "encode_parts",
+    "encode_replicas",
     "encode_rows",
     "encode_sent_reply",
     "parse_common_send",
     "parse_sent_reply",
+    "send_reply",
     "split_batch",
     "split_many",
 ]
@@ -52,6 +56,9 @@ TxKey = Annotated[str | None, Field(TX_KEY, parse_own_key, left_out=True)]
 AnyPartition = Annotated[int, number("partition", -1, INT32_MAX)]
 """-1: the broker chooses."""
 
+
+MAX_REPLICAS = 255
+"""Of more nodes an answer says that there are so many."""
 
 ProducerId = Annotated[int, number("producerId", 1, INT64_MAX, left_out=True)]
 """Who counts its sends: 63 random bits. 0, which is not written: nobody, and the send is stored each time it comes.
@@ -95,6 +102,25 @@ class SendReply(ExtFields):
     message_id: Annotated[int, number("msgId", INT64_MIN, INT64_MAX)]
     partition: PartitionField
     offset: Annotated[int, number("offset", -1, INT64_MAX)]
+
+
+@dataclass(slots=True)
+class CopiedReply(SendReply):
+    """SendReply of a broker set's leader.
+
+    replicas: nodes that had the message when this was answered, the leader among them: on the disk with `ack=disk`,
+    otherwise in memory. In a transaction, and with `ack=leader`, the leader alone counts. A broker by itself does not
+    write the field.
+    """
+
+    replicas: Annotated[int, number("replicas", 1, MAX_REPLICAS, left_out=True)] = 0
+
+
+def send_reply(message_id: int, partition: int, offset: int, replicas: int) -> SendReply:
+    """replicas: 0 for a broker by itself."""
+    if not replicas:
+        return SendReply(message_id, partition, offset)
+    return CopiedReply(message_id, partition, offset, min(replicas, MAX_REPLICAS))
 
 
 @dataclass(slots=True)
@@ -222,35 +248,41 @@ def parse_common_send(data: bytes, position: int, length: int) -> Frame | None:
 
 
 class SentReply(NamedTuple):
-    """A successful answer to SEND or SEND_BATCH (SendReply), with its opaque."""
+    """A successful answer to SEND or SEND_BATCH (CopiedReply), with its opaque."""
 
     opaque: int
     message_id: int
     partition: int
     offset: int
+    replicas: int = 0
 
 
-def _sent_template() -> bytes:
+def _sent_template(replicas: int = 0) -> bytes:
     holes = 1_900_000_001, 1_900_000_002, 1_900_000_003, 1_900_000_004  # so that the codec writes the template
-    json = encode_frame(ResponseCode.SUCCESS, holes[0], SendReply(*holes[1:]).to_ext(), flag=RESPONSE)[PREFIX_BYTES:]
-    for hole in holes:
+    ext = (CopiedReply(*holes[1:], replicas) if replicas else SendReply(*holes[1:])).to_ext()
+    json = encode_frame(ResponseCode.SUCCESS, holes[0], ext, flag=RESPONSE)[PREFIX_BYTES:]
+    for hole in (*holes, replicas) if replicas else holes:
         json = json.replace(b"%d" % hole, b"%d", 1)
     return json
 
 
-_SENT_TEMPLATE = _sent_template()
+_SENT_TEMPLATE, _COPIED_TEMPLATE = _sent_template(), _sent_template(1_900_000_005)
 
 
-def encode_sent_reply(opaque: int, message_id: int, partition: int, offset: int) -> bytes:
-    """The frame that answers a SEND or SEND_BATCH, the same as `encode_frame` makes of its SendReply. `blocking-1`."""
-    json = _SENT_TEMPLATE % (opaque, message_id, partition, offset)
+def encode_sent_reply(opaque: int, message_id: int, partition: int, offset: int, replicas: int = 0) -> bytes:
+    """The frame that answers a SEND or SEND_BATCH, the same as `encode_frame` makes of `send_reply`. `blocking-1`."""
+    if replicas:
+        json = _COPIED_TEMPLATE % (opaque, message_id, partition, offset, min(replicas, MAX_REPLICAS))
+    else:
+        json = _SENT_TEMPLATE % (opaque, message_id, partition, offset)
     return encode_prefix(len(json), 0) + json
 
 
 # exactly what frames.encode_frame writes for it
 _SENT = re.compile(
     rb'.{8}\{"code":0,"language":"[A-Z]{1,16}","version":\d{1,9},"opaque":(\d{1,10}),"flag":1,"remark":"",'
-    rb'"extFields":\{"msgId":"(\d{1,19})","partition":"(\d{1,9})","offset":"(\d{1,19})"\}\}',
+    rb'"extFields":\{"msgId":"(\d{1,19})","partition":"(\d{1,9})","offset":"(\d{1,19})"'
+    rb'(?:,"replicas":"(\d{1,3})")?\}\}',
     re.DOTALL,
 )
 _LONGEST_SENT = 256
@@ -261,7 +293,7 @@ def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
     if end - start > _LONGEST_SENT:
         return None
     match = _SENT.fullmatch(data, start, end)
-    return None if match is None else SentReply(*map(int, match.groups()))
+    return None if match is None else SentReply(*map(int, match.groups(0)))
 
 
 # --- many partitions in one frame -------------------------------------------------------------------------------------
@@ -284,7 +316,8 @@ class SendManyRequest(ExtFields):
 
         body           parts × (topic u32 | partition i32 | records u32), with a producer parts × (sequence i64),
                        a u32 size for each record, then the records
-        answer's body  parts × (message id i64 | offset i64 | partition i32 | response code i32)        all big-endian
+        answer's body  parts × (message id i64 | offset i64 | partition i32 | response code i32), of a broker set's
+                       leader then parts × (replicas u8), as CopiedReply has it                         all big-endian
 
     Records lie as stored, with message id 0, those of a part together, parts in the order of the table. `topic` counts
     the names in `topics` from 0. parts: rows of the table; records: of all parts together.
@@ -379,8 +412,22 @@ def encode_rows(ids: npt.NDArray[np.int64], offsets: list[int], partitions: list
     return rows.tobytes()
 
 
+def encode_replicas(replicas: Sequence[int]) -> bytes:
+    """What follows the rows in the answer of a broker set's leader."""
+    return np.minimum(replicas, MAX_REPLICAS).astype(np.uint8).tobytes()
+
+
+def decode_replicas(body: Buffer, parts: int) -> Sequence[int]:
+    """Of each part; 0 from a broker by itself."""
+    found = memoryview(body)[parts * _ROW.itemsize :][:parts]
+    return list(found) if len(found) == parts else [0] * parts
+
+
 def decode_rows(body: Buffer, parts: int) -> PartRows:
-    """The columns; what lies behind the rows is a newer broker's. Raises RemoteProtocolError if rows are missing."""
+    """The columns. Behind them are the replicas, and what a newer broker says.
+
+    Raises RemoteProtocolError if rows are missing.
+    """
     if len(body) < parts * _ROW.itemsize:
         raise RemoteProtocolError(f"an answer for {parts} parts has {len(body)} bytes")
     rows: npt.NDArray[Any] = np.frombuffer(body, _ROW, parts)

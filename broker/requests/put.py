@@ -251,7 +251,7 @@ class PutGroup:
             elif cast(_Send, put).one_way:
                 encoded.append(b"")
             else:
-                encoded.append(encode_sent_reply(put.opaque, message_id, partition, offset))
+                encoded.append(encode_sent_reply(put.opaque, message_id, partition, offset, batch.replicas))
             offset += HEADER_BYTES + len(put.body)
         for number, copy_error in enumerate(batch.copy_errors):
             if copy_error is not None:

@@ -17,6 +17,7 @@ from metaq.protocol.sends import (
     SendBatchRequest,
     SendManyReply,
     SendManyRequest,
+    encode_replicas,
     encode_rows,
     encode_sent_reply,
     split_batch,
@@ -73,7 +74,7 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
         if (error := write.failure) is not None:
             writing.refused(topic, error, count)
             raise error
-        return encode_sent_reply(frame.opaque, write.first_id, write.log.partition, write.base)
+        return encode_sent_reply(frame.opaque, write.first_id, write.log.partition, write.base, write.replicas)
 
     return writing.answer(waiting, encode)
 
@@ -259,5 +260,10 @@ class _ManyParts:
             self._writing.refused(self._topics[number], error, int(self._ends[number] - self._starts[number]))
         remark = str(errors[min(errors)]) if errors else ""
         rows = encode_rows(first_ids, offsets, self._partitions, codes)
+        if self._writing.copies is not None:
+            replicas = [0] * self._count
+            for number, write in self._writes.items():
+                replicas[number] = write.replicas
+            rows += encode_replicas(replicas)
         ext = SendManyReply(self._count).to_ext()
         return answer_frame(self._opaque, ext, remark=remark, body=len(rows)) + rows

@@ -15,7 +15,7 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.remoting import CompleteTransactionRequest, TransactionRequest
-from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest, split_batch
+from metaq.protocol.sends import SendBatchRequest, SendRequest, send_reply, split_batch
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Put, TransactionCommand, TransactionType, encode_put_result, encode_result
 from metaq.protocol.transactions import NULL_KEY, XaVote
@@ -123,7 +123,8 @@ class TransactionVerbs:
         opaque: int,
     ) -> Bytes:
         first_id = self._put(connection, sent.tx_key, sent.topic, sent.partition, puts, opaque)
-        return reply_frame(opaque, SendReply(first_id, sent.partition, -1))
+        replicas = 0 if self._writing.copies is None else 1
+        return reply_frame(opaque, send_reply(first_id, sent.partition, -1, replicas))
 
     def _put(
         self,

@@ -169,29 +169,39 @@ class Leader:
         that may not be gets its `error`."""
         missing = 1
 
-        def arrived(error: MetaqError | None, group: Sequence[Write] = ()) -> None:
-            nonlocal missing
+        def copied(lane: Lane, number: int, group: Sequence[Write], error: MetaqError | None) -> None:
+            replicas = 0 if error is not None else self.core.holders(lane, number)
             for write in group:
                 write.error = write.error or error or self._too_few(write)
+                write.replicas = replicas
+            arrived()
+
+        def arrived() -> None:
+            nonlocal missing
             missing -= 1
             if not missing:
                 done()
 
         if self._ended:
-            arrived(NotLeader(self._broker.config.broker_id), writes)
+            for write in writes:
+                write.error = write.error or NotLeader(self._broker.config.broker_id)
+            arrived()
             return
         lanes: tuple[list[Write], list[Write]] = ([], [])
         for write in writes:
             lane, promise, _ = self._promise(write.log)
             if promise is not Promise.LEADER or self._backlog > tuning.HELD_BACKLOG_BYTES or not self._may_answer():
                 lanes[lane].append(write)
+            else:
+                write.replicas = 1
         for lane, group in zip(Lane, lanes, strict=True):
             if group:
                 missing += 1
                 number = self.core.number + bool(self._gathered_marks)  # the block that is being gathered
-                if not self.core.wait(lane, number, partial(arrived, group=group)):
-                    arrived(None, group)
-        arrived(None)
+                answered = partial(copied, lane, number, group)
+                if not self.core.wait(lane, number, answered):
+                    answered(None)
+        arrived()
 
     def _too_few(self, write: Write) -> MetaqError | None:
         least = self._promise(write.log)[2]

@@ -145,6 +145,13 @@ class Leading:
             while lane.marks and lane.marks[0][0] <= committed:
                 self._newly += lane.marks.popleft()[1]
 
+    def holders(self, lane: Lane, number: int) -> int:
+        """Nodes that have block `number`, which is committed in this lane, where that asks for it."""
+        states = self.followers.values()
+        if lane is Lane.DISK:
+            return 1 + sum(state.safe >= number for state in states)
+        return 1 + sum(state.received >= number for state in states)
+
     def take_committed(self) -> list[Mark]:
         """What readers may see now that they did not before: the last mark of a log is the one that counts."""
         newly, self._newly = self._newly, []

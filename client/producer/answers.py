@@ -20,12 +20,13 @@ from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import Buffer
 from metaq.protocol.refusals import frame_error, is_success, text_error
 from metaq.protocol.sends import (
+    CopiedReply,
     PartRows,
     SendBatchRequest,
     SendHeaders,
     SendManyRequest,
-    SendReply,
     SentReply,
+    decode_replicas,
     decode_rows,
     encode_parts,
 )
@@ -130,37 +131,40 @@ class FrameRequest:
         if type(reply) is not SentReply or len(self.turns) > 1 or len(batch := self.turns[0].batch) > 1:
             return None
         partition = _chosen(self.turns[0].queue.partition, reply.partition)
-        return batch[0].native_result(reply.message_id, partition, reply.offset)
+        return batch[0].native_result(reply.message_id, partition, reply.offset, reply.replicas or None)
 
     def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
         if error is None:
             try:
-                return self._landing(self._rows(reply), reply)
+                return self._landing(*self._rows(reply), reply)
             except MetaqError as wrong:
                 error = wrong
         return Landing((), [(turn, error) for turn in self.turns])
 
-    def _rows(self, reply: Reply | None) -> PartRows:
-        """Raises MetaqError: the whole frame was refused, or, never to be sent again, what was done cannot be read."""
+    def _rows(self, reply: Reply | None) -> tuple[PartRows, Sequence[int]]:
+        """What became of the parts, and their replicas (0: not said).
+
+        Raises MetaqError: the whole frame was refused, or, never to be sent again, what was done cannot be read.
+        """
         turns = self.turns
         if type(reply) is SentReply and len(turns) == 1:
-            return PartRows([reply.message_id], [reply.offset], [reply.partition], [0])
+            return PartRows([reply.message_id], [reply.offset], [reply.partition], [0]), [reply.replicas]
         if not isinstance(reply, Frame):
             raise _unreadable(self._endpoint, repr(reply))
         if not is_success(reply):
             raise frame_error(reply, turns[0].queue.partition, self._endpoint)
         try:
             if len(turns) > 1:
-                return decode_rows(reply.body, len(turns))
-            sent = SendReply.from_ext(reply.ext)  # a newer broker's: parse_sent_reply knows all others
+                return decode_rows(reply.body, len(turns)), decode_replicas(reply.body, len(turns))
+            sent = CopiedReply.from_ext(reply.ext)  # a newer broker's: parse_sent_reply knows all others
         except RemoteProtocolError as wrong:
             raise _unreadable(self._endpoint, wrong) from wrong
-        return PartRows([sent.message_id], [sent.offset], [sent.partition], [0])
+        return PartRows([sent.message_id], [sent.offset], [sent.partition], [0]), [sent.replicas]
 
-    def _landing(self, rows: PartRows, reply: Reply | None) -> Landing:
+    def _landing(self, rows: PartRows, replicas: Sequence[int], reply: Reply | None) -> Landing:
         turns = self.turns
         if not any(rows.codes):
-            return Landing(turns, (), partial(self._give, rows))
+            return Landing(turns, (), partial(self._give, rows, replicas))
         assert isinstance(reply, Frame)
         stored: list[Turn] = []
         failed: list[FailedTurn] = []
@@ -170,13 +174,13 @@ class FrameRequest:
                 failed.append((turn, frame_error(refused, turn.queue.partition, self._endpoint)))
             else:
                 stored.append(turn)
-        return Landing(stored, failed, partial(self._give, rows))
+        return Landing(stored, failed, partial(self._give, rows, replicas))
 
-    def _give(self, rows: PartRows) -> list[Waiter]:
+    def _give(self, rows: PartRows, replicas: Sequence[int]) -> list[Waiter]:
         parked: list[Waiter] = []
-        for (queue, batch), first_id, offset, number, code in zip(self.turns, *rows, strict=True):
+        for (queue, batch), first_id, offset, number, code, nodes in zip(self.turns, *rows, replicas, strict=True):
             if not code:
-                give_results(batch, first_id, _chosen(queue.partition, number), offset, parked)
+                give_results(batch, first_id, _chosen(queue.partition, number), offset, nodes or None, parked)
         return parked
 
 
@@ -313,7 +317,12 @@ def _encode_many(opaque: int, turns: Sequence[Turn], producer: int) -> Sequence[
 
 
 def give_results(
-    batch: Sequence[Outgoing], first_id: int, partition: TopicPartition, offset: int, parked: list[Waiter]
+    batch: Sequence[Outgoing],
+    first_id: int,
+    partition: TopicPartition,
+    offset: int,
+    replicas: int | None,
+    parked: list[Waiter],
 ) -> None:
     """Give each of `batch` its result: ids count up from `first_id`, records lie back to back from `offset` on.
 
@@ -324,7 +333,7 @@ def give_results(
         ids = message_id_list(first_id, sum([outgoing.count for outgoing in batch]))
     position = 0
     for outgoing in batch:
-        result = outgoing.native_result(ids[position], partition, offset)
+        result = outgoing.native_result(ids[position], partition, offset, replicas)
         if outgoing.mailbox is None:
             outgoing.succeed(result)
         elif not outgoing.done:

@@ -180,9 +180,9 @@ class Outgoing(Waiter):
         sizes.append(self.size)
         parts += (_pack(len(self.body), self.checksum, 0, self.flag), self.body)
 
-    def native_result(self, first_id: int, partition: TopicPartition, offset: int) -> Any:
+    def native_result(self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None) -> Any:
         """For what the broker stored from `offset` on, with ids counting up from `first_id`."""
-        return SendResult(first_id, partition, offset)
+        return SendResult(first_id, partition, offset, replicas)
 
     def succeed_text(self, results: list[SendResult]) -> None:
         """All that `records` returned were put, in this order."""
@@ -265,8 +265,8 @@ class OutgoingBatch(Outgoing):
         sizes.extend(self.sizes.tolist())
         parts.extend(self.encoded())
 
-    def native_result(self, first_id: int, partition: TopicPartition, offset: int) -> Any:
-        return BatchResults(first_id, partition, offset, self.sizes)
+    def native_result(self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None) -> Any:
+        return BatchResults(first_id, partition, offset, self.sizes, replicas)
 
     def succeed_text(self, results: list[SendResult]) -> None:
         self.keep(list(results))
@@ -376,15 +376,17 @@ class GatheredBatch(OutgoingBatch):
             sizes.append(HEADER_BYTES + length)
             parts += (_pack(length, checksum(body), 0, flag), body)
 
-    def native_result(self, first_id: int, partition: TopicPartition, offset: int) -> Sequence[SendResult]:
+    def native_result(
+        self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None
+    ) -> Sequence[SendResult]:
         bodies = self.bodies
         if len(bodies) > tuning.FEW:
-            return super().native_result(first_id, partition, offset)  # type: ignore[no-any-return]
+            return super().native_result(first_id, partition, offset, replicas)  # type: ignore[no-any-return]
         if len(bodies) == 1:
-            return (SendResult(first_id, partition, offset),)
+            return (SendResult(first_id, partition, offset, replicas),)
         results = []
         for message_id, body in zip(message_id_list(first_id, len(bodies)), bodies, strict=True):
-            results.append(SendResult(message_id, partition, offset))
+            results.append(SendResult(message_id, partition, offset, replicas))
             offset += HEADER_BYTES + len(body)
         return results
 

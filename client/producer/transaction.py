@@ -35,7 +35,7 @@ from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import Buffer
 from metaq.protocol.refusals import frame_error, is_success, transaction_refusal
 from metaq.protocol.remoting import TransactionRequest
-from metaq.protocol.sends import SendReply, SendRequest
+from metaq.protocol.sends import CopiedReply, SendRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, encode_transaction
 from metaq.protocol.transactions import TransactionType, XaCode
@@ -187,9 +187,9 @@ class Transactional:
             raise RemoteProtocolError(f"{connection.endpoint} stored a message outside of its transaction: {reply!r}")
         if not is_success(reply):
             raise frame_error(reply, partition, connection.endpoint)
-        first = SendReply.from_ext(reply.ext).message_id
-        ids = message_ids_from(first, outgoing.count).tolist()
-        return [SendResult(identity, partition, PENDING_OFFSET) for identity in ids]
+        sent = CopiedReply.from_ext(reply.ext)
+        ids = message_ids_from(sent.message_id, outgoing.count).tolist()
+        return [SendResult(identity, partition, PENDING_OFFSET, sent.replicas or None) for identity in ids]
 
     def _put_texts(
         self, connection: Connection, tx_key: str, partition: TopicPartition, outgoing: Outgoing

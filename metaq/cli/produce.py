@@ -34,8 +34,11 @@ class LineChunk(NamedTuple):
     read_bytes: int
 
 
-SendLines = Callable[[list[bytes]], int]
-"""Sends lines as messages, waits until all are acknowledged, returns the bytes of their payloads."""
+SendLines = Callable[[list[bytes]], tuple[int, Iterable[int | None]]]
+"""Sends lines as messages and waits until all are acknowledged.
+
+Returns the bytes of their payloads, and the numbers of nodes that have them (SendResult.replicas).
+"""
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class Progressed:
     messages: int = 0
     payload_bytes: int = 0
     read_bytes: int = 0
+    replicas: int | None = None
+    """The least number of nodes that had a message when it was acknowledged; None: no broker has said."""
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -114,7 +119,10 @@ def _send_lines(
     try:
         for chunk in chunks:
             for lines in split_batches(chunk.lines, group):
-                progressed.payload_bytes += send(lines)
+                payload_bytes, replicas = send(lines)
+                progressed.payload_bytes += payload_bytes
+                known = [each for each in (progressed.replicas, *replicas) if each is not None]
+                progressed.replicas = min(known, default=None)
                 progressed.messages += len(lines)
             progressed.read_bytes += chunk.read_bytes
             advance(progressed)
@@ -149,20 +157,19 @@ def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
 
 
 def _batch_sender(producer: Producer, topic: str, tag: str | None) -> SendLines:
-    def send(lines: list[bytes]) -> int:
-        producer.send_batch(topic, lines, tag=tag)
-        return sum(map(len, lines))
+    def send(lines: list[bytes]) -> tuple[int, Iterable[int | None]]:
+        results = producer.send_batch(topic, lines, tag=tag)
+        return sum(map(len, lines)), (results[0].replicas,)
 
     return send
 
 
 def _keyed_sender(producer: Producer, topic: str, tag: str | None, separator: bytes) -> SendLines:
-    def send(lines: list[bytes]) -> int:
+    def send(lines: list[bytes]) -> tuple[int, Iterable[int | None]]:
         pairs = [_split_key(line, separator) for line in lines]
         futures = [producer.send_async(topic, payload, key=key, tag=tag) for key, payload in pairs]
-        for future in futures:
-            future.result()
-        return sum(len(payload) for _, payload in pairs)
+        results = [future.result() for future in futures]
+        return sum(len(payload) for _, payload in pairs), {result.replicas for result in results}
 
     return send
 
@@ -204,7 +211,12 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
                 "bytes": progressed.payload_bytes,
                 "seconds": round(seconds, 3),
                 "messages_per_second": round(rate),
+                "replicas": progressed.replicas,
             }
         )
         return
-    click.echo(f"sent {progressed.messages:,} {noun} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s", err=True)
+    nodes = "" if progressed.replicas is None else f", on {progressed.replicas} or more nodes"
+    if progressed.replicas == 1:
+        nodes = ", on one node alone"
+    sent = f"sent {progressed.messages:,} {noun} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s{nodes}"
+    click.echo(sent, err=True)

@@ -34,7 +34,9 @@ from metaq.protocol.sends import (
     SendManyRequest,
     SendReply,
     SendRequest,
+    encode_replicas,
     encode_rows,
+    send_reply,
     split_batch,
     split_many,
 )
@@ -99,6 +101,7 @@ class Answers:
         self.refuse: Callable[[WireRequest], int | None] = lambda request: None
         self.leader: str | None = None
         self.role = ""
+        self.replicas = 0
         self.logs: dict[tuple[str, int], MemoryLog] = {}
         self.sends = self.pulls = 0
         self.requests: list[str] = []
@@ -173,7 +176,7 @@ class Answers:
         self.sends += 1
         identity = self._new_id()
         offset = self._store(caller, sent.tx_key, partial(log.append, body, identity, sent.flag))
-        return SendReply(identity, partition, offset)
+        return send_reply(identity, partition, offset, self.replicas)
 
     # --- frames -------------------------------------------------------------------------------------------------------
 
@@ -242,7 +245,7 @@ class Answers:
         self.sends += 1
         ids = [self._new_id() for _ in found]
         offset = self._store(caller, request.tx_key, lambda: log.append_all(records, found, ids))
-        return _Reply(SendReply(ids[0], partition, offset).to_ext())
+        return _Reply(send_reply(ids[0], partition, offset, self.replicas).to_ext())
 
     def _send_many(self, frame: Frame) -> _Reply:
         request = SendManyRequest.from_ext(frame.ext)
@@ -262,6 +265,8 @@ class Answers:
             rows.append((ids[0], log.append_all(parts.records, here, ids), partition, ResponseCode.SUCCESS))
         first_ids, offsets, partitions, codes = zip(*rows, strict=True)
         body = encode_rows(np.array(first_ids), list(offsets), list(partitions), list(codes))
+        if self.replicas:
+            body += encode_replicas([self.replicas] * len(rows))
         return _Reply(SendManyReply(len(rows)).to_ext(), body, remark="refused" if any(codes) else "")
 
     def _search(self, request: SearchByTimeRequest) -> _Reply:

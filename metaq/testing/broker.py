@@ -41,6 +41,7 @@ class FakeBroker(Answers):
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
     with. leader: the URL of another node, "" if none is known: it is a node of a broker set that does not lead, and
     refuses every frame but SET_STATUS. role: what it says there that it is, by default `leader` or `follower`.
+    replicas: on how many nodes it says that messages are; 0: it does not say.
     max_transfer_bytes: most that it answers a `get` with, as maxTransferSize. sends, pulls, connections: how many were
     taken. transactions: those that are open.
     """

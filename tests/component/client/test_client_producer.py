@@ -70,6 +70,20 @@ def test_messages_go_round_robin_and_results_say_where_they_are(broker, producer
     ]
 
 
+@pytest.mark.parametrize("replicas", [None, 1, 3])
+def test_results_say_on_how_many_nodes_a_message_is(broker, replicas):
+    broker.replicas = replicas or 0
+    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
+        found = [producer.send("t", b"1"), *producer.send_batch("t", [b"2"]), *producer.send_batch("t", [b"3"] * 100)]
+        futures = [producer.send_async("t", b"4") for _ in range(100)]
+        futures += [producer.send_async("t", b"4", key=str(number)) for number in range(100)]
+        found += [future.result(DEADLINE) for future in futures]
+        found += [producer.send_batch_async("t", [b"5"] * 100).result(DEADLINE)[7]]
+        with producer.transaction() as transaction:
+            found += [transaction.send("t", b"6"), *transaction.send_batch("t", [b"7"] * 3)]
+    assert [each.replicas for each in found] == [replicas] * len(found)
+
+
 def test_futures_end_with_the_same_results(broker, producer):
     futures = [producer.send_async("t", b"%d" % number) for number in range(200)]
     assert not wait(futures, timeout=DEADLINE).not_done

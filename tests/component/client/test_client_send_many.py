@@ -41,9 +41,11 @@ def check_stored(broker, rounds):
 
 
 def test_messages_to_many_partitions_share_requests_and_get_their_results(broker, producer):
+    broker.replicas = 2
     futures = send_rounds(producer, 20)
     for future in futures:
         result = future.result(DEADLINE)
+        assert result.replicas == 2
         log = broker.log(result.partition.topic, result.partition.partition)
         assert log.ids[log.starts.index(result.offset)] == result.message_id
     check_stored(broker, 20)

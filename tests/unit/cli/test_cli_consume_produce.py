@@ -144,10 +144,11 @@ def test_ctrl_c_says_how_many_lines_are_acknowledged(capsys, acknowledged, said)
     def send(lines):
         if progressed.messages == acknowledged:
             raise KeyboardInterrupt
-        return len(lines[0])
+        return len(lines[0]), (2,)
 
     progressed = Progressed()
     chunks = [LineChunk([b"a"], 2), LineChunk([b"b", b"c"], 4)]
     with pytest.raises(KeyboardInterrupt):
         _send_lines(chunks, send, 1, progressed, lambda _: None)
     assert said in capsys.readouterr().err
+    assert progressed.replicas == (2 if acknowledged else None)

@@ -69,8 +69,8 @@ def test_gathered_messages_are_the_records_and_results_of_single_ones(messages, 
     batch.put_flag(3)  # of one that did not join, because its caller was interrupted
     singles = [one(body, flag) for body, flag in messages]
     assert b"".join(encode_batch([batch])) == b"".join(encode_batch(singles))
-    give_results([batch], 5 << 22 | sequence, HERE, 500, [])
-    give_results(singles, 5 << 22 | sequence, HERE, 500, [])
+    give_results([batch], 5 << 22 | sequence, HERE, 500, None, [])
+    give_results(singles, 5 << 22 | sequence, HERE, 500, None, [])
     assert [batch.result[place] for place in range(len(messages))] == [single.result for single in singles]
 
 
@@ -82,7 +82,7 @@ def test_large_records_are_sent_from_where_they_are():
 
 def test_the_results_of_a_batch_count_up_ids_and_offsets():
     first, second, third = one(b"aa"), many(b"b", b"cccc"), one(b"")
-    give_results([first, second, third], 4096, HERE, 500, [])
+    give_results([first, second, third], 4096, HERE, 500, None, [])
     ids = message_ids_from(4096, 4).tolist()
     assert first.result == SendResult(ids[0], HERE, 500)
     assert list(second.result) == [SendResult(ids[1], HERE, 522), SendResult(ids[2], HERE, 543)]

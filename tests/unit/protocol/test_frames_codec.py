@@ -33,6 +33,7 @@ from metaq.protocol.sends import (
     SendRequest,
     encode_sent_reply,
     parse_common_send,
+    send_reply,
     split_batch,
 )
 from metaq.protocol.text import Version
@@ -146,6 +147,9 @@ def test_other_forms_of_a_send_are_left_to_the_general_decoder():
 def test_the_answer_to_a_send_is_what_the_codec_writes():
     for values in [(0, -1, 0, -1), (2**31 - 1, 2**63 - 1, 9, 2**62)]:
         assert encode_sent_reply(*values) == encode_frame(0, values[0], SendReply(*values[1:]).to_ext(), flag=RESPONSE)
+        for replicas in (1, 3, 255, 1000):
+            ext = send_reply(*values[1:], replicas).to_ext()
+            assert encode_sent_reply(*values, replicas) == encode_frame(0, values[0], ext, flag=RESPONSE)
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)

@@ -8,7 +8,7 @@ from metaq.protocol.client_stream import ReplyReader
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.remoting import OffsetReply
-from metaq.protocol.sends import SendReply, SentReply
+from metaq.protocol.sends import SendReply, SentReply, send_reply
 from tests.frames import FrameReader
 
 
@@ -24,6 +24,12 @@ def other(body=b"", **changes):
 def test_the_answer_to_a_send_is_recognised():
     assert ReplyReader().receive(sent()) == [SentReply(7, 2060912502232842240, 3, 123)]
     assert ReplyReader().receive(sent(2**31 - 1, 2**63 - 1, 0, 2**62)) == [SentReply(2**31 - 1, 2**63 - 1, 0, 2**62)]
+
+
+@pytest.mark.parametrize(("said", "read"), [(0, 0), (1, 1), (255, 255), (1000, 255)])
+def test_the_number_of_nodes_comes_with_the_answer(said, read):
+    raw = encode_frame(0, 7, send_reply(5, 3, 123, said).to_ext(), flag=RESPONSE)
+    assert ReplyReader().receive(raw) == [SentReply(7, 5, 3, 123, read)]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,18 @@ from metaq.broker.sets.connections import StreamProtocol
 from metaq.broker.sets.leader import Leader
 from metaq.broker.sets.leading import Leading
 from metaq.protocol.errors import DiskFull, NotLeader
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.record import encode_record
+from metaq.protocol.remoting import TransactionRequest
+from metaq.protocol.sends import (
+    SendBatchRequest,
+    SendManyRequest,
+    SendRequest,
+    decode_replicas,
+    decode_rows,
+    encode_parts,
+)
+from metaq.protocol.statuses import RequestCode
 from metaq.protocol.stream import Ack, Kind, StreamReader, encode_ack, encode_json, parse_committed, parse_ping
 from tests.unit.broker.harness import Harness, Peer, StreamTransport, put
 
@@ -235,3 +247,74 @@ def test_what_is_committed_is_told_soon_when_no_block_tells_it_but_not_for_each_
     assert (kind, parse_committed(payload)) == (Kind.COMMITTED, nodes.core.committed)
     harness.reactor.advance(tuning.TELL_SECONDS)
     assert joined.heard() == []
+
+
+# --- on how many nodes a message is -----------------------------------------------------------------------------------
+
+
+def _framed(topic: str, kind: str, opaque: int = 1) -> bytes:
+    if kind == "send":
+        return encode_frame(RequestCode.SEND, opaque, SendRequest(topic, 0).to_ext(), 5) + b"hello"
+    record = encode_record(b"hello", 0, 0)
+    sizes = len(record).to_bytes(4, "big")
+    if kind == "batch":
+        ext = SendBatchRequest(topic, 0, 1).to_ext()
+        return encode_frame(RequestCode.SEND_BATCH, opaque, ext, len(sizes) + len(record)) + sizes + record
+    body = encode_parts([(0, 0, 1), (1, 0, 1)], [len(record)] * 2) + record * 2
+    ext = SendManyRequest((topic, "early"), 2, 2).to_ext()
+    return encode_frame(RequestCode.SEND_MANY, opaque, ext, len(body)) + body
+
+
+@pytest.mark.parametrize("kind", ["send", "batch"])
+@pytest.mark.parametrize(("topic", "replicas"), [("t", "3"), ("early", "1"), ("safe", "3")])
+def test_an_answer_says_how_many_nodes_have_the_message(harness: Harness, kind: str, topic: str, replicas: str) -> None:
+    nodes = Set(harness, "a", "b", "c")
+    peer = nodes.peer
+    peer.send(_framed(topic, kind))
+    harness.turn()
+    harness.threads.run()
+    for name in "bc":
+        nodes.acknowledge(name)
+    (answer,) = peer.frames()
+    assert answer.ext["replicas"] == replicas
+
+
+def test_a_node_that_is_not_in_sync_yet_counts_once_it_has_the_message(harness: Harness) -> None:
+    nodes = Set(harness, "a", "b")
+    nodes.core.connected("late")
+    nodes.core.went_live("late")
+    peer = nodes.peer
+    peer.send(_framed("t", "send"))
+    nodes.acknowledge("b")
+    peer.send(_framed("t", "send", 2))
+    harness.turn()
+    nodes.core.acknowledged("late", Ack(nodes.core.number, 0, 0))
+    nodes.acknowledge("b")
+    assert [frame.ext["replicas"] for frame in peer.frames()] == ["2", "3"]
+
+
+def test_each_part_of_a_frame_has_its_own_number(harness: Harness) -> None:
+    nodes = Set(harness, "a", "b")
+    peer = nodes.peer
+    peer.send(_framed("t", "many"))
+    nodes.acknowledge("b")
+    (answer,) = peer.frames()
+    assert decode_rows(answer.body, 2).codes == [0, 0]
+    assert list(decode_replicas(answer.body, 2)) == [2, 1]
+
+
+def test_a_put_in_a_transaction_is_on_the_leader_alone(harness: Harness) -> None:
+    nodes = Set(harness, "a", "b")
+    peer = nodes.peer
+    ext = TransactionRequest("TX:s:1", "BEGIN", "s", 0, "").to_ext()
+    assert peer.ask_frame(encode_frame(RequestCode.TRANSACTION, 1, ext)).code == 0
+    ext = SendRequest("t", 0, tx_key="TX:s:1").to_ext()
+    answer = peer.ask_frame(encode_frame(RequestCode.SEND, 2, ext, 5) + b"hello")
+    assert (answer.ext["offset"], answer.ext["replicas"]) == ("-1", "1")
+
+
+@pytest.mark.parametrize("kind", ["send", "batch"])
+def test_a_broker_by_itself_says_nothing_of_nodes(harness: Harness, kind: str) -> None:
+    assert "replicas" not in harness.connect().ask_frame(_framed("t", kind)).ext
+    body = harness.connect().ask_frame(_framed("t", "many")).body
+    assert (len(body), decode_replicas(body, 2)) == (48, [0, 0])
