@@ -108,6 +108,13 @@ def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> 
 # --- in a task --------------------------------------------------------------------------------------------------------
 
 
+FAILOVER_SECONDS = 60.0
+"""How long a task waits for the next leader of a broker set."""
+
+_LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_RBTIMEOUT)
+"""What a transaction that was not prepared ends with when the leader is gone."""
+
+
 class TaskTransactions:
     """The transactions of one attempt of one task. One thread.
 
@@ -170,6 +177,22 @@ class TaskTransactions:
             self.finish()
 
     def _prepare(self, broker: int, waiting: dict[TopicPartition, list[PreparedItem]]) -> None:
+        """Once more, in a new transaction, if a leader of a broker set has gone with the last one."""
+        backoff, deadline = Backoff(0.05, 0.5), time.monotonic() + FAILOVER_SECONDS
+        while True:
+            try:
+                self._prepare_once(broker, waiting)
+            except (XaError, NoPartition) as error:
+                pause = backoff.next()
+                lost = isinstance(error, NoPartition) or error.code in _LOST
+                if not lost or time.monotonic() + pause > deadline or not self._resource().is_set(broker):
+                    raise
+                log.warning("broker %d has lost a transaction, its rows are sent again: %s", broker, error)
+                time.sleep(pause)
+            else:
+                return
+
+    def _prepare_once(self, broker: int, waiting: dict[TopicPartition, list[PreparedItem]]) -> None:
         name = branch_name(broker, self._partition, self._attempt, self._number, self._token)
         self._number += 1
         xa, xid = self._resource(), xid_of(self._write, name)

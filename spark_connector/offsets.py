@@ -57,12 +57,16 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The messages of one partition that begin in [start, end), in bytes. Sent to an executor."""
+    """The messages of one partition that begin in [start, end), in bytes. Sent to an executor.
+
+    nodes: where the nodes of the broker set listened when this was planned; empty if the broker is no set.
+    """
 
     id: TopicPartition
     endpoint: Endpoint
     start: int
     end: int
+    nodes: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

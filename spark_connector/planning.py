@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection
+from metaq.client.questions.asking import LEADER_SECONDS
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import offset_after, offset_at_time, partition_bounds
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import NoPartition
+from metaq.coordination.backoff import Backoff
+from metaq.protocol.errors import BrokerUnavailable, NoPartition, NotLeader, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
 
 from .offsets import OffsetRange, PartitionState, cut, narrow, parts_of, plan_ranges, time_wanted
 from .options import ReadOptions, WriteOptions
 from .pushdown import Pushed
 
-__all__ = ["check_published", "look", "open_cluster", "plan_query", "selected", "split"]
+__all__ = [
+    "check_published",
+    "look",
+    "open_cluster",
+    "plan_query",
+    "selected",
+    "split",
+    "through_failover",
+    "with_nodes",
+]
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 def open_cluster(options: ReadOptions) -> Cluster:
@@ -34,10 +53,37 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
     RequestRefused where a Java broker cannot look up a time or a count, and what plan_ranges raises.
     """
     with open_cluster(options) as cluster:
-        states = look(cluster, options, selected(cluster, options))
-        ranges = [_push(cluster, found, pushed) for found in plan_ranges(options, states) if pushed.wants(found.id)]
-        ranges = [] if pushed.nothing else [found for found in ranges if found.start < found.end]
-        return split(cluster, options, ranges)
+
+        def planned() -> list[OffsetRange]:
+            states = look(cluster, options, selected(cluster, options))
+            ranges = [_push(cluster, found, pushed) for found in plan_ranges(options, states) if pushed.wants(found.id)]
+            ranges = [] if pushed.nothing else [found for found in ranges if found.start < found.end]
+            return split(cluster, options, ranges)
+
+        return with_nodes(cluster, through_failover(cluster, planned))
+
+
+def through_failover(cluster: Cluster, work: Callable[[], _T]) -> _T:
+    """What `work` returns, tried again for 10 s where a broker set may be changing its leader. Raises as `work`."""
+    backoff = Backoff(0.1, 0.5)
+    give_up: float | None = None
+    while True:
+        try:
+            return work()
+        except (BrokerUnavailable, RequestTimedOut, NoPartition, NotLeader) as error:
+            now, pause = time.monotonic(), backoff.next()
+            if give_up is None:
+                give_up = now + LEADER_SECONDS if cluster.view.set_ids() else now
+            if now + pause > give_up:
+                raise
+            log.warning("planning begins anew: %s", error)
+            time.sleep(pause)
+
+
+def with_nodes(cluster: Cluster, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """The same, for tasks that find the leaders of broker sets by themselves."""
+    nodes = cluster.set_nodes() if ranges else {}
+    return [replace(each, nodes=nodes.get(each.id.broker, ())) for each in ranges]
 
 
 def selected(cluster: Cluster, options: ReadOptions) -> list[TopicPartition]:

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from metaq.client.arrow import Columns, DecodedColumns, decode_columns
 from metaq.client.config import check_protocol
-from metaq.client.connection import Connection, Endpoint, open_connection
+from metaq.client.connection import Connection, Endpoint
 from metaq.client.decoding import Records, in_bytes
 from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.questions.records import BegunPull, Pulled, located
@@ -23,6 +23,7 @@ from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import (
     BrokerUnavailable,
     CorruptRecord,
+    LeaderMoved,
     MetaqError,
     NotLeader,
     OffsetOutOfRange,
@@ -34,6 +35,7 @@ from .options import ReadOptions
 from .planning import open_cluster, plan_query
 from .pushdown import Pushed, push
 from .schema import ARROW_SCHEMA, ARROW_SCHEMA_WITH_HEADERS, to_batch
+from .set_nodes import QUIET_SECONDS, SetNodes
 from .workers import spare_modules
 
 __all__ = ["FAILOVER_SECONDS", "Failover", "FilteringReader", "MetaqReader", "RangeReader", "read_partition"]
@@ -84,11 +86,12 @@ def read_partition(
     if planned is None:  # what Spark makes of a query without ranges
         return
     spare_modules()
-    reader, search = RangeReader(planned, options, tags), Failover(planned, options)
-    endpoint = planned.endpoint
+    nodes = SetNodes(planned.id, planned.nodes, options.connection, check_protocol(options.protocol))
+    reader, search = RangeReader(planned, options, tags, nodes), Failover(planned, options)
+    endpoint = nodes.first(planned.endpoint)
     while True:
         try:
-            connection = open_connection(endpoint, options.connection, check_protocol(options.protocol))
+            connection = nodes.connect(endpoint)
             connection.expects_bulk = True
             try:
                 yield from reader.batches(connection)
@@ -96,14 +99,16 @@ def read_partition(
                 connection.close()
             return
         except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
-            endpoint = search.next(reader.position, error)
+            leader = None if isinstance(error, NotLeader) else nodes.leader(endpoint)
+            endpoint = search.next(reader.position, error, leader)
 
 
 class RangeReader:
     """Reads one range. position: byte offset of the next message that was not handed out."""
 
-    def __init__(self, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...] = ()) -> None:
+    def __init__(self, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...], nodes: SetNodes) -> None:
         self.position = planned.start
+        self._nodes = nodes
         self._planned = planned
         self._options = options
         self._tags = tags
@@ -119,7 +124,7 @@ class RangeReader:
         coming = self._ask(connection, self.position)
         while self.position < end:
             try:
-                pulled = coming.result()
+                pulled = self._answer(connection, coming)
             except OffsetOutOfRange as error:
                 self.position = self._readable_from(connection, error)
                 if self.position < end:
@@ -154,6 +159,17 @@ class RangeReader:
         """The broker sends the answer while this thread, and Spark, work on the block before: no thread of ours need
         wait for it, which would compete for the interpreter's lock."""
         return BegunPull(connection, self._planned.id, offset, self._options.fetch_bytes, self._tags)
+
+    def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
+        """Raises LeaderMoved, and as BegunPull.result."""
+        if not self._nodes:
+            return coming.result()
+        give_up = time.monotonic() + self._options.connection.request_timeout_seconds
+        while not coming.wait(QUIET_SECONDS) and time.monotonic() < give_up:
+            leader = self._nodes.leader(connection.endpoint)
+            if leader is not None:
+                raise LeaderMoved(f"{connection.endpoint} does not answer, and {leader} leads its broker set")
+        return coming.result()
 
     @staticmethod
     def _drop(coming: BegunPull) -> None:
@@ -239,9 +255,12 @@ class Failover:
         self._redirects = Redirects(clock)
         self._deadline = 0.0
 
-    def next(self, position: int, error: MetaqError) -> Endpoint:
-        """Wait a while, then say where to go on: at once, if the node that was asked has named its set's leader. Raises
-        BrokerUnavailable if the last FAILOVER_SECONDS brought nothing; CoordinationUnavailable."""
+    def next(self, position: int, error: MetaqError, leader: Endpoint | None = None) -> Endpoint:
+        """Wait a while, then say where to go on: at once, if the node that was asked has named its set's leader.
+
+        leader: which other nodes of the set have named. Raises BrokerUnavailable if the last FAILOVER_SECONDS brought
+        nothing; CoordinationUnavailable.
+        """
         if position != self._position:
             self._position = position
             self._backoff.reset()
@@ -257,7 +276,9 @@ class Failover:
                 ) from error
             self._sleep(pause)
             led = None
-            if isinstance(error, NotLeader) and (leader := self._redirects.leader(error)) is not None:
+            if isinstance(error, NotLeader):
+                leader = self._redirects.leader(error)
+            if leader is not None:
                 return leader
             with open_cluster(self._options) as cluster:
                 source = cluster.sources([self._planned.id]).get(self._planned.id)

@@ -44,7 +44,7 @@ from .offsets import (
     to_json,
 )
 from .options import BatchLimits, ReadOptions
-from .planning import look, open_cluster, selected, split
+from .planning import look, open_cluster, selected, split, through_failover, with_nodes
 from .reader import read_partition
 
 __all__ = ["MetaqStreamReader"]
@@ -73,7 +73,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # the names are Spark's
         """Where a query without a checkpoint begins. Raises as plan_ranges, NoPartition."""
         cluster = self._open()
-        states = look(cluster, self.options, selected(cluster, self.options))
+        states = through_failover(cluster, lambda: look(cluster, self.options, selected(cluster, self.options)))
         check_partitions(self.options.starting_option, self.options.starting, [state.id for state in states])
         return to_json({state.id: position(self.options, state) for state in states})
 
@@ -87,7 +87,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read what is there now and then end. Raises NoPartition, BrokerUnavailable."""
-        self._target = {each: held.end for each, held in self._look({}).items()}
+        held = through_failover(self._open(), lambda: self._look({}))
+        self._target = {each: state.end for each, state in held.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next micro-batch ends. Partitions that are new since `start` begin at byte 0.
@@ -97,6 +98,11 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._commit(start)
         offsets = from_json(start)
+        if self._target is None:
+            return self._latest(start, offsets, limit)
+        return through_failover(self._open(), lambda: self._latest(start, offsets, limit))
+
+    def _latest(self, start: dict[str, Any], offsets: Offsets, limit: ReadLimit) -> dict[str, Any]:
         held = self._look(offsets)
         waiting = self._waiting(offsets, held)
         limits = BatchLimits() if isinstance(limit, ReadAllAvailable) else self.options.limits
@@ -132,7 +138,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges between two positions. Raises BrokerUnavailable if no broker has one of them, DataLoss."""
-        before, after = from_json(start), from_json(end)
+        return through_failover(self._open(), partial(self._planned, from_json(start), from_json(end)))
+
+    def _planned(self, before: Offsets, after: Offsets) -> list[InputPartition]:
         wanted = {each: (before.get(each, 0), last) for each, last in after.items() if before.get(each, 0) < last}
         held = self._look({each: last for each, (_, last) in wanted.items()}, only=True)
         self._report([lost for each, span in wanted.items() if (lost := _lost(each, span, held[each]))], held)
@@ -141,7 +149,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for each, (first, last) in sorted(wanted.items())
             if max(first, held[each].first) < last <= held[each].end
         ]
-        return [InputPartition(planned) for planned in split(self._open(), self.options, ranges)]
+        cluster = self._open()
+        return [InputPartition(each) for each in with_nodes(cluster, split(cluster, self.options, ranges))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one range, in order. Raises BrokerUnavailable (Spark then tries the task again)."""

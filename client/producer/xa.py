@@ -199,6 +199,14 @@ class XaResource:
         with _as_xa_errors(decides=True):
             return self._recover_from(broker)
 
+    def is_set(self, broker: int) -> bool:
+        """Whether the broker is a broker set: what is lost with one node can be begun anew at the next leader."""
+        try:
+            return self._calls.metadata.is_set(broker)
+        except CoordinationError as error:
+            log.info("whether broker %d is a set is not known: %s", broker, error)
+            return False
+
     # --- brokers ----------------------------------------------------------------------------------------------------
 
     def _endpoints(self) -> Iterable[int]:
@@ -272,20 +280,12 @@ class XaResource:
                     trouble.lost.add(trouble.asked)  # a leader that is deposed says so, too
                 now, pause = calls.clock(), backoff.next()
                 if give_up is None:
-                    if not self._is_set(broker):
+                    if not self.is_set(broker):
                         raise
                     give_up = now + LEADER_SECONDS
                 if now + pause >= give_up:
                     raise
                 time.sleep(pause)
-
-    def _is_set(self, broker: int) -> bool:
-        """Whether another node may answer for this broker."""
-        try:
-            return self._calls.metadata.is_set(broker)
-        except CoordinationError as error:
-            log.info("whether broker %d is a set is not known: %s", broker, error)
-            return False
 
     def _explained(self, broker: int, kind: TransactionType, xid: Xid, trouble: _Trouble, error: XaRefused) -> str:
         """The answer that a refusal stands for after some trouble.

@@ -15,6 +15,7 @@ from metaq.coordination.interrupts import Aside
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.records import UNKNOWN_MESSAGE_ID
 from metaq.coordination.session import ZkSession
+from metaq.coordination.set_view import read_set
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
 from ..config import ConnectionConfig, Protocol, config_or_default
@@ -134,6 +135,13 @@ class Cluster:
     def ask_at(self, endpoint: Endpoint, question: Callable[[Connection], _T]) -> _T:
         """As `ask`, of the broker that listened there when it was looked for."""
         return following(self._pool.follow, lambda: question(self.connect(endpoint)))
+
+    def set_nodes(self) -> dict[int, tuple[Endpoint, ...]]:
+        """Where the present nodes of each broker set listen, by broker id. Raises CoordinationError."""
+        found = {broker_id: read_set(self._session, broker_id).nodes for broker_id in self.view.set_ids()}
+        return {
+            broker_id: tuple(Endpoint(*node.address) for node in nodes.values()) for broker_id, nodes in found.items()
+        }
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

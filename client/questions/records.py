@@ -4,6 +4,7 @@ Java broker's data the bytes behind the damage are read here.
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +67,11 @@ class BegunPull:
         self._connection = connection
         self._asked = partition, offset, max_bytes
         self._call = connection.begin(_build_pull(connection, partition, offset, max_bytes, tags))
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the answer, so many seconds at most: whether `result` has it, or an error, at once."""
+        self._connection.drive(self._call, time.monotonic() + seconds)
+        return self._call.done
 
     def result(self) -> Pulled:
         """Wait for the answer, as long as a request may take. Without runs: no record is there before next_offset.

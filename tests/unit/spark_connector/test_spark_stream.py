@@ -24,6 +24,7 @@ def reader(held, monkeypatch, **options):
     )
     monkeypatch.setattr(made, "_open", lambda: None)
     monkeypatch.setattr("metaq.spark_connector.stream.split", lambda _cluster, _options, ranges: ranges)
+    monkeypatch.setattr("metaq.spark_connector.stream.with_nodes", lambda _cluster, ranges: ranges)
     return made
 
 

@@ -1,0 +1,99 @@
+"""Who leads a broker set, as its nodes say it: a task has no view of ZooKeeper, and a frozen leader says nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from metaq.client.config import ConnectionConfig, Protocol
+from metaq.client.connection import Connection, Endpoint, open_connection
+from metaq.client.metadata import parse_address
+from metaq.client.questions.partitions import partition_bounds
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import BrokerUnavailable, ConfigError, MetaqError, NotLeader, RequestTimedOut
+
+__all__ = ["QUIET_SECONDS", "SetNodes"]
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 2.0
+"""A node of a broker set that has not answered for so long may be frozen: the other nodes are asked who leads."""
+
+_ANSWER_SECONDS = 1.0
+"""What a node knows, it says at once."""
+
+
+_FOUND_SECONDS = 30.0
+"""How long the tasks of this process go to a leader that was found without asking the silent node first."""
+
+_found: dict[Endpoint, tuple[Endpoint, float]] = {}
+"""By the node that did not answer: who led instead, and until when that is believed."""
+
+
+class SetNodes:
+    """The nodes of one broker set, where the driver has seen them. Of any other broker there are none. One thread."""
+
+    def __init__(
+        self, partition: TopicPartition, nodes: Sequence[Endpoint], config: ConnectionConfig, protocol: Protocol
+    ) -> None:
+        """partition: one that the set has."""
+        self._partition = partition
+        self._nodes = tuple(nodes)
+        self._config = config
+        self._protocol = protocol
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes)
+
+    def connect(self, endpoint: Endpoint) -> Connection:
+        """A connection for reading. A node of a set that does not answer soon is given up: another one may lead.
+
+        Raises BrokerUnavailable.
+        """
+        return open_connection(endpoint, self._config, self._protocol, QUIET_SECONDS if self._nodes else None)
+
+    def first(self, planned: Endpoint) -> Endpoint:
+        """Where to begin: an earlier task of this process may have found that another node leads."""
+        leader, until = _found.pop(planned, (planned, 0.0))
+        if time.monotonic() >= until:
+            return planned
+        _found[planned] = leader, until
+        return leader
+
+    def leader(self, silent: Endpoint) -> Endpoint | None:
+        """Another node than `silent` that leads, as it says itself or as a third one says; None if there is none yet.
+
+        Blocks for two seconds per node at most.
+        """
+        for node in self._nodes:
+            found = None if node == silent else self._leader_by(node)
+            if found is not None and found != silent:
+                _found.pop(found, None)
+                _found[silent] = found, time.monotonic() + _FOUND_SECONDS
+                return found
+        return None
+
+    def _leader_by(self, node: Endpoint) -> Endpoint | None:
+        try:
+            connection = open_connection(node, self._config, self._protocol, _ANSWER_SECONDS)
+            try:
+                partition_bounds(connection, self._partition, _ANSWER_SECONDS)
+            finally:
+                connection.close()
+        except NotLeader as error:
+            return _address(error.url)
+        except (BrokerUnavailable, RequestTimedOut) as error:
+            log.info("%s does not say who leads its broker set: %s", node, error)
+            return None
+        except MetaqError as error:  # it leads, and its answer will be the task's
+            log.info("%s leads its broker set: %s", node, error)
+        return node
+
+
+def _address(url: str) -> Endpoint | None:
+    try:
+        return parse_address(url) if url else None
+    except ConfigError as error:
+        log.info("a node names a leader that cannot be reached: %s", error)
+        return None
