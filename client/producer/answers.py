@@ -92,13 +92,20 @@ class FlightCodec:
         self._counted = SendHeaders(producer)
 
     def requests(self, turns: Sequence[Turn], broker: Speaks) -> Sequence[FlightRequest]:
-        """Those that carry these turns. There is more than one only if the broker is older than was known."""
+        """Those that carry these turns. There is more than one if the broker is older than was known, or if only some
+        turns can have numbers: those whose partition is known."""
         if len(turns) > 1 and not broker.takes_many:
             return [request for turn in turns for request in self.requests([turn], broker)]
         if broker.speaks_frames:
-            if self._producer and broker.takes_sequences and min([queue.partition[2] for queue, _ in turns]) >= 0:
+            if not (self._producer and broker.takes_sequences):
+                return (FrameRequest(turns, broker.endpoint, self._headers),)
+            if min([queue.partition[2] for queue, _ in turns]) >= 0:
                 return (FrameRequest(turns, broker.endpoint, self._counted, self._producer),)
-            return (FrameRequest(turns, broker.endpoint, self._headers),)
+            counted = [turn for turn in turns if turn[0].partition[2] >= 0]
+            without = FrameRequest([turn for turn in turns if turn not in counted], broker.endpoint, self._headers)
+            if not counted:
+                return (without,)
+            return (without, FrameRequest(counted, broker.endpoint, self._counted, self._producer))
         return (PutRequests(turns, broker.endpoint),)
 
 

@@ -34,6 +34,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from metaq.coordination.backoff import Backoff
@@ -568,20 +569,23 @@ class ProducerCore:
             here = queue.partition
             if not queue.paused:
                 return (), []
+            if any(outgoing.goes_by_key for outgoing in chain((each for each, _ in placed), queue.queue)):
+                # before anything leaves its place: a look in between would not find what is in no queue
+                self._keys.look(here.topic)
             placed = placed + [(each, None if each.goes_by_key else here) for each in queue.take_all()]
             queue.under_way = queue.repeat or ()
             if self._closed:
                 return (), [(outgoing, Closed()) for outgoing, _ in placed]
             touched = {here: queue}
             # messages of a key stay behind an earlier one that is repeated here: elsewhere they could be stored first
-            held = {key_bytes(each.key) for each in queue.repeat or () if each.key is not None}
+            held = {key_bytes(each.key) for each in queue.repeat or () if each.key is not None and each.goes_by_key}
             for outgoing, partition in placed:
                 if partition is not None:
                     where = partition
                 elif held and outgoing.key is not None and key_bytes(outgoing.key) in held:
                     where = here
                 else:
-                    where = self._by_key(outgoing)
+                    where = self._keys.place(outgoing) or here
                 other = self._queues.get(where) or self._queue_of(where)
                 other.put(outgoing)
                 touched[where] = other
@@ -641,6 +645,7 @@ class ProducerCore:
 
     def _by_key(self, outgoing: Outgoing) -> TopicPartition:
         """Where a message with a key goes. Raises NoPartition if that was never known, and none of its topic was."""
+        self._keys.look(outgoing.topic)
         partition = self._keys.place(outgoing) or self.partition_of(outgoing.topic)
         if partition is None:
             raise no_partition(outgoing.topic)

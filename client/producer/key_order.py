@@ -51,18 +51,24 @@ class KeyOrder:
         self.moving: Collection[object] = self._moves
         """Not empty while messages wait for earlier ones of their keys. No property: it is looked at for each send."""
 
-    def place(self, outgoing: Outgoing) -> TopicPartition | None:
-        """The partition that a message's key has now, or had last if nobody publishes the topic now; None if that was
-        never known. Takes notice of a change. O(1), O(messages of the topic) after a change. Raises NoPartition.
+    def look(self, topic: str) -> None:
+        """Take notice of a change of the topic's partitions. All messages with a key must be in their queues, or under
+        way there: those that are in a caller's hand are not found. O(1), O(messages of the topic) after a change.
+        Raises NoPartition.
         """
-        topic, key = outgoing.topic, outgoing.key
-        assert key is not None
         now = self._partitions_of(topic)
         known = self._lists.get(topic)
         if now is not known and now:
             if now != known:
                 self._moved(topic, now)
-            self._lists[topic] = known = now
+            self._lists[topic] = now
+
+    def place(self, outgoing: Outgoing) -> TopicPartition | None:
+        """The partition that a message's key had when `look` was called last, or when anybody published the topic last;
+        None if it was never known."""
+        key = outgoing.key
+        assert key is not None
+        known = self._lists.get(outgoing.topic)
         return partition_for_key(key, known) if known else None
 
     def behind(self, outgoing: Outgoing) -> deque[Outgoing] | None:

@@ -96,7 +96,7 @@ class Sender:
                     on_done = partial(self._answered, flight, request, index)
                     exchanges.append(Exchange(opaque, on_done, deadline, background))
                 buffers = request.encode(opaques)
-                flight.counted = request.counted
+                flight.counted = flight.counted or request.counted
                 flight.request = exchanges[0]
                 connection.send(exchanges, buffers)
         except BaseException:  # where one comes, a flight has one turn

@@ -8,8 +8,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from metaq import Message, Producer, ProducerConfig, SendResult, TopicPartition, browse
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from tests.integration.client_cluster import SHORT_SESSION_SECONDS, running_brokers
@@ -95,10 +93,6 @@ def test_the_checkers_reject_what_is_out_of_order() -> None:
     assert not disordered_copies(stored[:3])
 
 
-@pytest.mark.xfail(
-    reason="a defect that is known: since requests with an unknown outcome stay with their broker and a moved broker's "
-    "connection is given up, a key's next message can be stored elsewhere before the one that is repeated"
-)
 def test_the_order_of_a_key_holds_while_its_broker_is_killed_away_and_back(chroot: str, tmp_path: Path) -> None:
     with (
         running_brokers(chroot, tmp_path, {"t": 2}, count=2, session_seconds=SHORT_SESSION_SECONDS) as brokers,

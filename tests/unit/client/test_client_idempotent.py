@@ -111,6 +111,47 @@ def test_messages_of_a_key_stay_behind_one_that_is_repeated_and_others_move():
     assert (sent.batches[-1][0].partition, sent.batches[-1][1]) == (THERE, [later])
 
 
+def test_a_key_waits_for_all_that_stay_behind_one_that_is_repeated_whoever_notices_the_change_first():
+    """The change is noticed when the partition's messages are routed anew: some of them are in no queue just then."""
+    sent = Numbered()
+    first, other, second, later = (message(key=key) for key in (b"k", b"o", b"k", b"k"))
+    sent.partitions = (HERE,)
+    for each in (first, other, second):
+        sent.add(each, None)
+    sent.lose()
+    sent.partitions = (THERE,)
+    sent.again()
+    sent.add(later, None)
+    sent.finish(1)
+    sent.finish(2)
+    assert [batch for queue, batch in sent.batches if queue.partition == THERE] == [[other]], "second is under way"
+    sent.finish()
+    went = [(queue.partition, batch) for queue, batch in sent.batches[1:]]
+    assert went == [(HERE, [first]), (THERE, [other]), (HERE, [second]), (THERE, [later])]
+
+
+class Changing(Numbered):
+    """Its `views` come one after the other, each at the next look."""
+
+    views: tuple[tuple[TopicPartition, ...], ...] = ((HERE,),)
+
+    def partitions_for_keys(self, topic):
+        now, *later = self.views
+        self.views = tuple(later) or self.views
+        return now
+
+
+def test_a_change_while_messages_are_routed_anew_does_not_divide_a_key():
+    sent = Changing()
+    first, second, third = (message(key=b"k") for _ in range(3))
+    for each in (first, second, third):
+        sent.add(each, None)
+    sent.fail()
+    sent.views = (THERE,), (HERE,)
+    sent.again()
+    assert [(queue.partition, batch) for queue, batch in sent.batches[1:]] == [(THERE, [first, second, third])]
+
+
 def test_what_never_left_may_go_elsewhere_at_once():
     sent, first = started()
     sent.routes = {first: THERE}
@@ -225,6 +266,15 @@ def test_a_request_has_no_number_otherwise(partition, producer, takes):
     assert not request.counted
     assert "producerId" not in frame.ext
     assert "sequence" not in frame.ext
+
+
+def test_a_partition_without_numbers_takes_none_from_the_others_of_its_flight():
+    turns = [turn(HERE, 7), turn(TopicPartition("u", 0, -1), 1), turn(THERE, 3)]
+    without, counted = FlightCodec(99).requests(turns, broker(takes_sequences=True))
+    assert (without.counted, [each.queue.partition.topic for each in without.turns]) == (False, ["u"])
+    (frame,) = FrameReader().receive(b"".join(map(bytes, counted.encode([5]))))
+    assert split_many(frame.body, SendManyRequest.from_ext(frame.ext)).sequences == [7, 3]
+    assert counted.counted
 
 
 def test_the_option_is_on_and_takes_only_a_truth_value():
