@@ -102,7 +102,8 @@ class FlightCodec:
             if min([queue.partition[2] for queue, _ in turns]) >= 0:
                 return (FrameRequest(turns, broker.endpoint, self._counted, self._producer),)
             counted = [turn for turn in turns if turn[0].partition[2] >= 0]
-            without = FrameRequest([turn for turn in turns if turn not in counted], broker.endpoint, self._headers)
+            others = [turn for turn in turns if turn[0].partition[2] < 0]
+            without = FrameRequest(others, broker.endpoint, self._headers)
             if not counted:
                 return (without,)
             return (without, FrameRequest(counted, broker.endpoint, self._counted, self._producer))

@@ -34,37 +34,25 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from metaq.coordination.backoff import Backoff
-from metaq.protocol.errors import (
-    ClientError,
-    MetaqError,
-    NoPartition,
-    NotLeader,
-    NotSafe,
-    RequestTimedOut,
-    TopicNotAccepted,
-    WrongPartition,
-)
+from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
 
 from ..config import ProducerConfig
 from ..values import TopicPartition
 from . import tuning
+from .failures import Closed, Failures
 from .futures import Outcome
 from .key_order import KeyOrder
 from .losses import Losses
-from .outgoing import GatheredBatch, OnDelivery, Outgoing
-from .queues import BrokerQueue, FailedTurn, Flight, PartitionQueue, Turn, expired, take_expired
-from .routing import key_bytes, no_partition
+from .outgoing import GatheredBatch, GivenUp, OnDelivery, Outgoing
+from .queues import BrokerQueue, FailedTurn, Flight, PartitionQueue, Queues, Turn, expired, take_expired
+from .rerouting import Rerouting
+from .routing import Routes, no_partition
 
-__all__ = ["Actions", "GivenUp", "ProducerCore", "Routes"]
-
-GivenUp = tuple[Outgoing, Exception]
-"""A message that is not tried any more, and why."""
+__all__ = ["Actions", "ProducerCore"]
 
 
 class Actions(NamedTuple):
@@ -74,19 +62,6 @@ class Actions(NamedTuple):
     flights: Sequence[Flight] = ()
     ended: Sequence[GivenUp] = ()
     late: Sequence[GivenUp] = ()
-
-
-class Routes(Protocol):
-    """Where messages may go now: the Router. `partitions_for_keys` and `avoid` are called with the core's lock held."""
-
-    def route(self, outgoing: Outgoing) -> TopicPartition: ...
-    def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]: ...
-    def is_away(self, outgoing: Outgoing) -> bool: ...
-    def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> bool: ...
-    def works(self, partition: TopicPartition) -> None: ...
-
-    @property
-    def avoids_any(self) -> bool: ...
 
 
 class ProducerCore:
@@ -106,36 +81,33 @@ class ProducerCore:
         follow: Callable[[MetaqError], float | None] = lambda _: None,
     ) -> None:
         """follow: as ConnectionPool.follow."""
-        self._config = config
         self._places = places
         self._clock = clock
-        self._random = random
         self._interruptible = interruptible
-        self._follow = follow
         self._max_bytes = config.max_batch_bytes
         self._max_joined = min(config.max_batch_bytes, MAX_BODY_BYTES)  # a larger message is refused, by others
         self._max_records = config.max_batch_records
         self._max_flights = config.max_requests_in_flight
         self._max_buffered = config.max_buffered_bytes
         self._max_messages = config.max_buffered_messages
-        self._lingers = config.linger_ms > 0
+        self._linger_seconds = config.linger_ms / 1000
         self._lock = threading.Lock()
         self._buffered = 0
         self._messages = 0
         self._closed = False
-        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._all = Queues(config.max_requests_in_flight, config.max_batch_bytes, config.max_batch_records)
+        self._queues = self._all.by_partition
         self._gathering: dict[Hashable, PartitionQueue] = {}  # where messages that nothing else distinguishes went last
-        self._first: dict[str, PartitionQueue] = {}  # by topic
-        self._brokers: dict[int, BrokerQueue] = {}
         self._keys = KeyOrder(self._queues, places.partitions_for_keys)
+        self._failures = Failures(config, places, clock, random, follow)
+        self._rerouting = Rerouting(self._all, self._keys, places, self._failures, clock)
+        self._depart = self._all.depart
         self._last_look = -math.inf
         self.due: list[tuple[float, int, PartitionQueue | BrokerQueue | None]] = []
         """What `wake` has to do, a heap by time; None: everything. For a driver it is empty, or not."""
         self._numbers = itertools.count()
         self.expire_at = math.inf
         """When `expire` is to be called."""
-        self.closing = False
-        """Set by the driver that is about to `close`: what fails now is not tried again."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -202,8 +174,7 @@ class ProducerCore:
 
     def partition_of(self, topic: str) -> TopicPartition | None:
         """One that a message of the topic was accepted for, None if none ever was."""
-        first = self._first.get(topic)
-        return None if first is None else first.partition
+        return self._all.first.get(topic)
 
     def has_room(self, outgoing: Outgoing) -> bool:
         """Whether `add` would not return None."""
@@ -246,9 +217,9 @@ class ProducerCore:
                 self._messages += 1
                 waiting.append(outgoing)
                 return None, ()
-            queue = self._queues.get(partition) or self._queue_of(partition)
+            queue = self._queues.get(partition) or self._all.of(partition)
             broker = queue.broker
-            idle = not (queue.busy or queue.paused or queue.queue or self._lingers or broker.ready)
+            idle = not (queue.busy or queue.paused or queue.queue or self._linger_seconds or broker.ready)
             if idle and broker.is_open(self._max_flights):  # the usual case of a producer that is not busy
                 batch = [outgoing]
                 flight = Flight(broker, [Turn(queue, batch)])
@@ -322,15 +293,12 @@ class ProducerCore:
                 self._places.works(queue.partition)
         with self._lock:
             ended: list[GivenUp] = []
-            for (queue, batch), error in failed:
+            for turn, error in failed:
+                queue, batch = turn
                 if queue.under_way is batch:  # else its request ended before its sender was interrupted
                     lost = not answered and (flight.counted or queue.repeat is not None)
-                    # a node that does not lead knows nothing of the request that this one repeats
-                    lost = lost or (queue.repeat is not None and isinstance(error, NotLeader))
-                    if (lost and error.retriable) or isinstance(error, NotSafe):
-                        ended += self._keep(queue, batch, error)
-                    else:
-                        ended += self._back(queue, batch, error)
+                    ended += self._failures.failed(turn, error, lost)
+                    self._wake_at(queue.retry_at, queue)
             for queue, batch in finished:
                 queue.failures = 0
                 queue.answered = batch[0].count if len(batch) == 1 else sum([each.count for each in batch])
@@ -376,7 +344,7 @@ class ProducerCore:
                     if what.paused and what.retry_at <= now:  # else it was tried again when the cluster changed
                         paused.append(what)
                 elif what is None:
-                    flights += self._call(self._queues.values())
+                    flights += self._all.call(self._queues.values())
                 else:
                     what.call_lingering()
                     flights += self._depart(what)
@@ -422,11 +390,15 @@ class ProducerCore:
             late=[(each, self.overdue(each)) for each in under_way],
         )
 
+    def stop_trying(self) -> None:
+        """`close` is to come: what fails from now on is not tried again."""
+        self._failures.closing = True
+
     def close(self) -> Actions:
         """Accept nothing any more, and try nothing again; all that has no outcome yet ends: what is queued, and, late,
         what is under way."""
         with self._lock:
-            self._closed = self.closing = True
+            self._closed = self._failures.closing = True
             unknown = [outgoing for each in self._queues.values() for outgoing in each.give_up_repeat()]
             under_way = [outgoing for each in self._queues.values() for outgoing in each.under_way]
             queued = unknown + [outgoing for each in self._queues.values() for outgoing in each.take_all()]
@@ -435,162 +407,27 @@ class ProducerCore:
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
         """What a message ends with at its deadline."""
-        cause = outgoing.cause
-        if (cause is None or isinstance(cause, NoPartition)) and self._places.is_away(outgoing):
-            return NoPartition(
-                f"topic {outgoing.topic!r}: no broker that is registered now has "
-                + ("the topic" if outgoing.fixed is None else f"partition {outgoing.fixed}")
-                + ", and none came back before the message's deadline"
-            )
-        tries = f"; the last of {outgoing.attempts} tries failed: {cause}" if cause else ""
-        return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
-
-    # --- retries ----------------------------------------------------------------------------------------------------
-
-    def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
-        """With the lock held: it is not known whether a numbered request is stored. It is repeated as it is while one
-        of its messages has time left; returns all of them if none has."""
-        now = self._clock()
-        follows = self._follow(error)
-        for outgoing in batch:
-            outgoing.attempts += follows is None
-            outgoing.cause = _telling(outgoing, error, now)
-        if queue.repeat is None:
-            queue.repeat_until = now + tuning.REPEAT_SECONDS
-        queue.busy = False
-        queue.paused = True
-        # another list: this flight, if it is told of again, must not find its own
-        queue.under_way = queue.repeat = list(batch)
-        queue.stop_gathering()
-        queue.follows = follows is not None
-        if follows is not None:
-            queue.retry_at = now + follows
-        else:
-            queue.failures += 1
-            pause = self._pause(queue.failures)
-            self._places.avoid(queue.partition, error, pause)
-            queue.retry_at = now if queue.failures == 1 else now + pause
-        self._wake_at(queue.retry_at, queue)
-        if not self.closing and self._may_repeat(queue, now):
-            return []
-        return [(each, Closed() if self.closing else self.overdue(each)) for each in queue.give_up_repeat()]
-
-    def _may_repeat(self, queue: PartitionQueue, now: float) -> bool:
-        assert queue.repeat is not None
-        return now < queue.repeat_until and any(not each.done and now < each.deadline for each in queue.repeat)
-
-    def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
-        """With the lock held: a request failed. What may be tried again goes back in front of the queue, which pauses;
-        returns the rest."""
-        again: list[Outgoing] = []
-        ended: list[GivenUp] = []
-        now = self._clock()
-        follows = self._follow(error)
-        for outgoing in batch:
-            outgoing.attempts += follows is None
-            outgoing.cause = _telling(outgoing, error, now)
-            may_retry = _may_retry(outgoing, error)
-            if may_retry and not (outgoing.done or self.closing) and now < outgoing.deadline:
-                again.append(outgoing)
-            elif may_retry:
-                ended.append((outgoing, Closed() if self.closing else self.overdue(outgoing)))
-            else:
-                ended.append((outgoing, error))
-        queue.busy = False
-        queue.paused = True
-        queue.under_way = ()
-        queue.repeat = None
-        queue.stop_gathering()
-        queue.put_back(again)
-        queue.follows = follows is not None
-        if follows is not None:  # the partition has not failed: its messages stay there
-            queue.retry_at = now + follows
-            self._wake_at(queue.retry_at, queue)
-            return ended
-        queue.failures += 1
-        pause = self._pause(queue.failures)
-        elsewhere = self._places.avoid(queue.partition, error, pause)
-        moves = elsewhere and any(each.attempts == 1 and each.key is None and each.fixed is None for each in again)
-        queue.retry_at = now if moves or queue.failures == 1 else now + pause
-        self._wake_at(queue.retry_at, queue)
-        return ended
-
-    def _pause(self, failures: int) -> float:
-        backoff = Backoff(self._config.retry_min_seconds, self._config.retry_max_seconds, self._random)
-        backoff.tries = failures - 1
-        return backoff.next()
+        return self._failures.overdue(outgoing)
 
     def _try_again(self, paused: Iterable[PartitionQueue], flights: Sequence[Flight]) -> Actions:
         """Route everything queued of these partitions anew."""
         ended: list[GivenUp] = []
         following = list(flights)
         for queue in paused:
-            drained, overdue = self._drain(queue)
+            with self._lock:
+                drained, overdue = self._rerouting.drain(queue)
             ended += [(outgoing, self.overdue(outgoing)) for outgoing in overdue]
-            placed: list[tuple[Outgoing, TopicPartition | None]] = []
-            for outgoing in drained:
-                if outgoing.done or outgoing.deadline <= self._clock():
-                    ended.append((outgoing, self.overdue(outgoing)))
-                elif outgoing.goes_by_key:
-                    placed.append((outgoing, None))
-                elif queue.follows:
-                    placed.append((outgoing, queue.partition))
+            placed, failed = self._rerouting.choose(queue, drained)
+            ended += failed
+            with self._lock:
+                if not queue.paused:
+                    continue
+                if self._closed:  # which has ended all others
+                    queue.under_way = ()
+                    ended += [(outgoing, Closed()) for outgoing, _ in placed]
                 else:
-                    try:
-                        placed.append((outgoing, self._places.route(outgoing)))
-                    except NoPartition:
-                        placed.append((outgoing, queue.partition))  # nobody publishes the topic now: it waits here
-                    except Exception as error:  # a selector of the user's: the message gets its error
-                        ended.append((outgoing, error))
-            more, left = self._resume(queue, placed)
-            following += more
-            ended += left
+                    following += self._all.call(self._rerouting.resume(queue, placed))
         return Actions(following, ended)
-
-    def _drain(self, queue: PartitionQueue) -> tuple[Sequence[Outgoing], Sequence[Outgoing]]:
-        """Everything queued of a paused partition, to be routed anew, which stays paused until `_resume`; and what it
-        had to repeat, if that is not to be repeated any more."""
-        with self._lock:
-            if not queue.paused:
-                return (), ()
-            overdue: Sequence[Outgoing] = ()
-            if queue.repeat is not None and not self._may_repeat(queue, self._clock()):
-                overdue = queue.give_up_repeat()
-            drained = queue.take_all()
-            queue.under_way = [*(queue.repeat or ()), *drained]
-            return drained, overdue
-
-    def _resume(
-        self, queue: PartitionQueue, placed: list[tuple[Outgoing, TopicPartition | None]]
-    ) -> tuple[Sequence[Flight], list[GivenUp]]:
-        """Put what `_drain` took where it shall go now (None: by its key), in front of what arrived meanwhile, and end
-        the pause. Returns what may leave, and what is left if this was closed meanwhile."""
-        with self._lock:
-            here = queue.partition
-            if not queue.paused:
-                return (), []
-            if any(outgoing.goes_by_key for outgoing in chain((each for each, _ in placed), queue.queue)):
-                # before anything leaves its place: a look in between would not find what is in no queue
-                self._keys.look(here.topic)
-            placed = placed + [(each, None if each.goes_by_key else here) for each in queue.take_all()]
-            queue.under_way = queue.repeat or ()
-            if self._closed:
-                return (), [(outgoing, Closed()) for outgoing, _ in placed]
-            touched = {here: queue}
-            # messages of a key stay behind an earlier one that is repeated here: elsewhere they could be stored first
-            held = {key_bytes(each.key) for each in queue.repeat or () if each.key is not None and each.goes_by_key}
-            for outgoing, partition in placed:
-                if partition is not None:
-                    where = partition
-                elif held and outgoing.key is not None and key_bytes(outgoing.key) in held:
-                    where = here
-                else:
-                    where = self._keys.place(outgoing) or here
-                other = self._queues.get(where) or self._queue_of(where)
-                other.put(outgoing)
-                touched[where] = other
-            queue.paused = False
-            return self._call(touched.values()), []
 
     # --- with the lock held -----------------------------------------------------------------------------------------
 
@@ -619,7 +456,7 @@ class ProducerCore:
         if queue.busy or queue.paused:
             return ()
         broker = queue.broker
-        if not self._lingers or outgoing.report is None or self._is_full(queue):
+        if not self._linger_seconds or outgoing.report is None or self._is_full(queue):
             broker.call(queue)
             if not broker.is_open(self._max_flights):
                 return ()
@@ -629,23 +466,15 @@ class ProducerCore:
             return self._depart(broker)
         if not queue.ready and len(queue.queue) == 1:
             if not broker.lingering:
-                self._wake_at(self._clock() + self._config.linger_ms / 1000, broker)
+                self._wake_at(self._clock() + self._linger_seconds, broker)
             broker.lingering.append(queue)
         return ()
 
     def _wake_at(self, when: float, what: PartitionQueue | BrokerQueue | None) -> None:
         heapq.heappush(self.due, (when, next(self._numbers), what))
 
-    def _queue_of(self, partition: TopicPartition) -> PartitionQueue:
-        broker = self._brokers.setdefault(partition.broker, BrokerQueue())
-        queue = PartitionQueue(partition, broker)
-        self._first.setdefault(partition.topic, queue)  # first: the partition is looked up next time
-        self._queues[partition] = queue
-        return queue
-
     def _by_key(self, outgoing: Outgoing) -> TopicPartition:
         """Where a message with a key goes. Raises NoPartition if that was never known, and none of its topic was."""
-        self._keys.look(outgoing.topic)
         partition = self._keys.place(outgoing) or self.partition_of(outgoing.topic)
         if partition is None:
             raise no_partition(outgoing.topic)
@@ -656,18 +485,6 @@ class ProducerCore:
         if queue.open is not None:
             size, records = size + queue.open.size, records + queue.open.count
         return size >= self._max_bytes or records >= self._max_records
-
-    def _call(self, queues: Iterable[PartitionQueue]) -> list[Flight]:
-        """Let those go that have something queued."""
-        brokers: dict[BrokerQueue, None] = {}
-        for each in queues:
-            if each.queue or each.repeat:
-                each.broker.call(each)
-                brokers[each.broker] = None
-        return [flight for broker in brokers for flight in self._depart(broker)]
-
-    def _depart(self, broker: BrokerQueue) -> list[Flight]:
-        return broker.depart(self._max_flights, self._max_bytes, self._max_records)
 
     def _forget(self, ended: Sequence[Outgoing]) -> Sequence[Flight]:
         for each in ended:
@@ -683,10 +500,10 @@ class ProducerCore:
             if (waiting := self._keys.behind(outgoing)) is not None:  # the partitions may just have changed again
                 waiting.append(outgoing)
                 continue
-            queue = self._queues.get(partition) or self._queue_of(partition)
+            queue = self._queues.get(partition) or self._all.of(partition)
             queue.put(outgoing)
             freed[partition] = queue
-        return self._call(freed.values()) if freed else ()
+        return self._all.call(freed.values()) if freed else ()
 
     def _everything(self) -> Iterator[Outgoing]:
         for each in self._queues.values():
@@ -699,29 +516,3 @@ class ProducerCore:
         return self._messages > 0 and (
             self._buffered + outgoing.size > self._max_buffered or self._messages >= self._max_messages
         )
-
-
-class Closed(ClientError):
-    """The producer was closed; another one may send the message."""
-
-    retriable = True
-
-    def __init__(self) -> None:
-        super().__init__("the producer was closed before this message was acknowledged")
-
-
-def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
-    if outgoing.once:
-        return False
-    if isinstance(error, (TopicNotAccepted, WrongPartition)):
-        return outgoing.attempts < tuning.VIEW_RETRIES
-    return error.retriable
-
-
-def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
-    """Which error is the cause of a failed message: its own deadline cutting a try short tells nothing, and that its
-    broker is not registered any more tells less than what the broker did before."""
-    known = outgoing.cause
-    if known is None or isinstance(known, NoPartition):
-        return error
-    return known if now >= outgoing.deadline or isinstance(error, NoPartition) else error

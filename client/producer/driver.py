@@ -222,7 +222,7 @@ class Driver:
                 self._undelivered.stop_sending(timeout)
             self._wait_for_all(deadline)
         finally:
-            self.core.closing = True
+            self.core.stop_trying()
             # call-backs run on this thread: on another one, a call-back that blocks would keep the messages behind it
             # from the count of what is lost, and from the store, which ends soon
             self._do(self.core.close())

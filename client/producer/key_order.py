@@ -51,6 +51,17 @@ class KeyOrder:
         self.moving: Collection[object] = self._moves
         """Not empty while messages wait for earlier ones of their keys. No property: it is looked at for each send."""
 
+    def place(self, outgoing: Outgoing) -> TopicPartition | None:
+        """The partition that a message's key has now, or had last if nobody publishes the topic now; None if that was
+        never known. Takes notice of a change, as `look`. Raises NoPartition."""
+        topic, key = outgoing.topic, outgoing.key
+        assert key is not None
+        known = self._lists.get(topic)
+        if self._partitions_of(topic) is not known:
+            self.look(topic)
+            known = self._lists.get(topic)
+        return partition_for_key(key, known) if known else None
+
     def look(self, topic: str) -> None:
         """Take notice of a change of the topic's partitions. All messages with a key must be in their queues, or under
         way there: those that are in a caller's hand are not found. O(1), O(messages of the topic) after a change.
@@ -63,13 +74,11 @@ class KeyOrder:
                 self._moved(topic, now)
             self._lists[topic] = now
 
-    def place(self, outgoing: Outgoing) -> TopicPartition | None:
-        """The partition that a message's key had when `look` was called last, or when anybody published the topic last;
-        None if it was never known."""
-        key = outgoing.key
-        assert key is not None
+    def noticed(self, outgoing: Outgoing) -> TopicPartition | None:
+        """As `place`, when `look` was called last."""
+        assert outgoing.key is not None
         known = self._lists.get(outgoing.topic)
-        return partition_for_key(key, known) if known else None
+        return partition_for_key(outgoing.key, known) if known else None
 
     def behind(self, outgoing: Outgoing) -> deque[Outgoing] | None:
         """What a new message has to be put behind, to wait for earlier ones of its key; None if it need not wait."""

@@ -26,6 +26,7 @@ from .losses import Losses
 __all__ = [
     "ASKED",
     "GatheredBatch",
+    "GivenUp",
     "OnDelivery",
     "OnSent",
     "Outgoing",
@@ -190,6 +191,10 @@ class Outgoing(Waiter):
 
     def keep(self, results: list[SendResult | None]) -> None:
         """Some of what `records` returned were put and some (None) were not: only these are to be sent again."""
+
+
+GivenUp = tuple[Outgoing, Exception]
+"""A message that is not tried any more, and why."""
 
 
 class OutgoingBatch(Outgoing):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from metaq.protocol.errors import MetaqError
@@ -17,7 +17,7 @@ from ..values import TopicPartition
 from . import tuning
 from .outgoing import GatheredBatch, Outgoing, OutgoingBatch
 
-__all__ = ["BrokerQueue", "FailedTurn", "Flight", "PartitionQueue", "Turn", "expired", "take_expired"]
+__all__ = ["BrokerQueue", "FailedTurn", "Flight", "PartitionQueue", "Queues", "Turn", "expired", "take_expired"]
 
 
 class PartitionQueue:
@@ -291,6 +291,41 @@ class BrokerQueue:
                     records += _count(batch)
                 turns.append(Turn(first, batch))
         return turns
+
+
+class Queues:
+    """All of one producer. first: by topic, a partition that a message was accepted for."""
+
+    def __init__(self, max_flights: int, max_bytes: int, max_records: int) -> None:
+        """max_flights: under way to one broker. max_bytes, max_records: of one flight."""
+        self.by_partition: dict[TopicPartition, PartitionQueue] = {}
+        self.first: dict[str, TopicPartition] = {}
+        self._brokers: dict[int, BrokerQueue] = {}
+        self._limits = max_flights, max_bytes, max_records
+
+    def of(self, partition: TopicPartition) -> PartitionQueue:
+        """A partition's, made now if there was none."""
+        found = self.by_partition.get(partition)
+        if found is not None:
+            return found
+        broker = self._brokers.setdefault(partition.broker, BrokerQueue())
+        queue = PartitionQueue(partition, broker)
+        self.first.setdefault(partition.topic, partition)  # first: the partition is looked up next time
+        self.by_partition[partition] = queue
+        return queue
+
+    def call(self, queues: Iterable[PartitionQueue]) -> list[Flight]:
+        """Let those go that have something queued. Returns what may leave now."""
+        brokers: dict[BrokerQueue, None] = {}
+        for each in queues:
+            if each.queue or each.repeat:
+                each.broker.call(each)
+                brokers[each.broker] = None
+        return [flight for broker in brokers for flight in self.depart(broker)]
+
+    def depart(self, broker: BrokerQueue) -> list[Flight]:
+        """The flights to it that may leave now."""
+        return broker.depart(*self._limits)
 
 
 def _size(messages: Sequence[Outgoing]) -> int:

@@ -22,6 +22,7 @@ __all__ = [
     "PartitionSelector",
     "RoundRobinSelector",
     "Router",
+    "Routes",
     "check_selector",
     "key_bytes",
     "no_partition",
@@ -67,6 +68,19 @@ class RoundRobinSelector:
         if counter is None:
             counter = self._counters.setdefault(topic, itertools.count(int(self._random() * len(partitions))))
         return partitions[next(counter) % len(partitions)]
+
+
+class Routes(Protocol):
+    """Where messages may go now: the Router. `partitions_for_keys` and `avoid` are called with the core's lock held."""
+
+    def route(self, outgoing: Outgoing) -> TopicPartition: ...
+    def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]: ...
+    def is_away(self, outgoing: Outgoing) -> bool: ...
+    def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> bool: ...
+    def works(self, partition: TopicPartition) -> None: ...
+
+    @property
+    def avoids_any(self) -> bool: ...
 
 
 class Router:

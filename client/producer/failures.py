@@ -1,0 +1,174 @@
+"""What becomes of a request that failed: it is repeated as it was, its messages are tried anew, or they end.
+
+`ProducerCore._lock` guards everything here but `overdue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from metaq.coordination.backoff import Backoff
+from metaq.protocol.errors import (
+    ClientError,
+    MetaqError,
+    NoPartition,
+    NotLeader,
+    NotSafe,
+    RequestTimedOut,
+    TopicNotAccepted,
+    WrongPartition,
+)
+
+from ..config import ProducerConfig
+from . import tuning
+from .outgoing import GivenUp, Outgoing
+from .queues import PartitionQueue, Turn
+from .routing import Routes
+
+__all__ = ["Closed", "Failures"]
+
+
+class Failures:
+    """Decides by the error of a request, by what may be stored of it, and by its messages' deadlines.
+
+    closing: nothing is tried again any more.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        places: Routes,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+        follow: Callable[[MetaqError], float | None],
+    ) -> None:
+        self.closing = False
+        self._config = config
+        self._places = places
+        self._clock = clock
+        self._random = random
+        self._follow = follow
+
+    def failed(self, turn: Turn, error: MetaqError, unknown: bool) -> list[GivenUp]:
+        """The partition pauses until its `retry_at`. Returns what is not tried any more.
+
+        unknown: whether the request may have reached the broker with its number, and the broker has not answered it.
+        """
+        queue, batch = turn
+        if queue.repeat is not None:  # a node that does not lead knows nothing of the request that this one repeats
+            unknown = unknown or isinstance(error, NotLeader)
+        if (unknown and error.retriable) or isinstance(error, NotSafe):
+            return self._keep(queue, batch, error)
+        return self._back(queue, batch, error)
+
+    def overdue(self, outgoing: Outgoing) -> ClientError:
+        """What a message ends with at its deadline. Any thread."""
+        cause = outgoing.cause
+        if (cause is None or isinstance(cause, NoPartition)) and self._places.is_away(outgoing):
+            return NoPartition(
+                f"topic {outgoing.topic!r}: no broker that is registered now has "
+                + ("the topic" if outgoing.fixed is None else f"partition {outgoing.fixed}")
+                + ", and none came back before the message's deadline"
+            )
+        tries = f"; the last of {outgoing.attempts} tries failed: {cause}" if cause else ""
+        return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
+
+    def may_repeat(self, queue: PartitionQueue) -> bool:
+        """Whether what is kept is to be repeated still."""
+        now = self._clock()
+        assert queue.repeat is not None
+        return now < queue.repeat_until and any(not each.done and now < each.deadline for each in queue.repeat)
+
+    def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
+        """It is not known whether a numbered request is stored. It is repeated as it is while one of its messages has
+        time left; all of them end if none has."""
+        now = self._clock()
+        follows = self._note(batch, error, now)
+        if queue.repeat is None:
+            queue.repeat_until = now + tuning.REPEAT_SECONDS
+        # another list: this flight, if it is told of again, must not find its own
+        queue.under_way = queue.repeat = list(batch)
+        self._pause(queue, follows, now)
+        if follows is None:
+            pause = self._seconds(queue.failures)
+            self._places.avoid(queue.partition, error, pause)
+            queue.retry_at = now if queue.failures == 1 else now + pause
+        if not self.closing and self.may_repeat(queue):
+            return []
+        return [(each, self._end(each)) for each in queue.give_up_repeat()]
+
+    def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
+        """It is not stored. What may be tried again goes back in front of the queue; the rest ends."""
+        again: list[Outgoing] = []
+        ended: list[GivenUp] = []
+        now = self._clock()
+        follows = self._note(batch, error, now)
+        for outgoing in batch:
+            if not _may_retry(outgoing, error):
+                ended.append((outgoing, error))
+            elif outgoing.done or self.closing or now >= outgoing.deadline:
+                ended.append((outgoing, self._end(outgoing)))
+            else:
+                again.append(outgoing)
+        queue.under_way = ()
+        queue.repeat = None
+        self._pause(queue, follows, now)
+        queue.put_back(again)
+        if follows is None:
+            pause = self._seconds(queue.failures)
+            elsewhere = self._places.avoid(queue.partition, error, pause)
+            moves = elsewhere and any(each.attempts == 1 and each.key is None and each.fixed is None for each in again)
+            queue.retry_at = now if moves or queue.failures == 1 else now + pause
+        return ended
+
+    def _note(self, batch: list[Outgoing], error: MetaqError, now: float) -> float | None:
+        """The messages know why they failed. Returns the pause if only another node leads: that is no failure."""
+        follows = self._follow(error)
+        for outgoing in batch:
+            outgoing.attempts += follows is None
+            outgoing.cause = _telling(outgoing, error, now)
+        return follows
+
+    def _pause(self, queue: PartitionQueue, follows: float | None, now: float) -> None:
+        queue.busy = False
+        queue.paused = True
+        queue.stop_gathering()
+        queue.follows = follows is not None
+        if follows is not None:  # the partition has not failed: its messages stay there
+            queue.retry_at = now + follows
+        else:
+            queue.failures += 1
+
+    def _seconds(self, failures: int) -> float:
+        backoff = Backoff(self._config.retry_min_seconds, self._config.retry_max_seconds, self._random)
+        backoff.tries = failures - 1
+        return backoff.next()
+
+    def _end(self, outgoing: Outgoing) -> ClientError:
+        return Closed() if self.closing else self.overdue(outgoing)
+
+
+class Closed(ClientError):
+    """The producer was closed; another one may send the message."""
+
+    retriable = True
+
+    def __init__(self) -> None:
+        super().__init__("the producer was closed before this message was acknowledged")
+
+
+def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
+    if outgoing.once:
+        return False
+    if isinstance(error, (TopicNotAccepted, WrongPartition)):
+        return outgoing.attempts < tuning.VIEW_RETRIES
+    return error.retriable
+
+
+def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
+    """Which error is the cause of a failed message: its own deadline cutting a try short tells nothing, and that its
+    broker is not registered any more tells less than what the broker did before."""
+    known = outgoing.cause
+    if known is None or isinstance(known, NoPartition):
+        return error
+    return known if now >= outgoing.deadline or isinstance(error, NoPartition) else error

@@ -1,0 +1,93 @@
+"""What waits for a paused partition goes where it shall go now, without leaving its order.
+
+Three steps: `drain` and `resume` with `ProducerCore._lock` held, and `choose` between them without it, because it may
+call a selector of the user's. Meanwhile the messages count as under way in their partition, where KeyOrder finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+
+from metaq.protocol.errors import NoPartition
+
+from ..values import TopicPartition
+from .failures import Failures
+from .key_order import KeyOrder
+from .outgoing import GivenUp, Outgoing
+from .queues import PartitionQueue, Queues
+from .routing import Routes, key_bytes
+
+__all__ = ["Rerouting"]
+
+Placed = tuple[Outgoing, TopicPartition | None]
+"""Where a message shall go; None: by its key."""
+
+
+class Rerouting:
+    """For one paused partition at a time, on one thread."""
+
+    def __init__(
+        self, queues: Queues, keys: KeyOrder, places: Routes, failures: Failures, clock: Callable[[], float]
+    ) -> None:
+        self._queues = queues
+        self._keys = keys
+        self._places = places
+        self._failures = failures
+        self._clock = clock
+
+    def drain(self, queue: PartitionQueue) -> tuple[Sequence[Outgoing], Sequence[Outgoing]]:
+        """Everything queued, to be routed anew; and what was to be repeated, if that is over. The partition stays
+        paused until `resume`."""
+        if not queue.paused:
+            return (), ()
+        overdue: Sequence[Outgoing] = ()
+        if queue.repeat is not None and not self._failures.may_repeat(queue):
+            overdue = queue.give_up_repeat()
+        drained = queue.take_all()
+        queue.under_way = [*(queue.repeat or ()), *drained]
+        return drained, overdue
+
+    def choose(self, queue: PartitionQueue, drained: Sequence[Outgoing]) -> tuple[list[Placed], list[GivenUp]]:
+        """Where these go from `queue` on; and those that end."""
+        placed: list[Placed] = []
+        ended: list[GivenUp] = []
+        for outgoing in drained:
+            if outgoing.done or outgoing.deadline <= self._clock():
+                ended.append((outgoing, self._failures.overdue(outgoing)))
+            elif outgoing.goes_by_key:
+                placed.append((outgoing, None))
+            elif queue.follows:
+                placed.append((outgoing, queue.partition))
+            else:
+                try:
+                    placed.append((outgoing, self._places.route(outgoing)))
+                except NoPartition:
+                    placed.append((outgoing, queue.partition))  # nobody publishes the topic now: it waits here
+                except Exception as error:  # a selector of the user's: the message gets its error
+                    ended.append((outgoing, error))
+        return placed, ended
+
+    def resume(self, queue: PartitionQueue, placed: Sequence[Placed]) -> Iterable[PartitionQueue]:
+        """Put these where they go, in front of what arrived meanwhile, and end the pause. Returns where they went."""
+        here = queue.partition
+        if any(outgoing.goes_by_key for outgoing in chain((each for each, _ in placed), queue.queue)):
+            # before anything leaves its place: a look in between would not find what is in no queue
+            self._keys.look(here.topic)
+        placed = [*placed, *((each, None if each.goes_by_key else here) for each in queue.take_all())]
+        queue.under_way = queue.repeat or ()
+        touched = {here: queue}
+        # messages of a key stay behind an earlier one that is repeated here: elsewhere they could be stored first
+        held = {key_bytes(each.key) for each in queue.repeat or () if each.key is not None and each.goes_by_key}
+        for outgoing, partition in placed:
+            if partition is not None:
+                where = partition
+            elif held and outgoing.key is not None and key_bytes(outgoing.key) in held:
+                where = here
+            else:
+                where = self._keys.noticed(outgoing) or here
+            other = self._queues.of(where)
+            other.put(outgoing)
+            touched[where] = other
+        queue.paused = False
+        return touched.values()
