@@ -37,6 +37,7 @@ from .transactions.transactions import Transactions
 from .writing import Write, Writing
 
 if TYPE_CHECKING:
+    from .moving.moves import BrokerMoves
     from .sets.node import SetMember
     from .sets.status import SetReport
 
@@ -95,6 +96,8 @@ class Broker:
         """This broker's node of its set; None for a broker by itself."""
         self.set_report: SetReport | None = None
         """What that node tells operators, which is also `replication`."""
+        self.moves: BrokerMoves | None = None
+        """Its part in moves of partitions; None for a broker that registers nothing, or is a slave."""
         self.registered: Callable[[], bool] | None = None
         """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)

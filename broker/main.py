@@ -29,6 +29,7 @@ from .configuration.schedule import Schedule
 from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from .configuration.sources import ConfigFiles
 from .filters.table import load_filters
+from .moving.table import MoveTable
 from .network.server import SessionFactory, listen
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
@@ -41,7 +42,10 @@ from .store.retention import RemovedSegment
 from .store.store import Store, TopicStoreConfig
 
 if TYPE_CHECKING:
+    from metaq.coordination.session import ZkSession
+
     from .http.ports import HttpPorts
+    from .moving.moves import BrokerMoves
     from .registration import Registration
 
 __all__ = ["run"]
@@ -185,6 +189,8 @@ class BrokerProcess:
         self._offer_reload()
         self._gate = gate = make_gate(self.broker)
         self._factory = SessionFactory(self.broker, gate, max_connections)
+        if self._roles.registers and self._roles.slave_id is None:  # before it listens: see Partitions.use_moves
+            self.broker.partitions.use_moves(MoveTable(self._config.broker_id, known=False))
         self._port = listen(self.broker, self._factory, self._reactor)
         self._http = self._open_http(gate)
         self._reactor.callWhenRunning(self._start)
@@ -253,7 +259,13 @@ class BrokerProcess:
 
             registration = Registration(self._config, self._reactor, self._roles.slave_id)
             self._registration, self.broker.registered = registration, lambda: registration.registered
-            await self._registration.start(self.broker.port, self.broker.partitions.served_topics())
+            await registration.connect()
+            if self._roles.slave_id is None:
+                moves = self._make_moves(registration.session, registration)
+                await moves.read()
+            await registration.start(self.broker.port, self.broker.partitions.served_topics())
+            if self.broker.moves is not None:
+                self.broker.moves.start()
         self._roles.start(self._registration)
         if not self._stopping:
             self._serving = True
@@ -263,6 +275,12 @@ class BrokerProcess:
                 flush=True,
             )
             _log.info("%s", self._opened)
+
+    def _make_moves(self, session: ZkSession, registration: Registration) -> BrokerMoves:
+        from .moving.moves import BrokerMoves  # kazoo: only where there is a ZooKeeper
+
+        moves = self.broker.moves = BrokerMoves(self.broker, session, registration)
+        return moves
 
     async def _join_set(self, node: str) -> None:
         """Take part in the broker set: an election decides whether this node registers its topics."""
@@ -276,7 +294,10 @@ class BrokerProcess:
         session = ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
         registration = Registration(self._config, self._reactor, elected_on=session)
         self._registration, self.broker.registered = registration, lambda: registration.registered
-        member = SetMember(self.broker, node, self._config.zone, session, registration, self._role_changed)
+        moves = self._make_moves(session, registration)
+        member = SetMember(
+            self.broker, node, self._config.zone, session, registration, self._role_changed, before_serving=moves.read
+        )
         self.broker.member = member
         self.broker.set_report = self.broker.replication = SetReport(self.broker, member)
         self._role_changed()
@@ -287,6 +308,11 @@ class BrokerProcess:
         member = self.broker.member
         assert member is not None
         serves = member.refusal() is None
+        assert self.broker.moves is not None
+        if serves:
+            self.broker.moves.start()
+        else:
+            self.broker.moves.stop()
         self._gate.check = None if serves else member.check
         self._gate.check_pull = None if serves else member.check_pull
 
@@ -357,6 +383,8 @@ class BrokerProcess:
     async def _leave(self) -> None:
         """Unregister, serve a little longer, close the port and the connections."""
         await self._roles.stop()
+        if self.broker.moves is not None:
+            self.broker.moves.stop()
         if self.broker.member is not None:
             await self.broker.member.stop()
         elif self._registration is not None:

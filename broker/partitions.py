@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import cast
 
 from metaq.protocol.errors import (
+    BrokerStarting,
     NotMaster,
     PartitionClosed,
     PartitionNotFound,
@@ -18,6 +19,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.limits import check_topic
 
 from .configuration.config import BrokerConfig, TopicConfig
+from .moving.table import NO_MOVES, MoveTable
 from .store.partition_log import PartitionLog
 from .store.segment import MAX_OFFSET
 from .store.store import Store
@@ -55,6 +57,7 @@ class Partitions:
         self._stored: dict[str, int] = {}  # per topic that has a log: the highest partition and one
         self._stat: dict[str, bool] = {}
         self._closed: set[tuple[str, int]] = set()
+        self._moves = NO_MOVES
         self.takes_puts = True
         """False for a slave. To be set before the first put."""
         for log in store.logs():
@@ -94,6 +97,9 @@ class Partitions:
     def _settings(self, name: str) -> TopicConfig:
         config = self._config.topic(name) or self._config.system
         stored = self._stored.get(name, 0)
+        if self._moves.concerns(name):
+            counts = self._moves.counts(name, max(config.partitions, stored))
+            return replace(config, partitions=counts.publish, readable_partitions=counts.subscribe)
         return config if stored <= config.partitions else replace(config, partitions=stored)
 
     def has_stat(self, topic: str) -> bool:
@@ -115,7 +121,8 @@ class Partitions:
 
     def choose(self, topic: str) -> int:
         """A random one of the topic's partitions, for a put to ANY."""
-        return self._rng.randrange(self._settings(topic).partitions)
+        count = self._moves.open_count(topic, self._settings(topic).partitions)
+        return self._rng.randrange(count) if count else 0  # which is refused
 
     def for_put(self, topic: str, partition: int, *, chosen: bool = False) -> PartitionLog:
         """The log to append to, made on its first use.
@@ -155,6 +162,8 @@ class Partitions:
         """The log to read from. Raises PartitionClosed, PartitionNotFound (also for a partition without data)."""
         if (topic, partition) in self._closed:
             raise PartitionClosed(self.broker_id, partition)
+        if self._moves.is_incoming(topic, partition):
+            raise WrongPartition(partition)
         return self._store.get(topic, partition)
 
     def find(self, topic: str, partition: int) -> PartitionLog | None:
@@ -165,7 +174,8 @@ class Partitions:
         try:
             return self.for_read(topic, partition)
         except PartitionNotFound:
-            if not 0 <= partition < self.topic(topic).partitions:
+            topic_config = self.topic(topic)
+            if not 0 <= partition < max(topic_config.partitions, topic_config.readable_partitions or 0):
                 raise WrongPartition(partition) from None
             return None
 
@@ -190,7 +200,9 @@ class Partitions:
 
     def _open(self, topic: str, partition: int, chosen: bool) -> PartitionLog:
         closed = (topic, partition) in self._closed
-        if closed and not chosen:
+        if not self._moves.known:
+            raise BrokerStarting(self.broker_id)
+        if (closed and not chosen) or self._moves.has_left(topic, partition):
             raise PartitionClosed(self.broker_id, partition)
         self.check(topic, partition)
         if self._store.space.full:
@@ -209,6 +221,25 @@ class Partitions:
         self._stored[log.topic] = max(known, log.partition + 1)
         if not known and self._on_topic is not None:
             self._on_topic(log.topic, self._settings(log.topic))
+
+    # --- moving -------------------------------------------------------------------------------------------------------
+
+    def use_moves(self, moves: MoveTable) -> None:
+        """Show and take from now on what these moves leave. Raises StoreError: a log that has to be there cannot be
+        made."""
+        self._moves = moves
+        self._writable.clear()
+        for topic, partition, end in moves.arrived():
+            if self.takes_puts and self._store.find(topic, partition) is None:
+                self.for_replica(topic, partition, end)
+
+    def stored_count(self, topic: str) -> int:
+        """The highest partition that has a log, and one; 0 for none."""
+        return self._stored.get(topic, 0)
+
+    def serves(self, topic: str) -> bool:
+        """Whether clients are offered the topic."""
+        return topic in self._config.topics or topic in self._stored
 
     # --- closing ------------------------------------------------------------------------------------------------------
 

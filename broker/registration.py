@@ -35,10 +35,13 @@ _STOP_SECONDS = 5.0
 
 
 def _described(topics: Mapping[str, TopicConfig]) -> list[TopicRegistration]:
-    return [
-        TopicRegistration(name, topic.partitions, topic.accept_publish, topic.accept_subscribe)
-        for name, topic in topics.items()
-    ]
+    return [_registration(name, topic) for name, topic in topics.items()]
+
+
+def _registration(name: str, topic: TopicConfig) -> TopicRegistration:
+    return TopicRegistration(
+        name, topic.partitions, topic.accept_publish, topic.accept_subscribe, topic.readable_partitions
+    )
 
 
 class Registration:
@@ -76,16 +79,14 @@ class Registration:
         """Whether clients find the broker in ZooKeeper, as far as is known here."""
         return self._registration is not None and self._registration.registered
 
+    def connect(self) -> Deferred[None]:
+        """Have a session, before `start`. Fails with CoordinationError, CoordinationUnavailable."""
+        start = partial(self._session.start, self._connect_seconds, wait_for_servers=True, create_chroot=True)
+        return self._queue(start)
+
     def start(self, port: int, topics: Mapping[str, TopicConfig]) -> Deferred[None]:
-        """Connect and register the broker with `topics`. Fails with CoordinationError, CoordinationUnavailable."""
-        register = self._new_registration(port, topics)
-
-        def connect_and_register() -> None:
-            if not self._elected:
-                self._session.start(self._connect_seconds, wait_for_servers=True, create_chroot=True)
-            register()
-
-        return self._queue(connect_and_register)
+        """Register the broker with `topics`. Fails with CoordinationError, CoordinationUnavailable."""
+        return self._queue(self._new_registration(port, topics))
 
     def withdraw(self) -> Deferred[None]:
         """Take the nodes back for a while. Fires when that is done, or is left to the end of the session."""
@@ -134,11 +135,24 @@ class Registration:
 
         def add() -> None:
             try:
-                registration.add_topic(name, topic.partitions, topic.accept_publish, topic.accept_subscribe)
+                registration.add_topic(
+                    name, topic.partitions, topic.accept_publish, topic.accept_subscribe, topic.readable_partitions
+                )
             except CoordinationError as error:
                 _log.error("topic %s will be registered in ZooKeeper with the next session: %s", name, error)
 
         self._tasks.put(add)
+
+    def offer(self, name: str, topic: TopicConfig) -> Deferred[None]:
+        """Register a topic as it is now. Fails with CoordinationError, also if the broker is not registered."""
+        registration = self._registration
+
+        def offer() -> None:
+            if registration is None:
+                raise CoordinationError("this broker is not registered in ZooKeeper now")
+            registration.offer(_registration(name, topic))
+
+        return self._queue(offer)
 
     def update(self, checksum: int, topics: Mapping[str, TopicConfig]) -> Deferred[list[str]]:
         """Publish a new checksum of server.ini, then register `topics` anew; fires with warnings.

@@ -64,6 +64,17 @@ class Paths:
     def set_node(self, broker_id: int, node: str) -> str:
         return _join(self.set_nodes(broker_id), node)
 
+    # --- moves ------------------------------------------------------------------------------------------------------
+
+    def moves(self) -> str:
+        return _join(self.root, "brokers", "moves")
+
+    def topic_moves(self, topic: str) -> str:
+        return _join(self.moves(), topic)
+
+    def move(self, topic: str, partition: str) -> str:
+        return _join(self.topic_moves(topic), partition)
+
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def topics(self) -> str:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from metaq.protocol.errors import ConfigError, CoordinationError
 from metaq.protocol.limits import INT64_MAX
@@ -19,6 +20,8 @@ __all__ = [
     "MAX_PARTITIONS",
     "UNKNOWN_MESSAGE_ID",
     "DecidedBatch",
+    "Move",
+    "MoveState",
     "Offset",
     "SetNode",
     "SetState",
@@ -26,6 +29,7 @@ __all__ = [
     "format_checksum",
     "format_consumer_id",
     "format_decided_batch",
+    "format_move",
     "format_offset",
     "format_partition_count",
     "format_plain_count",
@@ -38,6 +42,7 @@ __all__ = [
     "parse_checksum",
     "parse_consumer_id",
     "parse_decided_batch",
+    "parse_move",
     "parse_offset",
     "parse_partition_count",
     "parse_replica_name",
@@ -60,6 +65,7 @@ _URL = re.compile(r"meta://(?:\[([^\]\s]+)\]|([^\[\]:/?#\s]+)):([0-9]{1,5})/?(?:
 _HOST = re.compile(r"[A-Za-z0-9.-]+\Z")
 _REPLICA = re.compile(r"([0-9]{1,9})-(?:m|s([0-9]{1,9}))\Z")
 _SLAVE = re.compile(r"slave([0-9]{1,9})\Z")
+_PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,63 @@ class SetNode:
         if address is None:
             raise _damaged(self.name, self.url, "meta://host:port")
         return address
+
+
+class MoveState(Enum):
+    """How far a move has come, in order; CANCELLED comes after ASKED, COPYING or CLOSING."""
+
+    ASKED = "asked"
+    """The target has not looked at it yet."""
+    COPYING = "copying"
+    """The target copies what the source goes on to take."""
+    CLOSING = "closing"
+    """The source takes nothing more; the target copies the rest."""
+    PUBLISHING = "publishing"
+    """The target has everything: producers go over to it."""
+    HANDING_OVER = "handing-over"
+    """Consumers leave the source, and their offsets go to the target."""
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Partitions of a topic that go from one broker to another with their offsets.
+
+    The source's partitions `first` … `first + count - 1` become the target's from `target_first` on, which is -1 until
+    the target has chosen it. rate: bytes per second of copying, at least 1. ends: byte offsets where the source's
+    partitions ended, in order; from PUBLISHING on. note: why it was cancelled.
+    """
+
+    topic: str
+    source: int
+    first: int
+    count: int
+    target: int
+    rate: int
+    state: MoveState = MoveState.ASKED
+    target_first: int = -1
+    ends: tuple[int, ...] = ()
+    note: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether it is neither done nor cancelled."""
+        return self.state not in (MoveState.DONE, MoveState.CANCELLED)
+
+    @property
+    def name(self) -> str:
+        """Of its znode: the first partition that leaves, `<broker>-<partition>`."""
+        return f"{self.source}-{self.first}"
+
+    def of_target(self, partition: int) -> int:
+        """The target's number of one of the source's partitions."""
+        return partition - self.first + self.target_first
+
+    def __str__(self) -> str:
+        where = f"broker {self.target}" if self.target_first < 0 else f"{self.target}-{self.target_first}"
+        last = f" … {self.source}-{self.first + self.count - 1}" if self.count > 1 else ""
+        return f"{self.topic} {self.name}{last} to {where}"
 
 
 def _text(path: str, data: bytes | None) -> str | None:
@@ -251,6 +314,45 @@ def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         pass  # said below, with the node
     raise _damaged(path, data, '{"url":"meta://host:port","zone":<name>,"instance":<id>}')
+
+
+# --- moves ------------------------------------------------------------------------------------------------------------
+
+
+def format_move(move: Move) -> bytes:
+    """A JSON object; the topic, the source and its first partition are in the path."""
+    to = str(move.target) if move.target_first < 0 else f"{move.target}-{move.target_first}"
+    fields: dict[str, object] = {"state": move.state.value, "count": move.count, "to": to, "rate": move.rate}
+    if move.ends:
+        fields["ends"] = move.ends
+    if move.note:
+        fields["note"] = move.note
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_move(path: str, topic: str, name: str, data: bytes | None) -> Move | None:
+    """The move of `topic` whose znode is called `name`. Unknown fields are ignored."""
+    text = _text(path, data)
+    if text is None:
+        return None
+    place = _PLACE.match(name)
+    try:
+        fields = json.loads(text)
+        state, count, to, rate = (fields[key] for key in ("state", "count", "to", "rate"))
+        ends, note = fields.get("ends", []), fields.get("note", "")
+        target = _PLACE.match(to) or _COUNT.match(to)
+        sound = type(count) is int and 0 < count <= MAX_PARTITIONS and type(rate) is int and rate > 0
+        if place and target and sound and type(note) is str and all(type(end) is int and end >= 0 for end in ends):
+            broker, _, first = to.partition("-")
+            return Move(
+                *(topic, int(place[1]), int(place[2]), count, int(broker), rate, MoveState(state)),
+                target_first=int(first) if first else -1,
+                ends=tuple(ends),
+                note=note,
+            )
+    except (ValueError, KeyError, TypeError):
+        pass  # said below, with the node
+    raise _damaged(path, data, '{"state":<state>,"count":<number>,"to":"<broker>-<partition>","rate":<bytes>}')
 
 
 # --- topics -----------------------------------------------------------------------------------------------------------

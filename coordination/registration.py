@@ -51,12 +51,16 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class TopicRegistration:
-    """partitions: how many this broker has. publish, subscribe: whether it takes and serves messages."""
+    """partitions: how many this broker has. publish, subscribe: whether it takes and serves messages.
+
+    readable: how many consumers are offered; None: `partitions`. A number of 0 is not registered.
+    """
 
     name: str
     partitions: int
     publish: bool = True
     subscribe: bool = True
+    readable: int | None = None
 
 
 class BrokerRegistration:
@@ -126,12 +130,27 @@ class BrokerRegistration:
         """Whether clients see the broker, as far as is known here. Any thread; asks nobody."""
         return self._registered and self._intact and self._session.is_current(self._session_id)
 
-    def add_topic(self, topic: str, partitions: int, publish: bool = True, subscribe: bool = True) -> None:
+    def offer(self, topic: TopicRegistration) -> None:
+        """Register a topic as it is now: clients see that when this returns.
+
+        Raises CoordinationError, also if the broker is not registered now; it is registered in the background then.
+        """
+        with self._lock:
+            self._topics[topic.name] = topic
+            if not self._registered:
+                raise CoordinationError(f"broker {self._name} is not registered in ZooKeeper now")
+            with self._made_good():
+                self._require_election(self._session_id)
+                self._register_topics(self._session_id, [topic])
+
+    def add_topic(
+        self, topic: str, partitions: int, publish: bool = True, subscribe: bool = True, readable: int | None = None
+    ) -> None:
         """Register a topic, or change how it is registered. Before register() it is only remembered.
 
         Raises CoordinationUnavailable, SessionLost; it is registered in the background then.
         """
-        added = TopicRegistration(topic, partitions, publish, subscribe)
+        added = TopicRegistration(topic, partitions, publish, subscribe, readable)
         with self._lock:
             known, self._topics[topic] = self._topics.get(topic), added
             if self._registered and known != added:
@@ -315,11 +334,16 @@ class BrokerRegistration:
 
     def _topic_nodes(self, topic: TopicRegistration) -> dict[str, bytes | None]:
         """Payload by path; None: this broker must have no such node."""
-        counts = format_partition_count(topic.partitions, self._name)
+        published = topic.partitions
+        readable = published if topic.readable is None else topic.readable
         return {
-            self._paths.topic_broker(topic.name, self._name): format_plain_count(topic.partitions),
-            self._paths.topic_pub_broker(topic.name, self._name): counts if topic.publish else None,
-            self._paths.topic_sub_broker(topic.name, self._name): counts if topic.subscribe else None,
+            self._paths.topic_broker(topic.name, self._name): format_plain_count(readable) if readable else None,
+            self._paths.topic_pub_broker(topic.name, self._name): (
+                format_partition_count(published, self._name) if topic.publish and published else None
+            ),
+            self._paths.topic_sub_broker(topic.name, self._name): (
+                format_partition_count(readable, self._name) if topic.subscribe and readable else None
+            ),
         }
 
     def _registered_paths(self) -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .topic_partition import TopicPartition
 
 __all__ = [
+    "BrokerStarting",
     "BrokerUnavailable",
     "ChecksumMismatch",
     "ClientError",
@@ -203,6 +204,16 @@ class PartitionClosed(StoreError):
         super().__init__(f"partition[{broker_id}-{partition}] has been closed")
         self.broker_id = broker_id
         self.partition = partition
+
+
+class BrokerStarting(StoreError):
+    """The broker has not read yet which of its partitions have moved to another one. Nothing was stored."""
+
+    status = Status.UNAVAILABLE
+    retriable = True
+
+    def __init__(self, broker_id: int) -> None:
+        super().__init__(f"broker {broker_id} is starting: try again")
 
 
 class NotMaster(StoreError):

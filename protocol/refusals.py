@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from .errors import (
+    BrokerStarting,
     BrokerUnavailable,
     ChecksumMismatch,
     DiskFull,
@@ -59,6 +60,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     NotLeader: ResponseCode.NOT_LEADER,
     NotEnoughReplicas: ResponseCode.NOT_ENOUGH_REPLICAS,
     SlaveDisconnected: ResponseCode.SERVICE_NOT_AVAILABLE,
+    BrokerStarting: ResponseCode.SYSTEM_BUSY,
     FiltersBusy: ResponseCode.SYSTEM_BUSY,
     SearchesBusy: ResponseCode.SYSTEM_BUSY,
     InvalidName: ResponseCode.MESSAGE_ILLEGAL,

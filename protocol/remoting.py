@@ -29,6 +29,7 @@ __all__ = [
     "HandOverRequest",
     "MessageCountsReply",
     "MessageCountsRequest",
+    "MoveRequest",
     "OffsetReply",
     "OpenPartitionsRequest",
     "PartitionRequest",
@@ -169,6 +170,15 @@ class HandOverRequest(ExtFields):
     """HAND_OVER: have another in-sync node lead the broker set. node: its name; "": any."""
 
     node: Annotated[str, Field("node")] = ""
+
+
+@dataclass(slots=True)
+class MoveRequest(ExtFields):
+    """MOVE: look at a move of partitions in ZooKeeper and do what is due. The first that leaves is `broker`'s."""
+
+    topic: TopicField
+    broker: Annotated[int, number("broker", 0, INT32_MAX)]
+    partition: PartitionField
 
 
 # --- messages by id and by key ----------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ class RequestCode(IntEnum):
     FOLLOW = 1040
     # from every client: what a node says of its set
     SET_STATUS = 1041
+    # between brokers, and from commands: look at a move of partitions in ZooKeeper
+    MOVE = 1042
 
 
 class ResponseCode(IntEnum):

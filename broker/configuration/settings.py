@@ -94,6 +94,8 @@ class TopicConfig:
     """In-sync nodes, the leader among them, with fewer of which messages are refused."""
     replicas: int | None = None
     """In-sync nodes with fewer of which the topic counts as under-replicated; None: all nodes of the set."""
+    readable_partitions: int | None = None
+    """Partitions that consumers are offered; None: `partitions`. Another number while partitions move."""
     filters: Mapping[str, str] = field(default_factory=dict)
     """Group -> the filter of its messages: `package.module:callable`, or a Java class that filters.ini maps to one."""
 

@@ -14,15 +14,15 @@ from .directory import (
     stored_topics,
 )
 from .findings import Finding, Level
-from .stopped import DataDirectory, Move, delete_directory, move_directories
+from .stopped import DataDirectory, RenamedDirectory, delete_directory, move_directories
 
 __all__ = [
     "DataDirectory",
     "DirectoryReport",
     "Finding",
     "Level",
-    "Move",
     "Options",
+    "RenamedDirectory",
     "data_directories_near",
     "delete_directory",
     "inspect_directory",

@@ -19,10 +19,10 @@ from ..transactions.directory import DIRECTORY, REDO_PREFIX, numbered_files
 from ..transactions.redo_reader import RedoReader
 from .directory import is_in_use
 
-__all__ = ["DataDirectory", "Move", "delete_directory", "move_directories"]
+__all__ = ["DataDirectory", "RenamedDirectory", "delete_directory", "move_directories"]
 
 
-class Move(NamedTuple):
+class RenamedDirectory(NamedTuple):
     """One directory and its new name."""
 
     old: Path
@@ -69,7 +69,7 @@ class DataDirectory:
             raise StoreError(f"{missing[0]} does not exist: choose --start and --end among what `metaq check` shows")
         return paths
 
-    def plan_move(self, topic: str, partitions: Sequence[int], offset: int) -> list[Move]:
+    def plan_move(self, topic: str, partitions: Sequence[int], offset: int) -> list[RenamedDirectory]:
         """What to rename, in an order in which no rename meets a directory that is still to be moved away.
 
         Raises ConfigError for numbers out of range, StoreError for a missing source or an existing target.
@@ -83,7 +83,7 @@ class DataDirectory:
         for target in targets:
             if target not in sources and os.path.lexists(target):
                 raise StoreError(f"{target} exists already: choose another --offset, or move it away first")
-        moves = [Move(*each) for each in zip(sources, targets, strict=True)]
+        moves = [RenamedDirectory(*each) for each in zip(sources, targets, strict=True)]
         return moves if offset < 0 else moves[::-1]
 
     def replayed(self, topic: str, partitions: Sequence[int]) -> list[str]:
@@ -106,9 +106,9 @@ def delete_directory(path: Path) -> None:
     REAL_FILES.fsync_directory(str(path.parent))
 
 
-def move_directories(data_path: Path, moves: Sequence[Move]) -> None:
+def move_directories(data_path: Path, moves: Sequence[RenamedDirectory]) -> None:
     """Rename all, durably; after an error those that were renamed are put back. Raises OSError."""
-    done: list[Move] = []
+    done: list[RenamedDirectory] = []
     try:
         for move in moves:
             move.old.rename(move.new)

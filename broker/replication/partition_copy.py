@@ -48,12 +48,16 @@ _TROUBLE_SECONDS = (0.5, 5.0)
 class PartitionCopy:
     """One partition. `run` copies as long as a connection lives, and once more for the next one. Reactor thread."""
 
-    def __init__(self, broker: Broker, topic: str, partition: int, max_delay_seconds: float) -> None:
-        """max_delay_seconds: the longest pause when a master that cannot hold back answers has nothing new."""
+    def __init__(
+        self, broker: Broker, topic: str, partition: int, max_delay_seconds: float, *, target: int | None = None
+    ) -> None:
+        """max_delay_seconds: the longest pause when a master that cannot hold back answers has nothing new. target: the
+        partition that it is copied to here; None: that of the same number."""
         self.status = PartitionStatus(topic, partition, since_ms=broker.now_ms())
         self._broker = broker
         self._topic = topic
         self._partition = partition
+        self._target = partition if target is None else target
         self._max_delay = max_delay_seconds
         self._delay = 0.0
         self._pauses = Backoff(*_TROUBLE_SECONDS)
@@ -73,9 +77,9 @@ class PartitionCopy:
         while self.active:
             try:
                 if not begun:
-                    begun = await self._begin(source)
+                    begun = await self.begin(source)
                 else:
-                    await self._step(source)
+                    await self.step(source)
                 self._pauses.reset()
             except (PeerLost, PeerTimedOut):
                 self._enter(CopyState.CONNECTING)
@@ -91,8 +95,10 @@ class PartitionCopy:
 
     # --- beginning ----------------------------------------------------------------------------------------------------
 
-    async def _begin(self, source: MasterSource) -> bool:
-        """Find the place to go on from, and see that the slave's end is the master's. False: nothing to copy yet."""
+    async def begin(self, source: MasterSource) -> bool:
+        """Find the place to go on from, and see that the slave's end is the master's. False: nothing to copy yet.
+
+        Raises MetaqError, ReplicaDiverged among them."""
         bounds = await source.bounds(self._topic, self._partition)
         log = self._find()
         if bounds is None:
@@ -154,7 +160,8 @@ class PartitionCopy:
 
     # --- copying ------------------------------------------------------------------------------------------------------
 
-    async def _step(self, source: MasterSource) -> None:
+    async def step(self, source: MasterSource) -> None:
+        """Copy what one answer brings, after `begin`. Raises MetaqError."""
         status = self.status
         verify = self._suspect == status.offset
         fetched = await source.fetch(self._topic, self._partition, status.offset, self._want, verify=verify)
@@ -192,7 +199,7 @@ class PartitionCopy:
             self._nothing_whole(data)
             return
         self._want = FETCH_BYTES
-        log = self._broker.partitions.for_replica(self._topic, self._partition, status.offset)
+        log = self._broker.partitions.for_replica(self._topic, self._target, status.offset)
         if log.end_offset != status.offset:
             raise ReplicaDiverged(f"somebody else has written to the slave's log: it ends at {log.end_offset}")
         now_ms = self._broker.now_ms()
@@ -279,7 +286,7 @@ class PartitionCopy:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def _find(self) -> PartitionLog | None:
-        return self._broker.store.find(self._topic, self._partition)
+        return self._broker.store.find(self._topic, self._target)
 
     def _enter(self, state: CopyState, error: str = "") -> None:
         status = self.status

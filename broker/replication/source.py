@@ -122,9 +122,11 @@ class FrameSource:
 
     exact_end = True
 
-    def __init__(self, peer: Peer, group: str) -> None:
+    def __init__(self, peer: Peer, group: str, wait_seconds: float = _WAIT_SECONDS) -> None:
+        """wait_seconds: how long the master may hold back an answer until there is data."""
         self._peer = peer
         self._group = group
+        self._wait_seconds = wait_seconds
 
     async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
         request = PartitionRequest(topic, partition).to_ext()
@@ -143,9 +145,9 @@ class FrameSource:
         return dict(frame.ext)
 
     async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
-        wait_ms = int(_WAIT_SECONDS * 1000)
+        wait_ms = int(self._wait_seconds * 1000)
         request = PullRequest(topic, partition, offset, max_bytes, self._group, wait_ms=wait_ms, verify=verify)
-        frame = await self._peer.frame(RequestCode.PULL, request.to_ext(), _WAIT_SECONDS + _TIMEOUT_SECONDS)
+        frame = await self._peer.frame(RequestCode.PULL, request.to_ext(), self._wait_seconds + _TIMEOUT_SECONDS)
         if frame.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED):
             raise PeerRefused(f"{self._peer.name} answered {frame.code} {frame.remark[:200]}")
         try:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from twisted.internet.defer import Deferred, ensureDeferred
+
 from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
@@ -19,6 +21,7 @@ from metaq.protocol.remoting import (
     CompleteTransactionRequest,
     HandOverRequest,
     MessageCountsRequest,
+    MoveRequest,
     OpenPartitionsRequest,
     PartitionRequest,
     QueryMessageRequest,
@@ -106,6 +109,11 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         broker.member.accept(frame, cast("Session", caller).become)
         return None
 
+    def move(request: MoveRequest) -> Deferred[Any]:
+        if broker.moves is None:
+            raise NotReplicating("this broker is not registered in ZooKeeper, or is a slave: nothing can be moved")
+        return ensureDeferred(broker.moves.asked(request))
+
     def connection_lost(caller: Caller) -> None:
         broker.transactions.connection_lost(caller)
         reading.places.connection_lost(caller)
@@ -168,6 +176,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication(), nodes=Nodes.ALL),
         RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over, nodes=Nodes.ALL),
         RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame, nodes=Nodes.ALL),
+        RequestCode.MOVE: _framed(MoveRequest.from_ext, move, json_frame),
         RequestCode.PREPARED_TRANSACTIONS: _admin(_nothing, lambda _: transactions.prepared()),
         RequestCode.COMPLETE_TRANSACTION: _admin(
             CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame

@@ -208,6 +208,11 @@ class Leader:
         count = len(self.core.in_sync)
         return NotEnoughReplicas(write.log.topic, count, least, stored=True) if count < least else None
 
+    @property
+    def leads_now(self) -> bool:
+        """Whether no other node can have been elected before this moment."""
+        return not self._ended and self.core.may_acknowledge(self._reactor.seconds())
+
     def _may_answer(self) -> bool:
         return not self.draining and self.core.may_acknowledge(self._reactor.seconds())
 

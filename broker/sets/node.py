@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -69,9 +69,12 @@ class SetMember:
         session: ZkSession,
         registration: Registration,
         on_role: Callable[[], None] = lambda: None,
+        *,
+        before_serving: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """session: started by `start` and closed by `close`. registration: on that session. on_role: called when
-        `refusal` may have another answer. Reads the node's file: raises StoreError."""
+        `refusal` may have another answer. before_serving: what else is to be known, each time, before clients of an
+        elected node are served. Reads the node's file: raises StoreError."""
         self.name = name
         self.zone = zone
         self.leader: Leader | None = None
@@ -83,6 +86,7 @@ class SetMember:
         self._session = session
         self._registration = registration
         self._on_role = on_role
+        self._before_serving = before_serving
         self._file = NodeFile(broker.store.files, broker.store.data_paths[0])
         self._file.read()
         self._boot = machine_start()
@@ -428,6 +432,10 @@ class SetMember:
             return
         assert self._set is not None
         self._set.declare(self._node(forgetful=False))
+        if self._before_serving is not None:
+            await self._before_serving()
+            if self._stopping:
+                return
         broker.message_ids.begin_above(store.max_message_id)
         store.retention_enabled = True
         leader = Leader(

@@ -121,6 +121,10 @@ class Committer:
         self._unsynced[transaction] = [(part.log, part.end) for part in parts]
         self._writing.when_safe(waiting, lambda: settled(None, _failure(parts)))
 
+    def promised(self, log: PartitionLog) -> bool:
+        """Whether a commit that is decided, or about to be, has messages for this partition that are not appended."""
+        return log in self._promised
+
     def settle(self) -> None:
         """Find out which committed transactions are on the disk by now; the oldest ones first, not all at once."""
         done, misses = [], 0

@@ -156,6 +156,10 @@ class TransactionLog:
         self._writer.abandon(why, lambda: deferred.callback(None))
         return deferred
 
+    def promised(self, log: PartitionLog) -> bool:
+        """Whether a commit under way has messages for this partition that are not appended. While the log is open."""
+        return self._committer.promised(log)
+
     def when_idle(self, done: Callable[[], None]) -> None:
         """Call back when the files have whatever was sent to `copies` before. While it is open."""
         self._writer.when_idle(done)

@@ -199,6 +199,10 @@ class Registry:
             if transaction.prepared_at_ms is not None and (qualifier is None or qualifier_of(key) == qualifier):
                 yield transaction
 
+    def holding(self, log: PartitionLog) -> list[str]:
+        """Keys of the transactions that have messages for a partition."""
+        return [key for key, transaction in self._open.items() if log in transaction.blocks]
+
     def stop_timer(self, transaction: OpenTransaction) -> None:
         if transaction.timer is not None:
             transaction.timer.cancel()

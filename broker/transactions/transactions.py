@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred, succeed
 
@@ -25,6 +25,7 @@ from ..metrics import Metrics
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..partitions import ANY, Partitions
 from ..runtime.reactor import ReactorTime
+from ..store.partition_log import PartitionLog
 from .changes import LogCopies
 from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
@@ -81,6 +82,7 @@ class Transactions:
         self._new_registry = partial(Registry, config, reactor, self._expired)
         self._open = self._new_registry()
         self._is_open = False
+        self._deciding: set[OpenTransaction] = set()  # whose fate, which an operator has decided, is being written
         self._unfinished: set[str] = set()  # XA transactions whose commit a broken partition keeps from ending
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -252,6 +254,13 @@ class Transactions:
             _log.info("%s is rolled back: its connection is closed", transaction.key)
             self._give_up(transaction)
 
+    def holding(self, log: PartitionLog) -> list[str]:
+        """What may still bring messages to a partition that takes no new ones: keys of transactions, or `a commit`."""
+        if not self._is_open:
+            return ["a transaction log that is not open yet"]
+        deciding = [each.key for each in self._deciding if log in each.blocks]
+        return self._open.holding(log) + deciding + (["a commit"] if self._log.promised(log) else [])
+
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def prepared(self) -> list[PreparedTransaction]:
@@ -288,7 +297,14 @@ class Transactions:
         if action == "commit":
             self._check_partitions(transaction)
         self._open.remove(transaction)  # nobody else may decide it any more
-        return self._log.set_heuristic(key, action).addCallback(lambda _: self._execute(transaction, action))
+        self._deciding.add(transaction)
+
+        def written(result: Any) -> Any:
+            self._deciding.discard(transaction)
+            return result
+
+        noted = self._log.set_heuristic(key, action).addBoth(written)
+        return noted.addCallback(lambda _: self._execute(transaction, action))
 
     def _execute(self, transaction: OpenTransaction, decision: Heuristic) -> Deferred[None] | None:
         return self._log_commit(transaction) if decision == "commit" else self._log_rollback(transaction)

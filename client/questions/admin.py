@@ -18,6 +18,7 @@ from metaq.protocol.remoting import (
     ClosePartitionsRequest,
     CompleteTransactionRequest,
     HandOverRequest,
+    MoveRequest,
     OpenPartitionsRequest,
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode
@@ -29,6 +30,7 @@ __all__ = [
     "close_partitions",
     "complete_transaction",
     "hand_over",
+    "look_at_move",
     "open_partitions",
     "prepared_transactions",
     "reload_config",
@@ -108,6 +110,18 @@ def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECO
     request = HandOverRequest(node)
     done: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.HAND_OVER, request.to_ext(), timeout))
     return done
+
+
+def look_at_move(
+    connection: Asked, topic: str, broker: int, partition: int, timeout: float | None = None
+) -> dict[str, Any]:
+    """Have a broker look at the move of `broker`'s partitions from this one on, and do what is due; how far it is.
+
+    From anywhere. Raises RequestRefused if there is no such move, or the broker cannot look now.
+    """
+    request = MoveRequest(topic, broker, partition)
+    status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.MOVE, request.to_ext(), timeout))
+    return status
 
 
 def _ask(

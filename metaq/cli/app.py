@@ -32,7 +32,7 @@ COMMANDS = {
     "groups": "List and describe consumer groups; move their offsets.",
     "brokers": "List and describe brokers.",
     "stats": "Show the figures of one broker, Java or ours.",
-    "partitions": "Close and open partitions; delete and move their directories.",
+    "partitions": "Move partitions to another broker; close and open them.",
     "offsets": "Show, copy, seek and skip the offsets of groups.",
     "transactions": "List and decide prepared transactions.",
     "monitor": "Look at a cluster, once or again and again, and give alarms.",

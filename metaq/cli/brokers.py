@@ -19,6 +19,7 @@ from metaq.protocol.errors import BrokerUnavailable
 
 from .broker_sets import elect_node, hand_over_set, list_sets, prefer_node
 from .cluster import open_cluster, tell_empty, zk_timeout
+from .moving import drain_broker
 from .options import json_option, zk_option
 from .output import show
 
@@ -32,7 +33,7 @@ MAX_ASKED = 16
 
 @click.group()
 def brokers() -> None:
-    """List and describe brokers; see broker sets and say which node leads.
+    """List and describe brokers; see broker sets and say which node leads; take brokers out of service.
 
     \b
     Example
@@ -40,6 +41,7 @@ def brokers() -> None:
       metaq brokers describe 0 --json
       metaq brokers sets
       metaq brokers hand-over 0
+      metaq brokers drain 0
     """
 
 
@@ -135,5 +137,5 @@ def describe_broker(zk: str, as_json: bool, broker: int) -> None:
     show(as_json, figures, ("NAME", "VALUE"), list(figures.items()))
 
 
-for _command in (list_sets, hand_over_set, prefer_node, elect_node):
+for _command in (list_sets, hand_over_set, prefer_node, elect_node, drain_broker):
     brokers.add_command(_command)

@@ -183,7 +183,7 @@ def copy(
     target_start: int,
     only: tuple[str, ...],
 ) -> None:
-    """Copy the offsets of all groups from one broker's partitions to another's, as `partitions move` needs it.
+    """Copy the offsets of all groups from one broker's partitions to another's, as `partitions renumber` needs it.
 
     An offset that is stored at the target already stays.
 

@@ -1,4 +1,5 @@
-"""`metaq partitions`: close and open partitions of a running broker, delete and move those of a stopped one."""
+"""`metaq partitions`: close and open partitions of a running broker, delete and renumber those of a stopped one, and
+move them to another broker (moving.py)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from metaq.protocol.errors import ConfigError, RequestRefused, TopicNotAccepted
 from metaq.protocol.statuses import ResponseCode
 
 from .cluster import Target, target_options
+from .moving import list_moves, move_partitions
 from .options import TOPIC, confirm, dry_run_option, json_option, yes_option
 from .output import print_json, say
 from .stats import check_topic
@@ -38,12 +40,13 @@ def _range(start: int, end: int) -> range:
 
 @click.group()
 def partitions() -> None:
-    """Close and open partitions of a running broker; delete and move partition directories of a stopped one.
+    """Move partitions to another broker; close and open them; delete and renumber directories of a stopped broker.
 
     \b
     Example
+      metaq partitions move --topic trades --from 0 --to 1
       metaq partitions close --topic trades --start 0 --end 3 --broker 0
-      metaq partitions move --data-dir /data/meta --topic trades --start 4 --end 7 --offset -4
+      metaq partitions renumber --data-dir /data/meta --topic trades --start 4 --end 7 --offset -4
     """
 
 
@@ -133,7 +136,7 @@ def delete(data_dir: Path, topic: str, start: int, end: int, yes: bool, dry_run:
         print_json({"deleted": [] if dry_run else list(map(str, paths))})
 
 
-@partitions.command("move")
+@partitions.command("renumber")
 @_data_dir
 @_topic
 @_start
@@ -142,7 +145,7 @@ def delete(data_dir: Path, topic: str, start: int, end: int, yes: bool, dry_run:
 @yes_option
 @dry_run_option
 @json_option
-def move(
+def renumber(
     data_dir: Path, topic: str, start: int, end: int, offset: int, yes: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Rename the directories of partitions --start to --end: `topic-i` becomes `topic-(i+offset)`.
@@ -152,7 +155,7 @@ def move(
 
     \b
     Example
-      metaq partitions move --data-dir /data/meta --topic trades --start 4 --end 7 --offset -4
+      metaq partitions renumber --data-dir /data/meta --topic trades --start 4 --end 7 --offset -4
     """
     chosen = _range(start, end)
     with DataDirectory(data_dir, lock=not dry_run) as directory:
@@ -177,3 +180,7 @@ def _warn_of_replay(directory: DataDirectory, topic: str, chosen: Sequence[int])
 
 def _names(topic: str, chosen: Sequence[int]) -> str:
     return ", ".join(f"{topic}-{each}" for each in chosen) or "none"
+
+
+for _command in (move_partitions, list_moves):
+    partitions.add_command(_command)

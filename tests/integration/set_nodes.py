@@ -26,6 +26,7 @@ class SetNodes:
         self._directory = directory
         self._topics = topics
         self._settings = settings
+        self._id = int(str(settings.get("broker_id", 0)))
         self._ports: dict[str, int] = {}
 
     def start(self, *names: str, options: tuple[str, ...] = ()) -> None:
@@ -50,7 +51,7 @@ class SetNodes:
 
     def view(self) -> SetView:
         with ZkSession(self.connect) as session:
-            return read_set(session, 0)
+            return read_set(session, self._id)
 
     @property
     def leader(self) -> str:
@@ -66,7 +67,7 @@ class SetNodes:
         with ZkSession(self.connect) as session:
 
             def settled() -> bool:
-                view = read_set(session, 0)
+                view = read_set(session, self._id)
                 return bool(
                     view.state
                     and view.state.in_sync == tuple(sorted(names))

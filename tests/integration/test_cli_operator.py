@@ -162,7 +162,7 @@ def test_a_running_java_broker_and_its_directory(operator: Operator, tmp_path: P
     assert values(damaged["partitions"], "name", "records") == [("trades-0", 3), ("trades-1", 2)]
     assert damaged["partitions"][1]["bad"] == [{"start": 0, "end": 21, "kind": "damaged"}]
 
-    move = f"partitions move --data-dir {data} -t trades --start 0 --end 0 --offset 5 --yes"
+    move = f"partitions renumber --data-dir {data} -t trades --start 0 --end 0 --offset 5 --yes"
     assert operator.json(*move.split())["moved"] == [{"from": str(data / "trades-0"), "to": str(data / "trades-5")}]
     with JavaBroker(tmp_path, operator.connect, {"trades": 6}, {"unflushThreshold": 0}):
         send(operator.connect, "trades", 5, b"goes on", b"and on")

@@ -11,8 +11,9 @@ import pytest
 from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, new_consumer_id
+from metaq.coordination.moves import Moves
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
-from metaq.coordination.records import format_topics, parse_offset, parse_topics
+from metaq.coordination.records import Move, format_topics, parse_offset, parse_topics
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
 from metaq.coordination.znodes import create_ephemeral
@@ -33,7 +34,7 @@ PATTERNS = {
     "<Q>": "[^/]+",
 }
 
-OURS_ALONE = re.compile("/meta/(?:spark|brokers/sets)(?:/|$)")
+OURS_ALONE = re.compile("/meta/(?:spark|brokers/(?:sets|moves))(?:/|$)")
 """Of paths that no Java program knows: not in a cluster that was recorded from it."""
 
 GENERATED = re.compile(r"_[\d.]+-\d+-\d+-\d+")
@@ -120,6 +121,14 @@ def test_each_node_of_a_broker_set_is_documented_with_its_kind(sessions: list[Zk
     part.close()
     rows = [(row, kind == "ephemeral") for row, kind in documented() if "/sets" in row.pattern]
     assert len(rows) == len(found) == 4
+    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
+
+
+def test_each_node_of_a_move_is_documented_with_its_kind(sessions: list[ZkSession]):
+    assert Moves(sessions[0]).begin(Move("orders", 0, 1, 2, target=1, rate=1000))
+    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
+    rows = [(row, kind == "ephemeral") for row, kind in documented() if "/moves" in row.pattern]
+    assert len(rows) == len(found) == 3
     assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
 
 

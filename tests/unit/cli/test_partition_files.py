@@ -36,9 +36,9 @@ def partitions(data, command, start, end, *more):
 @pytest.mark.parametrize("offset", [1, 2, 10])
 def test_moving_up_and_down_again_keeps_every_file_with_its_partition(data, offset):
     before = contents(data)
-    assert partitions(data, "move", "0", "3", "--offset", str(offset), "--yes") == 0
+    assert partitions(data, "renumber", "0", "3", "--offset", str(offset), "--yes") == 0
     assert contents(data) == {f"t-{n + offset}": [f"index of {n}", f"meta of {n}"] for n in range(4)}
-    assert partitions(data, "move", str(offset), str(3 + offset), "--offset", str(-offset), "--yes") == 0
+    assert partitions(data, "renumber", str(offset), str(3 + offset), "--offset", str(-offset), "--yes") == 0
     assert contents(data) == before
 
 
@@ -54,7 +54,7 @@ def test_moving_up_and_down_again_keeps_every_file_with_its_partition(data, offs
 )
 def test_a_move_that_cannot_be_done_whole_is_not_begun(data, capsys, start, end, offset, said):
     before = contents(data)
-    assert partitions(data, "move", start, end, "--offset", offset, "--yes") == 1
+    assert partitions(data, "renumber", start, end, "--offset", offset, "--yes") == 1
     assert said in capsys.readouterr().err
     assert contents(data) == before
 
@@ -70,7 +70,7 @@ def test_delete_removes_what_was_confirmed_and_nothing_else(data, monkeypatch, c
     assert json.loads(capsys.readouterr().out) == {"deleted": [str(data / "t-2"), str(data / "t-3")]}
 
 
-@pytest.mark.parametrize("command", [("delete",), ("move", "--offset", "9")])
+@pytest.mark.parametrize("command", [("delete",), ("renumber", "--offset", "9")])
 def test_a_dry_run_changes_nothing_and_takes_no_lock(data, capsys, command):
     before = contents(data)
     assert partitions(data, command[0], "0", "1", *command[1:], "--dry-run") == 0
@@ -79,7 +79,7 @@ def test_a_dry_run_changes_nothing_and_takes_no_lock(data, capsys, command):
     assert not (data / ".metaq.lock").exists()
 
 
-@pytest.mark.parametrize("command", [("delete",), ("move", "--offset", "9")])
+@pytest.mark.parametrize("command", [("delete",), ("renumber", "--offset", "9")])
 def test_the_directory_of_a_running_broker_is_refused(data, capsys, command):
     lock = lock_data_path(REAL_FILES, str(data))
     try:
@@ -96,7 +96,7 @@ def test_a_warning_names_partitions_that_a_start_would_write_again(data, capsys)
     attachment = encode_locations([Location("t-1", 0, 10, 0), Location("u-0", 0, 10, 0)])
     commit = Operation("TX:a:1", OperationType.LOCAL_COMMIT, False)
     (data / "transactions" / "redo.1").write_bytes(b"".join(encode_operation_record(commit, attachment)))
-    assert partitions(data, "move", "0", "3", "--offset", "10", "--dry-run") == 0
+    assert partitions(data, "renumber", "0", "3", "--offset", "10", "--dry-run") == 0
     warning = capsys.readouterr().err
     assert "commits to t-1:" in warning
     assert "u-0" not in warning

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from metaq.coordination.paths import Paths
 from metaq.coordination.records import (
     MAX_PARTITIONS,
+    Move,
+    MoveState,
     Offset,
     SetNode,
     SetState,
     format_broker_url,
     format_checksum,
     format_consumer_id,
+    format_move,
     format_offset,
     format_partition_count,
     format_plain_count,
@@ -25,6 +28,7 @@ from metaq.coordination.records import (
     parse_broker_id,
     parse_broker_url,
     parse_consumer_id,
+    parse_move,
     parse_offset,
     parse_partition_count,
     parse_replica_name,
@@ -332,3 +336,37 @@ def test_a_damaged_state_of_a_set_is_an_error_that_names_the_znode(data: bytes):
 def test_a_damaged_node_of_a_set_is_an_error_that_names_the_znode(data: bytes):
     with pytest.raises(CoordinationError, match="/meta/brokers/sets/0/nodes/a "):
         parse_set_node("/meta/brokers/sets/0/nodes/a", "a", data)
+
+
+# --- moves ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(MoveState), st.integers(-1, 999), st.lists(st.integers(0, 1 << 62)), st.text())
+def test_each_state_of_a_move_is_read_as_it_was_written(state: MoveState, first: int, ends: list[int], note: str):
+    move = Move("t", 0, 2, 3, 1, 1000, state, first, tuple(ends), note)
+    assert parse_move("/p", "t", move.name, format_move(move)) == move
+
+
+def test_a_move_reads_as_the_page_says_and_unknown_fields_are_ignored():
+    data = b'{"state":"copying","count":2,"to":"1-4","rate":52428800,"later":1}'
+    assert parse_move("/p", "t", "0-2", data) == Move("t", 0, 2, 2, 1, 52428800, MoveState.COPYING, 4)
+    assert parse_move("/p", "t", "0-2", None) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{}",
+        b"[]",
+        b"x",
+        b'{"state":"later","count":2,"to":"1-4","rate":1}',
+        b'{"state":"done","count":0,"to":"1-4","rate":1}',
+        b'{"state":"done","count":2,"to":"1-","rate":1}',
+        b'{"state":"done","count":2,"to":1,"rate":1}',
+        b'{"state":"done","count":2,"to":"1","rate":0}',
+        b'{"state":"done","count":2,"to":"1-4","rate":1,"ends":[-1]}',
+    ],
+)
+def test_a_damaged_move_is_an_error_that_names_the_znode(data: bytes):
+    with pytest.raises(CoordinationError, match="/p"):
+        parse_move("/p", "t", "0-2", data)

@@ -1,0 +1,116 @@
+"""Copying a move's partitions from the source's leader, at most so many bytes per second. Reactor thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+
+from metaq.coordination.records import Move
+from metaq.protocol.errors import MetaqError, StoreError
+from metaq.protocol.stream import Lane
+
+from ..broker import Broker
+from ..replication.partition_copy import PartitionCopy
+from ..replication.peer import Peer
+from ..replication.source import FrameSource
+
+__all__ = ["MoveCopy"]
+
+GROUP = "metaq-move"
+"""Named in pulls, for the source's statistics."""
+
+_PAUSE_SECONDS = 0.02
+_DISK_SECONDS = 0.05
+
+
+class MoveCopy:
+    """The partitions of one move, as far as they are here. It lives as long as the move is driven."""
+
+    def __init__(self, broker: Broker, move: Move) -> None:
+        self._broker = broker
+        self._reactor: Any = broker.reactor
+        self._move = move
+        self._partitions = range(move.first, move.first + move.count)
+        self._copies = [
+            PartitionCopy(broker, move.topic, each, _PAUSE_SECONDS, target=move.of_target(each))
+            for each in self._partitions
+        ]
+        self._free_at = 0.0
+        self.copied = 0
+        """Bytes since this was made."""
+        self.begun_at: float = self._reactor.seconds()
+
+    @property
+    def left(self) -> int | None:
+        """Bytes of the source that are not here; None as long as that is not known."""
+        lags = [each.status.lag_bytes for each in self._copies]
+        return None if None in lags else sum(each for each in lags if each is not None)
+
+    @property
+    def per_second(self) -> float:
+        """Bytes, on average since this was made."""
+        seconds: float = self._reactor.seconds() - self.begun_at
+        return self.copied / max(0.001, seconds)
+
+    async def go_through(self, peer: Peer, goes_on: Callable[[], bool]) -> None:
+        """Copy of each partition what the source had when its turn came, while `goes_on`. Raises MetaqError."""
+        source = FrameSource(peer, GROUP, wait_seconds=0.0)
+        for copy in self._copies:
+            if not await copy.begin(source):
+                continue
+            while copy.status.lag_bytes and goes_on():
+                await self._take_turn()
+                before = copy.status.offset
+                await copy.step(source)
+                self.copied += copy.status.offset - before
+                self._free_at += (copy.status.offset - before) / self._move.rate
+                await self.committed()
+
+    async def _take_turn(self) -> None:
+        now = self._reactor.seconds()
+        self._free_at = max(self._free_at, now - 0.1)  # what was not used is lost
+        if self._free_at > now:
+            await deferLater(self._reactor, self._free_at - now)
+
+    async def finish(self, peer: Peer, ends: Sequence[int], goes_on: Callable[[], bool]) -> None:
+        """Copy up to exactly these ends, and see that everything is on the disk of this broker, and committed on its
+        set. Raises MetaqError."""
+        await self.go_through(peer, goes_on)
+        for partition, end in zip(self._partitions, ends, strict=True):
+            here = self._move.of_target(partition)
+            log = self._broker.partitions.for_replica(self._move.topic, here, end)
+            if log.end_offset < end:
+                raise MetaqError(f"{self._move.topic}-{here} ends at {log.end_offset} and its source at {end}")
+            if log.end_offset > end:
+                raise StoreError(
+                    f"{self._move.topic}-{here} ends at {log.end_offset}, behind the source's end {end}: the source "
+                    "has lost what it had; cancel the move"
+                )
+            log.checkpoint()
+            while log.synced_end < end:
+                if log.read_only is not None:
+                    raise StoreError(f"{log.directory} is read-only: {log.read_only}")
+                await deferLater(self._reactor, _DISK_SECONDS)
+        await self.committed(Lane.DISK)
+
+    async def committed(self, lane: Lane = Lane.MEMORY) -> None:
+        """Until every in-sync node of this broker's set has what was appended. Raises NotLeader."""
+        member = self._broker.member
+        if member is None:
+            return
+        if member.leader is None:
+            raise member.refusal() or MetaqError("this node leads no longer")
+        deferred: Deferred[None] = Deferred()
+        member.leader.replicate((), lane, partial(_settle, deferred))
+        await deferred
+
+
+def _settle(deferred: Deferred[None], error: MetaqError | None) -> None:
+    if error is None:
+        deferred.callback(None)
+    else:
+        deferred.errback(error)

@@ -1,0 +1,360 @@
+"""Driving one move at its target, from what ZooKeeper says to the next state, until it is done. Reactor thread.
+
+Whatever is done can be done again: another node of the target's set goes on from the state when it leads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import simplejson
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.task import deferLater
+
+from metaq.coordination.brokers import ClusterView
+from metaq.coordination.moved_offsets import OffsetHandOver
+from metaq.coordination.moves import FoundMove, Moves
+from metaq.coordination.records import Move, MoveState
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import (
+    CoordinationError,
+    MetaqError,
+    PeerRefused,
+    ReplicationError,
+    TopicNotAccepted,
+)
+from metaq.protocol.remoting import MoveRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode
+
+from ..broker import Broker
+from ..replication.peer import CONNECT_SECONDS, Peer, connect
+from .copying import MoveCopy
+
+__all__ = ["MoveDriver", "MovesHere"]
+
+_log = logging.getLogger(__name__)
+
+_LITTLE_BYTES = 1 << 20
+_LITTLE_SECONDS = 0.5
+"""The source is closed when it can be copied in that time, at the rate of the move, and is less than _LITTLE_BYTES."""
+
+_LOOK_SECONDS = 0.1
+_PAUSE_SECONDS = 1.0
+_ASK_SECONDS = 20.0
+
+_STALE_SECONDS = 1.0
+"""How long the claims of groups stay when it is done: a member may still act by its former view of the cluster."""
+
+_PATIENCE_SECONDS = 10.0
+"""How long members may take to give partitions up before the log names them; status() does so at once."""
+
+
+class MovesHere(Protocol):
+    """What a driver needs of its broker's moves (moves.py)."""
+
+    broker: Broker
+    session: ZkSession
+    moves: Moves
+
+    def others(self, move: Move) -> list[FoundMove]: ...
+    def learn(self, found: FoundMove) -> None: ...
+    def unlearn(self, found: FoundMove) -> None: ...
+    async def clean_up(self, found: FoundMove) -> None: ...
+    async def offer(self, topic: str) -> None: ...
+    async def look_at_all(self) -> None: ...
+    def in_thread(self, function: Callable[[], Any]) -> Awaitable[Any]: ...
+
+
+class MoveDriver:
+    """One move to this broker."""
+
+    def __init__(self, here: MovesHere, found: FoundMove) -> None:
+        self.found = found
+        self.active = True
+        self.waits_for = ""
+        """Why it does not go on now."""
+        self._here = here
+        self._broker = here.broker
+        self._reactor: Any = here.broker.reactor
+        self._copy: MoveCopy | None = None
+        self._peer: Peer | None = None
+
+    @property
+    def move(self) -> Move:
+        return self.found.move
+
+    def start(self) -> None:
+        ensureDeferred(self._run()).addErrback(
+            lambda failure: _log.error("the move of %s has ended: %s", self.move, failure.getTraceback())
+        )
+
+    def stop(self) -> None:
+        """Go on with nothing: another node may, from what ZooKeeper says."""
+        self.active = False
+        self._hang_up()
+
+    def status(self) -> dict[str, Any]:
+        """As MOVE answers it."""
+        copy = self._copy
+        return {
+            "state": self.move.state.value,
+            "left": None if copy is None else copy.left,
+            "copied": 0 if copy is None else copy.copied,
+            "bytesPerSecond": 0 if copy is None else int(copy.per_second),
+            "waitsFor": self.waits_for or self.move.note,
+        }
+
+    # --- going on -----------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        steps: dict[MoveState, Callable[[], Awaitable[None]]] = {
+            MoveState.ASKED: self._accept,
+            MoveState.COPYING: self._copy_most,
+            MoveState.CLOSING: self._copy_rest,
+            MoveState.PUBLISHING: self._publish,
+            MoveState.HANDING_OVER: self._hand_over,
+        }
+        try:
+            while self.active and self.move.active:
+                try:
+                    await steps[self.move.state]()
+                except MetaqError as error:
+                    self._tell(str(error))
+                    self._hang_up()
+                    if self.active:
+                        await deferLater(self._reactor, _PAUSE_SECONDS)
+                        await self._look()
+            if self.active:
+                await self._end()
+        finally:
+            self.active = False
+            self._hang_up()
+
+    def _tell(self, text: str) -> None:
+        if text != self.waits_for:
+            _log.warning("moving %s (%s) waits: %s", self.move, self.move.state.value, text)
+            self.waits_for = text
+
+    async def _look(self) -> None:
+        """What the state is now, as far as ZooKeeper can be asked."""
+        try:
+            found = await self._here.in_thread(partial(self._here.moves.read, self.move.topic, self.move.name))
+        except CoordinationError as error:
+            self._tell(str(error))
+            return
+        if found is None or found.move.target != self.move.target:
+            self.active = False
+            if found is None:
+                self._here.unlearn(self.found)
+        else:
+            self.take(found)
+
+    def take(self, found: FoundMove) -> None:
+        """Go on from this state, unless a newer one is known."""
+        if found.zxid > self.found.zxid:
+            self.found = found
+            self._here.learn(found)
+
+    async def _change(self, **fields: Any) -> None:
+        """Replace the state, and go on with what there is then. Raises CoordinationError: nobody knows."""
+        before, new = self.found, replace(self.move, **fields)
+        await self._here.in_thread(partial(self._here.moves.change, before, new))
+        await self._look()
+        if self.move.state is not before.move.state:
+            self.waits_for = ""
+            _log.info("moving %s: %s", self.move, self.move.state.value)
+
+    # --- asked --------------------------------------------------------------------------------------------------------
+
+    async def _accept(self) -> None:
+        """Choose the numbers here, or refuse."""
+        await self._here.look_at_all()
+        move = self.move
+        view = ClusterView(self._here.session)
+        replicas, brokers = await self._here.in_thread(
+            lambda: ([*view.replicas(move.topic), *view.replicas(move.topic, publish=False)], view.brokers())
+        )
+        counts = [each.partitions for each in replicas if each.broker_id == move.source and each.slave_id is None]
+        partitions = self._broker.partitions
+        for each in self._here.others(move):
+            await self._here.clean_up(each)
+        others = self._here.others(move)
+        try:
+            first = partitions.topic(move.topic).partitions if partitions.serves(move.topic) else 0
+        except TopicNotAccepted:
+            first = -1
+        source = brokers.get(move.source)
+        obsolete = [
+            each
+            for each in others
+            if each.move.source == move.target and each.move.first >= first and not each.move.active
+        ]
+        gone = [each for each in others if each.move.target == move.target and each.move.target_first >= first]
+        busy = [
+            each.move
+            for each in others
+            if each.move.active and {move.source, move.target} & {each.move.source, each.move.target}
+        ]
+        why = ""
+        if first < 0:
+            why = f"broker {move.target} does not take the topic: add [topic={move.topic}] to its server.ini"
+        elif move.source == move.target:
+            why = "it is there already"
+        elif busy:
+            why = f"another move of the topic is under way: {busy[0]}"
+        elif not counts:
+            why = f"broker {move.source} does not offer the topic now"
+        elif max(counts) != move.first + move.count:
+            why = f"only the last partitions of a broker can leave it, and broker {move.source} has {max(counts)}"
+        elif not self._broker.writing.takes_sequences or not partitions.takes_puts:
+            why = f"broker {move.target} takes part in 1.x's replication"
+        elif any(each is not None and each.slaves for each in (source, brokers.get(move.target))):
+            why = "slaves of 1.x follow one of the brokers: stop them before, and copy anew behind the move"
+        elif partitions.stored_count(move.topic) > first and move.target_first != first:
+            last = partitions.stored_count(move.topic) - 1
+            why = (
+                f"broker {move.target} still has directories of {move.topic}-{first} … {move.topic}-{last}, which are "
+                "hidden: stop it, delete them with `metaq partitions delete`, and start it"
+            )
+        elif gone and move.target_first != first:
+            why = f"numbers from {move.target}-{first} on are those of an earlier move: {gone[0].move}"
+        if why:
+            await self._change(state=MoveState.CANCELLED, note=why)
+            return
+        new = replace(move, state=MoveState.COPYING, target_first=first)
+        self._here.learn(self.found._replace(move=new))  # no partition may come into being in its place meanwhile
+        await self._here.in_thread(partial(self._here.moves.change, self.found, new, obsolete))
+        for each in obsolete:
+            self._here.unlearn(each)
+        await self._look()
+
+    # --- copying ------------------------------------------------------------------------------------------------------
+
+    def _copying(self) -> MoveCopy:
+        if self._copy is None:
+            self._copy = MoveCopy(self._broker, self.move)
+        return self._copy
+
+    async def _copy_most(self) -> None:
+        await self._ask_until(MoveState.COPYING)  # so that it begins no partition behind these
+        copy, peer = self._copying(), await self._source()
+        little = min(_LITTLE_BYTES, int(self.move.rate * _LITTLE_SECONDS))
+        while self._is_copying():
+            before = copy.copied
+            await copy.go_through(peer, self._is_copying)
+            if self._is_copying() and copy.copied - before <= little:
+                await self._change(state=MoveState.CLOSING)
+
+    def _is_copying(self) -> bool:
+        return self.active and self.move.state is MoveState.COPYING
+
+    def _is_closing(self) -> bool:
+        return self.active and self.move.state is MoveState.CLOSING
+
+    async def _copy_rest(self) -> None:
+        copy = self._copying()
+        while self._is_closing():
+            peer = await self._source()
+            answer = await self._ask(peer)
+            ends = answer.get("ends")
+            if isinstance(ends, list) and len(ends) == self.move.count:
+                await copy.finish(peer, ends, self._is_closing)
+                self._require_leading()
+                await self._change(state=MoveState.PUBLISHING, ends=tuple(map(int, ends)))
+                return
+            self._tell(str(answer.get("waitsFor") or "the source"))
+            await deferLater(self._reactor, _LOOK_SECONDS)
+            await self._look()
+
+    def _require_leading(self) -> None:
+        member = self._broker.member
+        if member is not None and (member.leader is None or not member.leader.leads_now):
+            raise MetaqError("this node does not know whether it leads its set")
+
+    # --- going over ---------------------------------------------------------------------------------------------------
+
+    async def _publish(self) -> None:
+        await self._here.offer(self.move.topic)
+        await self._ask_until(MoveState.PUBLISHING)
+        await self._change(state=MoveState.HANDING_OVER)
+
+    async def _hand_over(self) -> None:
+        await self._ask_until(MoveState.HANDING_OVER)
+        groups = OffsetHandOver(self._here.session, self.move)
+        begun = self._reactor.seconds()
+        try:
+            while self.active:
+                waiting: list[str] = await self._here.in_thread(groups.step)
+                if not waiting:
+                    break
+                if self._reactor.seconds() - begun > _PATIENCE_SECONDS:
+                    self._tell("; ".join(waiting))
+                self.waits_for = "; ".join(waiting)
+                await deferLater(self._reactor, _LOOK_SECONDS)
+            if self.active:
+                await self._change(state=MoveState.DONE)
+                await self._here.offer(self.move.topic)
+                await deferLater(self._reactor, _STALE_SECONDS)
+        finally:
+            await self._give_up(groups)
+
+    async def _give_up(self, groups: OffsetHandOver) -> None:
+        try:
+            await self._here.in_thread(groups.finish)
+        except CoordinationError as error:  # its owner nodes end with the session
+            _log.warning("the claims of %s end later: %s", self.move, error)
+
+    async def _end(self) -> None:
+        """Tell the source what it has become."""
+        if self.move.state is MoveState.DONE:
+            _log.warning("moved %s", self.move)
+            await self._here.offer(self.move.topic)
+        else:
+            _log.warning("the move of %s is cancelled: %s", self.move, self.move.note)
+        try:
+            await self._ask(await self._source())
+        except MetaqError as error:  # it reads the state when it starts
+            _log.warning("the source of %s was not told that it has ended: %s", self.move, error)
+
+    # --- the source ---------------------------------------------------------------------------------------------------
+
+    async def _source(self) -> Peer:
+        """A connection to the process that leads the source. Raises MetaqError."""
+        if self._peer is not None and self._peer.lost is None:
+            return self._peer
+        view = ClusterView(self._here.session)
+        brokers = await self._here.in_thread(view.brokers)
+        nodes = brokers.get(self.move.source)
+        if nodes is None or nodes.master is None:
+            raise CoordinationError(f"broker {self.move.source} is not registered in ZooKeeper now: start it")
+        self._hang_up()
+        peer: Peer = await connect(self._reactor, nodes.master.host, nodes.master.port, CONNECT_SECONDS)
+        if not peer.speaks_frames:
+            peer.close()
+            raise ReplicationError(f"broker {self.move.source} is a Java broker: its partitions cannot be moved")
+        self._peer = peer
+        return peer
+
+    def _hang_up(self) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.close()
+
+    async def _ask(self, peer: Peer) -> dict[str, Any]:
+        """Have the source look at the move; what it says. Raises MetaqError."""
+        request = MoveRequest(self.move.topic, self.move.source, self.move.first)
+        frame = await peer.frame(RequestCode.MOVE, request.to_ext(), _ASK_SECONDS)
+        if frame.code != ResponseCode.SUCCESS:
+            raise PeerRefused(f"broker {self.move.source}: {frame.remark or f'response code {frame.code}'}")
+        answer: dict[str, Any] = simplejson.loads(bytes(frame.body))
+        return answer
+
+    async def _ask_until(self, state: MoveState) -> None:
+        """Until the source acts by this state. Raises MetaqError."""
+        answer = await self._ask(await self._source())
+        if answer.get("state") != state.value:
+            raise MetaqError(f"broker {self.move.source} sees the state {answer.get('state')!r}")

@@ -1,0 +1,217 @@
+"""A broker's part in moves of partitions: what it shows by them, what it answers about them, and which it drives.
+
+Reactor thread; ZooKeeper is asked in worker threads. The states are in ZooKeeper alone. A broker reads them before it
+serves, and again whenever MOVE asks it to look at one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from metaq.coordination.backoff import Backoff
+from metaq.coordination.moves import FoundMove, Moves
+from metaq.coordination.records import Move, MoveState
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import CoordinationError, NotLeader
+from metaq.protocol.remoting import MoveRequest
+
+from ..broker import Broker
+from ..registration import Registration
+from .driver import MoveDriver
+from .table import MoveTable
+
+__all__ = ["BrokerMoves"]
+
+_log = logging.getLogger(__name__)
+
+_Key = tuple[str, str]
+"""Topic, name of the move."""
+
+
+class BrokerMoves:
+    """Of a broker that registers in ZooKeeper. It shows nothing before `read`, and drives from `start` to `stop`."""
+
+    def __init__(self, broker: Broker, session: ZkSession, registration: Registration) -> None:
+        self.broker = broker
+        self.session = session
+        self.moves = Moves(session)
+        self._reactor: Any = broker.reactor
+        self._registration = registration
+        self._found: dict[_Key, FoundMove] = {}
+        self._drivers: dict[_Key, MoveDriver] = {}
+        self._driving = False
+        broker.partitions.use_moves(MoveTable(broker.config.broker_id, known=False))
+
+    # --- knowing ------------------------------------------------------------------------------------------------------
+
+    async def read(self) -> None:
+        """Before anything is served: what ZooKeeper says now, asked until it answers. A damaged entry is waited for,
+        too: nobody knows what the broker may show."""
+        pauses = Backoff(0.05, 2.0)
+        told = ""
+        while True:
+            try:
+                await self.look_at_all()
+                break
+            except CoordinationError as error:
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning("serves nothing until the moves of partitions are known: %s", error)
+                await deferLater(self._reactor, pauses.next())
+        for found in list(self._found.values()):
+            await self.clean_up(found)
+
+    async def look_at_all(self) -> None:
+        """Take what ZooKeeper says now. Raises CoordinationError."""
+        found: list[FoundMove] = await self.in_thread(self.moves.read_all)
+        known, self._found = self._found, {(each.move.topic, each.move.name): each for each in found}
+        for key, each in known.items():
+            if key in self._found and each.zxid > self._found[key].zxid:
+                self._found[key] = each  # it has been read meanwhile
+        self._use()
+
+    async def clean_up(self, found: FoundMove) -> None:
+        """A cancelled move is forgotten when its copies are gone: the directories were deleted."""
+        move = found.move
+        if move.state is not MoveState.CANCELLED or move.target != self.broker.config.broker_id:
+            return
+        copies = range(move.target_first, move.target_first + move.count) if move.target_first >= 0 else ()
+        if any(self.broker.partitions.stored(move.topic, each) for each in copies):
+            return
+        try:
+            if await self.in_thread(lambda: self.moves.forget(found)):
+                self.unlearn(found)
+        except CoordinationError as error:
+            _log.warning("the cancelled move of %s is not forgotten now: %s", move, error)
+
+    def learn(self, found: FoundMove) -> None:
+        """Act by it from now on, unless something newer is known."""
+        key = found.move.topic, found.move.name
+        known = self._found.get(key)
+        if known is None or found.zxid >= known.zxid:
+            self._found[key] = found
+            self._use()
+
+    def unlearn(self, found: FoundMove) -> None:
+        """It has been deleted."""
+        if self._found.pop((found.move.topic, found.move.name), None) is not None:
+            self._use()
+
+    def _use(self) -> None:
+        moves = [each.move for each in self._found.values()]
+        self.broker.partitions.use_moves(MoveTable(self.broker.config.broker_id, moves))
+
+    def others(self, move: Move) -> list[FoundMove]:
+        """All other moves of its topic."""
+        return [each for each in self._found.values() if each.move.topic == move.topic and each.move.name != move.name]
+
+    async def offer(self, topic: str) -> None:
+        """Show clients what there is of a topic now. Raises CoordinationError."""
+        served = self.broker.partitions.served_topics()
+        if topic in served:
+            await self._registration.offer(topic, served[topic])
+
+    # --- driving ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The broker serves: drive the moves to it."""
+        self._driving = True
+        for found in list(self._found.values()):
+            self._drive(found)
+
+    def stop(self) -> None:
+        """It does not serve any more, or leads its set no longer."""
+        self._driving = False
+        for driver in self._drivers.values():
+            driver.stop()
+        self._drivers.clear()
+
+    def _drive(self, found: FoundMove) -> MoveDriver | None:
+        move = found.move
+        key = move.topic, move.name
+        driver = self._drivers.get(key)
+        if driver is not None and driver.active:
+            driver.take(found)
+            return driver
+        if not (self._driving and move.active and move.target == self.broker.config.broker_id):
+            return None
+        driver = self._drivers[key] = MoveDriver(self, found)
+        driver.start()
+        return driver
+
+    # --- MOVE ---------------------------------------------------------------------------------------------------------
+
+    async def asked(self, request: MoveRequest) -> dict[str, Any]:
+        """Look at a move, do what is due, and say how far it is. Raises CoordinationError, NotLeader."""
+        key = request.topic, f"{request.broker}-{request.partition}"
+        found: FoundMove | None = await self.in_thread(lambda: self.moves.read(*key))
+        if found is None:
+            if key in self._found:
+                self.unlearn(self._found[key])
+            raise CoordinationError(f"there is no move of {request.topic} {key[1]}")
+        if not self._driving:
+            raise NotLeader(self.broker.config.broker_id)
+        self.learn(found)
+        move, mine = self._found[key].move, self.broker.config.broker_id
+        if move.target == mine:
+            driver = self._drive(found)
+            return {"state": move.state.value, "waitsFor": move.note} if driver is None else driver.status()
+        if move.source == mine:
+            return await self._as_source(move)
+        return {"state": move.state.value}
+
+    async def _as_source(self, move: Move) -> dict[str, Any]:
+        answer: dict[str, Any] = {"state": move.state.value}
+        if move.state is MoveState.CLOSING:
+            return answer | self._ends(move)
+        if move.state is not MoveState.COPYING:
+            await self.offer(move.topic)
+        return answer
+
+    def _ends(self, move: Move) -> dict[str, Any]:
+        """Where the partitions end for good, or why that is not known yet.
+
+        This is called when the state was read and is acted by. A node of a set that has its promises now was not
+        replaced before, so its successor reads that state, too.
+        """
+        member = self.broker.member
+        if member is not None and (member.leader is None or not member.leader.leads_now):
+            return {"waitsFor": "the source's node does not know whether it leads its set"}
+        ends = []
+        for partition in range(move.first, move.first + move.count):
+            log = self.broker.partitions.stored(move.topic, partition)
+            if log is None:
+                ends.append(0)
+                continue
+            if holding := self.broker.transactions.holding(log):
+                return {
+                    "waitsFor": f"transactions that have messages of {move.topic}-{partition}: {', '.join(holding)}"
+                }
+            if log.visible_end != log.end_offset:
+                return {"waitsFor": f"the end of {move.topic}-{partition} to be committed"}
+            ends.append(log.end_offset)
+        return {"ends": ends}
+
+    # --- threads ------------------------------------------------------------------------------------------------------
+
+    def in_thread(self, function: Callable[[], Any]) -> Deferred[Any]:
+        """In a thread of its own: ZooKeeper may take long, and the pool's threads are for the disk."""
+        deferred: Deferred[Any] = Deferred()
+
+        def run() -> None:
+            try:
+                result = function()
+            except BaseException:
+                self._reactor.callFromThread(deferred.errback, Failure())  # type: ignore[no-untyped-call]
+            else:
+                self._reactor.callFromThread(deferred.callback, result)
+
+        threading.Thread(target=run, name="moves", daemon=True).start()
+        return deferred

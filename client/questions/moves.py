@@ -1,0 +1,184 @@
+"""Moves of partitions between brokers, for commands: begun, followed and cancelled.
+
+ZooKeeper keeps them, and the target's leader drives them (docs/moving.md). All functions block, on any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from metaq.coordination.brokers import ClusterView
+from metaq.coordination.moves import CANCELLABLE, FoundMove, Moves
+from metaq.coordination.records import Move, MoveState
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError
+
+from ..config import ConnectionConfig
+from ..connection import Endpoint, open_connection
+from .admin import look_at_move
+
+__all__ = ["MoveProgress", "MovesOfCluster", "PlannedMove"]
+
+_TRIES = 5
+"""Changes of a move that others change as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveProgress:
+    """How far a move is. left: bytes to be copied, None if nobody knows. per_second: bytes, on average. waits_for: why
+    it does not go on now, or was cancelled; "" if nothing keeps it."""
+
+    move: Move
+    left: int | None = None
+    per_second: int = 0
+    waits_for: str = ""
+
+
+class PlannedMove(NamedTuple):
+    """A move to be begun, or one that is under way. former: what its znode says now, if it is to be begun."""
+
+    move: Move
+    former: FoundMove | None = None
+    is_under_way: bool = False
+
+
+class MovesOfCluster:
+    """The moves of a cluster. Every method may raise CoordinationError."""
+
+    def __init__(self, session: ZkSession) -> None:
+        """session: started; its owner closes it."""
+        self._moves = Moves(session)
+        self._view = ClusterView(session)
+
+    def all(self) -> list[Move]:
+        """Those under way, and what became of former ones."""
+        return [each.move for each in self._moves.read_all()]
+
+    def plan(
+        self, topic: str, source: int, target: int, rate: int, first: int | None = None, last: int | None = None
+    ) -> PlannedMove:
+        """What `begin` is to begin, or the move that is under way. first, last: partitions, by default all.
+
+        rate: bytes per second. Raises ConfigError for partitions that cannot leave, or another move of them.
+        """
+        known = [each for each in self._moves.read_all() if each.move.topic == topic and each.move.source == source]
+        running = next((each.move for each in known if each.move.active), None)
+        if running is not None:
+            asked = first if first is not None else running.first, target
+            if asked == (running.first, running.target):
+                return PlannedMove(running, is_under_way=True)
+            raise ConfigError("--topic", topic, f"is being moved already: {running}; wait for it, or cancel it")
+        count = self._count(topic, source)
+        begin, end = 0 if first is None else first, count - 1 if last is None else last
+        if end != count - 1 or begin > end:
+            raise ConfigError(
+                "--partitions",
+                f"{begin}-{end}",
+                "a broker has its partitions numbered from 0 without a gap, so only its last ones can leave it: choose "
+                f"a range that ends with {count - 1}",
+            )
+        move = Move(topic, source, begin, end - begin + 1, target, rate)
+        former = next((each for each in known if each.move.name == move.name), None)
+        if former is not None and former.move.state is MoveState.CANCELLED and former.move.target_first >= 0:
+            if (former.move.target, former.move.count) != (move.target, move.count):
+                raise ConfigError(
+                    "--to",
+                    target,
+                    f"a cancelled move of {former.move} has left copies: stop broker {former.move.target}, delete them "
+                    "with `metaq partitions delete`, start it, and try again",
+                )
+            move = replace(move, target_first=former.move.target_first)
+        return PlannedMove(move, former)
+
+    def begin(self, planned: PlannedMove) -> Move:
+        """Begin it, unless it is under way. Raises CoordinationError if somebody else was faster."""
+        move = planned.move
+        if not planned.is_under_way and not self._moves.begin(move, planned.former):
+            raise CoordinationError(f"somebody else has just begun to move {move.topic} {move.name}: try again")
+        return move
+
+    def _count(self, topic: str, broker: int) -> int:
+        replicas = [*self._view.replicas(topic), *self._view.replicas(topic, publish=False)]
+        count = max(
+            (each.partitions for each in replicas if (each.broker_id, each.slave_id) == (broker, None)), default=0
+        )
+        if not count:
+            raise ConfigError("--from", broker, f"does not offer topic {topic} now")
+        return count
+
+    def topics_of(self, broker: int) -> list[str]:
+        """Topics of which the broker offers partitions now, sorted."""
+        names = self._view.topics()
+        offers = [self._view.replicas_many(names), self._view.replicas_many(names, publish=False)]
+        return sorted(
+            {
+                name
+                for replicas in offers
+                for name, each in zip(names, replicas, strict=True)
+                if any((one.broker_id, one.slave_id) == (broker, None) and one.partitions for one in each)
+            }
+        )
+
+    def partitions_by_broker(self) -> dict[int, int]:
+        """How many partitions each live broker offers."""
+        counts = {broker: 0 for broker, nodes in self._view.brokers().items() if nodes.master is not None}
+        for replicas in self._view.replicas_many(self._view.topics()):
+            for each in replicas:
+                if each.slave_id is None and each.broker_id in counts:
+                    counts[each.broker_id] += each.partitions
+        return counts
+
+    def look(self, move: Move) -> MoveProgress:
+        """How far it is. Its target is asked, which goes on with it, too. Raises ConfigError if it is gone."""
+        found = self._found(move)
+        progress = self._ask(found.move, found.move.target)
+        found = self._found(move)
+        if isinstance(progress, MetaqError):
+            return MoveProgress(found.move, waits_for=found.move.note or str(progress))
+        left = progress.get("left")
+        return MoveProgress(
+            found.move,
+            None if left is None else int(left),
+            int(progress.get("bytesPerSecond") or 0),
+            str(progress.get("waitsFor") or found.move.note),
+        )
+
+    def cancel(self, move: Move) -> Move:
+        """Give a move up. Raises ConfigError if the target has everything already: then it can only end."""
+        for _ in range(_TRIES):
+            found = self._found(move)
+            if found.move.state not in CANCELLABLE:
+                raise ConfigError(
+                    "--topic", move.topic, f"cannot be kept from moving now: it is {found.move.state.value}"
+                )
+            cancelled = replace(found.move, state=MoveState.CANCELLED, note="cancelled by an operator")
+            if self._moves.change(found, cancelled):
+                for broker in (cancelled.target, cancelled.source):
+                    answer = self._ask(cancelled, broker)
+                    if isinstance(answer, MetaqError) and broker == cancelled.source:
+                        raise CoordinationError(
+                            f"cancelled, but broker {broker} was not told, and may still refuse messages: {answer}; "
+                            "cancel again"
+                        )
+                return cancelled
+        raise CoordinationError(f"the move of {move.topic} {move.name} changes all the time: try again")
+
+    def _found(self, move: Move) -> FoundMove:
+        found = self._moves.read(move.topic, move.name)
+        if found is None:
+            raise ConfigError("--topic", move.topic, f"there is no move of {move.name}")
+        return found
+
+    def _ask(self, move: Move, broker: int) -> dict[str, Any] | MetaqError:
+        try:
+            nodes = self._view.brokers().get(broker)
+            if nodes is None or nodes.master is None:
+                return CoordinationError(f"broker {broker} is not registered in ZooKeeper now")
+            connection = open_connection(Endpoint(nodes.master.host, nodes.master.port), ConnectionConfig())
+            try:
+                return look_at_move(connection, move.topic, move.source, move.first)
+            finally:
+                connection.close()
+        except MetaqError as error:
+            return error
