@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
+from metaq.coordination.records import Move, MoveState
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
 from metaq.protocol.limits import INT64_MAX
 
@@ -27,6 +28,7 @@ __all__ = [
     "admit",
     "check_partitions",
     "cut",
+    "followed",
     "from_json",
     "narrow",
     "parts_of",
@@ -230,6 +232,25 @@ def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
     return {
         TopicPartition.parse(topic, name): offset for topic, names in offsets.items() for name, offset in names.items()
     }
+
+
+def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> dict[TopicPartition, int]:
+    """The same position where partitions have moved to other brokers, with their offsets, since it was written down."""
+    there = {
+        TopicPartition(move.topic, move.source, number): TopicPartition(move.topic, move.target, move.of_target(number))
+        for move in moves
+        if move.state is MoveState.DONE
+        for number in range(move.first, move.first + move.count)
+    }
+    found: dict[TopicPartition, int] = {}
+    for each, offset in offsets.items():
+        now, passed = each, {each}
+        while (after := there.get(now)) is not None and after not in passed:
+            passed.add(after)
+            now = after
+        if now == each or now not in offsets:
+            found[now] = offset
+    return found
 
 
 # --- how much of what is there one micro-batch takes ------------------------------------------------------------------

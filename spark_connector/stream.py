@@ -27,7 +27,8 @@ from metaq.client.questions.asking import need_frames
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import bounds_at, offset_after, partition_bounds
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
+from metaq.coordination.records import Move, MoveState
+from metaq.protocol.errors import BrokerUnavailable, NoPartition, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
 
 from .offsets import (
@@ -39,6 +40,7 @@ from .offsets import (
     StreamOffsets,
     admit,
     check_partitions,
+    followed,
     from_json,
     position,
     to_json,
@@ -91,19 +93,24 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {each: state.end for each, state in held.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next micro-batch ends. Partitions that are new since `start` begin at byte 0.
+        """Where the next micro-batch ends. Partitions that are new since `start` begin at byte 0, and those that have
+        moved to another broker where they were.
 
         A partition without a live broker stays where it is (with Trigger.AvailableNow it raises BrokerUnavailable).
         Raises DataLoss, RequestRefused for limits on a Java broker, which cannot count.
         """
         self._commit(start)
-        offsets = from_json(start)
         if self._target is None:
-            return self._latest(start, offsets, limit)
-        return through_failover(self._open(), lambda: self._latest(start, offsets, limit))
+            return self._latest(start, limit)
+        return through_failover(self._open(), lambda: self._latest(start, limit))
 
-    def _latest(self, start: dict[str, Any], offsets: Offsets, limit: ReadLimit) -> dict[str, Any]:
+    def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        offsets = followed(from_json(start), self._moves())
         held = self._look(offsets)
+        if held.keys() - offsets.keys():  # new, or moved a moment ago
+            offsets = followed(offsets, self._moves())
+            moved = from_json(start).keys() - offsets.keys()
+            held = {each: state for each, state in held.items() if each not in moved}
         waiting = self._waiting(offsets, held)
         limits = BatchLimits() if isinstance(limit, ReadAllAvailable) else self.options.limits
         waited = self._clock() - self._last_batch
@@ -138,9 +145,11 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges between two positions. Raises BrokerUnavailable if no broker has one of them, DataLoss."""
-        return through_failover(self._open(), partial(self._planned, from_json(start), from_json(end)))
+        return through_failover(self._open(), lambda: self._planned(from_json(start), from_json(end)))
 
     def _planned(self, before: Offsets, after: Offsets) -> list[InputPartition]:
+        moves = self._moves()
+        before, after = followed(before, moves), followed(after, moves)
         wanted = {each: (before.get(each, 0), last) for each, last in after.items() if before.get(each, 0) < last}
         held = self._look({each: last for each, (_, last) in wanted.items()}, only=True)
         self._report([lost for each, span in wanted.items() if (lost := _lost(each, span, held[each]))], held)
@@ -169,7 +178,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         What a slave has not copied before the offset is not lost: its master has it. Raises BrokerUnavailable.
         """
         cluster = self._open()
-        wanted = sorted({*offsets, *([] if only else selected(cluster, self.options))})
+        wanted = sorted({*offsets, *([] if only else self._selected(cluster, offsets))})
         survey = cluster.survey()
         sources = survey.sources(wanted)
         held: dict[TopicPartition, PartitionState] = {}
@@ -190,6 +199,19 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             held[each] = PartitionState(each, source.endpoint, bounds.first, bounds.end)
         self._known_ends |= {each: known.end for each, known in held.items()}
         return held
+
+    def _selected(self, cluster: Cluster, offsets: Offsets) -> list[TopicPartition]:
+        """As `selected`; nothing new where all of a topic is on its way to another broker, for some seconds."""
+        try:
+            return selected(cluster, self.options)
+        except NoPartition:
+            topics = {each.topic for each in offsets}
+            if not any(move.topic in topics and move.state is MoveState.HANDING_OVER for move in self._moves()):
+                raise
+            return []
+
+    def _moves(self) -> list[Move]:
+        return self._open().moves()
 
     def _waiting(self, offsets: Offsets, held: Held) -> dict[TopicPartition, Span]:
         """What of each partition can be read next. Raises DataLoss."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
@@ -17,6 +17,9 @@ from ..broker import Broker
 from ..replication.partition_copy import PartitionCopy
 from ..replication.peer import Peer
 from ..replication.source import FrameSource
+
+if TYPE_CHECKING:
+    from ..sets.leader import Leader
 
 __all__ = ["MoveCopy"]
 
@@ -64,6 +67,7 @@ class MoveCopy:
                 continue
             while copy.status.lag_bytes and goes_on():
                 await self._take_turn()
+                self._check()
                 before = copy.status.offset
                 await copy.step(source)
                 self.copied += copy.status.offset - before
@@ -81,6 +85,8 @@ class MoveCopy:
         set. Raises MetaqError."""
         await self.go_through(peer, goes_on)
         for partition, end in zip(self._partitions, ends, strict=True):
+            if not goes_on():
+                raise MetaqError("the move is not to go on here")
             here = self._move.of_target(partition)
             log = self._broker.partitions.for_replica(self._move.topic, here, end)
             if log.end_offset < end:
@@ -99,14 +105,20 @@ class MoveCopy:
 
     async def committed(self, lane: Lane = Lane.MEMORY) -> None:
         """Until every in-sync node of this broker's set has what was appended. Raises NotLeader."""
+        leader = self._check()
+        if leader is not None:
+            deferred: Deferred[None] = Deferred()
+            leader.replicate((), lane, partial(_settle, deferred))
+            await deferred
+
+    def _check(self) -> Leader | None:
+        """The leadership of a broker set's node. Raises MetaqError if nothing may be appended here now."""
         member = self._broker.member
         if member is None:
-            return
-        if member.leader is None:
-            raise member.refusal() or MetaqError("this node leads no longer")
-        deferred: Deferred[None] = Deferred()
-        member.leader.replicate((), lane, partial(_settle, deferred))
-        await deferred
+            return None
+        if member.leader is None or member.leader.draining:
+            raise member.refusal() or MetaqError("this node hands its leadership over")
+        return member.leader
 
 
 def _settle(deferred: Deferred[None], error: MetaqError | None) -> None:

@@ -82,7 +82,10 @@ class BrokerMoves:
         move = found.move
         if move.state is not MoveState.CANCELLED or move.target != self.broker.config.broker_id:
             return
-        copies = range(move.target_first, move.target_first + move.count) if move.target_first >= 0 else ()
+        driver = self._drivers.get((move.topic, move.name))
+        copies = range(move.target_first, move.target_first + move.count)
+        if move.target_first < 0 or (driver is not None and driver.active):
+            return
         if any(self.broker.partitions.stored(move.topic, each) for each in copies):
             return
         try:

@@ -12,8 +12,9 @@ from typing import Self, TypeVar
 from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.group import remove_group
 from metaq.coordination.interrupts import Aside
+from metaq.coordination.moves import Moves
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
-from metaq.coordination.records import UNKNOWN_MESSAGE_ID
+from metaq.coordination.records import UNKNOWN_MESSAGE_ID, Move
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import read_set
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
@@ -149,6 +150,10 @@ class Cluster:
         """Partitions of `topic` that live brokers, masters or slaves, give to readers; ordered numerically."""
         found = self.view.topic_partitions(topic, publish=False)
         return [TopicPartition(topic, broker, number) for broker, number in found]
+
+    def moves(self) -> list[Move]:
+        """Moves of partitions between brokers: those under way, and what became of former ones."""
+        return [each.move for each in Moves(self._session).read_all()]
 
     def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Source]:
         """Where each partition is read now: its broker's master, else a slave; those without either are left out."""

@@ -223,3 +223,19 @@ def test_a_drained_broker_of_three_has_no_topic_left(chroot, tmp_path):
             assert len(partitions) == 6
             there = [int(payload) for payloads in stored(chroot, partitions).values() for payload in payloads]
             assert sorted(there) == list(range(100))
+
+
+def test_an_open_transaction_holds_the_source_open_until_it_ends(chroot, tmp_path):
+    with running_brokers(chroot, tmp_path, {TOPIC: 1}, count=2), Producer(chroot) as producer:
+        first = TopicPartition(TOPIC, 0, 0)
+        producer.send(TOPIC, b"before", partition=first)
+        with ZkSession(chroot) as session:
+            moves = MovesOfCluster(session)
+            with producer.transaction() as transaction:
+                transaction.send(TOPIC, b"in it", partition=first)
+                move = moves.begin(moves.plan(TOPIC, 0, 1, FAST))
+                eventually(lambda: "transactions" in moves.look(move).waits_for, what="the wait for the transaction")
+                assert moves.look(move).move.state is MoveState.CLOSING
+            eventually(lambda: moves.look(move).move.state is MoveState.DONE, what="the move")
+        (payloads,) = stored(chroot, [TopicPartition(TOPIC, 1, 1)]).values()
+        assert payloads == ["before", "in it"]

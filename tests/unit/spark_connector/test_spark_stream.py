@@ -1,13 +1,15 @@
 """A stream's reader when bytes are gone, partitions come and brokers go; the cluster's answers are set by hand."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
-from metaq.spark_connector.offsets import DataLoss, Lost, PartitionState, to_json
+from metaq.coordination.records import Move, MoveState
+from metaq.spark_connector.offsets import DataLoss, Lost, PartitionState, followed, to_json
 from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.stream import MetaqStreamReader
 
@@ -15,7 +17,7 @@ ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 WHERE = Endpoint("host", 1)
 
 
-def reader(held, monkeypatch, **options):
+def reader(held, monkeypatch, moves=(), **options):
     given = {"zookeeper": "h:1", "subscribe": "t"} | options
     made = MetaqStreamReader(ReadOptions.parse(given, "stream"))
     state = {each: PartitionState(each, WHERE, first, end) for each, (first, end) in held.items()}
@@ -23,6 +25,7 @@ def reader(held, monkeypatch, **options):
         made, "_look", lambda wanted, only=False: {e: h for e, h in state.items() if not only or e in wanted}
     )
     monkeypatch.setattr(made, "_open", lambda: None)
+    monkeypatch.setattr(made, "_moves", lambda: moves)
     monkeypatch.setattr("metaq.spark_connector.stream.split", lambda _cluster, _options, ranges: ranges)
     monkeypatch.setattr("metaq.spark_connector.stream.with_nodes", lambda _cluster, ranges: ranges)
     return made
@@ -66,6 +69,35 @@ def test_a_topic_made_anew_is_data_loss_and_is_passed_over_if_accepted(monkeypat
     made = reader({ZERO: (0, 50)}, monkeypatch, failOnDataLoss="false")
     assert latest(made, {ZERO: 100}) == to_json({ZERO: 50})
     assert spans(made, to_json({ZERO: 100}), to_json({ZERO: 50})) == []
+
+
+MOVED = Move("t", 0, 0, 1, 1, 1, MoveState.DONE, 0, (60,))
+
+
+def test_a_partition_that_has_moved_is_read_on_where_it_was(monkeypatch):
+    made = reader({ONE: (0, 80)}, monkeypatch, [MOVED])
+    start = to_json({ZERO: 50})
+    end = latest(made, {ZERO: 50})
+    assert end == to_json({ONE: 80})
+    assert spans(made, start, end) == [(ONE, 50, 80)]
+    # a batch that was planned before it moved
+    assert spans(made, start, to_json({ZERO: 60})) == [(ONE, 50, 60)]
+
+
+def test_a_partition_that_moves_while_a_batch_is_planned_is_not_read_twice(monkeypatch):
+    made = reader({ZERO: (0, 60), ONE: (0, 80)}, monkeypatch)
+    known = iter([[], [MOVED]])
+    monkeypatch.setattr(made, "_moves", lambda: next(known))
+    assert latest(made, {ZERO: 50}) == to_json({ONE: 80})
+
+
+def test_a_position_follows_partitions_over_several_moves():
+    onwards = Move("t", 1, 0, 1, 2, 1, MoveState.DONE, 5, (60,))
+    back = Move("t", 2, 5, 1, 0, 1, MoveState.DONE, 0, (60,))
+    assert followed({ZERO: 50}, [MOVED, onwards]) == {TopicPartition("t", 2, 5): 50}
+    assert followed({ONE: 50}, [onwards, back]) == {ZERO: 50}
+    assert followed({ZERO: 50}, [replace(MOVED, state=MoveState.HANDING_OVER)]) == {ZERO: 50}
+    assert followed({ZERO: 50, ONE: 70}, [MOVED]) == {ONE: 70}
 
 
 def test_a_new_partition_is_read_from_its_begin(monkeypatch):
