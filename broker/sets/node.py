@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -70,7 +70,7 @@ class SetMember:
         registration: Registration,
         on_role: Callable[[], None] = lambda: None,
         *,
-        before_serving: Callable[[], Awaitable[None]] | None = None,
+        before_serving: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """session: started by `start` and closed by `close`. registration: on that session. on_role: called when
         `refusal` may have another answer. before_serving: what else is to be known, each time, before clients of an
@@ -424,6 +424,7 @@ class SetMember:
         broker, store = self._broker, self._broker.store
         ends = {name: end for name, (_, end, _) in store.ends().items()}
         history = self._file.history.begin(state.epoch, ends)
+        known = None if self._before_serving is None else ensureDeferred(self._before_serving())
         try:
             await broker.in_thread(partial(self._file.write, state.epoch, history, self._boot))
         except StoreError as error:  # it would stand again and again, and keep those out that can lead
@@ -432,8 +433,8 @@ class SetMember:
             return
         assert self._set is not None
         self._set.declare(self._node(forgetful=False))
-        if self._before_serving is not None:
-            await self._before_serving()
+        if known is not None:
+            await known
             if self._stopping:
                 return
         broker.message_ids.begin_above(store.max_message_id)
