@@ -103,6 +103,7 @@ class Registration:
             self._session,
             BrokerAddress(config.broker_id, self._slave_id, config.host, port),
             self._checksum,
+            zone=config.zone,
             elected=self._elected,
         )
         self._registration = registration

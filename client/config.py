@@ -251,7 +251,8 @@ class ConsumerConfig:
     """A fixed name within the group; two members must not have the same. None: one of its own each time."""
     strategy: Strategy | str = "range"
     """Which member gets which partitions, the same for all members of a group: "range", "consist" (1.x's consistent
-    hashing) or a function of your own."""
+    hashing), "zone" (a partition to a member in the `zone` of its broker, where there is one) or a function of your
+    own."""
     broadcast: bool = False
     """Every host reads everything, as in metaq 1.x: the group is `<group>-<ip>`, and a file keeps its offsets."""
     offsets_file: str | Path | None = None
@@ -262,7 +263,8 @@ class ConsumerConfig:
     """Which node of a broker set gives the messages. "leader": the one that takes them. "nearest": an in-sync node of
     the consumer's `zone` while there is one, which shows a message up to 0.2 s later; else the leader."""
     zone: str = ""
-    """Where the consumer runs, as its brokers' nodes were started with `--zone`; read_from="nearest" needs it."""
+    """Where the consumer runs, as brokers were started with `--zone`; read_from="nearest" and strategy="zone" need
+    it."""
     fetch_max_bytes: int = 2 << 20
     """Bytes that one pull asks for. A broker gives at most 4 MiB, or its maxTransferSize if that is more (over the text
     protocol only this); the first record comes whole, however large."""
@@ -320,5 +322,7 @@ class ConsumerConfig:
             raise ConfigError("zone", repr(self.zone), "name it as a text")
         if self.read_from == "nearest" and not self.zone:
             raise ConfigError("zone", repr(self.zone), "name the zone of the nodes to read from")
+        if self.strategy == "zone" and not self.zone:
+            raise ConfigError("zone", repr(self.zone), "name the zone in which the consumer runs")
         if self.long_poll_ms > MAX_WAIT_MS:
             raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")

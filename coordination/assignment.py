@@ -1,6 +1,7 @@
-"""Which consumer of a group owns which partition: pure functions, equal to the Java classes (golden/assignment.json).
+"""Which consumer of a group owns which partition: pure functions.
 
-All members of a group must use the same strategy; nothing in ZooKeeper says which.
+All members of a group must use the same strategy. 1.x's two, which are equal to the Java classes
+(golden/assignment.json), are named nowhere in ZooKeeper; members that assign by zones say so beside their zone.
 """
 
 from __future__ import annotations
@@ -8,9 +9,17 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heapreplace
 
-__all__ = ["Strategy", "consistent_hash_assignment", "java_sort_key", "java_sorted", "range_assignment"]
+__all__ = [
+    "Strategy",
+    "consistent_hash_assignment",
+    "java_sort_key",
+    "java_sorted",
+    "range_assignment",
+    "zone_assignment",
+]
 
 Strategy = Callable[[str, Sequence[str], Sequence[str]], list[str]]
 """(my consumer id, all consumer ids, all partitions "b-p") -> my partitions. Order of the arguments does not matter."""
@@ -66,6 +75,55 @@ def consistent_hash_assignment(consumer_id: str, consumers: Sequence[str], parti
         return ring[points[bisect_left(points, hashed) % len(points)]]
 
     return [partition for partition in java_sorted(partitions) if owner(partition) == consumer_id]
+
+
+def zone_assignment(
+    consumer_id: str,
+    consumers: Sequence[str],
+    partitions: Sequence[str],
+    consumer_zones: Mapping[str, str],
+    broker_zones: Mapping[int, str],
+) -> list[str]:
+    """Each partition to a consumer in the zone of its broker, if there is one; string-sorted.
+
+    The consumers of a zone share the zone's partitions as range_assignment() does. A partition whose broker has no
+    zone, or a zone without consumers, goes to a consumer that has the fewest partitions. consumer_zones: of all
+    `consumers`. broker_zones: by broker id. A consumer that is not in the list gets nothing.
+    Model: RocketMQ's AllocateMachineRoomNearby, which does not count what consumers have when it shares out the rest.
+    """
+    members = java_sorted(consumers)
+    if consumer_id not in members:
+        return []
+    neighbours: dict[str, list[str]] = {}
+    for member in members:
+        neighbours.setdefault(consumer_zones[member], []).append(member)
+    near: dict[str, list[str]] = {zone: [] for zone in neighbours}
+    rest: list[str] = []
+    for partition in java_sorted(partitions):
+        zone = broker_zones.get(int(partition.partition("-")[0]), "")
+        near.get(zone, rest).append(partition)
+    sizes = {
+        member: share + (index < extra)
+        for zone, each in neighbours.items()
+        for share, extra in [divmod(len(near[zone]), len(each))]
+        for index, member in enumerate(each)
+    }
+    more = _fill([sizes[member] for member in members], len(rest))
+    mine = members.index(consumer_id)
+    start = sum(more[:mine])
+    home = consumer_zones[consumer_id]
+    return java_sorted(range_assignment(consumer_id, neighbours[home], near[home]) + rest[start : start + more[mine]])
+
+
+def _fill(sizes: Sequence[int], count: int) -> list[int]:
+    """How many of `count` each gets if the next one always goes to the one with the fewest, the first of equals."""
+    more = [0] * len(sizes)
+    heap = sorted((size, index) for index, size in enumerate(sizes))
+    for _ in range(count):
+        size, index = heap[0]
+        more[index] += 1
+        heapreplace(heap, (size + 1, index))
+    return more
 
 
 def _md5(text: str) -> bytes:

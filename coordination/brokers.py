@@ -16,10 +16,12 @@ from .records import (
     parse_broker_url,
     parse_checksum,
     parse_consumer_id,
+    parse_consumer_zone,
     parse_partition_count,
     parse_replica_name,
     parse_slave_name,
     parse_topics,
+    parse_zone,
 )
 from .registration import BrokerAddress
 from .session import ZkSession
@@ -98,6 +100,12 @@ class ClusterView:
             if node and (address := process_address(broker_id, name, path, node))
         )
 
+    def broker_zones(self) -> dict[int, str]:
+        """Where the live brokers stand, by id; those without a zone are missing."""
+        parent = self._paths.broker_zones()
+        found = self._texts(parent, self._nodes.children(parent), parse_zone)
+        return {int(name): zone for name, zone in found.items() if name.isdecimal()}
+
     def config_checksums(self, broker_ids: Sequence[int]) -> list[int | None]:
         """CRC-32 of each master's server.ini as it was registered, in order; None where there is none."""
         paths = [self._paths.master_config_checksum(each) for each in broker_ids]
@@ -169,11 +177,22 @@ class ClusterView:
 
     def owners(self, group: str, topic: str) -> dict[str, str]:
         """Consumer id by partition (`<broker>-<partition>`) of the owned partitions."""
-        names = self._nodes.children(self._paths.owners(group, topic))
-        paths = [self._paths.owner(group, topic, name) for name in names]
+        parent = self._paths.owners(group, topic)
+        return self._texts(parent, self._nodes.children(parent), parse_consumer_id)
+
+    def consumer_zones(self, group: str) -> dict[str, str]:
+        """Zone by consumer id of the live consumers that assign by zones."""
+        parent = self._paths.group_zones(group)
+        return self._texts(parent, self._nodes.children(parent), parse_consumer_zone)
+
+    def _texts(
+        self, parent: str, names: Sequence[str], parse: Callable[[str, bytes | None], str | None]
+    ) -> dict[str, str]:
+        """What `parse` makes of the children of `parent`; those that hold nothing are missing."""
+        paths = [child_of(parent, name) for name in names]
         nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
-        owners = {name: read_entry(parse_consumer_id, path, node.data) for name, path, node in nodes if node}
-        return {name: owner for name, owner in owners.items() if owner}
+        texts = {name: read_entry(parse, path, node.data) for name, path, node in nodes if node}
+        return {name: text for name, text in texts.items() if text}
 
     def committed_topics(self, group: str) -> list[str]:
         """Topics for which the group has committed an offset, sorted."""

@@ -11,14 +11,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NotEmptyError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.protocol.states import EventType, WatchedEvent
 
-from metaq.protocol.errors import ClientError, ConfigError, CoordinationUnavailable, SessionLost
+from metaq.protocol.errors import ClientError, ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
 from metaq.protocol.limits import check_group, check_topic
 
 from .backoff import Backoff
@@ -27,9 +27,9 @@ from .local_address import address_in_java, local_address
 from .logs import get_log
 from .paths import child_of, parent_of
 from .presence import Presence
-from .records import format_consumer_id, format_topics, parse_consumer_id
+from .records import format_consumer_id, format_consumer_zone, format_group_zones, format_topics, parse_consumer_id
 from .session import ZkSession
-from .znodes import ATOMIC_WRITES, create_ephemeral, delete
+from .znodes import ATOMIC_WRITES, create_ephemeral, delete, set_data
 
 __all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id", "remove_group"]
 
@@ -57,7 +57,8 @@ class GroupMembership:
     consumer_id: 1.x's `consumerId`, the node is then `<group>_<consumerId>`; None makes a new one. topics: all that the
     consumer subscribes, at least one. on_change: called on the session's event thread when a new rebalance may be due:
     a consumer, a partition or a broker came or went, a partition that could not be claimed is free, the session
-    expired, or was replaced and joined again. It must not block for long. Bursts are one call. Methods block on
+    expired, or was replaced and joined again. It must not block for long. Bursts are one call. zone: where the consumer
+    runs, if it assigns by zones: the group sees it then, and the snapshots have those of the others. Methods block on
     ZooKeeper; any thread but kazoo's.
     """
 
@@ -69,6 +70,7 @@ class GroupMembership:
         topics: Iterable[str],
         on_change: Callable[[], None],
         *,
+        zone: str | None = None,
         backoff: Backoff | None = None,
     ) -> None:
         self.group = check_group(group)
@@ -80,9 +82,11 @@ class GroupMembership:
         self._session = session
         self._nodes = session.nodes
         self._paths = session.paths
-        self._view = GroupView(session, group, self.topics, self._notify_later)
+        self._view = GroupView(session, group, self.topics, self._notify_later, with_zones=zone is not None)
         self._path = self._paths.consumer(group, self.consumer_id)
-        self._data = format_topics(self.topics)
+        self._own_nodes = {self._path: format_topics(self.topics)}
+        if zone is not None:
+            self._own_nodes[self._paths.consumer_zone(group, self.consumer_id)] = format_consumer_zone(zone)
         self._lock = threading.Lock()
         self._joined: int | None = None
         self._is_registered = False
@@ -162,26 +166,37 @@ class GroupMembership:
                 self._paths.group_ids(self.group),
                 *(self._paths.topic_sub(topic) for topic in self.topics),
                 *(self._paths.owners(self.group, topic) for topic in self.topics),
+                *([self._paths.group_zones(self.group)] if len(self._own_nodes) > 1 else []),
             ]
         )
-        self._presence.take_over(partial(self._create_own_node, session_id))
+        self._presence.take_over(partial(self._create_own_nodes, session_id))
         with self._lock:
             self._is_registered = True
             if self._joined != session_id:
                 self._joined, self._held = session_id, set()
 
-    def _create_own_node(self, session_id: int) -> ConfigError | None:
-        (failure,) = self._nodes.write(session_id, [create_ephemeral(self._path, self._data)], NodeExistsError)
-        if failure is None or self._nodes.owned(session_id, [self._path]):
-            return None
+    def _create_own_nodes(self, session_id: int) -> ConfigError | None:
+        """All at once: nobody may see the consumer without its zone, and take it for one with another strategy."""
+        missing = list(self._own_nodes)
+        for _ in range(2):
+            creations = [create_ephemeral(path, self._own_nodes[path]) for path in missing]
+            failure = self._nodes.write_atomically(session_id, creations)
+            if failure is not None and not isinstance(failure, NodeExistsError):
+                raise CoordinationError(f"cannot register consumer {self.consumer_id}: {failure!r}") from failure
+            owned = missing if failure is None else self._nodes.owned(session_id, missing)
+            missing = [path for path in missing if path not in owned]
+            if not missing:
+                return None  # else some were here already: the others have been deleted by somebody
+            if not owned:
+                break
         return ConfigError(
             "consumer_id", self.consumer_id, "in use by another live consumer: stop it or choose another id"
         )
 
     def _remove(self, session_id: int, held: Iterable[Partition]) -> None:
         paths = [self._paths.owner(self.group, *each) for each in sorted(held)]
-        # the membership goes last: without it others would claim what is still owned
-        self._nodes.delete_owned(session_id, [*paths, self._path])
+        # the membership goes last: without it others would claim what is still owned, and its zone with it or later
+        self._nodes.delete_owned(session_id, [*paths, *self._own_nodes])
 
     # --- what the group looks like ----------------------------------------------------------------------------------
 
@@ -200,6 +215,20 @@ class GroupMembership:
         self._is_registered = False  # somebody has removed its node; what it owns is still its own
         self._presence.again()
         raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
+
+    def agree_on_zones(self, zones: Mapping[int, str], version: int) -> None:
+        """Have the group plan with these zones of brokers, by broker id, unless it has agreed on others since `version`
+        of GroupZones. The next snapshot shows what holds; on_change of all members follows.
+
+        Raises SessionLost, CoordinationUnavailable.
+        """
+        path = self._paths.group_zones(self.group)
+        failure = self._nodes.write_atomically(self._fence(), [set_data(path, format_group_zones(zones), version)])
+        if isinstance(failure, NoNodeError):  # somebody has deleted it
+            self._nodes.ensure([path])
+        elif failure is not None and not isinstance(failure, BadVersionError):
+            raise CoordinationError(f"cannot write ZooKeeper node {path}: {failure!r}") from failure
+        self._view.look_at_zones()
 
     def _is_in(self, snapshot: GroupSnapshot) -> bool:
         return all(self.consumer_id in each for each in snapshot.consumers.values())

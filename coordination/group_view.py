@@ -1,7 +1,7 @@
 """What a member sees of its group: the consumers, its topics and the brokers.
 
 It is kept current by watches, and costs ZooKeeper in proportion to what changed: the names come with the watches, and
-only the data of nodes that are new are read, all in one request. A consumer's node never changes while it lives.
+only the data of nodes that are new are read, all in one request. A consumer's nodes never change while it lives.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from .brokers import (
     is_process,
     partition_names,
     process_address,
+    read_entry,
     topic_replicas,
 )
 from .paths import child_of
+from .records import parse_consumer_zone, parse_group_zones, parse_zone
 from .registration import BrokerAddress
 from .session import ZkSession
-from .watches import ChildrenWatchers
+from .watches import ChildrenWatchers, DataWatcher
 from .znodes import Znode
 
-__all__ = ["GroupSnapshot", "GroupView", "settle_seconds"]
+__all__ = ["GroupSnapshot", "GroupView", "GroupZones", "settle_seconds"]
 
 _SETTLE_SHARE = 1 / 400
 _LONGEST_SETTLE = 0.5
@@ -44,16 +46,32 @@ def settle_seconds(members: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupZones:
+    """The zones in a group whose members assign by zones.
+
+    members: by consumer id, whatever the consumer subscribes; members with another strategy are missing. agreed: by
+    broker id, what the group plans with. version: of the znode that says so, for compare-and-set; -1 if it is missing.
+    brokers: by broker id, as the brokers are registered now; those without a zone are missing.
+    """
+
+    members: Mapping[str, str]
+    agreed: Mapping[int, str]
+    version: int
+    brokers: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSnapshot:
     """What a rebalance decides upon, as the watches have shown it. Every list is in Java's string order.
 
     consumers: ids of the live consumers by topic, of this member's topics. partitions: `<broker>-<partition>` of
-    masters and slaves by topic. brokers: the live processes by broker id.
+    masters and slaves by topic. brokers: the live processes by broker id. zones: None unless they were asked for.
     """
 
     consumers: Mapping[str, tuple[str, ...]]
     partitions: Mapping[str, tuple[str, ...]]
     brokers: Mapping[int, BrokerNodes]
+    zones: GroupZones | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +105,14 @@ class GroupView:
     at a time.
     """
 
-    def __init__(self, session: ZkSession, group: str, topics: Sequence[str], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session: ZkSession,
+        group: str,
+        topics: Sequence[str],
+        on_change: Callable[[], None],
+        with_zones: bool = False,
+    ) -> None:
         self._nodes = session.nodes
         self._paths = session.paths
         self._group = group
@@ -107,6 +132,15 @@ class GroupView:
         self._unread: dict[str, list[str]] = {}  # names below topics and brokers that changed, by path
         self._partitions: dict[str, tuple[str, ...]] = dict.fromkeys(topics, ())
         self._addresses: dict[int, list[BrokerAddress]] = {}
+        self._with_zones = with_zones
+        self._zones, self._zones_of_brokers = session.paths.group_zones(group), session.paths.broker_zones()
+        if with_zones:
+            self._awaited |= {self._zones, self._zones_of_brokers}
+        self._agreement = DataWatcher(session, self._zones, self._agreement_changed)
+        self._follows_zones = False
+        self._agreed: tuple[Mapping[int, str], int, int] = ({}, -1, 0)  # zones, version, zxid of the last change
+        self._member_zones: dict[str, str] = {}
+        self._broker_zones: dict[int, str] = {}
 
     def start(self) -> None:
         """Begin to watch. Idempotent."""
@@ -114,6 +148,10 @@ class GroupView:
         for path in self._topics_at:
             self._watchers.watch(path, self._data_changed)
         self._watchers.watch(self._broker_ids, self._brokers_changed)
+        if self._with_zones and not self._follows_zones:
+            self._follows_zones = True
+            self._agreement.start()
+            self._watchers.watch(self._zones_of_brokers, self._data_changed)
 
     def wait(self, seconds: float) -> bool:
         """Until everything has been seen once; False if that takes longer."""
@@ -121,6 +159,7 @@ class GroupView:
 
     def close(self) -> None:
         self._watchers.close()
+        self._agreement.close()
 
     # --- event thread -------------------------------------------------------------------------------------------------
 
@@ -146,6 +185,10 @@ class GroupView:
                 self._watchers.watch(broker, self._data_changed)
         self._seen(path)
 
+    def _agreement_changed(self, path: str, data: bytes | None) -> None:
+        self._agreement_is(data, self._agreement.stat)
+        self._seen(path)
+
     def _seen(self, path: str) -> None:
         self._awaited.discard(path)
         if not self._awaited:
@@ -159,13 +202,36 @@ class GroupView:
         with self._reading:
             self._read_changes()
             addresses = (address for each in self._addresses.values() for address in each)
-            return GroupSnapshot(dict(self._consumers), dict(self._partitions), brokers_by_id(addresses))
+            return GroupSnapshot(
+                dict(self._consumers), dict(self._partitions), brokers_by_id(addresses), self._zones_now()
+            )
+
+    def _zones_now(self) -> GroupZones | None:
+        if not self._with_zones:
+            return None
+        with self._lock:
+            agreed, version, _ = self._agreed
+        return GroupZones(dict(self._member_zones), agreed, version, dict(self._broker_zones))
 
     def look_again(self) -> None:
         """Read the members of the group now, instead of waiting for the watch. Raises CoordinationUnavailable."""
         names, stat = self._nodes.children_and_stat(self._ids)
         with self._lock:
             self._listing = _Listing.of(names, stat)
+
+    def look_at_zones(self) -> None:
+        """Read what the group has agreed on now, instead of waiting for the watch. Raises CoordinationUnavailable."""
+        (found,) = self._nodes.get_with_stats([self._zones])
+        self._agreement_is(*(found or (None, None)))
+
+    def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
+        """What was read last may arrive first."""
+        agreed = read_entry(parse_group_zones, self._zones, data) or {}
+        with self._lock:
+            if stat is None:
+                self._agreed = agreed, -1, self._agreed[2]
+            elif stat.mzxid >= self._agreed[2]:
+                self._agreed = agreed, stat.version, stat.mzxid
 
     def _read_changes(self) -> None:
         with self._lock:
@@ -175,7 +241,8 @@ class GroupView:
         fresh = {name: self._paths.consumer(self._group, name) for name in listing.names - same}
         below = {path: {name: child_of(path, name) for name in names} for path, names in unread.items()}
         try:
-            wanted = [*fresh.values(), *(child for each in below.values() for child in each.values())]
+            members = [path for name in fresh for path in self._nodes_of(name)]
+            wanted = [*members, *(child for each in below.values() for child in each.values())]
             nodes = dict(zip(wanted, self._nodes.get_many(wanted), strict=True))
         except BaseException:
             with self._lock:
@@ -183,6 +250,7 @@ class GroupView:
             raise
         if listing is not self._read_listing or fresh:
             self._consumers_are(listing, same, {name: (path, nodes[path]) for name, path in fresh.items()})
+            self._member_zones_are(same, nodes, fresh)
         for path, children in below.items():
             self._data_is(path, {name: (child, nodes[child]) for name, child in children.items()})
 
@@ -199,9 +267,31 @@ class GroupView:
             topic: tuple(name for name in ordered if topic in self._subscriptions[name]) for topic in self._topics
         }
 
+    def _nodes_of(self, consumer: str) -> list[str]:
+        """What is read of a new member, side by side so that both are read at one moment: they come and go together."""
+        path = self._paths.consumer(self._group, consumer)
+        return [path, self._paths.consumer_zone(self._group, consumer)] if self._with_zones else [path]
+
+    def _member_zones_are(self, same: frozenset[str], nodes: Mapping[str, Znode | None], fresh: Iterable[str]) -> None:
+        zones = {name: zone for name, zone in self._member_zones.items() if name in same}
+        for name in fresh if self._with_zones else ():
+            path = self._paths.consumer_zone(self._group, name)
+            node = nodes[path]
+            zone = None if node is None else read_entry(parse_consumer_zone, path, node.data)
+            if zone is not None:
+                zones[name] = zone
+        self._member_zones = zones
+
     def _data_is(self, path: str, entries: Mapping[str, tuple[str, Znode | None]]) -> None:
         if path in self._topics_at:
             self._partitions[self._topics_at[path]] = tuple(partition_names(topic_replicas(path, entries)))
+        elif path == self._zones_of_brokers:
+            zones = {
+                int(name): read_entry(parse_zone, child, node.data)
+                for name, (child, node) in entries.items()
+                if node is not None and name.isdecimal()
+            }
+            self._broker_zones = {broker_id: zone for broker_id, zone in zones.items() if zone}
         else:
             broker_id = self._brokers_at[path]
             addresses = (

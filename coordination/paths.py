@@ -50,6 +50,12 @@ class Paths:
     def master_config_checksum(self, broker_id: int) -> str:
         return _join(self.broker(broker_id), "master_config_checksum")
 
+    def broker_zones(self) -> str:
+        return _join(self.root, "brokers", "zones")
+
+    def broker_zone(self, broker_id: int) -> str:
+        return _join(self.broker_zones(), str(broker_id))
+
     # --- broker sets ------------------------------------------------------------------------------------------------
 
     def broker_sets(self) -> str:
@@ -114,6 +120,12 @@ class Paths:
 
     def consumer(self, group: str, consumer_id: str) -> str:
         return _join(self.group_ids(group), consumer_id)
+
+    def group_zones(self, group: str) -> str:
+        return _join(self.groups(), group, "zones")
+
+    def consumer_zone(self, group: str, consumer_id: str) -> str:
+        return _join(self.group_zones(group), consumer_id)
 
     def group_owners(self, group: str) -> str:
         return _join(self.groups(), group, "owners")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,7 +28,9 @@ __all__ = [
     "format_broker_url",
     "format_checksum",
     "format_consumer_id",
+    "format_consumer_zone",
     "format_decided_batch",
+    "format_group_zones",
     "format_move",
     "format_offset",
     "format_partition_count",
@@ -36,12 +38,15 @@ __all__ = [
     "format_set_node",
     "format_set_state",
     "format_topics",
+    "format_zone",
     "host_and_port",
     "parse_broker_id",
     "parse_broker_url",
     "parse_checksum",
     "parse_consumer_id",
+    "parse_consumer_zone",
     "parse_decided_batch",
+    "parse_group_zones",
     "parse_move",
     "parse_offset",
     "parse_partition_count",
@@ -50,6 +55,7 @@ __all__ = [
     "parse_set_state",
     "parse_slave_name",
     "parse_topics",
+    "parse_zone",
 ]
 
 MAX_PARTITIONS = 1 << 20
@@ -66,6 +72,7 @@ _HOST = re.compile(r"[A-Za-z0-9.-]+\Z")
 _REPLICA = re.compile(r"([0-9]{1,9})-(?:m|s([0-9]{1,9}))\Z")
 _SLAVE = re.compile(r"slave([0-9]{1,9})\Z")
 _PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
+_ZONE_STRATEGY = "zone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +270,16 @@ def parse_slave_name(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def format_zone(zone: str) -> bytes:
+    """Where a broker stands."""
+    return zone.encode()
+
+
+def parse_zone(path: str, data: bytes | None) -> str:
+    """The inverse of format_zone(); "" for none."""
+    return _text(path, data) or ""
+
+
 # --- broker sets ------------------------------------------------------------------------------------------------------
 
 
@@ -416,6 +433,46 @@ def parse_topics(path: str, data: bytes | None) -> list[str]:
     """Topics of a consumer, in the order they are written; empty entries are dropped as Java's split does."""
     text = _text(path, data)
     return [topic for topic in text.split(",") if topic] if text else []
+
+
+def format_consumer_zone(zone: str) -> bytes:
+    """A JSON object with the strategy, which is always `zone`, and the consumer's zone."""
+    return json.dumps({"strategy": _ZONE_STRATEGY, "zone": zone}, separators=(",", ":")).encode()
+
+
+def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
+    """The zone of a consumer that assigns by zones; None for another strategy. Unknown fields are ignored."""
+    text = _text(path, data)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        if fields["strategy"] != _ZONE_STRATEGY:
+            return None
+        if type(zone := fields["zone"]) is str:
+            return zone
+    except (ValueError, KeyError, TypeError):
+        pass  # said below, with the node
+    raise _damaged(path, data, '{"strategy":"zone","zone":<name>}')
+
+
+def format_group_zones(zones: Mapping[int, str]) -> bytes:
+    """A JSON object with the zone of each broker id, in order of the ids."""
+    return json.dumps({str(each): zones[each] for each in sorted(zones)}, separators=(",", ":")).encode()
+
+
+def parse_group_zones(path: str, data: bytes | None) -> dict[int, str]:
+    """The inverse of format_group_zones(); nothing where there is nothing."""
+    text = _text(path, data)
+    if text is None:
+        return {}
+    try:
+        fields = json.loads(text)
+        if all(_COUNT.match(each) and type(zone) is str for each, zone in fields.items()):
+            return {int(each): zone for each, zone in fields.items()}
+    except (ValueError, AttributeError):
+        pass  # said below, with the node
+    raise _damaged(path, data, "{<broker id>:<zone>}")
 
 
 def format_consumer_id(consumer_id: str) -> bytes:

@@ -16,7 +16,14 @@ from .backoff import Backoff
 from .logs import get_log
 from .paths import child_of, replica_name
 from .presence import Presence
-from .records import format_broker_url, format_checksum, format_partition_count, format_plain_count, parse_broker_url
+from .records import (
+    format_broker_url,
+    format_checksum,
+    format_partition_count,
+    format_plain_count,
+    format_zone,
+    parse_broker_url,
+)
 from .session import ZkSession
 from .watches import ChildrenWatcher
 from .znodes import Znode, create_ephemeral, delete, set_data
@@ -70,7 +77,8 @@ class BrokerRegistration:
 
     The broker's own node comes first and its topics afterwards, so no client ever sees a topic without its broker.
     Methods block on ZooKeeper: call them on a worker thread, never on a reactor. They may be called from any thread.
-    config_checksum: CRC-32 of the bytes of server.ini (a slave registers none).
+    config_checksum: CRC-32 of the bytes of server.ini. zone: where the broker stands, "" for none. A slave registers
+    neither.
 
     elected: the broker leads a broker set, whose elections make and delete the broker's own node (BrokerSet.take_over,
     release). It is never made, replaced or deleted here. While another process or session has it, or nobody, nothing is
@@ -83,6 +91,7 @@ class BrokerRegistration:
         address: BrokerAddress,
         config_checksum: int = 0,
         *,
+        zone: str = "",
         elected: bool = False,
         backoff: Backoff | None = None,
     ) -> None:
@@ -93,6 +102,7 @@ class BrokerRegistration:
         self._paths = session.paths
         self._url = format_broker_url(address.host, address.port)
         self._checksum = config_checksum
+        self._zone = zone
         self._topics: dict[str, TopicRegistration] = {}
         self._registered = False
         self._session_id = 0  # of the session that holds the nodes
@@ -258,10 +268,20 @@ class BrokerRegistration:
         if self.address.slave_id is None:
             self._nodes.write(session_id, [set_data(self._paths.broker(self.address.broker_id), self._url)])
             checksum = self._paths.master_config_checksum(self.address.broker_id)
-            self._replace(session_id, {checksum: format_checksum(self._checksum)})
+            self._replace(session_id, {checksum: format_checksum(self._checksum)} | self._zone_node(session_id))
         self._register_topics(session_id, list(self._topics.values()))
         self._session_id = session_id
         self._intact, self._deposed = True, False
+
+    def _zone_node(self, session_id: int) -> dict[str, bytes]:
+        """Payload by path; a former leader of the set may have had a zone where this one has none."""
+        path = self._paths.broker_zone(self.address.broker_id)
+        if self._zone:
+            self._nodes.ensure([self._paths.broker_zones()])
+            return {path: format_zone(self._zone)}
+        if self._nodes.get(path) is not None:
+            self._nodes.write(session_id, [delete(path)], NoNodeError)
+        return {}
 
     # --- event thread -----------------------------------------------------------------------------------------------
 
@@ -350,9 +370,10 @@ class BrokerRegistration:
         """Of all nodes of this process, its own first."""
         master = self.address.slave_id is None
         checksum = [self._paths.master_config_checksum(self.address.broker_id)] if master else []
+        zone = [self._paths.broker_zone(self.address.broker_id)] if master and self._zone else []
         topics = self._topics.values()
         offered = [path for topic in topics for path, data in self._topic_nodes(topic).items() if data is not None]
-        return [self._own_path(), *checksum, *offered]
+        return [self._own_path(), *checksum, *zone, *offered]
 
     def _register_topics(self, session_id: int, topics: Sequence[TopicRegistration]) -> None:
         """Some round trips altogether, however many topics there are."""

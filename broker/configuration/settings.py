@@ -132,7 +132,7 @@ class BrokerConfig:
     node: str | None = None
     """Name of this node in its broker set; None for a broker by itself."""
     zone: str = ""
-    """Where the node stands; consumers of the same zone prefer it."""
+    """Where the broker stands; consumers of the same zone prefer it."""
     app_class_path: str | None = None
     """appClassPath: a directory of Python modules with filters; None: only those that are installed."""
     filter_classes: Mapping[str, str] = field(default_factory=dict)

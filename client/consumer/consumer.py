@@ -139,6 +139,7 @@ class Consumer(Poller):
             config.consumer_id,
             topics,
             lambda: self._member.changed(),
+            zone=config.zone if config.strategy == "zone" else None,
         )
         self._topics = membership.topics
         self.consumer_id = membership.consumer_id

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from metaq.coordination.assignment import Strategy, consistent_hash_assignment, java_sorted, range_assignment
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.brokers import BrokerNodes, ClusterView
-from metaq.coordination.group import GroupMembership
+from metaq.coordination.group import GroupMembership, GroupSnapshot
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError, SessionLost
 
@@ -31,7 +31,8 @@ from .fetcher import Fetcher
 from .notices import Notice
 from .offset_commit import OffsetCommitter, StartPosition
 from .rebalance import Action, Event, State, next_state
-from .tuning import HELD_LOOK_SECONDS
+from .tuning import HELD_LOOK_SECONDS, ZONE_SETTLE_SECONDS
+from .zones import ByZone
 
 __all__ = ["GroupMember", "MissingTopics"]
 
@@ -41,12 +42,16 @@ log = get_log(__name__)
 _STRATEGIES: dict[str, Strategy] = {"range": range_assignment, "consist": consistent_hash_assignment}
 
 
-def _strategy_named(strategy: Strategy | str) -> Strategy:
+def _strategy_named(strategy: Strategy | str) -> Strategy | None:
+    """None: by zones."""
     if callable(strategy):
         return strategy
+    if strategy == "zone":
+        return None
     found = _STRATEGIES.get(strategy)
     if found is None:
-        raise ConfigError("strategy", strategy, f"choose {', '.join(map(repr, _STRATEGIES))} or a function of your own")
+        names = ", ".join(map(repr, (*_STRATEGIES, "zone")))
+        raise ConfigError("strategy", strategy, f"choose {names} or a function of your own")
     return found
 
 
@@ -80,6 +85,7 @@ class GroupMember:
         self._fetcher = fetcher
         self._config = config
         self._strategy = _strategy_named(config.strategy)
+        self._by_zone = ByZone(membership.group, ZONE_SETTLE_SECONDS, clock)
         self._start = StartPosition(0)
         self._missing_topics = MissingTopics(membership.group, view)
         self._absences = Absences(lambda: view.set_ids(), clock)
@@ -231,7 +237,7 @@ class GroupMember:
         if not self._claims_hold():
             self._reason = "the ZooKeeper session is over"
             return Event.SESSION_LOST
-        snapshot = self._membership.snapshot()
+        snapshot = self._with_settled_zones(self._membership.snapshot())
         self._brokers_are(snapshot.brokers)
         self._missing_topics.look(snapshot.partitions)
         me = self._membership.consumer_id
@@ -240,9 +246,26 @@ class GroupMember:
         for topic, consumers in snapshot.consumers.items():
             if me not in consumers:
                 raise CoordinationError(f"{me} is not registered in the group")
-            names = self._strategy(me, consumers, partitions[topic])
+            if self._strategy is None:
+                assert snapshot.zones is not None, "the membership has a zone"
+                names = self._by_zone.share(me, topic, consumers, partitions[topic], snapshot.zones)
+            else:
+                names = self._strategy(me, consumers, partitions[topic])
             wanted.update(TopicPartition.parse(topic, name) for name in names)
         return self._compare(wanted)
+
+    def _with_settled_zones(self, snapshot: GroupSnapshot) -> GroupSnapshot:
+        """Let the group agree on the zones of brokers first, if it has to."""
+        if snapshot.zones is None:
+            return snapshot
+        registered = {each for each, nodes in snapshot.brokers.items() if nodes.master is not None}
+        wanted = self._by_zone.update(self._membership.consumer_id, snapshot.zones, registered)
+        if self._by_zone.ends_in is not None:
+            self._timers.call_later(self._by_zone.ends_in, self.changed)
+        if wanted is None:
+            return snapshot
+        self._membership.agree_on_zones(wanted, snapshot.zones.version)
+        return self._membership.snapshot()
 
     def _partitions(self, listed: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
         """Those that are shared out, by topic in Java's string order: what is registered, and what is away because its

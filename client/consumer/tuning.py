@@ -18,6 +18,7 @@ __all__ = [
     "STOP_LOOK_SECONDS",
     "SUSPENDED_SHARE",
     "UNPROVED_SHARE",
+    "ZONE_SETTLE_SECONDS",
 ]
 
 CLOSE_SECONDS = 10.0
@@ -32,6 +33,9 @@ HELD_LOOK_SECONDS = 5.0
 """Pause before a partition that another member holds is asked for again, if ZooKeeper does not tell that it is free."""
 HANDLER_MESSAGES = 500
 """Most messages that a worker takes before the next partition has its turn: as poll() gives by default."""
+ZONE_SETTLE_SECONDS = 120.0
+"""For so long a broker must stand in another zone before a group with strategy="zone" moves its partitions there:
+longer than a restart, after which the preferred leader leads again 60 s after it has joined."""
 RECOVERED_PAGE = 100
 """Messages that a LocalRecoverStore reads at once."""
 

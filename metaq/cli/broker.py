@@ -112,7 +112,8 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     "--zone",
     callback=_name,
     metavar="ZONE",
-    help="With --node: where it stands; consumers of the same zone prefer it.  [default: zone in [replication]]",
+    help="Where it stands, for example a data centre; consumers of the same zone prefer it.  "
+    "[default: zone in [replication] of SERVER.INI]",
 )
 def broker(
     ini: Path,

@@ -76,6 +76,8 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     The lag is in bytes, in messages, and in seconds since the oldest waiting message was stored; before the first
     commit it is all that is there. What a Java broker does not tell is unknown. Exit code 1 if a broker is silent.
 
+    If members assign by zones: the zone of the broker, and that of the owner if it is another one.
+
     \b
     Example
       metaq groups describe audit
@@ -86,9 +88,19 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
         survey = cluster.survey()
         rows = [row for topic in topics for row in group_partitions(cluster, survey, group, topic)]
         members = cluster.members(group)
-    columns = ("TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS")
-    value = {"group": group, "members": members, "partitions": list(map(_as_json, rows))}
-    show(as_json, value, columns, map(_cells, rows))
+        zones = _Zones(cluster.view.consumer_zones(group), cluster.view.broker_zones())
+    columns = ["TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS"]
+    value = {
+        "group": group,
+        "members": members,
+        "zones": zones.members,
+        "partitions": [{**_as_json(row), **zones.as_json(row)} for row in rows],
+    }
+    shown = [_cells(row) for row in rows]
+    if zones.members:
+        columns.append("ZONE")
+        shown = [[*cells, zones.cell(row)] for cells, row in zip(shown, rows, strict=True)]
+    show(as_json, value, columns, shown)
     if survey.silent:
         raise BrokerUnavailable(without(survey.silent, [row.partition for row in rows]))
 
@@ -120,6 +132,25 @@ def tell_left_out(group: str, topic: str, left: Sequence[str]) -> None:
             f"broker {brokers} is not registered in ZooKeeper: the offsets of {group!r} in {topic} {', '.join(left)} "
             "stay as they are: start that broker and do it again"
         )
+
+
+class _Zones(NamedTuple):
+    """Zones by consumer id and by broker id."""
+
+    members: dict[str, str]
+    brokers: dict[int, str]
+
+    def as_json(self, row: GroupPartition) -> dict[str, object]:
+        """across_zones: None if one of the zones is not known."""
+        broker, owner = self._of(row)
+        return {"zone": broker, "across_zones": None if broker is None or owner is None else broker != owner}
+
+    def cell(self, row: GroupPartition) -> str | None:
+        broker, owner = self._of(row)
+        return broker if owner in (None, broker) else f"{broker or '-'}, read in {owner}"
+
+    def _of(self, row: GroupPartition) -> tuple[str | None, str | None]:
+        return self.brokers.get(row.partition.broker), self.members.get(row.owner or "")
 
 
 def _as_json(row: GroupPartition) -> dict[str, object]:

@@ -108,8 +108,8 @@ def read_until_quiet(consumer: Consumer, count: int, quiet_seconds: float = 1.0)
 _MEMBER = """
 import json, sys
 from metaq import Consumer, ConsumerConfig
-connect, group, topic, seconds = sys.argv[1:5]
-config = ConsumerConfig(session_timeout_seconds=float(seconds), auto_commit_seconds=0.1)
+connect, group, topic, options = sys.argv[1:5]
+config = ConsumerConfig(auto_commit_seconds=0.1, **json.loads(options))
 with Consumer(connect, group=group, topics=[topic], config=config) as consumer:
     owned = None
     while True:
@@ -122,11 +122,14 @@ with Consumer(connect, group=group, topics=[topic], config=config) as consumer:
 
 
 class MemberProcess:
-    """A consumer in a process of its own, which can be killed. `owned` is what it said last."""
+    """A consumer in a process of its own, which can be killed. options: of its ConsumerConfig."""
 
-    def __init__(self, connect: str, group: str, topic: str, session_seconds: float = SESSION_SECONDS) -> None:
+    def __init__(
+        self, connect: str, group: str, topic: str, session_seconds: float = SESSION_SECONDS, **options: object
+    ) -> None:
+        config = json.dumps({"session_timeout_seconds": session_seconds, **options})
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _MEMBER, connect, group, topic, str(session_seconds)],
+            [sys.executable, "-c", _MEMBER, connect, group, topic, config],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -25,6 +25,7 @@ class SetNodes:
         self.nodes: dict[str, RunningBroker] = {}
         self._directory = directory
         self._topics = topics
+        self._id = int(str(settings.get("broker_id", 0)))
         self._settings = settings
         self._id = int(str(settings.get("broker_id", 0)))
         self._ports: dict[str, int] = {}

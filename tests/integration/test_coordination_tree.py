@@ -34,7 +34,7 @@ PATTERNS = {
     "<Q>": "[^/]+",
 }
 
-OURS_ALONE = re.compile("/meta/(?:spark|brokers/(?:sets|moves))(?:/|$)")
+OURS_ALONE = re.compile("/meta/(?:spark|brokers/(?:sets|moves|zones)|consumers/.+/zones)(?:/|$)")
 """Of paths that no Java program knows: not in a cluster that was recorded from it."""
 
 GENERATED = re.compile(r"_[\d.]+-\d+-\d+-\d+")
@@ -129,6 +129,15 @@ def test_each_node_of_a_move_is_documented_with_its_kind(sessions: list[ZkSessio
     found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
     rows = [(row, kind == "ephemeral") for row, kind in documented() if "/moves" in row.pattern]
     assert len(rows) == len(found) == 3
+    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
+
+
+def test_each_node_of_zones_is_documented_with_its_kind(sessions: list[ZkSession]):
+    BrokerRegistration(sessions[0], BrokerAddress(0, None, "127.0.0.1", 28223), zone="east").register()
+    GroupMembership(sessions[1], "g1", "c1", ["orders"], lambda: None, zone="east").join()
+    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
+    rows = [(row, kind == "ephemeral") for row, kind in documented() if "/zones" in row.pattern]
+    assert len(rows) == len(found) == 4
     assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
 
 

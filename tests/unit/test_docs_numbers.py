@@ -17,7 +17,10 @@ ROOMS = ("protocol", "coordination", "broker", "client", "spark_connector", "met
 
 KEPT: Mapping[str, tuple[str, ...]] = {
     "README.md": ("sends {FLIGHTS} real flights",),
-    "zk_paths.md": ("our slaves read it every {CHECKSUM_POLL_SECONDS:s} |",),
+    "zk_paths.md": (
+        "our slaves read it every {CHECKSUM_POLL_SECONDS:s} |",
+        "is changed when that has held for {ZONE_SETTLE_SECONDS:seconds}, by the first",
+    ),
     "docs/broker.md": (
         "gives connections up to {main.CLOSE_SECONDS:s} to take their answers",
         "A name has at most {MAX_NODE_NAME} characters,",
@@ -100,6 +103,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "has not answered {LAST_ANSWERS_SECONDS:s} later",
         "keeps its partitions for {LEADERLESS_SECONDS:s}",
         "may come up to {PING_SECONDS:s} later",
+        "stay where they are for {ZONE_SETTLE_SECONDS:s}, so",
         "A future ends at most {producer/tuning.LOOK_SECONDS:s} after its deadline",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
         "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",
@@ -125,6 +129,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     ),
     "docs/replication.md": (
         "once it has been in sync for {PREFERRED_SECONDS:seconds}, the leader hands over",
+        "takes its partitions along after {ZONE_SETTLE_SECONDS:s}:",
         "| slaveMaxDelayInMills | {DEFAULT_MAX_DELAY_MS} |",
         "| sendToSlaveTimeoutInMills | {DEFAULT_SEND_TIMEOUT_MS:plain} |",
         "| slaveContinuousFailureThreshold | {DEFAULT_FAILURE_THRESHOLD} |",

@@ -15,6 +15,7 @@ from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_st
 from metaq.client.questions.partitions import max_offset
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
+from metaq.coordination.group_view import GroupSnapshot
 from metaq.coordination.offset_store import Offset
 from metaq.protocol.errors import CoordinationUnavailable, LocalProtocolError, SessionLost
 
@@ -158,7 +159,7 @@ class MemoryMembership:
     def snapshot(self):
         self._fail()
         members = [each for each in self.members if not (self.out and each == "g_me")]
-        return SimpleNamespace(consumers={"t": members}, partitions={"t": self.partitions}, brokers=self.brokers)
+        return GroupSnapshot({"t": tuple(members)}, {"t": tuple(self.partitions)}, self.brokers)
 
     def claim_many(self, wanted):
         self._fail()
@@ -238,7 +239,9 @@ class World:
             lambda: self.now,
         )
         self.member._start = start
-        missing_topics: Any = SimpleNamespace(look=lambda partitions: self.looks.append(dict(partitions)))
+        missing_topics: Any = SimpleNamespace(
+            look=lambda partitions: self.looks.append({each: list(names) for each, names in partitions.items()})
+        )
         self.member._missing_topics = missing_topics
         if wants_notice:
             self.core.notices.on_revoked = lambda partitions: None

@@ -12,6 +12,7 @@ from metaq.coordination.assignment import (
     consistent_hash_assignment,
     java_sorted,
     range_assignment,
+    zone_assignment,
 )
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "assignment.json"
@@ -22,6 +23,23 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 groups = st.lists(names, min_size=1, max_size=9, unique=True)
 partition_lists = st.lists(st.builds("{}-{}".format, st.integers(0, 12), st.integers(0, 30)), max_size=60, unique=True)
 strategies = st.sampled_from(list(STRATEGIES.values()))
+zones = st.sampled_from(["east", "west", "north"])
+"""Of brokers; consumers may stand in others, and brokers in none."""
+zones_of_brokers = st.dictionaries(st.integers(0, 12), zones)
+
+
+@st.composite
+def zoned_groups(draw: st.DrawFn) -> dict[str, str]:
+    return {each: draw(st.one_of(zones, st.just("south"))) for each in draw(groups)}
+
+
+def by_zone(consumers: dict[str, str], partitions: list[str], brokers: dict[int, str]) -> dict[str, list[str]]:
+    """The partitions of each consumer."""
+    return {each: zone_assignment(each, list(consumers), partitions, consumers, brokers) for each in consumers}
+
+
+def zone_of(partition: str, brokers: dict[int, str]) -> str | None:
+    return brokers.get(int(partition.split("-")[0]))
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector['strategy']}: {vector['name']}")
@@ -86,3 +104,69 @@ def test_an_empty_group_owns_nothing(assign: Strategy):
 @given(st.lists(st.one_of(names, st.text(st.characters(max_codepoint=127)))))
 def test_names_of_any_kind_are_sorted_by_their_utf_16_code_units(listed: list[str]):
     assert java_sorted(listed) == sorted(listed, key=lambda text: text.encode("utf-16-be"))
+
+
+# --- by zones ---------------------------------------------------------------------------------------------------------
+
+
+@given(zoned_groups(), partition_lists, zones_of_brokers)
+def test_by_zones_each_partition_has_exactly_one_owner(consumers, partitions, brokers):
+    shares = by_zone(consumers, partitions, brokers)
+    assert sorted(each for share in shares.values() for each in share) == sorted(partitions)
+    assert all(share == java_sorted(share) for share in shares.values())
+
+
+@given(zoned_groups(), partition_lists, zones_of_brokers)
+def test_by_zones_only_partitions_of_zones_without_consumers_are_read_across_zones(consumers, partitions, brokers):
+    inhabited = set(consumers.values())
+    for consumer, share in by_zone(consumers, partitions, brokers).items():
+        across = [each for each in share if zone_of(each, brokers) != consumers[consumer]]
+        assert [each for each in across if zone_of(each, brokers) in inhabited] == []
+
+
+@given(zoned_groups(), partition_lists, zones_of_brokers)
+def test_by_zones_the_consumers_of_a_zone_share_it_evenly(consumers, partitions, brokers):
+    shares = by_zone(consumers, partitions, brokers)
+    for zone in set(consumers.values()):
+        own = [sum(zone_of(each, brokers) == zone for each in shares[c]) for c in consumers if consumers[c] == zone]
+        assert max(own) - min(own) <= 1
+
+
+@given(zoned_groups(), partition_lists, zones_of_brokers)
+def test_by_zones_who_gets_of_the_rest_has_no_more_in_all_than_anybody_else(consumers, partitions, brokers):
+    inhabited = set(consumers.values())
+    shares = by_zone(consumers, partitions, brokers)
+    fewest = min(map(len, shares.values()))
+    for share in shares.values():
+        if any(zone_of(each, brokers) not in inhabited for each in share):
+            assert len(share) <= fewest + 1
+
+
+@given(zoned_groups(), partition_lists, zones_of_brokers, st.randoms(use_true_random=False))
+def test_by_zones_all_members_agree_whatever_the_order_in_which_they_read(consumers, partitions, brokers, rng):
+    shuffled = [list(consumers.items()), list(partitions), list(brokers.items())]
+    for each in shuffled:
+        rng.shuffle(each)
+    assert by_zone(dict(shuffled[0]), shuffled[1], dict(shuffled[2])) == by_zone(consumers, partitions, brokers)
+
+
+@given(groups, partition_lists)
+def test_by_zones_a_group_in_one_zone_is_shared_as_range(consumers, partitions):
+    everywhere = dict.fromkeys(consumers, "east")
+    for brokers in (dict.fromkeys(range(13), "east"), {}):
+        shares = by_zone(everywhere, partitions, brokers)
+        assert shares == {each: range_assignment(each, consumers, partitions) for each in consumers}
+
+
+def test_by_zones_partitions_without_neighbours_make_up_for_what_a_zone_lacks():
+    consumers = {"a": "east", "b": "west"}
+    partitions = [f"0-{each}" for each in range(4)] + [f"1-{each}" for each in range(5)] + ["2-0"]
+    assert by_zone(consumers, partitions, {0: "east", 1: "north"}) == {
+        "a": ["0-0", "0-1", "0-2", "0-3", "1-0"],
+        "b": ["1-1", "1-2", "1-3", "1-4", "2-0"],
+    }
+
+
+def test_by_zones_a_consumer_that_is_not_in_the_group_gets_nothing():
+    assert zone_assignment("d", ["c"], ["0-0"], {"c": "east"}, {0: "east"}) == []
+    assert zone_assignment("c", [], ["0-0"], {}, {0: "east"}) == []

@@ -18,6 +18,8 @@ from metaq.coordination.records import (
     format_broker_url,
     format_checksum,
     format_consumer_id,
+    format_consumer_zone,
+    format_group_zones,
     format_move,
     format_offset,
     format_partition_count,
@@ -25,9 +27,12 @@ from metaq.coordination.records import (
     format_set_node,
     format_set_state,
     format_topics,
+    format_zone,
     parse_broker_id,
     parse_broker_url,
     parse_consumer_id,
+    parse_consumer_zone,
+    parse_group_zones,
     parse_move,
     parse_offset,
     parse_partition_count,
@@ -36,6 +41,7 @@ from metaq.coordination.records import (
     parse_set_state,
     parse_slave_name,
     parse_topics,
+    parse_zone,
 )
 from metaq.protocol.errors import ConfigError, CoordinationError
 
@@ -291,6 +297,40 @@ def test_fields_that_a_later_version_adds_to_a_set_are_ignored():
     assert format_set_node(SetNode("a", "meta://h:1", "", "x", epoch=7)) == epoch
     node = b'{"url":"meta://h:1","zone":"","instance":"x","rack":7}'
     assert parse_set_node("/p", "a", node) == SetNode("a", "meta://h:1", "", "x")
+
+
+def test_zones_are_written_as_zk_paths_md_shows_them():
+    assert format_consumer_zone("west") == b'{"strategy":"zone","zone":"west"}'
+    assert format_group_zones({10: "w\u00e9st", 1: "east"}) == b'{"1":"east","10":"w\\u00e9st"}'
+    assert parse_group_zones("/p", b'{"1":"east","10":"w\\u00e9st"}') == {1: "east", 10: "w\u00e9st"}
+    assert parse_zone("/p", format_zone("w\u00e9st")) == "w\u00e9st"
+
+
+def test_a_consumer_with_another_strategy_has_no_zone_and_later_fields_are_ignored():
+    assert parse_consumer_zone("/p", format_consumer_zone("west")) == "west"
+    assert parse_consumer_zone("/p", b'{"strategy":"zone","zone":"west","rack":7}') == "west"
+    assert parse_consumer_zone("/p", b'{"strategy":"zone-2"}') is None
+
+
+def test_without_data_there_is_no_zone():
+    for data in (None, b"", b" "):
+        assert (parse_zone("/p", data), parse_consumer_zone("/p", data), parse_group_zones("/p", data)) == (
+            "",
+            None,
+            {},
+        )
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"nonsense", b"[]", b"7", b"{}", b'{"strategy":"zone","zone":7}'])
+def test_a_damaged_zone_of_a_consumer_is_an_error_that_names_the_znode(data: bytes):
+    with pytest.raises(CoordinationError, match="/meta/consumers/g/zones/g_c "):
+        parse_consumer_zone("/meta/consumers/g/zones/g_c", data)
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"nonsense", b"[]", b"7", b'{"a":"east"}', b'{"0":7}'])
+def test_damaged_zones_of_a_group_are_an_error_that_names_the_znode(data: bytes):
+    with pytest.raises(CoordinationError, match="/meta/consumers/g/zones "):
+        parse_group_zones("/meta/consumers/g/zones", data)
 
 
 def test_a_set_without_data_has_no_state_and_a_node_without_data_is_none():

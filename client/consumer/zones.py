@@ -1,0 +1,81 @@
+"""Assignment by zones: what a group agrees on, and who reads what. Without I/O; one thread at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Sequence
+
+from metaq.coordination.assignment import java_sorted, range_assignment, zone_assignment
+from metaq.coordination.group_view import GroupZones
+from metaq.coordination.logs import get_log
+
+__all__ = ["ByZone"]
+
+log = get_log(__name__)
+
+
+class ByZone:
+    """One member's side of the assignment by zones.
+
+    All members must plan with the same zones of brokers, so the group keeps them in a znode, which members write by
+    compare-and-set. A broker set whose leader has moved to another zone keeps its partitions where they are until that
+    zone has held for `settle_seconds`: a failover and a restart cost no rebalance.
+    """
+
+    def __init__(self, group: str, settle_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ends_in: float | None = None
+        """Seconds until update() may want a change that it did not want at its last call; None: there is none."""
+        self._group = group
+        self._settle_seconds = settle_seconds
+        self._clock = clock
+        self._moved: dict[int, tuple[str, float]] = {}  # by broker: the zone that it has now, and since when
+        self._others: dict[str, tuple[str, ...]] = {}  # by topic: the members with another strategy
+
+    def update(self, me: str, zones: GroupZones, registered: Container[int]) -> dict[int, str] | None:
+        """What the group should agree on now, if that is something else. registered: ids of brokers with a master.
+
+        A broker of which nothing is agreed counts at once, and one that has moved later. The first member of the group
+        writes that; if it does not, the others do so after twice the time.
+        """
+        now = self._clock()
+        seen = {each: zones.brokers.get(each, "") for each in zones.agreed if each in registered}
+        moved = {each: zone for each, zone in seen.items() if zone != zones.agreed[each]}
+        known = self._moved
+        self._moved = {
+            each: known[each] if each in known and known[each][0] == zone else (zone, now)
+            for each, zone in moved.items()
+        }
+        first = [me] == java_sorted(zones.members)[:1]
+        patience = self._settle_seconds if first else 2 * self._settle_seconds
+        left = {each: since + patience - now for each, (_, since) in self._moved.items()}
+        self.ends_in = min((each for each in left.values() if each > 0), default=None)
+        settled = {each: moved[each] for each, seconds in left.items() if seconds <= 0}
+        new = {each: zone for each, zone in zones.brokers.items() if each not in zones.agreed}
+        if not settled and not new:
+            return None
+        return {each: zone for each, zone in {**zones.agreed, **new, **settled}.items() if zone}
+
+    def share(
+        self, me: str, topic: str, consumers: Sequence[str], partitions: Sequence[str], zones: GroupZones
+    ) -> list[str]:
+        """The partitions of `topic` that `me` should own: by zones, or as "range" while a member has another strategy,
+        because its plan and ours must fit together."""
+        others = tuple(each for each in consumers if each not in zones.members)
+        self._tell(topic, others)
+        if others:
+            return range_assignment(me, consumers, partitions)
+        return zone_assignment(me, consumers, partitions, zones.members, zones.agreed)
+
+    def _tell(self, topic: str, others: tuple[str, ...]) -> None:
+        former, self._others[topic] = self._others.get(topic, ()), others
+        if others == former:
+            return
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            log.warning(
+                "group %s: %s%s reads topic %s without strategy='zone', so the group shares it as 'range': a member of "
+                "Java, or one of another strategy",
+                *(self._group, others[0], more, topic),
+            )
+        else:
+            log.info("group %s: topic %s is shared by zones again", self._group, topic)
