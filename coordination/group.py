@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.protocol.states import EventType, WatchedEvent
 
 from metaq.protocol.errors import ClientError, ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
@@ -223,8 +223,10 @@ class GroupMembership:
         Raises SessionLost, CoordinationUnavailable.
         """
         path = self._paths.group_zones(self.group)
-        failure = self._nodes.write_atomically(self._fence(), [set_data(path, format_group_zones(zones), version)])
-        if isinstance(failure, NoNodeError):  # somebody has deleted it
+        failure: KazooException | None = NoNodeError()
+        if version >= 0:  # -1 would replace whatever is there
+            failure = self._nodes.write_atomically(self._fence(), [set_data(path, format_group_zones(zones), version)])
+        if isinstance(failure, NoNodeError):  # somebody has deleted it; the watch tells that it is back
             self._nodes.ensure([path])
         elif failure is not None and not isinstance(failure, BadVersionError):
             raise CoordinationError(f"cannot write ZooKeeper node {path}: {failure!r}") from failure

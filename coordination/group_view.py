@@ -138,7 +138,7 @@ class GroupView:
             self._awaited |= {self._zones, self._zones_of_brokers}
         self._agreement = DataWatcher(session, self._zones, self._agreement_changed)
         self._follows_zones = False
-        self._agreed: tuple[Mapping[int, str], int, int] = ({}, -1, 0)  # zones, version, zxid of the last change
+        self._agreed: tuple[Mapping[int, str], ZnodeStat | None] = ({}, None)
         self._member_zones: dict[str, str] = {}
         self._broker_zones: dict[int, str] = {}
 
@@ -210,8 +210,8 @@ class GroupView:
         if not self._with_zones:
             return None
         with self._lock:
-            agreed, version, _ = self._agreed
-        return GroupZones(dict(self._member_zones), agreed, version, dict(self._broker_zones))
+            agreed, stat = self._agreed
+        return GroupZones(dict(self._member_zones), agreed, stat.version if stat else -1, dict(self._broker_zones))
 
     def look_again(self) -> None:
         """Read the members of the group now, instead of waiting for the watch. Raises CoordinationUnavailable."""
@@ -225,13 +225,12 @@ class GroupView:
         self._agreement_is(*(found or (None, None)))
 
     def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
-        """What was read last may arrive first."""
+        """What was read last may arrive first: the watch and look_at_zones() read on two threads."""
         agreed = read_entry(parse_group_zones, self._zones, data) or {}
         with self._lock:
-            if stat is None:
-                self._agreed = agreed, -1, self._agreed[2]
-            elif stat.mzxid >= self._agreed[2]:
-                self._agreed = agreed, stat.version, stat.mzxid
+            known = self._agreed[1]
+            if not (stat and known and stat.czxid == known.czxid and stat.mzxid < known.mzxid):
+                self._agreed = agreed, stat
 
     def _read_changes(self) -> None:
         with self._lock:

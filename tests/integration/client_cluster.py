@@ -30,8 +30,10 @@ class Brokers:
         topics: Mapping[str, int],
         max_segment_size: int = 1 << 30,
         session_seconds: float = SESSION_SECONDS,
+        zone: str = "",
     ) -> None:
         self.connect = connect
+        self._replication = f"\n[replication]\nzone={zone}" if zone else ""
         self._session_ms = int(session_seconds * 1000)
         self._max_segment_size = max_segment_size
         self._directory = directory
@@ -47,7 +49,8 @@ class Brokers:
             directory / "data",
             {topic: f"numPartitions={count}" for topic, count in self._topics.items()},
             broker_id=broker_id,
-            zookeeper=f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={self._session_ms}\nzk.zkSyncTimeMs=100",
+            zookeeper=f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={self._session_ms}\nzk.zkSyncTimeMs=100"
+            + self._replication,
             max_segment_size=self._max_segment_size,
         )
         if broker_id in self._ports:
@@ -70,8 +73,9 @@ def running_brokers(
     count: int = 1,
     max_segment_size: int = 1 << 30,
     session_seconds: float = SESSION_SECONDS,
+    zone: str = "",
 ) -> Iterator[Brokers]:
-    brokers = Brokers(connect, directory, topics, max_segment_size, session_seconds)
+    brokers = Brokers(connect, directory, topics, max_segment_size, session_seconds, zone)
     try:
         for broker_id in range(count):
             brokers.start(broker_id)

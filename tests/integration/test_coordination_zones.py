@@ -167,9 +167,36 @@ def test_a_zone_that_somebody_deletes_is_registered_again(sessions: list[ZkSessi
     assert sessions[1].nodes.get(path) is None
 
 
+def test_an_agreement_that_somebody_deletes_is_made_anew_and_overwrites_nothing(sessions: list[ZkSession]):
+    joined, path = member(sessions[1], "a", "east"), sessions[0].paths.group_zones("g")
+    joined.agree_on_zones({0: "east"}, 0)
+    victims = [sessions[0].paths.consumer_zone("g", "g_a"), path]
+    assert sessions[0].nodes.write_atomically(sessions[0].session_id, [delete(each) for each in victims]) is None
+    wait_for(lambda: zones(joined).version == -1, "its end")
+    written = create_persistent(path, b'{"0":"west"}')
+    sessions[0].nodes.write(sessions[0].session_id, [written])
+    joined.agree_on_zones({0: "east"}, -1)
+    assert zones(joined).agreed == {0: "west"}
+    sessions[0].nodes.write(sessions[0].session_id, [delete(path)])
+    wait_for(lambda: zones(joined).version == -1, "its end")
+    joined.agree_on_zones({0: "east"}, 5)
+    assert (zones(joined).agreed, zones(joined).version) == ({}, 0)
+
+
 def test_a_group_is_removed_with_its_zones(sessions: list[ZkSession]):
     joined = member(sessions[1], "a", "east")
     joined.agree_on_zones({0: "east"}, 0)
     joined.leave()
     remove_group(sessions[0], "g")
     assert sessions[0].nodes.children(sessions[0].paths.groups()) == []
+
+
+def test_what_a_watch_has_read_before_is_no_news(sessions: list[ZkSession]):
+    joined = member(sessions[1], "a", "east")
+    path = sessions[1].paths.group_zones("g")
+    joined.agree_on_zones({0: "east"}, 0)
+    (late,) = sessions[1].nodes.get_with_stats([path])
+    assert late is not None
+    joined.agree_on_zones({0: "west"}, 1)
+    joined._view._agreement_is(*late)
+    assert (zones(joined).agreed, zones(joined).version) == ({0: "west"}, 2)

@@ -79,11 +79,16 @@ def test_a_java_client_sends_to_and_reads_from_our_broker_as_from_its_own(chroot
         assert sorted(ours, key=str) == sorted(MESSAGES, key=str)
 
 
-def test_a_java_and_a_python_consumer_share_the_partitions_of_one_group(chroot: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "config", [ConsumerConfig(), ConsumerConfig(strategy="zone", zone="east")], ids=lambda config: config.strategy
+)
+def test_a_java_and_a_python_consumer_share_the_partitions_of_one_group(
+    chroot: str, tmp_path: Path, config: ConsumerConfig
+) -> None:
     with (
-        running_brokers(chroot, tmp_path, {"t": 4}),
+        running_brokers(chroot, tmp_path, {"t": 4}, zone="east"),
         JavaClient(chroot, tmp_path / "client.log") as client,
-        Consumer(chroot, group="mixed", topics=["t"], start="earliest") as consumer,
+        Consumer(chroot, group="mixed", topics=["t"], start="earliest", config=config) as consumer,
         Producer(chroot) as producer,
     ):
         eventually(lambda: len(consumer.assignment()) == 4, 10, "owning everything")
