@@ -95,7 +95,7 @@ class Kind(IntEnum):
     PING = 3
     """Leader, several times a second."""
     READY = 4
-    """Follower: it has cut; where its partitions begin and end."""
+    """Follower: it has cut; where its partitions begin and end, and size and digest of its transaction log."""
     LIVE = 5
     """Leader: the copy is complete up to this block; what follows is the live stream."""
     DROP = 6

@@ -51,6 +51,7 @@ class Copying:
         self._store = broker.store
         self._connection = connection
         self._places = _places(ready)
+        self._transactions = _transactions(ready)
         self._go_live = go_live
         self._stopped = False
 
@@ -67,7 +68,9 @@ class Copying:
         live = self._go_live()
         await self._round()
         if not self._stopped:
-            self.sent_bytes += await send_copy(self._broker, self._connection, lambda: self._stopped)
+            self.sent_bytes += await send_copy(
+                self._broker, self._connection, lambda: self._stopped, self._transactions
+            )
         if not self._stopped:
             self._drop()
             live()
@@ -134,6 +137,14 @@ class Copying:
         }
         if firsts:
             self._connection.send([encode_json(Kind.DROP, firsts)])
+
+
+def _transactions(ready: Mapping[str, Any]) -> tuple[int, str]:
+    try:
+        size, digest = ready["transactions"]
+        return int(size), str(digest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"READY does not say what the transaction log is: {error!r}") from error
 
 
 def _places(ready: Mapping[str, Any]) -> dict[str, _Place]:

@@ -211,11 +211,12 @@ class Follower:
             raise
         self.epoch = leads
         mirror = await self._ready_mirror()
+        transactions = await self._broker.in_thread(mirror.describe)
         if connection.lost is not None:
             raise connection.lost
         self._mirror = mirror
         partitions = {name: [first, end] for name, (first, end, _) in store.ends().items()}
-        connection.send([encode_json(Kind.READY, {"partitions": partitions})])
+        connection.send([encode_json(Kind.READY, {"partitions": partitions, "transactions": transactions})])
 
     async def _cut(
         self,

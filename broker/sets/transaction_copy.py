@@ -1,4 +1,7 @@
-"""Bringing a follower's transaction log up to date: the files are read and sent as blocks of a copy (copying.py)."""
+"""Bringing a follower's transaction log up to date: the files are read and sent as blocks of a copy (copying.py).
+
+Unless the follower has the same bytes, which a digest of them says.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,17 @@ from ..broker import Broker
 from ..store.files import Files, opened, read_exactly
 from . import tuning
 from .connections import StreamProtocol
-from .transaction_mirror import BEGIN, END, NAME_PREFIX, WRITTEN, is_mirrored
+from .transaction_mirror import BEGIN, END, NAME_PREFIX, SAME, WRITTEN, log_bytes, log_digest, log_names
 
 __all__ = ["send_copy"]
 
 
-async def send_copy(broker: Broker, connection: StreamProtocol, stopped: Callable[[], bool]) -> int:
+async def send_copy(
+    broker: Broker, connection: StreamProtocol, stopped: Callable[[], bool], theirs: tuple[int, str]
+) -> int:
     """Send a follower, for which new blocks are held, the whole log as it is, in blocks of a copy; bytes sent.
+
+    theirs: what it has (TransactionMirror.describe). If that is the same, only this is said.
 
     What is written meanwhile may be in it or not: the blocks behind it write the same bytes again. Raises OSError.
     """
@@ -33,8 +40,12 @@ async def send_copy(broker: Broker, connection: StreamProtocol, stopped: Callabl
     def send(entry: StreamEntry) -> None:
         connection.send(encode_block(COPY, (0, 0), [entry]))
 
+    if await broker.in_thread(partial(_is_same, files, directory, theirs)):
+        if not stopped():
+            send(StreamEntry(NAME_PREFIX, 0, SAME, Lane.MEMORY, b"", ()))
+        return 0
     send(StreamEntry(NAME_PREFIX, 0, BEGIN, Lane.MEMORY, b"", ()))
-    for name in await broker.in_thread(partial(_names, files, directory)):
+    for name in await broker.in_thread(partial(log_names, files, directory)):
         position = 0
         while not stopped():
             await connection.drained()
@@ -52,8 +63,13 @@ async def send_copy(broker: Broker, connection: StreamProtocol, stopped: Callabl
     return sent
 
 
-def _names(files: Files, directory: str) -> list[str]:
-    return sorted(filter(is_mirrored, files.list_directory(directory))) if files.is_directory(directory) else []
+def _is_same(files: Files, directory: str, theirs: tuple[int, str]) -> bool:
+    """The sizes are compared first: a long log is not read for nothing."""
+    size, digest = theirs
+    try:
+        return log_bytes(files, directory) == size and log_digest(files, directory) == digest
+    except FileNotFoundError:  # a file was removed meanwhile
+        return False
 
 
 def _read(files: Files, path: str, position: int) -> bytes | None:

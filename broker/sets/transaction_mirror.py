@@ -10,6 +10,7 @@ with the exchange. What the old folder has and the new one has not is kept as `d
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +28,17 @@ from ..transactions.changes import REMOVED, REPLACED, LogChange, make_change
 from ..transactions.checkpoints import STATE_NAME
 from ..transactions.directory import CHECKPOINT_PREFIX, DAMAGED_PREFIX, REDO_PREFIX, keep_copy
 
-__all__ = ["BEGIN", "END", "NAME_PREFIX", "WRITTEN", "TransactionMirror", "is_mirrored"]
+__all__ = [
+    "BEGIN",
+    "END",
+    "NAME_PREFIX",
+    "SAME",
+    "WRITTEN",
+    "TransactionMirror",
+    "log_bytes",
+    "log_digest",
+    "log_names",
+]
 
 NAME_PREFIX = b"\0transactions/"
 """Of the entries' names in the stream: no partition's begins so."""
@@ -37,6 +48,8 @@ WRITTEN = -1
 that a leader makes."""
 BEGIN, END = -4, -5
 """The same, without a name, around the files of a copy."""
+SAME = -6
+"""The same, in place of a copy: the follower's files have the leader's bytes."""
 
 _MIRRORED = re.compile(f"(?:{REDO_PREFIX}|{CHECKPOINT_PREFIX})[0-9]{{1,18}}|{re.escape(STATE_NAME)}", re.ASCII)
 _CHUNK_BYTES = 1 << 20
@@ -45,6 +58,29 @@ _CHUNK_BYTES = 1 << 20
 def is_mirrored(name: str) -> bool:
     """Whether a file of the folder belongs to the log; the others are this node's own."""
     return _MIRRORED.fullmatch(name) is not None
+
+
+def log_bytes(files: Files, directory: str) -> int:
+    """Of all files of the log, 0 without a folder. Blocks. Raises OSError."""
+    return sum(files.status(os.path.join(directory, name)).size for name in log_names(files, directory))
+
+
+def log_digest(files: Files, directory: str) -> str:
+    """BLAKE2b-256 of names and bytes of the log's files. Blocks, and reads everything. Raises OSError."""
+    whole = hashlib.blake2b(digest_size=32)
+    for name in log_names(files, directory):
+        found, position = hashlib.blake2b(name.encode() + b"\0"), 0
+        with opened(files, os.path.join(directory, name)) as fd:
+            while data := read_exactly(files, fd, _CHUNK_BYTES, position):
+                found.update(data)
+                position += len(data)
+        whole.update(found.digest())
+    return whole.hexdigest()
+
+
+def log_names(files: Files, directory: str) -> list[str]:
+    """The log's files in the folder, sorted. Blocks. Raises OSError."""
+    return sorted(filter(is_mirrored, files.list_directory(directory))) if files.is_directory(directory) else []
 
 
 class TransactionMirror:
@@ -105,6 +141,13 @@ class TransactionMirror:
             idle(None)
         return deferred
 
+    def describe(self) -> tuple[int, str]:
+        """log_bytes() and log_digest(), between `ready` and the next entry. Blocks. Raises StoreError."""
+        try:
+            return log_bytes(self._files, self._place), log_digest(self._files, self._place)
+        except OSError as error:
+            raise StoreError(f"the transaction log {self._place} cannot be read: {error}") from error
+
     def hold(self) -> None:
         """Something else uses the files until `release`; not between `ready` and the end of a stream."""
         self._running = True
@@ -124,6 +167,8 @@ class TransactionMirror:
                 self._begin()
             elif entry.segment == END:
                 self._end()
+            elif entry.segment == SAME:
+                self._keep()
             elif self._held is not None:
                 self._held.append(entry)
             else:
@@ -169,6 +214,13 @@ class TransactionMirror:
             raise RemoteProtocolError("a copy of the transaction log in the middle of the stream")
         self._place = self._folder.copy
         self._files.make_directory(self._place)
+
+    def _keep(self) -> None:
+        if self._descriptors or self._running or self._held is not None:
+            raise RemoteProtocolError("a copy of the transaction log in the middle of the stream")
+        self._held = []
+        self._works.append(self._sync_all)
+        self._start()
 
     def _end(self) -> None:
         if self._place != self._folder.copy:
@@ -234,6 +286,16 @@ class TransactionMirror:
         self._file_systems.sync(self._data_paths())
         self._files.make_directory(self._folder.path)
         make_change(self._files, self._folder.path, change)
+
+    def _sync_all(self) -> None:
+        """As at the end of a copy: a replay need not see what the leader's partitions have, so ours are synced, too."""
+        self._file_systems.sync(self._data_paths())
+        for name in log_names(self._files, self._folder.path):
+            with opened(self._files, os.path.join(self._folder.path, name)) as fd:
+                self._files.fdatasync(fd)
+        if self._files.is_directory(self._folder.path):
+            self._files.fsync_directory(self._folder.path)
+        self._files.fsync_directory(self._folder.parent)
 
     def _exchange(self, descriptors: Sequence[int]) -> None:
         try:

@@ -13,6 +13,7 @@ from metaq.broker.sets import tuning
 from metaq.broker.sets.connections import StreamProtocol
 from metaq.broker.sets.leader import Leader
 from metaq.broker.sets.leading import Leading
+from metaq.broker.sets.transaction_mirror import BEGIN, END, SAME, WRITTEN, log_bytes, log_digest
 from metaq.protocol.errors import DiskFull, NotLeader
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import encode_record
@@ -26,7 +27,16 @@ from metaq.protocol.sends import (
     encode_parts,
 )
 from metaq.protocol.statuses import RequestCode
-from metaq.protocol.stream import Ack, Kind, StreamReader, encode_ack, encode_json, parse_committed, parse_ping
+from metaq.protocol.stream import (
+    Ack,
+    Kind,
+    StreamReader,
+    encode_ack,
+    encode_json,
+    parse_block,
+    parse_committed,
+    parse_ping,
+)
 from tests.unit.broker.harness import Harness, Peer, StreamTransport, put
 
 TOPICS = """
@@ -67,10 +77,10 @@ class Set:
         self.core.acknowledged(name, Ack(self.core.number, self.core.number, 0))
         self.leader._advance()
 
-    def join(self, name: str) -> Joined:
-        """Its connection, on which it has copied what there is."""
+    def join(self, name: str, transactions: tuple[int, str] = (0, "")) -> Joined:
+        """Its connection, on which it has copied what there is. transactions: what it says of its transaction log."""
         joined = Joined(name, self)
-        joined.say(encode_json(Kind.READY, {"partitions": {}}))
+        joined.say(encode_json(Kind.READY, {"partitions": {}, "transactions": transactions}))
         self.harness.threads.run()
         return joined
 
@@ -104,6 +114,11 @@ class Joined:
         data = self.transport.value()
         self.transport.clear()
         return self._reader.receive(data)
+
+    def copied(self) -> list[int]:
+        """Of which kinds were the changes of the transaction log since the last call."""
+        blocks = [parse_block(payload) for kind, payload in self.heard() if kind is Kind.BLOCK]
+        return [entry.segment for block in blocks for entry in block.entries if entry.segment < 0]
 
 
 @pytest.fixture
@@ -318,3 +333,16 @@ def test_a_broker_by_itself_says_nothing_of_nodes(harness: Harness, kind: str) -
     assert "replicas" not in harness.connect().ask_frame(_framed("t", kind)).ext
     body = harness.connect().ask_frame(_framed("t", "many")).body
     assert (len(body), decode_replicas(body, 2)) == (48, [0, 0])
+
+
+def test_a_follower_with_the_same_transaction_log_gets_no_copy_of_it(harness: Harness) -> None:
+    nodes = Set(harness, "a")
+    files, directory = harness.store.files, harness.broker.transactions.directory
+    Path(directory).mkdir()
+    Path(directory, "metaq.json").write_bytes(b"{}")
+    same = log_bytes(files, directory), log_digest(files, directory)
+    assert same[0] == 2
+    assert nodes.join("b", same).copied() == [SAME]
+    for other in ((same[0] + 1, same[1]), (same[0], "another")):
+        kinds = nodes.join("b", other).copied()
+        assert (kinds[0], kinds[-1], set(kinds[1:-1])) == (BEGIN, END, {WRITTEN})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.sets.transaction_mirror import BEGIN, END, NAME_PREFIX, WRITTEN, TransactionMirror
+from metaq.broker.sets.transaction_mirror import BEGIN, END, NAME_PREFIX, SAME, WRITTEN, TransactionMirror
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.transactions.changes import REMOVED, REPLACED
 from metaq.protocol.errors import MetaqError, RemoteProtocolError, StoreError
@@ -244,3 +244,30 @@ def test_nobody_is_told_that_the_files_are_free_while_a_worker_uses_them(node: N
     node.mirror.release()
     node.threads.run()
     assert third.called
+
+
+def test_a_log_of_the_same_bytes_stays_and_is_synced_before_it_counts(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.ready()
+    node.take([*copy(redo_1=b"12345678", metaq_json=b"{}")])
+    assert node.safe() is None
+    before = node.mirror.describe()
+    node.ready()
+    assert node.mirror.describe() == before
+    node.take([entry(SAME), written("redo.1", b"9", 8)])
+    assert node.files()["redo.1"] == b"12345678"  # what follows waits for the sync
+    assert node.safe() is None
+    assert node.files() == {"redo.1": b"123456789", "metaq.json": b"{}"}
+    assert node.mirror.describe() != before
+
+
+def test_a_log_of_the_same_bytes_that_cannot_be_synced_does_not_count(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    node = Node(tmp_path, files)
+    node.ready()
+    node.take(copy(redo_1=b"12345678"))
+    assert node.safe() is None
+    node.ready()
+    files.fail("fdatasync")
+    node.take([entry(SAME)])
+    assert isinstance(node.safe(), StoreError)
