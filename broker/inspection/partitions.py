@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from ..store.cut_files import CUT_NAME
 from ..store.files import Files
 from ..store.recovery import first_unsafe
 from ..store.segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, SegmentFile, offset_named
@@ -94,7 +95,7 @@ def list_partition(files: Files, name: str, path: str) -> SegmentList:
         unsafe,
         sum(file.endswith(_ARCHIVE_SUFFIXES) for file in names),
         tuple(os.path.join(path, file) for file in names if _QUARANTINE in file),
-        (*findings, *_joints(segments, unsafe), *_orphans(path, names)),
+        (*findings, *_joints(segments, unsafe), *_orphans(path, names), *_cut(path, names)),
     )
 
 
@@ -121,6 +122,13 @@ def _orphans(path: str, names: Sequence[str]) -> list[Finding]:
         for suffix, what in ((INDEX_SUFFIX, "an index"), (KEYS_SUFFIX, "a key file"))
         if name.endswith(suffix) and name.removesuffix(suffix) not in stems
     ]
+
+
+def _cut(path: str, names: Sequence[str]) -> list[Finding]:
+    if CUT_NAME not in names:
+        return []
+    text = "the end of the partition is being cut off: the next start finishes that, and keeps what it takes away"
+    return [Finding(Level.NOTE, os.path.join(path, CUT_NAME), text)]
 
 
 def inspect_partition(

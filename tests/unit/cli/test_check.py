@@ -519,3 +519,12 @@ def test_what_a_node_of_a_broker_set_remembers_is_read_and_told(check):
     (found,) = [each for each in check()["findings"] if "metaqset" in each["place"]]
     assert found["level"] == "damage"
     assert "checksum" in found["text"]
+
+
+def test_a_cut_that_a_crash_interrupted_is_named_and_no_damage(check):
+    data = checkpointed(check, b"one", b"two")
+    (data.parent / "cut").write_bytes(b"23 -1\n")
+    report = check()
+    named = "the end of the partition is being cut off: the next start finishes that, and keeps what it takes away"
+    assert named in said(report, "note")
+    assert not report["damaged"]
