@@ -24,6 +24,7 @@ from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, Se
 
 from .configuration.config import BrokerConfig, TopicConfig
 from .runtime.reactor import Reactor
+from .runtime.threads import fire, in_own_thread
 
 __all__ = ["Registration"]
 
@@ -125,7 +126,7 @@ class Registration:
 
     def _queue(self, function: Callable[[], T]) -> Deferred[T]:
         deferred: Deferred[T] = Deferred()
-        self._tasks.put(lambda: self._call(function, deferred))
+        self._tasks.put(partial(fire, self._reactor, deferred, function))
         return deferred
 
     def add_topic(self, name: str, topic: TopicConfig) -> None:
@@ -187,22 +188,13 @@ class Registration:
         return self._in_own_thread(self._session.close)
 
     def _in_own_thread(self, function: Callable[[], None]) -> Deferred[None]:
-        deferred: Deferred[None] = Deferred()
         # not in the queue: a registration that waits for a stale node must not hold up the stop
-        threading.Thread(target=self._call, args=(function, deferred), name="registration-stop", daemon=True).start()
+        deferred = in_own_thread(self._reactor, "registration-stop", function)
         return deferred.addTimeout(_STOP_SECONDS, cast(Any, self._reactor)).addErrback(self._log_stop)
 
     def _work(self) -> None:
         while True:
             self._tasks.get()()
-
-    def _call(self, function: Callable[[], T], deferred: Deferred[T]) -> None:
-        try:
-            result = function()
-        except BaseException:
-            self._reactor.callFromThread(deferred.errback, Failure())  # type: ignore[no-untyped-call]
-        else:
-            self._reactor.callFromThread(deferred.callback, result)
 
     @staticmethod
     def _log_stop(failure: Failure) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from .reactor import Reactor
 
-__all__ = ["DaemonThreads", "DiskThread", "run_in_pool"]
+__all__ = ["DaemonThreads", "DiskThread", "fire", "in_own_thread", "run_in_pool"]
+
+T = TypeVar("T")
 
 
 def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -21,6 +25,23 @@ def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any],
         reactor.callFromThread(done, result if success else result.value)
 
     pool.callInThreadWithCallback(finished, function)
+
+
+def fire(reactor: Reactor, deferred: Deferred[T], function: Callable[[], T]) -> None:
+    """Call `function` on this thread, and give what it returns or raises to `deferred` on the reactor's."""
+    try:
+        result = function()
+    except BaseException:
+        reactor.callFromThread(deferred.errback, Failure())  # type: ignore[no-untyped-call]
+    else:
+        reactor.callFromThread(deferred.callback, result)
+
+
+def in_own_thread(reactor: Reactor, name: str, function: Callable[[], T]) -> Deferred[T]:
+    """What `function` returns or raises in a thread of its own: for ZooKeeper, which may take long."""
+    deferred: Deferred[T] = Deferred()
+    _Daemon(target=fire, name=name, args=(reactor, deferred, function)).start()
+    return deferred
 
 
 class _Daemon(Thread):

@@ -7,7 +7,6 @@ what is under way, and begins the one thing that is due; whatever ends calls it 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -41,6 +40,7 @@ from ..broker import Broker
 from ..registration import Registration
 from ..requests.gate import Nodes, Verb
 from ..requests.pull import Pull
+from ..runtime.threads import in_own_thread
 from . import tuning
 from .connections import StreamProtocol
 from .follower import Follower, LeaderGone
@@ -164,19 +164,7 @@ class SetMember:
         await self._in_thread(self._session.close)
 
     def _in_thread(self, function: Callable[[], T]) -> Deferred[T]:
-        """In a thread of its own: ZooKeeper may take long, and the others wait for the disk."""
-        deferred: Deferred[T] = Deferred()
-
-        def run() -> None:
-            try:
-                result = function()
-            except BaseException:
-                self._reactor.callFromThread(deferred.errback, Failure())  # type: ignore[no-untyped-call]
-            else:
-                self._reactor.callFromThread(deferred.callback, result)
-
-        threading.Thread(target=run, name="broker set", daemon=True).start()
-        return deferred
+        return in_own_thread(self._reactor, "broker set", function)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
         deadline = self._reactor.seconds() + seconds
