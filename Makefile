@@ -92,14 +92,17 @@ JOBS ?= 2
 FAILOVER_RUNS ?= 30
 FAILOVERS ?= 10
 JAVA_FAILOVERS ?= 20
+ROLLING_RESTARTS ?= 5
 FAILOVER_FILES ?= .failovers
 proof: cuts failovers ## both of the following: hours
 
 cuts: $(STAMP) ## thousands of power cuts and every byte damaged: make cuts CUTS=3000 FLIPS=0 SEED=1 (FLIPS=0: every byte)
 	$(VENV)/bin/python -m tests.power --cuts $(CUTS) --flips $(FLIPS) --seed $(SEED) --jobs $(JOBS)
 
-failovers: $(STAMP) java maven ## broker sets whose leaders fail under load: make failovers FAILOVER_RUNS=30 FAILOVERS=10 SEED=1
+failovers: $(STAMP) java maven ## broker sets whose leaders fail or are restarted under load: make failovers FAILOVER_RUNS=30 FAILOVERS=10 SEED=1
 	$(VENV)/bin/python -m tests.failovers --seed $(SEED) --runs $(FAILOVER_RUNS) --failovers $(FAILOVERS) --directory $(FAILOVER_FILES)
+	$(VENV)/bin/python -m tests.failovers --rolling --java --nodes 2 --seed $(SEED) --failovers $(ROLLING_RESTARTS) \
+	  --directory $(FAILOVER_FILES)/rolling
 	$(VENV)/bin/python -m tests.failovers.java --failovers $(JAVA_FAILOVERS) --directory $(FAILOVER_FILES)
 
 RUNS ?= 20

@@ -37,6 +37,8 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
     parser.add_argument("--runs", type=int, default=1, help="how many, one after the other")
     parser.add_argument("--failovers", type=int, default=10, help="in each run")
+    parser.add_argument("--rolling", action="store_true", help="restart all nodes in turn, --failovers times, instead")
+    parser.add_argument("--java", action="store_true", help="with applications of the Java client")
     parser.add_argument("--sets", type=int, default=2)
     parser.add_argument("--nodes", type=int, choices=(2, 3, 4), help="of each set; else 2 and 3 in turn")
     parser.add_argument("--min-in-sync", type=int, help="else 1, and 2 in every other run with three nodes")
@@ -83,7 +85,16 @@ def _one(options: argparse.Namespace, seed: int, above: Path) -> dict[str, Any]:
     directory.mkdir()
     nodes = options.nodes or 2 + seed % 2
     least = options.min_in_sync or (2 if nodes > 2 and seed % 4 == 1 else 1)
-    shape = Shape(options.sets, nodes, least, options.rate, options.transactions, options.kinds)
+    shape = Shape(
+        options.sets,
+        nodes,
+        least,
+        options.rate,
+        options.transactions,
+        options.kinds,
+        rolling=options.rolling,
+        java=options.java,
+    )
 
     def say(text: str) -> None:
         if not options.quiet:

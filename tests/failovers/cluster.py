@@ -11,7 +11,8 @@ from tests.history.children import Child, wait_until
 from tests.history.journal import read_journal
 from tests.history.watcher import CommitWatcher
 
-from . import prober, ranges, sender
+from . import java_clients, prober, ranges, sender
+from .java_clients import JavaClients
 from .nodes import topics
 from .sets import START_SECONDS, Sets
 
@@ -26,7 +27,8 @@ _MODES = ("poll", "poll_arrow")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """nodes: of each set. per_second: calls of each producer's thread. kinds: of faults; none: all that can be done."""
+    """nodes: of each set. per_second: calls of each producer's thread. kinds: of faults; none: all that can be done.
+    rolling: all nodes are restarted in turn, instead of faults. java: applications of the Java client run, too."""
 
     sets: int
     nodes: int
@@ -34,13 +36,15 @@ class Shape:
     per_second: float
     transactions: bool
     kinds: Sequence[str] = ()
+    rolling: bool = False
+    java: bool = False
 
 
 class Cluster(Sets):
     """The sets and their load."""
 
     def __init__(self, directory: Path, seed: int, shape: Shape) -> None:
-        super().__init__(directory, shape.sets, shape.nodes, topics(shape.min_in_sync))
+        super().__init__(directory, shape.sets, shape.nodes, {**topics(shape.min_in_sync), **java_clients.TOPICS})
         self.shape = shape
         self.seed = seed
         self.events = directory / "events"
@@ -49,6 +53,7 @@ class Cluster(Sets):
         self.rows = directory / "rows.journal"
         self.commits = directory / "commits.journal"
         self.members: list[tuple[str, Child]] = []
+        self.java: JavaClients | None = None
 
     def _start(self) -> None:
         super()._start()
@@ -76,3 +81,10 @@ class Cluster(Sets):
         self.sender = self._child("sender", task.words())
         started = wait_until(lambda: bool(list(read_journal(self.sends))), START_SECONDS)
         assert started, f"the producers did not start: {self.sender.log.read_text()}"
+        if shape.java:
+            self.java = self._ending.enter_context(JavaClients(self.connect, self.directory))
+            self.java.join()
+            self.java.join()
+            self.java.send()
+            silent = self.java.wait_until_all_receive(START_SECONDS)
+            assert not silent, silent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tests.history.children import ROOT, wait_until
 from tests.history.journal import Journal, clock
@@ -28,6 +28,7 @@ _ALONE_SECONDS = 45.0
 """How long nodes have to come back by themselves; then they are started again, as an operator would do it."""
 _HEALTHY_SECONDS = 180.0
 _NEED_A_START = ("syncs fail", "disk full")
+_LOOP_SECONDS = 1.0
 _PAUSE_SECONDS = 2.0
 """Of load between two faults."""
 
@@ -106,6 +107,43 @@ class Injuries:
         self.done.append(done)
         self._notes.write("end", *done)
         return done
+
+    def roll(self) -> Iterator[Failover]:
+        """Restart every node by the loop of docs/replication.md: SIGTERM, a start, and the next one when all sets are
+        whole. Raises Unhealed."""
+        cluster, watcher = self._cluster, self._cluster.watcher
+        for set_id, nodes in cluster.sets.items():
+            for node in nodes.values():
+                before, leader = watcher.leader(set_id)
+                begin = clock()
+                self._notes.write("restart", node.full_name)
+                self._terminate(node)
+                ended = clock()
+                node.start()
+                while not self._is_whole(len(nodes)):
+                    if clock() - begin > _HEALTHY_SECONDS:
+                        raise Unhealed(f"set {set_id} does not come back: {watcher.views[set_id]}")
+                    time.sleep(_LOOP_SECONDS)
+                after = watcher.leader(set_id)[0]
+                kind = f"restart of a {'leader' if node.name == leader else 'follower'}"
+                name = node.full_name
+                done = Failover(begin, ended, ended, clock(), kind, True, set_id, name, "", before, after)
+                self.done.append(done)
+                yield done
+
+    def _is_whole(self, nodes: int) -> bool:
+        words = [
+            sys.executable,
+            "-m",
+            "metaq",
+            "brokers",
+            "sets",
+            "--in-sync",
+            str(nodes),
+            "--zk",
+            self._cluster.connect,
+        ]
+        return not subprocess.run(words, cwd=ROOT, check=False, capture_output=True, timeout=_ORDER_SECONDS).returncode
 
     def _heal(self, set_id: int, distrusted: Sequence[NodePlace]) -> Sequence[str]:
         """Put everything right and wait until all nodes are in sync; those that had to be started again although they

@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -64,10 +64,7 @@ def run(directory: Path, count: int, kinds: Sequence[str] = KINDS) -> dict[str, 
                 problems += _silent(clients, said)
         except Unhealed as error:
             problems.append(f"stuck: {error}")
-        clients.stop_sending()
-        attempts = clients.attempts()
-        clients.wait_until_received({each.text for each in attempts if each.is_acknowledged}, _QUIET_SECONDS)
-        clients.leave()
+        clients.finish(_QUIET_SECONDS)
         problems += [str(problem) for problem in rest(sets)]
         problems += [f"differ: the files of set {each}" for each, nodes in sets.sets.items() if not are_equal(nodes)]
         logs = {
@@ -75,18 +72,18 @@ def run(directory: Path, count: int, kinds: Sequence[str] = KINDS) -> dict[str, 
             for set_id, nodes in sets.sets.items()
             for partition, data in logs_of(nodes[sets.watcher.leader(set_id)[1]]).items()
         }
-        deliveries = clients.deliveries()
+        attempts, deliveries = clients.attempts(), clients.deliveries()
         findings = judge(attempts, records_in(logs), deliveries)
     return {
         "faults": _seen(injuries.done, attempts, deliveries),
-        "acknowledged": sum(each.is_acknowledged for each in attempts),
-        "failed": sum(not each.is_acknowledged for each in attempts),
+        "acknowledged": findings.acknowledged,
+        "failed": len(attempts) - findings.acknowledged,
         "failed, and stored": findings.kept,
         "sent more than once by the client": findings.repeated,
         "handed out": len(deliveries),
         "handed out more than once": len(deliveries) - len({each.text for each in deliveries}),
         "consumers": len(clients.members),
-        "reasons": dict(Counter(each.reason.split(",")[0][:60] for each in attempts if not each.is_acknowledged)),
+        "reasons": dict(findings.reasons),
         "problems": problems + findings.problems,
     }
 

@@ -6,6 +6,7 @@ the members write down what they are handed (Journal.java). The facts are judged
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,18 @@ from tests.history.children import wait_until
 from tests.history.journal import clock, read_journal
 from tests.soak.history import read_journal as read_deliveries
 
-__all__ = ["TOPIC", "TOPICS", "Attempt", "Delivery", "Findings", "JavaClients", "Record", "judge", "records_in"]
+__all__ = [
+    "TOPIC",
+    "TOPICS",
+    "Attempt",
+    "Delivery",
+    "Findings",
+    "JavaClients",
+    "Record",
+    "judge",
+    "judge_java",
+    "records_in",
+]
 
 TOPIC = "java"
 TOPICS = {TOPIC: "numPartitions=2\nack=in-sync"}
@@ -29,6 +41,8 @@ _THREADS = 3
 _PAUSE_MS = 15
 _LOOK_SECONDS = 0.2
 _TAIL_BYTES = 4096
+_NUMBERS = re.compile("[0-9]+")
+_REASON_CHARACTERS = 60
 
 
 class Attempt(NamedTuple):
@@ -155,6 +169,12 @@ class JavaClients:
         words = [line.decode("ascii").split() for line in lines if line.endswith(b"\n")]
         return any(int(number) > sent[thread] for *_, thread, number in words)
 
+    def finish(self, seconds: float) -> None:
+        """Stop sending, have the group receive everything, and leave. seconds: see wait_until_received()."""
+        self.stop_sending()
+        self.wait_until_received({each.text for each in self.attempts() if each.is_acknowledged}, seconds)
+        self.leave()
+
     def wait_until_received(self, texts: set[str], seconds: float) -> None:
         """Until the group was handed all of these, or nothing new for so many seconds."""
         moved, count = clock(), -1
@@ -184,12 +204,15 @@ def records_in(logs: Mapping[str, bytes]) -> list[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """problems: what the product is to blame for. repeated: messages that were acknowledged, and that the client has
-    sent more than once by itself; kept: sends that failed for the application and are stored."""
+    """problems: what the product is to blame for. acknowledged: sends. repeated: messages that were acknowledged, and
+    that the client has sent more than once by itself. kept: sends that failed for the application and are stored.
+    reasons: why sends failed, and how often."""
 
     problems: list[str]
+    acknowledged: int
     repeated: int
     kept: int
+    reasons: Mapping[str, int]
 
 
 def judge(attempts: Sequence[Attempt], records: Sequence[Record], deliveries: Sequence[Delivery]) -> Findings:
@@ -215,5 +238,15 @@ def judge(attempts: Sequence[Attempt], records: Sequence[Record], deliveries: Se
         if ids.get((got.partition, got.id)) != got.text:
             problems.append(f"vanished: {got.member} was handed {got.text} of {got.partition}, id {got.id}")
     failed = {each.text for each in attempts if not each.is_acknowledged}
-    repeated = sum(count > 1 for text, count in stored.items() if text not in failed)
-    return Findings(problems, repeated, sum(text in stored for text in failed))
+    return Findings(
+        problems,
+        len(attempts) - len(failed),
+        sum(count > 1 for text, count in stored.items() if text not in failed),
+        sum(text in stored for text in failed),
+        Counter(_NUMBERS.sub("…", each.reason)[:_REASON_CHARACTERS] for each in attempts if not each.is_acknowledged),
+    )
+
+
+def judge_java(clients: JavaClients, logs: Mapping[str, bytes]) -> Findings:
+    """After finish()."""
+    return judge(clients.attempts(), records_in(logs), clients.deliveries())

@@ -21,9 +21,9 @@ from tests.history.watcher import commits_in
 from .cluster import GROUP, MEMBER_SECONDS, READ_TOPICS, Cluster
 from .facts import Failover, Failovers, Got, Lead, Put, Sent, Transaction
 from .nodes import NodePlace
-from .sender import SAFE_TOPICS
+from .sender import MEANT, SAFE_TOPICS
 
-__all__ = ["digests", "leads_in", "logs_of", "read_history", "stored_in"]
+__all__ = ["digests", "errors_in", "leads_in", "logs_of", "read_history", "stored_in"]
 
 _LEADS = re.compile(r"^(\S+ \S+) WARNING \S+: leads epoch (\d+);", re.MULTILINE)
 _READER = "spark"
@@ -125,6 +125,17 @@ def _read_sends(path: Path, history: Failovers) -> None:
         elif line[0] in ("commit", "rollback", "doubt"):
             outcome, at, begun, names, _ = line
             history.transactions.append(Transaction(begun, at, outcome, [Name.parse(name) for name in names]))
+
+
+def errors_in(cluster: Cluster) -> list[tuple[float, str]]:
+    """What clients of ours were told instead of an answer, and when."""
+    found = []
+    for line in read_journal(cluster.sends):
+        kind, at, *values = line
+        if kind == "fail" or (kind in ("rollback", "doubt") and values[-1] != MEANT):
+            found.append((at, f"{kind}: {values[1]}: {values[-1]}"))
+    found += [(line[1], f"a query: {line[2]}") for line in read_journal(cluster.rows) if line[0] == "again"]
+    return found
 
 
 def _read_probes(path: Path, history: Failovers) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 from .checkers import CHECKERS, GROUP_CHECKERS, outcomes
 from .facts import Failover, Failovers, Sent
+from .java_clients import Findings
 from .run import Outcome
 
 __all__ = ["line", "pauses", "summary", "table"]
 
 _SHOWN = 5
-_KINDS = (*dict.fromkeys([*CHECKERS, *GROUP_CHECKERS]), "stuck", "crashed")
+_KINDS = (*dict.fromkeys([*CHECKERS, *GROUP_CHECKERS]), "stuck", "crashed", "refused", "java")
 
 
 def pauses(history: Failovers) -> list[tuple[Failover, float]]:
@@ -65,8 +66,19 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "acknowledgements of single nodes": sum(put.code == 200 for put in history.puts),
         "elections": len(history.leads),
         "copies of cut ends": history.cut_files,
+        "java": None if outcome.java is None else _java(outcome.java),
         "problems": dict(Counter(problem.kind for problem in outcome.problems)),
         "examples": [str(problem) for problem in outcome.problems[:20]],
+    }
+
+
+def _java(found: Findings) -> dict[str, Any]:
+    return {
+        "acknowledged": found.acknowledged,
+        "failed": sum(found.reasons.values()),
+        "failed, and stored": found.kept,
+        "sent more than once by the client": found.repeated,
+        "reasons": dict(found.reasons),
     }
 
 
@@ -107,6 +119,10 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     for each in found:
         transactions.update(each["transactions"])
         problems.update(each["problems"])
+    java = [each["java"] for each in found if each.get("java")]
+    for name in ("acknowledged", "failed", "failed, and stored", "sent more than once by the client"):
+        if java:
+            rows.append(f"| Java's sends: {name} | {sum(each[name] for each in java):,} |")
     rows += [f"| transactions: {outcome} | {count:,} |" for outcome, count in sorted(transactions.items())]
     rows += [f"| **{kind}** | **{problems[kind]}** |" for kind in _KINDS]
     return "\n".join(rows)

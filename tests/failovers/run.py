@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from tests.history.reading import seen_in
 
 from .checkers import judge
 from .cluster import GROUP, Cluster, Shape
-from .facts import Failovers
+from .facts import Failover, Failovers
 from .faults import kinds_for, plan
 from .injuries import Injuries, Unhealed
+from .java_clients import Findings, judge_java
 from .nodes import NodePlace
-from .reading import digests, logs_of, read_history, stored_in
+from .reading import digests, errors_in, logs_of, read_history, stored_in
 from .sets import Sets
 
 __all__ = ["Outcome", "are_equal", "rest", "run"]
@@ -44,10 +45,11 @@ class Outcome:
     history: Failovers
     problems: Sequence[Problem]
     seconds: float
+    java: Findings | None = None
 
 
 def run(directory: Path, seed: int, count: int, shape: Shape, say: Say) -> Outcome:
-    """`count` faults of leaders. Everything that is needed to understand the run stays in `directory`.
+    """`count` faults of leaders, or rolling restarts. What is needed to understand the run stays in `directory`.
 
     Raises AssertionError if the cluster cannot be started, MetaqError and OSError if its files cannot be read.
     """
@@ -57,8 +59,7 @@ def run(directory: Path, seed: int, count: int, shape: Shape, say: Say) -> Outco
     with Cluster(directory, seed, shape) as cluster:
         injuries = Injuries(cluster, notes)
         try:
-            for fault in plan(seed, count, shape.sets, shape.nodes, shape.kinds or kinds_for(cluster.able)):
-                done = injuries.do(fault)
+            for done in _strike(injuries, cluster, count):
                 led = f"epoch {done.before} -> {done.after}"
                 said = f"{done.kind} of {done.victim}{f' with {done.second}' if done.second else ''}, {led}"
                 again = f", started again: {', '.join(done.restarted)}" if done.restarted else ""
@@ -71,6 +72,8 @@ def run(directory: Path, seed: int, count: int, shape: Shape, say: Say) -> Outco
         for name, child in (("sender", cluster.sender), ("prober", cluster.prober)):
             if not cluster.end(child, _LEAVE_SECONDS):
                 problems.append(Problem("stuck", f"the {name} does not end, see {child.log}", "-"))
+        if cluster.java is not None:
+            cluster.java.finish(_QUIET_SECONDS)
         problems += rest(cluster)
         logs = {
             partition: data
@@ -88,9 +91,23 @@ def run(directory: Path, seed: int, count: int, shape: Shape, say: Say) -> Outco
         problems += [Problem("crashed", text, "-") for text in cluster.crashed()]
         history = read_history(cluster, logs, injuries.done, drained and not stuck)
         problems += judge(history)
+        if shape.rolling:
+            problems += [Problem("refused", text, "-", at) for at, text in errors_in(cluster)]
+        java = None if cluster.java is None else judge_java(cluster.java, logs)
+        problems += [Problem("java", text, "-") for text in (java.problems if java else ())]
         if problems:
             _keep_files(cluster)
-    return Outcome(seed, shape, history, problems, clock() - began)
+    return Outcome(seed, shape, history, problems, clock() - began, java)
+
+
+def _strike(injuries: Injuries, cluster: Cluster, count: int) -> Iterator[Failover]:
+    shape = cluster.shape
+    if shape.rolling:
+        for _ in range(count):
+            yield from injuries.roll()
+    else:
+        kinds = shape.kinds or kinds_for(cluster.able)
+        yield from map(injuries.do, plan(cluster.seed, count, shape.sets, shape.nodes, kinds))
 
 
 def rest(cluster: Sets) -> list[Problem]:

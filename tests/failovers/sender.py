@@ -30,13 +30,15 @@ from tests.history.facts import Name
 from tests.history.journal import Journal, clock
 from tests.history.member import partition_text
 
-__all__ = ["LOOSE_TOPIC", "SAFE_TOPICS", "Task"]
+__all__ = ["LOOSE_TOPIC", "MEANT", "SAFE_TOPICS", "Task"]
 
 SAFE_TOPICS = ("memory", "disk")
 LOOSE_TOPIC = "loose"
 PARTITIONS = 2
 """Of each safe topic and set."""
 KEYS = 8
+MEANT = "as it was meant to be"
+"""Said of a transaction that was rolled back."""
 _SEND_SECONDS = 60.0
 _UNDER_WAY = 400
 _MOST_BYTES = 600
@@ -176,7 +178,7 @@ def _transactions(sender: _Sender) -> None:
         names: list[str] = []
         give_up = sender.rng.random() < 0.1
         transaction = sender.producer.transaction(timeout_seconds=30)
-        outcome, text = "rollback", "as it was meant to be"
+        outcome, text = "rollback", MEANT
         try:
             for _ in range(sender.rng.randrange(1, 5)):
                 name, payload = sender.next("-")

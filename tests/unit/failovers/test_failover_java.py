@@ -15,7 +15,8 @@ HANDED = [Delivery(1.2, "member0", "0-0", 70, "j0 0"), Delivery(1.2, "member1", 
 
 def test_a_whole_history_has_no_findings():
     findings = judge(SENT, STORED, HANDED)
-    assert (findings.problems, findings.repeated, findings.kept) == ([], 0, 0)
+    assert (findings.problems, findings.acknowledged, findings.repeated, findings.kept) == ([], 2, 0, 0)
+    assert findings.reasons == {"no connection": 1}
 
 
 @pytest.mark.parametrize(
