@@ -27,7 +27,6 @@ class SetNodes:
         self._topics = topics
         self._id = int(str(settings.get("broker_id", 0)))
         self._settings = settings
-        self._id = int(str(settings.get("broker_id", 0)))
         self._ports: dict[str, int] = {}
 
     def start(self, *names: str, options: tuple[str, ...] = ()) -> None:
