@@ -162,11 +162,15 @@ class Writing:
     def numbered(self, writes: Iterable[Write]) -> Iterator[Write]:
         """Those that are to be appended; what has to be in front of one is appended before it is given. A repeated one
         is not given: it has the first one's place, and `append` returns it if that is not safe yet."""
+        if not self.numbers:
+            yield from writes
+            return
+        sequences = self.sequences
         for write in writes:
-            if not write.sequence or not self.numbers:
+            if not write.sequence:
                 yield write
-            elif self.sequences.admit(write, write.log.segments.end_offset, sum(map(len, write.data))):
-                self.sequences.store_rows()
+            elif sequences.admit(write, write.log.segments.end_offset, sum(map(len, write.data))):
+                sequences.store_rows()
                 if write.error is None:
                     yield write
 

@@ -7,7 +7,7 @@ synchronous master sends to its slave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -104,13 +104,24 @@ class PutGroup:
     Puts are checked when they are added, so a refused one has no effect on the others, and appended by `commit`.
     """
 
-    __slots__ = ("_all", "_answers", "_batches", "_last", "_last_partition", "_last_topic", "_order", "_writing")
+    __slots__ = (
+        "_all",
+        "_answers",
+        "_batches",
+        "_last",
+        "_last_partition",
+        "_last_topic",
+        "_numbers",
+        "_order",
+        "_writing",
+    )
 
     def __init__(self, writing: Writing, answers: PutAnswers) -> None:
         self._writing = writing
         self._answers = answers
         self._all: list[_Batch] = []
         self._batches: dict[PartitionLog, _Batch] = {}  # the last of each partition, if other puts may join it
+        self._numbers = False  # whether a batch has one
         self._order: list[_Batch | bytes] = []  # per put: the batch that has its answer, or the answer
         # most reads bring puts to one partition
         self._last: _Batch | None = None
@@ -183,6 +194,7 @@ class PutGroup:
         log = self._writing.log(put.topic, put.partition, put.partition)
         self._batches.pop(log, None)
         self._last = None
+        self._numbers = True
         batch = _Batch(log)
         batch.producer, batch.sequence, batch.records = put.producer, put.sequence, 1
         self._all.append(batch)
@@ -206,12 +218,10 @@ class PutGroup:
     def commit(self) -> Answer:
         """Append everything, once per partition and number. All answers, in the order of the puts, when all may be
         given."""
-        batches = [batch for batch in self._all if batch.puts]
-        if any(batch.sequence for batch in batches):
-            waiting = self._writing.append(self._writing.numbered(map(self._stamped, batches)))
-        else:
-            waiting = self._writing.append(map(self._stamped, batches))
-        return self._writing.answer(waiting, self._encoded)
+        writing = self._writing
+        writes: Iterator[_Batch] = map(self._stamped, [batch for batch in self._all if batch.puts])
+        waiting = writing.append(writing.numbered(writes) if self._numbers else writes)
+        return writing.answer(waiting, self._encoded)
 
     def _stamped(self, batch: _Batch) -> _Batch:
         """The same with its records, for where its partition ends now."""
@@ -224,7 +234,7 @@ class PutGroup:
         count = len(puts)
         first_id = self._writing.message_ids.next(count)
         batch.first_id = first_id
-        batch.ids = message_id_list(first_id, count)
+        batch.ids = (first_id,) if count == 1 else message_id_list(first_id, count)
         batch.data, batch.units = encode_puts(puts, log.segments.end_offset, batch.ids)
         self._writing.metrics.put(log.topic, count, sum(map(len, batch.data)) - count * HEADER_BYTES)
 
