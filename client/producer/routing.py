@@ -145,11 +145,17 @@ class Router:
         return partitions
 
     def is_away(self, outgoing: Outgoing) -> bool:
-        """Whether what a message needs is not registered now: its partition's broker, or any that has the topic."""
-        view = self._view(outgoing.topic)
-        if outgoing.fixed is not None:
-            return outgoing.fixed.broker not in view.endpoints
-        return not view.partitions
+        """Whether what a message needs is not registered now: its partition's broker with the topic, or any that has
+        it. A broker that has just come back is registered before its topics are."""
+        topic, fixed = outgoing.topic, outgoing.fixed
+        view = self._view(topic)
+        if fixed is None:
+            return not view.partitions
+        if fixed.broker not in view.endpoints:
+            return True
+        if fixed in self._published(topic, view):
+            return False
+        return all(each.broker != fixed.broker for each in view.partitions)
 
     def route_in_transaction(self, outgoing: Outgoing, broker: int | None) -> TopicPartition:
         """As `route`, on the transaction's broker only; None: it has none yet. Raises NoPartition."""
@@ -216,11 +222,7 @@ class Router:
 
     def _check_fixed(self, partition: TopicPartition, topic: str) -> TopicPartition:
         view = self._view(topic)
-        listed, partitions = self._listed.get(topic, (None, frozenset()))
-        if listed is not view.partitions:  # a set finds one of thousands without a look at each
-            partitions = frozenset(view.partitions)
-            self._listed[topic] = view.partitions, partitions
-        if partition in partitions:
+        if partition in self._published(topic, view):
             return partition
         if partition.topic != topic:
             raise NoPartition(f"partition {partition!r} does not belong to topic {topic!r}")
@@ -230,6 +232,14 @@ class Router:
         raise NoPartition(
             f"topic {topic!r} has no partition {partition}: {away}Producer.partitions({topic!r}) lists those there are"
         )
+
+    def _published(self, topic: str, view: TopicView) -> frozenset[TopicPartition]:
+        """The view's partitions as a set, which finds one of thousands without a look at each."""
+        listed, partitions = self._listed.get(topic, (None, frozenset()))
+        if listed is not view.partitions:
+            partitions = frozenset(view.partitions)
+            self._listed[topic] = view.partitions, partitions
+        return partitions
 
     def _usable(self, view: TopicView) -> tuple[TopicPartition, ...]:
         """Without what failed a moment ago; everything if nothing else is left."""

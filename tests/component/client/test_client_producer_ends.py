@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig, SendResult, TopicPartition
+from metaq.client.metadata import TopicView
 from metaq.client.producer.futures import SendFuture
 from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
 from metaq.protocol.frames import Frame
@@ -58,6 +59,27 @@ def test_an_asynchronous_send_does_not_wait_for_a_topic_that_is_away(broker: Fak
         results = [future.result(DEADLINE) for future in futures]
         if place:
             assert results == sorted(results)
+
+
+class HalfBack(FakeCluster):
+    """Its brokers may be registered without their topics, as one that has just come back is for a moment."""
+
+    has_topics = True
+
+    def view(self, topic: str) -> TopicView:
+        view = super().view(topic)
+        return view if self.has_topics else view._replace(partitions=())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_broker_that_is_registered_before_its_topics_takes_what_it_took_before(
+    broker: FakeBroker, place: dict[str, Any]
+) -> None:
+    cluster = HalfBack([broker])
+    with Producer(metadata=cluster, config=FAST) as producer:
+        producer.send("t", b"before", **place)
+        cluster.has_topics = False
+        assert producer.send_async("t", b"after", timeout=DEADLINE, **place).result(DEADLINE).partition.broker == 0
 
 
 @pytest.mark.parametrize("place", PLACES)
