@@ -20,7 +20,7 @@ from .routing import Routes, key_bytes
 
 __all__ = ["Rerouting"]
 
-Placed = tuple[Outgoing, TopicPartition | None]
+Rerouted = tuple[Outgoing, TopicPartition | None]
 """Where a message shall go; None: by its key."""
 
 
@@ -48,9 +48,9 @@ class Rerouting:
         queue.under_way = [*(queue.repeat or ()), *drained]
         return drained, overdue
 
-    def choose(self, queue: PartitionQueue, drained: Sequence[Outgoing]) -> tuple[list[Placed], list[GivenUp]]:
+    def choose(self, queue: PartitionQueue, drained: Sequence[Outgoing]) -> tuple[list[Rerouted], list[GivenUp]]:
         """Where these go from `queue` on; and those that end."""
-        placed: list[Placed] = []
+        placed: list[Rerouted] = []
         ended: list[GivenUp] = []
         for outgoing in drained:
             if outgoing.done or outgoing.deadline <= self._clock():
@@ -68,7 +68,7 @@ class Rerouting:
                     ended.append((outgoing, error))
         return placed, ended
 
-    def resume(self, queue: PartitionQueue, placed: Sequence[Placed]) -> Iterable[PartitionQueue]:
+    def resume(self, queue: PartitionQueue, placed: Sequence[Rerouted]) -> Iterable[PartitionQueue]:
         """Put these where they go, in front of what arrived meanwhile, and end the pause. Returns where they went."""
         here = queue.partition
         if any(outgoing.goes_by_key for outgoing in chain((each for each, _ in placed), queue.queue)):

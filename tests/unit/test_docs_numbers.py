@@ -23,6 +23,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     ),
     "docs/broker.md": (
         "gives connections up to {main.CLOSE_SECONDS:s} to take their answers",
+        "with less than {FULL_BYTES:bytes} lets another in-sync node lead",
         "A name has at most {MAX_NODE_NAME} characters,",
         "a PULL gives up to {MAX_PULL_BYTES:bytes}, or up to this value",
         "| `serverPort` | {DEFAULT_PORT:plain} |",
@@ -91,6 +92,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "runs {MAX_RUNNING_SEARCHES} searches at once and lets {MAX_WAITING_SEARCHES} wait",
     ),
     "docs/client.md": (
+        "also after a lost answer, for up to {LEADER_SECONDS:s}.",
         "`max_requests_in_flight` ({ProducerConfig.max_requests_in_flight}) requests",
         "`max_batch_bytes` ({ProducerConfig.max_batch_bytes:bytes}) or `max_batch_records` "
         "({ProducerConfig.max_batch_records})",
