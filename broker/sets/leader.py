@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -259,14 +260,8 @@ class Leader:
     def _appended(
         self, log: PartitionLog, base: int, end: int, count: int, data: Sequence[Buffer], units: Buffer, segment: int
     ) -> None:
-        entries = self._gathered.get(log)
         entry = StreamEntry(log.journal_name, base, segment, self._promise(log)[0], units, data)
-        if entries is None:
-            self._gathered[log] = [entry]
-        elif (last := entries[-1]).segment == segment:
-            entries[-1] = last._replace(units=b"".join((last.units, units)), data=[*last.data, *data])
-        else:
-            entries.append(entry)
+        self._gathered.setdefault(log, []).append(entry)
         self._gathered_marks[log] = Mark(log, end, count)
         if not self._flush_due:
             self._flush_due = True
@@ -292,7 +287,7 @@ class Leader:
         self._own.add(number, [(mark.log, mark.end) for mark in lanes[Lane.DISK]])
         links = [link for link in self._links.values() if link.counting]
         if links:
-            entries = others + [entry for each in gathered.values() for entry in each]
+            entries = others + [entry for each in gathered.values() for entry in _joined(each)]
             block = encode_block(number, self.core.committed, entries)
             size = sum(map(len, block))
             self._told = self.core.committed
@@ -591,3 +586,14 @@ class Leader:
                 )
             )
         return found
+
+
+def _joined(entries: list[StreamEntry]) -> Iterator[StreamEntry]:
+    """A log's appends of one turn, in order: one entry for each of its segments."""
+    if len(entries) == 1:
+        yield entries[0]
+        return
+    for _, same in groupby(entries, key=lambda entry: entry.segment):
+        first, *others = same
+        units = b"".join((first.units, *(each.units for each in others)))
+        yield first._replace(units=units, data=[*first.data, *(part for each in others for part in each.data)])
