@@ -46,6 +46,8 @@ def test_a_broker_waits_for_a_zookeeper_that_goes_between_its_connection_and_its
     registration = Registration(config, Reactor())  # type: ignore[arg-type]
     outcome: SimpleQueue[object] = SimpleQueue()
     with caplog.at_level(logging.WARNING):
+        registration.connect().addBoth(outcome.put)
+        assert outcome.get(timeout=DEADLINE) is None
         registration.start(8123, config.topics).addBoth(outcome.put)
         assert outcome.get(timeout=DEADLINE) is None
     assert caplog.text.count("not registered in ZooKeeper yet, trying again: an election") == 2
