@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from .load import History, load
-from .processes import ProcessFailed
+from .processes import ProcessFailed, cpu_seconds
 from .sets import NodeSet, logged_at, node_set
 from .systems import FLUSH, zookeeper
 
@@ -63,7 +63,9 @@ def measure_catch_up(
         _say("the node comes back")
         nodes.start("b")
         serves = time.monotonic()
+        used = _processor_seconds(nodes)
         nodes.await_in_sync(NODES, _COPY_SECONDS)
+        used = [after - before for before, after in zip(used, _processor_seconds(nodes), strict=True)]
         time.sleep(_SETTLED_SECONDS)
         history = producer.stop()
         copied, in_sync = _logged(nodes, returns)
@@ -74,10 +76,18 @@ def measure_catch_up(
         "copied_megabytes": missing / 1e6,
         "copy_seconds": copied - serves,
         "copy_megabytes_per_second": missing / 1e6 / (copied - serves),
+        **{
+            f"{node}_processor_seconds_per_gigabyte": each / missing * 1e9
+            for node, each in zip(NODES, used, strict=True)
+        },
         "seconds_from_start_to_in_sync": in_sync - returns,
         "seconds_from_copied_to_in_sync": in_sync - copied,
         **_of_producer(history, began + 1.0, returns, serves, copied, in_sync),
     }
+
+
+def _processor_seconds(nodes: NodeSet) -> list[float]:
+    return [cpu_seconds(nodes.nodes[name].pid) for name in NODES]
 
 
 def _logged(nodes: NodeSet, since: float) -> tuple[float, float]:

@@ -8,13 +8,14 @@ election), election (until that node leads) and first acknowledgement (until the
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import click
 
 from .load import Gap, History, load
 from .processes import ProcessFailed
-from .sets import METAQ, NodeSet, logged_at, node_set
+from .sets import METAQ, NodeSet, line_time, logged_at, node_set
 from .systems import FLUSH, zookeeper
 
 __all__ = ["HOWS", "distribution", "measure_failovers"]
@@ -39,17 +40,29 @@ _LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """begun: when the leader was ended; ended: when the producer had gone on; successor: the node that leads then."""
+    """begun: when the leader was ended; ended: when the producer had gone on; successor: the node that leads then;
+    load: of the machine, its average of the last minute."""
 
     begun: float
     ended: float
     successor: str
+    load: float
 
 
 def measure_failovers(
-    directory: Path, how: str, rounds: int, *, nodes: int, partitions: int, window: int, size: int, synchronous: bool
+    directory: Path,
+    how: str,
+    rounds: int,
+    *,
+    nodes: int,
+    partitions: int,
+    window: int,
+    size: int,
+    synchronous: bool,
+    explain_above: float = float("inf"),
 ) -> dict[str, Any]:
-    """Everything, with processes and data below `directory`. Raises ProcessFailed. how: one of HOWS."""
+    """Everything, with processes and data below `directory`. Raises ProcessFailed. how: one of HOWS. explain_above:
+    milliseconds; what the nodes logged in longer gaps is printed."""
     names = "abc"[:nodes]
     settings = {"ack": "disk" if synchronous else "in-sync", "numPartitions": partitions, **FLUSH[synchronous]}
     with (
@@ -66,7 +79,7 @@ def measure_failovers(
         time.sleep(_STEADY_SECONDS)
         history = producer.stop()
         logs = {name: node_processes.lines(name) for name in names}
-    return _result(how, done, history, logs)
+    return _result(how, done, history, logs, explain_above)
 
 
 def _fail_over(nodes: NodeSet, how: str, names: Sequence[str], connect: str) -> Round:
@@ -92,7 +105,7 @@ def _fail_over(nodes: NodeSet, how: str, names: Sequence[str], connect: str) -> 
     if how in ("kill", "term"):
         nodes.start(leader)
     nodes.await_in_sync(names, _REJOIN_SECONDS)
-    return Round(begun, ended, successor)
+    return Round(begun, ended, successor, os.getloadavg()[0])
 
 
 def hand_over(connect: str) -> None:
@@ -116,15 +129,30 @@ def _another_leader(nodes: NodeSet, former: str) -> str:
 # --- what it was made of ----------------------------------------------------------------------------------------------
 
 
-def _result(how: str, done: Sequence[Round], history: History, logs: dict[str, list[str]]) -> dict[str, Any]:
-    parts: dict[str, list[float]] = {"gap": [], "detection": [], "election": [], "first_acknowledgement": []}
-    for each in done:
+def _result(
+    how: str, done: Sequence[Round], history: History, logs: dict[str, list[str]], explain_above: float
+) -> dict[str, Any]:
+    parts: dict[str, list[float]] = {
+        "gap": [],
+        "around_election": [],
+        "detection": [],
+        "election": [],
+        "first_acknowledgement": [],
+    }
+    for number, each in enumerate(done, 1):
         gap = history.longest_gap(each.begun, each.ended)
-        for name, seconds in _parts(gap, each.begun, logs[each.successor]).items():
+        if (leads := logged_at(logs[each.successor], "leads epoch", each.begun)) is not None:
+            parts["around_election"].append(history.gap_at(leads).seconds)
+        found = _parts(gap, each.begun, logs[each.successor])
+        for name, seconds in found.items():
             parts[name].append(seconds)
+        if gap.seconds * 1e3 > explain_above:
+            _explain(number, each, gap, found, logs)
+    loads = [each.load for each in done]
     return {
         "how": how,
         "rounds": len(done),
+        "load_average": {"p50": statistics.median(loads), "max": max(loads)},
         **{f"{name}_ms": distribution(seconds) for name, seconds in parts.items()},
         "rounds_without_parts": len(done) - len(parts["election"]),
         "errors": len(history.errors),
@@ -147,6 +175,23 @@ def _parts(gap: Gap, begun: float, lines: Sequence[str]) -> dict[str, float]:
     }
 
 
+def _explain(number: int, done: Round, gap: Gap, parts: Mapping[str, float], logs: Mapping[str, Sequence[str]]) -> None:
+    """What the nodes logged from the order to the end of the gap, in order, with milliseconds since the last
+    acknowledgement."""
+    made_of = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in parts.items())
+    click.echo(
+        f"round {number}, load {done.load:.1f}: {made_of}; told {(done.begun - gap.begin) * 1e3:.0f} ms", err=True
+    )
+    found = [
+        (at, name, line)
+        for name, lines in logs.items()
+        for line in lines
+        if (at := line_time(line)) is not None and min(gap.begin, done.begun) - 0.01 <= at <= gap.end + 0.01
+    ]
+    for at, name, line in sorted(found):
+        click.echo(f"  {(at - gap.begin) * 1e3:7.0f} {name} {line}", err=True)
+
+
 def distribution(seconds: Sequence[float]) -> dict[str, float]:
     """Milliseconds: p50, p99 (the maximum of fewer than 100 values), max; empty without values."""
     if not seconds:
@@ -165,6 +210,13 @@ def distribution(seconds: Sequence[float]) -> dict[str, float]:
 @click.option("--size", type=click.IntRange(1), default=1024, show_default=True, help="Bytes of a message.")
 @click.option("--synchronous", is_flag=True, help="Acknowledged on the disks of all nodes (ack=disk).")
 @click.option(
+    "--explain-above",
+    type=float,
+    default=250.0,
+    show_default=True,
+    help="Milliseconds; prints the logs of longer gaps.",
+)
+@click.option(
     "--directory", type=click.Path(path_type=Path, exists=True), help="For data and logs; default: a temporary one."
 )
 def main(
@@ -175,6 +227,7 @@ def main(
     window: int,
     size: int,
     synchronous: bool,
+    explain_above: float,
     directory: Path | None,
 ) -> None:
     """Measure the time without an acknowledgement when the leader of a set goes; one JSON object is printed."""
@@ -190,6 +243,7 @@ def main(
                 window=window,
                 size=size,
                 synchronous=synchronous,
+                explain_above=explain_above,
             )
         except (ProcessFailed, RuntimeError) as error:
             sys.exit(f"bench: {error}")

@@ -72,6 +72,11 @@ class History:
         found = [gap for gap in self.gaps if gap.end > begin and gap.begin < end]
         return max(found, key=lambda gap: gap.seconds, default=Gap(begin, begin + NOTED_GAP_SECONDS))
 
+    def gap_at(self, moment: float) -> Gap:
+        """The time without an acknowledgement around a moment; NOTED_GAP_SECONDS if it is not as long."""
+        found = [gap for gap in self.gaps if gap.begin <= moment <= gap.end]
+        return found[0] if found else Gap(moment, moment + NOTED_GAP_SECONDS)
+
 
 class Load:
     """The process. Raises ProcessFailed when it fails."""

@@ -16,7 +16,7 @@ from metaq.coordination.set_view import SetView, read_set
 from .processes import ProcessFailed, Server, free_port
 from .server_ini import Topics, server_ini
 
-__all__ = ["METAQ", "NodeSet", "logged_at", "node_set"]
+__all__ = ["METAQ", "NodeSet", "line_time", "logged_at", "node_set"]
 
 METAQ = (sys.executable, "-m", "metaq")
 IN_SYNC_SECONDS = 120.0
@@ -98,17 +98,20 @@ class NodeSet:
             self.nodes[name].close()
 
 
+def line_time(line: str) -> float | None:
+    """When a line of a log was written, `time.monotonic()` here; None for a line of a traceback."""
+    try:
+        at = datetime.strptime(line[:_TIME_LENGTH], _TIME).timestamp()
+    except ValueError:
+        return None
+    return at - (time.time() - time.monotonic())
+
+
 def logged_at(lines: Sequence[str], pattern: str, since: float = 0.0) -> float | None:
     """When the first line that has the pattern was logged, `time.monotonic()` here; None if none was since then."""
-    wall = time.time() - time.monotonic()
     for line in lines:
-        if re.search(pattern, line):
-            try:
-                at = datetime.strptime(line[:_TIME_LENGTH], _TIME).timestamp() - wall
-            except ValueError:  # a line of a traceback
-                continue
-            if at >= since:
-                return at
+        if re.search(pattern, line) and (at := line_time(line)) is not None and at >= since:
+            return at
     return None
 
 

@@ -167,8 +167,8 @@ class Broker:
         self.reading.filters = filters
         self.partitions.reconfigure(config)
         self.store.reconfigure()
-        if self.member is not None and self.member.leader is not None:
-            self.member.leader.reconfigured()
+        if self.member is not None:
+            self.member.reconfigured()
 
     def reload_config(self) -> Deferred[ReloadReport]:
         """Read server.ini again. Fails with ConfigError; nothing has changed then."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from .store.partition_log import PartitionLog
-from .store.sequence_rows import SequenceRow, read_rows
+from .store.sequence_rows import RowTable, SequenceRow, read_tables
 
 __all__ = ["LastRows"]
 
-READ_BYTES = 1 << 20
-"""At once while nobody waits: 12,000 rows of producers that wait for each send, some 25 ms."""
+READ_BYTES = 2 << 20
+"""At once while nobody waits: 24,000 rows of producers that wait for each send, some 25 ms."""
 
 _RowKey = tuple[int, str, int]
 """Producer, topic, partition."""
@@ -41,18 +43,43 @@ class LastRows:
             self._renewals = log.renewals
             self._read_to = log.first_offset
             self._found.clear()
-        snapshot, begun, found = log.segments.snapshot(), self._read_to, self._found
-        for end, rows in read_rows(snapshot, begun):
-            for row in rows:
-                key = row.producer, row.topic, row.partition
-                if row.records:
-                    found[key] = (*found.get(key, ())[-1:], row)
-                else:
-                    found.pop(key, None)
-            self._read_to = end
-            if most_bytes is not None and end - begun >= most_bytes:
-                break
+        for table in read_tables(log.segments.snapshot(), self._read_to, most_bytes):
+            self._take(table)
+            self._read_to = table.end
+
+    def _take(self, table: RowTable) -> None:
+        found = self._found
+        for before, last in _last_two(table):
+            row = table.row(last)
+            key = row.producer, row.topic, row.partition
+            if not row.records:
+                found.pop(key, None)
+            elif before is None:
+                found[key] = (*found.get(key, ())[-1:], row)
+            else:
+                former = table.row(before)
+                found[key] = (former, row) if former.records else (row,)
 
     def items(self) -> Iterator[tuple[_RowKey, Sequence[SequenceRow]]]:
         """In the order in which they were written."""
         return iter(self._found.items())
+
+
+def _last_two(table: RowTable) -> list[tuple[int | None, int]]:
+    """Of each producer, topic and partition the numbers of its last two rows, None for one that is not in the table; in
+    the order of the last ones."""
+    if not table.rows.size:
+        return []
+    # by name and not by number: records with other topics beside a topic give it another number
+    numbers = {name: number for number, name in enumerate(table.names)}
+    topics = np.array([numbers[name] for name in table.names])[table.topics]
+    columns = table.rows["partition"].astype(np.int64), topics, table.rows["producer"].astype(np.uint64)
+    order = np.lexsort(columns)
+    differs = np.zeros(len(order), bool)
+    differs[0] = True
+    for column in columns:
+        ordered = column[order]
+        differs[1:] |= ordered[1:] != ordered[:-1]
+    lasts = np.flatnonzero(np.append(differs[1:], True))
+    found = [(None if differs[each] else int(order[each - 1]), int(order[each])) for each in lasts]
+    return sorted(found, key=lambda pair: pair[1])

@@ -36,6 +36,7 @@ from .replication.roles import Roles, check_roles, config_for
 from .requests.gate import Gate
 from .requests.verbs import make_gate
 from .runtime.heap import set_up_heap
+from .runtime.reactor import measures_elapsed_time
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
 from .runtime.timers import ScheduledCalls, repeat
 from .store.retention import RemovedSegment
@@ -93,7 +94,7 @@ def run(
         config = config_for(chosen, config)
         from twisted.internet import reactor  # installs it: only when a broker really runs
 
-        return BrokerProcess(config, reactor, files=files, plugins=chosen, options=options).run()
+        return BrokerProcess(config, measures_elapsed_time(reactor), files=files, plugins=chosen, options=options).run()
     except MetaqError as error:
         print(f"metaq broker: {error}", file=sys.stderr)
         return 1

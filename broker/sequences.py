@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from metaq.protocol.errors import CorruptRecord, MetaqError, StaleSequence, StoreError
@@ -50,6 +50,7 @@ class _Stored(NamedTuple):
 
 
 _Key = tuple[int, PartitionLog]
+_new_tuple = tuple.__new__
 
 
 class NumberedWrite(Append):
@@ -93,11 +94,12 @@ class Sequences(Generic[W]):
         self._clock = clock
         self._table: dict[_Key, _Stored] = {}
         self._last_rows: dict[PartitionLog, LastRows] = {}  # by internal log
-        self._pending: list[W] = []  # admitted, without a row yet
         self._unsafe: PartitionLog | None = None  # has rows for which answers have to wait
         self._restated: dict[_Key, None] = {}  # the newest row of each says what did not happen
         self._compacting: dict[PartitionLog, tuple[int, int]] = {}  # where its snapshot begins and ends
         self._next_sweep = self._next_compaction = 0.0
+        self._rebuilt = (0.0, 0.0)
+        """When the logs were read, and the time of the newest row that was there; seconds since 1970."""
         if enabled:
             self.rebuild()
 
@@ -107,24 +109,37 @@ class Sequences(Generic[W]):
 
     # --- writes -------------------------------------------------------------------------------------------------------
 
-    def admit(self, write: W, base: int, size: int) -> bool:
-        """Whether a numbered write is to be appended, at byte `base` of its log; then `store_rows` comes next.
+    def admit(self, asked: Sequence[tuple[W, int]]) -> list[int | None]:
+        """Where numbered writes of so many bytes are to be appended, in this order and next: a byte offset for each.
+        The rows that have to be in front of them are appended here, one record for each mode of flushing.
 
-        False: it is stored already and has the first one's place (`repeated`), or it has its `error`.
+        None: a write is stored already and has the first one's place (`repeated`), or it has its `error`.
         """
-        key = write.producer, write.log
-        known = self._table.get(key)
-        if known is None:
-            if len(self._table) >= tuning.MAX_SEQUENCES:
-                self._forget_oldest()
-        elif write.sequence <= known.sequence:
-            self._found(write, known)
-            return False
-        end = base + size
-        write.before, write.base, write.end = known, base, end
-        self._table[key] = _Stored(write.sequence, base, end, write.first_id, write.records)
-        self._pending.append(write)
-        return True
+        bases: list[int | None] = []
+        fresh: list[W] = []
+        ends: dict[PartitionLog, int] = {}
+        table = self._table
+        for write, size in asked:
+            log = write.log
+            key = write.producer, log
+            known = table.get(key)
+            if known is None:
+                if len(table) >= tuning.MAX_SEQUENCES:
+                    self._forget_oldest()
+                    table = self._table
+            elif write.sequence <= known[0]:
+                self._found(write, known)
+                bases.append(None)
+                continue
+            base = ends.get(log) or log.segments.end_offset
+            ends[log] = end = base + size
+            write.before, write.base, write.end = known, base, end
+            table[key] = _new_tuple(_Stored, (write.sequence, base, end, write.first_id, write.records))
+            fresh.append(write)
+            bases.append(base)
+        if fresh and not self._store_rows(fresh):
+            return [None if write.error is not None else base for (write, _), base in zip(asked, bases, strict=True)]
+        return bases
 
     def stored_before(self, write: W) -> bool:
         """Whether a write that cannot be appended now has been stored already: then it is as `admit` leaves it."""
@@ -141,56 +156,56 @@ class Sequences(Generic[W]):
             write.base, write.end, write.first_id = known.base, known.end, known.first_id
             self.repeated.append(write)
 
-    def store_rows(self) -> None:
-        """Append what has to be in front of those that were admitted: a record for each mode of flushing.
-
-        If one of them cannot be appended, its writes have that `error` afterwards.
-        """
-        pending, self._pending = self._pending, []
-        if len(pending) == 1 and not self._restated:
-            self._store_row(pending[0])
-            return
-        parts: dict[bool, list[W]] = {}
-        for write in pending:
-            parts.setdefault(write.log.durability.waits, []).append(write)
-        for waits, writes in parts.items():
-            rows = [
-                (each.producer, each.sequence, each.base, each.end, each.first_id, each.records, each.log)
+    def _store_rows(self, admitted: Sequence[W]) -> bool:
+        """Append what has to be in front of these. False: that failed for some, which have the `error`."""
+        if len(admitted) == 1 and not self._restated:
+            return self._store_row(admitted[0])
+        modes: dict[bool, list[W]] = {}
+        for write in admitted:
+            modes.setdefault(write.log.durability.waits, []).append(write)
+        done = True
+        for waits, writes in modes.items():
+            topics: dict[str, int] = {}
+            number = topics.setdefault
+            rows = [_packed(row, topics) for row in self._take_restated()] if self._restated else []
+            rows += [
+                encode_row(
+                    each.producer,
+                    each.sequence,
+                    each.base,
+                    each.end,
+                    each.first_id,
+                    each.records,
+                    (log := each.log).partition,
+                    number(log.topic, len(topics)),
+                )
                 for each in writes
             ]
-            if self._restated:
-                rows[:0] = self._take_restated()
-            try:
-                internal = self._store.sequence_log(waits)
-                data, unit = _record(rows, writes[0].first_id, internal.end_offset)
-                internal.append((data,), unit)
-            except MetaqError as error:
-                self._refuse(writes, error)
-            else:
-                if waits:
-                    self._unsafe = internal
+            done = self._append_rows(waits, topics, b"".join(rows), writes) and done
+        return done
 
-    def _store_row(self, write: W) -> None:
+    def _store_row(self, write: W) -> bool:
         """The same for one write, of a producer that waits for each of its sends. `blocking-1`."""
-        log, first_id = write.log, write.first_id
-        waits = log.durability.waits
+        log = write.log
         row = encode_row(
-            write.producer, write.sequence, write.base, write.end, first_id, write.records, log.partition, 0
+            write.producer, write.sequence, write.base, write.end, write.first_id, write.records, log.partition, 0
         )
+        return self._append_rows(log.durability.waits, (log.topic,), row, (write,))
+
+    def _append_rows(self, waits: bool, topics: Iterable[str], rows: bytes, writes: Sequence[W]) -> bool:
         try:
             internal = self._store.sequence_log(waits)
-            data, unit = internal_record(encode_head((log.topic,)) + row, first_id, internal.segments.end_offset)
+            body = encode_head(tuple(topics)) + rows
+            data, unit = internal_record(body, writes[0].first_id, internal.segments.end_offset)
             internal.append((data,), unit)
         except MetaqError as error:
-            self._refuse((write,), error)
-        else:
-            if waits:
-                self._unsafe = internal
-
-    def _refuse(self, writes: Sequence[W], error: MetaqError) -> None:
-        for write in writes:
-            self.not_stored(write)
-            write.error = error
+            for write in writes:
+                write.error = error
+            self.not_stored(writes)
+            return False
+        if waits:
+            self._unsafe = internal
+        return True
 
     def take_unsafe(self) -> W | None:
         """What has to be safe before an answer to the writes that were admitted since the last call: their rows. None:
@@ -202,18 +217,24 @@ class Sequences(Generic[W]):
         rows.end = internal.end_offset
         return rows
 
-    def not_stored(self, write: W) -> None:
-        """An admitted write was not appended after all: it never happened."""
-        key = write.producer, write.log
-        write.base = write.end = 0
-        known = self._table.get(key)
-        if known is None or known.sequence != write.sequence:
-            return
-        if write.before is None:
-            del self._table[key]
-        else:
-            self._table[key] = write.before
-        self._restated[key] = None
+    def not_stored(self, writes: Sequence[W]) -> None:
+        """These were admitted, in this order, and have an `error` instead of being appended: they never happened.
+        What `admit` has taken for a repetition of one of them gets that error, too."""
+        for again in self.repeated:
+            for write in writes:
+                if (again.log, again.producer, again.sequence) == (write.log, write.producer, write.sequence):
+                    again.error, again.base, again.end = write.error, 0, 0
+        for write in reversed(writes):  # so that what was before the first of a partition stays
+            key = write.producer, write.log
+            write.base = write.end = 0
+            known = self._table.get(key)
+            if known is None or known.sequence != write.sequence:
+                continue
+            if write.before is None:
+                del self._table[key]
+            else:
+                self._table[key] = write.before
+            self._restated[key] = None
 
     def _take_restated(self) -> list[_Row]:
         restated, self._restated = self._restated, {}
@@ -238,6 +259,8 @@ class Sequences(Generic[W]):
             for (producer, topic, number), rows in self._read_on(log).items():
                 if (partition := self._store.find(topic, number)) is not None:
                     found[producer, partition] += rows
+        newest_ms = max((row.time_ms for rows in found.values() for row in rows), default=0.0)
+        self._rebuilt = self._clock(), newest_ms / 1000
         oldest_ms = self._oldest_ms()
         for key, rows in found.items():
             rows.sort(key=lambda row: row.sequence)
@@ -251,6 +274,12 @@ class Sequences(Generic[W]):
             self._forget_oldest()
         if self._restated:
             self._restate()
+
+    def read_ahead(self) -> None:
+        """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises
+        StoreError."""
+        for log in self._store.sequence_logs:
+            self._read_on(log)
 
     def _read_on(self, log: PartitionLog, most_bytes: int | None = None) -> LastRows:
         rows = self._last_rows.get(log)
@@ -323,7 +352,13 @@ class Sequences(Generic[W]):
         self._table = dict(kept)
 
     def _oldest_ms(self) -> float:
-        return (self._clock() - tuning.SEQUENCE_SECONDS) * 1000
+        """Rows are dated by the clock of the node that led then, which may be far behind ours: what was young when this
+        node took over stays for as long as if it had come then."""
+        now = self._clock()
+        at, newest = self._rebuilt
+        if now < at + tuning.SEQUENCE_SECONDS:
+            now = min(now, newest)
+        return (now - tuning.SEQUENCE_SECONDS) * 1000
 
     def _now_id(self) -> int:
         return max(0, int(self._clock() * 1000) - EPOCH_MS) << TIME_SHIFT
@@ -335,8 +370,13 @@ _Row = tuple[int, int, int, int, int, int, PartitionLog]
 
 def _record(rows: Sequence[_Row], record_id: int, offset: int) -> tuple[bytes, bytes]:
     topics: dict[str, int] = {}
-    packed = [encode_row(*row, log.partition, topics.setdefault(log.topic, len(topics))) for *row, log in rows]
-    return internal_record(encode_head(tuple(topics)) + b"".join(packed), record_id, offset)
+    packed = b"".join([_packed(row, topics) for row in rows])
+    return internal_record(encode_head(tuple(topics)) + packed, record_id, offset)
+
+
+def _packed(row: _Row, topics: dict[str, int]) -> bytes:
+    *fields, log = row
+    return encode_row(*fields, log.partition, topics.setdefault(log.topic, len(topics)))
 
 
 def _time_ms(stored: _Stored) -> int:

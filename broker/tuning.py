@@ -35,7 +35,7 @@ RUN_PARTITION_COST = 4
 RUN_VIEW_BYTES = 1 << 10
 """What goes to a partition is copied if it is smaller: that costs less than a view of it."""
 
-SEND_PARTS = 64
+SEND_PARTS = 128
 """Parts of a SEND_MANY that are prepared together."""
 
 SEND_SLICE_SECONDS = 0.003

@@ -146,17 +146,21 @@ class Writing:
             return [write for write in taken if write.error is None]
         copied = self.copies is not None  # then all of them wait
         waiting = []
+        failed = []
         for write in taken:
             write.data, write.units = (), b""  # an answer that waits needs no more
             if write.error is not None and write.sequence:
-                self.sequences.not_stored(write)
+                failed.append(write)
             if write.log.durability.safe_end < write.end or (copied and write.error is None):
                 waiting.append(write)
+        if failed:
+            self.sequences.not_stored(failed)
         if (rows := self.sequences.take_unsafe()) is not None:
             waiting.append(rows)
         if self.sequences.repeated:
             repeated, self.sequences.repeated = self.sequences.repeated, []
-            waiting += [write for write in repeated if copied or write.log.durability.safe_end < write.end]
+            stored = [write for write in repeated if write.error is None]
+            waiting += [write for write in stored if copied or write.log.durability.safe_end < write.end]
         return waiting
 
     def numbered(self, writes: Iterable[Write]) -> Iterator[Write]:
@@ -167,12 +171,8 @@ class Writing:
             return
         sequences = self.sequences
         for write in writes:
-            if not write.sequence:
+            if not write.sequence or sequences.admit(((write, sum(map(len, write.data))),))[0] is not None:
                 yield write
-            elif sequences.admit(write, write.log.segments.end_offset, sum(map(len, write.data))):
-                sequences.store_rows()
-                if write.error is None:
-                    yield write
 
     @property
     def numbers(self) -> bool:

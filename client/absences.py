@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from .values import TopicPartition
 
-__all__ = ["Absences"]
+__all__ = ["LEADERLESS_SECONDS", "Absences"]
 
 LEADERLESS_SECONDS = 3.0
 """A set's next leader is elected and has registered its topics by then, unless no node may lead."""

@@ -16,8 +16,8 @@ from .backoff import Backoff
 from .brokers import read_entry
 from .logs import get_log
 from .presence import Presence
-from .records import SetNode, SetState, format_set_node, format_set_state, parse_set_node
 from .session import SessionEvent, ZkSession
+from .set_records import SetNode, SetState, format_set_node, format_set_state, parse_set_node
 from .set_view import SetMaster, SetView, read_set
 from .watches import ChildrenWatcher, DataWatcher
 from .znodes import FencedWrite, create_ephemeral, delete, set_data

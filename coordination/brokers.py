@@ -79,6 +79,22 @@ class ClusterView:
         ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
         return sorted(each for each in ids if each is not None)
 
+    def set_leaders(self) -> dict[int, int | None]:
+        """By the id of each broker set that has a node: the ZooKeeper session of its leader, None while there is no
+        leader, or one that has not registered all its topics yet.
+
+        What is read between two calls with the same result, without None, has all topics of all sets.
+        """
+        paths, ids = self._paths, self.set_ids()
+        nodes = self._nodes.children_many([paths.set_nodes(each) for each in ids])
+        present = [each for each, names in zip(ids, nodes, strict=True) if names]
+        masters = self._nodes.get_many([paths.master(each) for each in present])
+        registered = self._nodes.get_many([paths.master_config_checksum(each) for each in present])
+        return {
+            each: master.owner if master and last and master.owner == last.owner else None
+            for each, master, last in zip(present, masters, registered, strict=True)
+        }
+
     def absent_brokers(self, registered: Container[int]) -> list[int]:
         """Ids of brokers that were registered once and are not among `registered`, those of now; in order."""
         return [each for each in self.broker_ids() if each not in registered]

@@ -13,8 +13,9 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from metaq.protocol.errors import CoordinationError
 
 from .brokers import ClusterView, read_entry
+from .move_records import Move
 from .paths import partition_name
-from .records import Move, Offset, format_consumer_id, format_offset, parse_consumer_id, parse_offset
+from .records import Offset, format_consumer_id, format_offset, parse_consumer_id, parse_offset
 from .session import ZkSession
 from .znodes import create_ephemeral, create_persistent, delete, set_data
 

@@ -9,7 +9,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from metaq.protocol.errors import CoordinationError
 
-from .records import Move, MoveState, format_move, parse_move
+from .move_records import Move, MoveState, format_move, parse_move
 from .session import ZkSession
 from .znodes import FencedWrite, create_persistent, delete, set_data
 
@@ -22,11 +22,12 @@ CANCELLABLE = (MoveState.ASKED, MoveState.COPYING, MoveState.CLOSING)
 
 class FoundMove(NamedTuple):
     """A move as it was read. version: of its znode's data. zxid: ZooKeeper's number of its last change, which rises
-    even if the znode was deleted and made anew."""
+    even if the znode was deleted and made anew. changed_ms: when that was, by ZooKeeper's clock, since 1970."""
 
     move: Move
     version: int
     zxid: int
+    changed_ms: int = 0
 
 
 class Moves:
@@ -61,7 +62,7 @@ class Moves:
         found = []
         for path, place, node in zip(paths, places, nodes, strict=True):
             if node is not None and (move := parse_move(path, *place, node[0])) is not None:
-                found.append(FoundMove(move, node[1].version, node[1].mzxid))
+                found.append(FoundMove(move, node[1].version, node[1].mzxid, node[1].mtime))
         return found
 
     def begin(self, move: Move, instead_of: FoundMove | None = None) -> bool:

@@ -1,4 +1,5 @@
-"""The payload of every znode: the only file that formats or parses them. Pure.
+"""The payloads of znodes. Those of broker sets are in set_records.py, those of moves in move_records.py, all others
+here; no other file formats or parses them. Pure.
 
 Formats: zookeeper.md §2. Payloads are UTF-8; null, empty and blank ones all mean "nothing" and parse to None, because
 1.x creates intermediate nodes with null and other tools with empty data. Everything else that does not follow its
@@ -11,7 +12,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from metaq.protocol.errors import ConfigError, CoordinationError
 from metaq.protocol.limits import INT64_MAX
@@ -20,23 +20,17 @@ __all__ = [
     "MAX_PARTITIONS",
     "UNKNOWN_MESSAGE_ID",
     "DecidedBatch",
-    "Move",
-    "MoveState",
     "Offset",
-    "SetNode",
-    "SetState",
+    "damaged",
     "format_broker_url",
     "format_checksum",
     "format_consumer_id",
     "format_consumer_zone",
     "format_decided_batch",
     "format_group_zones",
-    "format_move",
     "format_offset",
     "format_partition_count",
     "format_plain_count",
-    "format_set_node",
-    "format_set_state",
     "format_topics",
     "format_zone",
     "host_and_port",
@@ -47,15 +41,13 @@ __all__ = [
     "parse_consumer_zone",
     "parse_decided_batch",
     "parse_group_zones",
-    "parse_move",
     "parse_offset",
     "parse_partition_count",
     "parse_replica_name",
-    "parse_set_node",
-    "parse_set_state",
     "parse_slave_name",
     "parse_topics",
     "parse_zone",
+    "payload_text",
 ]
 
 MAX_PARTITIONS = 1 << 20
@@ -71,7 +63,6 @@ _URL = re.compile(r"meta://(?:\[([^\]\s]+)\]|([^\[\]:/?#\s]+)):([0-9]{1,5})/?(?:
 _HOST = re.compile(r"[A-Za-z0-9.-]+\Z")
 _REPLICA = re.compile(r"([0-9]{1,9})-(?:m|s([0-9]{1,9}))\Z")
 _SLAVE = re.compile(r"slave([0-9]{1,9})\Z")
-_PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
 _ZONE_STRATEGY = "zone"
 
 
@@ -99,115 +90,17 @@ class DecidedBatch:
     topic: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SetState:
-    """What a broker set has agreed on.
-
-    epoch: number of the leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: names of the
-    nodes of which one may be elected; kept sorted, each once. preferred: name of the node that should lead, or "".
-    """
-
-    epoch: int
-    leader: str
-    in_sync: tuple[str, ...]
-    preferred: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "in_sync", tuple(sorted(set(self.in_sync))))
-
-
-@dataclass(frozen=True, slots=True)
-class SetNode:
-    """One process of a broker set.
-
-    name: unique in its set. url: `meta://host:port`. zone: "" for none. instance: chosen at random and kept in the data
-    directory, so that two processes with one name are told apart. forgetful: its machine has restarted since it was
-    known to have everything.
-    """
-
-    name: str
-    url: str
-    zone: str
-    instance: str
-    forgetful: bool = False
-    epoch: int = 0
-    """The highest one that it had seen when it started; 0 for a node that has never been in a set."""
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host, an IPv6 one without brackets, and port. Raises CoordinationError for a URL that is none."""
-        address = parse_broker_url(self.name, self.url.encode())
-        if address is None:
-            raise _damaged(self.name, self.url, "meta://host:port")
-        return address
-
-
-class MoveState(Enum):
-    """How far a move has come, in order; CANCELLED comes after ASKED, COPYING or CLOSING."""
-
-    ASKED = "asked"
-    """The target has not looked at it yet."""
-    COPYING = "copying"
-    """The target copies what the source goes on to take."""
-    CLOSING = "closing"
-    """The source takes nothing more; the target copies the rest."""
-    PUBLISHING = "publishing"
-    """The target has everything: producers go over to it."""
-    HANDING_OVER = "handing-over"
-    """Consumers leave the source, and their offsets go to the target."""
-    DONE = "done"
-    CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Partitions of a topic that go from one broker to another with their offsets.
-
-    The source's partitions `first` … `first + count - 1` become the target's from `target_first` on, which is -1 until
-    the target has chosen it. rate: bytes per second of copying, at least 1. ends: byte offsets where the source's
-    partitions ended, in order; from PUBLISHING on. note: why it was cancelled.
-    """
-
-    topic: str
-    source: int
-    first: int
-    count: int
-    target: int
-    rate: int
-    state: MoveState = MoveState.ASKED
-    target_first: int = -1
-    ends: tuple[int, ...] = ()
-    note: str = ""
-
-    @property
-    def active(self) -> bool:
-        """Whether it is neither done nor cancelled."""
-        return self.state not in (MoveState.DONE, MoveState.CANCELLED)
-
-    @property
-    def name(self) -> str:
-        """Of its znode: the first partition that leaves, `<broker>-<partition>`."""
-        return f"{self.source}-{self.first}"
-
-    def of_target(self, partition: int) -> int:
-        """The target's number of one of the source's partitions."""
-        return partition - self.first + self.target_first
-
-    def __str__(self) -> str:
-        where = f"broker {self.target}" if self.target_first < 0 else f"{self.target}-{self.target_first}"
-        last = f" … {self.source}-{self.first + self.count - 1}" if self.count > 1 else ""
-        return f"{self.topic} {self.name}{last} to {where}"
-
-
-def _text(path: str, data: bytes | None) -> str | None:
+def payload_text(path: str, data: bytes | None) -> str | None:
+    """None for nothing. Raises CoordinationError if it is not UTF-8."""
     try:
         text = (data or b"").decode()
     except UnicodeDecodeError as error:
-        raise _damaged(path, data, "UTF-8 text") from error
+        raise damaged(path, data, "UTF-8 text") from error
     return text if text.strip() else None
 
 
-def _damaged(path: str, data: bytes | str | None, expected: str) -> CoordinationError:
+def damaged(path: str, data: bytes | str | None, expected: str) -> CoordinationError:
+    """The error of a payload that does not follow its format."""
     return CoordinationError(f"ZooKeeper node {path} holds {data!r} instead of {expected}: correct or delete the node")
 
 
@@ -233,12 +126,12 @@ def format_broker_url(host: str, port: int) -> bytes:
 
 def parse_broker_url(path: str, data: bytes | None) -> tuple[str, int] | None:
     """(host, port) of `meta://host:port`; IPv6 hosts come without their brackets, a query is ignored."""
-    text = _text(path, data)
+    text = payload_text(path, data)
     if text is None:
         return None
     found = _URL.match(text.strip())
     if not found or not 0 < int(found[3]) < 65536:
-        raise _damaged(path, data, "meta://host:port")
+        raise damaged(path, data, "meta://host:port")
     return found[1] or found[2], int(found[3])
 
 
@@ -249,11 +142,11 @@ def format_checksum(crc32: int) -> bytes:
 
 def parse_checksum(path: str, data: bytes | None) -> int | None:
     """The inverse of format_checksum()."""
-    text = _text(path, data)
+    text = payload_text(path, data)
     if text is None:
         return None
     if not _CHECKSUM.match(text.strip()):
-        raise _damaged(path, data, "a CRC-32 in decimal digits")
+        raise damaged(path, data, "a CRC-32 in decimal digits")
     return int(text)
 
 
@@ -277,99 +170,7 @@ def format_zone(zone: str) -> bytes:
 
 def parse_zone(path: str, data: bytes | None) -> str:
     """The inverse of format_zone(); "" for none."""
-    return _text(path, data) or ""
-
-
-# --- broker sets ------------------------------------------------------------------------------------------------------
-
-
-def format_set_state(state: SetState) -> bytes:
-    """A JSON object with the fields of SetState."""
-    fields = {"epoch": state.epoch, "leader": state.leader, "inSync": state.in_sync, "preferred": state.preferred}
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def parse_set_state(path: str, data: bytes | None) -> SetState | None:
-    """Unknown fields are ignored."""
-    text = _text(path, data)
-    if text is None:
-        return None
-    try:
-        fields = json.loads(text)
-        epoch, leader, in_sync, preferred = (fields[key] for key in ("epoch", "leader", "inSync", "preferred"))
-        named = type(leader) is str and type(preferred) is str and type(in_sync) is list
-        if type(epoch) is int and epoch >= 0 and named and all(type(each) is str and each for each in in_sync):
-            return SetState(epoch, leader, tuple(in_sync), preferred)
-    except (ValueError, KeyError, TypeError):
-        pass  # said below, with the node
-    raise _damaged(path, data, '{"epoch":<number>,"leader":<node>,"inSync":[<node>],"preferred":<node>}')
-
-
-def format_set_node(node: SetNode) -> bytes:
-    """A JSON object with the fields of SetNode but its name, which is that of the znode; forgetful only if it is so, an
-    epoch only if it is not 0."""
-    fields: dict[str, object] = {"url": node.url, "zone": node.zone, "instance": node.instance}
-    if node.forgetful:
-        fields["forgetful"] = True
-    if node.epoch:
-        fields["epoch"] = node.epoch
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
-    """The node of the set whose znode is called `name`. Unknown fields are ignored."""
-    text = _text(path, data)
-    if text is None:
-        return None
-    try:
-        fields = json.loads(text)
-        url, zone, instance = (fields[key] for key in ("url", "zone", "instance"))
-        epoch = fields.get("epoch", 0)
-        named = type(zone) is str and type(instance) is str and instance and type(epoch) is int
-        if named and parse_broker_url(path, url.encode()):
-            return SetNode(name, url, zone, instance, fields.get("forgetful") is True, epoch)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass  # said below, with the node
-    raise _damaged(path, data, '{"url":"meta://host:port","zone":<name>,"instance":<id>}')
-
-
-# --- moves ------------------------------------------------------------------------------------------------------------
-
-
-def format_move(move: Move) -> bytes:
-    """A JSON object; the topic, the source and its first partition are in the path."""
-    to = str(move.target) if move.target_first < 0 else f"{move.target}-{move.target_first}"
-    fields: dict[str, object] = {"state": move.state.value, "count": move.count, "to": to, "rate": move.rate}
-    if move.ends:
-        fields["ends"] = move.ends
-    if move.note:
-        fields["note"] = move.note
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def parse_move(path: str, topic: str, name: str, data: bytes | None) -> Move | None:
-    """The move of `topic` whose znode is called `name`. Unknown fields are ignored."""
-    text = _text(path, data)
-    if text is None:
-        return None
-    place = _PLACE.match(name)
-    try:
-        fields = json.loads(text)
-        state, count, to, rate = (fields[key] for key in ("state", "count", "to", "rate"))
-        ends, note = fields.get("ends", []), fields.get("note", "")
-        target = _PLACE.match(to) or _COUNT.match(to)
-        sound = type(count) is int and 0 < count <= MAX_PARTITIONS and type(rate) is int and rate > 0
-        if place and target and sound and type(note) is str and all(type(end) is int and end >= 0 for end in ends):
-            broker, _, first = to.partition("-")
-            return Move(
-                *(topic, int(place[1]), int(place[2]), count, int(broker), rate, MoveState(state)),
-                target_first=int(first) if first else -1,
-                ends=tuple(ends),
-                note=note,
-            )
-    except (ValueError, KeyError, TypeError):
-        pass  # said below, with the node
-    raise _damaged(path, data, '{"state":<state>,"count":<number>,"to":"<broker>-<partition>","rate":<bytes>}')
+    return payload_text(path, data) or ""
 
 
 # --- topics -----------------------------------------------------------------------------------------------------------
@@ -391,23 +192,23 @@ def parse_partition_count(path: str, data: bytes | None) -> int | None:
     Raises CoordinationError in each case where Java skips the entry (unknown key, no number): all members of a group
     must see the same partitions.
     """
-    text = _text(path, data)
+    text = payload_text(path, data)
     if text is None:
         return None
     expected = '{"numParts":<number>,"broker":"<replica>"}'
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise _damaged(path, data, expected) from error
+        raise damaged(path, data, expected) from error
     if value is None:
         return None
     if not isinstance(value, dict) or value.keys() - {"numParts", "broker"}:
-        raise _damaged(path, data, expected)
+        raise damaged(path, data, expected)
     count = value.get("numParts")
     if isinstance(count, str) and _COUNT.match(count.strip()):
         count = int(count)
     if type(count) is not int or not 0 <= count <= MAX_PARTITIONS:
-        raise _damaged(path, data, expected)
+        raise damaged(path, data, expected)
     return count
 
 
@@ -431,7 +232,7 @@ def format_topics(topics: Iterable[str]) -> bytes:
 
 def parse_topics(path: str, data: bytes | None) -> list[str]:
     """Topics of a consumer, in the order they are written; empty entries are dropped as Java's split does."""
-    text = _text(path, data)
+    text = payload_text(path, data)
     return [topic for topic in text.split(",") if topic] if text else []
 
 
@@ -442,7 +243,7 @@ def format_consumer_zone(zone: str) -> bytes:
 
 def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
     """The zone of a consumer that assigns by zones; None for another strategy. Unknown fields are ignored."""
-    text = _text(path, data)
+    text = payload_text(path, data)
     if text is None:
         return None
     try:
@@ -453,7 +254,7 @@ def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
             return zone
     except (ValueError, KeyError, TypeError):
         pass  # said below, with the node
-    raise _damaged(path, data, '{"strategy":"zone","zone":<name>}')
+    raise damaged(path, data, '{"strategy":"zone","zone":<name>}')
 
 
 def format_group_zones(zones: Mapping[int, str]) -> bytes:
@@ -463,7 +264,7 @@ def format_group_zones(zones: Mapping[int, str]) -> bytes:
 
 def parse_group_zones(path: str, data: bytes | None) -> dict[int, str]:
     """The inverse of format_group_zones(); nothing where there is nothing."""
-    text = _text(path, data)
+    text = payload_text(path, data)
     if text is None:
         return {}
     try:
@@ -472,7 +273,7 @@ def parse_group_zones(path: str, data: bytes | None) -> dict[int, str]:
             return {int(each): zone for each, zone in fields.items()}
     except (ValueError, AttributeError):
         pass  # said below, with the node
-    raise _damaged(path, data, "{<broker id>:<zone>}")
+    raise damaged(path, data, "{<broker id>:<zone>}")
 
 
 def format_consumer_id(consumer_id: str) -> bytes:
@@ -482,7 +283,7 @@ def format_consumer_id(consumer_id: str) -> bytes:
 
 def parse_consumer_id(path: str, data: bytes | None) -> str | None:
     """Consumer id in an owner node."""
-    return _text(path, data)
+    return payload_text(path, data)
 
 
 def format_offset(offset: Offset) -> bytes:
@@ -492,16 +293,16 @@ def format_offset(offset: Offset) -> bytes:
 
 def parse_offset(path: str, data: bytes | None) -> Offset | None:
     """Cut at the last `-`, because message ids may be negative; without one: the plain offset of clients before 1.4."""
-    text = _text(path, data)
+    text = payload_text(path, data)
     if text is None:
         return None
     message_id, _, offset = text.strip().rpartition("-")
     if not message_id:
         message_id, offset = str(UNKNOWN_MESSAGE_ID), text.strip()
     if not (_INT.match(message_id) and _INT.match(offset)):
-        raise _damaged(path, data, "<message id>-<offset>")
+        raise damaged(path, data, "<message id>-<offset>")
     if abs(int(offset)) > INT64_MAX or not -INT64_MAX - 1 <= int(message_id) <= INT64_MAX:
-        raise _damaged(path, data, "<message id>-<offset>, each of 64 bits")
+        raise damaged(path, data, "<message id>-<offset>, each of 64 bits")
     return Offset(int(message_id), int(offset))
 
 
@@ -513,7 +314,7 @@ def format_decided_batch(decided: DecidedBatch) -> bytes:
 
 def parse_decided_batch(path: str, data: bytes | None) -> DecidedBatch | None:
     """Unknown fields are ignored."""
-    text = _text(path, data)
+    text = payload_text(path, data)
     if text is None:
         return None
     try:
@@ -523,4 +324,4 @@ def parse_decided_batch(path: str, data: bytes | None) -> DecidedBatch | None:
             return DecidedBatch(batch, tuple(pending), topic)
     except (ValueError, KeyError, TypeError):
         pass  # said below, with the node
-    raise _damaged(path, data, "a decided batch in JSON")
+    raise damaged(path, data, "a decided batch in JSON")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,13 +29,18 @@ from .session import ZkSession
 from .watches import ChildrenWatcher
 from .znodes import Znode, create_ephemeral, delete, set_data
 
-__all__ = ["BrokerAddress", "BrokerRegistration", "TopicRegistration"]
+__all__ = ["SUCCESSOR_SECONDS", "BrokerAddress", "BrokerRegistration", "TopicRegistration"]
 
 log = get_log(__name__)
 
 LOOK_SECONDS = 60.0
 """How often all nodes are looked at. The broker's own is watched; a watch on each node of each topic would cost three
 requests per topic at every reconnection."""
+
+SUCCESSOR_SECONDS = 2.0
+"""How long the topics of an elected broker stay registered until its successor has taken them over."""
+
+_SUCCESSOR_POLL_SECONDS = 0.02
 
 _PAUSE = 1.0
 """Seconds between a change below the broker's id and the look at its nodes: a deletion of a whole tree comes to its end
@@ -82,7 +88,8 @@ class BrokerRegistration:
 
     elected: the broker leads a broker set, whose elections make and delete the broker's own node (BrokerSet.take_over,
     release). It is never made, replaced or deleted here. While another process or session has it, or nobody, nothing is
-    registered; once this session has it again, everything is.
+    registered; once this session has it again, everything is. Its checksum is registered behind all topics and taken
+    back in front of them: while one session has both, all topics of the set are there (ClusterView.set_leaders).
     """
 
     def __init__(
@@ -190,12 +197,16 @@ class BrokerRegistration:
     def unregister(self) -> None:
         """Remove all nodes of this broker, and keep them removed. Does nothing if it is not registered.
 
-        An elected broker's own node stays until BrokerSet.release() or the end of the session.
+        An elected broker's own node stays until BrokerSet.release() or the end of the session. If another broker has
+        been elected, the topics stay until that one has taken them over, so that no client misses them meanwhile: this
+        takes 2 s at most.
 
         Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
         """
         self._watcher.close()
         self._presence.stop()  # it also ends the wait for another broker's node
+        if self._registered and self._elected:
+            self._presence.leave(self._wait_for_successor)
         with self._lock:
             if self._registered:
                 self._registered = False
@@ -267,11 +278,18 @@ class BrokerRegistration:
     def _register_behind_own_node(self, session_id: int) -> None:
         if self.address.slave_id is None:
             self._nodes.write(session_id, [set_data(self._paths.broker(self.address.broker_id), self._url)])
-            checksum = self._paths.master_config_checksum(self.address.broker_id)
-            self._replace(session_id, {checksum: format_checksum(self._checksum)} | self._zone_node(session_id))
+            self._replace(session_id, self._zone_node(session_id))
+            if not self._elected:
+                self._replace(session_id, self._checksum_node())
         self._register_topics(session_id, list(self._topics.values()))
+        if self._elected:
+            self._replace(session_id, self._checksum_node())
         self._session_id = session_id
         self._intact, self._deposed = True, False
+
+    def _checksum_node(self) -> dict[str, bytes]:
+        """Payload by path."""
+        return {self._paths.master_config_checksum(self.address.broker_id): format_checksum(self._checksum)}
 
     def _zone_node(self, session_id: int) -> dict[str, bytes]:
         """Payload by path; a former leader of the set may have had a zone where this one has none."""
@@ -414,11 +432,23 @@ class BrokerRegistration:
 
     # --- unregistering ----------------------------------------------------------------------------------------------
 
+    def _wait_for_successor(self) -> None:
+        own, last = self._own_path(), self._paths.master_config_checksum(self.address.broker_id)
+        deadline = time.monotonic() + SUCCESSOR_SECONDS
+        while time.monotonic() < deadline:
+            elected, registered = self._nodes.get_many([own, last])
+            if registered is None or registered.owner != self._session_id:
+                return
+            if elected is None or elected.owner == self._session_id:  # nobody is about to register the topics
+                return
+            time.sleep(_SUCCESSOR_POLL_SECONDS)
+        log.warning("broker %s: its successor has not registered the topics within %g s", self._name, SUCCESSOR_SECONDS)
+
     def _unregister_all(self) -> None:
         """The broker's own node last, or in one transaction: no client sees a topic without its broker in between."""
         session_id, own = self._session.session_id, self._own_path()
         if self._elected:
-            self._nodes.delete_owned(session_id, self._registered_paths()[:0:-1])
+            self._nodes.delete_owned(session_id, self._registered_paths()[1:])
             self._empty_legacy_node(session_id)
             return
         deleted = self._nodes.delete_owned(session_id, self._registered_paths()[::-1])

@@ -1,17 +1,17 @@
-"""Changes of a broker set's state by somebody who is no node of it: an operator, or a cluster's first start."""
+"""Changes of a broker set by somebody who is no node of it: an operator, or a cluster's first start."""
 
 from __future__ import annotations
 
-from kazoo.exceptions import BadVersionError, NoNodeError
+from kazoo.exceptions import BadVersionError, NoNodeError, NotEmptyError
 
 from metaq.protocol.errors import CoordinationError
 
-from .records import SetState, format_set_state
 from .session import ZkSession
+from .set_records import SetState, format_set_state
 from .set_view import SetView
-from .znodes import set_data
+from .znodes import delete, set_data
 
-__all__ = ["write_state"]
+__all__ = ["forget_set", "write_state"]
 
 
 def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetView) -> bool:
@@ -32,3 +32,17 @@ def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetVi
     if isinstance(failure, BadVersionError | NoNodeError):
         return False
     raise CoordinationError(f"cannot change broker set {broker_id}: {type(failure).__name__} {failure}") from failure
+
+
+def forget_set(session: ZkSession, broker_id: int, view: SetView) -> bool:
+    """Remove the set's znodes, of which `view` shows no node. False: a node has come, or the set has another state by
+    now, and nothing has changed. Blocks and raises as write_state()."""
+    path, nodes = session.paths.broker_set(broker_id), session.paths.set_nodes(broker_id)
+    present = [nodes] if session.nodes.get(nodes) is not None else []
+    writes = [*map(delete, present), delete(path, view.version)]
+    failure = session.nodes.write_atomically(session.session_id, writes)
+    if failure is None:
+        return True
+    if isinstance(failure, BadVersionError | NoNodeError | NotEmptyError):
+        return False
+    raise CoordinationError(f"cannot remove broker set {broker_id}: {type(failure).__name__} {failure}") from failure

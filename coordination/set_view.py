@@ -9,8 +9,9 @@ from functools import partial
 from kazoo.protocol.states import ZnodeStat
 
 from .brokers import read_entry
-from .records import SetNode, SetState, parse_broker_id, parse_broker_url, parse_set_node, parse_set_state
+from .records import parse_broker_id, parse_broker_url
 from .session import ZkSession
+from .set_records import SetNode, SetState, parse_set_node, parse_set_state
 from .watches import DataWatcher
 
 __all__ = ["SetMaster", "SetView", "read_set", "read_sets", "set_ids", "watch_set"]
@@ -49,7 +50,15 @@ class SetView:
             return "out of sync"
         if self.state.leader == name:
             return "leader"
-        return "in-sync" if name in self.state.in_sync else "out of sync"
+        node = self.nodes.get(name)
+        known = name in self.state.in_sync if node is None else self.state.has_in_sync(name, node.instance)
+        return "in-sync" if known else "out of sync"
+
+    @property
+    def in_sync_present(self) -> list[str]:
+        """Names of the in-sync nodes that are present with the data that is in sync."""
+        state = self.state
+        return [] if state is None else [n for n, node in self.nodes.items() if state.has_in_sync(n, node.instance)]
 
 
 def read_set(session: ZkSession, broker_id: int) -> SetView:

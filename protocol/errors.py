@@ -71,6 +71,7 @@ __all__ = [
     "StaleSequence",
     "StoreError",
     "SyncFailed",
+    "TooFewNodes",
     "TopicNotAccepted",
     "TransactionLost",
     "TransactionRefused",
@@ -456,6 +457,11 @@ class BrokerUnavailable(ClientError):
 class LeaderMoved(BrokerUnavailable):
     """ZooKeeper shows another leader of the broker set, and the former one has not answered. Whether it acted on the
     request is unknown."""
+
+
+class TooFewNodes(BrokerUnavailable):
+    """The broker set takes no messages of this topic now, because fewer nodes are in sync than its minInSync asks for.
+    It may take those of other topics."""
 
 
 class DeliveryFailed(ClientError):

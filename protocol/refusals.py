@@ -27,6 +27,7 @@ from .errors import (
     SearchesBusy,
     SlaveDisconnected,
     StaleSequence,
+    TooFewNodes,
     TopicNotAccepted,
     TransactionRefused,
     WrongPartition,
@@ -93,7 +94,7 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
     if code == ResponseCode.NOT_LEADER:
         return NotLeader(partition.broker, frame.ext.get(LEADER, ""), str(broker))
     if code == ResponseCode.NOT_ENOUGH_REPLICAS:
-        return BrokerUnavailable(f"{broker}: {remark}")
+        return TooFewNodes(f"{broker}: {remark}")
     if code == ResponseCode.NOT_SAFE:
         return NotSafe(f"{partition.topic} {partition} on {broker}", remark)
     if code == ResponseCode.DISK_FULL:

@@ -127,6 +127,24 @@ class TransactionRequest(ExtFields):
     qualifier: Annotated[str, Field("qualifier")] = ""
 
 
+@dataclass(slots=True)
+class TransactionOutcomeRequest(ExtFields):
+    """TRANSACTION_OUTCOME: whether a local transaction is committed; it is rolled back if it is open.
+
+    first_id: id of its first message.
+    """
+
+    tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]
+    first_id: Annotated[int, number("firstId", 0, INT64_MAX)]
+
+
+@dataclass(slots=True)
+class TransactionOutcomeReply(ExtFields):
+    """committed: its messages can be read; otherwise nothing of it ever can."""
+
+    committed: Annotated[bool, flag("committed")]
+
+
 COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
 
 

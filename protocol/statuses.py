@@ -56,6 +56,8 @@ class RequestCode(IntEnum):
     SET_STATUS = 1041
     # between brokers, and from commands: look at a move of partitions in ZooKeeper
     MOVE = 1042
+    # from every client again
+    TRANSACTION_OUTCOME = 1043
 
 
 class ResponseCode(IntEnum):

@@ -269,7 +269,7 @@ class StreamReader:
 
     def __init__(self) -> None:
         self._head = b""
-        self._body: bytearray | None = None
+        self._body: memoryview | None = None
         self._filled = 0
 
     def receive(self, data: Buffer) -> list[StreamMessage]:
@@ -286,14 +286,15 @@ class StreamReader:
                 (size,) = _LENGTH.unpack(self._head)
                 if not 0 < size <= _MAX_MESSAGE_BYTES:
                     raise RemoteProtocolError(f"a message of {size} bytes is outside the limits")
-                self._body, self._filled, self._head = bytearray(size), 0, b""
+                # a bytearray would be filled with zeros first
+                self._body, self._filled, self._head = np.empty(size, np.uint8).data, 0, b""
             body = self._body
             taken = min(len(rest), len(body) - self._filled)
             body[self._filled : self._filled + taken] = rest[:taken]
             self._filled += taken
             rest = rest[taken:]
             if self._filled == len(body):
-                found.append(self._message(memoryview(body)))
+                found.append(self._message(body))
                 self._body = None
         return found
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
-from metaq.coordination.records import Move, MoveState
+from metaq.coordination.move_records import Move, MoveState
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
 from metaq.protocol.limits import INT64_MAX
 

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection
-from metaq.client.questions.asking import LEADER_SECONDS
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import offset_after, offset_at_time, partition_bounds
 from metaq.client.values import TopicPartition
@@ -25,6 +24,7 @@ from .options import ReadOptions, WriteOptions
 from .pushdown import Pushed
 
 __all__ = [
+    "PLANNING_SECONDS",
     "check_published",
     "look",
     "open_cluster",
@@ -37,13 +37,23 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+PLANNING_SECONDS = 10.0
+"""How long a query waits while it is planned: until each broker set that has a node has a leader with all its topics,
+and where a leader goes in the middle of it."""
+
 _T = TypeVar("_T")
 
 
 def open_cluster(options: ReadOptions) -> Cluster:
     """Raises CoordinationUnavailable."""
     protocol = check_protocol(options.protocol)
-    return Cluster(options.zookeeper, root=options.root, protocol=protocol, config=options.connection)
+    return Cluster(
+        options.zookeeper,
+        root=options.root,
+        protocol=protocol,
+        config=options.connection,
+        patience_seconds=PLANNING_SECONDS,
+    )
 
 
 def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
@@ -73,7 +83,7 @@ def through_failover(cluster: Cluster, work: Callable[[], _T]) -> _T:
         except (BrokerUnavailable, RequestTimedOut, NoPartition, NotLeader) as error:
             now, pause = time.monotonic(), backoff.next()
             if give_up is None:
-                give_up = now + LEADER_SECONDS if cluster.view.set_ids() else now
+                give_up = now + PLANNING_SECONDS if cluster.view.set_ids() else now
             if now + pause > give_up:
                 raise
             log.warning("planning begins anew: %s", error)

@@ -30,7 +30,7 @@ from metaq.protocol.errors import (
     RequestTimedOut,
 )
 
-from .offsets import DataLoss, Lost, OffsetRange
+from .offsets import DataLoss, Lost, OffsetRange, followed
 from .options import ReadOptions
 from .planning import open_cluster, plan_query
 from .pushdown import Pushed, push
@@ -101,13 +101,16 @@ def read_partition(
         except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
             leader = None if isinstance(error, NotLeader) else nodes.leader(endpoint)
             endpoint = search.next(reader.position, error, leader)
+            reader.place = search.place
 
 
 class RangeReader:
-    """Reads one range. position: byte offset of the next message that was not handed out."""
+    """Reads one range. position: byte offset of the next message that was not handed out. place: the partition that has
+    the range now; rows say where it was when it was planned, so that a repeated task makes the same ones."""
 
     def __init__(self, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...], nodes: SetNodes) -> None:
         self.position = planned.start
+        self.place = planned.id
         self._nodes = nodes
         self._planned = planned
         self._options = options
@@ -158,7 +161,7 @@ class RangeReader:
     def _ask(self, connection: Connection, offset: int) -> BegunPull:
         """The broker sends the answer while this thread, and Spark, work on the block before: no thread of ours need
         wait for it, which would compete for the interpreter's lock."""
-        return BegunPull(connection, self._planned.id, offset, self._options.fetch_bytes, self._tags)
+        return BegunPull(connection, self.place, offset, self._options.fetch_bytes, self._tags)
 
     def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
         """Raises LeaderMoved, and as BegunPull.result."""
@@ -182,7 +185,7 @@ class RangeReader:
         end = self._planned.end
         if damage.position >= end:
             return end
-        damage = located(connection, self._planned.id, damage)
+        damage = located(connection, self.place, damage)
         if self._options.fail_on_data_loss or damage.end is None:
             raise damage
         log.warning("lost while reading: %s (failOnDataLoss=false)", damage)
@@ -195,7 +198,7 @@ class RangeReader:
         planned = self._planned
         runs = pulled.runs
         if not runs and (pulled.next_offset is None or pulled.next_offset <= self.position):
-            self._check_copied(connection, partition_bounds(connection, planned.id))
+            self._check_copied(connection, partition_bounds(connection, self.place))
             runs = [(self.position, memoryview(b""))]
         # without a table of sizes only the checksums tell whether the offset begins a record
         check = self._options.check_crcs or pulled.sizes is None
@@ -215,7 +218,7 @@ class RangeReader:
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
         """Where to go on when the messages at the position are gone. Raises DataLoss, BrokerUnavailable of a slave."""
         offset, end = self.position, self._planned.end
-        bounds = partition_bounds(connection, self._planned.id)
+        bounds = partition_bounds(connection, self.place)
         self._check_copied(connection, bounds)
         following = min(max(bounds.first, offset), end) if offset < bounds.first else end
         lost = Lost(self._planned.id, offset, following)
@@ -235,8 +238,8 @@ class RangeReader:
 
 
 class Failover:
-    """Finds where a partition is served when its broker went away during a task: by the master again, a slave, or
-    another node of the broker set."""
+    """Finds where a partition is served when its broker went away during a task: by the master again, a slave, another
+    node of the broker set, or the broker to which it was moved with its offsets. place: its name there."""
 
     def __init__(
         self,
@@ -246,6 +249,7 @@ class Failover:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self.place = planned.id
         self._planned = planned
         self._options = options
         self._clock = clock
@@ -281,7 +285,8 @@ class Failover:
             if leader is not None:
                 return leader
             with open_cluster(self._options) as cluster:
-                source = cluster.sources([self._planned.id]).get(self._planned.id)
+                (self.place,) = followed({self.place: position}, cluster.moves())
+                source = cluster.sources([self.place]).get(self.place)
             if source is not None:
                 log.warning(
                     "%s %s: %s; going on at %s", self._planned.id.topic, self._planned.id, error, source.endpoint

@@ -27,7 +27,7 @@ from metaq.client.questions.asking import need_frames
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import bounds_at, offset_after, partition_bounds
 from metaq.client.values import TopicPartition
-from metaq.coordination.records import Move, MoveState
+from metaq.coordination.move_records import Move, MoveState
 from metaq.protocol.errors import BrokerUnavailable, NoPartition, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
 

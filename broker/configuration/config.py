@@ -22,7 +22,7 @@ from ..store.topic_config import parse_delete_policy
 from ..transactions.config import FlushTxLog, TransactionConfig
 from .ini import Entry, Section, SectionValues, check_keys, parse_ini, wrong
 from .schedule import parse_schedule
-from .settings import BrokerConfig, Promise, TopicConfig, ZooKeeperConfig
+from .settings import COPY_BYTES_PER_SECOND, BrokerConfig, Promise, TopicConfig, ZooKeeperConfig
 from .sources import ConfigFiles, ConfigTexts
 
 __all__ = [
@@ -159,6 +159,7 @@ _ZOOKEEPER: Mapping[str, _Key] = {
 _REPLICATION: Mapping[str, _Key] = {
     "node": _Key("node", _optional(_parsed(_parse_node))),
     "zone": _Key("zone", _parsed(_parse_node)),
+    "copy_bytes_per_second": _Key("copyBytesPerSecond", _positive),
 }
 _CHECKED: Mapping[str, ReadValue] = {
     "getProcessThreadCount": _integer(),
@@ -226,9 +227,10 @@ def parse_config(
     if host is not None and (not host or ip_address(host).is_unspecified):
         host = local_address()
     defaults = {"host": host, "port": DEFAULT_PORT, "move_consumers_past_end": False}
+    replicated = {"zone": "", "copy_bytes_per_second": COPY_BYTES_PER_SECOND}
     return BrokerConfig(
         **_read(_SYSTEM, values, defaults),
-        **_read(_REPLICATION, SectionValues(replication, "replication", name), {"zone": ""}),
+        **_read(_REPLICATION, SectionValues(replication, "replication", name), replicated),
         system=system,
         topics=_topics(sections, inherited or system, name),
         transactions=TransactionConfig(

@@ -29,6 +29,8 @@ AdminFrom = Literal["loopback", "any"]
 
 DEFAULT_MAX_PENDING_PUT_BYTES = 128 << 20
 
+COPY_BYTES_PER_SECOND = 200 << 20
+
 DEFAULT_DELETE_POLICY = "delete,168"
 DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
 
@@ -133,6 +135,8 @@ class BrokerConfig:
     """Name of this node in its broker set; None for a broker by itself."""
     zone: str = ""
     """Where the broker stands; consumers of the same zone prefer it."""
+    copy_bytes_per_second: int = COPY_BYTES_PER_SECOND
+    """copyBytesPerSecond: below this a leader does not slow a joining node's copy down for the sake of producers."""
     app_class_path: str | None = None
     """appClassPath: a directory of Python modules with filters; None: only those that are installed."""
     filter_classes: Mapping[str, str] = field(default_factory=dict)

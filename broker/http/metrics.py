@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,6 +15,9 @@ from prometheus_client.registry import Collector
 from ..broker import Broker
 from ..replication.status import CopyState, ReplicationStatus
 from ..sets.member_state import ROLES
+
+if TYPE_CHECKING:
+    from ..moving.moves import MoveFigures
 
 __all__ = ["CONTENT_TYPE_LATEST", "exposition"]
 
@@ -64,10 +68,12 @@ class _BrokerCollector(Collector):
         yield from self._journal()
         yield self._filter_failures()
         yield from self._topics()
+        if broker.moves is not None:
+            yield from _moves(broker.moves.figures())
         if broker.replication is not None:
             status = broker.replication.status()
             if broker.set_report is not None:
-                yield from _broker_set(status, broker.set_report.under_replicated())
+                yield from _broker_set(status)
             else:
                 yield from _replication(status)
 
@@ -136,9 +142,27 @@ def _replication(status: ReplicationStatus) -> Iterator[Metric]:
         yield _gauge(name, text, "topic", ((topic, figure(values)) for topic, values in sorted(lags.items())))
 
 
-def _broker_set(status: ReplicationStatus, under_replicated: Collection[str]) -> Iterator[Metric]:
+def _moves(moves: Sequence[MoveFigures]) -> Iterator[Metric]:
+    """Of moves of partitions that this broker drives or closes its partitions for."""
+    labels = ["topic", "from", "to"]
+    state = GaugeMetricFamily("metaq_move_state_seconds", "How long a move is in its state", labels=[*labels, "state"])
+    idle = GaugeMetricFamily("metaq_move_idle_seconds", "How long a move has made no progress", labels=labels)
+    left = GaugeMetricFamily("metaq_move_left_bytes", "Bytes that a move has to copy still", labels=labels)
+    copied = CounterMetricFamily("metaq_move_copied_bytes", "Bytes that a move has copied", labels=labels)
+    for each in moves:
+        move = each.move
+        names = [move.topic, move.name, str(move.target)]
+        state.add_metric([*names, move.state.value], each.state_seconds)
+        for family, value in ((idle, each.idle_seconds), (left, each.left), (copied, each.copied)):
+            if value is not None:
+                family.add_metric(names, value)
+    yield from (state, idle, left, copied)
+
+
+def _broker_set(status: ReplicationStatus) -> Iterator[Metric]:
     """Of a node of a broker set; only its leader knows of the others."""
     figures = {name: value for name, value in status.figures.items() if isinstance(value, int)}
+    topics = {name: len(value) for name, value in status.figures.items() if isinstance(value, list)}
     yield GaugeMetricFamily("metaq_set_epoch", "Highest epoch that the node has seen", figures["epoch"])
     yield _gauge(
         "metaq_set_role", "1 for what the node is now", "role", ((role, role == status.role) for role in ROLES)
@@ -154,7 +178,9 @@ def _broker_set(status: ReplicationStatus, under_replicated: Collection[str]) ->
     live = sum(node.live for node in status.nodes)
     yield GaugeMetricFamily("metaq_set_live_followers", "Followers that get each block as it is made", live)
     under = "Topics that fewer nodes have in sync than replicas= says, or than the set has"
-    yield GaugeMetricFamily("metaq_set_under_replicated_topics", under, len(under_replicated))
+    yield GaugeMetricFamily("metaq_set_under_replicated_topics", under, topics["underReplicated"])
+    refusing = "Topics that take no messages, because fewer nodes are in sync than minInSync= says"
+    yield GaugeMetricFamily("metaq_set_refusing_topics", refusing, topics["refusing"])
     lags = [(node.name, node.lag_bytes, node.lag_seconds) for node in status.nodes]
     for name, text, values in (
         ("metaq_set_lag_bytes", "Bytes that a live follower has not acknowledged", [(n, b) for n, b, _ in lags]),

@@ -187,8 +187,7 @@ def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
     except StoreError as error:
         yield Finding(Level.DAMAGE, file.path, str(error))
         return
-    epochs = file.history.epochs
-    text = f"a node of a broker set: it has seen epoch {file.epoch}, and has data up to epoch {max(epochs, default=0)}"
+    text = f"a node of a broker set: it has seen epoch {file.epoch}, and has data up to epoch {file.history.last}"
     yield Finding(Level.NOTE, file.path, text)
 
 

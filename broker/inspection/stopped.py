@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 from metaq.protocol.errors import ConfigError, DirectoryInUse, StoreError
 from metaq.protocol.limits import INT32_MAX
 
+from ..sets.history import NodeFile
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES
 from ..store.journal_format import read_journal
@@ -101,13 +102,23 @@ class DataDirectory:
 
 
 def delete_directory(path: Path) -> None:
-    """Remove it with everything in it, durably. Raises OSError."""
+    """Remove it with everything in it, durably. Raises OSError, StoreError."""
+    _forget(path.parent, [path.name])
     shutil.rmtree(path)
     REAL_FILES.fsync_directory(str(path.parent))
 
 
+def _forget(data_path: Path, names: Sequence[str]) -> None:
+    """Have a node of a broker set not miss these partitions at its next start. Raises StoreError."""
+    file = NodeFile(REAL_FILES, str(data_path))
+    file.read()
+    if not file.ends.keys().isdisjoint(names):
+        file.remember({name: end for name, end in file.ends.items() if name not in names})
+
+
 def move_directories(data_path: Path, moves: Sequence[RenamedDirectory]) -> None:
-    """Rename all, durably; after an error those that were renamed are put back. Raises OSError."""
+    """Rename all, durably; after an error those that were renamed are put back. Raises OSError, StoreError."""
+    _forget(data_path, [move.old.name for move in moves])
     done: list[RenamedDirectory] = []
     try:
         for move in moves:

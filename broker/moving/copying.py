@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
-from metaq.coordination.records import Move
+from metaq.coordination.move_records import Move
 from metaq.protocol.errors import MetaqError, StoreError
 from metaq.protocol.stream import Lane
 
 from ..broker import Broker
-from ..replication.partition_copy import PartitionCopy
+from ..replication.partition_copy import FETCH_BYTES, PartitionCopy
 from ..replication.peer import Peer
 from ..replication.source import FrameSource
 
@@ -26,7 +27,14 @@ __all__ = ["MoveCopy"]
 GROUP = "metaq-move"
 """Named in pulls, for the source's statistics."""
 
+_FETCHES_PER_SECOND = 10
+_LEAST_FETCH_BYTES = 1 << 16
+"""What is fetched at once fits into the rate, so that the source's disk and network are not taken in bursts; but a copy
+that is slow on purpose need not ask for each message by itself."""
+
 _PAUSE_SECONDS = 0.02
+_TURN_SECONDS = 0.1
+"""So often a copy that waits for its rate looks whether it is to go on."""
 _DISK_SECONDS = 0.05
 
 
@@ -38,14 +46,19 @@ class MoveCopy:
         self._reactor: Any = broker.reactor
         self._move = move
         self._partitions = range(move.first, move.first + move.count)
+        fetch_bytes = max(_LEAST_FETCH_BYTES, min(FETCH_BYTES, move.rate // _FETCHES_PER_SECOND))
         self._copies = [
-            PartitionCopy(broker, move.topic, each, _PAUSE_SECONDS, target=move.of_target(each))
+            PartitionCopy(
+                broker, move.topic, each, _PAUSE_SECONDS, target=move.of_target(each), fetch_bytes=fetch_bytes
+            )
             for each in self._partitions
         ]
         self._free_at = 0.0
         self.copied = 0
         """Bytes since this was made."""
         self.begun_at: float = self._reactor.seconds()
+        self.progressed_at = self.begun_at
+        """When the last bytes came, in seconds of the reactor's clock."""
 
     @property
     def left(self) -> int | None:
@@ -62,23 +75,38 @@ class MoveCopy:
     async def go_through(self, peer: Peer, goes_on: Callable[[], bool]) -> None:
         """Copy of each partition what the source had when its turn came, while `goes_on`. Raises MetaqError."""
         source = FrameSource(peer, GROUP, wait_seconds=0.0)
-        for copy in self._copies:
-            if not await copy.begin(source):
-                continue
-            while copy.status.lag_bytes and goes_on():
-                await self._take_turn()
+        begun = [copy for copy in self._copies if await copy.begin(source)]
+        for copy in begun:
+            while copy.status.lag_bytes and await self._has_turn(goes_on):
                 self._check()
+                self._check_room()
                 before = copy.status.offset
                 await copy.step(source)
                 self.copied += copy.status.offset - before
+                self.progressed_at = self._reactor.seconds()
                 self._free_at += (copy.status.offset - before) / self._move.rate
                 await self.committed()
 
-    async def _take_turn(self) -> None:
-        now = self._reactor.seconds()
-        self._free_at = max(self._free_at, now - 0.1)  # what was not used is lost
-        if self._free_at > now:
-            await deferLater(self._reactor, self._free_at - now)
+    async def _has_turn(self, goes_on: Callable[[], bool]) -> bool:
+        """Wait until the rate allows more; whether it is to go on then."""
+        self._free_at = max(self._free_at, self._reactor.seconds() - _TURN_SECONDS)  # what was not used is lost
+        while goes_on() and (pause := self._free_at - self._reactor.seconds()) > 0:
+            await deferLater(self._reactor, min(pause, _TURN_SECONDS))
+        return goes_on()
+
+    def _check_room(self) -> None:
+        """Raises StoreError: what is left would take the room of this broker's own messages."""
+        space, move = self._broker.store.space, self._move
+        directory = self._broker.store.directory_for(move.topic, move.target_first)
+        space.check(directory, journaled=True)
+        path, left = os.path.dirname(directory), self.left or 0
+        for room in space.rooms():
+            free = max(0, room.free - room.reserve)
+            if room.path == path and left > free:
+                raise StoreError(
+                    f"{path} has no room for the copy: {left} bytes are left, and {free} are free above the reserve; "
+                    "make room, or cancel the move"
+                )
 
     async def finish(self, peer: Peer, ends: Sequence[int], goes_on: Callable[[], bool]) -> None:
         """Copy up to exactly these ends, and see that everything is on the disk of this broker, and committed on its

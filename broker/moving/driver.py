@@ -16,9 +16,9 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import deferLater
 
 from metaq.coordination.brokers import ClusterView
+from metaq.coordination.move_records import Move, MoveState
 from metaq.coordination.moved_offsets import OffsetHandOver
 from metaq.coordination.moves import FoundMove, Moves
-from metaq.coordination.records import Move, MoveState
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import (
     CoordinationError,
@@ -60,6 +60,8 @@ class MovesHere(Protocol):
     session: ZkSession
     moves: Moves
 
+    @property
+    def leads_now(self) -> bool: ...
     def others(self, move: Move) -> list[FoundMove]: ...
     def learn(self, found: FoundMove) -> None: ...
     def unlearn(self, found: FoundMove) -> None: ...
@@ -82,10 +84,28 @@ class MoveDriver:
         self._reactor: Any = here.broker.reactor
         self._copy: MoveCopy | None = None
         self._peer: Peer | None = None
+        self._went_on_at: float = self._reactor.seconds()
 
     @property
     def move(self) -> Move:
         return self.found.move
+
+    @property
+    def left(self) -> int | None:
+        """Bytes that are not here; None if that is not known."""
+        return None if self._copy is None else self._copy.left
+
+    @property
+    def copied(self) -> int:
+        """Bytes, by this driver."""
+        return 0 if self._copy is None else self._copy.copied
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since bytes came or the state changed, or since this was made."""
+        progressed = self._went_on_at if self._copy is None else max(self._went_on_at, self._copy.progressed_at)
+        seconds: float = self._reactor.seconds() - progressed
+        return seconds
 
     def start(self) -> None:
         ensureDeferred(self._run()).addErrback(
@@ -102,8 +122,8 @@ class MoveDriver:
         copy = self._copy
         return {
             "state": self.move.state.value,
-            "left": None if copy is None else copy.left,
-            "copied": 0 if copy is None else copy.copied,
+            "left": self.left,
+            "copied": self.copied,
             "bytesPerSecond": 0 if copy is None else int(copy.per_second),
             "waitsFor": self.waits_for or self.move.note,
         }
@@ -156,6 +176,7 @@ class MoveDriver:
     def take(self, found: FoundMove) -> None:
         """Go on from this state, unless a newer one is known."""
         if found.zxid > self.found.zxid:
+            self._went_on_at = self._reactor.seconds()
             self.found = found
             self._here.learn(found)
 
@@ -173,6 +194,7 @@ class MoveDriver:
     async def _accept(self) -> None:
         """Choose the numbers here, or refuse."""
         await self._here.look_at_all()
+        self._copy = None  # of a former move of the same name, which may have had another rate
         move = self.move
         view = ClusterView(self._here.session)
         replicas, brokers = await self._here.in_thread(
@@ -263,17 +285,13 @@ class MoveDriver:
             ends = answer.get("ends")
             if isinstance(ends, list) and len(ends) == self.move.count:
                 await copy.finish(peer, ends, self._is_closing)
-                self._require_leading()
+                if not self._here.leads_now:
+                    raise MetaqError("this node does not know whether it leads its set")
                 await self._change(state=MoveState.PUBLISHING, ends=tuple(map(int, ends)))
                 return
             self._tell(str(answer.get("waitsFor") or "the source"))
             await deferLater(self._reactor, _LOOK_SECONDS)
             await self._look()
-
-    def _require_leading(self) -> None:
-        member = self._broker.member
-        if member is not None and (member.leader is None or not member.leader.leads_now):
-            raise MetaqError("this node does not know whether it leads its set")
 
     # --- going over ---------------------------------------------------------------------------------------------------
 

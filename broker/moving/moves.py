@@ -7,32 +7,42 @@ serves, and again whenever MOVE asks it to look at one.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
-from twisted.python.failure import Failure
 
 from metaq.coordination.backoff import Backoff
+from metaq.coordination.move_records import Move, MoveState
 from metaq.coordination.moves import FoundMove, Moves
-from metaq.coordination.records import Move, MoveState
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import CoordinationError, NotLeader
 from metaq.protocol.remoting import MoveRequest
 
 from ..broker import Broker
 from ..registration import Registration
+from ..runtime.threads import in_own_thread
 from .driver import MoveDriver
 from .table import MoveTable
 
-__all__ = ["BrokerMoves"]
+__all__ = ["BrokerMoves", "MoveFigures"]
 
 _log = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
 """Topic, name of the move."""
+
+
+class MoveFigures(NamedTuple):
+    """Of a move under way, for metrics. state_seconds: since its state changed, by the clocks of this broker and of
+    ZooKeeper. The others are known to the broker that drives it: idle_seconds, since it made progress, and bytes."""
+
+    move: Move
+    state_seconds: float
+    idle_seconds: float | None = None
+    copied: int | None = None
+    left: int | None = None
 
 
 class BrokerMoves:
@@ -121,6 +131,13 @@ class BrokerMoves:
         if topic in served:
             await self._registration.offer(topic, served[topic])
 
+    @property
+    def leads_now(self) -> bool:
+        """Whether no other node of this broker's set can have been elected before this moment; always true of a broker
+        by itself."""
+        member = self.broker.member
+        return member is None or (member.leader is not None and member.leader.leads_now)
+
     # --- driving ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -148,6 +165,20 @@ class BrokerMoves:
         driver = self._drivers[key] = MoveDriver(self, found)
         driver.start()
         return driver
+
+    def figures(self) -> list[MoveFigures]:
+        """Of the moves that this broker drives, and of those for which it refuses messages, as far as it has heard."""
+        if not self._driving:
+            return []
+        found = []
+        for key, each in self._found.items():
+            seconds = max(0.0, (self.broker.now_ms() - each.changed_ms) / 1000)
+            driver = self._drivers.get(key)
+            if driver is not None and driver.active:
+                found.append(MoveFigures(each.move, seconds, driver.idle_seconds, driver.copied, driver.left))
+            elif each.move.source == self.broker.config.broker_id and each.move.state is MoveState.CLOSING:
+                found.append(MoveFigures(each.move, seconds))
+        return found
 
     # --- MOVE ---------------------------------------------------------------------------------------------------------
 
@@ -184,8 +215,7 @@ class BrokerMoves:
         This is called when the state was read and is acted by. A node of a set that has its promises now was not
         replaced before, so its successor reads that state, too.
         """
-        member = self.broker.member
-        if member is not None and (member.leader is None or not member.leader.leads_now):
+        if not self.leads_now:
             return {"waitsFor": "the source's node does not know whether it leads its set"}
         ends = []
         for partition in range(move.first, move.first + move.count):
@@ -206,15 +236,4 @@ class BrokerMoves:
 
     def in_thread(self, function: Callable[[], Any]) -> Deferred[Any]:
         """In a thread of its own: ZooKeeper may take long, and the pool's threads are for the disk."""
-        deferred: Deferred[Any] = Deferred()
-
-        def run() -> None:
-            try:
-                result = function()
-            except BaseException:
-                self._reactor.callFromThread(deferred.errback, Failure())  # type: ignore[no-untyped-call]
-            else:
-                self._reactor.callFromThread(deferred.callback, result)
-
-        threading.Thread(target=run, name="moves", daemon=True).start()
-        return deferred
+        return in_own_thread(self._reactor, "moves", function)

@@ -49,10 +49,17 @@ class PartitionCopy:
     """One partition. `run` copies as long as a connection lives, and once more for the next one. Reactor thread."""
 
     def __init__(
-        self, broker: Broker, topic: str, partition: int, max_delay_seconds: float, *, target: int | None = None
+        self,
+        broker: Broker,
+        topic: str,
+        partition: int,
+        max_delay_seconds: float,
+        *,
+        target: int | None = None,
+        fetch_bytes: int = FETCH_BYTES,
     ) -> None:
         """max_delay_seconds: the longest pause when a master that cannot hold back answers has nothing new. target: the
-        partition that it is copied to here; None: that of the same number."""
+        partition that it is copied to here; None: that of the same number. fetch_bytes: asked for at once."""
         self.status = PartitionStatus(topic, partition, since_ms=broker.now_ms())
         self._broker = broker
         self._topic = topic
@@ -61,7 +68,7 @@ class PartitionCopy:
         self._max_delay = max_delay_seconds
         self._delay = 0.0
         self._pauses = Backoff(*_TROUBLE_SECONDS)
-        self._want = FETCH_BYTES
+        self._fetch_bytes = self._want = fetch_bytes
         self._end_known_at = float("-inf")
         self._suspect = -1  # what came from here was damaged
         self.active = True
@@ -178,7 +185,7 @@ class PartitionCopy:
         self._delay = 0.0
         await self._append(fetched)
         if fetched.end is None:
-            await self._ask_end(source, len(fetched.data) * 2 >= FETCH_BYTES)
+            await self._ask_end(source, len(fetched.data) * 2 >= self._fetch_bytes)
         self._enter(CopyState.COPYING if status.lag_bytes else CopyState.CURRENT)
 
     async def _nothing_new(self, fetched: Fetched) -> None:
@@ -198,7 +205,7 @@ class PartitionCopy:
         if not scan.end:
             self._nothing_whole(data)
             return
-        self._want = FETCH_BYTES
+        self._want = self._fetch_bytes
         log = self._broker.partitions.for_replica(self._topic, self._target, status.offset)
         if log.end_offset != status.offset:
             raise ReplicaDiverged(f"somebody else has written to the slave's log: it ends at {log.end_offset}")
@@ -226,7 +233,7 @@ class PartitionCopy:
                 f"the master's record of {size} bytes at {self.status.offset} cannot be read from it: "
                 f"raise its maxTransferSize above that (most: {MAX_RECORD_BYTES})"
             )
-        self._want = max(size, FETCH_BYTES)
+        self._want = max(size, self._fetch_bytes)
 
     def _bad_record(self) -> MetaqError:
         self._suspect = self.status.offset

@@ -121,6 +121,8 @@ class _ManyParts:
         self._counts: list[int] = parts.counts.tolist()
         self._next = 0
         self._writes: dict[int, Write] = {}  # by the number of the part
+        self._chunk: dict[int, Write] = {}  # of the last chunk
+        self._failed: dict[PartitionLog, MetaqError] = {}
         self._errors: dict[int, MetaqError] = {}  # of the parts for which there is none
 
     def _damaged_parts(self) -> set[int]:
@@ -151,23 +153,18 @@ class _ManyParts:
             byte_starts, byte_ends = self._byte_starts[first:last], self._byte_ends[first:last]
             sizes = (byte_ends - byte_starts).tolist()
             self._count_puts(first, starts, ends, sizes)
-            logs, bases = self._places(first, sizes)
-            if self._sequences:
-                self._writing.sequences.store_rows()
+            writes = self._made(first, last)
+            bases = self._places(writes, sizes)
             units = self._stamped.units[starts[0] : ends[-1]]
             counts = self._ends[first:last] - self._starts[first:last]
-            units["offset"] += np.repeat(np.array(bases) - byte_starts, counts)
+            units["offset"] += np.repeat(np.array([base or 0 for base in bases]) - byte_starts, counts)
             packed = units.view(np.uint8).data
-            places = zip(logs, starts, ends, byte_starts.tolist(), byte_ends.tolist(), strict=True)
-            for number, (log, start, end, byte_start, byte_end) in enumerate(places, first):
-                if log is not None:
-                    cut = slice((start - starts[0]) * UNIT_BYTES, (end - starts[0]) * UNIT_BYTES)
-                    write = self._writes.get(number)  # one with a number, which has been admitted
-                    if write is None:
-                        write = self._writes[number] = Write(log, (), b"")
-                    elif write.error is not None:
-                        continue
-                    write.data, write.units = (data[byte_start:byte_end],), packed[cut]
+            chunk_start = starts[0]
+            places = zip(writes, bases, starts, ends, byte_starts.tolist(), byte_ends.tolist(), strict=True)
+            for write, base, start, end, byte_start, byte_end in places:
+                if write is not None and base is not None:
+                    write.data = (data[byte_start:byte_end],)
+                    write.units = packed[(start - chunk_start) * UNIT_BYTES : (end - chunk_start) * UNIT_BYTES]
                     yield write
             self._next = last
             if seconds() >= until:
@@ -182,34 +179,40 @@ class _ManyParts:
         for topic, (count, body_bytes) in asked.items():
             self._writing.metrics.put(topic, count, body_bytes)
 
-    def _places(self, first: int, sizes: list[int]) -> tuple[list[PartitionLog | None], list[int]]:
-        """Where each of a chunk's parts goes, and the offset it will have there; a log may be named twice. None: it is
-        refused, or a repeated one."""
-        logs: list[PartitionLog | None] = []
-        bases: list[int] = []
-        expected: dict[PartitionLog, int] = {}
-        for number, (log, size) in enumerate(zip(self._logs(first, first + len(sizes)), sizes, strict=True), first):
-            base = 0
-            if log is not None:
-                base = expected.get(log) or log.segments.end_offset
-                if self._sequences and not self._admit(number, log, base, size):
-                    log, base = None, 0
-                else:
-                    expected[log] = base + size
-            logs.append(log)
-            bases.append(base)
-        return logs, bases
+    def _made(self, first: int, last: int) -> list[Write | None]:
+        """The writes of a chunk's parts, still without data. None: a part is refused, or a repeated one."""
+        made = [None if log is None else Write(log, (), b"") for log in self._logs(first, last)]
+        if self._sequences:
+            columns = self._sequences[first:last], self._first_ids[first:last], self._counts[first:last]
+            for write, sequence, first_id, count in zip(made, *columns, strict=True):
+                if write is not None:
+                    write.producer, write.sequence = self._producer, sequence
+                    write.first_id, write.records = first_id, count
+        self._chunk = {number: write for number, write in enumerate(made, first) if write is not None}
+        self._writes.update(self._chunk)
+        return made
 
-    def _admit(self, number: int, log: PartitionLog, base: int, size: int) -> bool:
-        """Whether a part with a number is to be stored: if it is neither a repeated one nor late."""
-        write = self._writes[number] = Write(log, (), b"")
-        write.first_id, write.records = self._first_ids[number], self._counts[number]
-        write.producer, write.sequence = self._producer, self._sequences[number]
-        return self._writing.sequences.admit(write, base, size)
+    def _places(self, writes: Sequence[Write | None], sizes: Sequence[int]) -> list[int | None]:
+        """The byte offset that each of a chunk's writes will have; a log may be named twice. None: it is not to be
+        appended."""
+        if self._sequences:
+            asked = [(write, size) for write, size in zip(writes, sizes, strict=True) if write is not None]
+            admitted = iter(self._writing.sequences.admit(asked))
+            return [None if write is None else next(admitted) for write in writes]
+        bases: list[int | None] = []
+        ends: dict[PartitionLog, int] = {}
+        for write, size in zip(writes, sizes, strict=True):
+            base = None
+            if write is not None:
+                base = ends.get(write.log) or write.log.segments.end_offset
+                ends[write.log] = base + size
+            bases.append(base)
+        return bases
 
     def _logs(self, first: int, last: int) -> Sequence[PartitionLog | None]:
         """Of the parts `first` … `last` - 1; None: it is refused."""
-        failed = {write.log: write.error for write in self._writes.values() if write.error is not None}
+        failed = self._failed
+        failed.update((write.log, write.error) for write in self._chunk.values() if write.error is not None)
         if not (failed or self._damaged or self._chooses):
             logs = self._writing.logs(self._topics[first:last], self._partitions[first:last])
             if logs is not None:

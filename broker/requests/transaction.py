@@ -14,7 +14,12 @@ from metaq.protocol.errors import MetaqError, RemoteProtocolError, TransactionRe
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
-from metaq.protocol.remoting import CompleteTransactionRequest, TransactionRequest
+from metaq.protocol.remoting import (
+    CompleteTransactionRequest,
+    TransactionOutcomeReply,
+    TransactionOutcomeRequest,
+    TransactionRequest,
+)
 from metaq.protocol.sends import SendBatchRequest, SendRequest, send_reply, split_batch
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Put, TransactionCommand, TransactionType, encode_put_result, encode_result
@@ -81,6 +86,11 @@ class TransactionVerbs:
             case TransactionType.END:
                 pass
         return ""
+
+    def outcome(self, request: TransactionOutcomeRequest) -> Any:
+        """What became of a local transaction. Raises NotLeader, too."""
+        committed = self._transactions.outcome(request.tx_key, request.first_id)
+        return then(committed, TransactionOutcomeReply)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

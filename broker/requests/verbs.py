@@ -28,6 +28,7 @@ from metaq.protocol.remoting import (
     SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
+    TransactionOutcomeRequest,
     TransactionRequest,
     ViewMessageRequest,
 )
@@ -168,6 +169,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
                 frame, transactions.perform(TransactionRequest.from_ext(frame.ext), caller), _text_frame
             )
         ),
+        RequestCode.TRANSACTION_OUTCOME: _framed(TransactionOutcomeRequest.from_ext, transactions.outcome),
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions),
         RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions),

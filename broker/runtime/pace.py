@@ -20,9 +20,18 @@ class Pace:
     """
 
     def __init__(
-        self, reactor: ReactorTime, written: Callable[[], int], waited: Callable[[], float] | None = None
+        self,
+        reactor: ReactorTime,
+        written: Callable[[], int],
+        waited: Callable[[], float] | None = None,
+        *,
+        least: float = tuning.PACE_MIN_BYTES_PER_SECOND,
+        written_factor: float = tuning.PACE_WRITTEN_FACTOR,
     ) -> None:
-        """written: bytes appended so far. waited: seconds that the reactor thread has waited for a processor so far."""
+        """written: bytes appended so far. waited: seconds that the reactor thread has waited for a processor so far.
+        least: bytes a second, > 0, that are read in any case; and so are written_factor times the bytes written."""
+        self._least = least
+        self._written_factor = written_factor
         self._waited = waited or processor_wait_seconds
         self._waited_before = self._waited()
         self._reactor = reactor
@@ -88,7 +97,7 @@ class Pace:
         if self._late / self._timers <= tuning.PACE_MAX_LATENESS_SECONDS and waiting <= tuning.PACE_MAX_WAITING_PART:
             self.bytes_per_second = min(tuning.PACE_MAX_BYTES_PER_SECOND, self.bytes_per_second * tuning.PACE_FASTER)
             return
-        least = max(tuning.PACE_MIN_BYTES_PER_SECOND, tuning.PACE_WRITTEN_FACTOR * written)
+        least = max(self._least, self._written_factor * written)
         read = (self._read - self._read_before) / elapsed
         self.bytes_per_second = max(least, min(self.bytes_per_second, read) * tuning.PACE_SLOWER)
 

@@ -15,6 +15,7 @@ from metaq.protocol.record import Buffer
 from metaq.protocol.stream import StreamMessage, StreamReader
 
 from ..runtime.reactor import Transport
+from . import tuning
 
 __all__ = ["StreamProtocol"]
 
@@ -61,6 +62,7 @@ class StreamProtocol(Protocol):
     def connectionMade(self) -> None:  # noqa: N802
         transport = cast(Any, self.transport)
         transport.setTcpNoDelay(True)
+        transport.bufferSize = tuning.STREAM_READ_BYTES
         transport.registerProducer(self, True)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802

@@ -9,23 +9,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 
 from metaq.protocol.errors import OffsetOutOfRange, PeerLost, RemoteProtocolError
 from metaq.protocol.stream import COPY, Kind, Lane, StreamEntry, encode_block, encode_json
 
 from ..broker import Broker
+from ..runtime.pace import Pace
 from ..store.copying import CopiedPiece, CopyReader
 from ..store.partition_log import PartitionLog
 from . import tuning
 from .connections import StreamProtocol
 from .transaction_copy import send_copy
 
-__all__ = ["Copying"]
+__all__ = ["Copying", "copy_pace"]
 
 _log = logging.getLogger(__name__)
+
+
+def copy_pace(broker: Broker) -> Pace:
+    """For all copies of a leader together."""
+    return Pace(
+        broker.reactor,
+        lambda: broker.metrics.put_bytes,
+        least=broker.config.copy_bytes_per_second,
+        written_factor=tuning.COPY_WRITTEN_FACTOR,
+    )
 
 
 class _Place(NamedTuple):
@@ -43,15 +55,18 @@ class Copying:
         broker: Broker,
         connection: StreamProtocol,
         ready: Mapping[str, Any],
+        pace: Pace,
         go_live: Callable[[], Callable[[], None]],
     ) -> None:
-        """ready: the follower's READY. go_live: hold new blocks back from now on; what it returns lets them go."""
+        """ready: the follower's READY. pace: kept until blocks are held back. go_live: hold new blocks back from now
+        on; what it returns lets them go."""
         self.sent_bytes = 0
         self._broker = broker
         self._store = broker.store
         self._connection = connection
         self._places = _places(ready)
         self._transactions = _transactions(ready)
+        self._pace: Pace | None = pace
         self._go_live = go_live
         self._stopped = False
 
@@ -66,6 +81,7 @@ class Copying:
         if self._stopped:
             return
         live = self._go_live()
+        self._pace = None  # the held blocks are in memory
         await self._round()
         if not self._stopped:
             self.sent_bytes += await send_copy(
@@ -79,8 +95,16 @@ class Copying:
         return sum(max(0, log.end_offset - self._end_of(log)) for log in self._store.all_logs())
 
     def _end_of(self, log: PartitionLog) -> int:
+        place = self._place(log)
+        return log.first_offset if place is None else place.end
+
+    def _place(self, log: PartitionLog) -> _Place | None:
+        """None if the partition has to begin anew: the follower has none, or none that continues with ours, or it lacks
+        what comes first."""
         place = self._places.get(log.journal_name.decode())
-        return log.first_offset if place is None or place.end < log.first_offset else place.end
+        if place is None or place.end < log.first_offset or place.first > log.first_offset:
+            return None
+        return place
 
     async def _round(self) -> None:
         """Copy everything that there is now."""
@@ -88,8 +112,8 @@ class Copying:
         begin = {}
         for log, _ in targets:
             name = log.journal_name.decode()
-            place = self._places.get(name)
-            if place is None or place.end < log.first_offset:
+            place = self._place(log)
+            if place is None:
                 begin[name] = log.first_offset
                 self._places[name] = _Place(log.first_offset, log.first_offset)
             elif place.end > log.end_offset:
@@ -118,12 +142,21 @@ class Copying:
             end = piece.end
             reading = self._read(reader, end, target)  # meanwhile
             await self._connection.drained()
+            await self._paced(len(piece.data))
             entry = StreamEntry(log.journal_name, piece.base, piece.segment, Lane.MEMORY, piece.units, (piece.data,))
             self._connection.send(encode_block(COPY, (0, 0), [entry]))
             self.sent_bytes += len(piece.data)
         if reading is not None:
             reading.addErrback(lambda _: None)  # nobody wants it any more
         self._places[name] = _Place(first, end)
+
+    async def _paced(self, size: int) -> None:
+        """Before so many bytes are sent."""
+        if self._pace is not None:
+            seconds = self._pace.pause()
+            self._pace.spend(size)
+            if seconds > 0:
+                await deferLater(cast(Any, self._broker.reactor), seconds)
 
     def _read(self, reader: CopyReader, offset: int, target: int) -> Deferred[CopiedPiece] | None:
         return self._broker.in_thread(partial(reader.read, offset)) if offset < target else None

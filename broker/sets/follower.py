@@ -53,11 +53,13 @@ from ..store.cutting import CutsDone
 from ..store.partition_log import PartitionLog
 from ..store.sequence_rows import SEQUENCES_TOPIC
 from ..store.store import Append
+from ..store.topic_config import GROUP_COMMIT
 from . import tuning
 from .connections import StreamProtocol
-from .history import EpochHistory, NodeFile
+from .history import Epoch, EpochHistory, NodeFile
 from .leading import Mark
-from .rules import accepts, common_epoch, cut_end, visible_end
+from .losses import contents
+from .rules import accepts, cut_end, visible_end
 from .safe_blocks import SafeBlocks
 from .transaction_mirror import TransactionMirror
 
@@ -117,6 +119,8 @@ class Follower:
         self._marks: tuple[deque[tuple[int, list[Mark]]], ...] = (deque(), deque())
         self._firsts: dict[str, int] = {}  # where the leader's partitions begin, as long as ours begin before
         self._logs: dict[bytes, PartitionLog] = {}
+        self._foreign: set[str] = set()  # topics that our server.ini does not have
+        self._forced: dict[PartitionLog, None] = {}  # synced by the leader's promise, not by our own settings
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -138,6 +142,8 @@ class Follower:
         finally:
             watch.stop()
             connection.close()
+            if self._forced:
+                self._store.reconfigure()
 
     def _lost(self, lost: Deferred[None], why: MetaqError) -> None:
         welcome, self._welcome = self._welcome, None
@@ -203,9 +209,13 @@ class Follower:
         if not accepts(max(file.epoch, epoch), leads):
             raise PeerLost(f"{connection.name} leads epoch {leads}, which is over: {file.epoch} has begun")
         history = EpochHistory.from_json(told["history"])
-        await self._cut(file.history, history, told["ends"], ends, f"{connection.name}, epoch {leads},")
+        common = None if told["common"] is None else (int(told["common"][0]), str(told["common"][1]))
+        if common is not None:
+            history = file.history.up_to(common).followed_by(history)
+        await self._cut(file.history, common, told["ends"], ends, f"{connection.name} ({told['bytes']} bytes)")
         try:
-            await self._broker.in_thread(partial(file.write, leads, history))
+            kept = contents(store, self._broker.transactions.directory)
+            await self._broker.in_thread(partial(file.write, leads, history, kept))
         except DiskFull as full:
             self._failed(full)
             raise
@@ -221,18 +231,21 @@ class Follower:
     async def _cut(
         self,
         ours: EpochHistory,
-        theirs: EpochHistory,
+        common: Epoch | None,
         their_ends: Mapping[str, int],
         our_ends: Mapping[str, int],
         leader: str,
     ) -> None:
-        """Cut every partition to what it has in common with the leader's. their_ends: of the last common epoch."""
-        common = common_epoch(ours.epochs, theirs.epochs)
+        """Cut every partition to what it has in common with the leader's. common: the last common epoch. their_ends:
+        those of that."""
         if common is None:
             if any(our_ends.values()):
+                broker_id = self._broker.config.broker_id
+                own = f"{self._me} ({sum(our_ends.values())} bytes)"
                 raise ReplicaDiverged(
-                    f"the data of {self._me} has nothing in common with that of {leader}: move its data directories "
-                    "away, so that it copies everything"
+                    f"the data of {own} have nothing in common with those of the leader {leader}, and only one can be "
+                    f"kept. Those of {self._me}: stop the others, then `metaq brokers elect {broker_id} --unclean "
+                    f"--node {self._me}`. The leader's: move the data directories of {self._me} away, and it copies all"
                 )
             return
         known = ours.ends_of(common, our_ends)
@@ -245,6 +258,8 @@ class Follower:
                 cuts[log] = kept
         if cuts:
             _log.warning("cuts %d partitions: %s does not have all of them", len(cuts), leader)
+            left = {**self._file.ends, **our_ends, **{log.journal_name.decode(): end for log, end in cuts.items()}}
+            await self._broker.in_thread(partial(self._file.remember, left))  # else a start misses what is cut
             await self._done(partial(self._store.cut, cuts))
 
     async def _done(self, change: Callable[[CutsDone], None]) -> None:
@@ -318,6 +333,8 @@ class Follower:
                 raise RemoteProtocolError(
                     f"{log.directory} ends at {log.end_offset}, its leader's part at {entry.base}"
                 )
+            if entry.lane and not log.waits:
+                self._force(log)
             ends[log] = entry.base + sum(map(len, entry.data))
             appends.append(Append(log, entry.data, entry.units, entry.segment))
         for taken in self._store.append_many(appends):
@@ -370,6 +387,14 @@ class Follower:
             else:
                 log = self._broker.partitions.for_replica(topic, int(number), base)
                 log.limit_visibility()
+                if self._broker.config.topic(topic) is None and topic not in self._foreign:
+                    self._foreign.add(topic)
+                    _log.warning(
+                        "topic %s is copied from %s, and this node's server.ini has no section for it: it will be "
+                        "refused when this node leads; give all nodes the same topics",
+                        topic,
+                        self.connection and self.connection.name,
+                    )
             self._logs[name] = log
         return log
 
@@ -402,21 +427,59 @@ class Follower:
         """Whether readers see here all that the leader had when this node went over to the stream."""
         return self.live and min(self._told) >= self._live_from
 
+    def _force(self, log: PartitionLog) -> None:
+        """Have each message on the disk before it is acknowledged: the leader has promised that."""
+        if log.topic not in {each.topic for each in self._forced}:
+            _log.warning(
+                "topic %s has ack=disk at %s and asynchronous flush here: it is synced as long as this node follows; "
+                "give all nodes the same settings",
+                log.topic,
+                self.connection and self.connection.name,
+            )
+        self._forced[log] = None
+        log.use_policy(GROUP_COMMIT)
+
+    def reconfigured(self) -> None:
+        """This node's own settings may be others from now on; the leader's promises are as they were."""
+        for log in self._forced:
+            log.use_policy(GROUP_COMMIT)
+
+    def _when_synced(self, ends: Sequence[tuple[PartitionLog, int]], done: Callable[[MetaqError | None], None]) -> None:
+        """For what was appended before these logs had group commit, which nobody else waits for."""
+
+        def look() -> None:
+            failed = next((LogReadOnly(log.directory, log.read_only) for log, _ in ends if log.read_only), None)
+            if self._stopped or failed is not None or all(log.synced_end >= end for log, end in ends):
+                looking.stop()
+                if not self._stopped:
+                    done(failed)
+
+        looking = repeat(tuning.LOOK_SECONDS, look, self._reactor, "the wait for a copy's sync")
+
     def _go_live(self, words: Mapping[str, Any]) -> None:
         number = int(words["number"])
         self._received = self._live_from = number
         logs = list(self._store.all_logs())
+        on_disk = set(words["disk"])
         lanes: tuple[list[Mark], list[Mark]] = ([], [])
+        forced = []
         for log in logs:
             self._logs[log.journal_name] = log
-            lanes[Lane.DISK if log.waits else Lane.MEMORY].append(Mark(log, log.end_offset, log.durability.count))
+            lane = Lane.DISK if log.journal_name.decode() in on_disk else Lane.MEMORY
+            lanes[lane].append(Mark(log, log.end_offset, log.durability.count))
+            if lane and not log.waits:
+                self._force(log)
+                if log.synced_end < log.end_offset:
+                    forced.append((log, log.end_offset))
+                    log.flush()
         for marks, found in zip(self._marks, lanes, strict=True):
             marks.append((number, found))
         waiting = [log for log in logs if log.waits]
         for log in waiting:
             if log.durability.safe_end < log.end_offset:
                 log.flush()
-        self._safe.add(number, [(log, log.end_offset) for log in waiting])
+        when_synced = partial(self._when_synced, forced) if forced else None
+        self._safe.add(number, [(log, log.end_offset) for log in waiting], when_synced)
         assert self._mirror is not None
         self._mirror.when_safe(self._now_live)
 

@@ -1,15 +1,19 @@
 """What a node of a set remembers of its epochs: `<first data directory>/metaqset/history.json`.
 
-`{"instance": text, "epoch": the highest one seen, "boot": text, "history": [[epoch, {partition: end, ...}], ...],
-"checksum": n}`, where "boot" is the start of the machine in which the node was last known to have everything.
+`{"instance": text, "epoch": the highest one seen, "boot": text, "history": [[epoch, id, {partition: end, ...}], ...],
+"ends": {partition: end, ...}, "inode": n, "checksum": n}`, where "boot" is the start of the machine in which the node
+was last known to have everything, "ends" where its partitions ended when the file was written, and "inode" the number
+of the file's own inode: in a copy of the directory it is wrong.
 
-An epoch's ends say where each partition ended when it began. Only the ends that differ from those of the epoch before
+An epoch's id is chosen at random, so that epochs of the same number are told apart if ZooKeeper was set back or
+emptied. Its ends say where each partition ended when it began. Only the ends that differ from those of the epoch before
 are written. The file is replaced as a whole and synced, so there is always the old one or the new one.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from zlib import crc32
@@ -22,56 +26,100 @@ from ..store.disk_space import no_room
 from ..store.files import Files, opened, read_exactly, replace_file
 from .rules import epoch_end
 
-__all__ = ["DIRECTORY", "EpochHistory", "NodeFile", "machine_start"]
+__all__ = ["DIRECTORY", "Epoch", "EpochHistory", "NodeFile", "machine_start"]
 
 DIRECTORY = "metaqset"
 _NAME = "history.json"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+Epoch = tuple[int, str]
+"""Its number and its id."""
+
 MAX_EPOCHS = 1_000
-"""Epochs that are kept. A node that followed none of them copies everything."""
+MAX_ENDS = 1 << 18
+"""Epochs that are kept, and ends in all of them together: reading, comparing and sending them takes time on the reactor
+thread. A node that followed none of them has to be emptied to join."""
 
 
 class EpochHistory:
     """The epochs that a node's partitions went through, oldest first. A value: every change gives a new one."""
 
-    def __init__(self, changes: Sequence[tuple[int, Mapping[str, int]]] = ()) -> None:
-        """changes: per epoch, rising, the ends that differ from those of the epoch before."""
+    def __init__(self, changes: Sequence[tuple[int, str, Mapping[str, int]]] = ()) -> None:
+        """changes: per epoch, rising, its id and the ends that differ from those of the epoch before."""
         self.changes = tuple(changes)
 
     @property
-    def epochs(self) -> list[int]:
+    def epochs(self) -> list[Epoch]:
         """Rising."""
-        return [epoch for epoch, _ in self.changes]
+        return [(epoch, identity) for epoch, identity, _ in self.changes]
+
+    @property
+    def last(self) -> int:
+        """Number of the newest epoch, 0 before the first."""
+        return self.changes[-1][0] if self.changes else 0
 
     def begin(self, epoch: int, ends: Mapping[str, int]) -> EpochHistory:
-        """With one epoch more, which began when the partitions ended there."""
+        """With one epoch more, which began when the partitions ended there. Raises ValueError if it is none: if it is
+        not above the last one."""
+        if epoch <= self.last:
+            raise ValueError(f"epoch {epoch} behind {self.last}")
         known = self._ends_at(len(self.changes))
         changed = {name: end for name, end in ends.items() if known.get(name, 0) != end}
         changed |= {name: 0 for name in known.keys() - ends.keys() if known[name]}
-        return EpochHistory((*self.changes, (epoch, changed)))._bounded()
+        return EpochHistory((*self.changes, (epoch, uuid.uuid4().hex, changed)))._bounded()
 
-    def ends_of(self, epoch: int, now: Mapping[str, int]) -> dict[str, int]:
+    def ends_of(self, epoch: Epoch, now: Mapping[str, int]) -> dict[str, int]:
         """Where each partition ended when `epoch` did (rules.epoch_end). now: where they end."""
-        later = range(self.epochs.index(epoch) + 1, len(self.changes))
-        starts = [self._ends_at(number + 1) for number in later]
-        return {name: epoch_end((each.get(name, 0) for each in starts), end) for name, end in now.items()}
+        following = self._number(epoch) + 1
+        if following == len(self.changes):
+            return dict(now)
+        begun = self._ends_at(following + 1)
+        starts = {name: [begun.get(name, 0)] for name in now}
+        for _, _, changed in self.changes[following + 1 :]:
+            for name, end in changed.items():
+                if name in starts:
+                    starts[name].append(end)
+        return {name: epoch_end(starts[name], end) for name, end in now.items()}
+
+    def up_to(self, epoch: Epoch) -> EpochHistory:
+        """Without the epochs behind this one."""
+        return EpochHistory(self.changes[: self._number(epoch) + 1])
+
+    def behind(self, epoch: Epoch) -> EpochHistory:
+        """The epochs behind this one; their changes are those from it on."""
+        return EpochHistory(self.changes[self._number(epoch) + 1 :])
+
+    def followed_by(self, later: EpochHistory) -> EpochHistory:
+        """later: `behind` the last one of this. Raises ValueError if it is not above that."""
+        if later.changes and later.changes[0][0] <= self.last:
+            raise ValueError(f"epoch {later.changes[0][0]} behind {self.last}")
+        return EpochHistory((*self.changes, *later.changes))._bounded()
+
+    def _number(self, epoch: Epoch) -> int:
+        return self.epochs.index(epoch)
 
     def _ends_at(self, count: int) -> dict[str, int]:
         """The ends at the beginning of epoch number count - 1."""
         ends: dict[str, int] = {}
-        for _, changed in self.changes[:count]:
+        for _, _, changed in self.changes[:count]:
             ends.update(changed)
         return ends
 
     def _bounded(self) -> EpochHistory:
-        surplus = len(self.changes) - MAX_EPOCHS
-        if surplus <= 0:
+        room = MAX_ENDS
+        kept = 0
+        for _, _, changed in reversed(self.changes[-MAX_EPOCHS:]):
+            room -= len(changed)
+            if room < 0 and kept:
+                break
+            kept += 1
+        surplus = len(self.changes) - kept
+        if not surplus:
             return self
-        first = self.changes[surplus][0], self._ends_at(surplus + 1)
+        first = *self.changes[surplus][:2], self._ends_at(surplus + 1)
         return EpochHistory((first, *self.changes[surplus + 1 :]))
 
     def to_json(self) -> list[list[object]]:
-        return [[epoch, dict(changed)] for epoch, changed in self.changes]
+        return [[epoch, identity, dict(changed)] for epoch, identity, changed in self.changes]
 
     @classmethod
     def from_json(cls, value: object) -> EpochHistory:
@@ -81,35 +129,43 @@ class EpochHistory:
         changes = []
         before = -1
         for each in value:
-            epoch, ends = each
-            if not isinstance(epoch, int) or epoch <= before or not isinstance(ends, dict):
-                raise ValueError(f"epoch {epoch!r} behind {before}")
+            epoch, identity, ends = each
+            if not isinstance(epoch, int) or epoch <= before or not isinstance(identity, str):
+                raise ValueError(f"epoch {epoch!r} {identity!r} behind {before}")
+            if not isinstance(ends, dict):
+                raise ValueError(f"the ends of epoch {epoch} are no object")
             if not all(isinstance(end, int) and end >= 0 for end in ends.values()):
                 raise ValueError(f"an end of epoch {epoch} is not an offset")
-            changes.append((epoch, ends))
+            changes.append((epoch, identity, ends))
             before = epoch
         return cls(changes)
 
 
 class NodeFile:
-    """The file. Its methods block; one thread at a time."""
+    """The file. Its methods block; any thread."""
 
     def __init__(self, files: Files, data_path: str) -> None:
         self.path = os.path.join(data_path, DIRECTORY, _NAME)
         self.instance = uuid.uuid4().hex
-        """Tells this node's data from that of every other."""
+        """Tells this node's data from those of every other, and from every copy."""
+        self.copied = False
+        """Whether `read` found a copy of the directory, or a restored backup: the instance is a new one then."""
         self.epoch = 0
         """The highest one seen: a stream of an older one is refused, also after a restart."""
         self.history = EpochHistory()
         self.boot = ""
         """The start of the machine in which the node had everything."""
+        self.ends: Mapping[str, int] = {}
+        """Where each partition ended here when the file was written."""
         self._files = files
+        self._lock = threading.Lock()
 
     def read(self) -> None:
         """Raises StoreError if the file cannot be read or is damaged: then only an operator knows what to do."""
         try:
             with opened(self._files, self.path) as fd:
-                data = read_exactly(self._files, fd, self._files.status(self.path).size, 0)
+                status = self._files.status(self.path)
+                data = read_exactly(self._files, fd, status.size, 0)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -120,30 +176,52 @@ class NodeFile:
                 raise ValueError("a wrong checksum")
             self.instance, self.epoch, self.boot = str(saved["instance"]), int(saved["epoch"]), str(saved["boot"])
             self.history = EpochHistory.from_json(saved["history"])
+            self.ends = {str(name): int(end) for name, end in saved["ends"].items()}
+            self.copied = int(saved["inode"]) != status.inode
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"{self.path} is damaged ({error}): move the node's data directories away, so that it copies them anew"
             ) from error
+        if self.copied:
+            self.renew()
 
-    def write(self, epoch: int, history: EpochHistory, boot: str | None = None) -> None:
-        """On the disk when this returns. boot: a new one, if it is to change. Raises StoreError,
-        DiskFull."""
-        boot = self.boot if boot is None else boot
+    def renew(self) -> None:
+        """The data are others than those that the set knows by the instance; on the disk with the next `write`."""
+        self.instance = uuid.uuid4().hex
+
+    def write(self, epoch: int, history: EpochHistory, ends: Mapping[str, int], boot: str | None = None) -> None:
+        """On the disk when this returns. ends: where the partitions end here. boot: a new one, if it is to change.
+        Raises StoreError, DiskFull."""
+        with self._lock:
+            self._write(epoch, history, ends, self.boot if boot is None else boot)
+
+    def remember(self, ends: Mapping[str, int], boot: str | None = None) -> None:
+        """`write` of the epoch and history that it has."""
+        with self._lock:
+            self._write(self.epoch, self.history, ends, self.boot if boot is None else boot)
+
+    def _write(self, epoch: int, history: EpochHistory, ends: Mapping[str, int], boot: str) -> None:
         saved: dict[str, object] = {
             "instance": self.instance,
             "epoch": epoch,
             "boot": boot,
             "history": history.to_json(),
+            "ends": dict(ends),
         }
-        saved["checksum"] = _checksum(saved)
+
+        def data(inode: int) -> bytes:
+            saved["inode"] = inode
+            saved["checksum"] = _checksum(saved)
+            return simplejson.dumps(saved, separators=(",", ":")).encode()
+
         try:
-            replace_file(self._files, self.path, simplejson.dumps(saved, separators=(",", ":")).encode())
+            replace_file(self._files, self.path, data)
             self._files.fsync_directory(os.path.dirname(os.path.dirname(self.path)))
         except OSError as error:
             if no_room(error):
                 raise DiskFull(self.path, str(error)) from error
             raise StoreError(f"{self.path} cannot be written: {error}") from error
-        self.epoch, self.history, self.boot = epoch, history, boot
+        self.epoch, self.history, self.boot, self.ends = epoch, history, boot, ends
 
 
 def machine_start() -> str:

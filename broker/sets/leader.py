@@ -38,7 +38,7 @@ from ..store.sequence_rows import SEQUENCES_TOPIC
 from ..writing import Write
 from . import tuning
 from .connections import StreamProtocol
-from .copying import Copying
+from .copying import Copying, copy_pace
 from .leading import Leading, Mark
 from .rules import counted_until, is_caught_up
 from .safe_blocks import SafeBlocks
@@ -126,6 +126,7 @@ class Leader:
         self._timer: LoopingCall | None = None
         self._sequences_from: dict[PartitionLog, int] = {}
         self._promises: dict[PartitionLog, tuple[Lane, Promise, int]] = {}
+        self._pace = copy_pace(broker)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -388,7 +389,8 @@ class Leader:
             link.copy.stop()
         self.core.lost(link.name)
         self._lost_at[link.name] = self._reactor.seconds()
-        self._errors[link.name] = str(error)
+        if link.name not in self._leaving:  # it has said why
+            self._errors[link.name] = str(error)
         if not self._ended:
             _log.warning("the follower %s is gone: %s", link.name, error)
             self._reactor.callLater(tuning.LOST_SECONDS, self._consider)
@@ -402,7 +404,7 @@ class Leader:
     # --- copying ------------------------------------------------------------------------------------------------------
 
     def _copy_to(self, link: _Link, words: Mapping[str, Any]) -> None:
-        copy = link.copy = Copying(self._broker, link.protocol, words, lambda: self._go_live(link))
+        copy = link.copy = Copying(self._broker, link.protocol, words, self._pace, lambda: self._go_live(link))
         ensureDeferred(copy.run()).addErrback(lambda failure: link.protocol.close(PeerLost(failure.getErrorMessage())))
 
     def _go_live(self, link: _Link) -> Callable[[], None]:
@@ -414,7 +416,8 @@ class Leader:
 
         def done() -> None:
             held, link.held = link.held, None
-            words = {"number": number, "committed": list(committed), "epoch": self.core.epoch}
+            on_disk = [log.journal_name.decode() for log in self._store.all_logs() if self._promise(log)[0]]
+            words = {"number": number, "committed": list(committed), "epoch": self.core.epoch, "disk": on_disk}
             link.protocol.send([encode_json(Kind.LIVE, words)])
             for block in held or ():
                 link.protocol.send(block)

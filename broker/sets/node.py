@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from twisted.internet import defer
 from twisted.internet.defer import Deferred, ensureDeferred
-from twisted.internet.task import deferLater
+from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
 from metaq.coordination.backoff import Backoff
@@ -41,14 +41,16 @@ from ..registration import Registration
 from ..requests.gate import Nodes, Verb
 from ..requests.pull import Pull
 from ..runtime.threads import in_own_thread
+from ..runtime.timers import repeat
 from . import tuning
 from .connections import StreamProtocol
 from .follower import Follower, LeaderGone
 from .history import NodeFile, machine_start
 from .leader import Leader
 from .leading import Leading
+from .losses import contents, losses
 from .member_state import MemberState
-from .rules import common_epoch, elected, in_time, may_grant, may_stand, promised_until
+from .rules import accepts, common_epoch, elected, in_time, may_grant, may_stand, promised_until
 from .transactions import SetTransactions
 
 __all__ = ["SetMember"]
@@ -90,6 +92,10 @@ class SetMember:
         self._file = NodeFile(broker.store.files, broker.store.data_paths[0])
         self._file.read()
         self._boot = machine_start()
+        self._timer: LoopingCall | None = None
+        self._incomplete = False
+        """Whether it has to catch up because of what its directories have lost. The file keeps what it had until then:
+        a disk that was not mounted may come back."""
         self._transactions = SetTransactions(broker, self.refusal, self._disk_failed)
         self._set: BrokerSet | None = None
         self._view: SetView | None = None
@@ -105,20 +111,29 @@ class SetMember:
         self._stopping = False
         self._gone_for_good = True  # else it has handed over, and follows
         self._established = False
-        self._epoch_at_start = self._file.epoch if self._file.history.epochs else 0
+        self._instances: dict[str, str] = {}  # of the data of those that follow this node
         self._trouble = ""  # why it does not follow now, as far as is known
         self._elections = self._hand_overs = 0
+        self._withdrawn: Deferred[None] | None = None  # since it leads no longer
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self, connect_seconds: float) -> None:
-        """Connect to ZooKeeper and appear in the set. Raises CoordinationError, ConfigError."""
+        """Connect to ZooKeeper and appear in the set. Raises CoordinationError, ConfigError, StoreError."""
         for log in self._broker.store.logs():
             log.limit_visibility()
         self._broker.store.retention_enabled = False  # a follower drops what its leader has dropped
         self._broker.sequences.enabled = False  # the leader numbers
-        if not self._file.history.epochs:
-            await self._in_thread(partial(self._file.write, self._file.epoch, self._file.history))
+        self._broker.sequences.read_ahead()
+        if self._file.copied:
+            _log.warning(
+                "the data directory is a copy, or was restored: whatever %s was in sync with, it has to catch up",
+                self.name,
+            )
+        if self._file.copied or not self._file.history.epochs:
+            await self._in_thread(partial(self._file.remember, self._ends()))
+        else:
+            self._look_for_losses()
         start = partial(self._session.start, connect_seconds, wait_for_servers=True, create_chroot=True)
         await self._in_thread(start)
         forgetful = bool(self._file.history.epochs) and self._file.boot != self._boot
@@ -126,26 +141,66 @@ class SetMember:
             _log.warning("the machine has restarted: the node stands back until it is known to have everything")
         self._set = BrokerSet(self._session, self._broker.config.broker_id, self._node(forgetful), self._seen)
         await self._in_thread(self._set.start)
+        self._timer = repeat(tuning.REMEMBER_SECONDS, self._remember_new, self._reactor, "the look for new partitions")
+
+    def _look_for_losses(self) -> None:
+        """Raises StoreError."""
+        broker, file = self._broker, self._file
+        same_boot = file.boot == self._boot
+        lost = losses(broker.store, broker.transactions.directory, file.ends, same_boot=same_boot)
+        if lost:
+            file.renew()
+            self._incomplete = True
+            _log.error(
+                "%d directories have not what they had when the node stopped (%s): whatever %s was in sync with, it "
+                "has to catch up. If a disk is not mounted, or a directory was moved: put it back, and start the node "
+                "again",
+                len(lost),
+                ", ".join(lost[: tuning.NAMED_LOSSES]),
+                self.name,
+            )
 
     def _node(self, forgetful: bool) -> SetNode:
-        return SetNode(self.name, self._broker.url, self.zone, self._file.instance, forgetful, self._epoch_at_start)
+        epoch = self._file.epoch if self._file.history.epochs else 0
+        return SetNode(self.name, self._broker.url, self.zone, self._file.instance, forgetful, epoch)
+
+    def _ends(self) -> dict[str, int]:
+        return contents(self._broker.store, self._broker.transactions.directory)
 
     def _caught_up(self) -> None:
         """The leader says that we have everything."""
-        if self._file.boot != self._boot:
-            ensureDeferred(self._remember()).addErrback(
-                lambda failure: _log.error("the node still stands back: %s", failure.getErrorMessage())
+        self._incomplete = False
+        ensureDeferred(self._remember(self._boot)).addErrback(
+            lambda failure: _log.error("the node still stands back: %s", failure.getErrorMessage())
+        )
+
+    async def _remember(self, boot: str) -> None:
+        """What the node has; boot: the start of the machine in which it had everything."""
+        forgetful = self._file.boot != boot
+        await self._broker.in_thread(partial(self._file.remember, self._ends(), boot))
+        if forgetful:
+            assert self._set is not None
+            self._set.declare(self._node(forgetful=False))
+
+    def _remember_new(self) -> None:
+        """Have the file know of partitions that have their first messages since it was written."""
+        known = self._file.ends
+        if self._has_all and any(end and not known.get(name) for name, end in self._ends().items()):
+            ensureDeferred(self._remember(self._file.boot)).addErrback(
+                lambda failure: _log.error("new partitions are not remembered: %s", failure.getErrorMessage())
             )
 
-    async def _remember(self) -> None:
-        file = self._file
-        await self._broker.in_thread(partial(file.write, file.epoch, file.history, self._boot))
-        assert self._set is not None
-        self._set.declare(self._node(forgetful=False))
+    @property
+    def _has_all(self) -> bool:
+        """Whether it has what the set knows its instance to have."""
+        return not self._incomplete and (
+            self.leader is not None or (self._follower is not None and self._follower.live)
+        )
 
     async def stop(self) -> None:
         """Hand the leadership over, or leave the in-sync set, and disappear. Takes some seconds at most."""
         self._stopping = True
+        complete = self._has_all
         try:
             if self.leader is not None:
                 await self._hand_over(None, leaving=True)
@@ -156,8 +211,17 @@ class SetMember:
             _log.warning("the node %s leaves its set without a hand-over: %s", self.name, error)
         self._stop_following()
         self._step_down("it stops")
+        if self._timer is not None:
+            self._timer.stop()
+        if complete and self.failure is None:
+            try:
+                await self._remember(self._file.boot)
+            except StoreError as error:
+                _log.error("where the partitions end is not remembered: %s", error)
         if self._set is not None:
             await self._in_thread(self._set.close)
+        if self._withdrawn is not None:  # until then its successor's topics are its own
+            await self._withdrawn.addTimeout(tuning.WITHDRAW_SECONDS, self._reactor).addErrback(self._not_registered)
 
     async def close(self) -> None:
         """End the ZooKeeper session."""
@@ -183,7 +247,7 @@ class SetMember:
             None if view is None else view.state,
             frozenset(() if view is None else view.nodes),
             self._file.epoch,
-            max(self._file.history.epochs, default=0),
+            self._file.history.last,
             self._leader_url(),
             str(self.failure or self._trouble),
             self._busy,
@@ -194,6 +258,13 @@ class SetMember:
             self._elections,
             self._hand_overs,
         )
+
+    def reconfigured(self) -> None:
+        """The broker's topics may have other settings from now on."""
+        if self.leader is not None:
+            self.leader.reconfigured()
+        if self._follower is not None:
+            self._follower.reconfigured()
 
     def try_again(self) -> None:
         """Connect to the leader anew, also after the data were found to differ from the leader's."""
@@ -256,7 +327,7 @@ class SetMember:
 
     def _is_in_sync(self) -> bool:
         state = None if self._view is None else self._view.state
-        return state is not None and self.name in state.in_sync
+        return state is not None and state.has_in_sync(self.name, self._file.instance)
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
@@ -266,7 +337,7 @@ class SetMember:
         if self._busy or view is None:
             return
         state = view.state
-        if isinstance(self.failure, ReplicaDiverged) and state is not None and state.in_sync == (self.name,):
+        if isinstance(self.failure, ReplicaDiverged) and state is not None and self._is_alone(state):
             self.failure = None  # an operator has chosen this node's data
         if self.failure is not None:
             return
@@ -286,7 +357,32 @@ class SetMember:
             self._standing = True
             self._run(self._stand(view, state))
         else:
+            if view.master is None:
+                self._say_what_is_waited_for(state)
             self._follow(state)
+
+    def _say_what_is_waited_for(self, state: SetState) -> None:
+        """Where only an operator knows which data are the right ones."""
+        name, broker_id = self.name, self._broker.config.broker_id
+        remedy = f"if they are the ones that are to be kept: `metaq brokers elect {broker_id} --unclean --node {name}`"
+        if not accepts(self._file.epoch, state.epoch):
+            trouble = (
+                f"ZooKeeper has a state of broker set {broker_id} of epoch {state.epoch}, and the data of {name} have "
+                f"seen epoch {self._file.epoch}: ZooKeeper was set back; {remedy}"
+            )
+        elif name in state.in_sync and not self._is_in_sync():
+            trouble = (
+                f"the data of {name} that were in sync in epoch {state.epoch} are others than these, which are new, "
+                f"copied, restored or incomplete: start the node with those; {remedy}"
+            )
+        else:
+            return
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _log.error("%s", trouble)
+
+    def _is_alone(self, state: SetState) -> bool:
+        return list(state.in_sync) == [self.name] and self._is_in_sync()
 
     def _owns(self, view: SetView) -> bool:
         return view.master is not None and self._set is not None and view.master.owner == self._set.session_id
@@ -315,17 +411,19 @@ class SetMember:
         assert self._set is not None
         now = self._reactor.seconds()
         gone = self._gone == (state.epoch, state.leader) or state.leader in ("", self.name)
-        if not (self._set.present and self.name in state.in_sync and (view.master is None or gone)):
+        if not (self._set.present and self._is_in_sync() and (view.master is None or gone)):
+            return False
+        if not accepts(self._file.epoch, state.epoch):
             return False
         if in_time(now, self._granted_until):
             self._reactor.callLater(self._granted_until - now + 0.001, self._decide)
         # alone it has granted nothing, unless the epoch is one that a forgotten election of its own has made
-        alone = state.in_sync == (self.name,) and self._file.epoch == state.epoch
+        alone = self._is_alone(state) and self._file.epoch == state.epoch
         run_out = alone or not in_time(now, self._granted_until)
         return may_stand(
             self.name,
             state.in_sync,
-            forgetful={node.name for node in view.nodes.values() if node.forgetful},
+            forgetful={name for name in view.in_sync_present if view.nodes[name].forgetful},
             master_present=view.master is not None,
             leader_gone=gone,
             promises_run_out=run_out,
@@ -348,7 +446,7 @@ class SetMember:
 
     async def _create(self) -> None:
         assert self._set is not None
-        await self._in_thread(partial(self._set.create, SetState(0, "", (self.name,))))
+        await self._in_thread(partial(self._set.create, SetState(0, "", {self.name: self._file.instance})))
         await self._look()
 
     async def _look(self) -> SetView:
@@ -396,8 +494,9 @@ class SetMember:
             return
         _log.info("stands for election after epoch %d", state.epoch)
         gone = {state.leader} if self._gone == (state.epoch, state.leader) and self._gone_for_good else set()
-        epoch, in_sync = elected(state.epoch, state.in_sync, self.name, view.nodes.keys() - gone)
-        new = SetState(epoch, self.name, in_sync, state.preferred)
+        epoch, names = elected(state.epoch, state.in_sync, self.name, {*view.in_sync_present} - gone)
+        in_sync = {name: view.nodes[name].instance for name in names if name != self.name}
+        new = replace(state, epoch=epoch, leader=self.name, in_sync={**in_sync, self.name: self._file.instance})
         master = SetMaster(self._broker.url, self._set.session_id, 1)
         # of a state that is newer than the view's; what ZooKeeper tells of it later has at least this number
         won = replace(view, state=new, version=view.version + 1, master=master, zxid=view.zxid + 1)
@@ -414,7 +513,7 @@ class SetMember:
         history = self._file.history.begin(state.epoch, ends)
         known = None if self._before_serving is None else ensureDeferred(self._before_serving())
         try:
-            await broker.in_thread(partial(self._file.write, state.epoch, history, self._boot))
+            await broker.in_thread(partial(self._file.write, state.epoch, history, self._ends(), self._boot))
         except StoreError as error:  # it would stand again and again, and keep those out that can lead
             self._distrust(error)
             self._resign_soon(state.epoch, frozenset(state.in_sync) - {self.name})
@@ -450,6 +549,7 @@ class SetMember:
         leader.start()
         self._elections += 1
         self._trouble = ""
+        self._incomplete = False
         _log.warning("leads epoch %d; in sync: %s", state.epoch, ", ".join(state.in_sync))
         self._registration.come_back(broker.port, broker.partitions.served_topics()).addErrback(self._not_registered)
 
@@ -471,7 +571,7 @@ class SetMember:
         self._transactions.close(why)
         leader.stop(NotLeader(self._broker.config.broker_id, self._leader_url()))
         self._broker.parked.wake_all()
-        self._registration.withdraw().addErrback(self._not_registered)
+        self._withdrawn = self._registration.withdraw().addErrback(self._not_registered)
 
     def _disk_failed(self, failure: MetaqError) -> None:
         """Nothing of this node can be believed before it is started again: another one is to lead."""
@@ -514,7 +614,8 @@ class SetMember:
         while (
             view is not None and view.state is not None and (view.state.epoch, view.state.leader) == (epoch, self.name)
         ):
-            state = SetState(epoch, "", tuple(others), view.state.preferred)
+            in_sync = {name: view.state.in_sync[name] for name in others if name in view.state.in_sync}
+            state = replace(view.state, leader="", in_sync=in_sync)
             view = await self._write(view.version, partial(self._set.release, state, view.version))
 
     def _change_in_sync(self, wanted: frozenset[str]) -> Deferred[bool]:
@@ -526,9 +627,10 @@ class SetMember:
         if view is None or view.state is None or leader is None:
             return False
         epoch = leader.core.epoch
-        state = SetState(epoch, self.name, tuple(wanted), view.state.preferred)
         if (view.state.epoch, view.state.leader) != (epoch, self.name):
             return False
+        known = {**self._instances, **view.state.in_sync}
+        state = replace(view.state, in_sync={name: known[name] for name in wanted})
         version = view.version
         found = (await self._write(version, partial(self._set.change, state, version))).state
         return found is not None and (found.epoch, frozenset(found.in_sync)) == (epoch, wanted)
@@ -550,9 +652,25 @@ class SetMember:
             )
         if not choice:
             raise CoordinationError("no other node is in sync")
-        if leader.draining and not leaving:
+        transactions = self._broker.transactions
+        if (leader.draining or transactions.ending is not None) and not leaving:
             raise CoordinationError("a hand-over is under way")
+        if not leaving:  # nothing is acknowledged then before this node follows, which it does when its disk is synced
+            await self._transactions.write_back()
+            if self.leader is not leader or leader.draining or transactions.ending is not None:
+                raise CoordinationError("another hand-over was faster")
         chosen = target or choice[0]
+        transactions.ending = NotLeader(self._broker.config.broker_id)
+        try:
+            await self._until(lambda: not transactions.has_active, tuning.TRANSACTIONS_SECONDS)
+            await self._drain_and_hand_over(leader, chosen, leaving=leaving)
+        finally:
+            transactions.ending = None
+        self._hand_overs += 1
+        return chosen
+
+    async def _drain_and_hand_over(self, leader: Leader, chosen: str, *, leaving: bool) -> None:
+        """Raises CoordinationError."""
         try:
             drained = await leader.drain_to(chosen).addTimeout(tuning.DRAIN_SECONDS, self._reactor)
             if drained:  # commits that were decided meanwhile append their messages
@@ -566,8 +684,6 @@ class SetMember:
         if self.leader is leader:
             leader.draining = False
             raise CoordinationError(f"{chosen} has not taken over within its time")
-        self._hand_overs += 1
-        return chosen
 
     def _asked_to_lead(self, words: Mapping[str, Any]) -> None:
         """The leader has stopped acknowledging, and has nothing that we do not have."""
@@ -692,16 +808,17 @@ class SetMember:
         """To FOLLOW."""
         if connection.lost is not None:
             return
-        why, welcome = self._welcome(words)
+        why, welcome = self._welcome(name, words)
         if welcome is None:
             connection.send([encode_json(Kind.REFUSED, {"why": why})])
             cast(Any, connection.transport).loseConnection()
             return
         connection.send([encode_json(Kind.WELCOME, welcome)])
         assert self.leader is not None
+        self._instances[name] = str(words["instance"])
         self.leader.serve(name, connection)
 
-    def _welcome(self, words: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    def _welcome(self, name: str, words: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
         leader = self.leader
         if leader is None:
             return f"{self.name} does not lead the set now", None
@@ -710,13 +827,18 @@ class SetMember:
         if int(words.get("epoch", 0)) > leader.core.epoch:
             self._reactor.callLater(0, ensureDeferred, self._look())
             return f"epoch {leader.core.epoch} of {self.name} is over", None
+        state = None if self._view is None else self._view.state
+        if state is None or (name in state.in_sync and not state.has_in_sync(name, str(words.get("instance")))):
+            return f"the set has not let go of the data that {name} had before", None
         history = self._file.history
-        common = common_epoch(history.epochs, words.get("epochs", ()))
+        common = common_epoch(history.epochs, [(number, identity) for number, identity in words.get("epochs", ())])
         ends = {name: end for name, (_, end, _) in self._broker.store.ends().items()}
         return "", {
             "epoch": leader.core.epoch,
-            "history": history.to_json(),
-            "ends": {} if common is None else dict(history.ends_of(common, ends)),
+            "common": common,
+            "history": (history if common is None else history.behind(common)).to_json(),
+            "ends": {} if common is None else history.ends_of(common, ends),
+            "bytes": sum(ends.values()),
         }
 
     def _from_follower(self, name: str, connection: StreamProtocol, messages: Sequence[Any]) -> None:

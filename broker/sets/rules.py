@@ -11,6 +11,9 @@ grow with its log. Times are seconds of one node's monotonic clock and never lea
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
+
+E = TypeVar("E", int, tuple[int, str])
 
 __all__ = [
     "COUNTED_SHARE",
@@ -53,7 +56,8 @@ def may_stand(
 ) -> bool:
     """Whether a node may become a candidate. (2, 5)
 
-    in_sync: of the state that the election will replace by its version. master_present and leader_gone spare an
+    in_sync: of the state that the election will replace by its version; a node whose data are others than those that
+    came in, with a new or copied directory, is none of them, whatever its name. master_present and leader_gone spare an
     election that nobody needs; both may be wrong. promises_run_out: see promised_until().
 
     forgetful: the present nodes whose machine has restarted since they led or had caught up (see is_caught_up()). Such
@@ -159,16 +163,20 @@ def visible_end(own: int, told: int) -> int:
 # --- joining ----------------------------------------------------------------------------------------------------------
 
 
-def accepts(own_epoch: int, stream_epoch: int) -> bool:
-    """Whether a node may follow a stream. (2, 5)
+def accepts(own_epoch: int, epoch: int) -> bool:
+    """Whether a node may follow a stream of this epoch, or stand for election after it. (1, 2, 5)
 
-    own_epoch: the highest that it has seen, which is on its disk before it acknowledges or grants anything in it.
+    own_epoch: the highest that it has seen, which is on its disk before it acknowledges or grants anything in it. A
+    state in ZooKeeper with a smaller one is old, or was set back: then nobody knows who is in sync.
     """
-    return stream_epoch >= own_epoch
+    return epoch >= own_epoch
 
 
-def common_epoch(own: Iterable[int], leaders: Iterable[int]) -> int | None:
-    """The largest epoch of both histories; None: the node must not join. (6)"""
+def common_epoch(own: Iterable[E], leaders: Iterable[E]) -> E | None:
+    """The largest epoch of both histories; None: the node must not join. (6)
+
+    An epoch: its number, and what tells it from another one of that number, of a set whose state was lost or set back.
+    """
     return max(set(own) & set(leaders), default=None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import ensureDeferred
@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from metaq.protocol.errors import MetaqError
 
 from ..broker import Broker
+from ..configuration.settings import TopicConfig
 from ..replication.status import NodeStatus, ReplicationStatus
 from ..runtime.timers import repeat
 from . import tuning
@@ -27,6 +28,12 @@ __all__ = ["Preference", "SetReport"]
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.5
+
+_WAIT_TOLD_MS = 5_000
+"""How long a node waits before its log says so: the nodes of a set do not start at the same moment."""
+
+_NAMED = 8
+"""Topics that a line of the log names."""
 
 
 class Preference:
@@ -68,6 +75,8 @@ class SetReport:
         self._preference = Preference()
         self._since: dict[str, tuple[Hashable, int]] = {}  # what is told -> its value, and since when
         self._timer: LoopingCall | None = None
+        self._refused: set[str] = set()  # topics of which the log says that they take nothing
+        self._told_wait = ""
 
     def start(self) -> None:
         """Note changes, and hand over to a preferred node, from now on."""
@@ -84,11 +93,12 @@ class SetReport:
         state = found.state
         role = self._role(found)
         connected = role in ("leader", "follower")
+        leads = {} if leader is None else {"refusing": self.refusing(), "underReplicated": self.under_replicated()}
         return ReplicationStatus(
             role,
             "" if leader is not None else found.leader_url,
             connected,
-            "" if connected else found.error,
+            "" if connected else (self._lacking(found) if role == "waiting" else "") or found.error,
             self._noted("", (role, connected)),
             {
                 "set": self._broker.config.broker_id,
@@ -101,6 +111,7 @@ class SetReport:
                 "bytes": sum(end for _, end, _ in self._broker.store.ends().values()),
                 "elections": found.elections,
                 "handOvers": found.hand_overs,
+                **leads,
             },
             nodes=None if leader is None else [self._node(each) for each in leader.status()],
         )
@@ -111,15 +122,26 @@ class SetReport:
 
     def under_replicated(self) -> list[str]:
         """Topics of a leader that fewer nodes have in sync than `replicas=` says, or than the set has nodes."""
-        leader, config = self._member.leader, self._broker.config
+        leader = self._member.leader
         if leader is None:
             return []
-        count = leader.copies
-        nodes = len({*self._member.look().present, *leader.core.in_sync, *leader.core.followers})
+        found = self._member.look()
+        members = () if found.state is None else found.state.members
+        nodes = len({*found.present, *leader.core.in_sync, *members})
+        return self._short_of(lambda topic: topic.replicas or nodes)
+
+    def refusing(self) -> list[str]:
+        """Topics of a leader that take no messages, because fewer nodes are in sync than their `minInSync=` says."""
+        return self._short_of(lambda topic: topic.min_in_sync)
+
+    def _short_of(self, wanted: Callable[[TopicConfig], int]) -> list[str]:
+        """Topics of which fewer nodes are in sync than is wanted. O(topics), and O(partitions) if there are any."""
+        leader, config = self._member.leader, self._broker.config
+        if leader is None or all(wanted(each) <= leader.copies for each in (config.system, *config.topics.values())):
+            return []
+        names = {log.topic for log in self._broker.store.logs()} | config.topics.keys()
         return sorted(
-            name
-            for name in {log.topic for log in self._broker.store.logs()} | config.topics.keys()
-            if "*" not in name and count < ((config.topic(name) or config.system).replicas or nodes)
+            name for name in names if "*" not in name and leader.copies < wanted(config.topic(name) or config.system)
         )
 
     def _node(self, status: FollowerStatus) -> NodeStatus:
@@ -141,16 +163,60 @@ class SetReport:
             return "handing-over" if leader.draining else "leader" if found.established else "taking-over"
         if found.live:
             return "follower"
-        return "candidate" if found.busy else "joining" if found.following else "waiting"
+        if found.busy:
+            return "candidate"
+        # it tries to connect to a leader that is away as well, but there is nothing to join
+        return "joining" if found.following and found.state and found.state.leader in found.present else "waiting"
 
     def _look(self) -> None:
-        status = self.status()
-        preferred = str(status.figures["preferred"])
-        ready = status.role == "leader" and not self._member.look().stopping
-        ready = ready and any(each.name == preferred and each.in_sync and each.live for each in status.nodes or ())
+        found = self._member.look()
+        role = self._role(found)
+        self._tell_refusals(set(self.refusing()) if role == "leader" else None)
+        self._tell_wait(found, role)
+        preferred = found.state.preferred if found.state else ""
+        leader = self._member.leader if role == "leader" and not found.stopping else None
+        others = leader.status() if leader is not None else ()
+        ready = any(each.name == preferred and each.in_sync and each.live for each in others)
         if self._preference.due(self._reactor.seconds(), preferred, ready=ready):
             _log.info("hands over to %s, which is the preferred node", preferred)
             ensureDeferred(self._member.hand_over(preferred)).addErrback(_not_handed_over)
+
+    def _tell_refusals(self, refused: set[str] | None) -> None:
+        """Log which topics take no messages from now on, and which do again. None: this node does not lead."""
+        begun, ended = (refused or set()) - self._refused, self._refused - (refused or set())
+        self._refused = refused or set()
+        if refused is None:
+            return
+        copies = self._member.leader.copies if self._member.leader else 0
+        if begun:
+            text = "no messages are taken for %s: in-sync nodes: %d, fewer than minInSync"
+            _log.warning(text, _listed(begun), copies)
+        if ended:
+            _log.info("messages are taken again for %s: in-sync nodes: %d", _listed(ended), copies)
+
+    def _tell_wait(self, found: MemberState, role: str) -> None:
+        """Log once what a node waits for that has neither a leader nor the right to stand."""
+        text = self._lacking(found) if role == "waiting" and not found.stopping else ""
+        since = self._noted(" wait", text)  # no node has such a name
+        if text != self._told_wait and (not text or self._broker.now_ms() - since >= _WAIT_TOLD_MS):
+            self._told_wait = text
+            if text:
+                _log.warning("waits: %s", text)
+
+    def _lacking(self, found: MemberState) -> str:
+        """Which nodes a waiting one needs."""
+        state = found.state
+        absent = sorted(set(state.in_sync) - found.present) if state else []
+        if state is None or not absent:
+            return ""
+        if len(absent) == len(state.in_sync):
+            return f"no in-sync node is present: start {' or '.join(absent)}"
+        return f"nobody leads, and of the in-sync nodes {', '.join(absent)} is not present: start it"
+
+
+def _listed(topics: Collection[str]) -> str:
+    more = f" and {len(topics) - _NAMED} more" if len(topics) > _NAMED else ""
+    return f"{', '.join(sorted(topics)[:_NAMED])}{more}"
 
 
 def _not_handed_over(failure: Failure) -> None:

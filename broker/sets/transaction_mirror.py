@@ -287,6 +287,16 @@ class TransactionMirror:
         self._files.make_directory(self._folder.path)
         make_change(self._files, self._folder.path, change)
 
+    def write_back(self) -> None:
+        """Have the disk take what is there now, so that the sync at the end of the next copy finds little. Its result
+        says nothing: that sync is the one that counts, and has a descriptor that sees what fails here. Raises OSError.
+        """
+        file_systems = FileSystems(self._files)
+        try:
+            file_systems.sync(self._data_paths())
+        finally:
+            file_systems.close()
+
     def _sync_all(self) -> None:
         """As at the end of a copy: a replay need not see what the leader's partitions have, so ours are synced, too."""
         self._file_systems.sync(self._data_paths())

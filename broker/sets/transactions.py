@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
+from twisted.internet import defer
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import MetaqError, StoreError
+from metaq.protocol.errors import MetaqError, NotLeader, StoreError
 from metaq.protocol.stream import Lane, StreamEntry
 
 from ..broker import Broker
 from ..transactions.changes import LogChange
+from . import tuning
 from .leader import Leader
 from .transaction_mirror import NAME_PREFIX, WRITTEN, TransactionMirror
 
 __all__ = ["SetTransactions"]
+
+_log = logging.getLogger(__name__)
 
 
 class SetTransactions:
@@ -39,6 +45,14 @@ class SetTransactions:
         await self._mirror.ready()
         return self._mirror
 
+    async def write_back(self) -> None:
+        """Before this node follows another one, which then has to wait for its sync (TransactionMirror.write_back)."""
+        try:
+            written: Deferred[None] = self._broker.in_thread(self._mirror.write_back)
+            await written.addTimeout(tuning.WRITE_BACK_SECONDS, cast(Any, self._broker.reactor))
+        except (OSError, defer.TimeoutError) as error:
+            _log.warning("the hand-over may take long, because the disk is slow or fails: %r", error)
+
     async def prepare(self) -> None:
         """Wait until the log can be opened: its files are whole, and what the partitions have is safe and so can be
         found by a replay. Raises StoreError."""
@@ -54,7 +68,7 @@ class SetTransactions:
 
         Raises StoreError, ConfigError.
         """
-        self._broker.transactions.open(_LeaderCopies(leader, self._on_failure))
+        self._broker.transactions.open(_LeaderCopies(leader, self._broker.config.broker_id, self._on_failure))
         for log in self._broker.store.logs():
             log.limit_visibility()  # those that the replay has made
 
@@ -68,14 +82,18 @@ class SetTransactions:
 class _LeaderCopies:
     """Changes of the log become entries of the leader's blocks."""
 
-    def __init__(self, leader: Leader, on_failure: Callable[[MetaqError], None]) -> None:
+    def __init__(self, leader: Leader, broker_id: int, on_failure: Callable[[MetaqError], None]) -> None:
         self._leader = leader
+        self._broker_id = broker_id
         self._on_failure = on_failure
 
     def replicate(self, changes: Sequence[LogChange], *, disk: bool, done: Callable[[str | None], None]) -> None:
         lane = Lane.DISK if disk else Lane.MEMORY
         entries = [_entry(change, lane) for change in changes]
         self._leader.replicate(entries, lane, lambda error: done(None if error is None else str(error)))
+
+    def refusal_now(self) -> MetaqError | None:
+        return None if self._leader.leads_now else NotLeader(self._broker_id)
 
     def failed(self, why: str) -> None:
         self._on_failure(StoreError(why))

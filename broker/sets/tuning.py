@@ -27,8 +27,14 @@ CHANGE_PAUSE_SECONDS = 1.0
 LIVE_BYTES = 4 << 20
 """A copy goes over to the live stream when no more than this is missing."""
 
+COPY_WRITTEN_FACTOR = 2.0
+"""A copy gets at least so many times what producers write, so that it comes to an end."""
+
 PIECE_BYTES = 1 << 20
 """Of one partition that a copy reads and sends at once."""
+
+STREAM_READ_BYTES = 256 << 10
+"""Of a connection that are read at once, if there are so many."""
 
 MAX_BACKLOG_BYTES = 256 << 20
 """Blocks that a follower has not acknowledged, above which its connection is cut: it copies from the files then."""
@@ -42,11 +48,21 @@ CONNECT_SECONDS = 2.0
 RECONNECT_SECONDS = (0.05, 1.0)
 """The pause after a refused connection grows between these."""
 
+TRANSACTIONS_SECONDS = 2.0
+"""How long a hand-over waits until the open transactions have ended that would be lost with it; none begin meanwhile,
+and everything else goes on."""
+
+WRITE_BACK_SECONDS = 3.0
+"""How long a leader that hands over, and goes on, writes back its page cache before it stops taking messages."""
+
 DRAIN_SECONDS = 5.0
 """How long a hand-over waits until the next leader has everything."""
 
 HAND_OVER_SECONDS = 5.0
 """How long it waits until that one has been elected."""
+
+WITHDRAW_SECONDS = 3.0
+"""How long a node that stops waits until its topics are the next leader's in ZooKeeper."""
 
 PREFERRED_SECONDS = 60.0
 """How long a preferred node must be in sync before the leader hands over to it, and between two tries."""
@@ -67,3 +83,9 @@ LOOK_SECONDS = 0.01
 
 SILENT_SECONDS = 3.0
 """Without a ping for so long, a follower takes the connection for dead and makes a new one."""
+
+NAMED_LOSSES = 5
+"""Partitions that are named of those that a node's directories have lost."""
+
+REMEMBER_SECONDS = 10.0
+"""How often a node looks whether it has partitions that its file does not know."""

@@ -17,6 +17,7 @@ from .index import IndexDamaged, UnitArray, UnitReader
 from .scan import bound_java_times, find_record, scan_units
 from .segment import Segment
 from .segments import Segments, Snapshot, find_segment
+from .sequential import SequentialReader
 
 __all__ = ["CopiedPiece", "CopyReader"]
 
@@ -51,6 +52,7 @@ class CopyReader:
         self._files = segments.files
         self._snapshot = Snapshot(segments.files, segments[:], self.end)
         self._piece_bytes = piece_bytes
+        self._data = SequentialReader(segments.files, spare_part=1.0)  # nobody else wants what a copy has brought
         self._readers: dict[Segment, UnitReader] = {
             each: each.index.reader(segments.files)
             for each in segments
@@ -78,7 +80,7 @@ class CopyReader:
         if offset < damaged_end:
             return self._damaged(files, fd, segment, offset, damaged_end)
         size = int(units[-1]["offset"]) + int(units[-1]["size"]) - offset
-        data = read_exactly(files, fd, size, offset - first)
+        data = self._data.read(self._snapshot, offset, size)
         good = _good(data, units, offset)
         if not good:
             return self._damaged(files, fd, segment, offset, offset + int(units[0]["size"]))

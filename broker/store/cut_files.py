@@ -34,8 +34,8 @@ _NOWHERE = -1
 
 
 class Change(NamedTuple):
-    """What becomes of a partition: everything from byte offset `end` on goes; or, where `begin` is given, all that lies
-    in front of that, and an empty segment begins there.
+    """What becomes of a partition: everything from byte offset `end` on goes; or, where `begin` is given, everything,
+    and an empty segment begins there, at an offset that is in none of its segments.
     """
 
     end: int
@@ -143,7 +143,8 @@ def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
                 _log.warning("%s: bytes [%d, %d) are taken out, and kept as %s", file.path, start, file.end, name)
     if change.begin is not None:
         path = os.path.join(directory, data_name(change.begin))
-        files.close(files.open(path, os.O_RDWR | os.O_CREAT))
+        with opened(files, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
+            files.fdatasync(fd)
     files.fsync_directory(directory)
     files.unlink(os.path.join(directory, CUT_NAME))
     files.fsync_directory(directory)
@@ -153,7 +154,7 @@ def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
 def _goes(file: SegmentFile, first: SegmentFile, change: Change) -> bool:
     """Whether nothing of the segment stays; the first one stays, empty, where all of it is cut."""
     if change.begin is not None:
-        return file.first_offset < change.begin
+        return file.first_offset != change.begin
     return file.first_offset >= change.end and file.first_offset > first.first_offset
 
 

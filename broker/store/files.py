@@ -13,7 +13,7 @@ import mmap
 import os
 import resource
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
@@ -79,10 +79,11 @@ class NotCached(Exception):  # no error: a reason to come back
 
 
 class FileStatus(NamedTuple):
-    """Size in bytes and the time of the last modification in Unix milliseconds."""
+    """Size in bytes, the time of the last modification in Unix milliseconds, and the number of the inode."""
 
     size: int
     modified_ms: int
+    inode: int = 0
 
 
 class Readable(Protocol):
@@ -160,7 +161,7 @@ class Files:
 
     def status(self, path: str) -> FileStatus:
         found = os.stat(path)
-        return FileStatus(found.st_size, found.st_mtime_ns // 1_000_000)
+        return FileStatus(found.st_size, found.st_mtime_ns // 1_000_000, found.st_ino)
 
     def space(self, path: str) -> tuple[int, int]:
         """Bytes that we may still write on the file system of `path`, and its size."""
@@ -258,13 +259,16 @@ def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
         files.close(fd)
 
 
-def replace_file(files: Files, path: str, data: bytes) -> None:
-    """Replace a file so that there is always the old one or the new one, synced. Blocks. Raises OSError."""
+def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) -> None:
+    """Replace a file so that there is always the old one or the new one, synced. Blocks. Raises OSError.
+
+    data: what it is to have; a function makes that from the number of the new file's inode.
+    """
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f".{name}.tmp")
     files.make_directory(directory)
     with opened(files, temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
-        write_all(files, fd, [data], 0)
+        write_all(files, fd, [data if isinstance(data, bytes) else data(files.status(temporary).inode)], 0)
         files.fdatasync(fd)
     files.rename(temporary, path)
     files.fsync_directory(directory)

@@ -32,7 +32,7 @@ from .segment import Segment
 from .segments import Segments
 from .sync_job import SyncJob
 from .threads import RunInThread, call_safely
-from .topic_config import TopicStoreConfig
+from .topic_config import FlushPolicy, TopicStoreConfig
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class PartitionLog:
         there: they go into that segment, which is begun if it begins at `end_offset`, and this log does not roll by
         size. Raises ValueError if that is neither the last segment nor can be; StoreError if the segment's index must
         be made again first. journaled: False for a large copy, of which nobody waits for a part: with group commit it
-        is safe after the next sync of this log, which the caller has to ask for.
+        is safe after the next sync of this log, which the caller has to ask for. The page cache does not keep it.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -180,7 +180,7 @@ class PartitionLog:
             self._go_on_in(segment)
         base = segments.end_offset
         try:
-            unstored, units = writer.append(data, units)
+            unstored, units = writer.append(data, units, copied=not journaled)
         except LogReadOnly as error:
             self._turn_read_only(error.cause)
             raise
@@ -326,7 +326,11 @@ class PartitionLog:
         for their sync keep waiting for it; later ones are shown as soon as those are.
         """
         self._writer.max_segment_size = config.max_segment_size
-        self._act(self.durability.use(config.flush_policy))
+        self.use_policy(config.flush_policy)
+
+    def use_policy(self, policy: FlushPolicy) -> None:
+        """`use` of other settings that differ only in this."""
+        self._act(self.durability.use(policy))
 
     # --- safety -------------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,8 @@ class RecoveryReport:
 
     directory: str
     segments: int = 1
+    anew: bool = False
+    """There was no segment."""
     checked_bytes: int = 0
     """Bytes that no checkpoint covered, read and checked."""
     cut_at: int | None = None
@@ -136,7 +138,7 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
         found = segment_files(open_files.files, directory)
         if not found:
             first = create_segment(open_files, directory, 0)
-            return RecoveredPartition([first], RecoveryReport(directory), _names(directory))
+            return RecoveredPartition([first], RecoveryReport(directory, anew=True), _names(directory))
         stored = [read_checkpoint(open_files.files, file.index_path, file.first_offset) for file in found]
         known = [_believed(open_files.files, file, each) for file, each in zip(found, stored, strict=True)]
         first_unsafe = _first_unsafe(found, known)

@@ -20,10 +20,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct, error
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
@@ -39,12 +42,14 @@ __all__ = [
     "ROW_BYTES",
     "SEQUENCES_DIRECTORY",
     "SEQUENCES_TOPIC",
+    "RowTable",
     "SequenceRow",
     "cut_torn_writes",
     "encode_head",
     "encode_row",
     "internal_record",
     "read_rows",
+    "read_tables",
 ]
 
 _log = logging.getLogger(__name__)
@@ -57,6 +62,13 @@ _VERSION = 1
 _HEAD = Struct(">HH")
 _LENGTH = Struct(">H")
 _ROW = Struct(">QQqqqIII")
+_COLUMNS = np.dtype(
+    [
+        *((name, ">u8") for name in ("producer", "sequence")),
+        *((name, ">i8") for name in ("base", "end", "first_id")),
+        *((name, ">u4") for name in ("records", "partition", "topic")),
+    ]
+)
 _READ_BYTES = 4 << 20
 
 ROW_BYTES = _ROW.size
@@ -124,6 +136,68 @@ def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[tuple[int, list
             yield base + end, rows
             start = end
         rest = rest[start:]
+
+
+class RowTable(NamedTuple):
+    """The rows of many records, in their order. end: where the last record ends. rows: their columns are named as the
+    fields of SequenceRow, but that `topic` is the number in the record's head; topics: of each row an index into names.
+    """
+
+    end: int
+    rows: npt.NDArray[Any]
+    topics: npt.NDArray[np.int64]
+    names: Sequence[str]
+
+    def row(self, number: int) -> SequenceRow:
+        """One of them."""
+        return SequenceRow._make((*self.rows[number].tolist()[:7], self.names[self.topics[number]]))
+
+
+def read_tables(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[RowTable]:
+    """As read_rows, for whoever need not look at each row: three times as fast. Ends with the record that has the last
+    of `most_bytes`."""
+    last = None if most_bytes is None else first_offset + most_bytes
+    size = _READ_BYTES if most_bytes is None else min(_READ_BYTES, most_bytes)
+    offset, rest = first_offset, b""
+    heads: dict[bytes, tuple[int, int]] = {}  # where the names of each begin among those of all, and how many
+    names: list[str] = []
+    unpack = HEADER.unpack_from
+    while (last is None or offset - len(rest) < last) and (data := snapshot.read(offset, size)):
+        base = offset - len(rest)
+        offset += len(data)
+        rest += data
+        start, most, head = 0, len(rest) if last is None else last - base, b""
+        pieces: list[bytes] = []
+        places: list[tuple[int, int]] = []
+        while start < most and start + HEADER_BYTES <= len(rest):
+            body = start + HEADER_BYTES
+            end = body + unpack(rest, start)[0]
+            if end > len(rest):
+                break
+            if not head or not rest.startswith(head, body, end):
+                head, topics = _head(rest[body:end])
+                if head not in heads:
+                    heads[head] = len(names), len(topics)
+                    names += topics
+                place = heads[head]
+            pieces.append(rest[body + len(head) : end])
+            places.append(place)
+            start = end
+        rest = rest[start:]
+        if pieces:
+            yield _table(base + start, pieces, places, names)
+
+
+def _table(end: int, pieces: list[bytes], places: list[tuple[int, int]], names: Sequence[str]) -> RowTable:
+    counts, over = np.divmod(np.array([len(piece) for piece in pieces]), ROW_BYTES)
+    rows = np.frombuffer(b"".join(pieces), np.uint8)
+    if over.any():
+        raise StoreError("rows of an internal log cannot be read: a record has a part of a row")
+    found = rows.view(_COLUMNS)
+    firsts, most = np.repeat(np.array(places), counts, axis=0).T
+    if (found["topic"] >= most).any():
+        raise StoreError("rows of an internal log cannot be read: a row names no topic of its record")
+    return RowTable(end, found, firsts + found["topic"], names)
 
 
 def cut_torn_writes(

@@ -2,7 +2,8 @@
 
 A reader that is far behind would otherwise wait for the disk at each request, and push out of the page cache what
 producers have just written and readers at the end still want. Only pages that were not there before are dropped, well
-behind the reader, never near the end of the partition, and not while the machine has memory to spare.
+behind the reader, never near the end of the partition, and not while the machine has memory to spare, unless the
+reader says so.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class SequentialReader:
     They make few system calls: after each one a thread waits for the interpreter lock, and takes it from the reactor.
     """
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, spare_part: float = tuning.SPARE_MEMORY_PART) -> None:
+        """spare_part: of the machine's memory, 0 … 1; nothing is dropped while more is unused."""
         self._files = files
+        self._spare_part = spare_part
         self._segment: Segment | None = None
         self._ahead = 0  # up to here the segment was fetched
         self.is_ahead_cached = False
@@ -95,7 +98,7 @@ class SequentialReader:
 
     def _drop(self, fd: int, segment: Segment, before: int) -> None:
         """Give back the pages that were brought and end before `before`."""
-        if self._brought and self._files.unused_memory_part() > tuning.SPARE_MEMORY_PART:
+        if self._brought and self._files.unused_memory_part() > self._spare_part:
             self._brought.clear()
             return
         while self._brought and self._brought[0].stop <= before:

@@ -31,7 +31,7 @@ from .replay import drop_journal, replay_journal
 from .retention import RemovedSegment, Retention
 from .rewriting import PageCacheSync
 from .searching import Searching
-from .segment import Segment, create_segment
+from .segment import Segment, create_segment, segment_files
 from .sequence_rows import SEQUENCES_DIRECTORY, SEQUENCES_TOPIC, cut_torn_writes
 from .threads import RunInThread, call_safely
 from .topic_config import TopicStoreConfig
@@ -97,6 +97,9 @@ class Store:
             raise ValueError("a store needs a data path")
         self.data_paths = list(dict.fromkeys(os.path.realpath(path) for path in data_paths))
         self.reports: list[RecoveryReport] = []
+        self.whole: set[str] = set()
+        """`<topic>-<partition>` of those, and of the internal logs, of which an earlier life had left files, and of
+        which nothing is known to be gone that had been synced."""
         self._config_for = config_for
         self._data_path_for = data_path_for or (lambda topic: self.data_paths[0])
         self.files = files
@@ -166,15 +169,20 @@ class Store:
             if self.files.is_directory(path := self._sequences_path(number)):
                 found[f"{SEQUENCES_TOPIC}-{number}"] = PartitionDirectory(SEQUENCES_TOPIC, number, path)
 
+        self.whole = set(found)
+
         def directory_for(name: str) -> str:
-            directory = found[name] = found.get(name) or self._directory_for(name)
+            directory = found.get(name)
+            if directory is None or not segment_files(self.files, directory.path):
+                self.whole.discard(name)
+            directory = found[name] = directory or self._directory_for(name)
             return directory.path
 
         journal = replay_journal(self.files, self.data_paths[0], directory_for)
         sync = PageCacheSync(self._file_systems, [each.path for each in found.values()])
         for entry in sorted(each for each in found.values() if each.topic == SEQUENCES_TOPIC):
             recovered = recover_partition(self._open_files, entry.path, sync)
-            _tell(recovered.report)
+            self._tell(entry, recovered.report)
             log = self._add_sequence_log(entry, recovered.segments, recovered.unsynced_directories)
             self._rebuilding.add(log)
             del found[f"{entry.topic}-{entry.partition}"]
@@ -183,13 +191,21 @@ class Store:
         for entry in sorted(found.values()):
             recovered = recover_partition(self._open_files, entry.path, sync)
             self.reports.append(recovered.report)
-            _tell(recovered.report)
+            self._tell(entry, recovered.report)
             log = self._add(*entry, recovered.segments, recovered.unsynced_directories)
             self._rebuilding.add(log)
         self._sync_recovered(journaled=bool(journal.paths))
         drop_journal(self.files, journal)
         if journal.paths:
             self._journal.start_after(journal_number(journal.paths[-1]))
+
+    def _tell(self, place: PartitionDirectory, report: RecoveryReport) -> None:
+        if report.anew or report.missing_bytes:
+            self.whole.discard(f"{place.topic}-{place.partition}")
+        if report.damage or report.missing_bytes:
+            _log.error("recovered %s", report)
+        elif report.notable:
+            _log.warning("recovered %s", report)
 
     def _sync_recovered(self, *, journaled: bool) -> None:
         """Wait until what was found is on the disk where readers may only see what cannot be lost.
@@ -487,11 +503,12 @@ class Store:
     def begin_anew(self, first_offsets: Mapping[PartitionLog, int], done: CutsDone) -> None:
         """As `cut`, but all that these logs have goes, and each goes on, empty, at its new first offset.
 
-        Raises StoreError for one that is not behind the log's end.
+        Raises StoreError for one that the log has, or where it ends.
         """
         for log, first_offset in first_offsets.items():
-            if first_offset <= log.end_offset:
-                raise StoreError(f"{log.directory} ends at {log.end_offset}: it cannot begin anew at {first_offset}")
+            first, end = log.first_offset, log.end_offset
+            if first <= first_offset <= end:
+                raise StoreError(f"{log.directory} has [{first}, {end}): it cannot begin anew at {first_offset}")
         self._cut({log: Change(log.first_offset, first) for log, first in first_offsets.items()}, done)
 
     def _cut(self, changes: Mapping[PartitionLog, Change], done: CutsDone) -> None:
@@ -577,10 +594,3 @@ def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) ->
     for number in sorted(left):
         log, end = ends[number]
         log.when_safe(end, partial(answered, number))
-
-
-def _tell(report: RecoveryReport) -> None:
-    if report.damage or report.missing_bytes:
-        _log.error("recovered %s", report)
-    elif report.notable:
-        _log.warning("recovered %s", report)

@@ -25,6 +25,9 @@ LOOKED_AT_PER_TICK = 1024
 WRITEBACK_BYTES = 4 << 20
 """Appended bytes of a partition after which the kernel is told to begin writing them. `batch`, `latency`."""
 
+KEPT_COPY_BYTES = 16 << 20
+"""At the end of a copy that the page cache keeps while the kernel writes them. `python -m bench.catch_up`."""
+
 # --- memory for index units: `partitions-10240`, and the broker's memory there -------------------------------------
 
 MAX_UNSTORED_UNITS = 1 << 16

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError
 from metaq.protocol.record import Buffer
 
 from . import tuning
 from .disk_space import no_room
-from .files import OpenFiles
+from .files import Files, OpenFiles
 from .index import UNIT, UNIT_BYTES, IndexDamaged, ordered_units
 from .segment import Segment, create_segment
 from .segments import Segments
@@ -50,6 +50,7 @@ class Writer:
         self._stored_ms: int | None = None
         self._written_back = segments.end_offset
         self._writing_back = False
+        self._copied = self._dropped = -1  # where the copy under way ends, and what the page cache need not keep
 
     def append_damaged(self, data: Sequence[Buffer]) -> None:
         """Write bytes that no index unit describes behind the last record. Raises as `append`."""
@@ -61,8 +62,8 @@ class Writer:
             raise self._cut_back(active, error) from error
         segments.grown(sum(map(len, data)), b"")
 
-    def append(self, data: Sequence[Buffer], units: Buffer) -> tuple[int, Buffer]:
-        """Write whole records behind the last one.
+    def append(self, data: Sequence[Buffer], units: Buffer, *, copied: bool = False) -> tuple[int, Buffer]:
+        """Write whole records behind the last one. copied: of a large copy, which the page cache need not keep.
 
         Returns the number of index units that are only in memory now, and the units as they were stored: with their
         times in order.
@@ -85,6 +86,9 @@ class Writer:
             raise self._cut_back(active, error) from error
         self._stored_ms = last_ms
         unstored = segments.grown(size, units)
+        if copied:
+            self._dropped = self._dropped if base == self._copied else base
+            self._copied = base + size
         if base + size - self._written_back >= tuning.WRITEBACK_BYTES:
             self._write_back(active, base + size)
         return unstored, units
@@ -120,19 +124,32 @@ class Writer:
     def _write_back(self, segment: Segment, end: int) -> None:
         """Have the kernel begin to write what was appended, in a worker thread, which may have to wait for the device.
 
-        Else it comes all at once with the next sync, which then takes long.
+        Else it comes all at once with the next sync, which then takes long. Of a copy the page cache loses what should
+        have been written by now, so that the copy goes on in the same pages: it pushes nothing else out, and pages that
+        nobody has used for long are dear in a virtual machine.
         """
         if not self._writing_back:
             self._writing_back = True
-            start, self._written_back = max(self._written_back, segment.first_offset), end
-            position = start - segment.first_offset
-            start_writeback: Callable[..., Any] = self._open_files.files.start_writeback
-            write_back = partial(start_writeback, segment.data.pin(), position, end - start)
+            first = segment.first_offset
+            start, self._written_back = max(self._written_back, first), end
+            written: range | None = None
+            if self._copied == end:
+                written = range(max(self._dropped, first) - first, start - tuning.KEPT_COPY_BYTES - first)
+                self._dropped = max(self._dropped, first + written.stop)
+            position = range(start - first, end - first)
+            write_back = partial(_written_back, self._open_files.files, segment.data.pin(), position, written)
             self._run_in_thread(write_back, partial(self._wrote_back, segment))
 
     def _wrote_back(self, segment: Segment, result: object) -> None:
         self._writing_back = False
         segment.data.unpin()
+
+
+def _written_back(files: Files, fd: int, dirty: range, written: range | None) -> None:
+    """Have the dirty bytes written, and the written ones leave the page cache; those that are still dirty stay."""
+    files.start_writeback(fd, dirty.start, len(dirty))
+    if written:
+        files.advise(fd, written.start, len(written), os.POSIX_FADV_DONTNEED)
 
 
 def _check_units(units: Buffer, base: int, size: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
+from metaq.protocol.errors import MetaqError
 from metaq.protocol.record import Buffer
 
 from ..store.files import Files, replace_file
@@ -35,6 +36,9 @@ class LogCopies(Protocol):
 
         done(None): all have, on the disk if `disk`, and with whatever was written before; done(why): nobody knows.
         """
+
+    def refusal_now(self) -> MetaqError | None:
+        """Why nothing can be said of what other nodes have: one of them may have been elected. None if it has not."""
 
     def failed(self, why: str) -> None:
         """This node cannot write its own files any more."""

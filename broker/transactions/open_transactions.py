@@ -87,6 +87,11 @@ class OpenTransaction:
         return is_xa(self.key)
 
     @property
+    def first_id(self) -> int:
+        """Id of the first message, before `finish`; 0 without one."""
+        return min((block.ids[0] for block in self.blocks.values()), default=0)
+
+    @property
     def held_bytes(self) -> int:
         """Memory that its messages take."""
         return self.size + PUT_OVERHEAD_BYTES * self.messages
@@ -130,6 +135,15 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def get(self, key: str) -> OpenTransaction | None:
+        """An open transaction, whoever may use it."""
+        return self._open.get(key)
+
+    @property
+    def has_active(self) -> bool:
+        """Whether one is open that is not prepared."""
+        return any(each.state is TransactionState.ACTIVE for each in self._open.values())
 
     def find(self, connection: object, key: str | None) -> OpenTransaction:
         """An open transaction that this connection may use. Raises TransactionRefused."""

@@ -53,6 +53,10 @@ class Replayed:
     transactions: dict[str, OpenTransaction] = field(default_factory=dict)
     committed: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = field(default_factory=dict)
     """Where the messages of those committed transactions end that may not be on the disk yet."""
+    local_commits: dict[str, int] = field(default_factory=dict)
+    """Those that were read, in order: key -> id of the first message."""
+    first_message_id: int | None = None
+    """Of the first message that was read; None if there is none, or if commits behind it may be hidden by damage."""
     max_message_id: int = 0
     appended: int = 0
     """Messages that had to be appended."""
@@ -120,6 +124,7 @@ class _Replay:
         self._following = Following(now_ms)
         self._old: dict[int, _OldFile] = {}
         self._appended_to: dict[PartitionLog, None] = {}
+        self._damaged = False
 
     def run(self, start: RedoPosition | None, decide: Decide) -> Replayed:
         paths = numbered_files(self._files, self._directory, REDO_PREFIX)
@@ -140,6 +145,8 @@ class _Replay:
             self._repair(old)
         for log in self._appended_to:
             log.sync_now()  # nobody sees a part of a block before the rest
+        if self._damaged:
+            self.result.first_message_id = None
         self.result.max_message_id = self._following.max_message_id
         self.result.late = self._following.late
         return self.result
@@ -168,6 +175,7 @@ class _Replay:
                 break
             else:
                 old.damaged(part, reader.size)
+                self._damaged |= not part.torn
                 self._following.damaged(part)
         if start and reader.end == start != reader.size:
             _log.warning("%s: no record begins at byte %d: replaying from the beginning", path, start)
@@ -182,6 +190,9 @@ class _Replay:
     # --- records ------------------------------------------------------------------------------------------------------
 
     def _take(self, old: _OldFile, entry: RedoEntry) -> None:
+        command = entry.command
+        if isinstance(command, StoredPut) and self.result.first_message_id is None:
+            self.result.first_message_id = command.message_id
         ended = self._following.take(entry)
         if ended is None:
             transaction = self._following.open[entry.command.tx_key].transaction
@@ -191,6 +202,8 @@ class _Replay:
                 old.file.hold(transaction)
         elif ended.operation.type.is_commit:
             self._commit(old, ended)
+            if not ended.operation.type.is_xa and ended.transaction is not None and ended.transaction.puts:
+                self.result.local_commits[ended.operation.tx_key] = ended.transaction.puts[0].message_id
         elif ended.transaction is not None:
             self._settle(ended.transaction.transaction, ())
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from twisted.internet.defer import Deferred, succeed
 
 from metaq.protocol.errors import ChecksumMismatch, LogReadOnly, MetaqError, TransactionRefused, XaRefused
+from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.text import NO_CHECKSUM
@@ -32,6 +33,7 @@ from .commands import Operation, OperationType, StoredPut
 from .config import TransactionConfig
 from .log import TransactionLog
 from .open_transactions import OpenTransaction, Registry, TransactionState
+from .outcomes import Outcomes
 from .refusals import AFTER_RESTART, bare, decided, ignore_refusal, incomplete, log_failed
 
 __all__ = ["PreparedTransaction", "Transactions"]
@@ -79,9 +81,13 @@ class Transactions:
         self._now_ms = now_ms
         self.refusal: Callable[[], MetaqError | None] = lambda: None
         """Why clients are not served now; None if they are. Of a broker set's node, which may not lead."""
+        self.ending: MetaqError | None = None
+        """Why no transaction may begin now, while those that are open go on; None if they may begin."""
         self._new_registry = partial(Registry, config, reactor, self._expired)
         self._open = self._new_registry()
         self._is_open = False
+        self._copies: LogCopies | None = None
+        self._outcomes = Outcomes(INT64_MAX, {})
         self._deciding: set[OpenTransaction] = set()  # whose fate, which an operator has decided, is being written
         self._unfinished: set[str] = set()  # XA transactions whose commit a broken partition keeps from ending
 
@@ -104,7 +110,11 @@ class Transactions:
         self._unfinished.clear()
         recovered = self._log.open(self._partitions, copies)
         self._is_open = True
+        self._copies = copies
         self._message_ids.begin_above(recovered.max_message_id)
+        first_id = recovered.first_message_id
+        known_from = self._message_ids.next(1) if first_id is None else first_id
+        self._outcomes = Outcomes(known_from, recovered.local_commits)
         for transaction in recovered.transactions.values():
             if transaction.state is not TransactionState.PREPARED:
                 ignore_refusal(self._log_rollback(transaction))
@@ -147,6 +157,11 @@ class Transactions:
         """Whether a prepare, a commit or a rollback waits for its record."""
         return self._is_open and self._log.is_waited_for
 
+    @property
+    def has_active(self) -> bool:
+        """Whether a transaction is open that is gone if this node leads no longer: it is not prepared."""
+        return self._open.has_active
+
     def tick(self) -> None:
         """What is due by the clock. To be called about four times a second."""
         if self._is_open:
@@ -164,6 +179,8 @@ class Transactions:
             self._metrics.tx_xa_begin += 1
             self._check_decided(key)
         self._check_log(key)
+        if self.ending is not None and self._open.get(key) is None:
+            raise self.ending
         self._open.begin(connection, key, timeout_seconds)
 
     def put(
@@ -247,6 +264,23 @@ class Transactions:
         if key is None or not is_xa(key):
             raise XaRefused(XaCode.XAER_NOTA, f"{key or NULL_KEY} is not a valid xid")
         return self._log.set_heuristic(key, None) if key in self._log.heuristics else None
+
+    def outcome(self, key: str, first_id: int) -> bool | Deferred[bool]:
+        """Whether a local transaction is committed, now or when that is known. It is rolled back if it is open, so that
+        a commit that is still on its way changes nothing. first_id: of its first message.
+
+        Raises NotLeader in a broker set whose next leader may have been elected; TransactionRefused, also later, if
+        this is not known.
+        """
+        self._check_served()
+        if is_xa(key):
+            raise XaRefused(XaCode.XAER_PROTO, f"'{key}' is an XA transaction: ask by RECOVER")
+        if self._copies is not None and (obstacle := self._copies.refusal_now()) is not None:
+            raise obstacle  # another leader may have committed it
+        if (transaction := self._open.get(key)) is not None:
+            self._give_up(transaction)
+            return False
+        return self._outcomes.ask(key, first_id)
 
     def connection_lost(self, connection: object) -> None:
         """Roll back the local transactions of a connection that is gone."""
@@ -372,17 +406,25 @@ class Transactions:
 
     def _log_commit(self, transaction: OpenTransaction) -> Deferred[None]:
         deferred: Deferred[None] = Deferred()
+        key, first_id, outcomes = transaction.key, transaction.first_id, self._outcomes
 
         def ended(failure: str | None, error: MetaqError | None) -> None:
+            refused: XaRefused | None = None
             if failure is not None:  # the next start finds the record, or does not
-                deferred.errback(XaRefused(XaCode.XAER_RMFAIL, failure))
+                refused = XaRefused(XaCode.XAER_RMFAIL, failure)
             elif error is not None:
                 if transaction.is_xa:
-                    self._unfinished.add(transaction.key)
-                deferred.errback(incomplete(transaction.key, error))
-            else:
+                    self._unfinished.add(key)
+                refused = incomplete(key, error)
+            if not transaction.is_xa:
+                outcomes.decided(key, first_id, refused)
+            if refused is None:
                 deferred.callback(None)
+            else:
+                deferred.errback(refused)
 
+        if not transaction.is_xa:
+            outcomes.deciding(key)
         self._log.commit(transaction, transaction.state is TransactionState.PREPARED, ended)
         return deferred
 

@@ -5,7 +5,7 @@ what its caller has done or intends. The callers are:
 
 - the driver of requests (fetcher.py, a simulator): `next_request`, `next_ahead`, `arrived`, `answered`, `failed`, …;
 - the thread that takes messages (poll(), a handler's): `next_chunk`, `handed_out`, `consumed_to`, `damaged_at`, …;
-- the rebalance thread: `revoke`, `keep`, `lose`;
+- the rebalance thread: `revoke`, `keep`, `leave_place`, `lose`;
 - the committing thread: `to_commit`, `committed_to`.
 
 Invariants (test_client_cursor.py drives them at random):
@@ -108,6 +108,7 @@ class PartitionCursor:
         self.last_id = stored[1] if stored is not None and stored[0] == begin else UNKNOWN_MESSAGE_ID
         self.consumed: Reached | None = None
         self.committed = stored
+        self._found: Reached | None = None  # where `locate` has it begin
         self.asking = False
         self.backoff = Backoff(config.error_min_seconds, config.error_max_seconds, random)
         self._config = config
@@ -194,6 +195,7 @@ class PartitionCursor:
             if self.awaits(request):
                 if not self.opened:
                     self.fetch_offset = self.position = offset
+                    self._found = offset, UNKNOWN_MESSAGE_ID
                     self.opened = True
                 self._ask = Ask.PULL
 
@@ -208,6 +210,13 @@ class PartitionCursor:
             self.revoking = False
             self._wanting.append(self)  # it may have no position yet, and ask for that
             self.again()
+
+    def leave_place(self) -> None:
+        """Another member is to begin where this one has, if nothing was consumed since: "latest" is another place by
+        then, and whatever has come in between would be nobody's."""
+        with self.lock:
+            if self.consumed is None and self.committed is None:
+                self.consumed = self._found
 
     def announce(self) -> None:
         """The user was told that it is assigned."""

@@ -340,6 +340,8 @@ class GroupMember:
 
     def _release(self) -> Event:
         losses, self._losses = self._losses, []
+        for cursor in losses:
+            cursor.leave_place()
         self._committer.commit(losses)
         self._core.lose(losses)
         self._moved += len(losses)

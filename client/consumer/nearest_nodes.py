@@ -31,8 +31,7 @@ class NearestNodes:
 
     def seen(self, broker_id: int, view: SetView) -> bool:
         """The set as it is now; whether this may change a choice."""
-        in_sync = () if view.state is None else view.state.in_sync
-        names = sorted(name for name in in_sync if (node := view.nodes.get(name)) and node.zone == self._zone)
+        names = sorted(name for name in view.in_sync_present if view.nodes[name].zone == self._zone)
         found = [_endpoint(view.nodes[name].url) for name in names if self._zone]
         near = tuple(each for each in found if each is not None)
         former, self._near[broker_id] = self._near.get(broker_id, ()), near

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from isal.isal_zlib import crc32
 
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import BrokerUnavailable, ConfigError, MetaqError, NoPartition, RequestTimedOut
+from metaq.protocol.errors import BrokerUnavailable, ConfigError, MetaqError, NoPartition, RequestTimedOut, TooFewNodes
 
 from ..metadata import UNKNOWN, Metadata, TopicView
 from ..nearest import topic_meant
@@ -103,7 +103,8 @@ class Router:
         self._clock = clock
         self._listed: dict[str, tuple[Sequence[TopicPartition], frozenset[TopicPartition]]] = {}
         self._meant: dict[str, str] = {}  # by topic that nobody publishes: what to do, as it was told first
-        self._avoided: dict[int | TopicPartition, float] = {}  # broker or partition -> until when
+        # broker, topic on a broker, or partition -> until when
+        self._avoided: dict[int | tuple[str, int] | TopicPartition, float] = {}
 
     def route(self, outgoing: Outgoing) -> TopicPartition:
         """The partition for a message. Raises NoPartition, or what a selector raises."""
@@ -182,8 +183,12 @@ class Router:
 
     def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> bool:
         """A send to it failed: choose others for a while, if there are any. Returns whether there are."""
-        whole_broker = isinstance(error, (BrokerUnavailable, RequestTimedOut))
-        self._avoided[partition.broker if whole_broker else partition] = self._clock() + seconds
+        what: int | tuple[str, int] | TopicPartition = partition
+        if isinstance(error, TooFewNodes):
+            what = partition.topic, partition.broker
+        elif isinstance(error, (BrokerUnavailable, RequestTimedOut)):
+            what = partition.broker
+        self._avoided[what] = self._clock() + seconds
         return partition not in self._usable(self._view(partition.topic))
 
     @property
@@ -194,8 +199,8 @@ class Router:
     def works(self, partition: TopicPartition) -> None:
         """A send to it succeeded."""
         if self._avoided:
-            self._avoided.pop(partition, None)
-            self._avoided.pop(partition.broker, None)
+            for what in (partition, (partition.topic, partition.broker), partition.broker):
+                self._avoided.pop(what, None)
 
     def _by_key(self, key: str | bytes, partitions: Sequence[TopicPartition]) -> TopicPartition:
         if partitions[0].partition == UNKNOWN:
@@ -251,7 +256,10 @@ class Router:
         usable = tuple(
             each
             for each in view.partitions
-            if each not in avoided and each.broker not in avoided and endpoints.get(each.broker) not in down
+            if each not in avoided
+            and each.broker not in avoided
+            and (each.topic, each.broker) not in avoided
+            and endpoints.get(each.broker) not in down
         )
         return usable or view.partitions
 

@@ -20,6 +20,7 @@ from metaq.protocol.errors import (
     ClientError,
     CommitIncomplete,
     CommitUnknown,
+    CoordinationError,
     MetaqError,
     NoPartition,
     NotLeader,
@@ -34,7 +35,7 @@ from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import Buffer
 from metaq.protocol.refusals import frame_error, is_success, transaction_refusal
-from metaq.protocol.remoting import TransactionRequest
+from metaq.protocol.remoting import TransactionOutcomeReply, TransactionOutcomeRequest, TransactionRequest
 from metaq.protocol.sends import CopiedReply, SendRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, encode_transaction
@@ -46,7 +47,7 @@ from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..questions.admin import set_status
-from ..questions.asking import LEADER_SECONDS
+from ..questions.asking import LEADER_SECONDS, ask
 from ..values import SendResult, TopicPartition
 from .answers import batch_frame, put_result
 from .building import SendOptions, build_batch, build_message
@@ -154,6 +155,25 @@ class Transactional:
         if reply.code != Status.SUCCESS:
             raise transaction_refusal(reply.text)
         return reply.text
+
+    def outcome(self, connection: Connection, tx_key: str, first_id: int, broker: int) -> bool:
+        """Whether a local transaction is committed; after this it is so for good. first_id: of its first message.
+
+        Raises NotLeader, TransactionRefused (not known any more; XaRefused with XAER_RMFAIL: not by this leader),
+        RequestRefused (an older broker), RequestTimedOut, BrokerUnavailable.
+        """
+        ext = TransactionOutcomeRequest(tx_key, first_id).to_ext()
+        asked = TopicPartition("", broker, -1)
+        frame = ask(connection, RequestCode.TRANSACTION_OUTCOME, ext, asked, self._wait(None))
+        return TransactionOutcomeReply.from_ext(frame.ext).committed
+
+    def is_set(self, broker: int) -> bool:
+        """Whether the broker is a broker set, so that another node may lead it next; False if that cannot be read."""
+        try:
+            return self.metadata.is_set(broker)
+        except CoordinationError as error:
+            log.info("whether broker %d is a set is not known: %s", broker, error)
+            return False
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -283,6 +303,9 @@ class Transaction(TransactionSends):
         self._state = _State.NEW
         self._connection: Connection | None = None
         self._broker = -1
+        self._topic = ""
+        self._first_id = 0
+        """Of its first message."""
 
     def commit(self) -> None:
         """Make the messages visible. Without a message there is nothing to do.
@@ -294,6 +317,9 @@ class Transaction(TransactionSends):
         becomes visible), TransactionRefused (the broker rolled it back, after its timeout for example), CommitUnknown
         (the answer was lost, or the broker does not know), CommitIncomplete (committed, but not all messages are
         visible yet), ClientError (it is over already).
+
+        If the answer of a broker set's leader is lost, the set is asked what became of the transaction, for 10 s at
+        most; it knows, unless so much was committed since that its log has been shortened.
         """
         with self._lock:
             if self._state is _State.FAILED:
@@ -310,10 +336,12 @@ class Transaction(TransactionSends):
                 self._state = _State.ROLLED_BACK
                 raise
             except (BrokerUnavailable, RequestTimedOut) as error:
-                raise self._unknown(error) from error
+                self._settle(connection, error)
+                return
             except MetaqError as error:
                 if isinstance(error, XaRefused) and error.xa_code == XaCode.XAER_RMFAIL:
-                    raise self._unknown(error) from error
+                    self._settle(connection, error)
+                    return
                 if isinstance(error, XaRefused) and error.xa_code == XaCode.XA_HEURCOM:
                     self._state = _State.COMMITTED
                     raise CommitIncomplete(f"transaction {self.key}: {error.reason}") from error
@@ -359,6 +387,42 @@ class Transaction(TransactionSends):
             else:
                 return
 
+    def _settle(self, connection: Connection, lost: MetaqError) -> None:
+        """Learn from the broker set what became of a commit without an answer. Raises CommitUnknown, TransactionLost,
+        CommitIncomplete."""
+        calls = self._calls
+        if not connection.speaks_frames or not calls.is_set(self._broker):
+            raise self._unknown(lost) from lost
+        try:
+            committed = self._asked_for_outcome(calls.clock() + LEADER_SECONDS)
+        except MetaqError as error:
+            if isinstance(error, XaRefused) and error.xa_code == XaCode.XA_HEURCOM:
+                self._state = _State.COMMITTED
+                raise CommitIncomplete(f"transaction {self.key}: {error.reason}") from error
+            log.info("what became of transaction %s is not known: %s", self.key, error)
+            raise self._unknown(lost) from error
+        if not committed:
+            self._state = _State.ROLLED_BACK
+            raise TransactionLost(f"transaction {self.key} is rolled back: {lost}") from lost
+        self._state = _State.COMMITTED
+
+    def _asked_for_outcome(self, give_up: float) -> bool:
+        """Ask whichever node leads until there is an answer. Raises what the last one asked has said."""
+        calls = self._calls
+        backoff = Backoff(0.02, 0.5)
+        while True:
+            try:
+                connection = calls.connect(self._topic, self._broker, give_up - calls.clock())
+                return calls.outcome(connection, self.key, self._first_id, self._broker)
+            except (BrokerUnavailable, RequestTimedOut, NoPartition, NotLeader, XaRefused) as error:
+                if isinstance(error, XaRefused) and error.xa_code != XaCode.XAER_RMFAIL:
+                    raise
+                follows, pause = calls.follow(error), backoff.next()
+                pause = pause if follows is None else follows
+                if calls.clock() + pause >= give_up:
+                    raise
+                time.sleep(pause)
+
     def _wait_until_leading(self, connection: Connection, refusal: NotLeader, give_up: float) -> None:
         """After a refused commit, until the node leads again, with the transaction still open.
 
@@ -403,6 +467,8 @@ class Transaction(TransactionSends):
                         continue
                     raise TransactionLost(f"transaction {self.key} is lost: {error}") from error
                 self._state = _State.OPEN
+                if is_first:
+                    self._topic, self._first_id = partition.topic, results[0].message_id
                 return results
 
     def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:

@@ -16,7 +16,6 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,
-    CoordinationError,
     MetaqError,
     NoPartition,
     NotLeader,
@@ -201,11 +200,7 @@ class XaResource:
 
     def is_set(self, broker: int) -> bool:
         """Whether the broker is a broker set: what is lost with one node can be begun anew at the next leader."""
-        try:
-            return self._calls.metadata.is_set(broker)
-        except CoordinationError as error:
-            log.info("whether broker %d is a set is not known: %s", broker, error)
-            return False
+        return self._calls.is_set(broker)
 
     # --- brokers ----------------------------------------------------------------------------------------------------
 

@@ -9,16 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-from metaq.coordination.brokers import BrokerNodes, ClusterView
+from metaq.coordination.brokers import BrokerNodes
 from metaq.coordination.group import remove_group
 from metaq.coordination.interrupts import Aside
+from metaq.coordination.move_records import Move
 from metaq.coordination.moves import Moves
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
-from metaq.coordination.records import UNKNOWN_MESSAGE_ID, Move
+from metaq.coordination.records import UNKNOWN_MESSAGE_ID
 from metaq.coordination.session import ZkSession
-from metaq.coordination.set_view import read_set
+from metaq.coordination.set_view import SetView, read_sets
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
+from ..absences import LEADERLESS_SECONDS
 from ..config import ConnectionConfig, Protocol, config_or_default
 from ..connection import Connection, Endpoint
 from ..nearest import published_nowhere
@@ -28,6 +30,7 @@ from ..values import TopicPartition
 from .asking import following
 from .brokers import Source, Survey, endpoint_at
 from .finding import MessageFinder
+from .steady import SteadyView
 
 __all__ = ["Cluster"]
 
@@ -45,13 +48,15 @@ class Cluster:
         protocol: Protocol = "auto",
         start_timeout_seconds: float = 10.0,
         config: ConnectionConfig | None = None,
+        patience_seconds: float = LEADERLESS_SECONDS,
     ) -> None:
-        """zookeeper: connect string, chroot allowed; root: znode below which metaq lives."""
+        """zookeeper: connect string, chroot allowed; root: znode below which metaq lives. patience_seconds: how long
+        brokers and topics are waited for while a broker set has nodes and no leader."""
         self.zookeeper = zookeeper
         self._config = config_or_default(config, ConnectionConfig)
         self._session = ZkSession(zookeeper, root)
         self._pool = ConnectionPool(self._config, protocol)
-        self.view = ClusterView(self._session)
+        self.view = SteadyView(self._session, patience_seconds)
         self._offsets = ZooKeeperOffsetStore(self._session)
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self._ending = Aside("metaq cluster close")
@@ -139,10 +144,14 @@ class Cluster:
 
     def set_nodes(self) -> dict[int, tuple[Endpoint, ...]]:
         """Where the present nodes of each broker set listen, by broker id. Raises CoordinationError."""
-        found = {broker_id: read_set(self._session, broker_id).nodes for broker_id in self.view.set_ids()}
         return {
-            broker_id: tuple(Endpoint(*node.address) for node in nodes.values()) for broker_id, nodes in found.items()
+            broker_id: tuple(Endpoint(*node.address) for node in found.nodes.values())
+            for broker_id, found in self.sets().items()
         }
+
+    def sets(self) -> dict[int, SetView]:
+        """All broker sets by id, in order. Raises CoordinationError for a damaged state."""
+        return read_sets(self._session)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

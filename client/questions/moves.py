@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from metaq.coordination.brokers import ClusterView
+from metaq.coordination.move_records import Move, MoveState
 from metaq.coordination.moves import CANCELLABLE, FoundMove, Moves
-from metaq.coordination.records import Move, MoveState
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError
+from metaq.protocol.limits import INT64_MAX
 
 from ..config import ConnectionConfig
 from ..connection import Endpoint, open_connection
@@ -60,8 +61,11 @@ class MovesOfCluster:
     ) -> PlannedMove:
         """What `begin` is to begin, or the move that is under way. first, last: partitions, by default all.
 
-        rate: bytes per second. Raises ConfigError for partitions that cannot leave, or another move of them.
+        rate: bytes per second, from 1 to INT64_MAX. Raises ConfigError for another one, for partitions that cannot
+        leave, for another move of them, and for a target that is not there.
         """
+        if not 0 < rate <= INT64_MAX:
+            raise ConfigError("--rate", rate, "choose a number of bytes per second from 1 on")
         known = [each for each in self._moves.read_all() if each.move.topic == topic and each.move.source == source]
         running = next((each.move for each in known if each.move.active), None)
         if running is not None:
@@ -70,6 +74,11 @@ class MovesOfCluster:
                 return PlannedMove(running, is_under_way=True)
             raise ConfigError("--topic", topic, f"is being moved already: {running}; wait for it, or cancel it")
         count = self._count(topic, source)
+        if target == source:
+            raise ConfigError("--to", target, "has the partitions already: choose another broker")
+        there = self._view.brokers().get(target)
+        if there is None or there.master is None:
+            raise ConfigError("--to", target, "is not registered in ZooKeeper now: start it, or choose another broker")
         begin, end = 0 if first is None else first, count - 1 if last is None else last
         if end != count - 1 or begin > end:
             raise ConfigError(
@@ -145,24 +154,33 @@ class MovesOfCluster:
         )
 
     def cancel(self, move: Move) -> Move:
-        """Give a move up. Raises ConfigError if the target has everything already: then it can only end."""
+        """Give a move up, and tell both brokers, also when it has been given up already.
+
+        Raises ConfigError if the target has everything already: then it can only end. CoordinationError: it is given
+        up, but the source was not told; call this again.
+        """
         for _ in range(_TRIES):
             found = self._found(move)
+            if found.move.state is MoveState.CANCELLED:
+                return self._told(found.move)
             if found.move.state not in CANCELLABLE:
                 raise ConfigError(
                     "--topic", move.topic, f"cannot be kept from moving now: it is {found.move.state.value}"
                 )
             cancelled = replace(found.move, state=MoveState.CANCELLED, note="cancelled by an operator")
             if self._moves.change(found, cancelled):
-                for broker in (cancelled.target, cancelled.source):
-                    answer = self._ask(cancelled, broker)
-                    if isinstance(answer, MetaqError) and broker == cancelled.source:
-                        raise CoordinationError(
-                            f"cancelled, but broker {broker} was not told, and may still refuse messages: {answer}; "
-                            "cancel again"
-                        )
-                return cancelled
+                return self._told(cancelled)
         raise CoordinationError(f"the move of {move.topic} {move.name} changes all the time: try again")
+
+    def _told(self, cancelled: Move) -> Move:
+        self._ask(cancelled, cancelled.target)  # it looks by itself, too
+        answer = self._ask(cancelled, cancelled.source)
+        if isinstance(answer, MetaqError):
+            raise CoordinationError(
+                f"cancelled, but broker {cancelled.source} was not told, and may still refuse messages: {answer}; "
+                "cancel again"
+            )
+        return cancelled
 
     def _found(self, move: Move) -> FoundMove:
         found = self._moves.read(move.topic, move.name)

@@ -1,22 +1,20 @@
-"""`metaq brokers sets`, `hand-over`, `prefer` and `elect`: what operators see of broker sets, and do with them."""
+"""`metaq brokers sets`, `hand-over`, `prefer`, `elect` and `forget`: what operators see of sets, and do."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import click
 
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Connection, Endpoint, open_connection
-from metaq.client.questions.admin import hand_over, set_status
-from metaq.coordination.records import SetNode, SetState, host_and_port
+from metaq.client.questions.admin import hand_over
+from metaq.coordination.records import host_and_port
 from metaq.coordination.session import ZkSession
-from metaq.coordination.set_admin import write_state
+from metaq.coordination.set_admin import forget_set, write_state
+from metaq.coordination.set_records import SetState
 from metaq.coordination.set_view import SetView, read_set, read_sets
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, CoordinationError, MetaqError
 from metaq.protocol.limits import check_node
@@ -25,11 +23,9 @@ from .cluster import zk_timeout
 from .options import Parsed, json_option, zk_option
 from .output import moment, print_table, say, show
 from .servers import wait_until
+from .set_look import SetLook, ask_nodes, connected, is_led, look_at_sets
 
-__all__ = ["elect_node", "hand_over_set", "list_sets", "prefer_node"]
-
-MAX_ASKED = 16
-"""Nodes asked at a time."""
+__all__ = ["elect_node", "forget_broker_set", "hand_over_set", "list_sets", "prefer_node"]
 
 ELECTION_SECONDS = 15.0
 """How long a node may take to lead after it was chosen, or handed over to."""
@@ -48,121 +44,99 @@ def _session(zk: str) -> Iterator[ZkSession]:
         yield session
 
 
-@contextmanager
-def _connected(node: SetNode) -> Iterator[Connection]:
-    connection = open_connection(Endpoint(*node.address), ConnectionConfig())
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
 def _view(session: ZkSession, broker_set: int) -> SetView:
     """Raises ConfigError for a set that there is not."""
     view = read_set(session, broker_set)
-    if view.state is None and not view.nodes:
+    if view.version < 0 and not view.nodes:
         raise ConfigError("ID", broker_set, "is no broker set: `metaq brokers sets` lists them")
     return view
-
-
-def _is_led(view: SetView) -> bool:
-    """Whether the node that leads by the state is the one that clients find."""
-    leader = view.nodes.get(view.state.leader) if view.state else None
-    return leader is not None and view.master is not None and view.master.url == leader.url
 
 
 # --- sets -------------------------------------------------------------------------------------------------------------
 
 
 @click.command("sets")
+@click.argument("broker_set", type=click.IntRange(0), metavar="[ID]", required=False)
 @zk_option
 @json_option
 @click.option(
     "--in-sync", type=click.IntRange(1), metavar="COUNT", help="Exit with 1 if a set has fewer in-sync nodes present."
 )
-def list_sets(zk: str, as_json: bool, in_sync: int | None) -> None:
-    """The nodes of each broker set, as ZooKeeper and their leaders see them: which one leads, and which are in-sync.
+def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | None) -> None:
+    """The nodes of each broker set, or of the set ID: who leads, who is in sync, what is wrong with others.
 
     LAG BYTES and LAG are what a node has not acknowledged, and how many seconds ago that was sent; SINCE is when the
-    node came to be as it is. A node that is registered nowhere now has no address; it is shown as long as the set
-    counts it in. Exits with 1 if a set has no leader that clients can find, or if a leader does not answer.
+    node came to be as it is; ERROR is why it is not in sync. A node that is not registered has the role `gone` and no
+    address; it is shown as long as the set counts it in, or its leader remembers it. Exits with 1 if a set has no
+    leader that clients can find, or if a leader does not answer. Topics that take no messages are named on stderr.
 
     \b
     Example
       metaq brokers sets --zk 127.0.0.1:2181
-      until metaq brokers sets --in-sync 2; do sleep 1; done
+      until metaq brokers sets 0 --in-sync 2; do sleep 1; done
     """
     with _session(zk) as session:
-        sets = read_sets(session)
-    led = {broker_id: view.nodes[view.state.leader] for broker_id, view in sets.items() if view.state and _is_led(view)}
-    with ThreadPoolExecutor(MAX_ASKED) as pool:
-        answers = dict(zip(led, pool.map(_ask, led.values()), strict=True))
-    told = {broker_id: answer for broker_id, answer in answers.items() if isinstance(answer, dict)}
-    found = [row for broker_id, view in sets.items() for row in _rows(broker_id, view, told.get(broker_id))]
+        views = read_sets(session) if broker_set is None else {broker_set: _view(session, broker_set)}
+    looks = look_at_sets(views)
+    found = [_row(look, name) for look in looks for name in look.names]
     columns = ("SET", "NODE", "ROLE", "EPOCH", "ZONE", "ADDRESS", "PREFERRED", "LAG BYTES", "LAG", "SINCE", "ERROR")
     show(as_json, found, columns, [_cells(row) for row in found])
-    troubles = [
-        f"broker set {broker_id}: its leader {led[broker_id].name} does not tell how far the others are: {answer}"
-        for broker_id, answer in answers.items()
-        if isinstance(answer, MetaqError)
-    ]
-    for broker_id, view in sets.items():
-        present = [each for each in (view.state.in_sync if view.state else ()) if each in view.nodes]
-        if in_sync is not None and len(present) < in_sync:
-            troubles.append(
-                f"broker set {broker_id} has {len(present)} in-sync nodes, not {in_sync}: {_names(present)}"
+    troubles: list[str] = []
+    for look in looks:
+        what = f"broker set {look.broker_id}"
+        if refusing := look.leader_says.get("refusing"):
+            click.echo(
+                f"metaq: {what} takes no messages for {', '.join(refusing)}: nodes in sync: {len(look.in_sync)}, "
+                "fewer than minInSync",
+                err=True,
             )
-    leaderless = [str(broker_id) for broker_id in sets if broker_id not in led]
+        silent = look.told.get(look.leader)
+        if isinstance(silent, MetaqError):
+            troubles.append(f"{what}: its leader {look.leader} does not tell how far the others are: {silent}")
+        if in_sync is not None and len(look.in_sync) < in_sync:
+            troubles.append(
+                f"{what} has {len(look.in_sync)} in-sync nodes, not {in_sync}: {', '.join(look.in_sync) or 'none'}"
+            )
+    leaderless = [str(look.broker_id) for look in looks if not look.leader]
     if leaderless:
-        troubles.append(f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it")
+        troubles.append(
+            f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it; a set that is given up for "
+            f"good: `metaq brokers forget {leaderless[0]}`"
+        )
     if troubles:
         raise CoordinationError("; ".join(troubles))
 
 
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
+def _row(look: SetLook, name: str) -> dict[str, object]:
+    state, node, seen = look.view.state, look.view.nodes.get(name), look.seen(name)
+    leads = look.leader_says if name == look.leader else {}
+    return {
+        "set": look.broker_id,
+        "node": name,
+        "role": look.role(name),
+        "epoch": state.epoch if state else None,
+        "zone": node.zone or None if node else None,
+        "address": host_and_port(*node.address) if node else None,
+        "preferred": bool(state and state.preferred == name),
+        "lag_bytes": seen.get("lagBytes"),
+        "lag_seconds": seen.get("lagSeconds"),
+        "since_ms": seen.get("sinceMs"),
+        "error": look.error(name) or None,
+        "refusing": leads.get("refusing"),
+        "under_replicated": leads.get("underReplicated"),
+    }
 
 
-def _ask(node: SetNode) -> dict[str, Any] | MetaqError:
-    try:
-        with _connected(node) as connection:
-            return set_status(connection)
-    except MetaqError as error:
-        return error
-
-
-def _rows(broker_id: int, view: SetView, told: Mapping[str, Any] | None) -> list[dict[str, object]]:
-    state = view.state
-    counted = {*state.in_sync, state.leader, state.preferred} - {""} if state else set()
-    others = {each["name"]: each for each in (told or {}).get("nodes") or ()}
-    leader = {"sinceMs": told["sinceMs"], "lagBytes": 0, "lagSeconds": 0.0} if told else {}
-    rows = []
-    for name in sorted(counted | set(view.nodes) | set(others)):
-        node = view.nodes.get(name)
-        seen = leader if state and name == state.leader else others.get(name, {})
-        rows.append(
-            {
-                "set": broker_id,
-                "node": name,
-                "role": view.role(name),
-                "epoch": state.epoch if state else None,
-                "zone": node.zone or None if node else None,
-                "address": host_and_port(*node.address) if node else None,
-                "preferred": bool(state and state.preferred == name),
-                "lag_bytes": seen.get("lagBytes"),
-                "lag_seconds": seen.get("lagSeconds"),
-                "since_ms": seen.get("sinceMs"),
-                "error": seen.get("error") or None,
-            }
-        )
-    return rows
+_FIGURES_OF_LEADERS = ("refusing", "under_replicated")
+"""Keys of a row that the table does not show."""
 
 
 def _cells(row: Mapping[str, Any]) -> list[object]:
     """As a line of the table."""
     shown = {**row, "set": str(row["set"]), "preferred": "yes" if row["preferred"] else "no"}
     shown["lag_seconds"] = None if row["lag_seconds"] is None else f"{row['lag_seconds']:.1f} s"
-    return list((shown | {"since_ms": moment(row["since_ms"])}).values())
+    shown["since_ms"] = moment(row["since_ms"])
+    return [value for name, value in shown.items() if name not in _FIGURES_OF_LEADERS]
 
 
 # --- who leads --------------------------------------------------------------------------------------------------------
@@ -185,13 +159,13 @@ def hand_over_set(broker_set: int, target: str | None, zk: str, as_json: bool) -
     """
     with _session(zk) as session:
         view = _view(session, broker_set)
-        if view.state is None or not _is_led(view):
+        if view.state is None or not is_led(view):
             raise CoordinationError(f"no leader in broker set {broker_set}: start an in-sync node of it")
         before = view.state
         if target == before.leader:
             say(as_json, _led_json(broker_set, before, 0.0), f"broker set {broker_set}: {target} leads already")
             return
-        with _connected(view.nodes[before.leader]) as connection:
+        with connected(view.nodes[before.leader]) as connection:
             done = hand_over(connection, target or "")
         now = _await_leader(session, broker_set, before.epoch)
     seconds = float(done["seconds"])
@@ -209,7 +183,7 @@ def _await_leader(session: ZkSession, broker_set: int, epoch: int) -> SetState:
 
     def led() -> bool:
         found[0] = read_set(session, broker_set)
-        return found[0].state is not None and found[0].state.epoch > epoch and _is_led(found[0])
+        return found[0].state is not None and found[0].state.epoch > epoch and is_led(found[0])
 
     if not wait_until(led, time.monotonic() + ELECTION_SECONDS):
         raise CoordinationError(
@@ -275,23 +249,22 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, zk: str, as
     """
     with _session(zk) as session:
         view = _view(session, broker_set)
-        _refuse_needless(broker_set, view, node)
-        names = sorted(view.nodes)
-        with ThreadPoolExecutor(MAX_ASKED) as pool:
-            told = dict(zip(names, pool.map(_ask, (view.nodes[name] for name in names)), strict=True))
+        told = ask_nodes(dict(sorted(view.nodes.items())))
+        epochs = [int(answer["epoch"]) for answer in told.values() if isinstance(answer, dict)]
+        epoch = max([view.state.epoch if view.state else 0, *epochs])
+        _refuse_needless(broker_set, view, node, epoch)
         if not as_json:
             _show_loss(view, told)
         silent = told[node]
         if isinstance(silent, MetaqError):
             raise BrokerUnavailable(f"{node} does not answer, so it cannot lead: {silent}")
-        epochs = [int(answer["epoch"]) for answer in told.values() if isinstance(answer, dict)]
-        epoch = max([view.state.epoch if view.state else 0, *epochs])
-        preferred = view.state.preferred if view.state else ""
         if not yes:
             value = {"set": broker_set, "done": False, "nodes": _answers(told)}
             say(as_json, value, f"nothing is done: say --yes, and {node} leads epoch {epoch + 1} of set {broker_set}")
             return 1
-        if not write_state(session, broker_set, SetState(epoch, "", (node,), preferred), view):
+        before = view.state or SetState(0, "", {})
+        chosen = replace(before, epoch=epoch, leader="", in_sync={node: view.nodes[node].instance})
+        if not write_state(session, broker_set, chosen, view):
             raise CoordinationError(f"broker set {broker_set} has changed meanwhile: look again")
         now = _await_leader(session, broker_set, epoch)
     value = {"set": broker_set, "done": True, "leader": now.leader, "epoch": now.epoch, "nodes": _answers(told)}
@@ -299,14 +272,15 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, zk: str, as
     return 0
 
 
-def _refuse_needless(broker_set: int, view: SetView, node: str) -> None:
-    """Raise CoordinationError if there is a better way, ConfigError for a node that is not there."""
+def _refuse_needless(broker_set: int, view: SetView, node: str, epoch: int) -> None:
+    """Raise CoordinationError if there is a better way, ConfigError for a node that is not there. epoch: the highest
+    that a node has seen; a state behind it was set back, and does not say who is in sync."""
     if view.master is not None:
         raise CoordinationError(
             f"broker set {broker_set} has a leader at {view.master.url}: use `metaq brokers hand-over {broker_set}`"
         )
     in_sync = view.state.in_sync if view.state else ()
-    present = [each for each in in_sync if each in view.nodes]
+    present = [] if view.state and view.state.epoch < epoch else view.in_sync_present
     if any(not view.nodes[each].forgetful for each in present) or (in_sync and len(present) == len(in_sync)):
         raise CoordinationError(
             f"in sync and present in broker set {broker_set}: {', '.join(present)}: it leads by itself within seconds, "
@@ -330,7 +304,7 @@ def _show_loss(view: SetView, told: Mapping[str, Mapping[str, Any] | MetaqError]
     if view.state is None:
         click.echo("ZooKeeper has no state of this set: nobody knows which nodes were in sync")
     else:
-        absent = [each for each in view.state.in_sync if each not in view.nodes]
+        absent = [each for each in view.state.in_sync if each not in view.in_sync_present]
         click.echo(
             f"in sync at the end of epoch {view.state.epoch}, and not present: {', '.join(absent) or 'none'}; "
             "what only they have is lost"
@@ -343,3 +317,78 @@ def _show_loss(view: SetView, told: Mapping[str, Mapping[str, Any] | MetaqError]
             for each in _answers(told)
         ],
     )
+
+
+# --- the end of a set -------------------------------------------------------------------------------------------------
+
+
+@click.command("forget")
+@_SET
+@click.option("--node", help="Only this node, which has left the set for good.")
+@click.option("--yes", is_flag=True, help="Do it; without this, the command only says what goes.")
+@zk_option
+@json_option
+def forget_broker_set(broker_set: int, node: str | None, yes: bool, zk: str, as_json: bool) -> int:
+    """Remove a broker set that is given up from ZooKeeper, with all its nodes stopped; or one node that has left.
+
+    With the state of the set ID goes the knowledge which nodes have all acknowledged messages: nodes that are started
+    again with their directories wait for `metaq brokers elect --unclean`. No data directory is touched. Refused while a
+    node of the set is registered, or any broker with this id. With --node the set goes on, and misses that node no
+    more; refused while the node is present or in sync.
+
+    \b
+    Example
+      metaq brokers forget 7
+      metaq brokers forget 7 --yes
+      metaq brokers forget 7 --node c --yes
+    """
+    if node is not None:
+        return _forget_node(broker_set, node, yes, zk, as_json)
+    with _session(zk) as session:
+        view = _view(session, broker_set)
+        if view.nodes:
+            raise CoordinationError(
+                f"present in broker set {broker_set}: {', '.join(sorted(view.nodes))}: stop them, and wait until they "
+                "have left"
+            )
+        if view.master is not None:
+            raise CoordinationError(f"broker {broker_set} is registered at {view.master.url}: stop it first")
+        state = view.state
+        last = f"epoch {state.epoch}, in sync: {', '.join(state.in_sync)}" if state else "no state"
+        value = {
+            "set": broker_set,
+            "done": yes,
+            "epoch": state and state.epoch,
+            "in_sync": list(state.in_sync) if state else [],
+        }
+        if not yes:
+            say(as_json, value, f"nothing is done: say --yes, and ZooKeeper forgets broker set {broker_set} ({last})")
+            return 1
+        if not forget_set(session, broker_set, view):
+            raise CoordinationError(f"broker set {broker_set} has changed meanwhile: look again")
+    say(as_json, value, f"broker set {broker_set} is forgotten ({last})")
+    return 0
+
+
+def _forget_node(broker_set: int, node: str, yes: bool, zk: str, as_json: bool) -> int:
+    with _session(zk) as session:
+        view = _view(session, broker_set)
+        state = view.state
+        members = state.members if state else ()
+        if state is None or node not in members:
+            raise ConfigError("--node", node, f"broker set {broker_set} has {', '.join(members) or 'no nodes'}")
+        if node in view.nodes:
+            raise CoordinationError(f"{node} is present at {view.nodes[node].url}: stop it first")
+        if node in state.in_sync:
+            raise CoordinationError(
+                f"{node} is in sync and may have what no other node has: the set lets go of it when another one leads"
+            )
+        value = {"set": broker_set, "node": node, "done": yes}
+        if not yes:
+            say(as_json, value, f"nothing is done: say --yes, and broker set {broker_set} misses {node} no more")
+            return 1
+        left = replace(state, members=[name for name in members if name != node])
+        if not write_state(session, broker_set, left, view):
+            raise CoordinationError(f"broker set {broker_set} has changed meanwhile: look again")
+    say(as_json, value, f"broker set {broker_set} has forgotten {node}")
+    return 0

@@ -17,11 +17,12 @@ from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import read_sets
 from metaq.protocol.errors import BrokerUnavailable
 
-from .broker_sets import elect_node, hand_over_set, list_sets, prefer_node
+from .broker_sets import elect_node, forget_broker_set, hand_over_set, list_sets, prefer_node
 from .cluster import open_cluster, tell_empty, zk_timeout
 from .moving import drain_broker
 from .options import json_option, zk_option
 from .output import show
+from .set_look import is_led
 
 __all__ = ["brokers"]
 
@@ -53,7 +54,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
 
     A broker that was registered once and is not now has the role `gone`: nothing else is known of it. CONFIG is the
     checksum of the server.ini that a master has registered; VERSION is `-` where none answers;
-    NODE is the node of a broker set that leads.
+    NODE is the node of a broker set that leads. `metaq brokers sets` shows all nodes; its leader is the master here.
 
     \b
     Example
@@ -68,7 +69,8 @@ def list_brokers(zk: str, as_json: bool) -> None:
         tell_empty(cluster)
     with closing(ZkSession(zk)) as session:
         session.start(zk_timeout())
-        leaders = {broker_id: view.state.leader for broker_id, view in read_sets(session).items() if view.state}
+        views = read_sets(session)
+    leaders = {broker_id: view.state.leader for broker_id, view in views.items() if view.state and is_led(view)}
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         versions = pool.map(_version, addresses)
         found = [
@@ -137,5 +139,5 @@ def describe_broker(zk: str, as_json: bool, broker: int) -> None:
     show(as_json, figures, ("NAME", "VALUE"), list(figures.items()))
 
 
-for _command in (list_sets, hand_over_set, prefer_node, elect_node, drain_broker):
+for _command in (list_sets, hand_over_set, prefer_node, elect_node, forget_broker_set, drain_broker):
     brokers.add_command(_command)

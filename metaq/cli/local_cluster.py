@@ -19,9 +19,9 @@ from typing import Self
 from metaq.broker import inspection
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from metaq.coordination.records import SetState
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_admin import write_state
+from metaq.coordination.set_records import SetState
 from metaq.coordination.set_view import read_set
 from metaq.protocol.errors import BrokerUnavailable
 
@@ -231,13 +231,14 @@ class LocalCluster:
             if view.state is None and not any((each / "data" / "metaqset").exists() for each in directories):
                 preferred = _node_name(broker_id % self.plan.replicas)  # leaders are spread
                 first = _node_name(0) if broker_id in stored else preferred
-                write_state(session, broker_id, SetState(0, "", (first,), preferred), view)
+                write_state(session, broker_id, SetState(0, "", {first: ""}, preferred), view)
 
     def _start_broker(self, node: PlannedNode) -> Child:
         (node.directory / "data").mkdir(parents=True, exist_ok=True)
         ini = node.directory / "server.ini"
         ini.write_text(server_ini(self.plan, node, self.connect_string), "utf-8")
-        options = [] if self.plan.disk_reserve is None else ["--disk-reserve", str(self.plan.disk_reserve)]
+        options = ["--listen", HOST]
+        options += [] if self.plan.disk_reserve is None else ["--disk-reserve", str(self.plan.disk_reserve)]
         options += ["--node", node.node] if node.node else []
         return Child(node.name, ["broker", "-f", str(ini), *options], node.directory / "broker.log")
 
@@ -263,7 +264,7 @@ class LocalCluster:
     def _in_sync(self, session: ZkSession, broker_id: int) -> bool:
         view = read_set(session, broker_id)
         nodes = {each.node for each in self.plan.nodes()}
-        return view.state is not None and view.master is not None and nodes <= set(view.state.in_sync)
+        return view.master is not None and nodes <= set(view.in_sync_present)
 
     def check(self) -> None:
         """Raise BrokerUnavailable if a process has ended by itself."""

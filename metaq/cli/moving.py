@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from metaq.client.questions.moves import MoveProgress, MovesOfCluster
-from metaq.coordination.records import Move, MoveState
+from metaq.coordination.move_records import Move, MoveState
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError
 
@@ -24,7 +24,7 @@ __all__ = ["drain_broker", "list_moves", "move_partitions"]
 DEFAULT_RATE = "50MB"
 _LOOK_SECONDS = 0.5
 _SAY_SECONDS = 2.0
-_RATE = re.compile(r"([0-9]+)\s*([kmg]?)b?(?:/s)?\Z", re.IGNORECASE)
+_RATE = re.compile(r"([0-9]{1,12})\s*([kmg]?)b?(?:/s)?\Z", re.IGNORECASE)
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?\Z")
 
 
@@ -103,7 +103,7 @@ def move_partitions(
             if dry_run:
                 click.echo(f"would cancel {wanted}")
                 return
-            cancelled = wanted if wanted.state is MoveState.CANCELLED else moves.cancel(wanted)
+            cancelled = moves.cancel(wanted)
             say(as_json, _json(MoveProgress(cancelled)), f"cancelled: {cancelled}")
             return
         if target is None:
@@ -162,6 +162,8 @@ def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Se
                 target = _least(moves.partitions_by_broker(), broker, targets)
                 running = [each for each in moves.all() if each.active and each.source == broker]
                 move = next((each for each in running if each.topic == topics[0]), None)
+                if move is None and any(each.topic == topics[0] and not each.first for each in moved):
+                    raise CoordinationError("all of it has left, and it has come back: is another broker drained, too?")
                 move = move or moves.begin(moves.plan(topics[0], broker, target, rate))
                 moved.append(_follow(moves, move, as_json))
                 if not as_json:

@@ -29,6 +29,7 @@ from metaq.protocol.errors import (
 from .cluster import open_cluster, zk_timeout
 from .groups import GroupPartition, check_groups, group_partitions
 from .output import byte_size
+from .set_look import SetLook, look_at_sets
 from .stats import named_figures
 
 __all__ = ["Monitor", "ProbeLevel", "ProbeLimits", "Seen"]
@@ -120,7 +121,11 @@ class Monitor:
         brokers = {each: nodes for each, nodes in cluster.view.brokers().items() if each not in self._ignored_brokers}
         if not brokers:
             yield Seen(ProbeLevel.ALARM, "brokers", "no broker is registered")
+        leaderless: set[int] = set()
+        yield from _guarded("broker sets", self._sets(cluster, leaderless))
         for broker_id, nodes in brokers.items():
+            if nodes.master is None and broker_id in leaderless:
+                continue
             if nodes.master is None:
                 yield Seen(ProbeLevel.ALARM, f"broker {broker_id}", "has no master, only slaves: it takes no messages")
             else:
@@ -130,7 +135,15 @@ class Monitor:
         groups = [each for each in self._groups or cluster.view.groups() if each not in self._ignored]
         for group in groups:
             yield from _guarded(f"group {group}", self._group(cluster, survey, group))
-        yield from _gone(cluster, groups, {*brokers, *self._ignored_brokers})
+        yield from _gone(cluster, groups, {*brokers, *leaderless, *self._ignored_brokers})
+
+    def _sets(self, cluster: Cluster, leaderless: set[int]) -> Iterator[Seen]:
+        """A line for each set; `leaderless` gets those whose line says why their broker is not there."""
+        views = {each: view for each, view in cluster.sets().items() if each not in self._ignored_brokers}
+        for look in look_at_sets(views):
+            if not look.leader:
+                leaderless.add(look.broker_id)
+            yield _set(look)
 
     # --- brokers ------------------------------------------------------------------------------------------------------
 
@@ -249,15 +262,14 @@ class _Cause(NamedTuple):
 
 
 _NAMED = 8
-"""Partitions that a line names."""
+"""Partitions, or topics, that a line names."""
 
 
 def _listed(rows: Sequence[GroupPartition]) -> str:
     """What is waiting in these partitions altogether, and which they are; the farthest behind first."""
     farthest = sorted(rows, key=lambda row: row.lag_bytes or 0, reverse=True)
-    names = [_place(row) for row in farthest[:_NAMED]]
-    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
-    return f"{_waiting(rows)} in {', '.join(names)}{more}"
+    names = [_place(row) for row in farthest]
+    return f"{_waiting(rows)} in {_some(names)}"
 
 
 def _place(row: GroupPartition) -> str:
@@ -279,6 +291,46 @@ def _waiting(rows: Sequence[GroupPartition]) -> str:
 def _total(numbers: Iterable[int | None]) -> int | None:
     known = list(numbers)
     return None if None in known else sum(each or 0 for each in known)
+
+
+def _set(look: SetLook) -> Seen:
+    """One line for a broker set: who leads, who is in sync, what is wrong with the other nodes, what is refused."""
+    what = f"set {look.broker_id}"
+    others = "".join(f"; {_node(look, name)}" for name in look.names if name not in look.in_sync or not look.leader)
+    if not look.leader:
+        if look.view.master is not None and not look.view.nodes:
+            text = f"broker {look.broker_id} at {look.view.master.url} is no node of it{others}"
+            return Seen(ProbeLevel.WARNING, what, f"{text}: see `metaq brokers forget {look.broker_id}`")
+        advice = f"start an in-sync node, or `metaq brokers forget {look.broker_id}` if it is given up"
+        return Seen(ProbeLevel.ALARM, what, f"nobody leads it, so it takes no messages{others}: {advice}")
+    says = look.leader_says
+    if not says:
+        return Seen(ProbeLevel.UNKNOWN, what, f"its leader {look.leader} does not tell how far the others are")
+    text = f"{look.leader} leads epoch {says['epoch']}, in sync: {', '.join(look.in_sync)}{others}"
+    refusing, short = says.get("refusing"), says.get("underReplicated")
+    level = ProbeLevel.OK
+    if others or short:
+        level = ProbeLevel.WARNING
+    if short and not others:
+        text += f"; fewer nodes than replicas= says: {_some(short)}"
+    if len(look.in_sync) < 2:
+        level, text = ProbeLevel.ALARM, f"{text}; new messages have one copy"
+    if refusing:
+        level, text = (
+            ProbeLevel.ALARM,
+            f"{text}; fewer nodes than minInSync, so no messages are taken: {_some(refusing)}",
+        )
+    return Seen(level, what, text)
+
+
+def _node(look: SetLook, name: str) -> str:
+    error = look.error(name)
+    return f"{name} is {look.role(name)}{f' ({error})' if error else ''}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def _gone(cluster: Cluster, groups: Sequence[str], accounted: Set[int]) -> Iterator[Seen]:

@@ -50,6 +50,8 @@ class Progressed:
     read_bytes: int = 0
     replicas: int | None = None
     """The least number of nodes that had a message when it was acknowledged; None: no broker has said."""
+    untold: bool = False
+    """Of some messages the broker has not said."""
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -121,7 +123,9 @@ def _send_lines(
             for lines in split_batches(chunk.lines, group):
                 payload_bytes, replicas = send(lines)
                 progressed.payload_bytes += payload_bytes
-                known = [each for each in (progressed.replicas, *replicas) if each is not None]
+                told = list(replicas)
+                progressed.untold = progressed.untold or None in told
+                known = [each for each in (progressed.replicas, *told) if each is not None]
                 progressed.replicas = min(known, default=None)
                 progressed.messages += len(lines)
             progressed.read_bytes += chunk.read_bytes
@@ -211,12 +215,14 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
                 "bytes": progressed.payload_bytes,
                 "seconds": round(seconds, 3),
                 "messages_per_second": round(rate),
-                "replicas": progressed.replicas,
+                "replicas": None if progressed.untold else progressed.replicas,
             }
         )
         return
     nodes = "" if progressed.replicas is None else f", on {progressed.replicas} or more nodes"
     if progressed.replicas == 1:
         nodes = ", on one node alone"
+    elif nodes and progressed.untold:
+        nodes += ", and some of them on brokers that are no set"
     sent = f"sent {progressed.messages:,} {noun} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s{nodes}"
     click.echo(sent, err=True)

@@ -29,7 +29,7 @@ from .facts import Failover
 from .faults import Fault
 from .injuries import Injuries, Unhealed
 from .java_clients import TOPICS, Attempt, Delivery, JavaClients, judge, records_in
-from .reading import logs_of
+from .reading import logs_of_leaders
 from .run import are_equal, rest
 from .sets import Sets
 
@@ -67,13 +67,8 @@ def run(directory: Path, count: int, kinds: Sequence[str] = KINDS) -> dict[str, 
         clients.finish(_QUIET_SECONDS)
         problems += [str(problem) for problem in rest(sets)]
         problems += [f"differ: the files of set {each}" for each, nodes in sets.sets.items() if not are_equal(nodes)]
-        logs = {
-            partition: data
-            for set_id, nodes in sets.sets.items()
-            for partition, data in logs_of(nodes[sets.watcher.leader(set_id)[1]]).items()
-        }
         attempts, deliveries = clients.attempts(), clients.deliveries()
-        findings = judge(attempts, records_in(logs), deliveries)
+        findings = judge(attempts, records_in(logs_of_leaders(sets)), deliveries)
     return {
         "faults": _seen(injuries.done, attempts, deliveries),
         "acknowledged": findings.acknowledged,

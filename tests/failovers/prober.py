@@ -9,14 +9,11 @@ What it knows and a client does not: which node acknowledged, and which node sho
 from __future__ import annotations
 
 import itertools
-import json
-import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 from zlib import crc32
@@ -30,6 +27,7 @@ from metaq.protocol.text import AnswerReader, Result, encode_put, parse_put_resu
 from tests.frames import FrameReader
 from tests.history.facts import Name
 from tests.history.journal import Journal, clock
+from tests.history.programs import ProgramTask, begin_program
 
 __all__ = ["ASKED_TOPICS", "Task"]
 
@@ -44,16 +42,12 @@ _SUCCESS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Task(ProgramTask):
     """nodes: full name -> address. topics: name -> partitions, of what is read."""
 
     nodes: Mapping[str, str]
     topics: Mapping[str, int]
     journal: str
-
-    def words(self) -> list[str]:
-        """Of the command line of the process."""
-        return ["-m", "tests.failovers.prober", json.dumps(asdict(self))]
 
 
 A = TypeVar("A")
@@ -146,8 +140,7 @@ class _Prober:
 
 
 def main(task: Task) -> None:
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
+    stopping = begin_program()
     journal = Journal(Path(task.journal))
     prober = _Prober(task, journal, stopping)
     threads = [
@@ -164,4 +157,4 @@ def main(task: Task) -> None:
 
 
 if __name__ == "__main__":
-    main(Task(**json.loads(sys.argv[1])))
+    main(Task.told())

@@ -9,19 +9,16 @@ It plans queries with the connector's own code, each from where the one before e
 from __future__ import annotations
 
 import json
-import logging
-import signal
-import sys
-import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from metaq.protocol.errors import MetaqError
 from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.reader import MetaqReader
 from tests.history.journal import Journal
+from tests.history.programs import ProgramTask, begin_program
 
 __all__ = ["Task"]
 
@@ -29,14 +26,10 @@ _PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Task(ProgramTask):
     connect: str
     topics: Sequence[str]
     journal: str
-
-    def words(self) -> list[str]:
-        """Of the command line of the process."""
-        return ["-m", "tests.failovers.ranges", json.dumps(asdict(self))]
 
 
 def _query(task: Task, starts: dict[str, dict[str, int]], journal: Journal) -> None:
@@ -60,9 +53,7 @@ def _query(task: Task, starts: dict[str, dict[str, int]], journal: Journal) -> N
 
 
 def main(task: Task) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%X")
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
+    stopping = begin_program()
     journal = Journal(Path(task.journal))
     starts: dict[str, dict[str, int]] = defaultdict(dict)
     while not stopping.wait(_PAUSE_SECONDS):
@@ -73,4 +64,4 @@ def main(task: Task) -> None:
 
 
 if __name__ == "__main__":
-    main(Task(**json.loads(sys.argv[1])))
+    main(Task.told())

@@ -22,16 +22,24 @@ from .cluster import GROUP, MEMBER_SECONDS, READ_TOPICS, Cluster
 from .facts import Failover, Failovers, Got, Lead, Put, Sent, Transaction
 from .nodes import NodePlace
 from .sender import MEANT, SAFE_TOPICS
+from .sets import Sets
 
-__all__ = ["digests", "errors_in", "leads_in", "logs_of", "read_history", "stored_in"]
+__all__ = ["digests", "errors_in", "leads_in", "logs_of_leaders", "read_history", "stored_in"]
 
 _LEADS = re.compile(r"^(\S+ \S+) WARNING \S+: leads epoch (\d+);", re.MULTILINE)
 _READER = "spark"
 """A group of its own, whose only member reads ranges; it commits nothing."""
 
 
-def logs_of(node: NodePlace) -> dict[str, bytes]:
-    """The bytes of each partition, by `<topic> <set>-<number>`. Raises AssertionError if segments do not join."""
+def logs_of_leaders(sets: Sets) -> dict[str, bytes]:
+    """The bytes of all partitions, by `<topic> <set>-<number>`. Raises AssertionError if segments do not join."""
+    logs: dict[str, bytes] = {}
+    for set_id, nodes in sets.sets.items():
+        logs |= _logs_of(nodes[sets.watcher.leader(set_id)[1]])
+    return logs
+
+
+def _logs_of(node: NodePlace) -> dict[str, bytes]:
     parts: dict[str, list[bytes]] = defaultdict(list)
     for path, content in node.segments().items():
         directory, _, file = path.partition("/")
@@ -80,7 +88,7 @@ def _starts(node: NodePlace) -> list[tuple[int, Mapping[str, int]]]:
     saved = json.loads((node.data / DIRECTORY / "history.json").read_text())
     ends: dict[str, int] = {}
     found: list[tuple[int, Mapping[str, int]]] = []
-    for epoch, changed in saved["history"]:
+    for epoch, _, changed in saved["history"]:
         ends = {**ends, **changed}
         found.append((epoch, ends))
     return found

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from tests.history.checkers import Problem
-from tests.history.children import wait_until
-from tests.history.facts import Stored
+from tests.history.children import Child, wait_until
+from tests.history.ending import Say, drain, stuck
 from tests.history.journal import Journal, clock
-from tests.history.reading import seen_in
 
 from .checkers import judge
 from .cluster import GROUP, Cluster, Shape
@@ -22,7 +21,7 @@ from .faults import kinds_for, plan
 from .injuries import Injuries, Unhealed
 from .java_clients import Findings, judge_java
 from .nodes import NodePlace
-from .reading import digests, errors_in, logs_of, read_history, stored_in
+from .reading import digests, errors_in, logs_of_leaders, read_history, stored_in
 from .sets import Sets
 
 __all__ = ["Outcome", "are_equal", "rest", "run"]
@@ -30,10 +29,7 @@ __all__ = ["Outcome", "are_equal", "rest", "run"]
 _LEAVE_SECONDS = 180.0
 _REST_SECONDS = 60.0
 _QUIET_SECONDS = 60.0
-"""A group that is handed nothing new for so long does not come to the end."""
 _LOOK_SECONDS = 1.0
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +65,17 @@ def run(directory: Path, seed: int, count: int, shape: Shape, say: Say) -> Outco
             problems.append(Problem("stuck", str(error), "-"))
         say("coming to rest")
         notes.write("ending")
-        for name, child in (("sender", cluster.sender), ("prober", cluster.prober)):
-            if not cluster.end(child, _LEAVE_SECONDS):
-                problems.append(Problem("stuck", f"the {name} does not end, see {child.log}", "-"))
+        problems += _end(cluster, [("the sender", cluster.sender), ("the prober", cluster.prober)])
         if cluster.java is not None:
             cluster.java.finish(_QUIET_SECONDS)
         problems += rest(cluster)
-        logs = {
-            partition: data
-            for set_id, nodes in cluster.sets.items()
-            for partition, data in logs_of(nodes[cluster.watcher.leader(set_id)[1]]).items()
-        }
-        drained = _drain(cluster, stored_in(logs))
-        stuck = [
-            Problem("stuck", f"{name} does not leave, see {child.log}", "-")
-            for name, child in [*cluster.members, ("the reader of ranges", cluster.reader)]
-            if not cluster.end(child, _LEAVE_SECONDS)
-        ]
+        logs = logs_of_leaders(cluster)
+        drained = drain(cluster.events, [GROUP], stored_in(logs))
+        staying = _end(cluster, [*cluster.members, ("the reader of ranges", cluster.reader)])
         cluster.commit_watcher.close()
-        problems += stuck
+        problems += staying
         problems += [Problem("crashed", text, "-") for text in cluster.crashed()]
-        history = read_history(cluster, logs, injuries.done, drained and not stuck)
+        history = read_history(cluster, logs, injuries.done, drained and not staying)
         problems += judge(history)
         if shape.rolling:
             problems += [Problem("refused", text, "-", at) for at, text in errors_in(cluster)]
@@ -126,19 +112,13 @@ def are_equal(nodes: Mapping[str, NodePlace]) -> bool:
     return all(digests(node) == digests(first) for node in others)
 
 
-def _drain(cluster: Cluster, stored: dict[str, list[Stored]]) -> bool:
-    """Whether the group is handed everything."""
-    wanted = {(each.partition, each.offset) for records in stored.values() for each in records}
-    moved, count = clock(), -1
-    while True:
-        seen = seen_in(cluster.events).get(GROUP, set())
-        if wanted <= seen:
-            return True
-        if len(seen) != count:
-            count, moved = len(seen), clock()
-        elif clock() - moved > _QUIET_SECONDS:
-            return False
-        time.sleep(_LOOK_SECONDS)
+def _end(cluster: Cluster, children: Iterable[tuple[str, Child]]) -> list[Problem]:
+    """One after the other; those that do not."""
+    problems = []
+    for each in children:
+        cluster.terminate(each[1])
+        problems += stuck([each], _LEAVE_SECONDS)
+    return problems
 
 
 def _keep_files(cluster: Cluster) -> None:

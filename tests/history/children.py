@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Self
 
 from metaq.coordination import run_bound
 
-__all__ = ["ROOT", "Child", "Processes", "wait_until"]
+__all__ = ["ROOT", "Child", "Processes", "run_program", "wait_until"]
 
 ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.05
@@ -76,7 +77,19 @@ class Child:
             self.process.wait(_END_SECONDS)
 
 
-class Processes:
+def run_program(words: Sequence[str], log: Path, seconds: float) -> int:
+    """The exit code of a Python program. Raises AssertionError, with what it wrote, if it does not end in time."""
+    child = Child(words, log)
+    try:
+        assert child.wait(seconds), log.read_text()
+    finally:
+        child.terminate()
+        child.wait(_END_SECONDS)
+        child.kill()
+    return child.process.returncode
+
+
+class Processes(ABC):
     """What a run has started, and who of it is allowed to end. `_start` of the heirs starts it.
 
     Use as a context manager, on one thread: nothing that it has started outlives it.
@@ -102,9 +115,9 @@ class Processes:
     ) -> None:
         self._ending.close()
 
+    @abstractmethod
     def _start(self) -> None:
         """Start everything; `_ending` gets what ends it, `_kill_all` behind what the children need."""
-        raise NotImplementedError
 
     def _child(self, name: str, words: Sequence[str], prefix: Sequence[str] = ()) -> Child:
         child = Child(words, self.directory / f"{name}.log", prefix=prefix)

@@ -5,16 +5,12 @@ It writes down what it was handed before it asks for more, which is what makes m
 
 from __future__ import annotations
 
-import json
-import logging
 import random
-import signal
-import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,7 @@ from metaq import Consumer, ConsumerConfig, Message, TopicPartition, drop_messag
 from metaq.protocol.errors import MetaqError
 
 from .journal import Journal, clock
+from .programs import ProgramTask, begin_program
 
 __all__ = ["MODES", "Task", "partition_text"]
 
@@ -33,7 +30,7 @@ _BURST_SECONDS = (0.3, 3.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Task(ProgramTask):
     """What a process does. name: of its journal. consumer_id: in the group, if it is not the same.
 
     lives: of its consumers, one after the other, each for a moment; 0: one that stays. threads: consumers beside each
@@ -52,10 +49,6 @@ class Task:
     consumer_id: str = ""
     lives: int = 0
     threads: int = 1
-
-    def words(self) -> list[str]:
-        """Of the command line of the process."""
-        return ["-m", "tests.history.member", json.dumps(asdict(self))]
 
 
 def partition_text(partition: TopicPartition) -> str:
@@ -221,9 +214,7 @@ def _burst(task: Task, thread: int, stopping: threading.Event) -> None:
 
 
 def main(task: Task) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%X")
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
+    stopping = begin_program()
     if not task.lives:
         _Life(task, task.name, stopping).run()
         return
@@ -235,4 +226,4 @@ def main(task: Task) -> None:
 
 
 if __name__ == "__main__":
-    main(Task(**json.loads(sys.argv[1])))
+    main(Task.told())

@@ -28,7 +28,7 @@ def acks_in(lines: Iterable[Line]) -> tuple[list[Ack], int]:
     acks, failed = [], 0
     for line in lines:
         if line[0] == "ack":
-            _, _, name, partition, offset, message_id = line
+            _, _, _, name, partition, offset, message_id = line
             acks.append(Ack(Name.parse(name), partition, offset, message_id))
         elif line[0] == "fail":
             failed += 1

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,22 +10,18 @@ from metaq import browse
 
 from .checkers import Problem, judge
 from .cluster import SESSION_SECONDS, TOPICS, Cluster, Shape
+from .ending import Say, drain, stuck
 from .facts import Done, History, Name, Stored
 from .injuries import Injuries
 from .journal import Journal, clock, read_journal
 from .member import partition_text
-from .reading import acks_in, member_files, member_name, owners_in, seen_in
+from .reading import acks_in, member_files, member_name, owners_in
 from .watcher import commits_in
 
 __all__ = ["Outcome", "read_history", "run"]
 
 _LEAVE_SECONDS = 120.0
-_QUIET_SECONDS = 60.0
-"""A group that is handed nothing new for so long does not come to the end."""
 _DRAIN_SECONDS = 300.0
-_LOOK_SECONDS = 1.0
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +53,13 @@ def run(directory: Path, seed: int, seconds: float, shape: Shape, say: Say) -> O
         stored = _stored(cluster)
         say("draining")
         notes.write("draining")
-        drained = _drain(cluster, stored)
+        drained = drain(cluster.events, cluster.shape.groups, stored, _DRAIN_SECONDS)
         notes.write("leaving")
-        stuck = _leave(cluster)
+        staying = _leave(cluster)
         cluster.watcher.close()
-        problems += stuck
+        problems += staying
         problems += [Problem("crashed", text, "-") for text in cluster.crashed()]
-    settled = drained and not stuck
+    settled = drained and not staying
     history = read_history(directory, stored, injuries.done, list(shape.groups), settled)
     return Outcome(seed, history, [*problems, *judge(history)], injuries.missed, clock() - began)
 
@@ -81,8 +76,8 @@ def _heal(cluster: Cluster) -> list[Problem]:
         if not member.running:
             cluster.start_member(member)
     cluster.terminate(cluster.sender)
-    stuck = [each for each in (cluster.sender, *cluster.bursts) if not each.wait(_LEAVE_SECONDS)]
-    return [Problem("stuck", f"it does not end, see {each.log}", "-") for each in stuck]
+    bursts = [("a process with members that come and go", each) for each in cluster.bursts]
+    return stuck([("the sender", cluster.sender), *bursts], _LEAVE_SECONDS)
 
 
 def _stored(cluster: Cluster) -> dict[str, list[Stored]]:
@@ -96,31 +91,12 @@ def _stored(cluster: Cluster) -> dict[str, list[Stored]]:
     return found
 
 
-def _drain(cluster: Cluster, stored: dict[str, list[Stored]]) -> bool:
-    """Whether each group is handed everything."""
-    wanted = {(each.partition, each.offset) for records in stored.values() for each in records}
-    moved = begin = clock()
-    count = -1
-    while True:
-        seen = seen_in(cluster.events)
-        groups = [seen.get(group, set()) for group in cluster.shape.groups]
-        if all(wanted <= each for each in groups):
-            return True
-        now = clock()
-        if sum(map(len, groups)) != count:
-            count, moved = sum(map(len, groups)), now
-        if now - moved > _QUIET_SECONDS or now - begin > _DRAIN_SECONDS:
-            return False
-        time.sleep(_LOOK_SECONDS)
-
-
 def _leave(cluster: Cluster) -> list[Problem]:
     """All members leave properly; those that do not."""
     children = [(member.name, member.child) for member in cluster.members if member.child is not None]
     for _, child in children:
         cluster.terminate(child)
-    stuck = [name for name, child in children if not child.wait(_LEAVE_SECONDS)]
-    return [Problem("stuck", f"{name} does not leave", "-") for name in stuck]
+    return stuck(children, _LEAVE_SECONDS)
 
 
 def read_history(

@@ -19,6 +19,8 @@ class Gate:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.swallowed = 0
+        self.passed = 0
+        """Bytes, in both directions."""
         self._to_swallow = 0
         self._mute: list[socket.socket] = []
         self._fillers: list[socket.socket] = []
@@ -99,6 +101,7 @@ class Gate:
         try:
             data = end.recv(1 << 16)
             self._other_end[end].sendall(data)
+            self.passed += len(data)
         except OSError:
             data = b""
         if not data:

@@ -70,7 +70,7 @@ class SetNodes:
                 view = read_set(session, self._id)
                 return bool(
                     view.state
-                    and view.state.in_sync == tuple(sorted(names))
+                    and list(view.state.in_sync) == sorted(names)
                     and view.master is not None
                     and view.state.leader in names
                     and all(session.nodes.children(session.paths.topic_pub(topic)) for topic in self._topics)

@@ -72,7 +72,7 @@ def test_an_elected_broker_registers_on_the_session_of_its_set_and_leaves_that_o
     outcome: SimpleQueue[object] = SimpleQueue()
     registration.start(8123, config.topics).addBoth(outcome.put)
     assert "does not lead its set" in str(outcome.get(timeout=DEADLINE))
-    assert node.take_over(SetState(1, "a", ("a",)), node.read().version, None)
+    assert node.take_over(SetState(1, "a", {"a": "x"}), node.read().version, None)
     registration.come_back(8123, config.topics).addBoth(outcome.put)
     assert outcome.get(timeout=DEADLINE) is None
     assert registration.registered

@@ -16,9 +16,9 @@ from .cli_helpers import first_line, is_running, pids_of_children, run, start, s
 UP = ("up", "--port", "0", "--zookeeper-port", "0")
 
 
-def nobody_listens(port):
+def nobody_listens(port, host="127.0.0.1"):
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+        return probe.connect_ex((host, port)) != 0
 
 
 def assert_one_line(ran, *said):
@@ -34,6 +34,7 @@ def test_up_prints_one_line_serves_and_stops_everything_on_sigterm(tmp_path):
     children = pids_of_children(up.process.pid)
     assert len(children) == 3  # ZooKeeper and two brokers
     assert up.run("produce", "--topic", "trades", stdin=b"kept\n").code == 0
+    assert all(nobody_listens(port, "127.0.0.2") for port in up.broker_ports)  # only at the address that it says
     assert stop(up.process) == 0
     assert not any(map(is_running, children))
     assert all(map(nobody_listens, up.broker_ports))

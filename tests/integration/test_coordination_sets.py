@@ -10,12 +10,19 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from metaq.client.questions.cluster import Cluster
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.broker_set import BrokerSet, SetMaster, SetNode, SetState, SetView
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.records import format_broker_url
-from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.registration import (
+    SUCCESSOR_SECONDS,
+    BrokerAddress,
+    BrokerRegistration,
+    TopicRegistration,
+)
 from metaq.coordination.session import ZkSession
+from metaq.coordination.set_admin import forget_set, write_state
 from metaq.coordination.set_view import read_set, read_sets, set_ids, watch_set
 from metaq.coordination.znodes import create_ephemeral, delete, set_data
 from metaq.protocol.errors import ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
@@ -41,7 +48,7 @@ class Node:
 
     def state(self, epoch: int, *in_sync: str) -> SetState:
         """With this node as the leader."""
-        return SetState(epoch, self.name, in_sync or (self.name,))
+        return SetState(epoch, self.name, dict.fromkeys(in_sync or (self.name,), "x"))
 
     def lead(self, epoch: int, *in_sync: str) -> int:
         """Take over whatever the set is like; return the new version."""
@@ -330,7 +337,7 @@ def test_a_master_that_came_after_the_view_is_not_deleted(start: Start, session:
 def test_a_leader_that_resigns_deletes_its_master_and_changes_the_state_at_once(start: Start):
     a, b = start("a"), start("b")
     version = a.lead(1, "a", "b")
-    resigned = SetState(1, "", ("a", "b"), "b")
+    resigned = SetState(1, "", {"a": "x", "b": "x"}, "b")
     assert b.set.release(resigned, version) is None
     assert a.set.release(resigned, version - 1) is None
     assert a.set.release(resigned, version) == version + 1
@@ -410,6 +417,107 @@ def test_the_next_leader_takes_over_the_topics_and_the_former_one_leaves_them_al
     assert present.registered
 
 
+def test_the_topics_of_a_former_leader_stay_until_its_successor_has_registered_them(start: Start):
+    a, b, c = start("a"), start("b"), start("c")
+    former, present = registration(a), registration(b)
+    a.lead(1, "a", "b")
+    former.register([ORDERS])
+    view = ClusterView(c.session)
+    b.lead(2, "a", "b")
+    leaving = threading.Thread(target=former.unregister)
+    leaving.start()
+    looks_end = time.monotonic() + 0.5
+    while time.monotonic() < looks_end:
+        assert len(view.topic_partitions("orders")) == 3
+        assert view.set_leaders() == {SET: None}
+    present.register([ORDERS])
+    assert view.set_leaders() == {SET: b.set.session_id}
+    leaving.join(DEADLINE)
+    assert topic_owners(b) == {b.set.session_id}
+
+
+def test_a_former_leader_waits_two_seconds_for_a_successor_that_registers_nothing(start: Start):
+    a, b = start("a"), start("b")
+    former = registration(a)
+    a.lead(1, "a", "b")
+    former.register([ORDERS])
+    b.lead(2, "a", "b")
+    begun = time.monotonic()
+    former.unregister()
+    assert SUCCESSOR_SECONDS <= time.monotonic() - begun < SUCCESSOR_SECONDS + DEADLINE
+    assert topic_owners(b) == {0}
+
+
+def test_topics_of_a_set_are_not_seen_as_complete_before_the_last_one_is_registered(start: Start):
+    """Neither while they are registered nor while they are taken back."""
+    a, b = start("a"), start("b")
+    leading = registration(a)
+    a.lead(1, "a")
+    topics = [TopicRegistration(f"topic-{number:03}", 1) for number in range(200)]
+    view = ClusterView(b.session)
+    stop = threading.Event()
+    torn: list[int] = []
+    whole: list[int] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            before = view.set_leaders()[SET]
+            found = len(view.live_topics())
+            if before is not None and view.set_leaders()[SET] == before:
+                (whole if found == len(topics) else torn).append(found)
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    leading.register(topics)
+    wait_for(lambda: whole, "a look at all topics")
+    leading.unregister()
+    stop.set()
+    watching.join(DEADLINE)
+    assert torn == []
+
+
+def test_a_cluster_shows_a_sets_topics_only_while_it_has_a_leader(start: Start, chroot: str):
+    a, b = start("a"), start("b")
+    former, present = registration(a), registration(b)
+    a.lead(1, "a", "b")
+    former.register([ORDERS])
+    with Cluster(chroot, patience_seconds=DEADLINE) as cluster:
+        assert len(cluster.readable("orders")) == 3
+        former.unregister()  # it has lost its place, and nobody has been elected
+
+        def elect() -> None:
+            b.lead(2, "a", "b")
+            time.sleep(0.3)
+            present.register([ORDERS])
+
+        electing = threading.Timer(0.3, elect)
+        electing.start()
+        assert len(cluster.partitions("orders")) == 3
+        assert cluster.view.brokers()[SET].master == present.address
+        electing.join()
+
+
+def test_a_cluster_gives_up_a_set_that_nobody_leads_and_waits_for_it_again_after_its_next_leader(
+    start: Start, chroot: str
+):
+    a = start("a")
+    leading = registration(a)
+    with Cluster(chroot, patience_seconds=1.0) as cluster:
+        begun = time.monotonic()
+        assert cluster.readable("orders") == []
+        assert time.monotonic() - begun >= 0.7
+        begun = time.monotonic()
+        assert [cluster.readable("orders") for _ in range(10)] == [[]] * 10
+        assert time.monotonic() - begun < 0.7
+        a.lead(1, "a")
+        leading.register([ORDERS])
+        assert len(cluster.readable("orders")) == 3
+        leading.unregister()
+        begun = time.monotonic()
+        assert cluster.readable("orders") == []
+        assert time.monotonic() - begun >= 0.7
+
+
 def test_a_leader_whose_session_expired_is_registered_again_only_by_its_next_election(
     start: Start, caplog: pytest.LogCaptureFixture
 ):
@@ -463,7 +571,7 @@ def test_a_leader_that_unregisters_keeps_its_master_until_it_resigns(start: Star
     view = b.set.read()
     assert view.master
     assert view.master.owner == a.set.session_id
-    assert a.set.release(SetState(1, "", ("a", "b")), version) == version + 1
+    assert a.set.release(SetState(1, "", {"a": "x", "b": "x"}), version) == version + 1
 
 
 # --- metaq brokers sets -----------------------------------------------------------------------------------------------
@@ -474,17 +582,18 @@ def test_an_operator_sees_the_nodes_of_a_set_with_their_roles(start: Start, chro
     assert operator.json("brokers", "sets") == []
     a, b = start("a"), start("b")
     view = a.set.read()
-    a.set.take_over(SetState(3, "a", ("a", "gone"), "b"), view.version, None)
+    a.set.take_over(SetState(3, "a", {"a": "x", "gone": "x"}, "b"), view.version, None)
     fields = ("set", "node", "role", "epoch", "zone", "address", "preferred")
     ran = operator.ran("brokers", "sets", "--json")
     assert ran.code == 1  # nothing listens at 8197: how far the others are is unknown, and that is said
     assert "broker set 0: its leader a does not tell how far the others are: " in ran.err
     rows = json.loads(ran.out)
-    assert all(tuple(row) == (*fields, "lag_bytes", "lag_seconds", "since_ms", "error") for row in rows)
+    more = ("lag_bytes", "lag_seconds", "since_ms", "error", "refusing", "under_replicated")
+    assert all(tuple(row) == (*fields, *more) for row in rows)
     assert [tuple(row[field] for field in fields) for row in rows] == [
         (0, "a", "leader", 3, "here", "127.0.0.1:8197", False),
         (0, "b", "out of sync", 3, "here", "127.0.0.1:8198", True),
-        (0, "gone", "in-sync", 3, None, None, False),
+        (0, "gone", "gone, was in-sync", 3, None, None, False),
     ]
     assert {row["lag_bytes"] for row in rows} == {None}
     table = operator.ran("brokers", "sets")
@@ -499,8 +608,75 @@ def test_an_operator_is_told_of_a_set_without_a_leader_by_the_exit_code(start: S
     a = start("a")
     version = a.lead(1)
     assert "no leader" not in Operator(chroot).ran("brokers", "sets").err
-    a.set.release(SetState(1, "", ("a",)), version)
+    a.set.release(SetState(1, "", {"a": "a"}), version)
     ran = Operator(chroot).ran("brokers", "sets")
     assert ran.code == 1
     assert "no leader in broker set 0" in ran.err
     assert "in-sync" in ran.out
+
+
+def test_an_operator_looks_at_one_set_however_another_is(start: Start, chroot: str):
+    start("a").lead(1)
+    with session_at(chroot) as session:
+        assert write_state(session, 5, SetState(3, "w", {"w": "w"}), SetView(None, -1))
+    operator = Operator(chroot)
+    assert [row["node"] for row in json.loads(operator.ran("brokers", "sets", "--json").out)] == ["a", "w"]
+    ran = operator.ran("brokers", "sets", "5", "--in-sync", "1")
+    assert ran.code == 1
+    assert "gone, was leader" in ran.out
+    assert "broker set 5 has 0 in-sync nodes, not 1: none; no leader in broker set 5" in ran.err
+    ran = operator.ran("brokers", "sets", "0", "--in-sync", "1")
+    assert "set 5" not in ran.err
+    assert " w " not in ran.out
+    assert "is no broker set" in operator.refused("brokers", "sets", "9")
+
+
+def test_an_operator_has_a_set_forgotten_that_is_given_up_and_no_other(start: Start, chroot: str):
+    operator = Operator(chroot)
+    a = start("a")
+    version = a.lead(3)
+    assert "present in broker set 0: a: stop them" in operator.refused("brokers", "forget", "0", "--yes")
+    a.set.close()
+    assert "registered at meta://127.0.0.1:8197: stop it" in operator.refused("brokers", "forget", "0", "--yes")
+    assert a.set.release(SetState(3, "", {"a": "a"}), version) == version + 1
+    ran = operator.ran("brokers", "forget", "0")
+    assert ran.code == 1
+    assert "nothing is done: say --yes, and ZooKeeper forgets broker set 0 (epoch 3, in sync: a)" in ran.out
+    assert operator.ran("brokers", "sets").code == 1
+    done = operator.json("brokers", "forget", "0", "--yes")
+    assert done == {"set": 0, "done": True, "epoch": 3, "in_sync": ["a"]}
+    assert operator.json("brokers", "sets") == []
+    assert "is no broker set" in operator.refused("brokers", "forget", "0", "--yes")
+
+
+def test_an_operator_says_that_a_node_has_left_for_good(start: Start, chroot: str):
+    a, operator = start("a"), Operator(chroot)
+    a.lead(1, "a", "b")
+    forget = ("brokers", "forget", "0", "--yes", "--node")
+    assert "b is in sync and may have what no other node has" in operator.refused(*forget, "b")
+    view = a.set.read()
+    assert view.state is not None
+    assert a.set.change(replace(view.state, in_sync={"a": "a"}), view.version) is not None
+    assert "broker set 0 has a, b" in operator.refused(*forget, "c")
+    assert "a is present at meta://127.0.0.1:8197: stop it first" in operator.refused(*forget, "a")
+    ran = operator.ran("brokers", "sets")
+    assert [line.split()[1:3] for line in ran.out.splitlines() if " b " in line] == [["b", "gone"]]
+    assert operator.ran("brokers", "forget", "0", "--node", "b").code == 1
+    assert operator.json(*forget, "b") == {"set": 0, "node": "b", "done": True}
+    now = a.set.read().state
+    assert now is not None
+    assert (now.members, now.epoch, now.leader) == (("a",), 1, "a")
+
+
+def test_a_set_that_changes_in_that_moment_is_not_forgotten(start: Start, chroot: str):
+    with session_at(chroot) as session:
+        assert write_state(session, SET, SetState(3, "", {"a": "a"}), SetView(None, -1))
+        before = read_set(session, SET)
+        a = start("a")
+        assert not forget_set(session, SET, before)  # its node is there
+        a.set.close()
+        assert write_state(session, SET, SetState(4, "", {"a": "a"}), before)
+        assert not forget_set(session, SET, before)
+        assert read_set(session, SET).state == SetState(4, "", {"a": "a"})
+        assert forget_set(session, SET, read_set(session, SET))
+        assert read_sets(session) == {}

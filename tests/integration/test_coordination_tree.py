@@ -11,9 +11,10 @@ import pytest
 from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, new_consumer_id
+from metaq.coordination.move_records import Move
 from metaq.coordination.moves import Moves
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
-from metaq.coordination.records import Move, format_topics, parse_offset, parse_topics
+from metaq.coordination.records import format_topics, parse_offset, parse_topics
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
 from metaq.coordination.znodes import create_ephemeral
@@ -116,7 +117,7 @@ def test_each_node_of_a_broker_set_is_documented_with_its_kind(sessions: list[Zk
     node = SetNode("a", "meta://127.0.0.1:8123", "", "5e1c9a70")
     part = BrokerSet(sessions[0], 0, node, lambda _view: None)
     part.start()
-    assert part.create(SetState(1, "a", ("a",)))
+    assert part.create(SetState(1, "a", {"a": "x"}))
     found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
     part.close()
     rows = [(row, kind == "ephemeral") for row, kind in documented() if "/sets" in row.pattern]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.children import Child
+from tests.history.children import run_program
 
 SEED = 1
 FAILOVERS = 5
@@ -19,14 +19,8 @@ END_SECONDS = 800.0
 def test_sets_lose_nothing_and_repeat_nothing_while_their_leaders_fail_in_turn(tmp_path: Path) -> None:
     log = tmp_path / "log"
     words = ["--plain", "--seed", str(SEED), "--failovers", str(FAILOVERS), "--nodes", "2"]
-    run = Child(["-m", "tests.failovers", *words, "--directory", str(tmp_path / "runs")], log)
-    try:
-        assert run.wait(END_SECONDS), log.read_text()
-    finally:
-        run.terminate()
-        run.wait(10.0)
-        run.kill()
-    assert run.process.returncode == 0, log.read_text()
+    code = run_program(["-m", "tests.failovers", *words, "--directory", str(tmp_path / "runs")], log, END_SECONDS)
+    assert code == 0, log.read_text()
     found = json.loads((tmp_path / "runs" / f"run-{SEED}.json").read_text())
     led_elsewhere = {fault["kind"] for fault in found["faults"] if fault["leader"] and fault["elected"]}
     assert led_elsewhere == {"kill", "stop", "term", "hand-over", "syncs fail"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.children import Child
+from tests.history.children import run_program
 
 SEED = 1
 SECONDS = 12
@@ -19,14 +19,8 @@ END_SECONDS = 800.0
 def test_groups_are_handed_every_message_in_order_while_everything_fails_in_turn(tmp_path: Path) -> None:
     log = tmp_path / "log"
     words = ["--seed", str(SEED), "--seconds", str(SECONDS), "--directory", str(tmp_path / "runs")]
-    run = Child(["-m", "tests.history", *words], log)
-    try:
-        assert run.wait(END_SECONDS), log.read_text()
-    finally:
-        run.terminate()
-        run.wait(10.0)
-        run.kill()
-    assert run.process.returncode == 0, log.read_text()
+    code = run_program(["-m", "tests.history", *words], log, END_SECONDS)
+    assert code == 0, log.read_text()
     found = re.search(r"(\d+) faults, (\d+) acknowledged", log.read_text())
     assert found is not None, log.read_text()
     assert int(found[1]) >= 3

@@ -13,7 +13,7 @@ import pytest
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, ProducerConfig, TopicPartition
 from metaq.client.questions.moves import MovesOfCluster
 from metaq.coordination.brokers import ClusterView
-from metaq.coordination.records import MoveState
+from metaq.coordination.move_records import MoveState
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
 from tests.integration.client_cluster import running_brokers
@@ -63,11 +63,11 @@ class Sending(threading.Thread):
 class Reading(threading.Thread):
     """A member of a group. `got`: (partition, offset, payload) in the order in which they came."""
 
-    def __init__(self, connect, group, got, topic=TOPIC):
+    def __init__(self, connect, group, got, topic=TOPIC, start="earliest", **options):
         super().__init__(daemon=True)
         self._got = got
         self._ended = threading.Event()
-        self.consumer = Consumer(connect, group=group, topics=[topic], config=CONFIG, start="earliest")
+        self.consumer = Consumer(connect, group=group, topics=[topic], config=CONFIG, start=start, **options)
 
     def run(self):
         with self.consumer as consumer:
@@ -80,12 +80,12 @@ class Reading(threading.Thread):
         self.join(DEADLINE)
 
 
-def command(connect, *arguments, check=True):
+def command(connect, *arguments, check=True, timeout=DEADLINE):
     done = subprocess.run(
         [sys.executable, "-m", "metaq", *arguments, "--zk", connect],
         capture_output=True,
         text=True,
-        timeout=DEADLINE,
+        timeout=timeout,
         check=False,
     )
     assert not check or done.returncode == 0, done.stderr
@@ -170,7 +170,7 @@ def test_the_last_partitions_move_alone_and_the_rest_stays(chroot, tmp_path):
         for broker in (0, 1):  # what was moved stays so
             brokers.running[broker].kill()
             brokers.start(broker)
-        assert len(producer.partitions(TOPIC)) == 8
+        eventually(lambda: len(producer.partitions(TOPIC)) == 8, what="the producer to see both again")
         with pytest.raises(ConfigError, match="only its last ones"), ZkSession(chroot) as session:
             MovesOfCluster(session).plan(TOPIC, 0, 1, FAST, 0, 0)
         refused = command(
@@ -239,3 +239,46 @@ def test_an_open_transaction_holds_the_source_open_until_it_ends(chroot, tmp_pat
             eventually(lambda: moves.look(move).move.state is MoveState.DONE, what="the move")
         (payloads,) = stored(chroot, [TopicPartition(TOPIC, 1, 1)]).values()
         assert payloads == ["before", "in it"]
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_group_that_began_at_the_end_loses_nothing_that_came_after_it_had_joined(chroot, tmp_path, members):
+    """It has committed nothing when it gives the partitions up, and messages come to the target before it gets them."""
+    with running_brokers(chroot, tmp_path, {TOPIC: 3}, count=2), Producer(chroot) as producer:
+        for number in range(100):
+            producer.send(TOPIC, b"k0:%d" % number)
+        got: list[Got] = []
+        held = threading.Event()
+        group = [
+            Reading(chroot, "g", got, start="latest", on_revoked=lambda _: held.wait(DEADLINE)) for _ in range(members)
+        ]
+        for each in group:
+            each.start()
+
+        def joined():
+            owned = [each.consumer.assignment() for each in group]
+            return sum(map(len, owned)) == 6 and all(
+                each.consumer.position(partition) for each, mine in zip(group, owned, strict=True) for partition in mine
+            )
+
+        held.set()
+        eventually(joined, what="the members to have begun")
+        held.clear()
+        with ZkSession(chroot) as session:
+            moves = MovesOfCluster(session)
+            move = moves.begin(moves.plan(TOPIC, 0, 1, FAST))
+            eventually(lambda: moves.look(move).move.state is MoveState.HANDING_OVER, what="the handing over")
+            eventually(lambda: len(producer.partitions(TOPIC)) == 6, what="the new partitions alone")
+            sent = [
+                f"k{partition.partition}:{number}" for number in range(20) for partition in producer.partitions(TOPIC)
+            ]
+            for payload in sent:
+                partition = TopicPartition(TOPIC, 1, int(payload[1 : payload.index(":")]))
+                producer.send(TOPIC, payload.encode(), partition=partition)
+            held.set()
+            eventually(lambda: moves.look(move).move.state is MoveState.DONE, what="the move")
+        eventually(lambda: len(got) >= len(sent), what="all messages")
+        for each in group:
+            each.stop()
+        assert sorted(payload for *_, payload in got) == sorted(sent)
+        check_order(got)

@@ -8,7 +8,7 @@ import pytest
 
 from metaq import Producer
 from metaq.client.questions.moves import MovesOfCluster
-from metaq.coordination.records import MoveState
+from metaq.coordination.move_records import MoveState
 from metaq.coordination.session import ZkSession
 from tests.integration.set_nodes import set_nodes
 from tests.integration.test_moves import Got, Reading, Sending, check_order, stored

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.history.children import Child
+from tests.history.children import run_program
 from tests.integration.java_peers import require_java
 
 SEED = 1
@@ -21,15 +21,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     require_java()
     directory = tmp_path_factory.mktemp("rolling")
     words = ["--plain", "--rolling", "--java", "--nodes", "2", "--seed", str(SEED), "--failovers", "1"]
-    run = Child(["-m", "tests.failovers", *words, "--directory", str(directory)], directory / "log")
-    try:
-        assert run.wait(END_SECONDS), run.log.read_text()
-    finally:
-        run.terminate()
-        run.wait(10.0)
-        run.kill()
+    log = directory / "log"
+    run_program(["-m", "tests.failovers", *words, "--directory", str(directory)], log, END_SECONDS)
     result = directory / f"run-{SEED}.json"
-    assert result.exists(), run.log.read_text()
+    assert result.exists(), log.read_text()
     summary: dict[str, Any] = json.loads(result.read_text())
     return summary
 
@@ -48,8 +43,5 @@ def test_nothing_is_lost_or_repeated_and_no_send_fails_while_all_nodes_are_resta
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.xfail(
-    reason="a query fails that is planned between two leaders, or when its connection ends while it is planned"
-)
 def test_no_transaction_and_no_query_is_told_an_error_meanwhile(found: dict[str, Any]) -> None:
     assert found["problems"] == {}, found["examples"]

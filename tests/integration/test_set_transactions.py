@@ -17,7 +17,7 @@ from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import Connection, RunningBroker
 from tests.integration.load import Load, kill_under
 from tests.integration.set_nodes import SetNodes, set_nodes
-from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
+from tests.integration.transaction_texts import bodies, check_pairs, ok, recover, tx, tx_put
 from tests.waiting import eventually
 
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
@@ -197,12 +197,7 @@ def verify(connection: Connection, committed: set[str]) -> set[str]:
     """Each transaction is whole, once, and those that were acknowledged are there; the names of all."""
     found = [bodies(connection, *place) for place in PARTITIONS]
     for each in found:
-        assert len(each) == len(set(each)), "a message is there twice"
-        names = [body.decode().rpartition(" ")[0] for body in each]
-        assert names[::2] == names[1::2], "a transaction's messages are torn apart"
-        assert [body[-2:] for body in each] == [b" 0", b" 1"] * (len(each) // 2)
-        lost = committed - set(names)
-        assert not lost, f"{len(lost)} acknowledged transactions are lost: {sorted(lost)[:3]}"
+        check_pairs(each, committed)
     sets = [{body.decode().rpartition(" ")[0] for body in each} for each in found]
     assert all(each == sets[0] for each in sets), "a transaction is in some partitions only"
     return sets[0]

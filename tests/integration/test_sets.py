@@ -182,5 +182,5 @@ def test_a_node_with_foreign_data_does_not_join(nodes: SetNodes, tmp_path: Path,
     (foreign / f"{0:020d}.meta").write_bytes((nodes.data("a") / "t-0" / f"{0:020d}.meta").read_bytes())
     nodes.start("b")
     log = nodes.nodes["b"].errors
-    eventually(lambda: "has nothing in common" in log.read_text(), what="b to say why it does not join")
-    assert nodes.view().state.in_sync == ("a",)  # type: ignore[union-attr]
+    eventually(lambda: "have nothing in common" in log.read_text(), what="b to say why it does not join")
+    assert list(nodes.view().state.in_sync) == ["a"]  # type: ignore[union-attr]

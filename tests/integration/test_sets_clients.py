@@ -7,11 +7,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, TopicPartition
+from metaq.broker.sets import tuning
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.metadata import parse_address
@@ -20,7 +22,7 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
-from metaq.protocol.errors import RequestRefused, TransactionLost
+from metaq.protocol.errors import NoPartition, RequestRefused, TransactionLost
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
@@ -293,10 +295,8 @@ def test_a_consumer_reads_from_the_follower_of_its_zone_while_there_is_one(nodes
 
 
 @pytest.mark.parametrize("hands_over", [True, False])
-def test_transactions_under_hand_overs_are_committed_or_lost_and_never_unknown(
-    nodes: BrokerSet, hands_over: bool
-) -> None:
-    """What the commit says is what readers see."""
+def test_short_transactions_are_committed_while_the_leader_hands_over(nodes: BrokerSet, hands_over: bool) -> None:
+    """None is lost or unknown, and what the commits say is what readers see."""
     committed: list[bytes] = []
     lost: list[bytes] = []
     errors: list[BaseException] = []
@@ -345,4 +345,89 @@ def test_transactions_under_hand_overs_are_committed_or_lost_and_never_unknown(
                 while reader.position < end:
                     found += [bytes(each.payload) for each in reader.poll(timeout=1.0)]
         assert Counter(found) == Counter(committed)
+    assert lost == []
+
+
+def test_a_hand_over_waits_for_an_open_transaction_and_new_ones_begin_with_the_next_leader(nodes: BrokerSet) -> None:
+    former = nodes.leader
+    place = TopicPartition(TOPIC, 0, 0)
+    with Producer(nodes.connect) as producer, Producer(nodes.connect) as other:
+        transaction = producer.transaction()
+        transaction.send(TOPIC, b"1", partition=place)
+        nodes.nodes[former].process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert nodes.leader == former
+        other.send(TOPIC, b"single", partition=place)  # meanwhile everything else goes on
+        transaction.send(TOPIC, b"2", partition=place)
+        transaction.commit()
+        with other.transaction() as following:
+            following.send(TOPIC, b"3", partition=place)
+        assert nodes.leader != former
+        assert nodes.nodes[former].process.wait(DEADLINE) == 0
+        with PartitionReader(f"127.0.0.1:{nodes.nodes[nodes.leader].port}", place) as reader:
+            found = [bytes(each.payload) for each in reader.fetch(0)]
+        assert found == [b"single", b"1", b"2", b"3"]
+
+
+def test_a_hand_over_does_not_wait_for_a_transaction_that_stays_open(nodes: BrokerSet) -> None:
+    former = nodes.leader
+    with Producer(nodes.connect) as producer:
+        transaction = producer.transaction()
+        transaction.send(TOPIC, b"1", partition=TopicPartition(TOPIC, 0, 0))
+        begun = time.monotonic()
+        assert _has_handed_over(nodes)
+        assert time.monotonic() - begun >= tuning.TRANSACTIONS_SECONDS
+        assert nodes.leader != former
+        with pytest.raises(TransactionLost):
+            transaction.commit()
+        with producer.transaction() as following:
+            following.send(TOPIC, b"2", partition=TopicPartition(TOPIC, 0, 0))
+
+
+def test_what_became_of_a_commit_is_learnt_from_the_next_leader_when_its_own_is_killed(nodes: BrokerSet) -> None:
+    """Many commits are under way at each kill, and none of them stays unknown."""
+    committed: list[bytes] = []
+    lost: list[bytes] = []
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def work(name: str) -> None:
+        place = TopicPartition(TOPIC, 0, 0)
+        try:
+            with Producer(nodes.connect) as producer:
+                for number in count():
+                    if ended.is_set():
+                        return
+                    payload = b"%s-%d" % (name.encode(), number)
+                    try:
+                        with producer.transaction() as transaction:
+                            transaction.send(TOPIC, payload, partition=place)
+                        committed.append(payload)
+                    except (TransactionLost, NoPartition):  # the latter with its first message: nobody leads yet
+                        lost.append(payload)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(str(number),)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for _ in range(4):
+        before = len(committed)
+        eventually(lambda: len(committed) > before + 20 or errors)  # noqa: B023
+        leader = nodes.leader
+        _kill(nodes.nodes[leader])
+        nodes.start(leader, ZONES[leader])
+        eventually(lambda: len(nodes.in_sync) == 2 and nodes.leader != leader)  # noqa: B023
+    ended.set()
+    for each in threads:
+        each.join(DEADLINE)
+    assert errors == []
+    place = TopicPartition(TOPIC, 0, 0)
+    with Cluster(nodes.connect) as cluster:
+        end = cluster.ask(place, lambda connection: partition_bounds(connection, place)).end
+    with PartitionReader(f"127.0.0.1:{nodes.nodes[nodes.leader].port}", place) as reader:
+        found: list[bytes] = []
+        while reader.position < end:
+            found += [bytes(each.payload) for each in reader.poll(timeout=1.0)]
+    assert Counter(found) == Counter(committed)
     assert not set(lost) & set(committed)

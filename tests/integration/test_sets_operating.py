@@ -1,5 +1,6 @@
 """Nodes of a broker set as processes, and what operators ask of them."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -86,6 +87,54 @@ def test_a_reload_changes_the_promise_of_a_leader(chroot: str, start: StartNode)
         assert connection.ask_frame(encode_frame(RequestCode.RELOAD_CONFIG, 1, {})).code == ResponseCode.SUCCESS
         put = connection.ask(b"put t 0 1 0 1\r\nx")
     assert b"minInSync" in put.text.encode() or "in-sync" in put.text, put
+
+
+def test_monitor_tells_what_is_wrong_with_a_set_and_which_topics_take_nothing(chroot: str, start: StartNode):
+    operator = Operator(chroot)
+    first = start("a", "minInSync=2")
+    led(chroot, "a")
+    second = start("b", "minInSync=2")
+    led(chroot, "a", "b")
+    send(chroot, b"x")
+
+    def seen() -> tuple[int, list[str]]:
+        ran = operator.ran("monitor", "--min-memory", "0", "--json")
+        found = json.loads(ran.out)["findings"]
+        return ran.code, [f"{each['level']} {each['text']}" for each in found if each["what"] == "set 0"]
+
+    assert seen() == (0, ["ok a leads epoch 1, in sync: a, b"])
+    second.stop()
+    led(chroot, "a")
+    eventually(lambda: not view(chroot).nodes.keys() - {"a"}, DEADLINE, "the end of b")
+    refused = "new messages have one copy; fewer nodes than minInSync, so no messages are taken: t"
+    assert seen() == (1, [f"alarm a leads epoch 1, in sync: a; b is gone (it stops); {refused}"])
+    ran = operator.ran("brokers", "sets")
+    assert "broker set 0 takes no messages for t: nodes in sync: 1, fewer than minInSync" in ran.err
+    assert "it stops" in ran.out
+    assert "no messages are taken for t: in-sync nodes: 1, fewer than minInSync" in first.errors.read_text()
+    start("b", "minInSync=2")
+    led(chroot, "a", "b")
+    assert seen() == (0, ["ok a leads epoch 1, in sync: a, b"])
+    eventually(lambda: "messages are taken again for t" in first.errors.read_text(), DEADLINE, "the line")
+
+
+def test_an_alarm_of_monitor_names_the_nodes_that_are_missing(chroot: str, start: StartNode):
+    operator = Operator(chroot)
+    nodes = [start("a")]
+    led(chroot, "a")
+    nodes.append(start("b"))
+    led(chroot, "a", "b")
+    nodes[1].kill()
+    led(chroot, "a")
+    nodes[0].kill()
+    last = start("b")
+    eventually(lambda: view(chroot).master is None, 2 * DEADLINE, "the end of the leader's session")
+    eventually(lambda: "waits: no in-sync node is present: start a" in last.errors.read_text(), DEADLINE, "the line")
+    ran = operator.ran("monitor", "--min-memory", "0")
+    assert ran.code == 1
+    (line,) = [each for each in ran.out.splitlines() if "set 0" in each or "broker 0" in each]
+    assert " alarm set 0: nobody leads it, so it takes no messages; a is gone, was leader; b is out of sync" in line
+    assert "(no in-sync node is present: start a)" in line
 
 
 # --- handing over -----------------------------------------------------------------------------------------------------

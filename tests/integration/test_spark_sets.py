@@ -12,14 +12,14 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 
-from metaq import Producer, browse
+from metaq import Producer, TopicPartition, browse
 from metaq.protocol.errors import MetaqError
 from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.planning import plan_query
 from metaq.spark_connector.pushdown import Pushed
 from metaq.spark_connector.reader import read_partition
 from tests.integration.set_nodes import SetNodes, set_nodes
-from tests.waiting import eventually
+from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": "numPartitions=2", "out": "numPartitions=2"}
 MESSAGES = 20_000
@@ -136,3 +136,52 @@ def test_a_batch_query_goes_on_when_the_leader_goes(
         gone.join()
     assert sorted(int(row.value) for row in rows) == list(range(MESSAGES))
     assert nodes.nodes[leader].process.poll() is not None or go is _freeze
+
+
+@pytest.mark.parametrize("go", [signal.SIGTERM, signal.SIGKILL])
+def test_queries_that_are_planned_while_the_leader_goes_have_all_partitions(
+    nodes: SetNodes, tmp_path: Path, go: signal.Signals
+) -> None:
+    """Another set has the topic, too, so that a query without this set's partitions could be planned."""
+    chosen = options(nodes)
+    with set_nodes(tmp_path / "other", nodes.connect, TOPICS, broker_id=1) as others:
+        (tmp_path / "other").mkdir()
+        others.start("c")
+        others.wait_in_sync("c")
+        with Producer(nodes.connect) as producer:
+            eventually(lambda: {each.broker for each in producer.partitions("t")} == {0, 1}, what="both sets' topic")
+            for number in range(2):
+                producer.send("t", b"0", partition=TopicPartition("t", 1, number))
+        _plan_while_leaders_go(chosen, nodes, go)
+
+
+def _plan_while_leaders_go(chosen: ReadOptions, nodes: SetNodes, go: signal.Signals) -> None:
+    ended = threading.Event()
+    errors: list[BaseException] = []
+    found: list[list[str]] = []
+
+    def plan() -> None:
+        while not ended.is_set():
+            try:
+                found.append([str(each.id) for each in plan_query(chosen, Pushed())])
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=plan) for _ in range(2)]
+    for each in threads:
+        each.start()
+    try:
+        for _ in range(3):
+            leader, before = nodes.leader, len(found)
+            eventually(lambda: len(found) > before + 4 or errors)  # noqa: B023
+            nodes.signal(leader, go)
+            nodes.nodes[leader].process.wait(DEADLINE)
+            nodes.wait_for_leader(*{"a", "b"} - {leader})
+            nodes.start(leader)
+            nodes.wait_in_sync("a", "b")
+    finally:
+        ended.set()
+        for each in threads:
+            each.join(DEADLINE)
+    assert errors == []
+    assert {tuple(each) for each in found} == {("0-0", "0-1", "1-0", "1-1")}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.broker_process import Connection, RunningBroker, server_ini
 from tests.integration.load import Load, kill_under
-from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
+from tests.integration.transaction_texts import bodies, check_pairs, ok, recover, tx, tx_put
 from tests.waiting import eventually
 
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
@@ -95,12 +95,7 @@ def verify(connection: Connection, committed: set[str]) -> None:
     eventually(lambda: len({len(each) for each in found_by_now()}) == 1, 20, "what the start appended")
     found = found_by_now()
     for each in found:
-        assert len(each) == len(set(each)), "a message is there twice"
-        names = [body.decode().rpartition(" ")[0] for body in each]
-        assert names[::2] == names[1::2], "a transaction's messages are torn apart"
-        assert [body[-2:] for body in each] == [b" 0", b" 1"] * (len(each) // 2)
-        lost = committed - set(names)
-        assert not lost, f"{len(lost)} acknowledged transactions are lost"
+        check_pairs(each, committed)
     assert set(found[0]) == set(found[1]), "a transaction is in one partition only"
 
 

@@ -6,7 +6,7 @@ from metaq.protocol.record import checksum, iter_headers
 from metaq.protocol.text import Value, encode_get
 from tests.broker_process import Connection
 
-__all__ = ["bodies", "ok", "recover", "tx", "tx_put"]
+__all__ = ["bodies", "check_pairs", "ok", "recover", "tx", "tx_put"]
 
 
 def tx(key: str, verb: str, *optional: object) -> bytes:
@@ -45,3 +45,14 @@ def bodies(connection: Connection, topic: str, partition: int) -> list[bytes]:
             found.append(body)
         offset += headers[-1].end  # the last record may be cut
     return found
+
+
+def check_pairs(found: list[bytes], committed: set[str]) -> None:
+    """What a partition holds of transactions that put "<name> 0" and "<name> 1" into it: each is whole and there once,
+    and those that were acknowledged are there."""
+    assert len(found) == len(set(found)), "a message is there twice"
+    names = [body.decode().rpartition(" ")[0] for body in found]
+    assert names[::2] == names[1::2], "a transaction's messages are torn apart"
+    assert [body[-2:] for body in found] == [b" 0", b" 1"] * (len(found) // 2)
+    lost = committed - set(names)
+    assert not lost, f"{len(lost)} acknowledged transactions are lost: {sorted(lost)[:3]}"

@@ -12,7 +12,7 @@ from metaq.coordination.embedded import EmbeddedZooKeeper
 
 from .members import Group, JavaConsumer, JavaProducer, Member, PythonConsumer, PythonProducer
 from .places import Kind, Place
-from .run import Outcome, Run
+from .run import Outcome, Run, Say
 from .schedule import Blow, Way, steps
 
 __all__ = ["Tally", "mixed"]
@@ -32,7 +32,6 @@ SEND_PAUSE = 0.005
 ZOOKEEPER = "zookeeper"
 
 Victim = Place | Member | EmbeddedZooKeeper
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

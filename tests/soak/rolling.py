@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .members import Group, JavaConsumer, JavaProducer
 from .places import Kind, Place
-from .run import Outcome, Run
+from .run import Outcome, Run, Say
 
 __all__ = ["Move", "Rolled", "move", "rolling"]
 
@@ -24,8 +24,6 @@ THERE_AND_BACK: Sequence[Kind] = ("ours", "java")
 
 PATIENT_SECONDS = 60.0
 """Sessions of the consumers: they live to the end, and a busy machine must not take them from them."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

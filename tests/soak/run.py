@@ -17,7 +17,7 @@ from .members import Group, JavaProducer, Member, PythonProducer
 from .places import SESSION_SECONDS
 from .watcher import GroupWatcher, without_owner
 
-__all__ = ["Outcome", "Run"]
+__all__ = ["Outcome", "Run", "Say"]
 
 REBALANCE_SECONDS = 8.0
 """How long a rebalance may take after the session of a dead member is over: Java tries 7 times, each second."""
@@ -26,6 +26,9 @@ DRAIN_SECONDS = 180.0
 PAUSE_SECONDS = 0.2
 PROBE = "probe"
 """The producer name of the messages that open every partition at the end."""
+
+Say = Callable[[str], None]
+"""Tells a person how far a run is."""
 
 
 @dataclass(frozen=True, slots=True)

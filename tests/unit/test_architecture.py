@@ -115,7 +115,15 @@ def parsed(file: Path) -> ast.Module:
 @cache
 def import_nodes(file: Path) -> list[ast.AST]:
     """All imports of a file, those inside functions and `if TYPE_CHECKING` included."""
-    return [node for node in ast.walk(parsed(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in statements(parsed(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those below a node. As ast.walk, but not into expressions, which are most of a file and have no imports."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for below in getattr(node, field, ()):
+            yield below
+            yield from statements(below)
 
 
 def imports_of(module: str, nodes: Iterable[ast.AST], is_package: bool) -> Iterator[Import]:
@@ -261,8 +269,28 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
     ],
 )
 def test_the_check_sees_a_forbidden_import(module: str, source: str):
-    (imported,) = imports_of(module, ast.walk(ast.parse(source)), is_package=False)
+    (imported,) = imports_of(module, statements(ast.parse(source)), is_package=False)
     assert not is_allowed(imported)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if x:\n    pass\nelse:\n    {}",
+        "try:\n    {}\nexcept OSError:\n    pass",
+        "try:\n    pass\nexcept OSError:\n    {}",
+        "try:\n    pass\nexcept OSError:\n    pass\nelse:\n    {}",
+        "try:\n    pass\nfinally:\n    {}",
+        "class C:\n    async def late(self):\n        async with x:\n            {}",
+        "for x in y:\n    while x:\n        {}",
+        "match x:\n    case 1:\n        {}",
+    ],
+)
+def test_the_check_looks_into_each_block(source: str):
+    (imported,) = imports_of(
+        "metaq.client.pool", statements(ast.parse(source.format("import kazoo"))), is_package=False
+    )
+    assert imported.target == "kazoo"
 
 
 def test_the_check_finds_a_circle():

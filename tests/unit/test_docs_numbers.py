@@ -20,6 +20,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     "zk_paths.md": (
         "our slaves read it every {CHECKSUM_POLL_SECONDS:s} |",
         "is changed when that has held for {ZONE_SETTLE_SECONDS:seconds}, by the first",
+        "the next leader has taken them over, for {SUCCESSOR_SECONDS:s} at most",
+        "has a node ({LEADERLESS_SECONDS:s} and {PLANNING_SECONDS:s})",
     ),
     "docs/broker.md": (
         "gives connections up to {main.CLOSE_SECONDS:s} to take their answers",
@@ -52,9 +54,9 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| the header of a frame | {MAX_FRAME_HEADER_BYTES:bytes} |",
         "| unsent answers of a connection | {broker/tuning.WRITE_BYTES:bytes} and one answer |",
         "do not read | {MAX_UNSENT_BYTES:bytes} | each answer carries {SCARCE_ANSWER_BYTES:bytes} of data",
-        "or one slice of a large request | {TURN_SECONDS:ms} |",
+        "or one slice of a large request | {broker/tuning.TURN_SECONDS:ms} |",
         "| cold reads at once, of all consumers | {MAX_COLD_READS} |",
-        "were not read yet | {RECEIVE_BYTES:bytes} (the kernel's choice",
+        "were not read yet | {broker/tuning.RECEIVE_BYTES:bytes} (the kernel's choice",
         "is less), {LARGE_READ_BYTES:bytes} per read |",
         "data being read for it | {MAX_PENDING_BYTES:bytes} and one read |",
         "| {DEFAULT_MAX_PENDING_PUT_BYTES:bytes}, or `--max-pending-puts`; each put counts {PUT_OVERHEAD_BYTES} bytes",
@@ -93,6 +95,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     ),
     "docs/client.md": (
         "also after a lost answer, for up to {LEADER_SECONDS:s}.",
+        "or no leader answers within {LEADER_SECONDS:s}, is the commit unknown",
         "`max_requests_in_flight` ({ProducerConfig.max_requests_in_flight}) requests",
         "`max_batch_bytes` ({ProducerConfig.max_batch_bytes:bytes}) or `max_batch_records` "
         "({ProducerConfig.max_batch_records})",
@@ -130,7 +133,11 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "it logs a line after {EMPTY_GETS} empty answers",
     ),
     "docs/replication.md": (
+        "those of {MAX_EPOCHS} epochs, or of fewer if more than {MAX_ENDS} ends of partitions changed in them",
+        "when the node stops, and within {REMEMBER_SECONDS:s} of a new partition's",
         "once it has been in sync for {PREFERRED_SECONDS:seconds}, the leader hands over",
+        "writes its page cache back, for {WRITE_BACK_SECONDS:s} at most",
+        "the open transactions end, for {TRANSACTIONS_SECONDS:s} at most",
         "takes its partitions along after {ZONE_SETTLE_SECONDS:s}:",
         "| slaveMaxDelayInMills | {DEFAULT_MAX_DELAY_MS} |",
         "| sendToSlaveTimeoutInMills | {DEFAULT_SEND_TIMEOUT_MS:plain} |",
@@ -147,6 +154,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     ),
     "docs/transactions.md": (
         "more than {MAX_REDO_BYTES:bytes} in the newest one",
+        "waits {TRANSACTIONS_SECONDS:s} for the transactions that are open",
         "That is about {STATE_BYTES:bytes} at most",
         "| open transactions | {MAX_OPEN_TRANSACTIONS} |",
         "held in memory | {MAX_OPEN_BYTES:bytes} |",

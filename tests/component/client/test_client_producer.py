@@ -449,6 +449,24 @@ def test_a_partition_that_refused_is_left_alone_for_a_while(broker, producer):
     assert len(refused) == 1
 
 
+def test_a_broker_without_enough_nodes_for_one_topic_goes_on_taking_the_others():
+    patient = ProducerConfig(retry_min_seconds=30, retry_max_seconds=30)
+    refused = []
+
+    def refuse(request):
+        if not (is_send(request) and request.ext["topic"] == "strict"):
+            return None
+        refused.append(request)
+        return ResponseCode.NOT_ENOUGH_REPLICAS
+
+    with FakeBroker({"strict": 2, "loose": 1}, 0) as few, FakeBroker({"strict": 2, "loose": 1}, 1) as enough:
+        few.refuse = refuse
+        with Producer(metadata=FakeCluster([few, enough]), config=patient, random=lambda: 0.0) as producer:
+            assert {producer.send("strict", b"").partition.broker for _ in range(8)} == {1}
+            assert len(refused) == 1  # all its partitions want as many nodes
+            assert {producer.send("loose", b"").partition.broker for _ in range(4)} == {0, 1}
+
+
 def test_a_topic_that_brokers_refuse_although_it_is_registered_is_given_up_after_some_tries(broker):
     broker.refuse = lambda request: ResponseCode.TOPIC_NOT_EXIST if is_send(request) else None
     with Producer(metadata=FakeCluster([broker]), config=FAST) as producer, pytest.raises(TopicNotAccepted, match="t"):

@@ -1,6 +1,7 @@
 """A task's reader when its broker goes away: it goes on where it was, at the master again or at a slave."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from metaq.client.questions.brokers import Source
 from metaq.client.values import TopicPartition
+from metaq.coordination.move_records import Move, MoveState
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, CorruptRecord
 from metaq.protocol.record import HEADER_BYTES
 from metaq.spark_connector import reader as module
@@ -54,17 +56,17 @@ def now(monkeypatch):
     return time
 
 
-def registered(monkeypatch, *answers):
-    """What ZooKeeper says of the partition, one look after the other; the last for ever."""
+def registered(monkeypatch, *answers, place=ZERO, moves=()):
+    """What ZooKeeper says of the partition, one look after the other; the last for ever. place: where it is then."""
     left = list(answers)
 
     def sources(partitions):
         endpoint = left.pop(0) if len(left) > 1 else left[0]
-        return {} if endpoint is None else {ZERO: Source(endpoint, False)}
+        return {} if endpoint is None or partitions != [place] else {place: Source(endpoint, False)}
 
     @contextmanager
     def cluster(options):
-        yield SimpleNamespace(sources=sources)
+        yield SimpleNamespace(sources=sources, moves=lambda: list(moves))
 
     monkeypatch.setattr(module, "open_cluster", cluster)
 
@@ -97,6 +99,24 @@ def test_a_task_follows_the_leader_of_a_broker_set(monkeypatch, now):
         assert rows([first, *batches]) == PAYLOADS
         assert leader.pulls
     assert now[0] == 0.0
+
+
+def test_a_task_goes_on_where_its_partition_was_moved_to(monkeypatch, now):
+    """Its source may be stopped when the move is done, with micro-batches under way that were planned there."""
+    place = TopicPartition("t", 7, 2)
+    with brokers(100) as (source,), FakeBroker(topics={"t": 3}) as target:
+        target.append("t", 2, *PAYLOADS)
+        asked = Move("t", 0, 0, 1, 7, 1)
+        registered(monkeypatch, target.endpoint, place=place, moves=[asked])
+        batches = read_partition(OPTIONS, planned(source))
+        first = next(batches)
+        registered(
+            monkeypatch, target.endpoint, place=place, moves=[replace(asked, state=MoveState.DONE, target_first=2)]
+        )
+        source.stop()
+        read = [first, *batches]
+    assert rows(read) == PAYLOADS
+    assert {(row["broker"], row["partition"]) for batch in read for row in batch.to_pylist()} == {(0, 0)}
 
 
 def test_a_task_waits_while_a_broker_set_has_no_leader(monkeypatch, now):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from bench.__main__ import chosen, main
 from bench.catch_up import main as catch_up
-from bench.failover import _parts, distribution
+from bench.failover import Round, _parts, _result, distribution
 from bench.failover import main as failover
 from bench.load import Gap, History
 from bench.measured import Measured, Results
@@ -149,6 +149,8 @@ def test_a_producers_history_has_rates_and_the_longest_gap_that_touches_a_time()
     assert history().longest_gap(14.0, 16.0) == Gap(10.1, 14.9)
     assert history().longest_gap(14.95, 16.0) == Gap(15.0, 15.2)
     assert history().longest_gap(16.0, 17.0).seconds == pytest.approx(0.01)
+    assert history().gap_at(15.1) == Gap(15.0, 15.2)
+    assert history().gap_at(15.3).seconds == pytest.approx(0.01)
 
 
 def line(at: float, text: str) -> str:
@@ -172,6 +174,24 @@ def test_a_failovers_parts_come_from_the_successors_log():
     assert _parts(Gap(100.8, 101.0), 99.9, lines) == pytest.approx({"gap": 0.2})  # nobody was elected in this gap
     assert _parts(Gap(100.6, 101.0), 100.6, lines) == pytest.approx({"gap": 0.4})  # nobody stood in this round
     assert logged_at(lines, "Traceback") is None
+
+
+def test_a_round_has_the_longest_gap_that_around_its_election_and_the_logs_of_long_ones(
+    capsys: pytest.CaptureFixture[str],
+):
+    logs = {"a": [line(15.0, "stopping")], "b": [line(15.05, "stands for election"), line(15.1, "leads epoch 2")]}
+    done = [Round(10.0, 16.0, "b", 1.5)]
+    found = _result("term", done, history(), logs, explain_above=250.0)
+    assert found["around_election_ms"]["max"] == pytest.approx(200.0)
+    assert (found["gap_ms"]["max"], found["load_average"]["max"]) == (pytest.approx(4800.0), 1.5)
+    assert "round 1, load 1.5: gap 4800 ms" in capsys.readouterr().err
+    _result("term", [Round(14.95, 16.0, "b", 1.5)], history(), logs, explain_above=150.0)
+    told = capsys.readouterr().err.splitlines()
+    assert [(each.split()[1], each.rpartition(": ")[2]) for each in told[1:]] == [
+        ("a", "stopping"),
+        ("b", "stands for election"),
+        ("b", "leads epoch 2"),
+    ]
 
 
 def test_a_distribution_of_few_values_has_their_maximum_at_99_percent():

@@ -148,6 +148,7 @@ def test_keys_of_the_java_broker_without_effect_are_accepted():
         ({"topics": "[topic=t]\n[replication]\nnode=a/b"}, ["node=a/b", "'/'"]),
         ({"topics": f"[topic=t]\n[replication]\nnode={'n' * 65}"}, ["node=nnn", "64 characters"]),
         ({"topics": "[topic=t]\n[replication]\nzone=a b"}, ["zone=a b", "blank"]),
+        ({"topics": "[topic=t]\n[replication]\ncopyBytesPerSecond=0"}, ["copyBytesPerSecond=0", "1"]),
         ({"topics": "[topic=t]\n[replication]\nnodes=a"}, ["nodes=a", "did you mean node?"]),
         ({"system": "what is this"}, ["server.ini:8", "what is this"]),
     ],
@@ -189,6 +190,11 @@ def test_a_node_and_its_zone_may_stand_in_the_file():
     assert (config().node, config().zone) == (None, "")
     found = config(topics="[replication]\nnode=a-1\nzone=eu\n[topic=t]")
     assert (found.node, found.zone) == ("a-1", "eu")
+
+
+def test_the_least_rate_of_copies_may_stand_in_the_file():
+    assert config(topics="[replication]\n[topic=t]").copy_bytes_per_second == 200 << 20
+    assert config(topics="[replication]\ncopyBytesPerSecond=1024*1024\n[topic=t]").copy_bytes_per_second == 1 << 20
 
 
 def test_a_line_before_the_first_section_and_a_missing_file_are_named(tmp_path):

@@ -1,10 +1,13 @@
 """The rows of an internal log, read on as it grows, are those that reading all of it finds."""
 
+import random
+
 import pytest
 
 from metaq.broker.last_rows import LastRows
-from metaq.broker.store.sequence_rows import encode_head, encode_row, internal_record, read_rows
+from metaq.broker.store.sequence_rows import encode_head, encode_row, internal_record, read_rows, read_tables
 from metaq.broker.store.store import Append
+from metaq.protocol.errors import StoreError
 from tests.unit.broker.harness import Harness
 
 
@@ -108,3 +111,62 @@ def test_records_of_several_topics_follow_one_another(harness, log):
         harness.store.append_many([Append(log, (data,), unit)])
     found = [[row.topic for row in rows] for _, rows in read_rows(log.segments.snapshot(), 0)]
     assert found == [["t"], ["t", "u"], ["t"]]
+    (table,) = read_tables(log.segments.snapshot(), 0)
+    assert [table.row(number).topic for number in range(4)] == ["t", "t", "u", "t"]
+
+
+def test_a_topic_is_the_same_whatever_else_a_record_names(harness, log):
+    for sequence, topics in enumerate((("t",), ("u", "t"), ("t", "u")), 1):
+        rows = [(1, sequence, 0, 9, 1, 1, 0, number) for number in range(len(topics))]
+        data, unit = internal_record(encode_body(topics, rows), 1, log.end_offset)
+        harness.store.append_many([Append(log, (data,), unit)])
+    last = LastRows(log, 9)
+    last.read_on()
+    assert {topic: [row.sequence for row in found] for (_, topic, _), found in last.items()} == {
+        "t": [2, 3],
+        "u": [2, 3],
+    }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        encode_body(("t",), [(1, 1, 0, 9, 1, 1, 0, 1)]),
+        encode_body(("t",), [(1, 1, 0, 9, 1, 1, 0, 0)])[:-1],
+    ],
+)
+def test_rows_that_cannot_be_read_are_an_error_for_every_reader(harness, log, body):
+    good = encode_body(("u", "v"), [(1, 1, 0, 9, 1, 1, 0, 1)])
+    for each in (good, body):
+        data, unit = internal_record(each, 1, log.end_offset)
+        harness.store.append_many([Append(log, (data,), unit)])
+    for read in (read_rows, read_tables):
+        with pytest.raises(StoreError, match="cannot be read"):
+            list(read(log.segments.snapshot(), 0))
+
+
+@pytest.mark.parametrize("most_bytes", [None, 1, 100, 1000])
+def test_what_is_known_does_not_depend_on_the_pieces_in_which_it_is_read(harness, log, most_bytes):
+    rng = random.Random(5)
+    expected: dict[tuple[int, str, int], list[int]] = {}
+    rows = LastRows(log, 99)
+    for sequence in range(1, 200):
+        topics = tuple(rng.sample("tuv", rng.randint(1, 3)))
+        made = []
+        for _ in range(rng.randint(1, 4)):
+            producer, partition, number = rng.randint(1, 3), rng.randint(0, 1), rng.randrange(len(topics))
+            records = rng.choice((0, 1, 1, 1))
+            made.append((producer, sequence, 0, 9, 1, records, partition, number))
+            key = producer, topics[number], partition
+            if records:
+                expected[key] = [*expected.get(key, [])[-1:], sequence]
+            else:
+                expected.pop(key, None)
+        data, unit = internal_record(encode_body(topics, made), 1, log.end_offset)
+        harness.store.append_many([Append(log, (data,), unit)])
+    for _ in range(log.end_offset):
+        before = rows._read_to
+        rows.read_on(most_bytes)
+        if rows._read_to == before:
+            break
+    assert {key: [row.sequence for row in found] for key, found in rows.items()} == expected

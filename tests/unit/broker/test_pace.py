@@ -12,11 +12,11 @@ MIB = 1 << 20
 class Loop(Clock):
     """A reactor that comes late to its timers when told to."""
 
-    def __init__(self):
+    def __init__(self, **least):
         super().__init__()
         self.written = 0
         self.waited = 0.0
-        self.pace = Pace(self, lambda: self.written, lambda: self.waited)
+        self.pace = Pace(self, lambda: self.written, lambda: self.waited, **least)
 
     def work(self, *, late=0.0, waited=0.0, read=0, written=0):
         """A tenth of a second and a little more."""
@@ -74,6 +74,16 @@ def test_readers_get_at_least_as_much_as_is_written(loop):
     for _ in range(10):
         rate = loop.work(late=0.01, read=100 * MIB, written=100 * MIB)
     assert rate == pytest.approx(tuning.PACE_WRITTEN_FACTOR * 500 * MIB, rel=0.1)
+
+
+def test_a_least_rate_of_its_own_and_a_multiple_of_what_is_written_are_kept():
+    loop = Loop(least=100 * MIB, written_factor=2.0)
+    for _ in range(10):
+        rate = loop.work(late=0.01, read=50 * MIB, written=MIB)
+    assert rate == 100 * MIB
+    for _ in range(10):
+        rate = loop.work(late=0.01, read=50 * MIB, written=100 * MIB)
+    assert rate == pytest.approx(2 * 500 * MIB, rel=0.1)
 
 
 def test_it_costs_nothing_when_nobody_reads(loop):

@@ -7,7 +7,8 @@ from itertools import starmap
 import numpy as np
 import pytest
 
-from metaq.broker import tuning
+from metaq.broker import last_rows, tuning
+from metaq.broker.store import sequence_rows
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum, encode_record
 from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendReply, SendRequest, decode_rows, encode_parts
@@ -175,6 +176,25 @@ def test_a_failed_write_does_not_come_back_with_what_lies_in_its_place_later(liv
     assert stored(lives.harness) == 3
 
 
+@pytest.mark.parametrize("change", [1, 2])
+@pytest.mark.parametrize("numbers", [(2, 3), (2, 2)])
+def test_of_two_parts_of_a_partition_whose_write_failed_neither_was_stored(lives, change, numbers):
+    """The write of the rows, and of the first part's messages."""
+    place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))
+    lives.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lives.files.fail_at = lives.files.changes + change
+    failed = lives.ask(many([("t", 0, [b"a"], number) for number in numbers], ALICE))
+    assert decode_rows(failed.body, 2).codes == [ResponseCode.DISK_FULL] * 2
+    lives.files.heal()
+    lives.harness.store.space.look_now()
+    assert stored(lives.harness) == 1
+    assert place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))[1] == 0  # still the last one
+    again = place(lives.ask(batch("t", 0, [b"a"], ALICE, 2)))
+    assert stored(lives.harness) == 2
+    lives.kill()
+    assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 2))) == again
+
+
 @pytest.mark.parametrize("topic", ["t", "safe"])
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_restart_remembers(lives, topic, clean):
@@ -295,6 +315,48 @@ def test_a_follower_looks_at_no_numbers_and_a_leader_reads_them_again(lives):
     sequences.enabled = True
     assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))[1] == 0
     assert stored(lives.harness) == 2
+
+
+def test_a_leader_whose_clock_is_a_day_ahead_of_the_former_ones_knows_its_numbers(lives):
+    sequences = lives.harness.broker.sequences
+    place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
+    sequences.enabled = False
+    lives.harness.time += tuning.SEQUENCE_SECONDS + 3600
+    sequences.rebuild()
+    sequences.enabled = True
+    sequences.tick()
+    place(lives.ask(batch("t", 0, [b"b"], BOB, 1)))
+    lives.harness.time += tuning.SEQUENCES_SWEEP_SECONDS
+    sequences.tick()
+    assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))[1] == 0
+    assert stored(lives.harness) == 2
+    lives.harness.time += tuning.SEQUENCE_SECONDS
+    sequences.tick()
+    assert len(sequences) == 0
+
+
+def test_a_node_that_has_started_has_nothing_left_to_read_when_it_is_elected(lives, monkeypatch):
+    for number in range(1, 9):
+        lives.ask(batch("t", 0, [b"a"], ALICE, number))
+    sequences = lives.harness.broker.sequences
+    sequences.enabled = False
+    read = []
+    tables = sequence_rows.read_tables
+
+    def noted(*arguments):
+        for table in tables(*arguments):
+            read.append(len(table.rows))
+            yield table
+
+    monkeypatch.setattr(last_rows, "read_tables", noted)
+    sequences.read_ahead()
+    assert sum(read) == 8
+    read.clear()
+    sequences.rebuild()
+    sequences.enabled = True
+    assert not read
+    assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 8)))[1] > 0
+    assert stored(lives.harness) == 8
 
 
 def test_clients_see_nothing_of_the_internal_logs(lives):

@@ -510,7 +510,7 @@ def test_key_files_are_compared_with_the_records_and_never_damage(check):
 def test_what_a_node_of_a_broker_set_remembers_is_read_and_told(check):
     checkpointed(check, b"a")
     file = NodeFile(REAL_FILES, str(check.data))
-    file.write(4, EpochHistory().begin(1, {}).begin(3, {"t-0": 10}))
+    file.write(4, EpochHistory().begin(1, {}).begin(3, {"t-0": 10}), {"t-0": 10})
     (found,) = [each for each in check()["findings"] if "metaqset" in each["place"]]
     assert found["level"] == "note"
     assert found["text"] == "a node of a broker set: it has seen epoch 4, and has data up to epoch 3"

@@ -1,12 +1,13 @@
 """The pieces of `metaq consume` and `metaq produce` that need no cluster."""
 
 import io
+import json
 
 import pytest
 
 from metaq.cli.app import run
 from metaq.cli.consume import IdleTimer, Output
-from metaq.cli.produce import LineChunk, Progressed, _send_lines, line_chunks
+from metaq.cli.produce import LineChunk, Progressed, _print_summary, _send_lines, line_chunks
 from metaq.client.message import Message
 from metaq.client.questions.records import decode_records
 from metaq.client.values import TopicPartition
@@ -152,3 +153,22 @@ def test_ctrl_c_says_how_many_lines_are_acknowledged(capsys, acknowledged, said)
         _send_lines(chunks, send, 1, progressed, lambda _: None)
     assert said in capsys.readouterr().err
     assert progressed.replicas == (2 if acknowledged else None)
+
+
+@pytest.mark.parametrize(
+    ("told", "ends", "least"),
+    [
+        ([2, 3], ", on 2 or more nodes", 2),
+        ([2, None, 2], ", on 2 or more nodes, and some of them on brokers that are no set", None),
+        ([2, 1], ", on one node alone", 1),
+        ([None], "/s", None),
+    ],
+)
+def test_the_summary_of_produce_says_on_how_many_nodes_all_messages_are(capsys, told, ends, least):
+    progressed = Progressed()
+    answers = iter(told)
+    _send_lines([LineChunk([b"a"], 2)] * len(told), lambda _: (1, (next(answers),)), 1, progressed, lambda _: None)
+    _print_summary("t", progressed, as_json=False)
+    assert capsys.readouterr().err.strip().endswith(ends)
+    _print_summary("t", progressed, as_json=True)
+    assert json.loads(capsys.readouterr().out)["replicas"] == least

@@ -31,6 +31,14 @@ class Numbered(Sent):
         self.now += 1.0
         self.wake()
 
+    def lose_the_first_of(self, *messages):
+        """They are added when HERE is all there is; the first request is lost, and THERE is all there is."""
+        self.partitions = (HERE,)
+        for each in messages:
+            self.add(each, None)
+        self.lose()
+        self.partitions = (THERE,)
+
     @property
     def numbers(self):
         return [(queue.partition, queue.sequence, batch) for queue, batch in self.batches]
@@ -95,11 +103,7 @@ def test_messages_of_a_key_stay_behind_one_that_is_repeated_and_others_move():
     """Its partition is gone from the list of its topic, so that all keys belong elsewhere."""
     sent = Numbered()
     first, second, other, later = (message(key=key) for key in (b"k", b"k", b"o", b"k"))
-    sent.partitions = (HERE,)
-    for each in (first, second, other):
-        sent.add(each, None)
-    sent.lose()
-    sent.partitions = (THERE,)
+    sent.lose_the_first_of(first, second, other)
     sent.add(later, None)
     sent.again()
     assert [(queue.partition, batch) for queue, batch in sent.batches[1:]] == [(HERE, [first]), (THERE, [other])]
@@ -115,11 +119,7 @@ def test_a_key_waits_for_all_that_stay_behind_one_that_is_repeated_whoever_notic
     """The change is noticed when the partition's messages are routed anew: some of them are in no queue just then."""
     sent = Numbered()
     first, other, second, later = (message(key=key) for key in (b"k", b"o", b"k", b"k"))
-    sent.partitions = (HERE,)
-    for each in (first, other, second):
-        sent.add(each, None)
-    sent.lose()
-    sent.partitions = (THERE,)
+    sent.lose_the_first_of(first, other, second)
     sent.again()
     sent.add(later, None)
     sent.finish(1)

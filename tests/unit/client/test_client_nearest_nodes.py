@@ -3,7 +3,7 @@
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.nearest_nodes import AVOIDED_SECONDS, NearestNodes
 from metaq.client.values import TopicPartition
-from metaq.coordination.records import SetNode, SetState
+from metaq.coordination.set_records import SetNode, SetState
 from metaq.coordination.set_view import SetView
 
 A, B, C = (Endpoint("127.0.0.1", port) for port in (1, 2, 3))
@@ -20,7 +20,7 @@ class Consumer(NearestNodes):
     def sees(self, zones: dict[str, str], *in_sync: str) -> bool:
         urls = {"a": str(A), "b": str(B), "c": str(C)}
         nodes = {name: SetNode(name, urls[name], zone, "i") for name, zone in zones.items()}
-        return self.seen(0, SetView(SetState(1, "a", in_sync), 1, nodes))
+        return self.seen(0, SetView(SetState(1, "a", dict.fromkeys(in_sync, "i")), 1, nodes))
 
     def reads(self, partition: TopicPartition = ZERO, *down: Endpoint, leader: Endpoint | None = A) -> Endpoint | None:
         return self.choose(partition, leader, down)
@@ -88,4 +88,4 @@ def test_what_changes_nothing_is_no_change():
 def test_a_node_whose_address_no_client_can_use_is_not_read():
     consumer = Consumer()
     nodes = {"b": SetNode("b", "meta://nowhere:99999", "west", "i")}
-    assert not consumer.seen(0, SetView(SetState(1, "a", ("b",)), 1, nodes))
+    assert not consumer.seen(0, SetView(SetState(1, "a", {"b": "i"}), 1, nodes))

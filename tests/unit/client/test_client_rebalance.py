@@ -9,6 +9,7 @@ import pytest
 from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.core import ConsumerCore
+from metaq.client.consumer.cursor import Ask
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
@@ -315,6 +316,19 @@ def test_when_another_joins_its_share_is_committed_and_then_released():
     assert world.owned() == ["0-0"]
     assert world.membership.owners == {"0-0": "g_me"}
     assert world.store.log == [(1, {("t", "0-1"): Offset(5, 77)})]
+
+
+def test_where_a_partition_was_begun_by_a_place_is_handed_over_if_nothing_was_consumed():
+    """ "latest" is another place by then."""
+    world = World("0-0", "0-1", start=StartPosition(lambda connection, partition: 40)).start()
+    while (cursor := world.core.next_wanting()) is not None:
+        request = cursor.next_request(0.0)
+        assert request.ask is Ask.BEGIN
+        world.core.found(request, 40, 0.0)
+    assert world.committer.commit(world.core.owned.values()) == 0  # a consumer that stops begins at the end again
+    world.membership.members = ["g_me", "g_other"]
+    world.member.take(Event.CHANGED)
+    assert world.store.log == [(1, {("t", "0-1"): Offset(-1, 40)})]
 
 
 def test_messages_in_the_users_hands_are_waited_for_before_the_release():

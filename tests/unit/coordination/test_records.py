@@ -7,25 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaq.coordination.move_records import Move, MoveState, format_move, parse_move
 from metaq.coordination.paths import Paths
 from metaq.coordination.records import (
     MAX_PARTITIONS,
-    Move,
-    MoveState,
     Offset,
-    SetNode,
-    SetState,
     format_broker_url,
     format_checksum,
     format_consumer_id,
     format_consumer_zone,
     format_group_zones,
-    format_move,
     format_offset,
     format_partition_count,
     format_plain_count,
-    format_set_node,
-    format_set_state,
     format_topics,
     format_zone,
     parse_broker_id,
@@ -33,15 +27,20 @@ from metaq.coordination.records import (
     parse_consumer_id,
     parse_consumer_zone,
     parse_group_zones,
-    parse_move,
     parse_offset,
     parse_partition_count,
     parse_replica_name,
-    parse_set_node,
-    parse_set_state,
     parse_slave_name,
     parse_topics,
     parse_zone,
+)
+from metaq.coordination.set_records import (
+    SetNode,
+    SetState,
+    format_set_node,
+    format_set_state,
+    parse_set_node,
+    parse_set_state,
 )
 from metaq.protocol.errors import ConfigError, CoordinationError
 
@@ -269,16 +268,24 @@ def test_only_slave_and_a_number_is_a_slave():
 
 
 def test_the_state_of_a_set_is_written_as_zk_paths_md_shows_it():
-    state = SetState(4, "a", ("b", "a", "b"), "b")
-    written = b'{"epoch":4,"leader":"a","inSync":["a","b"],"preferred":"b"}'
-    assert state.in_sync == ("a", "b")
+    state = SetState(4, "a", {"b": "c3", "a": "5e1c9a70"}, "b", ["c", "a"])
+    written = b'{"epoch":4,"leader":"a","inSync":{"a":"5e1c9a70","b":"c3"},"preferred":"b","members":["a","b","c"]}'
+    assert list(state.in_sync) == ["a", "b"]
     assert format_set_state(state) == written
     assert written.decode() in (Path(__file__).resolve().parents[3] / "zk_paths.md").read_text("utf-8")
 
 
-@given(st.integers(0, 1 << 62), st.text(), st.sets(st.text(min_size=1)), st.text())
-def test_each_state_of_a_set_is_read_as_it_was_written(epoch: int, leader: str, in_sync: set[str], preferred: str):
-    state = SetState(epoch, leader, tuple(in_sync), preferred)
+@given(
+    st.integers(0, 1 << 62),
+    st.text(),
+    st.dictionaries(st.text(min_size=1), st.text()),
+    st.text(),
+    st.lists(st.text(min_size=1)),
+)
+def test_each_state_of_a_set_is_read_as_it_was_written(
+    epoch: int, leader: str, in_sync: dict[str, str], preferred: str, members: list[str]
+):
+    state = SetState(epoch, leader, in_sync, preferred, members)
     assert parse_set_state("/p", format_set_state(state)) == state
 
 
@@ -290,8 +297,8 @@ def test_a_node_of_a_set_is_read_as_it_was_written():
 
 
 def test_fields_that_a_later_version_adds_to_a_set_are_ignored():
-    state = b'{"epoch":1,"leader":"","inSync":["b","a"],"preferred":"","weights":{"a":2}}'
-    assert parse_set_state("/p", state) == SetState(1, "", ("a", "b"))
+    state = b'{"epoch":1,"leader":"","inSync":{"b":"y","a":"x"},"preferred":"","members":[],"weights":{"a":2}}'
+    assert parse_set_state("/p", state) == SetState(1, "", {"a": "x", "b": "y"})
     epoch = b'{"url":"meta://h:1","zone":"","instance":"x","epoch":7}'
     assert parse_set_node("/p", "a", epoch) == SetNode("a", "meta://h:1", "", "x", epoch=7)
     assert format_set_node(SetNode("a", "meta://h:1", "", "x", epoch=7)) == epoch
@@ -345,14 +352,15 @@ def test_a_set_without_data_has_no_state_and_a_node_without_data_is_none():
         b"nonsense",
         b"[]",
         b"7",
-        b'{"epoch":1,"leader":"a","inSync":["a"]}',
-        b'{"epoch":-1,"leader":"a","inSync":["a"],"preferred":""}',
-        b'{"epoch":true,"leader":"a","inSync":["a"],"preferred":""}',
-        b'{"epoch":"1","leader":"a","inSync":["a"],"preferred":""}',
-        b'{"epoch":1,"leader":null,"inSync":["a"],"preferred":""}',
+        b'{"epoch":1,"leader":"a","inSync":{"a":"x"}}',
+        b'{"epoch":-1,"leader":"a","inSync":{"a":"x"},"preferred":""}',
+        b'{"epoch":true,"leader":"a","inSync":{"a":"x"},"preferred":""}',
+        b'{"epoch":"1","leader":"a","inSync":{"a":"x"},"preferred":""}',
+        b'{"epoch":1,"leader":null,"inSync":{"a":"x"},"preferred":""}',
         b'{"epoch":1,"leader":"a","inSync":"ab","preferred":""}',
-        b'{"epoch":1,"leader":"a","inSync":["a",""],"preferred":""}',
-        b'{"epoch":1,"leader":"a","inSync":["a",2],"preferred":""}',
+        b'{"epoch":1,"leader":"a","inSync":["a"],"preferred":""}',
+        b'{"epoch":1,"leader":"a","inSync":{"":"x"},"preferred":""}',
+        b'{"epoch":1,"leader":"a","inSync":{"a":2},"preferred":""}',
     ],
 )
 def test_a_damaged_state_of_a_set_is_an_error_that_names_the_znode(data: bytes):

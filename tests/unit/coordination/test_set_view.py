@@ -2,14 +2,27 @@
 
 import pytest
 
-from metaq.coordination.records import SetNode, SetState
+from metaq.coordination.set_records import SetNode, SetState
 from metaq.coordination.set_view import SetView
 from metaq.protocol.errors import CoordinationError
 
 
 def test_the_leader_and_the_in_sync_nodes_of_a_set_are_told_from_the_others():
-    view = SetView(SetState(3, "a", ("a", "b")), 7)
+    view = SetView(SetState(3, "a", {"a": "x", "b": "y"}), 7)
     assert [view.role(name) for name in ("a", "b", "c")] == ["leader", "in-sync", "out of sync"]
+
+
+def test_a_node_with_other_data_than_those_that_were_in_sync_is_not_in_sync():
+    nodes = {name: SetNode(name, f"meta://{name}:1", "", "x") for name in "abc"}
+    view = SetView(SetState(3, "a", {"a": "x", "b": "y"}), 7, nodes)
+    assert [view.role(name) for name in ("a", "b", "c")] == ["leader", "out of sync", "out of sync"]
+    assert view.in_sync_present == ["a"]
+
+
+def test_before_the_first_epoch_the_name_of_a_node_is_enough():
+    assert SetState(0, "", {"a": ""}).has_in_sync("a", "x")
+    assert not SetState(0, "", {"a": ""}).has_in_sync("b", "x")
+    assert not SetState(1, "", {"a": ""}).has_in_sync("a", "x")
 
 
 def test_a_set_that_has_never_had_a_leader_has_nobody_in_sync():

@@ -77,7 +77,7 @@ def test_a_handler_that_goes_back_before_a_loss_is_told_belongs_to_the_next_clai
 
 
 def test_acknowledgements_and_failures_are_told_apart() -> None:
-    lines = [["ack", 1.0, "keyed/k/0", P, 30, 9], ["fail", 2.0, "keyed/k/1", "too late"]]
+    lines = [["ack", 1.0, 0.5, "keyed/k/0", P, 30, 9], ["fail", 2.0, 1.5, "keyed/k/1", "t", "too late"]]
     assert acks_in(lines) == ([Ack(Name("keyed", "k", 0), P, 30, 9)], 1)
 
 

@@ -8,7 +8,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
-from metaq.coordination.records import Move, MoveState
+from metaq.coordination.move_records import Move, MoveState
 from metaq.spark_connector.offsets import DataLoss, Lost, PartitionState, followed, to_json
 from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.stream import MetaqStreamReader

@@ -290,9 +290,8 @@ def test_a_synchronous_master_shows_whether_its_slave_is_there(pages, harness):
     assert b"metaq_replication" not in pages.ask("GET", "/metrics")[2]
 
 
-def show_set(harness, status, under_replicated=()):
-    harness.broker.replication = SimpleNamespace(status=lambda: status)
-    harness.broker.set_report = SimpleNamespace(under_replicated=lambda: list(under_replicated))
+def show_set(harness, status):
+    harness.broker.replication = harness.broker.set_report = SimpleNamespace(status=lambda: status)
 
 
 SET_FIGURES: dict[str, int | str | bool | list[str]] = {
@@ -303,12 +302,13 @@ SET_FIGURES: dict[str, int | str | bool | list[str]] = {
     "handOvers": 1,
     "inSync": ["a", "b"],
 }
+LEADER_FIGURES = SET_FIGURES | {"underReplicated": ["t", "u"], "refusing": ["t"]}
 
 
 def test_the_metrics_of_a_leader_tell_what_its_set_is_like(pages, harness):
     assert b"metaq_set" not in pages.ask("GET", "/metrics")[2]
     nodes = [NodeStatus("b", True, True, True, 12, 0.5), NodeStatus("c", False, False, False, None, None, "gone")]
-    show_set(harness, ReplicationStatus("leader", "", True, figures=SET_FIGURES, nodes=nodes), ["t"])
+    show_set(harness, ReplicationStatus("leader", "", True, figures=LEADER_FIGURES, nodes=nodes))
     lines = {line for line in metrics_lines(pages) if line.startswith("metaq_set")}
     assert {line for line in lines if "role" not in line and "created" not in line} == {
         "metaq_set_epoch 7.0",
@@ -316,7 +316,8 @@ def test_the_metrics_of_a_leader_tell_what_its_set_is_like(pages, harness):
         "metaq_set_hand_overs_total 1.0",
         "metaq_set_in_sync_nodes 2.0",
         "metaq_set_live_followers 1.0",
-        "metaq_set_under_replicated_topics 1.0",
+        "metaq_set_under_replicated_topics 2.0",
+        "metaq_set_refusing_topics 1.0",
         'metaq_set_lag_bytes{node="b"} 12.0',
         'metaq_set_lag_seconds{node="b"} 0.5',
     }
@@ -347,7 +348,7 @@ def test_the_alarms_of_the_documentation_ask_for_figures_that_there_are(pages, h
     page = (Path(__file__).resolve().parents[4] / "docs" / "replication.md").read_text()
     (rules,) = re.findall(r"```yaml\n(groups:.*?)```", page, re.DOTALL)
     nodes = [NodeStatus("b", True, True, True, 1, 0.5)]
-    show_set(harness, ReplicationStatus("leader", figures=SET_FIGURES, nodes=nodes))
+    show_set(harness, ReplicationStatus("leader", figures=LEADER_FIGURES, nodes=nodes))
     shown = {re.split(r"[{ ]", line)[0] for line in metrics_lines(pages) if line.startswith("metaq_set")}
     asked = set(re.findall(r"metaq_set_\w+", rules))
     assert len(asked) >= 5

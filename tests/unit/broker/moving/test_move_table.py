@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.broker.moving.table import Counts, MoveTable
-from metaq.coordination.records import Move, MoveState
+from metaq.coordination.move_records import Move, MoveState
 
 STATES = list(MoveState)
 

@@ -3,8 +3,12 @@
 import pytest
 
 from metaq.broker.moving.table import MoveTable
-from metaq.coordination.records import Move, MoveState
-from metaq.protocol.errors import BrokerStarting, PartitionClosed, WrongPartition
+from metaq.coordination.move_records import Move, MoveState
+from metaq.protocol.errors import BrokerStarting, PartitionClosed, TopicNotAccepted, WrongPartition
+from metaq.protocol.sends import decode_rows
+from metaq.protocol.statuses import ResponseCode
+from tests.unit.broker.harness import Harness
+from tests.unit.broker.test_sequences import batch, many, place, send
 
 CLOSING = Move("t", 0, 1, 2, target=1, rate=1, state=MoveState.CLOSING, target_first=0)
 
@@ -69,3 +73,40 @@ def test_transactions_that_hold_messages_of_a_partition_are_named(harness):
     harness.threads.run()
     assert committed.called
     assert broker.transactions.holding(log) == []
+
+
+def one(peer, body, sequence):
+    return place(peer.ask_frame(send("left", 0, body, 5, sequence)))
+
+
+def several(peer, body, sequence):
+    return place(peer.ask_frame(batch("left", 0, [body, body], 5, sequence)))
+
+
+def with_others(peer, body, sequence):
+    frame = peer.ask_frame(many([("left", 0, [body], sequence), ("t", 0, [b"other"], sequence)], 5))
+    assert frame.remark == ""
+    ids, offsets, _, codes = decode_rows(frame.body, 2)
+    assert list(codes) == [ResponseCode.SUCCESS] * 2
+    return ids[0], offsets[0]
+
+
+@pytest.mark.parametrize("send_it", [one, several, with_others])
+def test_a_repeated_send_is_answered_when_the_whole_topic_has_left(tmp_path, send_it):
+    """Also by a broker that was started again, and by one whose server.ini does not name the topic any more."""
+    section = "[topic=left]\nnumPartitions=1\n"
+    harness = Harness(tmp_path, topics=section)
+    first = send_it(harness.connect(), b"x", 7)
+    for topics in (section, section, ""):
+        log = harness.store.find("left", 0)
+        assert log is not None
+        gone = Move("left", 0, 0, 1, 1, 1, MoveState.DONE, 0, (log.end_offset,))
+        harness.broker.partitions.use_moves(MoveTable(0, [gone]))
+        assert harness.broker.partitions.served_topics()["left"].partitions == 0
+        assert send_it(harness.connect(), b"x", 7) == first
+        with pytest.raises((PartitionClosed, TopicNotAccepted)):
+            harness.broker.partitions.for_put("left", 0)
+        assert log.end_offset == gone.ends[0]
+        harness.close()
+        harness = Harness(tmp_path, topics=topics)
+    harness.close()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, ensureDeferred, succeed
+from twisted.internet.error import ConnectionDone
+from twisted.python.failure import Failure
 
 from metaq.broker.sets.connections import StreamProtocol
 from metaq.broker.sets.follower import Follower
@@ -83,16 +86,23 @@ class LeaderSide:
 
     def welcome(self) -> None:
         history = EpochHistory().begin(EPOCH, {})
-        self.say(encode_json(Kind.WELCOME, {"epoch": EPOCH, "history": history.to_json(), "ends": {}}))
+        self.say(
+            encode_json(
+                Kind.WELCOME, {"epoch": EPOCH, "common": None, "history": history.to_json(), "ends": {}, "bytes": 0}
+            )
+        )
 
     def ping(self, number: int, committed: tuple[int, int] = (0, 0)) -> None:
         self.say(encode_ping(Ping(number, committed)))
 
-    def go_live(self, number: int) -> None:
-        """The copy is empty."""
+    def go_live(self, number: int, disk: Sequence[str] = (), copied: Sequence[StreamEntry] = ()) -> None:
+        """Behind a welcome; the copy of the transaction log is empty, and not in its place before the threads run."""
+        self.welcome()
+        self.harness.threads.run()
         for kind in (BEGIN, END):
             self.say(encode_block(COPY, (0, 0), [StreamEntry(NAME_PREFIX, 0, kind, Lane.MEMORY, b"", ())]))
-        self.say(encode_json(Kind.LIVE, {"number": number, "committed": [0, 0], "epoch": EPOCH}))
+        self.say(encode_block(COPY, (0, 0), copied))
+        self.say(encode_json(Kind.LIVE, {"number": number, "committed": [0, 0], "epoch": EPOCH, "disk": list(disk)}))
 
     def acks(self) -> list[Ack]:
         """Those since the last call."""
@@ -129,8 +139,6 @@ def test_what_the_leader_tells_is_shown_at_once_and_not_acknowledged(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = LeaderSide(harness, monkeypatch)
-    leader.welcome()
-    harness.threads.run()
     leader.go_live(1)
     harness.threads.run()
     data, units = encode_puts([(0, checksum(b"body"), b"body")], 0, [1 << 40])
@@ -144,12 +152,65 @@ def test_what_the_leader_tells_is_shown_at_once_and_not_acknowledged(
     assert leader.acks() == []
 
 
+def entry(base: int, lane: Lane) -> StreamEntry:
+    """A message of 24 bytes."""
+    data, units = encode_puts([(0, checksum(b"body"), b"body")], base, [(1 << 40) + base])
+    return StreamEntry(b"t-0", base, 0, lane, units, data)
+
+
+def test_the_leaders_promise_counts_and_not_the_followers_own_flush_settings(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = LeaderSide(harness, monkeypatch)
+    leader.go_live(1)
+    harness.threads.run()
+    leader.say(encode_block(2, (1, 1), [entry(0, Lane.MEMORY)]))
+    log = harness.store.get("t", 0)
+    assert leader.acks()[-1].safe == 2
+    assert not log.waits
+    for block in (3, 4):
+        leader.say(encode_block(block, (2, 2), [entry(24 * (block - 2), Lane.DISK)]))
+        assert (leader.acks()[-1][:2], log.synced_end) == ((block, block - 1), 24 * (block - 2) if block > 3 else 0)
+        harness.threads.run()
+        assert (leader.acks()[-1].safe, log.synced_end) == (block, 24 * (block - 1))
+        harness.broker.member = SimpleNamespace(reconfigured=leader.follower.reconfigured)  # type: ignore[assignment]
+        harness.broker.reconfigure(harness.broker.config, harness.broker.reading.filters)
+    assert "topic t has ack=disk at meta://a:1 and asynchronous flush here" in caplog.text
+    leader.connection.connectionLost(Failure(ConnectionDone()))
+    assert not log.waits
+
+
+def test_a_topic_that_this_nodes_server_ini_does_not_have_is_copied_and_told_once(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = LeaderSide(harness, monkeypatch)
+    leader.go_live(1)
+    for number, name in enumerate((b"elsewhere-0", b"elsewhere-1", b"t-0"), start=2):
+        leader.say(encode_block(number, (1, 1), [entry(0, Lane.MEMORY)._replace(name=name)]))
+    assert harness.store.get("elsewhere", 1).end_offset == 24
+    told = [record.getMessage() for record in caplog.records if "server.ini" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("topic elsewhere is copied from meta://a:1, and this node's server.ini has no section")
+
+
+def test_a_copy_counts_when_what_the_leader_promises_to_be_on_the_disk_is_there(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = LeaderSide(harness, monkeypatch)
+    leader.go_live(5, ["t-0"], [entry(0, Lane.MEMORY)])
+    log = harness.store.get("t", 0)
+    assert log.synced_end == 0
+    harness.threads.run()
+    assert [ack.safe for ack in leader.acks()] == [0]
+    harness.reactor.advance(0.1)
+    assert log.synced_end == 24
+    assert leader.acks()[-1].safe == 5
+
+
 def test_all_is_shown_when_the_leader_told_it_before_the_copy_was_in_its_place(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = LeaderSide(harness, monkeypatch)
-    leader.welcome()
-    harness.threads.run()
     leader.go_live(4)
     leader.ping(1, (4, 4))
     assert not leader.follower.shows_all

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionLost
+from twisted.python.failure import Failure
 
 from metaq.broker.sets import tuning
 from metaq.broker.sets.connections import StreamProtocol
@@ -242,6 +244,19 @@ def test_a_follower_that_goes_live_is_asked_for_its_grant_at_once(harness: Harne
     assert nodes.core.followers["b"].granted_until == harness.reactor.seconds() + 0.9
 
 
+@pytest.mark.parametrize("says", [True, False])
+def test_a_follower_that_says_why_it_leaves_is_not_told_as_a_lost_connection(harness: Harness, says: bool) -> None:
+    nodes = Set(harness, "a")
+    joined = nodes.join("b")
+    if says:
+        joined.say(encode_json(Kind.LEAVE, {"why": "it stops"}))
+    joined.connection.connectionLost(Failure(ConnectionLost()))
+    (told,) = nodes.leader.status()
+    assert told.error == "it stops" if says else told.error.startswith("the connection to b was lost")
+    nodes.join("b")
+    assert [each.error for each in nodes.leader.status()] == [""]
+
+
 def test_what_is_committed_is_told_soon_when_no_block_tells_it_but_not_for_each_block(harness: Harness) -> None:
     nodes = Set(harness, "a")
     joined = nodes.join("b")
@@ -346,3 +361,40 @@ def test_a_follower_with_the_same_transaction_log_gets_no_copy_of_it(harness: Ha
     for other in ((same[0] + 1, same[1]), (same[0], "another")):
         kinds = nodes.join("b", other).copied()
         assert (kinds[0], kinds[-1], set(kinds[1:-1])) == (BEGIN, END, {WRITTEN})
+
+
+class SlowPace:
+    """One piece a second."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def pause(self) -> float:
+        return 1.0
+
+    def spend(self, size: int) -> None:
+        self.sizes.append(size)
+
+
+def test_a_copy_keeps_its_pace_until_blocks_wait_for_it(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "PIECE_BYTES", 30)
+    monkeypatch.setattr(tuning, "LIVE_BYTES", 60)
+    nodes = Set(harness, "a")
+    for _ in range(3):
+        nodes.peer.send(put("t", 0))
+        harness.turn()
+    pace: Any = SlowPace()
+    nodes.leader._pace = pace
+    joined = nodes.join("b")
+    copied = []
+    for _ in range(4):
+        copied.append(sum(len(parse_block(payload).entries) for kind, payload in joined.heard() if kind is Kind.BLOCK))
+        if len(copied) == 3:
+            for _ in range(2):  # for the last round, which does not wait
+                nodes.peer.send(put("t", 0))
+        harness.reactor.advance(1)
+        harness.threads.run()
+    assert pace.sizes == [25, 25, 25]
+    assert copied[:3] == [0, 1, 1]
+    assert copied[3] >= 3
+    assert not nodes.leader._links["b"].held

@@ -1,5 +1,6 @@
 """What a node tells operators of itself, and its hand-over to the node that they prefer."""
 
+import logging
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,12 @@ from metaq.broker.sets import tuning
 from metaq.broker.sets.leader import FollowerStatus
 from metaq.broker.sets.member_state import ROLES, MemberState
 from metaq.broker.sets.status import SetReport
-from metaq.coordination.records import SetState
+from metaq.coordination.set_records import SetState
 from metaq.protocol.errors import CoordinationError, ReplicaDiverged
 
 FOLLOWER = FollowerStatus("b", True, True, True, 0, 0.0, "")
 AT_REST = MemberState(
-    SetState(3, "a", ("a", "b"), "b"), frozenset("ab"), 3, 3, "", "", False, False, True, False, False, 1, 0
+    SetState(3, "a", {"a": "x", "b": "y"}, "b"), frozenset("ab"), 3, 3, "", "", False, False, True, False, False, 1, 0
 )
 
 
@@ -105,7 +106,8 @@ def test_the_time_of_a_role_is_when_it_began(harness, member):
 def test_topics_count_as_under_replicated_by_their_own_number_or_that_of_the_sets_nodes(harness, member):
     report = SetReport(harness.broker, member)
     assert report.under_replicated() == []
-    member.leader.copies = 1
+    member.leader.copies, member.leader.core.in_sync = 1, {"a"}
+    member.state = AT_REST._replace(present=frozenset("a"))  # b was dropped, and is a member still
     topics = sorted(name for name in harness.broker.config.topics if "*" not in name)
     assert report.under_replicated() == topics
     system = harness.broker.config.topics
@@ -113,5 +115,72 @@ def test_topics_count_as_under_replicated_by_their_own_number_or_that_of_the_set
         harness.broker.config, topics={name: replace(topic, replicas=1) for name, topic in system.items()}
     )
     assert report.under_replicated() == []
+    harness.broker.config = replace(harness.broker.config, topics=system)
+    state = member.state.state
+    member.state = member.state._replace(state=replace(state, in_sync={"a": "a"}, members=["a"]))
+    assert report.under_replicated() == [], "b is forgotten"
     member.leader = None
     assert report.under_replicated() == []
+
+
+def test_a_leader_tells_once_which_topics_take_no_messages_and_that_they_do_again(harness, member, caplog):
+    caplog.set_level(logging.INFO)
+    config = harness.broker.config
+    name = next(name for name in config.topics if "*" not in name)
+    topics = {**config.topics, name: replace(config.topics[name], min_in_sync=2)}
+    harness.broker.config = replace(config, topics=topics)
+    report = SetReport(harness.broker, member)
+    report.start()
+    harness.reactor.pump([1.0] * 3)
+    assert "messages are" not in caplog.text
+    assert report.status().figures["refusing"] == []
+    member.leader.copies = 1
+    harness.reactor.pump([1.0] * 3)
+    assert caplog.text.count("no messages are taken") == 1
+    assert f"no messages are taken for {name}: in-sync nodes: 1, fewer than minInSync" in caplog.text
+    assert report.status().figures["refusing"] == [name]
+    member.leader.copies = 2
+    harness.reactor.pump([1.0] * 3)
+    assert caplog.text.count(f"messages are taken again for {name}: in-sync nodes: 2") == 1
+    member.leader.copies = 1
+    member.state = AT_REST._replace(established=False)
+    harness.reactor.pump([1.0] * 3)
+    assert caplog.text.count("no messages are taken") == 1  # it does not lead yet
+    member.leader = None
+    assert "refusing" not in report.status().figures
+    report.stop()
+
+
+def test_more_nodes_wanted_than_the_set_has_are_told_at_the_start_for_topics_without_a_section_too(
+    harness, member, caplog
+):
+    harness.broker.config = replace(harness.broker.config, system=replace(harness.broker.config.system, min_in_sync=3))
+    harness.store.get_or_create("unnamed", 0)
+    report = SetReport(harness.broker, member)
+    report.start()
+    harness.reactor.pump([1.0])
+    assert "no messages are taken for unnamed: in-sync nodes: 2" in caplog.text
+    report.stop()
+
+
+def test_a_node_that_waits_says_which_nodes_it_needs(harness, member, caplog):
+    member.leader = None
+    away = SetState(3, "a", {"a": "x", "c": "z"}, "")
+    member.state = AT_REST._replace(state=away, present=frozenset("b"), following=True, error="cannot connect to a")
+    report = SetReport(harness.broker, member)
+    report.start()
+    harness.reactor.pump([0.5] * 2)
+    assert report.status().error == "no in-sync node is present: start a or c"
+    assert "waits" not in caplog.text
+    harness.time += 6
+    harness.reactor.pump([0.5] * 4)
+    assert caplog.text.count("waits: no in-sync node is present: start a or c") == 1
+    member.state = member.state._replace(present=frozenset("bc"))
+    harness.reactor.pump([0.5] * 2)
+    harness.time += 6
+    harness.reactor.pump([0.5] * 2)
+    assert "of the in-sync nodes a is not present: start it" in caplog.text
+    member.state = member.state._replace(present=frozenset("abc"))
+    harness.reactor.pump([0.5] * 2)
+    assert (report.status().role, report.status().error) == ("joining", "cannot connect to a")
+    report.stop()

@@ -45,6 +45,9 @@ class Recorder:
             self._add(_change(change, data), _change(change, data[: len(data) // 2]) if change.position >= 0 else None)
         self._waiting.append(lambda: done(None))
 
+    def refusal_now(self) -> MetaqError | None:
+        return None
+
     def failed(self, why: str) -> None:
         raise AssertionError(why)
 

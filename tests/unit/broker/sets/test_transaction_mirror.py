@@ -271,3 +271,18 @@ def test_a_log_of_the_same_bytes_that_cannot_be_synced_does_not_count(tmp_path: 
     files.fail("fdatasync")
     node.take([entry(SAME)])
     assert isinstance(node.safe(), StoreError)
+
+
+def test_writing_back_leaves_the_failures_to_the_sync_that_counts(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    node = Node(tmp_path, files)
+    node.follow(redo_1=b"12345678")
+    syncs, descriptors = files.calls["sync_filesystem"], files.open_descriptors
+    node.mirror.write_back()
+    assert (files.calls["sync_filesystem"], files.open_descriptors) == (syncs + 1, descriptors)
+    files.fail("sync_filesystem")
+    with pytest.raises(OSError, match="Input/output error"):
+        node.mirror.write_back()
+    node.ready()
+    node.take([entry(SAME)])
+    assert isinstance(node.safe(), StoreError)

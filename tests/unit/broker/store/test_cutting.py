@@ -242,6 +242,18 @@ def test_a_segment_whose_index_is_gone_is_cut_by_its_records(filled: StoreHarnes
     assert filled.bodies() == BODIES[:6]
 
 
+def test_what_was_cut_can_be_read_as_a_partition_of_its_own(filled: StoreHarness, tmp_path: Path) -> None:
+    """As docs/replication.md says."""
+    cut(filled, 6 * SIZE)
+    (kept,) = Path(filled.path, "t-0").glob(f"*.damaged-{6 * SIZE}")
+    other = StoreHarness(tmp_path / "other")
+    directory = Path(other.path, "t-0")
+    directory.mkdir(parents=True)
+    kept.rename(directory / f"{6 * SIZE:020d}.meta")
+    assert other.bodies() == BODIES[6:8]
+    other.files.kill()
+
+
 # --- beginning anew ---------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +268,22 @@ def test_a_partition_begins_anew_behind_its_end(filled: StoreHarness) -> None:
     filled.settle()
     filled.restart()
     assert filled.log.first_offset == 1000
+    assert filled.bodies() == [b"x"]
+
+
+def test_a_partition_begins_anew_in_front_of_what_it_has(filled: StoreHarness) -> None:
+    filled.settle()
+    filled.store.drop_before(filled.log, 4 * SIZE)
+    filled.settle()
+    done = Done()
+    filled.store.begin_anew({filled.log: 0}, done)
+    filled.settle()
+    assert done.kept() == [f"{first * SIZE:020d}.meta.damaged-{first * SIZE}" for first in (4, 8)]
+    check_invariants(filled.log)
+    assert (filled.log.first_offset, filled.log.visible_end, filled.log.end_offset) == (0, 0, 0)
+    filled.append(b"x")
+    filled.settle()
+    filled.restart()
     assert filled.bodies() == [b"x"]
 
 
@@ -276,7 +304,7 @@ def state(harness: StoreHarness) -> tuple[int, list[bytes]]:
 
 @pytest.mark.parametrize("lost_power", [False, True], ids=["killed", "power cut"])
 @pytest.mark.parametrize("group_commit", [False, True], ids=["asynchronous", "group commit"])
-@pytest.mark.parametrize(("count", "begin"), [(0, None), (2, None), (4, None), (6, None), (0, 1000)])
+@pytest.mark.parametrize(("count", "begin"), [(0, None), (2, None), (4, None), (6, None), (0, 1000), (0, 0)])
 def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(
     tmp_path: Path, lost_power: bool, group_commit: bool, begin: int | None, count: int
 ) -> None:
@@ -286,13 +314,20 @@ def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(
         harness.group_commit = group_commit
         fill(harness)
         harness.settle()
+        record = harness.log.segments[0].data.read(SIZE, 0)
+        index = harness.log.segments[0].index
+        assert index is not None
+        unit = index.units(0, 1).tobytes()
+        first = 0
+        if begin == 0:  # where only older segments were
+            first = 4
+            harness.store.drop_before(harness.log, first * SIZE)
+            harness.settle()
         others = [harness.store.get_or_create("u", number) for number in range(3)]
         harness.append(b"y")  # what is not settled yet
         for other in others:  # and in the journal
-            unit = harness.log.segments[0].index
-            assert unit is not None
-            other.append((harness.log.segments[0].data.read(SIZE, 0),), unit.units(0, 1).tobytes())
-        before = (0, [*BODIES, b"y"])
+            other.append((record,), unit)
+        before = (first * SIZE, [*BODIES[first:], b"y"])
         after = (0, BODIES[:count]) if begin is None else (begin, [])
         harness.threads.run_all()
         if not group_commit:
@@ -321,7 +356,7 @@ def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(
         if unchanged:
             assert found == before
         if found == after:
-            assert len(kept_bytes(harness)) == made - (0 if begin else count * SIZE)
+            assert len(kept_bytes(harness)) == made - (0 if begin is not None else count * SIZE)
         assert not Path(harness.path, "t-0", CUT_NAME).exists()
         harness.append(b"x")
         harness.settle()

@@ -328,3 +328,20 @@ def test_the_kernel_is_told_to_write_what_was_appended_piece_by_piece(
     harness.threads.run_all()
     assert asked == [(0, 40), (40, 100), (0, 40)]
     assert all(not segment.data.pins for segment in harness.log.segments)
+
+
+def test_the_page_cache_keeps_the_end_of_a_copy_alone_and_everything_that_was_there_before_it(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "WRITEBACK_BYTES", 40)
+    monkeypatch.setattr(tuning, "KEPT_COPY_BYTES", 80)
+    dropped: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(harness.files, "advise", lambda fd, *range_and_advice: dropped.append(range_and_advice))
+    log = harness.log
+    for number in range(10):
+        copied = 2 <= number < 9
+        data, units = encode_puts([(0, checksum(b"a" * 20), b"a" * 20)], log.end_offset, [number + 1], 0)
+        log.append(data, units, journaled=not copied)
+        harness.threads.run_all()
+    ranges = [(position, size) for position, size, advice in dropped if advice == os.POSIX_FADV_DONTNEED]
+    assert ranges == [(80, 40), (120, 40), (160, 40), (200, 40)]

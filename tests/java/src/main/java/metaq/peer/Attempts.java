@@ -1,8 +1,6 @@
 package metaq.peer;
 
-import java.io.FileOutputStream;
 import java.io.IOException;
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -13,7 +11,6 @@ import org.codehaus.jackson.map.ObjectMapper;
 import com.taobao.metamorphosis.Message;
 import com.taobao.metamorphosis.client.producer.MessageProducer;
 import com.taobao.metamorphosis.client.producer.SendResult;
-import com.taobao.metamorphosis.exception.MetaClientException;
 
 /**
  * The commands of runs in which leaders fail: threads that send, and write down every send with its outcome. A line is JSON
@@ -25,9 +22,6 @@ import com.taobao.metamorphosis.exception.MetaClientException;
  * </pre>
  */
 final class Attempts {
-
-    /** Pause after a failed send: a broker that is away answers at once. */
-    private static final long FAILURE_PAUSE_MS = 100;
 
     private static final ObjectMapper JSON = new ObjectMapper();
 
@@ -54,71 +48,34 @@ final class Attempts {
 
     /** {@code give_up <name>}: stop sending; answers how many were tried. */
     private Map<String, Object> giveUp(final String name) throws Exception {
-        final Sender sender = this.senders.remove(name);
-        sender.running = false;
-        sender.join();
-        return Map.of("tried", sender.number);
+        return Map.of("tried", this.senders.remove(name).end());
     }
 
-    private static final class Sender extends Thread {
-
-        private final MessageProducer producer;
-        private final String topic;
-        private final FileOutputStream file;
-        private final long pause;
-        private volatile long number;
-        private volatile boolean running = true;
+    private static final class Sender extends SendingThread {
 
         Sender(final MessageProducer producer, final String topic, final String name, final String file, final long pause)
                 throws IOException {
-            super(name);
-            this.setDaemon(true);
-            this.producer = producer;
-            this.topic = topic;
-            this.file = new FileOutputStream(file, true);
-            this.pause = pause;
+            super(producer, topic, name, file, pause);
         }
 
         @Override
-        public void run() {
-            try {
-                while (this.running) {
-                    Thread.sleep(this.sendNext() ? this.pause : FAILURE_PAUSE_MS);
-                }
-            }
-            catch (final InterruptedException | IOException end) {
-                throw new IllegalStateException(end);
-            }
+        protected void acknowledged(final long begun, final Message message, final SendResult result) throws IOException {
+            this.write("ack", begun, text(message), result.getPartition().toString(), result.getOffset(), message.getId());
         }
 
-        private boolean sendNext() throws InterruptedException, IOException {
-            final String text = this.getName() + " " + this.number++;
-            final Message message = new Message(this.topic, text.getBytes(StandardCharsets.US_ASCII));
-            final double begun = now();
-            final SendResult result;
-            try {
-                result = this.producer.sendMessage(message);
-            }
-            catch (final MetaClientException away) {
-                this.write("fail", begun, text, String.valueOf(away.getMessage()));
-                return false;
-            }
-            if (!result.isSuccess()) {
-                this.write("fail", begun, text, String.valueOf(result.getErrorMessage()));
-                return false;
-            }
-            this.write("ack", begun, text, result.getPartition().toString(), result.getOffset(), message.getId());
-            return true;
+        @Override
+        protected void failed(final long begun, final Message message, final String reason) throws IOException {
+            this.write("fail", begun, text(message), reason);
         }
 
-        private void write(final String kind, final double begun, final Object... values) throws IOException {
-            final List<Object> line = new ArrayList<>(List.of(kind, now(), begun));
+        private void write(final String kind, final long begun, final Object... values) throws IOException {
+            final List<Object> line = new ArrayList<>(List.of(kind, seconds(System.nanoTime()), seconds(begun)));
             line.addAll(List.of(values));
-            this.file.write((JSON.writeValueAsString(line) + "\n").getBytes(StandardCharsets.UTF_8));
+            this.write(JSON.writeValueAsString(line));
         }
 
-        private static double now() {
-            return System.nanoTime() / 1e9;
+        private static double seconds(final long nanos) {
+            return nanos / 1e9;
         }
     }
 }

@@ -8,7 +8,6 @@ import java.time.temporal.ChronoUnit;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
-import java.util.concurrent.atomic.AtomicLong;
 
 import com.taobao.metamorphosis.Message;
 import com.taobao.metamorphosis.client.consumer.ConsumerConfig;
@@ -16,16 +15,12 @@ import com.taobao.metamorphosis.client.consumer.MessageConsumer;
 import com.taobao.metamorphosis.client.consumer.MessageListener;
 import com.taobao.metamorphosis.client.producer.MessageProducer;
 import com.taobao.metamorphosis.client.producer.SendResult;
-import com.taobao.metamorphosis.exception.MetaClientException;
 
 /**
  * The commands of long runs: what is received and what is acknowledged goes line by line into a file, unbuffered, so that
  * a process killed at any moment has written down all that it can have committed. tests/soak/history.py reads the files.
  */
 final class Journal {
-
-    /** Pause after a failed send: a broker that is away answers at once. */
-    private static final long FAILURE_PAUSE_MS = 100;
 
     private final Session session;
     private final Map<String, MessageConsumer> followers = new ConcurrentHashMap<>();
@@ -72,17 +67,7 @@ final class Journal {
     /** {@code unstream <producer>}: stop sending; answers how many were tried and how many acknowledged. */
     private Map<String, Object> unstream(final String producer) throws Exception {
         final Stream stream = this.streams.remove(producer);
-        stream.running = false;
-        stream.join();
-        return Map.of("tried", stream.tried.get(), "acknowledged", stream.acknowledged.get());
-    }
-
-    private static void write(final FileOutputStream file, final Object... words) throws IOException {
-        final StringBuilder line = new StringBuilder();
-        for (final Object word : words) {
-            line.append(line.length() == 0 ? "" : " ").append(word);
-        }
-        file.write(line.append('\n').toString().getBytes(StandardCharsets.US_ASCII));
+        return Map.of("tried", stream.end(), "acknowledged", stream.acknowledged);
     }
 
     private static final class Follower implements MessageListener {
@@ -98,7 +83,8 @@ final class Journal {
             final long now = ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now());
             final String text = new String(message.getData(), StandardCharsets.US_ASCII);
             try {
-                write(this.file, now, message.getPartition(), message.getId(), text);
+                final String line = now + " " + message.getPartition() + " " + message.getId() + " " + text + "\n";
+                this.file.write(line.getBytes(StandardCharsets.US_ASCII));
             }
             catch (final IOException failure) {
                 throw new IllegalStateException(failure); // not processed: the client delivers it again
@@ -111,56 +97,24 @@ final class Journal {
         }
     }
 
-    private static final class Stream extends Thread {
+    private static final class Stream extends SendingThread {
 
-        private final MessageProducer producer;
-        private final String topic;
-        private final FileOutputStream file;
-        private final long pause;
-        private final AtomicLong tried = new AtomicLong();
-        private final AtomicLong acknowledged = new AtomicLong();
-        private volatile boolean running = true;
+        private volatile long acknowledged;
 
         Stream(final MessageProducer producer, final String topic, final String name, final String file,
                 final long pause) throws IOException {
-            super(name);
-            this.setDaemon(true);
-            this.producer = producer;
-            this.topic = topic;
-            this.file = new FileOutputStream(file, true);
-            this.pause = pause;
+            super(producer, topic, name, file, pause);
         }
 
         @Override
-        public void run() {
-            try {
-                while (this.running) {
-                    Thread.sleep(this.sendNext() ? this.pause : FAILURE_PAUSE_MS);
-                }
-            }
-            catch (final InterruptedException | IOException end) {
-                throw new IllegalStateException(end);
-            }
+        protected void acknowledged(final long begun, final Message message, final SendResult result) throws IOException {
+            this.write(text(message) + " " + result.getPartition() + " " + result.getOffset());
+            this.acknowledged++;
         }
 
-        private boolean sendNext() throws InterruptedException, IOException {
-            final long number = this.tried.getAndIncrement();
-            final String text = this.getName() + " " + number;
-            final SendResult result;
-            try {
-                result = this.producer.sendMessage(new Message(this.topic, text.getBytes(StandardCharsets.US_ASCII)));
-            }
-            catch (final MetaClientException away) {
-                System.err.println(text + ": " + away.getMessage());
-                return false;
-            }
-            if (!result.isSuccess()) {
-                System.err.println(text + ": " + result.getErrorMessage());
-                return false;
-            }
-            write(this.file, this.getName(), number, result.getPartition(), result.getOffset());
-            this.acknowledged.incrementAndGet();
-            return true;
+        @Override
+        protected void failed(final long begun, final Message message, final String reason) {
+            System.err.println(text(message) + ": " + reason);
         }
     }
 }

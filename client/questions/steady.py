@@ -1,0 +1,65 @@
+"""A cluster's brokers and topics as they are while no broker set is between two leaders. Any thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from metaq.coordination.backoff import Backoff
+from metaq.coordination.brokers import BrokerNodes, ClusterView, TopicReplica
+from metaq.coordination.logs import get_log
+from metaq.coordination.session import ZkSession
+
+__all__ = ["SteadyView"]
+
+log = get_log(__name__)
+
+_T = TypeVar("_T")
+
+
+class SteadyView(ClusterView):
+    """Waits where a broker set has a node and no leader that has registered its topics. Otherwise the set's partitions
+    would be missing for a moment, and a query that is planned in it would leave them out.
+
+    A set that nobody leads for `patience_seconds` is waited for no more until it has been seen with a leader: then
+    what there is is told.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        patience_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(session)
+        self._patience = patience_seconds
+        self._clock = clock
+        self._sleep = sleep
+        self._given_up: set[int] = set()
+
+    def brokers(self) -> dict[int, BrokerNodes]:
+        return self._steadily(super().brokers)
+
+    def replicas_many(self, topics: Sequence[str], publish: bool = True) -> list[list[TopicReplica]]:
+        read = super().replicas_many
+        return self._steadily(lambda: read(topics, publish))
+
+    def _steadily(self, read: Callable[[], _T]) -> _T:
+        backoff = Backoff(0.02, 0.2)
+        give_up = self._clock() + self._patience
+        while True:
+            before = self.set_leaders()
+            unled = {each for each, leader in before.items() if leader is None}
+            self._given_up &= unled
+            if not unled - self._given_up:
+                found = read()
+                if not before or self.set_leaders() == before:
+                    return found
+            pause = backoff.next()
+            if self._clock() + pause > give_up:
+                self._given_up |= unled
+                log.warning("broker sets without a leader: %s", ", ".join(map(str, sorted(unled))) or "changing ones")
+                return read()
+            self._sleep(pause)

@@ -1,0 +1,113 @@
+"""A move of partitions from one broker to another: the payload of its znode. Pure.
+
+What all payloads share is in records.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from metaq.protocol.limits import INT64_MAX
+
+from .records import MAX_PARTITIONS, damaged, payload_text
+
+__all__ = ["Move", "MoveState", "format_move", "parse_move"]
+
+_COUNT = re.compile(r"[0-9]{1,9}\Z")
+_PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
+
+
+class MoveState(Enum):
+    """How far a move has come, in order; CANCELLED comes after ASKED, COPYING or CLOSING."""
+
+    ASKED = "asked"
+    """The target has not looked at it yet."""
+    COPYING = "copying"
+    """The target copies what the source goes on to take."""
+    CLOSING = "closing"
+    """The source takes nothing more; the target copies the rest."""
+    PUBLISHING = "publishing"
+    """The target has everything: producers go over to it."""
+    HANDING_OVER = "handing-over"
+    """Consumers leave the source, and their offsets go to the target."""
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Partitions of a topic that go from one broker to another with their offsets.
+
+    The source's partitions `first` … `first + count - 1` become the target's from `target_first` on, which is -1 until
+    the target has chosen it. rate: bytes per second of copying, from 1 to INT64_MAX. ends: byte offsets where the
+    source's partitions ended, in order; from PUBLISHING on. note: why it was cancelled.
+    """
+
+    topic: str
+    source: int
+    first: int
+    count: int
+    target: int
+    rate: int
+    state: MoveState = MoveState.ASKED
+    target_first: int = -1
+    ends: tuple[int, ...] = ()
+    note: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether it is neither done nor cancelled."""
+        return self.state not in (MoveState.DONE, MoveState.CANCELLED)
+
+    @property
+    def name(self) -> str:
+        """Of its znode: the first partition that leaves, `<broker>-<partition>`."""
+        return f"{self.source}-{self.first}"
+
+    def of_target(self, partition: int) -> int:
+        """The target's number of one of the source's partitions."""
+        return partition - self.first + self.target_first
+
+    def __str__(self) -> str:
+        where = f"broker {self.target}" if self.target_first < 0 else f"{self.target}-{self.target_first}"
+        last = f" … {self.source}-{self.first + self.count - 1}" if self.count > 1 else ""
+        return f"{self.topic} {self.name}{last} to {where}"
+
+
+def format_move(move: Move) -> bytes:
+    """A JSON object; the topic, the source and its first partition are in the path."""
+    to = str(move.target) if move.target_first < 0 else f"{move.target}-{move.target_first}"
+    fields: dict[str, object] = {"state": move.state.value, "count": move.count, "to": to, "rate": move.rate}
+    if move.ends:
+        fields["ends"] = move.ends
+    if move.note:
+        fields["note"] = move.note
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_move(path: str, topic: str, name: str, data: bytes | None) -> Move | None:
+    """The move of `topic` whose znode is called `name`. Unknown fields are ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return None
+    place = _PLACE.match(name)
+    try:
+        fields = json.loads(text)
+        state, count, to, rate = (fields[key] for key in ("state", "count", "to", "rate"))
+        ends, note = fields.get("ends", []), fields.get("note", "")
+        target = _PLACE.match(to) or _COUNT.match(to)
+        sound = type(count) is int and 0 < count <= MAX_PARTITIONS and type(rate) is int and 0 < rate <= INT64_MAX
+        if place and target and sound and type(note) is str and all(type(end) is int and end >= 0 for end in ends):
+            broker, _, first = to.partition("-")
+            return Move(
+                *(topic, int(place[1]), int(place[2]), count, int(broker), rate, MoveState(state)),
+                target_first=int(first) if first else -1,
+                ends=tuple(ends),
+                note=note,
+            )
+    except (ValueError, KeyError, TypeError):
+        pass  # said below, with the node
+    raise damaged(path, data, '{"state":<state>,"count":<number>,"to":"<broker>-<partition>","rate":<bytes>}')

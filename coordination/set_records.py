@@ -1,0 +1,128 @@
+"""What the nodes of a broker set agree on: the payloads of its znodes. Pure.
+
+What all payloads share is in records.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from .records import damaged, parse_broker_url, payload_text
+
+__all__ = ["SetNode", "SetState", "format_set_node", "format_set_state", "parse_set_node", "parse_set_state"]
+
+_STATE_FIELDS = ("epoch", "leader", "inSync", "preferred", "members")
+
+
+@dataclass(frozen=True, slots=True)
+class SetState:
+    """What a broker set has agreed on.
+
+    epoch: number of the leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: the
+    nodes of which one may be elected: their names, kept sorted, and the instances of their data. A node of that
+    name with other data, a new directory or a copy, is none of them. preferred: name of the node that should lead,
+    or "". members: names of the nodes that the set is to have, sorted: those that have been in sync, until an
+    operator says that one is gone.
+    """
+
+    epoch: int
+    leader: str
+    in_sync: Mapping[str, str]
+    preferred: str = ""
+    members: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_sync", dict(sorted(self.in_sync.items())))
+        object.__setattr__(self, "members", tuple(sorted({*self.members, *self.in_sync})))
+
+    def has_in_sync(self, name: str, instance: str) -> bool:
+        """Whether the data `instance` of the node `name` may be elected. Before the first epoch there is nothing to
+        lose, and a name is enough."""
+        known = self.in_sync.get(name)
+        return known is not None and (self.epoch == 0 or known == instance)
+
+
+@dataclass(frozen=True, slots=True)
+class SetNode:
+    """One process of a broker set.
+
+    name: unique in its set. url: `meta://host:port`. zone: "" for none. instance: of its data, chosen at random and
+    kept in the data directory; a copy of the directory gets another one. forgetful: its machine has restarted since it
+    was known to have everything.
+    """
+
+    name: str
+    url: str
+    zone: str
+    instance: str
+    forgetful: bool = False
+    epoch: int = 0
+    """The highest one that it had seen when it wrote this; 0 for a node that has never been in a set."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host, an IPv6 one without brackets, and port. Raises CoordinationError for a URL that is none."""
+        address = parse_broker_url(self.name, self.url.encode())
+        if address is None:
+            raise damaged(self.name, self.url, "meta://host:port")
+        return address
+
+
+def format_set_state(state: SetState) -> bytes:
+    """A JSON object with the fields of SetState."""
+    fields = {
+        "epoch": state.epoch,
+        "leader": state.leader,
+        "inSync": state.in_sync,
+        "preferred": state.preferred,
+        "members": state.members,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_set_state(path: str, data: bytes | None) -> SetState | None:
+    """Unknown fields are ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        epoch, leader, in_sync, preferred, members = (fields[key] for key in _STATE_FIELDS)
+        named = type(leader) is str and type(preferred) is str and type(in_sync) is dict and type(members) is list
+        named = named and all(type(each) is str and each for each in [*members, *in_sync])
+        if type(epoch) is int and epoch >= 0 and named and all(type(each) is str for each in in_sync.values()):
+            return SetState(epoch, leader, in_sync, preferred, members)
+    except (ValueError, KeyError, TypeError):
+        pass  # said below, with the node
+    shape = '{"epoch":<number>,"leader":<node>,"inSync":{<node>:<instance>},"preferred":<node>,"members":[<node>]}'
+    raise damaged(path, data, shape)
+
+
+def format_set_node(node: SetNode) -> bytes:
+    """A JSON object with the fields of SetNode but its name, which is that of the znode; forgetful only if it is so, an
+    epoch only if it is not 0."""
+    fields: dict[str, object] = {"url": node.url, "zone": node.zone, "instance": node.instance}
+    if node.forgetful:
+        fields["forgetful"] = True
+    if node.epoch:
+        fields["epoch"] = node.epoch
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
+    """The node of the set whose znode is called `name`. Unknown fields are ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        url, zone, instance = (fields[key] for key in ("url", "zone", "instance"))
+        epoch = fields.get("epoch", 0)
+        named = type(zone) is str and type(instance) is str and instance and type(epoch) is int
+        if named and parse_broker_url(path, url.encode()):
+            return SetNode(name, url, zone, instance, fields.get("forgetful") is True, epoch)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass  # said below, with the node
+    raise damaged(path, data, '{"url":"meta://host:port","zone":<name>,"instance":<id>}')

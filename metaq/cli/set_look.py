@@ -1,0 +1,129 @@
+"""A look at broker sets: what ZooKeeper has of them, and what their nodes say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from metaq.client.config import ConnectionConfig
+from metaq.client.connection import Connection, Endpoint, open_connection
+from metaq.client.questions.admin import set_status
+from metaq.coordination.set_records import SetNode
+from metaq.coordination.set_view import SetView
+from metaq.protocol.errors import MetaqError
+
+__all__ = ["SetLook", "ask_nodes", "connected", "is_led", "look_at_sets"]
+
+MAX_ASKED = 16
+"""Nodes asked at a time."""
+
+Told = Mapping[str, Any] | MetaqError
+"""What a node says of itself (SET_STATUS), or why it does not."""
+
+
+@contextmanager
+def connected(node: SetNode) -> Iterator[Connection]:
+    """A connection to a node. Raises BrokerUnavailable."""
+    connection = open_connection(Endpoint(*node.address), ConnectionConfig())
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def is_led(view: SetView) -> bool:
+    """Whether the node that leads by the state is the one that clients find."""
+    leader = view.nodes.get(view.state.leader) if view.state else None
+    return leader is not None and view.master is not None and view.master.url == leader.url
+
+
+def ask_nodes(nodes: Mapping[str, SetNode]) -> dict[str, Told]:
+    """What each says of itself, by name."""
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        return dict(zip(nodes, pool.map(_ask, nodes.values()), strict=True))
+
+
+def _ask(node: SetNode) -> Told:
+    try:
+        with connected(node) as connection:
+            return set_status(connection)
+    except MetaqError as error:
+        return error
+
+
+class SetLook(NamedTuple):
+    """One broker set. told: answers of the nodes that were asked: the leader, and those that are not as they should."""
+
+    broker_id: int
+    view: SetView
+    told: Mapping[str, Told]
+
+    @property
+    def leader(self) -> str:
+        """The node that leads and that clients find; "" if there is none."""
+        return self.view.state.leader if self.view.state and is_led(self.view) else ""
+
+    @property
+    def leader_says(self) -> Mapping[str, Any]:
+        """Of the set; empty if nobody leads, or if the leader does not answer."""
+        return self.says(self.leader)
+
+    @property
+    def in_sync(self) -> list[str]:
+        """Nodes that are in sync and present, sorted."""
+        return sorted(self.view.in_sync_present)
+
+    @property
+    def names(self) -> list[str]:
+        """Nodes that are present, or that the state names; sorted."""
+        state = self.view.state
+        named = {*state.members, state.leader, state.preferred} - {""} if state else set()
+        return sorted(named.union(self.view.nodes))
+
+    def says(self, name: str) -> Mapping[str, Any]:
+        """What a node says of itself; empty if it was not asked or does not answer."""
+        answer = self.told.get(name, {})
+        return {} if isinstance(answer, MetaqError) else answer
+
+    def seen(self, name: str) -> Mapping[str, Any]:
+        """`sinceMs`, `lagBytes`, `lagSeconds` and `error` of a node, as far as its leader knows them."""
+        if name == self.leader and self.leader_says:
+            return {"sinceMs": self.leader_says["sinceMs"], "lagBytes": 0, "lagSeconds": 0.0}
+        return self._others().get(name, {})
+
+    def role(self, name: str) -> str:
+        """`leader`, `in-sync`, `out of sync` or `stopped`; of a node that is not present, `gone` and what it was."""
+        role = self.view.role(name)
+        if name not in self.view.nodes:
+            return "gone" if role == "out of sync" else f"gone, was {role}"
+        if self.says(name).get("role") == "stopped":
+            return "stopped"
+        return f"was {role}" if role == "leader" and name != self.leader else role
+
+    def error(self, name: str) -> str:
+        """Why a node is not as it should be: what it says itself goes before what its leader knows."""
+        answer = self.told.get(name)
+        if isinstance(answer, MetaqError):
+            return "" if name == self.leader else f"does not answer: {answer}"
+        return str(self.says(name).get("error") or self.seen(name).get("error") or "")
+
+    def _others(self) -> dict[str, Mapping[str, Any]]:
+        return {each["name"]: each for each in self.leader_says.get("nodes") or ()}
+
+
+def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
+    """In order of their ids. Asks each leader, and every present node that is out of sync or has no leader."""
+    asked = {
+        (broker_id, name): node
+        for broker_id, view in views.items()
+        for name, node in view.nodes.items()
+        if view.role(name) != "in-sync" or not is_led(view)
+    }
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        told = dict(zip(asked, pool.map(_ask, asked.values()), strict=True))
+    return [
+        SetLook(broker_id, view, {name: answer for (of, name), answer in told.items() if of == broker_id})
+        for broker_id, view in sorted(views.items())
+    ]

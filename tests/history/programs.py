@@ -1,0 +1,35 @@
+"""The programs of a run: what they are told, and how they end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from typing import Self
+
+__all__ = ["ProgramTask", "begin_program"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTask:
+    """What the program in the heir's module is told: its fields, as one argument in JSON."""
+
+    def words(self) -> list[str]:
+        """Of the command line of the process."""
+        return ["-m", type(self).__module__, json.dumps(asdict(self))]
+
+    @classmethod
+    def told(cls) -> Self:
+        """That of this process."""
+        return cls(**json.loads(sys.argv[1]))
+
+
+def begin_program() -> threading.Event:
+    """Log to stderr. The event is set at SIGTERM. On the main thread."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%X")
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
+    return stopping

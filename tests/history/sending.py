@@ -1,0 +1,156 @@
+"""Threads that send until SIGTERM. Every send is written down when it ends, with the time at which it began.
+
+    ack       begun, message, partition, offset, id
+    fail      begun, message, topic, error                  it may or may not be stored
+
+A message is "<producer>/<key>/<number> xxx…".
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaq import Producer, ProducerConfig, SendResult, TopicPartition
+from metaq.protocol.errors import MetaqError
+
+from .facts import Name
+from .journal import Journal, clock
+from .member import partition_text
+from .programs import begin_program
+
+__all__ = ["Load", "Pipeline", "Sender", "Way", "fixed", "run_senders", "sequential"]
+
+_MOST_BYTES = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """per_second: calls of each thread, about. send_seconds: the time of a send."""
+
+    seed: int
+    per_second: float
+    send_seconds: float
+
+
+class Sender:
+    """One thread's messages."""
+
+    def __init__(self, load: Load, producer: Producer, name: str, journal: Journal, stopping: threading.Event) -> None:
+        self.rng = random.Random(f"{load.seed} {name}")
+        self.producer = producer
+        self.journal = journal
+        self.send_seconds = load.send_seconds
+        self._per_second = load.per_second
+        self._name = name
+        self._stopping = stopping
+        self._number = 0
+
+    def go_on(self) -> bool:
+        """Pause; False at the end."""
+        return not self._stopping.wait(self.rng.expovariate(self._per_second))
+
+    def next(self, key: str) -> tuple[Name, bytes]:
+        self._number += 1
+        name = Name(self._name, key, self._number)
+        return name, f"{name} ".encode() + b"x" * self.rng.randrange(_MOST_BYTES)
+
+    def send(self, topic: str, key: str = "-", partition: TopicPartition | None = None) -> None:
+        """Wait for it. key: of its name alone."""
+        name, payload = self.next(key)
+        begun = clock()
+        try:
+            result = self.producer.send(topic, payload, partition=partition, timeout=self.send_seconds)
+        except MetaqError as error:
+            self.failed(begun, name, topic, error)
+        else:
+            self.acknowledged(begun, name, result)
+
+    def acknowledged(self, begun: float, name: Name, result: SendResult) -> None:
+        self.journal.write("ack", begun, str(name), partition_text(result.partition), result.offset, result.message_id)
+
+    def failed(self, begun: float, name: Name, topic: str, error: BaseException) -> None:
+        self.journal.write("fail", begun, str(name), topic, f"{type(error).__name__}: {error}")
+
+    def ended(self, begun: float, name: Name, topic: str, future: Future[SendResult]) -> None:
+        error = future.exception()
+        if error is None:
+            self.acknowledged(begun, name, future.result())
+        else:
+            self.failed(begun, name, topic, error)
+
+
+Way = Callable[[Sender], None]
+"""To send until go_on() says no."""
+
+
+class Pipeline:
+    """Sends that nobody waits for; at most so many are under way."""
+
+    def __init__(self, sender: Sender, most: int) -> None:
+        self._sender = sender
+        self._most = most
+        self._room = threading.Semaphore(most)
+
+    def send(self, topic: str, key: str | None) -> None:
+        """key: also of its name."""
+        sender = self._sender
+        self._room.acquire()
+        name, payload = sender.next(key or "-")
+        begun = clock()
+
+        def ended(future: Future[SendResult]) -> None:
+            self._room.release()
+            sender.ended(begun, name, topic, future)
+
+        try:
+            future = sender.producer.send_async(topic, payload, key=key, timeout=sender.send_seconds)
+        except MetaqError as error:
+            self._room.release()
+            sender.failed(begun, name, topic, error)
+        else:
+            future.add_done_callback(ended)
+
+    def finish(self) -> None:
+        """Wait until none is under way."""
+        for _ in range(self._most):
+            self._room.acquire()
+
+
+def sequential(sender: Sender, topics: Sequence[str]) -> None:
+    """Waits for each message."""
+    while sender.go_on():
+        sender.send(sender.rng.choice(topics))
+
+
+def fixed(sender: Sender, topics: Sequence[str], brokers: int, partitions: int) -> None:
+    """Waits for each message to one partition. partitions: of each topic and broker."""
+    while sender.go_on():
+        topic, broker = sender.rng.choice(topics), sender.rng.randrange(brokers)
+        partition = TopicPartition(topic, broker, sender.rng.randrange(partitions))
+        sender.send(topic, f"{topic}-{partition}", partition)
+
+
+def run_senders(
+    connect: str, journal: Path, load: Load, waiting: Mapping[str, Way], under_way: Mapping[str, Way]
+) -> None:
+    """A thread for each way, by the name of its messages; those of `waiting` have one producer, the others another."""
+    stopping = begin_program()
+    notes = Journal(journal)
+    config = ProducerConfig(start_timeout_seconds=60.0)
+    with Producer(connect, config=config) as first, Producer(connect, config=config) as second:
+        threads = [
+            threading.Thread(target=way, args=(Sender(load, producer, name, notes, stopping),))
+            for producer, ways in ((first, waiting), (second, under_way))
+            for name, way in ways.items()
+        ]
+        notes.write("started")
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    notes.write("left")

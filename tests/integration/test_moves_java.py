@@ -1,0 +1,107 @@
+"""The Java client 1.4.6.2 while the partitions that it sends to and reads move to another broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from bench.javapeer import JavaClient
+from bench.processes import ProcessFailed
+from metaq import Producer
+from metaq.client.questions.moves import MovesOfCluster
+from metaq.coordination.move_records import MoveState
+from metaq.coordination.session import ZkSession
+from tests.integration.client_cluster import running_brokers
+from tests.integration.java_peers import require_java
+from tests.integration.test_moves import FAST, TOPIC, stored
+from tests.waiting import DEADLINE, eventually
+
+
+class JavaSending(threading.Thread):
+    """Puts numbered messages, one after the other. `sent`: payload -> when it was acknowledged."""
+
+    def __init__(self, client: JavaClient) -> None:
+        super().__init__(daemon=True)
+        self.sent: dict[str, float] = {}
+        self.failed: dict[str, str] = {}
+        self._client = client
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        number = 0
+        while not self._ended.wait(0.01):
+            payload = f"{number}"
+            number += 1
+            try:
+                self._client.put(TOPIC, payload.encode())
+                self.sent[payload] = time.monotonic()
+            except ProcessFailed as error:
+                self.failed[payload] = str(error).partition("\n")[0].partition(": ")[2]
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(DEADLINE)
+
+
+class JavaReading(threading.Thread):
+    """What a member of a group gets: `got` has (payload, when it was seen)."""
+
+    def __init__(self, client: JavaClient, group: str) -> None:
+        super().__init__(daemon=True)
+        self.got: list[tuple[str, float]] = []
+        self._client = client
+        self._group = group
+        self._ended = threading.Event()
+        client.join(TOPIC, group)
+
+    def run(self) -> None:
+        while not self._ended.wait(0.02):
+            found = self._client.received(self._group)
+            self.got += [(message["data"].decode(), time.monotonic()) for message in found]
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(DEADLINE)
+
+
+def longest_gap(times: list[float]) -> float:
+    return max(after - before for before, after in pairwise(times))
+
+
+def test_a_java_producer_and_a_java_group_go_through_a_move(chroot: str, tmp_path: Path) -> None:
+    require_java()
+    with (
+        running_brokers(chroot, tmp_path, {TOPIC: 2}, count=2) as brokers,
+        JavaClient(chroot, tmp_path / "producer.log") as producing,
+        JavaClient(chroot, tmp_path / "consumer.log") as consuming,
+        ZkSession(chroot) as session,
+    ):
+        sending, reading = JavaSending(producing), JavaReading(consuming, "java")
+        sending.start()
+        reading.start()
+        eventually(lambda: len(sending.sent) > 200 and len(reading.got) > 100, what="messages")
+        moves = MovesOfCluster(session)
+        begun = time.monotonic()
+        move = moves.begin(moves.plan(TOPIC, 0, 1, FAST))
+        eventually(lambda: moves.look(move).move.state is MoveState.DONE, what="the move")
+        took = time.monotonic() - begun
+        count = len(sending.sent)
+        eventually(lambda: len(sending.sent) > count + 200, what="messages behind the move")
+        sending.stop()
+        brokers.running[0].kill()  # nobody needs it any more
+        eventually(lambda: sending.sent.keys() <= {payload for payload, _ in reading.got}, what="all messages")
+        reading.stop()
+        with Producer(chroot) as producer:
+            partitions = producer.partitions(TOPIC)
+        assert [(each.broker, each.partition) for each in partitions] == [(1, each) for each in range(4)]
+        there = [payload for payloads in stored(chroot, partitions).values() for payload in payloads]
+        assert len(there) == len(set(there))
+        assert sending.sent.keys() <= set(there) <= sending.sent.keys() | sending.failed.keys()
+        print(
+            f"the move took {took:.1f} s; {len(sending.failed)} of {len(sending.sent) + len(sending.failed)} sends "
+            f"failed: {sorted(set(sending.failed.values()))}; longest pause of sends "
+            f"{longest_gap(list(sending.sent.values())):.2f} s, of what the group gets "
+            f"{longest_gap([when for _, when in reading.got]):.2f} s; {len(reading.got) - len(set(there))} came twice"
+        )

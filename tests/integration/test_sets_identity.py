@@ -1,0 +1,150 @@
+"""Nodes of a broker set whose data, or whose state in ZooKeeper, are not those that the set agreed on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq import Producer
+from metaq.coordination.session import ZkSession
+from metaq.coordination.set_records import format_set_state
+from metaq.coordination.znodes import set_data
+from tests.integration.set_nodes import SetNodes, set_nodes
+from tests.integration.test_sets import bodies
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.timeout(180)
+
+STAND_SECONDS = 3.0
+"""In which a node that may stand leads, three times over: a grant lasts one second."""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, chroot: str) -> Iterator[SetNodes]:
+    with set_nodes(tmp_path, chroot, {"t": "numPartitions=1"}) as nodes:
+        nodes.start("a", "b")
+        nodes.wait_in_sync("a", "b")
+        yield nodes
+
+
+def send(nodes: SetNodes, words: str, count: int = 50) -> list[bytes]:
+    sent = [b"%s %d" % (words.encode(), number) for number in range(count)]
+    with Producer(nodes.connect) as producer:
+        for each in sent:
+            producer.send("t", each)
+    return sent
+
+
+def stored(nodes: SetNodes, name: str) -> set[bytes]:
+    return set(bodies(nodes.segments(name)))
+
+
+def end(nodes: SetNodes, *names: str) -> None:
+    for name in names:
+        nodes.kill(name)
+    eventually(lambda: not nodes.view().nodes and nodes.view().master is None, what="their sessions to end")
+
+
+def says(nodes: SetNodes, name: str, words: str) -> None:
+    eventually(lambda: words in nodes.nodes[name].errors.read_text(), what=f"{name} to say {words!r}")
+
+
+def elect(nodes: SetNodes, name: str) -> None:
+    words = ["brokers", "elect", "0", "--unclean", "--node", name, "--yes", "--zk", nodes.connect]
+    subprocess.run([sys.executable, "-m", "metaq", *words], check=True, timeout=60)
+
+
+def test_an_empty_directory_is_not_in_sync_whatever_the_name_of_its_node(nodes: SetNodes) -> None:
+    sent = send(nodes, "acknowledged")
+    end(nodes, "a", "b")
+    shutil.rmtree(nodes.data("b"))
+    nodes.start("b")
+    says(nodes, "b", "the data of b that were in sync in epoch 1 are others than these")
+    time.sleep(STAND_SECONDS)
+    assert nodes.view().master is None
+    nodes.start("a")
+    nodes.wait_in_sync("a", "b")
+    assert nodes.leader == "a"
+    eventually(lambda: set(sent) <= stored(nodes, "b"), what="b to have everything")
+
+
+def test_an_old_copy_of_a_node_neither_takes_its_place_nor_leads(nodes: SetNodes) -> None:
+    send(nodes, "before")
+    shutil.copytree(nodes.data("a"), nodes.data("copy"))
+    sent = send(nodes, "after")
+    end(nodes, "a", "b")
+    shutil.rmtree(nodes.data("a"))
+    nodes.data("copy").rename(nodes.data("a"))
+    nodes.start("a")
+    says(nodes, "a", "the data directory is a copy")
+    time.sleep(STAND_SECONDS)
+    assert nodes.view().master is None
+    nodes.start("b")
+    nodes.wait_in_sync("a", "b")
+    assert nodes.leader == "b"
+    eventually(lambda: set(sent) <= stored(nodes, "a"), what="a to have everything")
+
+
+def test_a_replaced_node_that_comes_at_once_is_counted_only_when_it_has_everything(nodes: SetNodes) -> None:
+    sent = send(nodes, "acknowledged")
+    former = nodes.view().nodes["b"].instance
+    nodes.kill("b")
+    shutil.rmtree(nodes.data("b"))
+    nodes.start("b")
+    eventually(
+        lambda: nodes.view().in_sync_present == ["a", "b"] and nodes.view().nodes["b"].instance != former,
+        what="the new b to be in sync",
+    )
+    state = nodes.view().state
+    assert state is not None
+    assert state.in_sync["b"] == nodes.view().nodes["b"].instance != former
+    assert set(sent) <= stored(nodes, "b")
+
+
+def test_a_state_that_was_set_back_elects_nobody(nodes: SetNodes) -> None:
+    old = nodes.view().state
+    assert old is not None
+    for leader in ("a", "b"):
+        assert nodes.leader == leader
+        words = [sys.executable, "-m", "metaq", "brokers", "hand-over", "0", "--zk", nodes.connect]
+        subprocess.run(words, check=True, timeout=60)
+        nodes.wait_in_sync("a", "b")
+    sent = send(nodes, "acknowledged")
+    end(nodes, "a", "b")
+    with ZkSession(nodes.connect) as session:
+        session.nodes.write(session.session_id, [set_data(session.paths.broker_set(0), format_set_state(old))])
+    nodes.start("a", "b")
+    says(nodes, "a", "ZooKeeper was set back")
+    says(nodes, "b", "ZooKeeper was set back")
+    assert nodes.view().master is None
+    elect(nodes, "a")
+    nodes.wait_in_sync("a", "b")
+    state = nodes.view().state
+    assert state is not None
+    assert state.epoch > 3
+    assert set(sent) <= stored(nodes, "a") & stored(nodes, "b")
+
+
+def test_a_new_node_that_begins_the_set_anew_does_not_make_others_cut(nodes: SetNodes) -> None:
+    sent = send(nodes, "acknowledged")
+    end(nodes, "a", "b")
+    with ZkSession(nodes.connect) as session:
+        session.nodes.write(session.session_id, [set_data(session.paths.broker_set(0), b"")])
+    nodes.start("c")
+    nodes.wait_in_sync("c")
+    nodes.start("a", "b")
+    for name in ("a", "b"):
+        says(nodes, name, "have nothing in common")
+        assert set(sent) <= stored(nodes, name)
+        assert nodes.kept(name) == []
+    nodes.kill("c")
+    eventually(lambda: nodes.view().master is None and "c" not in nodes.view().nodes, what="the session of c to end")
+    elect(nodes, "a")
+    nodes.wait_for_leader("a")
+    assert set(sent) <= stored(nodes, "a")

@@ -1,0 +1,118 @@
+"""What `metaq brokers sets` and `metaq monitor` say of broker sets in trouble."""
+
+from typing import Any
+
+import pytest
+
+from metaq.cli import set_look
+from metaq.cli.probes import ProbeLevel, _set
+from metaq.cli.set_look import SetLook, look_at_sets
+from metaq.coordination.set_records import SetNode, SetState
+from metaq.coordination.set_view import SetMaster, SetView
+from metaq.protocol.errors import BrokerUnavailable
+
+
+def node(name: str) -> SetNode:
+    return SetNode(name, f"meta://{name}:1", "", name)
+
+
+def view(present: str, *, in_sync: str = "ab", master: str | None = "a", members: str = "") -> SetView:
+    """A set that a leads by its state. master: the host that clients find."""
+    state = SetState(3, "a", {name: name for name in in_sync}, members=members)
+    found = SetMaster(f"meta://{master}:1", 1, 1) if master else None
+    return SetView(state, 5, {name: node(name) for name in present}, found)
+
+
+def follower(name: str, error: str = "", *, live: bool = True) -> dict[str, Any]:
+    lag = {"lagBytes": 0, "lagSeconds": 0.0} if live else {"lagBytes": None, "lagSeconds": None}
+    return {"name": name, "inSync": live, "connected": live, "live": live, "error": error, "sinceMs": 7, **lag}
+
+
+def leader(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What a says."""
+    return {"role": "leader", "epoch": 3, "sinceMs": 7, "error": "", "nodes": list(nodes)} | more
+
+
+def test_a_whole_set_is_fine():
+    look = SetLook(0, view("ab"), {"a": leader(follower("b"), refusing=[], underReplicated=[])})
+    assert [look.role(name) for name in look.names] == ["leader", "in-sync"]
+    assert _set(look) == (ProbeLevel.OK, "set 0", "a leads epoch 3, in sync: a, b")
+
+
+def test_a_set_with_one_node_left_is_an_alarm_that_says_why_and_what_is_refused():
+    gone = follower("b", "it stops", live=False)
+    told = leader(gone, refusing=["safe"], underReplicated=["safe", "t"])
+    look = SetLook(0, view("a", in_sync="a", members="ab"), {"a": told})
+    assert (look.role("b"), look.error("b")) == ("gone", "it stops")
+    assert _set(look) == (
+        ProbeLevel.ALARM,
+        "set 0",
+        "a leads epoch 3, in sync: a; b is gone (it stops); new messages have one copy; "
+        "fewer nodes than minInSync, so no messages are taken: safe",
+    )
+
+
+def test_a_member_that_the_leader_has_never_seen_is_missed():
+    """It led before, and died."""
+    look = SetLook(0, view("ab", members="abc"), {"a": leader(follower("b"), refusing=[], underReplicated=["t"])})
+    assert look.role("c") == "gone"
+    assert _set(look)[::2] == (ProbeLevel.WARNING, "a leads epoch 3, in sync: a, b; c is gone")
+
+
+def test_more_nodes_wanted_than_there_are_is_an_alarm_though_all_are_in_sync():
+    look = SetLook(0, view("ab"), {"a": leader(follower("b"), refusing=["safe"], underReplicated=[])})
+    assert _set(look).level is ProbeLevel.ALARM
+    look = SetLook(0, view("ab"), {"a": leader(follower("b"), refusing=[], underReplicated=["wide"])})
+    assert _set(look)[::2] == (
+        ProbeLevel.WARNING,
+        "a leads epoch 3, in sync: a, b; fewer nodes than replicas= says: wide",
+    )
+
+
+def test_a_stopped_node_of_three_is_a_warning_in_its_own_words():
+    seen = follower("c", "the connection to c was lost", live=False)
+    told = {"a": leader(follower("b"), seen), "c": {"role": "stopped", "error": "move its data directories away"}}
+    look = SetLook(0, view("abc"), told)
+    assert (look.role("c"), look.error("c")) == ("stopped", "move its data directories away")
+    assert _set(look)[::2] == (
+        ProbeLevel.WARNING,
+        "a leads epoch 3, in sync: a, b; c is stopped (move its data directories away)",
+    )
+
+
+def test_a_set_without_a_leader_is_an_alarm_and_names_what_each_node_was_and_waits_for():
+    told = {"c": {"role": "waiting", "error": "no in-sync node is present: start a or b"}}
+    look = SetLook(7, view("c", master=None), told)
+    assert [look.role(name) for name in look.names] == ["gone, was leader", "gone, was in-sync", "out of sync"]
+    level, what, text = _set(look)
+    assert (level, what) == (ProbeLevel.ALARM, "set 7")
+    assert "a is gone, was leader; b is gone, was in-sync; c is out of sync (no in-sync node is present" in text
+    assert "`metaq brokers forget 7`" in text
+
+
+def test_a_leader_that_is_back_but_not_elected_yet_does_not_lead():
+    look = SetLook(0, view("ab", master=None), {})
+    assert (look.leader, look.role("a"), look.role("b")) == ("", "was leader", "in-sync")
+    assert _set(look).level is ProbeLevel.ALARM
+
+
+def test_a_lone_broker_in_the_place_of_a_set_is_a_warning():
+    level, _, text = _set(SetLook(7, view("", in_sync="a", master="lone"), {}))
+    assert level is ProbeLevel.WARNING
+    assert "broker 7 at meta://lone:1 is no node of it; a is gone, was leader: see `metaq brokers forget 7`" in text
+
+
+def test_a_leader_that_does_not_answer_leaves_the_rest_unknown():
+    look = SetLook(0, view("ab"), {"a": BrokerUnavailable("refused")})
+    assert (look.leader, look.error("a")) == ("a", "")
+    assert _set(look).level is ProbeLevel.UNKNOWN
+    silent = SetLook(0, view("abc"), {"a": leader(), "c": BrokerUnavailable("refused")})
+    assert silent.error("c") == "does not answer: refused"
+
+
+@pytest.mark.parametrize(("master", "asked"), [("a", {"a", "c"}), (None, {"a", "b", "c"})])
+def test_only_leaders_and_nodes_in_trouble_are_asked(monkeypatch, master, asked):
+    monkeypatch.setattr(set_look, "_ask", lambda each: {"role": "it", "name": each.name})
+    (look,) = look_at_sets({0: view("abc", master=master)})
+    assert set(look.told) == asked
+    assert all(look.says(name)["name"] == name for name in asked)
