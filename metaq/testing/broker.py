@@ -57,7 +57,10 @@ class FakeBroker(Answers):
     ) -> None:
         super().__init__(topics, broker_id, speaks_frames=speaks_frames, clock=clock)
         self.connections = 0
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._reserved = socket.socket()  # bound, and never listening
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", port))
+        self._listener = socket.create_server(self._reserved.getsockname())
         self._listener.setblocking(False)
         self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
         self._selector = selectors.DefaultSelector()
@@ -79,9 +82,13 @@ class FakeBroker(Answers):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+        self._reserved.close()
 
     def stop(self) -> None:
-        """Close the port and every connection, as a killed process does. Idempotent."""
+        """Refuse and close every connection, as a killed process does. Idempotent.
+
+        The port stays this broker's until the end of its `with`: no other process gets it, and answers in its place.
+        """
         self._stopped = True
         self._wake()
         self._thread.join(5)

@@ -260,10 +260,10 @@ def test_an_idle_connection_that_the_broker_closed_is_noticed_without_traffic(br
 
 
 def test_nobody_listening_is_said_with_the_address():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
-    with pytest.raises(BrokerUnavailable, match=f"no connection to meta://127.0.0.1:{endpoint.port}"):
-        open_connection(endpoint, CONFIG)
+    with FakeBroker({"t": 1}) as broker:
+        broker.stop()
+        with pytest.raises(BrokerUnavailable, match=f"no connection to meta://127.0.0.1:{broker.endpoint.port}"):
+            open_connection(broker.endpoint, CONFIG)
 
 
 def test_a_peer_that_accepts_and_says_nothing_is_given_up():

@@ -1,6 +1,7 @@
 """The ordered producer against brokers in memory: order within each partition, whatever happens to it."""
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -235,9 +236,8 @@ class Interleavings(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = TemporaryDirectory()
-        self.brokers = [FakeBroker({"t": 2}, 0), FakeBroker({"t": 1}, 1)]
-        for broker in self.brokers:
-            broker.__enter__()
+        self.running = ExitStack()
+        self.brokers = [self.running.enter_context(each) for each in (FakeBroker({"t": 2}, 0), FakeBroker({"t": 1}, 1))]
         self.cluster = FakeCluster(self.brokers)
         self.registered = [True, True]
         self.sent: dict[TopicPartition, list[bytes]] = {each: [] for each in (A, B, C)}
@@ -293,8 +293,7 @@ class Interleavings(RuleBasedStateMachine):
         eventually(lambda: self.producer.flush(1))
         stored = {each: self.brokers[each.broker].bodies("t", each.partition) for each in (A, B, C)}
         self.producer.close()
-        for broker in self.brokers:
-            broker.stop()
+        self.running.close()
         self.folder.cleanup()
         assert stored == self.sent
 

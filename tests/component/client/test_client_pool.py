@@ -198,11 +198,11 @@ def test_a_node_that_has_named_its_leader_is_followed(broker):
 
 def test_a_named_node_that_is_gone_leads_back_to_the_one_that_is_registered(broker):
     pool = ConnectionPool(FAST)
-    gone = FakeBroker({"t": 1})
-    gone._listener.close()
-    pool.follow(NotLeader(0, str(gone.endpoint), str(broker.endpoint)))
-    with pytest.raises(BrokerUnavailable):
-        pool.connection(broker.endpoint, 3)
+    with FakeBroker({"t": 1}) as gone:
+        gone.stop()
+        pool.follow(NotLeader(0, str(gone.endpoint), str(broker.endpoint)))
+        with pytest.raises(BrokerUnavailable):
+            pool.connection(broker.endpoint, 3)
     assert pool.connection(broker.endpoint, 3).endpoint == broker.endpoint
     pool.close()
 

@@ -3,6 +3,8 @@
 import socket
 import struct
 
+import pytest
+
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode
@@ -25,3 +27,17 @@ def test_a_client_that_is_gone_before_its_parked_pull_is_answered_ends_no_broker
 
             broker._run_there(cut_and_append)
         assert broker.append("t", 0, b"2")
+
+
+def test_the_port_of_a_stopped_broker_goes_to_nobody_but_its_successor():
+    with FakeBroker({"t": 1}) as broker:
+        place = (broker.endpoint.host, broker.endpoint.port)
+        broker.stop()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(place)
+        with socket.socket() as another, pytest.raises(OSError, match="already in use"):
+            another.bind(place)
+        with FakeBroker({"t": 1}, port=broker.endpoint.port):
+            socket.create_connection(place).close()
+    with socket.socket() as another:
+        another.bind(place)

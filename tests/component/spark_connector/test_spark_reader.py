@@ -1,6 +1,6 @@
 """A task's reader when its broker goes away: it goes on where it was, at the master again or at a slave."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -31,15 +31,11 @@ OPTIONS = ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", "metaq.fetch.
 @contextmanager
 def brokers(*copied: int):
     """Brokers that hold so many of the messages, each."""
-    running = [FakeBroker(topics={"t": 1}) for _ in copied]
-    for broker, count in zip(running, copied, strict=True):
-        broker.__enter__()
-        broker.append("t", 0, *PAYLOADS[:count])
-    try:
+    with ExitStack() as stack:
+        running = [stack.enter_context(FakeBroker(topics={"t": 1})) for _ in copied]
+        for broker, count in zip(running, copied, strict=True):
+            broker.append("t", 0, *PAYLOADS[:count])
         yield running
-    finally:
-        for broker in running:
-            broker.stop()
 
 
 @pytest.fixture

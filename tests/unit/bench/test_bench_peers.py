@@ -154,8 +154,14 @@ def test_rocketmq_keeps_everything_below_its_directory(monkeypatch):
 # --- pictures and lines ---------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def fonts():
+    """Found before the test: on a new machine matplotlib starts a process that lists them."""
+    pytest.importorskip("matplotlib.font_manager", reason="of the extra [bench]")
+
+
+@pytest.mark.usefixtures("fonts")
 def test_each_scenario_gets_a_picture(tmp_path):
-    pytest.importorskip("matplotlib", reason="of the extra [bench]")
     latency = Measured("latency", {OURS: [{"p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 3.0}]})
     scenarios = {each.scenario: each for each in (measured("batch", ours=1.0, kafka=2.0), latency, Measured("consume"))}
     written = write_plots(Results({}, scenarios), tmp_path / "plots")
