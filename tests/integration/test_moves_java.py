@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from bench.javapeer import JavaClient
 from bench.processes import ProcessFailed
@@ -20,7 +23,10 @@ from tests.waiting import DEADLINE, eventually
 
 
 class JavaSending(threading.Thread):
-    """Puts numbered messages, one after the other. `sent`: payload -> when it was acknowledged."""
+    """Puts numbered messages, one after the other, within `with`. `sent`: payload -> when it was acknowledged.
+
+    An error that leaves `with` has a note of what the client and its log said last.
+    """
 
     def __init__(self, client: JavaClient) -> None:
         super().__init__(daemon=True)
@@ -28,6 +34,19 @@ class JavaSending(threading.Thread):
         self.failed: dict[str, str] = {}
         self._client = client
         self._ended = threading.Event()
+        self._last_failure = "no put failed"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if error is not None:
+            reasons = Counter(self.failed.values())
+            error.add_note(f"{len(self.sent)} puts succeeded, failed: {reasons}; the last: {self._last_failure}")
 
     def run(self) -> None:
         number = 0
@@ -38,6 +57,7 @@ class JavaSending(threading.Thread):
                 self._client.put(TOPIC, payload.encode())
                 self.sent[payload] = time.monotonic()
             except ProcessFailed as error:
+                self._last_failure = f"put {payload}, with the end of the log:\n{error}"
                 self.failed[payload] = str(error).partition("\n")[0].partition(": ")[2]
 
     def stop(self) -> None:
@@ -77,9 +97,9 @@ def test_a_java_producer_and_a_java_group_go_through_a_move(chroot: str, tmp_pat
         JavaClient(chroot, tmp_path / "producer.log") as producing,
         JavaClient(chroot, tmp_path / "consumer.log") as consuming,
         ZkSession(chroot) as session,
+        JavaSending(producing) as sending,
     ):
-        sending, reading = JavaSending(producing), JavaReading(consuming, "java")
-        sending.start()
+        reading = JavaReading(consuming, "java")
         reading.start()
         eventually(lambda: len(sending.sent) > 200 and len(reading.got) > 100, what="messages")
         moves = MovesOfCluster(session)
