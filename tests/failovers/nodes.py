@@ -12,6 +12,7 @@ from metaq.protocol.errors import MetaqError
 from tests.broker_process import READY, server_ini
 from tests.history.children import Child, wait_until
 from tests.history.journal import Journal
+from tests.segment_files import segments
 
 from .disks import Disk
 from .network import Host
@@ -95,8 +96,7 @@ class NodePlace:
 
     def segments(self) -> dict[str, bytes]:
         """The partition files by their path in the data directory; a follower has no empty ones."""
-        found = {str(each.relative_to(self.data)): each.read_bytes() for each in sorted(self.data.glob("*/*.meta"))}
-        return {path: content for path, content in found.items() if content}
+        return {path: content for path, content in segments(self.data).items() if content}
 
     def kept(self) -> list[str]:
         """What the node has cut off and kept."""

@@ -9,6 +9,7 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.client_cluster import SESSION_SECONDS
+from tests.segment_files import segments
 
 
 def broker(directory: Path, connect: str, topics: dict[str, int], *options: str, system: str = "") -> RunningBroker:
@@ -28,10 +29,6 @@ def slave(tmp_path: Path, connect: str, topics: dict[str, int], properties: str 
     file = tmp_path / "slave.properties"
     file.write_text(f"slaveId=1\n{properties}\n")
     return broker(tmp_path / "slave", connect, topics, f"-Fmetaslave={file}")
-
-
-def segments(data: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(data)): path.read_bytes() for path in sorted(data.glob("*/*.meta"))}
 
 
 def same_files(one: Path, other: Path) -> bool:

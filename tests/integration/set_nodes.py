@@ -11,6 +11,7 @@ from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.client_cluster import SHORT_SESSION_SECONDS
+from tests.segment_files import segments
 from tests.waiting import eventually
 
 __all__ = ["SetNodes", "set_nodes"]
@@ -86,9 +87,7 @@ class SetNodes:
 
     def segments(self, name: str) -> dict[str, bytes]:
         """The partition files of a node by their path in its directory; a follower has no empty ones."""
-        data = self.data(name)
-        found = {str(path.relative_to(data)): path.read_bytes() for path in sorted(data.glob("*/*.meta"))}
-        return {path: content for path, content in found.items() if content}
+        return {path: content for path, content in segments(self.data(name)).items() if content}
 
     def kept(self, name: str) -> list[Path]:
         """What the node has cut off and kept."""

@@ -14,7 +14,8 @@ from metaq.protocol.statuses import RequestCode
 from tests.broker_process import RunningBroker
 from tests.integration.client_cluster import SESSION_SECONDS, read
 from tests.integration.java_peers import put_when_connected, received, require_java
-from tests.integration.replication_helpers import broker, same_files, segments, slave, status
+from tests.integration.replication_helpers import broker, same_files, slave, status
+from tests.segment_files import segments
 from tests.waiting import eventually
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)

@@ -10,7 +10,8 @@ from metaq.protocol.text import Result
 from tests.broker_process import Connection
 from tests.integration.java_peers import require_java
 from tests.integration.java_wrapper import JavaRole, require_wrapper
-from tests.integration.replication_helpers import broker, same_files, segments, status
+from tests.integration.replication_helpers import broker, same_files, status
+from tests.segment_files import segments
 from tests.waiting import eventually
 
 TOPICS = {"t": 2}

@@ -12,7 +12,8 @@ from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import Result
 from tests.broker_process import RunningBroker
 from tests.integration.client_cluster import SESSION_SECONDS
-from tests.integration.replication_helpers import broker, same_files, segments, status
+from tests.integration.replication_helpers import broker, same_files, status
+from tests.segment_files import segments
 from tests.waiting import eventually
 
 TOPICS = {"t": 2}

@@ -18,6 +18,7 @@ from tests.broker_process import Connection, RunningBroker
 from tests.integration.load import Load, kill_under
 from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.integration.transaction_texts import bodies, check_pairs, ok, recover, tx, tx_put
+from tests.segment_files import contents
 from tests.waiting import eventually
 
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
@@ -59,7 +60,7 @@ def same_files(nodes: SetNodes) -> bool:
 
 
 def log_files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if is_mirrored(path.name)}
+    return contents((path for path in folder.iterdir() if is_mirrored(path.name)), folder)
 
 
 def test_a_prepared_transaction_is_committed_on_the_next_leader(nodes: SetNodes) -> None:
