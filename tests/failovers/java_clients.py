@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.javapeer import JavaClient
+from metaq.client.questions.cluster import Cluster
 from metaq.protocol.record import HEADER_BYTES, iter_headers
 from tests.history.children import wait_until
 from tests.history.journal import clock, read_journal
@@ -151,14 +152,21 @@ class JavaClients:
         ]
 
     def wait_until_all_receive(self, seconds: float) -> list[str]:
-        """Until each member has been handed a message that was sent after this call; those that were not."""
-        sent = Counter(each.text.partition(" ")[0] for each in self.attempts())
+        """Until each member has been handed a message that was sent after this call; those that were not, with the
+        owners of the partitions and what became of the sends meanwhile."""
+        attempts = self.attempts()
+        sent = Counter(each.text.partition(" ")[0] for each in attempts)
 
         def silent() -> list[str]:
             return [name for name in self._members if not self._has_newer(name, sent)]
 
         wait_until(lambda: not silent(), seconds, _LOOK_SECONDS)
-        return silent()
+        if not (found := silent()):
+            return []
+        with Cluster(self._connect) as cluster:
+            owners = cluster.owners(GROUP, TOPIC)
+        outcomes = Counter(each.partition or each.reason for each in self.attempts()[len(attempts) :])
+        return [f"{name} (owners: {owners}; sends: {dict(outcomes)})" for name in found]
 
     def _has_newer(self, member: str, sent: Mapping[str, int]) -> bool:
         """sent: messages of each thread; the one under way has the next number."""
