@@ -90,6 +90,10 @@ class JavaClient(Worker):
         """What has come in since the last call, in order: topic, id, partition, attribute, data (bytes)."""
         return [_decoded(message) for message in self.call("received", group)["messages"]]
 
+    def connections(self, url: str) -> int:
+        """How many connections to the broker at `url` (meta://host:port) the client counts."""
+        return int(self.call("connections", url)["connections"])
+
     def leave(self, group: str) -> list[dict[str, Any]]:
         """Commit, release and leave the group; what has come in since the last received()."""
         return [_decoded(message) for message in self.call("leave", group)["messages"]]

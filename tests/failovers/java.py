@@ -78,6 +78,7 @@ def run(directory: Path, count: int, kinds: Sequence[str] = KINDS) -> dict[str, 
         "handed out": len(deliveries),
         "handed out more than once": len(deliveries) - len({each.text for each in deliveries}),
         "consumers": len(clients.members),
+        "consumers started again": len(clients.started_again),
         "reasons": dict(findings.reasons),
         "problems": problems + findings.problems,
     }

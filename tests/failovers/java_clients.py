@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from bench.javapeer import JavaClient
 from metaq.client.questions.cluster import Cluster
+from metaq.coordination.records import format_broker_url
 from metaq.protocol.record import HEADER_BYTES, iter_headers
 from tests.history.children import wait_until
 from tests.history.journal import clock, read_journal
@@ -89,6 +90,8 @@ class JavaClients:
         self._directory = directory
         self._producer: JavaClient | None = None
         self._members: dict[str, JavaClient] = {}
+        self.started_again: list[str] = []
+        """Members that had closed their connection to a broker for good, of which they own partitions."""
         self._ending = ExitStack()
 
     def __enter__(self) -> JavaClients:
@@ -122,6 +125,9 @@ class JavaClients:
         """One more member of the group."""
         name = f"member{len(self._members)}"
         self._members[name] = self._client(name)
+        self._follow(name)
+
+    def _follow(self, name: str) -> None:
         self._members[name].call("follow", TOPIC, GROUP, name, self._path(name))
 
     def leave(self) -> None:
@@ -153,7 +159,11 @@ class JavaClients:
 
     def wait_until_all_receive(self, seconds: float) -> list[str]:
         """Until each member has been handed a message that was sent after this call; those that were not, with the
-        owners of the partitions and what became of the sends meanwhile."""
+        owners of the partitions and what became of the sends meanwhile.
+
+        A member that has no connection to a broker of which it owns partitions is started again: at each rebalance the
+        Java client may close its connections for good (docs/migrating.md), with brokers of either kind.
+        """
         attempts = self.attempts()
         sent = Counter(each.text.partition(" ")[0] for each in attempts)
 
@@ -161,12 +171,26 @@ class JavaClients:
             return [name for name in self._members if not self._has_newer(name, sent)]
 
         wait_until(lambda: not silent(), seconds, _LOOK_SECONDS)
+        for name in silent():
+            if self._is_cut_off(name):
+                self._members[name].call("unfollow", GROUP)
+                self._follow(name)
+                self.started_again.append(name)
+                wait_until(lambda: not silent(), seconds, _LOOK_SECONDS)
         if not (found := silent()):
             return []
         with Cluster(self._connect) as cluster:
             owners = cluster.owners(GROUP, TOPIC)
         outcomes = Counter(each.partition or each.reason for each in self.attempts()[len(attempts) :])
         return [f"{name} (owners: {owners}; sends: {dict(outcomes)})" for name in found]
+
+    def _is_cut_off(self, name: str) -> bool:
+        with Cluster(self._connect) as cluster:
+            brokers = cluster.view.brokers()
+            owned = [place for place, owner in cluster.owners(GROUP, TOPIC).items() if owner == f"{GROUP}_{name}"]
+        masters = [brokers[int(place.partition("-")[0])].master for place in owned]
+        urls = [format_broker_url(master.host, master.port).decode() for master in masters if master is not None]
+        return any(self._members[name].connections(url) == 0 for url in urls)
 
     def _has_newer(self, member: str, sent: Mapping[str, int]) -> bool:
         """sent: messages of each thread; the one under way has the next number."""

@@ -33,6 +33,7 @@ final class Journal {
     void addTo(final Map<String, Peer.Command> commands) {
         commands.put("follow", words -> this.follow(words[0], words[1], words[2], words[3]));
         commands.put("unfollow", words -> this.unfollow(words[0]));
+        commands.put("connections", words -> Map.of("connections", this.session.connections(words[0])));
         commands.put("stream", words -> this.stream(words[0], words[1], words[2], Long.parseLong(words[3])));
         commands.put("unstream", words -> this.unstream(words[0]));
     }

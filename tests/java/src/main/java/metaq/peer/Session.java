@@ -67,6 +67,11 @@ final class Session implements AutoCloseable {
         return consumer;
     }
 
+    /** How many connections to the broker the client counts. */
+    int connections(final String url) {
+        return ((MetaMessageSessionFactory) this.factory).getRemotingClient().getConnectionCount(url);
+    }
+
     @Override
     public void close() throws MetaClientException {
         this.factory.shutdown();
