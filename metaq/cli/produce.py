@@ -48,10 +48,8 @@ class Progressed:
     messages: int = 0
     payload_bytes: int = 0
     read_bytes: int = 0
-    replicas: int | None = None
-    """The least number of nodes that had a message when it was acknowledged; None: no broker has said."""
-    untold: bool = False
-    """Of some messages the broker has not said."""
+    replicas: set[int | None] = field(default_factory=set)
+    """The numbers of nodes that had messages when these were acknowledged; None: of some the broker has not said."""
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -123,10 +121,7 @@ def _send_lines(
             for lines in split_batches(chunk.lines, group):
                 payload_bytes, replicas = send(lines)
                 progressed.payload_bytes += payload_bytes
-                told = list(replicas)
-                progressed.untold = progressed.untold or None in told
-                known = [each for each in (progressed.replicas, *told) if each is not None]
-                progressed.replicas = min(known, default=None)
+                progressed.replicas.update(replicas)
                 progressed.messages += len(lines)
             progressed.read_bytes += chunk.read_bytes
             advance(progressed)
@@ -207,6 +202,8 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
     rate = progressed.messages / seconds
     size = byte_size(progressed.payload_bytes)
     noun = "message" if progressed.messages == 1 else "messages"
+    known = sorted(each for each in progressed.replicas if each is not None)
+    is_known = known and None not in progressed.replicas
     if as_json:
         print_json(
             {
@@ -215,14 +212,14 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
                 "bytes": progressed.payload_bytes,
                 "seconds": round(seconds, 3),
                 "messages_per_second": round(rate),
-                "replicas": None if progressed.untold else progressed.replicas,
+                "replicas": known[0] if is_known else None,
             }
         )
         return
-    nodes = "" if progressed.replicas is None else f", on {progressed.replicas} or more nodes"
-    if progressed.replicas == 1:
-        nodes = ", on one node alone"
-    elif nodes and progressed.untold:
-        nodes += ", and some of them on brokers that are no set"
+    nodes = ""
+    if known:
+        number = f"{known[0]} to {known[-1]}" if len(known) > 1 else known[0]
+        nodes = ", on one node alone" if known == [1] else f", on {number} nodes"
+        nodes += "" if is_known else ", and some of them on brokers that are no set"
     sent = f"sent {progressed.messages:,} {noun} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s{nodes}"
     click.echo(sent, err=True)

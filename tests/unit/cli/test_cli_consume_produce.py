@@ -152,15 +152,18 @@ def test_ctrl_c_says_how_many_lines_are_acknowledged(capsys, acknowledged, said)
     with pytest.raises(KeyboardInterrupt):
         _send_lines(chunks, send, 1, progressed, lambda _: None)
     assert said in capsys.readouterr().err
-    assert progressed.replicas == (2 if acknowledged else None)
+    assert progressed.replicas == ({2} if acknowledged else set())
 
 
 @pytest.mark.parametrize(
     ("told", "ends", "least"),
     [
-        ([2, 3], ", on 2 or more nodes", 2),
-        ([2, None, 2], ", on 2 or more nodes, and some of them on brokers that are no set", None),
-        ([2, 1], ", on one node alone", 1),
+        ([2, 2], ", on 2 nodes", 2),
+        ([2, 3], ", on 2 to 3 nodes", 2),
+        ([2, None, 2], ", on 2 nodes, and some of them on brokers that are no set", None),
+        ([2, 1], ", on 1 to 2 nodes", 1),
+        ([1, 1], ", on one node alone", 1),
+        ([1, None], ", on one node alone, and some of them on brokers that are no set", None),
         ([None], "/s", None),
     ],
 )
