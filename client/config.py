@@ -9,12 +9,12 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
 
+from metaq.coordination.assignment import STRATEGIES, Strategy
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
 from metaq.protocol.pulls import MAX_WAIT_MS
 
 if TYPE_CHECKING:  # a producer without ZooKeeper needs nothing of it
-    from metaq.coordination.assignment import Strategy
     from metaq.coordination.offset_store import OffsetStore
 
 __all__ = [
@@ -322,6 +322,9 @@ class ConsumerConfig:
             raise ConfigError("zone", repr(self.zone), "name it as a text")
         if self.read_from == "nearest" and not self.zone:
             raise ConfigError("zone", repr(self.zone), "name the zone of the nodes to read from")
+        if not callable(self.strategy) and self.strategy not in (*STRATEGIES, "zone"):
+            names = ", ".join(map(repr, (*STRATEGIES, "zone")))
+            raise ConfigError("strategy", repr(self.strategy), f"choose {names} or a function of your own")
         if self.strategy == "zone" and not self.zone:
             raise ConfigError("zone", repr(self.zone), "name the zone in which the consumer runs")
         if self.long_poll_ms > MAX_WAIT_MS:

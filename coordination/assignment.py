@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapreplace
 
 __all__ = [
+    "STRATEGIES",
     "Strategy",
     "consistent_hash_assignment",
     "java_sort_key",
@@ -128,3 +129,7 @@ def _fill(sizes: Sequence[int], count: int) -> list[int]:
 
 def _md5(text: str) -> bytes:
     return hashlib.md5(text.encode(), usedforsecurity=False).digest()
+
+
+STRATEGIES: Mapping[str, Strategy] = {"range": range_assignment, "consist": consistent_hash_assignment}
+"""1.x's, by the names that a consumer's configuration has for them."""

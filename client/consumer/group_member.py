@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from metaq.coordination.assignment import Strategy, consistent_hash_assignment, java_sorted, range_assignment
+from metaq.coordination.assignment import STRATEGIES, Strategy, java_sorted
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.group import GroupMembership, GroupSnapshot
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError, SessionLost
+from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
 
 from ..absences import Absences
 from ..connection import Endpoint
@@ -39,22 +39,6 @@ __all__ = ["GroupMember", "MissingTopics"]
 log = get_log(__name__)
 
 
-_STRATEGIES: dict[str, Strategy] = {"range": range_assignment, "consist": consistent_hash_assignment}
-
-
-def _strategy_named(strategy: Strategy | str) -> Strategy | None:
-    """None: by zones."""
-    if callable(strategy):
-        return strategy
-    if strategy == "zone":
-        return None
-    found = _STRATEGIES.get(strategy)
-    if found is None:
-        names = ", ".join(map(repr, (*_STRATEGIES, "zone")))
-        raise ConfigError("strategy", strategy, f"choose {names} or a function of your own")
-    return found
-
-
 class GroupMember:
     """Claims partitions for one consumer, and gives them up: the core hears of both.
 
@@ -74,8 +58,7 @@ class GroupMember:
         on_brokers: Callable[[Collection[int]], None] = lambda _: None,
     ) -> None:
         """is_idle: whether nobody polls still, when it is about to step out. on_brokers: called with the ids of the
-        brokers that are registered, whenever it has looked at them. Raises ConfigError for a strategy that
-        there is not."""
+        brokers that are registered, whenever it has looked at them."""
         config = core.config
         self.state = State.NEW
         self.stepped_out = False
@@ -84,7 +67,8 @@ class GroupMember:
         self._core = core
         self._fetcher = fetcher
         self._config = config
-        self._strategy = _strategy_named(config.strategy)
+        strategy = config.strategy
+        self._strategy: Strategy | None = strategy if callable(strategy) else STRATEGIES.get(strategy)  # None: by zones
         self._by_zone = ByZone(membership.group, ZONE_SETTLE_SECONDS, clock)
         self._start = StartPosition(0)
         self._missing_topics = MissingTopics(membership.group, view)

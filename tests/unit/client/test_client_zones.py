@@ -118,6 +118,12 @@ def test_with_a_member_of_another_strategy_all_share_as_range_and_the_log_names_
     assert "topic t is shared by zones again" in caplog.records[-1].message
 
 
+@pytest.mark.parametrize("strategy", ["zones", "", None])
+def test_a_strategy_that_there_is_not_is_refused_with_the_names_of_those_that_there_are(strategy):
+    with pytest.raises(ConfigError, match=r"strategy.*choose 'range', 'consist', 'zone' or a function of your own"):
+        ConsumerConfig(strategy=strategy)
+
+
 def test_the_strategy_needs_a_zone():
     with pytest.raises(ConfigError, match="name the zone in which the consumer runs"):
         ConsumerConfig(strategy="zone")
