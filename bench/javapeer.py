@@ -75,7 +75,13 @@ class JavaClient(Worker):
 
     def __init__(self, zk_connect: str, log: Path, session_seconds: float = 6.0) -> None:
         options = (f"-Dmetaq.peer.sessionTimeoutMs={int(session_seconds * 1000)}",)
-        super().__init__(_java("Peer", zk_connect, home=log.parent, options=options), log, log.parent)
+        self._command = _java("Peer", zk_connect, home=log.parent, options=options)
+        super().__init__(self._command, log, log.parent)
+
+    def restart(self) -> None:
+        """End the process and start it again, without its groups; a log of its own for each process."""
+        self.close()
+        super().__init__(self._command, self.log.with_suffix(".again.log"), self.log.parent)
 
     def put(self, topic: str, data: bytes, attribute: str | None = None) -> dict[str, Any]:
         """Send one message; its `id`, `partition` ("broker-partition") and `offset`. The attribute has no blank."""

@@ -66,7 +66,9 @@ def test_java_consumers_read_from_a_slave_when_the_java_master_was_killed(tmp_pa
         java_master(tmp_path, root, {"t": 1}) as master,
         JavaClient(root, tmp_path / "client.log") as client,
         slave(tmp_path, root, {"t": 1}),
+        ZkSession(root) as session,
     ):
+        eventually(lambda: "slave1" in session.nodes.children("/meta/brokers/ids/0"), what="the slave's registration")
         client.join("t", "readers")
         for number in range(10):
             put_when_connected(client, "t", b"%d" % number)

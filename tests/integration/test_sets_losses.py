@@ -47,6 +47,7 @@ def same_everywhere(nodes: SetNodes, sent: list[bytes]) -> None:
 def kill_without_journal(nodes: SetNodes) -> None:
     """Kill b. What its journal had is in the partition's files since its last start, so that only they have it."""
     nodes.kill("b")
+    nodes.wait_in_sync("a")  # else the wait behind the start may end before b has read its journal
     nodes.start("b")
     nodes.wait_in_sync("a", "b")
     nodes.kill("b")
@@ -87,6 +88,7 @@ def test_a_partition_that_is_gone_is_copied_anew(nodes: SetNodes, journaled: int
     sent = send(nodes, "acknowledged")
     kill_without_journal(nodes)
     if journaled:
+        nodes.wait_in_sync("a")
         nodes.start("b")
         nodes.wait_in_sync("a", "b")
         sent += send(nodes, "journaled", journaled)
