@@ -24,6 +24,7 @@ from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
 
 from . import tuning
 from .last_rows import READ_BYTES, LastRows
+from .store.internal_logs import SEQUENCES_TOPIC
 from .store.partition_log import PartitionLog
 from .store.sequence_rows import (
     ROW_BYTES,
@@ -194,7 +195,7 @@ class Sequences(Generic[W]):
 
     def _append_rows(self, waits: bool, topics: Iterable[str], rows: bytes, writes: Sequence[W]) -> bool:
         try:
-            internal = self._store.sequence_log(waits)
+            internal = self._store.internal_log(SEQUENCES_TOPIC, waits)
             body = encode_head(tuple(topics)) + rows
             data, unit = internal_record(body, writes[0].first_id, internal.segments.end_offset)
             internal.append((data,), unit)
@@ -255,7 +256,7 @@ class Sequences(Generic[W]):
         self._table.clear()
         self._restated.clear()
         found: defaultdict[_Key, list[SequenceRow]] = defaultdict(list)
-        for log in self._store.sequence_logs:
+        for log in self._store.internal_logs(SEQUENCES_TOPIC):
             for (producer, topic, number), rows in self._read_on(log).items():
                 if (partition := self._store.find(topic, number)) is not None:
                     found[producer, partition] += rows
@@ -278,7 +279,7 @@ class Sequences(Generic[W]):
     def read_ahead(self) -> None:
         """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises
         StoreError."""
-        for log in self._store.sequence_logs:
+        for log in self._store.internal_logs(SEQUENCES_TOPIC):
             self._read_on(log)
 
     def _read_on(self, log: PartitionLog, most_bytes: int | None = None) -> LastRows:
@@ -289,7 +290,7 @@ class Sequences(Generic[W]):
         return rows
 
     def _restate(self) -> None:
-        for log in self._store.sequence_logs:
+        for log in self._store.internal_logs(SEQUENCES_TOPIC):
             rows = self._take_restated()
             data, unit = _record(rows, self._now_id(), log.end_offset)
             append = Append(log, (data,), unit)
@@ -311,12 +312,12 @@ class Sequences(Generic[W]):
         for log, (start, end) in list(self._compacting.items()):
             if log.synced_end >= end:
                 del self._compacting[log]
-                self._store.drop_sequences_before(log, start)
+                self._store.drop_internal_before(log, start)
         if not self.enabled:
-            for log in self._store.sequence_logs:
+            for log in self._store.internal_logs(SEQUENCES_TOPIC):
                 self._read_on(log, READ_BYTES)
         elif now >= self._next_compaction:
-            for log in self._store.sequence_logs:
+            for log in self._store.internal_logs(SEQUENCES_TOPIC):
                 size = log.end_offset - log.first_offset
                 if log not in self._compacting and size > self._most_bytes() and log.read_only is None:
                     self._compact(log, now)

@@ -13,10 +13,10 @@ from metaq.protocol.errors import StoreError
 from ..sets.history import NodeFile
 from ..store.directories import LOCK_NAME, scan_data_paths
 from ..store.files import REAL_FILES, Files
+from ..store.internal_logs import internal_path, is_internal
 from ..store.journal_format import JOURNAL_DIRECTORY, JournalData, read_journal
 from ..store.replay import Continuation, Gap, continuations
 from ..store.segment import DATA_SUFFIX, SegmentFile, segment_files
-from ..store.sequence_rows import SEQUENCES_DIRECTORY, SEQUENCES_TOPIC
 from ..transactions.directory import DIRECTORY
 from .findings import Finding, Level
 from .partitions import PartitionReport, SegmentList, inspect_partition, list_partition
@@ -232,8 +232,9 @@ def _inspect_journal(
     try:
         for name, found in sorted(journal.entries.items()):
             directory, segments = os.path.join(data_path, name), logs.get(name, ())
-            if name.startswith(SEQUENCES_TOPIC):  # an internal log, which is no partition
-                directory = os.path.join(data_path, SEQUENCES_DIRECTORY, name.rpartition("-")[2])
+            if is_internal(name):  # an internal log, which is no partition
+                topic, _, number = name.rpartition("-")
+                directory = internal_path(str(data_path), topic, int(number))
                 segments = segment_files(files, directory) if files.is_directory(directory) else ()
             _compare(report, name, continuations(files, directory, segments, found, data))
     except OSError as error:

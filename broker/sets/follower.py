@@ -50,8 +50,8 @@ from metaq.protocol.stream import (
 from ..broker import Broker
 from ..runtime.timers import repeat
 from ..store.cutting import CutsDone
+from ..store.internal_logs import is_internal
 from ..store.partition_log import PartitionLog
-from ..store.sequence_rows import SEQUENCES_TOPIC
 from ..store.store import Append
 from ..store.topic_config import GROUP_COMMIT
 from . import tuning
@@ -382,8 +382,8 @@ class Follower:
         log = self._logs.get(name)
         if log is None:
             topic, _, number = name.decode().rpartition("-")
-            if topic == SEQUENCES_TOPIC:
-                log = self._store.numbered_sequence_log(int(number), base)
+            if is_internal(topic):
+                log = self._store.numbered_internal_log(topic, int(number), base)
             else:
                 log = self._broker.partitions.for_replica(topic, int(number), base)
                 log.limit_visibility()
@@ -530,7 +530,7 @@ class Follower:
             log = self._store.find_named(name)
             if log is None or log.first_offset >= first:
                 del self._firsts[name]
-            elif log.topic == SEQUENCES_TOPIC:
-                self._store.drop_sequences_before(log, first)
+            elif is_internal(log.topic):
+                self._store.drop_internal_before(log, first)
             else:
                 self._store.drop_before(log, first)

@@ -33,8 +33,8 @@ from metaq.protocol.stream import (
 from ..broker import Broker
 from ..configuration.settings import Promise
 from ..runtime.timers import repeat
+from ..store.internal_logs import is_internal
 from ..store.partition_log import PartitionLog
-from ..store.sequence_rows import SEQUENCES_TOPIC
 from ..writing import Write
 from . import tuning
 from .connections import StreamProtocol
@@ -124,7 +124,7 @@ class Leader:
         self._ended = False
         self._settled: list[Callable[[], None]] = []  # of those who wait until a follower has everything
         self._timer: LoopingCall | None = None
-        self._sequences_from: dict[PartitionLog, int] = {}
+        self._internal_from: dict[PartitionLog, int] = {}
         self._promises: dict[PartitionLog, tuple[Lane, Promise, int]] = {}
         self._pace = copy_pace(broker)
 
@@ -231,10 +231,10 @@ class Leader:
         found = self._promises.get(log)
         if found is None:
             topic = self._broker.config.topic(log.topic) or self._broker.config.system
-            on_disk = log.waits if log.topic == SEQUENCES_TOPIC else topic.promise is Promise.DISK
+            on_disk = log.waits if is_internal(log.topic) else topic.promise is Promise.DISK
             lane = Lane.DISK if on_disk else Lane.MEMORY
             found = self._promises[log] = lane, topic.promise, topic.min_in_sync
-            if log.topic != SEQUENCES_TOPIC:
+            if not is_internal(log.topic):
                 log.limit_visibility()  # it may be new
         return found
 
@@ -439,7 +439,7 @@ class Leader:
         self._send_pings(self._links.values())
         self._advance()
         self._consider()
-        self._drop_sequences()
+        self._drop_internal()
         if self._ticks % tuning.PINGS_PER_LOOK == 0:
             self._look_at_disk()
 
@@ -460,12 +460,12 @@ class Leader:
             if failure is not None:
                 self._on_failure(failure)
 
-    def _drop_sequences(self) -> None:
+    def _drop_internal(self) -> None:
         """Have followers drop what has been compacted of the internal logs."""
-        for log in self._store.sequence_logs:
-            if self._sequences_from.get(log, log.first_offset) != log.first_offset:
+        for log in self._store.all_internal_logs():
+            if self._internal_from.get(log, log.first_offset) != log.first_offset:
                 self._send_firsts([log])
-            self._sequences_from[log] = log.first_offset
+            self._internal_from[log] = log.first_offset
 
     def _lag_seconds(self, name: str, now: float) -> float:
         """How long ago the first block was made that the follower has not acknowledged; 0.0 if it has all."""

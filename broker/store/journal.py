@@ -28,8 +28,8 @@ from . import tuning
 from .disk_space import no_room
 from .durability import DATA
 from .files import Files, write_all
+from .internal_logs import is_internal
 from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
-from .sequence_rows import SEQUENCES_TOPIC
 from .sync_job import SyncJob
 from .threads import RunInThread, call_safely
 
@@ -395,7 +395,7 @@ class Journal:
 
 def _is_direct(group: Sequence[_Append]) -> bool:
     """Whether it costs less to sync the partitions themselves: not if an internal log's rows come with few bytes."""
-    if all(log.topic != SEQUENCES_TOPIC for log, *_ in group):
+    if not any(is_internal(log.topic) for log, *_ in group):
         return True
     return sum(end - base for _, base, end, _, _ in group) > tuning.SEQUENCES_DIRECT_BYTES
 

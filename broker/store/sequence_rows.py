@@ -1,12 +1,8 @@
-"""What the store keeps of numbered writes: rows of an internal log, beside the partitions and never among them.
+"""What the store keeps of numbered writes: rows of internal logs (internal_logs.py).
 
 A producer that repeats a send whose answer was lost gives it the number that it had, and the broker must know then what
 became of the first one (broker/sequences.py). So each append of numbered writes appends one record in front of them,
-to an internal log, which is a PartitionLog like any other: journaled, synced and recovered as one. It lies in a
-directory without a `-`, which Java brokers pass over, and its topic is no name that a client can say.
-
-There are two: one for partitions with group commit, one for those with asynchronous flush, so that a row is made safe
-as its messages are.
+to the internal log of their mode of flushing.
 
     a record's body    version u16 | topics u16 | topics × (bytes u16 | UTF-8) | rows
     a row              producer u64 | sequence u64 | base i64 | end i64 | first id i64 | records u32 | partition u32 |
@@ -40,8 +36,6 @@ from .segments import Snapshot
 
 __all__ = [
     "ROW_BYTES",
-    "SEQUENCES_DIRECTORY",
-    "SEQUENCES_TOPIC",
     "RowTable",
     "SequenceRow",
     "cut_torn_writes",
@@ -53,10 +47,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-
-SEQUENCES_DIRECTORY = "metaqsequences"
-SEQUENCES_TOPIC = "/sequences"
-"""No client can name it: a topic has no `/` (limits.check_topic)."""
 
 _VERSION = 1
 _HEAD = Struct(">HH")

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import TypeVar
 
 from metaq.protocol.errors import LogReadOnly, MetaqError, PartitionNotFound, StoreError
@@ -22,6 +23,7 @@ from .disk_space import DiskSpace
 from .file_systems import FileSystems
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit, naming
 from .index_rebuilding import IndexRebuilding
+from .internal_logs import INTERNAL_TOPICS, NUMBERS, SEQUENCES_TOPIC, internal_path, is_internal, number_of
 from .journal import Journal, JournalStatus
 from .journal_format import journal_number
 from .key_building import KeyBuilding
@@ -32,19 +34,13 @@ from .retention import RemovedSegment, Retention
 from .rewriting import PageCacheSync
 from .searching import Searching
 from .segment import Segment, create_segment, segment_files
-from .sequence_rows import SEQUENCES_DIRECTORY, SEQUENCES_TOPIC, cut_torn_writes
+from .sequence_rows import cut_torn_writes
 from .threads import RunInThread, call_safely
 from .topic_config import TopicStoreConfig
 
 __all__ = ["Append", "AppendListener", "RemovedSegment", "Store", "TopicStoreConfig"]
 
 _log = logging.getLogger(__name__)
-
-_LOOSE, _WAITING = 0, 1
-_SEQUENCE_CONFIGS = {
-    _LOOSE: TopicStoreConfig(1 << 30, tuning.SEQUENCES_SYNC_RECORDS, tuning.SEQUENCES_SYNC_MS),
-    _WAITING: TopicStoreConfig(1 << 30, 0, 0),
-}
 
 AllSafeCallback = Callable[[Sequence[MetaqError | None]], None]
 """callback(for each log None if its data is safe on this node, else why it will not be)."""
@@ -138,7 +134,7 @@ class Store:
             self._renewed,
         )
         self._logs: dict[tuple[str, int], PartitionLog] = {}
-        self._sequence_logs: dict[int, PartitionLog] = {}
+        self._internal_logs: dict[tuple[str, int], PartitionLog] = {}
         self._locks: list[int] = []
         self._closed = False
 
@@ -165,9 +161,9 @@ class Store:
     def _recover(self) -> None:
         """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
-        for number in (_LOOSE, _WAITING):
-            if self.files.is_directory(path := self._sequences_path(number)):
-                found[f"{SEQUENCES_TOPIC}-{number}"] = PartitionDirectory(SEQUENCES_TOPIC, number, path)
+        for topic, number in product(INTERNAL_TOPICS, NUMBERS):
+            if self.files.is_directory(path := self._internal_path(topic, number)):
+                found[f"{topic}-{number}"] = PartitionDirectory(topic, number, path)
 
         self.whole = set(found)
 
@@ -180,13 +176,13 @@ class Store:
 
         journal = replay_journal(self.files, self.data_paths[0], directory_for)
         sync = PageCacheSync(self._file_systems, [each.path for each in found.values()])
-        for entry in sorted(each for each in found.values() if each.topic == SEQUENCES_TOPIC):
+        for entry in sorted(each for each in found.values() if is_internal(each.topic)):
             recovered = recover_partition(self._open_files, entry.path, sync)
             self._tell(entry, recovered.report)
-            log = self._add_sequence_log(entry, recovered.segments, recovered.unsynced_directories)
+            log = self._add_internal_log(entry, recovered.segments, recovered.unsynced_directories)
             self._rebuilding.add(log)
             del found[f"{entry.topic}-{entry.partition}"]
-        for log in self.sequence_logs:
+        for log in self.internal_logs(SEQUENCES_TOPIC):
             cut_torn_writes(self.files, log.segments.snapshot(), log.first_offset, found)
         for entry in sorted(found.values()):
             recovered = recover_partition(self._open_files, entry.path, sync)
@@ -235,8 +231,8 @@ class Store:
 
     def _directory_for(self, name: str) -> PartitionDirectory:
         topic, _, number = name.rpartition("-")
-        if topic == SEQUENCES_TOPIC:
-            return PartitionDirectory(topic, int(number), self._sequences_path(int(number)))
+        if is_internal(topic):
+            return PartitionDirectory(topic, int(number), self._internal_path(topic, int(number)))
         data_path = os.path.realpath(self._data_path_for(topic))
         return PartitionDirectory(topic, int(number), partition_path(data_path, topic, int(number)))
 
@@ -382,8 +378,8 @@ class Store:
     def find_named(self, name: str) -> PartitionLog | None:
         """The log of the partition `<topic>-<number>`, or the internal log, of this name; None if there is none."""
         topic, _, number = name.rpartition("-")
-        if topic == SEQUENCES_TOPIC:
-            return self._sequence_logs.get(int(number))
+        if is_internal(topic):
+            return self._internal_logs.get((topic, int(number)))
         return self._logs.get((topic, int(number)))
 
     def logs(self) -> Iterable[PartitionLog]:
@@ -392,7 +388,7 @@ class Store:
 
     def all_logs(self) -> Iterable[PartitionLog]:
         """Those of partitions and the internal ones."""
-        return *self.sequence_logs, *self._logs.values()
+        return *self._internal_logs.values(), *self._logs.values()
 
     def first_failure(self) -> LogReadOnly | None:
         """Of a log whose write or sync has failed, so that it takes nothing before a restart; None if there is none.
@@ -427,32 +423,36 @@ class Store:
         self._logs[topic, partition] = log
         return log
 
-    # --- internal logs (sequence_rows.py): no partitions, and never among `logs` --------------------------------------
+    # --- internal logs (internal_logs.py): no partitions, and never among `logs` --------------------------------------
 
-    @property
-    def sequence_logs(self) -> Sequence[PartitionLog]:
-        """Those that there are."""
-        return tuple(self._sequence_logs.values())
+    def internal_logs(self, topic: str) -> Sequence[PartitionLog]:
+        """Those of an internal topic that there are."""
+        return [log for (name, _), log in self._internal_logs.items() if name == topic]
 
-    def sequence_log(self, waits: bool) -> PartitionLog:
-        """That of partitions with group commit, or asynchronous flush; made on its first use. Raises StoreError."""
-        return self.numbered_sequence_log(_WAITING if waits else _LOOSE)
+    def all_internal_logs(self) -> Sequence[PartitionLog]:
+        """Those of all internal topics."""
+        return tuple(self._internal_logs.values())
 
-    def numbered_sequence_log(self, number: int, first_offset: int = 0) -> PartitionLog:
+    def internal_log(self, topic: str, waits: bool) -> PartitionLog:
+        """That of what has group commit, or asynchronous flush; made on its first use. Raises StoreError."""
+        return self.numbered_internal_log(topic, number_of(waits))
+
+    def numbered_internal_log(self, topic: str, number: int, first_offset: int = 0) -> PartitionLog:
         """The internal log of this number, made to begin at `first_offset` if there is none. Raises StoreError."""
-        if number not in _SEQUENCE_CONFIGS:
-            raise StoreError(f"no internal log has the number {number}")
-        return self._sequence_logs.get(number) or self._create_sequence_log(number, first_offset)
+        log = self._internal_logs.get((topic, number))
+        return self._create_internal_log(topic, number, first_offset) if log is None else log
 
-    def drop_sequences_before(self, log: PartitionLog, offset: int) -> None:
+    def drop_internal_before(self, log: PartitionLog, offset: int) -> None:
         """Delete an internal log's segments that end at byte `offset` or before."""
         self._retention.discard(log, sum(segment.end <= offset for segment in log.segments[:-1]))
 
-    def _sequences_path(self, number: int) -> str:
-        return os.path.join(self.data_paths[0], SEQUENCES_DIRECTORY, str(number))
+    def _internal_path(self, topic: str, number: int) -> str:
+        return internal_path(self.data_paths[0], topic, number)
 
-    def _create_sequence_log(self, number: int, first_offset: int) -> PartitionLog:
-        path = self._sequences_path(number)
+    def _create_internal_log(self, topic: str, number: int, first_offset: int) -> PartitionLog:
+        if topic not in INTERNAL_TOPICS or number not in NUMBERS:
+            raise StoreError(f"there is no internal log {topic}-{number}: a newer broker may have it")
+        path = self._internal_path(topic, number)
         parent = os.path.dirname(path)
         try:
             self.files.make_directory(parent)
@@ -460,19 +460,19 @@ class Store:
             segment = create_segment(self._open_files, path, first_offset)
         except OSError as error:
             raise StoreError(f"{path} cannot be made: {error}") from error
-        entry = PartitionDirectory(SEQUENCES_TOPIC, number, path)
-        return self._add_sequence_log(entry, [segment], (self.data_paths[0], parent, path))
+        entry = PartitionDirectory(topic, number, path)
+        return self._add_internal_log(entry, [segment], (self.data_paths[0], parent, path))
 
-    def _add_sequence_log(
+    def _add_internal_log(
         self, entry: PartitionDirectory, segments: Sequence[Segment], unsynced_directories: Sequence[str]
     ) -> PartitionLog:
-        config = _SEQUENCE_CONFIGS[entry.partition]
+        config = INTERNAL_TOPICS[entry.topic].config(entry.partition)
         log = PartitionLog(*entry, segments, config, self._shared, unsynced_directories)
-        self._sequence_logs[entry.partition] = log
+        self._internal_logs[entry.topic, entry.partition] = log
         return log
 
     def _sync_ended(self, log: PartitionLog) -> None:
-        if log.topic != SEQUENCES_TOPIC:
+        if not is_internal(log.topic):
             self.key_building.consider(log)
 
     def reconfigure(self) -> None:

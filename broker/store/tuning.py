@@ -56,9 +56,12 @@ JOURNAL_FULL_FILES = 4
 JOURNAL_JOIN_BELOW_BYTES = 4096
 """Data in buffers smaller than this on average is joined: one copy costs less than so many calls."""
 
-SEQUENCES_SYNC_RECORDS = 100_000
-SEQUENCES_SYNC_MS = 1000
+INTERNAL_SYNC_RECORDS = 100_000
+INTERNAL_SYNC_MS = 1000
 """The internal log of partitions with asynchronous flush is synced so often."""
+
+DELAYED_SEGMENT_BYTES = 64 << 20
+"""A segment of delayed messages: what lives longest in the oldest one is written anew, so that it can go."""
 
 SEQUENCES_DIRECT_BYTES = 1 << 20
 """Up to this size numbered writes of one or two partitions go through the journal with their row: one sync for all.

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from metaq.broker.last_rows import LastRows
+from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
 from metaq.broker.store.sequence_rows import encode_head, encode_row, internal_record, read_rows, read_tables
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import StoreError
@@ -20,7 +21,7 @@ def harness(tmp_path):
 
 @pytest.fixture
 def log(harness):
-    return harness.store.sequence_log(waits=False)
+    return harness.store.internal_log(SEQUENCES_TOPIC, waits=False)
 
 
 def encode_body(topics, rows):
@@ -97,7 +98,7 @@ def test_what_the_log_says_no_more_goes_when_there_is_too_much(harness, log):
     write(harness, log, (5, 1, 1))
     log.flush()
     harness.threads.run()
-    harness.store.drop_sequences_before(log, start)
+    harness.store.drop_internal_before(log, start)
     harness.threads.run()
     assert log.first_offset == start
     rows.read_on()

@@ -9,6 +9,7 @@ import pytest
 
 from metaq.broker import last_rows, tuning
 from metaq.broker.store import sequence_rows
+from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum, encode_record
 from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendReply, SendRequest, decode_rows, encode_parts
@@ -291,7 +292,7 @@ def test_the_log_is_replaced_by_what_is_known(lives, topic, monkeypatch):
     first = place(lives.ask(batch(topic, 0, [b"a"], BOB, 1)))
     for number in range(1, 200):
         last = place(lives.ask(batch(topic, 0, [b"a"], ALICE, number)))
-    (log,) = lives.harness.store.sequence_logs
+    (log,) = lives.harness.store.internal_logs(SEQUENCES_TOPIC)
     before = log.end_offset - log.first_offset
     lives.harness.broker.sequences.tick()
     lives.harness.threads.run()
