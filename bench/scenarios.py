@@ -161,7 +161,7 @@ CONSUME = "consume backlog {group} {count} 120"
 BROKER_BAR = Bar(MIXED, least=1.2, of=JAVA)
 
 
-def _many(partitions: int, size: int, synchronous: bool, bars: tuple[Bar, ...]) -> tuple[Scenario, Scenario]:
+def _many(partitions: int, size: int, synchronous: bool, bars: tuple[Bar, ...]) -> tuple[Scenario, ...]:
     """Singles and batches over many partitions of one topic."""
     suffix, flush = ("-sync", "synchronous") if synchronous else ("", "asynchronous")
     stage = f"{partitions}{suffix}"
@@ -195,6 +195,19 @@ def _many(partitions: int, size: int, synchronous: bool, bars: tuple[Bar, ...]) 
             {
                 OURS: Run(OURS, batch_command("many")),
                 OURS_ONE_PARTITION: Run(OURS, batch_command("one")),
+            },
+            (Bar(OURS, least=0.8, of=OURS_ONE_PARTITION),),
+            size,
+            touches="many",
+        ),
+        Scenario(
+            f"produce-{partitions}{suffix}",
+            f"{partitions:,} partitions, {size} B, the producer chooses, {flush} flush",
+            "A loop of single sends that name no partition, beside the same to a topic of one partition.",
+            stage,
+            {
+                OURS: Run(OURS, "produce many {count} {size}"),
+                OURS_ONE_PARTITION: Run(OURS, "produce one {count} {size}"),
             },
             (Bar(OURS, least=0.8, of=OURS_ONE_PARTITION),),
             size,
@@ -386,8 +399,8 @@ def _replica_bars(scenario: Scenario, labels: Collection[str]) -> Iterator[Bar]:
     peers = [peer for peer in map(two_replicas, (KAFKA, CONFLUENT)) if peer in labels]
     if scenario.has_latency:
         yield from (Bar(ours, most=1.0, of=peer, figure="p99_ms") for peer in peers)
-    elif scenario.name.startswith("batch") and two_replicas(OURS_ONE_PARTITION) in labels:
-        # not of single sends: the client gathers those to one partition into batches, on one node as on two
+    elif scenario.name.startswith(("batch", "produce")) and two_replicas(OURS_ONE_PARTITION) in labels:
+        # not of single sends to named partitions: the client gathers those to one into batches, on one node as on two
         yield Bar(ours, least=0.8, of=two_replicas(OURS_ONE_PARTITION))
     elif scenario.name in ("pipelined", "pipelined-128", "batch", "batch-128"):
         yield from (Bar(ours, least=1.3, of=peer) for peer in peers)
