@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.javapeer import class_path
+
 from .cluster import Shape
 from .faults import LEADER_KINDS
 from .isolation import can_isolate, enter_isolation, is_isolated
@@ -54,6 +56,8 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> int:
     options = _arguments(arguments)
+    if options.java:
+        class_path()  # Maven may have to fetch jars, and there is no way to it from a namespace
     if not options.plain and not is_isolated() and can_isolate():
         enter_isolation(_MODULE, arguments)
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
