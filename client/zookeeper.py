@@ -16,7 +16,7 @@ from metaq.protocol.limits import check_topic
 
 from .absences import Absences
 from .connection import Endpoint
-from .metadata import TopicView
+from .metadata import TopicView, with_own_partitions
 from .values import TopicPartition
 
 __all__ = ["ZooKeeperMetadata"]
@@ -101,7 +101,7 @@ class ZooKeeperMetadata:
             for broker, number in self._cluster.topic_partitions(topic)
             if broker in endpoints
         )
-        return TopicView(tuple(partitions), endpoints)
+        return TopicView(with_own_partitions(topic, partitions, endpoints), endpoints)
 
     def _endpoints(self) -> dict[int, Endpoint]:
         return {
@@ -135,7 +135,7 @@ class ZooKeeperMetadata:
                 self._session.events.post_later(_RETRY_MIN_SECONDS, self._brokers_changed)
             return
         for topic, view in list(self._views.items()):
-            self._use(topic, view._replace(endpoints=endpoints))
+            self._use(topic, TopicView(with_own_partitions(topic, view.partitions, endpoints), endpoints))
 
     def _use(self, topic: str, view: TopicView) -> None:
         """Any thread."""
