@@ -32,10 +32,10 @@ class TopicView(NamedTuple):
 def with_own_partitions(
     topic: str, partitions: Iterable[TopicPartition], endpoints: Mapping[int, Endpoint]
 ) -> tuple[TopicPartition, ...]:
-    """The partitions of `topic` that take messages, ordered. registered: `partitions`.
+    """The partitions of `topic` that take messages, ordered. partitions: those that are registered.
 
-    Every broker takes messages of a topic of our own (own_topics.py), and registers it with the first one: a broker that
-    has not done so has partition 0.
+    Every broker takes messages of a topic of our own (own_topics.py), and registers it with the first one. A broker
+    that has not done so has partition 0.
     """
     if not is_own_topic(topic):
         return tuple(partitions)

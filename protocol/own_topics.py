@@ -4,7 +4,7 @@
     %DEAD%<group>    messages that failed as often as they may: the group's dead letters
     %REPLY%          answers to requests
 
-No group has `%` in its name, so each of these names belongs to one group. 1.x clients see them as topics like any other.
+No group has `%` in its name, so each of these names belongs to one group. To 1.x clients they are topics like others.
 """
 
 from __future__ import annotations
