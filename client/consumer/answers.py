@@ -36,9 +36,9 @@ class NotWhole(RemoteProtocolError):
 class PullCodec:
     """How one consumer asks for data, over both protocols.
 
-    Messages that wait for another attempt have passed the tags' filter already. is_slave: whether a slave listens
-    there, which may hold less than its master did. reads_in_bulk: whole answers are
-    used with little work for each, so that large ones pay.
+    Messages that wait for another attempt have passed the filter by tags already. is_slave: whether a slave listens
+    there, which may hold less than its master did. reads_in_bulk: whole answers are used with little work for each, so
+    that large ones pay.
     """
 
     def __init__(

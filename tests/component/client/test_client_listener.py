@@ -8,7 +8,7 @@ from typing import Any
 from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.fetcher import Fetcher
-from metaq.client.consumer.listener import Handling, Listener, RetryLater, accepting
+from metaq.client.consumer.listener import Handling, Listener, RetryLater, accepting, as_originals
 from metaq.client.consumer.notices import Notice
 from metaq.client.consumer.watches import PollWatch
 from metaq.client.pool import ConnectionPool
@@ -25,7 +25,9 @@ FAST = ConsumerConfig(
 class Running:
     """A listener on a thread of its own, over the partitions of one fake broker."""
 
-    def __init__(self, broker, handler, batch=1, max_retries=2, reject=None, threads=1, accept=None, config=FAST):
+    def __init__(
+        self, broker, handler, batch=1, max_retries=2, reject=None, threads=1, accept=None, config=FAST, failed=None
+    ):
         self.broker = broker
         self.rejected: list[tuple[bytes, str]] = []
         self.may_work = True
@@ -41,11 +43,12 @@ class Running:
         self.poll_watch.begin(member, self.timers)
         self.listener = Listener(
             Handling(
-                accepting(handler, accept),
+                as_originals(accepting(handler, accept)),
                 batch,
                 max_retries,
                 reject or (lambda message, error: self.rejected.append((message.payload, str(error)))),
                 threads,
+                failed,
             ),
             self.core,
             self.fetcher,
