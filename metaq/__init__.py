@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from metaq.client.consumer import RetryLater as RetryLater
     from metaq.client.consumer import SqlOffsetStore as SqlOffsetStore
     from metaq.client.consumer import drop_message as drop_message
+    from metaq.client.dead_letters import DeadLetter as DeadLetter
+    from metaq.client.dead_letters import DeadLetters as DeadLetters
+    from metaq.client.dead_letters import Redriven as Redriven
     from metaq.client.local_store import LocalMessageStore as LocalMessageStore
     from metaq.client.local_store import StoredMessage as StoredMessage
     from metaq.client.message import Message as Message
@@ -61,6 +64,7 @@ _NAMES = {
         "SqlOffsetStore",
         "drop_message",
     ),
+    "client.dead_letters": ("DeadLetter", "DeadLetters", "Redriven"),
     "client.local_store": ("LocalMessageStore", "StoredMessage"),
     "client.message": ("Message", "Origin"),
     "client.producer": ("PartitionSelector", "Producer"),

@@ -11,6 +11,11 @@ The record has the body of the original, with properties of ours behind those of
 An attribute of 1.x, which is no property list, becomes the properties TAGS and ATTR. One that cannot stand in a list,
 as it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored` makes the original of it, byte for byte
 but without `metaq.due` and `metaq.delay`, which were about its first delivery.
+
+A dead letter is done when it has been sent again or dropped. A log loses no single record, so another record without
+a payload, behind it in the same partition, says so:
+
+    metaq.done       redriven or dropped, a blank, and the byte positions of dead letters of this partition, with commas
 """
 
 from __future__ import annotations
@@ -38,11 +43,16 @@ from .topic_partition import TopicPartition
 __all__ = [
     "ATTEMPTS_PROPERTY",
     "CAUSE_PROPERTY",
+    "DONE_PROPERTY",
     "FAILED_PROPERTY",
     "MAX_CAUSE_CHARACTERS",
+    "MAX_DONE_OFFSETS",
     "ORIGIN_PROPERTY",
+    "Done",
     "Failure",
     "Origin",
+    "done_of",
+    "encode_done",
     "encode_failed",
     "failure_of",
     "restored",
@@ -53,10 +63,14 @@ ORIGIN_PROPERTY = "metaq.origin"
 ATTEMPTS_PROPERTY = "metaq.attempts"
 CAUSE_PROPERTY = "metaq.cause"
 FAILED_PROPERTY = "metaq.failed"
+DONE_PROPERTY = "metaq.done"
 _ATTRIBUTE_PROPERTY = "metaq.attribute"
 
 MAX_CAUSE_CHARACTERS = 1000
 """Longest `metaq.cause`: enough for a sentence and a place, so that thousands of failures fit into memory."""
+
+MAX_DONE_OFFSETS = 1000
+"""Dead letters that one record says to be done."""
 
 _NAME_END, _ITEM_END = b"\x01", b"\x02"
 _OURS = tuple(
@@ -68,6 +82,7 @@ _OURS = tuple(
 )
 _LIST = ATTRIBUTE_FLAG | PROPERTIES_FLAG
 _ORIGIN = re.compile(r"([^/]+)/(\d{1,9})-(\d{1,9})/(\d{1,19})/(-?\d{1,19})/(-?\d{1,10})")
+_DONE = re.compile(rb"(redriven|dropped) (\d{1,19}(?:,\d{1,19})*)")
 _MARKS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
 
@@ -98,6 +113,30 @@ class Failure:
     attempts: int
     cause: str
     failed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Dead letters that are done, by their byte positions in the partition in which this stands. how: `redriven` or
+    `dropped`."""
+
+    how: str
+    offsets: tuple[int, ...]
+
+
+def encode_done(done: Done) -> tuple[int, bytes]:
+    """Flag and body of the record. At most MAX_DONE_OFFSETS."""
+    assert 0 < len(done.offsets) <= MAX_DONE_OFFSETS
+    value = f"{done.how} {','.join(map(str, done.offsets))}"
+    return _LIST, encode_body(b"", _LIST, f"{DONE_PROPERTY}\x01{value}\x02".encode())
+
+
+def done_of(flag: int, body: Buffer) -> Done | None:
+    """What a record says to be done; None if it says nothing of that kind."""
+    attribute = attribute_of(body, flag) if flag & _LIST == _LIST else None
+    value = None if attribute is None else property_of(attribute, DONE_PROPERTY.encode())
+    found = None if value is None else _DONE.fullmatch(value)
+    return None if found is None else Done(found[1].decode(), tuple(map(int, found[2].split(b","))))
 
 
 def shortened(cause: str) -> str:

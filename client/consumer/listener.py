@@ -480,5 +480,6 @@ class Listener:
                 error,
             )
         if leaving.sending is not None:
-            leaving.sending, leaving.avoided = None, (leaving.sending.partition.broker,)
+            leaving.avoided = (leaving.sending.partition.broker,)
+            leaving.sending = None
         return self._config.retry_max_seconds

@@ -1,4 +1,4 @@
-"""run(retry=…): what a handler fails on goes back to the broker or among the dead letters, and its partition goes on."""
+"""run(retry=…): what a handler fails on goes back to the broker or to the dead letters, and its partition goes on."""
 
 from concurrent.futures import Future
 
