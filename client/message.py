@@ -125,10 +125,11 @@ class PlainMessage(Message):
 class RetriedMessage(Message):
     """A message that a handler gets once more: place, id, flag and body are those of the original.
 
-    copy: where it waited, which the consumer's position is about.
+    copy: what the consumer read, which its position is about. tries: how often the handler has failed on the copy.
     """
 
     copy: Message
+    tries: int
     _attempts: int
 
     @property
@@ -140,7 +141,7 @@ class RetriedMessage(Message):
         return Origin(self.partition, self.offset, self.id)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return as_original, (self.copy,)
+        return as_original, (self.copy, self.tries)
 
 
 def failure_in(message: Message) -> Failure | None:
@@ -154,16 +155,19 @@ def failure_in(message: Message) -> Failure | None:
         return None
 
 
-def as_original(copy: Message) -> Message:
-    """The message that waited as `copy` for another attempt; any other message is returned as it is."""
+def as_original(copy: Message, tries: int = 0) -> Message:
+    """What a handler gets of a message that has failed `tries` times where it is, and may have waited for another
+    attempt before; one that never failed is returned as it is."""
     failure = failure_in(copy)
-    if failure is None:
+    if failure is None and not tries:
         return copy
-    origin = failure.origin
-    try:
-        original = RetriedMessage(origin.partition, origin.offset, origin.id, *restored(copy.flag, copy.body))
-    except RemoteProtocolError as error:
-        log.warning("%r is taken as it is: %s", copy, error)
-        return copy
-    original.copy, original._attempts = copy, failure.attempts + 1
+    original = RetriedMessage(*copy)
+    if failure is not None:
+        place = failure.origin
+        try:
+            original = RetriedMessage(place.partition, place.offset, place.id, *restored(copy.flag, copy.body))
+        except RemoteProtocolError as error:
+            log.warning("%r is taken as it is: %s", copy, error)
+    original.copy, original.tries = copy, tries
+    original._attempts = 1 + tries + (0 if failure is None else failure.attempts)
     return original

@@ -44,7 +44,7 @@ from ..values import Lag, TopicPartition
 from .core import Accept, ConsumerCore, OnDamaged
 from .fetcher import Fetcher
 from .group_member import GroupMember
-from .listener import Deliver, Handling, Listener, accepting, as_originals
+from .listener import Deliver, Handling, Listener, accepting
 from .nearest_nodes import Nearby
 from .notices import OnPartitions
 from .offset_commit import OffsetCommitter, StartPosition, offset_store_for
@@ -301,7 +301,6 @@ class Consumer(Poller):
             reject: RejectHandler = drop_message
             if retry is not None:
                 self._failed = self._begin_retrying(retry)
-                wanted = as_originals(wanted)
             else:
                 reject = LocalRecoverStore() if on_reject is None else on_reject
             self._listener = Listener(

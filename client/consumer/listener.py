@@ -32,7 +32,7 @@ from .retrying import FailedMessages, Sending
 from .tuning import HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
 from .watches import PollWatch
 
-__all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting", "as_originals"]
+__all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting"]
 
 log = get_log(__name__)
 
@@ -56,15 +56,6 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
             deliver(wanted)
 
     return deliver_accepted
-
-
-def as_originals(deliver: Deliver) -> Deliver:
-    """`deliver` for messages of which some have waited for another attempt."""
-
-    def deliver_originals(messages: Sequence[Message]) -> None:
-        deliver([as_original(each) for each in messages])
-
-    return deliver_originals
 
 
 class Handling(NamedTuple):
@@ -379,8 +370,9 @@ class Listener:
             return self._leave(work, work.leaving)
         size = 1 if work.messages[0].offset < work.single_before else self._handling.batch
         unit = [work.messages[number] for number in range(min(size, len(work.messages)))]
+        given = unit if self._handling.failed is None else [as_original(each, work.tries) for each in unit]
         try:
-            self._handling.deliver(unit)
+            self._handling.deliver(given)
         except Exception as error:
             return self._failed(work, unit, error)
         self._done(work, unit)
@@ -429,7 +421,7 @@ class Listener:
             self._take_singly(work, unit)
             return 0.0
         original = as_original(unit[0])
-        failure = failed.failure(original, error, original.attempts - 1 + work.tries)
+        failure = failed.failure(original, error, original.attempts + work.tries - 1)
         waits_here = failed.retry.ordered and not failed.is_last(failure)
         pause = failed.pause(failure.attempts) if waits_here else 0.0
         if failed.is_last(failure):

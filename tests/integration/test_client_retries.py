@@ -13,7 +13,9 @@ from tests.integration.client_cluster import SESSION_SECONDS
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 2, "other": 1}
-CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1, retry_max_seconds=0.2)
+CONFIG = ConsumerConfig(
+    session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1, retry_step_seconds=0.1, retry_max_seconds=0.2
+)
 SOON = Retry(attempts=3, first=0.05, factor=1.0, most=0.05, jitter=0)
 
 
@@ -123,29 +125,29 @@ def test_after_the_last_attempt_it_is_a_dead_letter_that_says_all_of_itself(brok
             assert letters.get(found.name) == found
             assert len(list(letters.read())) == 2
             assert len(list(letters.read(limit=1))) == 1
-            assert list(letters.read(cause="TAKE B'WORSE'", since=began))[0].original.payload == b"worse"
+            assert next(iter(letters.read(cause="TAKE B'WORSE'", since=began))).original.payload == b"worse"
             assert list(letters.read(until=began)) == list(letters.read(cause="nothing like it")) == []
 
 
 def test_redriven_letters_are_sent_as_they_were_and_come_once(brokers, producer):
     for number in range(6):
         producer.send("t", b"%d" % number, key=f"order-{number}")
-    with Running(member(brokers), fails={b"%d" % number: 3 for number in range(6)}) as running:
-        with DeadLetters(brokers.connect, group="g") as letters:
-            eventually(lambda: letters.count() == 6, 20)
-            done = list(letters.redrive(letters.read(key="order-3")))
-            assert [each.letter.original.payload for each in done] == [b"3"]
-            assert done[0].result.partition == done[0].letter.original.partition, "its key leads there"
-            assert letters.count() == 5
-            with pytest.raises(MessageNotFound, match="redriven or dropped"):
-                letters.get(done[0].letter.name)
-            eventually(lambda: running.attempts(b"3") == [1, 2, 3, 1], 20, "another first attempt")
-            again = list(letters.redrive(letters.read(limit=2), to="group"))
-            assert [each.result.partition.topic for each in again] == ["%RETRY%g"] * 2
-            assert letters.drop(letters.read()) == 3
-            assert letters.count() == 0
-            payloads = [each.letter.original.payload for each in again]
-            eventually(lambda: all(running.attempts(each) == [1, 2, 3, 1] for each in payloads), 20)
+    running = Running(member(brokers), fails={b"%d" % number: 3 for number in range(6)})
+    with running, DeadLetters(brokers.connect, group="g") as letters:
+        eventually(lambda: letters.count() == 6, 20)
+        done = list(letters.redrive(letters.read(key="order-3")))
+        assert [each.letter.original.payload for each in done] == [b"3"]
+        assert done[0].result.partition == done[0].letter.original.partition, "its key leads there"
+        assert letters.count() == 5
+        with pytest.raises(MessageNotFound, match="redriven or dropped"):
+            letters.get(done[0].letter.name)
+        eventually(lambda: running.attempts(b"3") == [1, 2, 3, 1], 20, "another first attempt")
+        again = list(letters.redrive(letters.read(limit=2), to="group"))
+        assert [each.result.partition.topic for each in again] == ["%RETRY%g"] * 2
+        assert letters.drop(letters.read()) == 3
+        assert letters.count() == 0
+        payloads = [each.letter.original.payload for each in again]
+        eventually(lambda: all(running.attempts(each) == [1, 2, 3, 1] for each in payloads), 20)
     assert sum(len(running.attempts(b"%d" % number)) for number in range(6)) == 6 * 3 + 3
 
 

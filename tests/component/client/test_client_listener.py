@@ -8,7 +8,7 @@ from typing import Any
 from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.fetcher import Fetcher
-from metaq.client.consumer.listener import Handling, Listener, RetryLater, accepting, as_originals
+from metaq.client.consumer.listener import Handling, Listener, RetryLater, accepting
 from metaq.client.consumer.notices import Notice
 from metaq.client.consumer.watches import PollWatch
 from metaq.client.pool import ConnectionPool
@@ -43,7 +43,7 @@ class Running:
         self.poll_watch.begin(member, self.timers)
         self.listener = Listener(
             Handling(
-                as_originals(accepting(handler, accept)),
+                accepting(handler, accept),
                 batch,
                 max_retries,
                 reject or (lambda message, error: self.rejected.append((message.payload, str(error)))),

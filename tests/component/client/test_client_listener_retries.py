@@ -118,10 +118,16 @@ def test_of_a_failed_batch_only_what_fails_by_itself_is_sent_back(broker):
 
 def test_in_order_the_partition_waits_and_goes_on_behind_the_dead_letter(broker):
     broker.append("t", 0, b"bad", b"2", b"late", b"3")
-    handler, sender = Handler({b"bad": 9, b"late": 2}), Sender()
+    handler, sender, attempts = Handler({b"bad": 9, b"late": 2}), Sender(), []
     retry = Retry(attempts=3, first=0.001, most=0.001, ordered=True)
-    with running(broker, handler, sender, retry):
+
+    def handle(messages):
+        attempts.extend(each.attempts for each in messages)
+        handler(messages)
+
+    with running(broker, handle, sender, retry):
         eventually(lambda: handler.processed == [b"2", b"late", b"3"])
+    assert attempts == [1, 2, 3, 1, 1, 2, 3, 1]
     assert handler.seen == [b"bad"] * 3 + [b"2"] + [b"late"] * 3 + [b"3"]
     assert sender.failures == [("%DEAD%g", 3)]
 
