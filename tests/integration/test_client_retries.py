@@ -39,6 +39,7 @@ class Running:
             raise ValueError(f"cannot take {message.payload!r}")
 
     def attempts(self, payload):
+        assert self.error is None, self.error
         return [attempts for each, attempts, *_ in self.calls if each == payload]
 
     def _run(self, retry, arguments):
