@@ -33,9 +33,9 @@ ANY = -1
 class Partitions:
     """The configured topics over the store. Lives on the reactor thread.
 
-    A topic is accepted if it is configured or matched by a pattern. It never has fewer partitions than the data
-    directories hold, whatever is configured: a consumer would not see the others' messages (1.x hides them). Closed
-    partitions are kept in memory only (storage.md §6).
+    A topic is accepted if it is configured, matched by a pattern, or one of our own (protocol/own_topics.py). It never
+    has fewer partitions than the data directories hold, whatever is configured: a consumer would not see the others'
+    messages (1.x hides them). Closed partitions are kept in memory only (storage.md §6).
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Partitions:
         if self._config.topic(name) is None:
             raise TopicNotAccepted(name)
         if name not in self._config.topics:
-            check_topic(name)  # matched by a pattern: it becomes a directory and a znode
+            check_topic(name)  # by a pattern: it becomes a directory and a znode
         return self._settings(name)
 
     def stored_topics(self) -> dict[str, TopicConfig]:

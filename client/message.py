@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from metaq.coordination.logs import get_log
+from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.message_id import store_time_ms
+from metaq.protocol.own_topics import OWN_MARK
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER_BYTES,
@@ -15,10 +18,13 @@ from metaq.protocol.record import (
     decode_attribute,
     payload_start,
 )
+from metaq.protocol.retries import Failure, Origin, failure_of, restored
 
 from .values import TopicPartition
 
-__all__ = ["Message", "PlainMessage"]
+__all__ = ["Message", "Origin", "PlainMessage", "RetriedMessage", "as_original", "failure_in"]
+
+log = get_log(__name__)
 
 
 class Message(NamedTuple):
@@ -73,6 +79,20 @@ class Message(NamedTuple):
         return self.attributes.headers
 
     @property
+    def attempts(self) -> int:
+        """Which attempt at handling it this is, from 1 on (`Consumer.run(retry=…)`). Of a message that is read from the
+        group's dead letters: how many there were."""
+        failure = failure_in(self)
+        return 1 if failure is None else failure.attempts
+
+    @property
+    def origin(self) -> Origin:
+        """Where it was stored first: `topic`, `partition`, `offset`, `id`. This is its own place, unless it is read
+        from a group's dead letters."""
+        failure = failure_in(self)
+        return Origin(self.partition, self.offset, self.id) if failure is None else failure.origin
+
+    @property
     def timestamp_ms(self) -> int | None:
         """When it was stored, milliseconds since 1970; None if a Java broker took it (its ids are no clock)."""
         return store_time_ms(self.id)
@@ -100,3 +120,54 @@ class PlainMessage(Message):
 
     def __reduce__(self) -> tuple[type[Message], tuple[object, ...]]:
         return Message, tuple(self)
+
+
+class RetriedMessage(Message):
+    """A message that a handler gets once more: place, id, flag and body are those of the original.
+
+    copy: what the consumer read, which its position is about. tries: how often the handler has failed on the copy.
+    """
+
+    copy: Message
+    tries: int
+    _attempts: int
+
+    @property
+    def attempts(self) -> int:
+        return self._attempts
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.partition, self.offset, self.id)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return as_original, (self.copy, self.tries)
+
+
+def failure_in(message: Message) -> Failure | None:
+    """What a message of a topic of our own says of its failures; None for any other, and one that is damaged."""
+    if message.partition.topic[:1] != OWN_MARK:
+        return None
+    try:
+        return failure_of(message.flag, message.body)
+    except RemoteProtocolError as error:
+        log.warning("%r is taken as it is: %s", message, error)
+        return None
+
+
+def as_original(copy: Message, tries: int = 0) -> Message:
+    """What a handler gets of a message that has failed `tries` times where it is, and may have waited for another
+    attempt before; one that never failed is returned as it is."""
+    failure = failure_in(copy)
+    if failure is None and not tries:
+        return copy
+    original = RetriedMessage(*copy)
+    if failure is not None:
+        place = failure.origin
+        try:
+            original = RetriedMessage(place.partition, place.offset, place.id, *restored(copy.flag, copy.body))
+        except RemoteProtocolError as error:
+            log.warning("%r is taken as it is: %s", copy, error)
+    original.copy, original.tries = copy, tries
+    original._attempts = 1 + tries + (0 if failure is None else failure.attempts)
+    return original

@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from metaq.client.consumer import LocalOffsetStore as LocalOffsetStore
     from metaq.client.consumer import LocalRecoverStore as LocalRecoverStore
     from metaq.client.consumer import OffsetStore as OffsetStore
+    from metaq.client.consumer import Retry as Retry
     from metaq.client.consumer import RetryLater as RetryLater
     from metaq.client.consumer import SqlOffsetStore as SqlOffsetStore
     from metaq.client.consumer import drop_message as drop_message
+    from metaq.client.dead_letters import DeadLetter as DeadLetter
+    from metaq.client.dead_letters import DeadLetters as DeadLetters
+    from metaq.client.dead_letters import Redriven as Redriven
     from metaq.client.local_store import LocalMessageStore as LocalMessageStore
     from metaq.client.local_store import StoredMessage as StoredMessage
     from metaq.client.message import Message as Message
+    from metaq.client.message import Origin as Origin
     from metaq.client.producer import PartitionSelector as PartitionSelector
     from metaq.client.producer import Producer as Producer
     from metaq.client.producer.ordered import OrderedProducer as OrderedProducer
@@ -54,12 +59,14 @@ _NAMES = {
         "LocalOffsetStore",
         "LocalRecoverStore",
         "OffsetStore",
+        "Retry",
         "RetryLater",
         "SqlOffsetStore",
         "drop_message",
     ),
+    "client.dead_letters": ("DeadLetter", "DeadLetters", "Redriven"),
     "client.local_store": ("LocalMessageStore", "StoredMessage"),
-    "client.message": ("Message",),
+    "client.message": ("Message", "Origin"),
     "client.producer": ("PartitionSelector", "Producer"),
     "client.producer.ordered": ("OrderedProducer",),
     "client.producer.transaction": ("Transaction",),

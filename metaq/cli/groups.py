@@ -10,6 +10,7 @@ from typing import NamedTuple
 import click
 
 from metaq.client.connection import Connection
+from metaq.client.dead_letters import count_dead_letters
 from metaq.client.nearest import did_you_mean
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
@@ -17,7 +18,7 @@ from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.questions.places import OffsetIn, Position, check_begins_message, offset_in
 from metaq.client.questions.records import waiting_from
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, ClientError
+from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestTimedOut
 
 from .cluster import open_cluster, tell_absent, tell_empty, without
 from .options import (
@@ -76,6 +77,8 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     The lag is in bytes, in messages, and in seconds since the oldest waiting message was stored; before the first
     commit it is all that is there. What a Java broker does not tell is unknown. Exit code 1 if a broker is silent.
 
+    A topic %RETRY%GROUP has failed messages whose pause is over. Dead letters are counted.
+
     If members assign by zones: the zone of the broker, and that of the owner if it is another one.
 
     \b
@@ -89,11 +92,13 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
         rows = [row for topic in topics for row in group_partitions(cluster, survey, group, topic)]
         members = cluster.members(group)
         zones = _Zones(cluster.view.consumer_zones(group), cluster.view.broker_zones())
+        dead = _dead_letters(cluster, group)
     columns = ["TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS"]
     value = {
         "group": group,
         "members": members,
         "zones": zones.members,
+        "dead_letters": dead,
         "partitions": [{**_as_json(row), **zones.as_json(row)} for row in rows],
     }
     shown = [_cells(row) for row in rows]
@@ -101,8 +106,19 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
         columns.append("ZONE")
         shown = [[*cells, zones.cell(row)] for cells, row in zip(shown, rows, strict=True)]
     show(as_json, value, columns, shown)
+    if dead != 0 and not as_json:
+        counted = f"{UNKNOWN} number of" if dead is None else f"{dead:,}"
+        click.echo(f"{counted} dead letters: see `metaq dead-letters list --group {group}`")
     if survey.silent:
         raise BrokerUnavailable(without(survey.silent, [row.partition for row in rows]))
+
+
+def _dead_letters(cluster: Cluster, group: str) -> int | None:
+    """None if a broker that has some does not answer."""
+    try:
+        return count_dead_letters(cluster, group)
+    except (BrokerUnavailable, RequestTimedOut):
+        return None
 
 
 def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -> list[list[str]]:

@@ -15,6 +15,7 @@ from metaq.protocol.errors import MetaqError, PartitionClosed, RemoteProtocolErr
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
+from metaq.protocol.own_topics import OWN_PARTITIONS, is_own_topic
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import Buffer, checksum
 from metaq.protocol.refusals import LEADER, response_code
@@ -145,11 +146,16 @@ class Answers:
 
     def _choose(self, topic: str, partition: int) -> int:
         """The partition that was named, or any one for -1."""
-        return partition if partition >= 0 else self.sends % max(1, self.topics.get(topic, 0))
+        return partition if partition >= 0 else self.sends % max(1, self._count(topic))
+
+    def _count(self, topic: str) -> int:
+        """Partitions that are served of `topic`; our brokers have topics of their own."""
+        own = OWN_PARTITIONS if self.speaks_frames and is_own_topic(topic) else 0
+        return self.topics.get(topic, own)
 
     def _open(self, topic: str, partition: int) -> MemoryLog:
         """The log of a partition that is served. Raises TopicNotAccepted, PartitionClosed."""
-        if not 0 <= partition < self.topics.get(topic, 0):
+        if not 0 <= partition < self._count(topic):
             raise TopicNotAccepted(topic)
         log = self.log(topic, partition)
         if log.closed:

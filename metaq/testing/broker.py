@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from metaq.client.connection import Endpoint
-from metaq.client.metadata import TopicView
+from metaq.client.metadata import TopicView, with_own_partitions
 from metaq.client.values import TopicPartition
 from metaq.protocol.limits import check_topic
 from metaq.protocol.record import Buffer, payload_bytes
@@ -246,7 +246,8 @@ class FakeCluster:
         check_topic(topic)
         brokers = [self._brokers[number] for number in sorted(self._brokers)]
         partitions = (each for broker in brokers for each in broker.partitions if each.topic == topic)
-        return TopicView(tuple(sorted(partitions)), {broker.broker_id: broker.endpoint for broker in brokers})
+        endpoints = {broker.broker_id: broker.endpoint for broker in brokers}
+        return TopicView(with_own_partitions(topic, sorted(partitions), endpoints), endpoints)
 
     def topics(self) -> Collection[str]:
         return {topic for broker in self._brokers.values() for topic in broker.topics}
