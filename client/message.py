@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from metaq.protocol.message_id import store_time_ms
+from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER_BYTES,
@@ -52,7 +53,7 @@ class Message(NamedTuple):
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and headers together: decoded once, where each of them alone decodes again."""
+        """Attribute, tag, keys and properties together: decoded once, where each of them alone decodes again."""
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
     @property
@@ -69,8 +70,9 @@ class Message(NamedTuple):
         return self.attributes.keys
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        return self.attributes.headers
+    def properties(self) -> Mapping[str, PropertyValue]:
+        """The user's properties: str, int, float, bool or bytes, as they were sent."""
+        return self.attributes.properties
 
     @property
     def timestamp_ms(self) -> int | None:

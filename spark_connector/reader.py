@@ -297,7 +297,7 @@ class Failover:
 def _chosen(columns: Columns, options: ReadOptions) -> pa.RecordBatch:
     """The columns of `options`, of rows with one of its tags (brokers compare hashes), of all if there are none."""
     schema = options.columns or (ARROW_SCHEMA_WITH_HEADERS if options.headers else ARROW_SCHEMA)
-    batch = to_batch(columns, schema)
+    batch = to_batch(columns, schema, typed=options.typed_headers)
     if not options.tags:
         return batch
     tags = columns.of_attributes(attrgetter("tag"), pa.string())

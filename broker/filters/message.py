@@ -38,7 +38,7 @@ class FilteredMessage:
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and headers."""
+        """Attribute, tag, keys and properties."""
         if self._attributes is None:
             self._attributes = decode_attribute(attribute_of(self._body, self.flag), self.flag)
         return self._attributes

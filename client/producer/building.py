@@ -10,6 +10,7 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.errors import LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
+from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import Buffer, encode_attributes, encode_body, encode_key, payload_bytes
 
 from ..config import MAX_BATCH_BODY_BYTES
@@ -29,7 +30,7 @@ class SendOptions(TypedDict, total=False):
     tag: str | None
     keys: Sequence[str]
     attribute: str | None
-    headers: Mapping[str, str] | None
+    properties: Mapping[str, PropertyValue] | None
     key: str | bytes | None
     partition: TopicPartition | None
 
@@ -101,7 +102,7 @@ def _encode(
     tag: str | None = None,
     keys: Sequence[str] = (),
     attribute: str | None = None,
-    headers: Mapping[str, str] | None = None,
+    properties: Mapping[str, PropertyValue] | None = None,
     key: str | bytes | None = None,
     partition: TopicPartition | None = None,
 ) -> tuple[int, bytes]:
@@ -111,16 +112,16 @@ def _encode(
     if key is not None:
         if not isinstance(key, (str, bytes)):
             raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
-        if tag is None and not keys and attribute is None and not headers:
+        if tag is None and not keys and attribute is None and not properties:
             encoded = encode_key(key_bytes(key))
             if encoded is not None:
                 return encoded  # the usual case
-    elif (tag is None or type(tag) is str) and not keys and attribute is None and not headers:
+    elif (tag is None or type(tag) is str) and not keys and attribute is None and not properties:
         return (0, b"") if tag is None else encode_attributes(None, tag)
-    _check_texts(tag, keys, attribute, headers)
+    _check_options(tag, keys, attribute, properties)
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]
-    return encode_attributes(attribute, tag, keys, headers)
+    return encode_attributes(attribute, tag, keys, properties)
 
 
 def _words(key: str | bytes) -> list[str]:
@@ -132,8 +133,8 @@ def _words(key: str | bytes) -> list[str]:
     return [] if any(mark in text for mark in _SEPARATORS) else list(dict.fromkeys(text.split()))
 
 
-def _check_texts(tag: object, keys: Sequence[object], attribute: object, headers: Mapping[Any, Any] | None) -> None:
-    """Raises TypeError for what is no text, with its name, its value and what to write."""
+def _check_options(tag: object, keys: Sequence[object], attribute: object, properties: Any) -> None:
+    """Raises TypeError for what has a wrong type, with its name, its value and what to write."""
     for name, value in (("tag", tag), ("attribute", attribute)):
         if value is not None and not isinstance(value, str):
             raise no_text(name, value)
@@ -142,11 +143,12 @@ def _check_texts(tag: object, keys: Sequence[object], attribute: object, headers
     for key in keys:
         if not isinstance(key, str):
             raise no_text("keys", key)
-    for header, text in (headers or {}).items():
-        if not isinstance(header, str):
-            raise no_text("the name of a header", header)
-        if not isinstance(text, str):
-            raise no_text(f"headers[{header!r}]", text)
+    if properties is not None and not isinstance(properties, Mapping):
+        remedy = "write {name: value}"
+        raise TypeError(f"properties={properties!r} is no dict but {type(properties).__name__}: {remedy}")
+    for name in properties or ():
+        if not isinstance(name, str):
+            raise no_text("the name of a property", name)
 
 
 def _no_partition_of_a_topic(value: object) -> TypeError:

@@ -159,8 +159,9 @@ class Producer:
         """Send one message and wait until it is acknowledged.
 
         Options, of every kind of send: `tag` is what consumers filter on. `keys` are for lookups, without blanks.
-        `attribute` is metaq 1.x's. `headers` are any other texts. Messages with the same `key` go to the same
-        partition; its words become keys for lookups, too, if it is a text (bytes: UTF-8). `partition`: exactly there.
+        `attribute` is metaq 1.x's. `properties` are anything else, by name: str, int (64 bits), float (finite), bool or
+        bytes. Messages with the same `key` go to the same partition; its words become keys for lookups, too, if it is a
+        text (bytes: UTF-8). `partition`: exactly there.
         timeout: seconds for everything, tries on other brokers included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
@@ -233,7 +234,7 @@ class Producer:
     ) -> Sequence[SendResult]:
         """Send many messages to one partition in one frame (text protocol: pipelined puts); wait for all.
 
-        tag, keys, attribute, headers and key are given to every payload; a Message keeps its own. The results are in
+        tag, keys, attribute, properties and key are given to every payload; a Message keeps its own. The results are in
         order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch
         is larger than one frame: send it in parts.
         """
