@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.message_id import store_times_ms
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
+    EXPIRES_FLAG,
     HEADER_BYTES,
     Attributes,
     attribute_of,
@@ -91,11 +93,25 @@ _OF_ATTRIBUTES = [(attrgetter(name), SCHEMA.field(name).type) for name in ("tag"
 
 
 class DecodedColumns(NamedTuple):
-    """As decoding.Decoded, with columns in place of messages."""
+    """As decoding.Decoded, with columns in place of messages. expires: Unix ms from which on each is
+    handed out no more, INT64_MAX for never; None if none has such a time."""
 
     columns: Columns
     end: int
     damage: str
+    expires: npt.NDArray[np.int64] | None
+
+
+def _expiries(attributes: list[Attributes] | None, flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+    """As DecodedColumns.expires."""
+    if attributes is None or not (expiring := flags & EXPIRES_FLAG).any():
+        return None
+    expires = np.full(len(attributes), INT64_MAX, np.int64)
+    for index in np.flatnonzero(expiring).tolist():
+        milliseconds = attributes[index].expires_ms
+        if milliseconds is not None:
+            expires[index] = milliseconds
+    return expires
 
 
 def columns_of(messages: Sequence[Message]) -> Columns:
@@ -146,7 +162,8 @@ def decode_columns(
         payload,
         attributes,
     )
-    return DecodedColumns(columns, good.end(records) + shift, good.damage)
+    expires = _expiries(attributes, good.headers["flag"])
+    return DecodedColumns(columns, good.end(records) + shift, good.damage, expires)
 
 
 def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:

@@ -22,6 +22,7 @@ __all__ = [
     "IDLE_WARNING_SECONDS",
     "MAX_LOCAL_MESSAGES",
     "MAX_RETRIES",
+    "MAX_TTL_SECONDS",
     "RECOVER_FIRST_SECONDS",
     "RECOVER_SECONDS",
     "SEARCH_TIMEOUT_SECONDS",
@@ -39,6 +40,7 @@ __all__ = [
     "check_protocol",
     "check_texts",
     "check_timeout",
+    "check_ttl",
     "config_or_default",
 ]
 
@@ -61,6 +63,9 @@ BROWSE_BYTES = 1 << 20
 
 MAX_RETRIES = 5
 """How often a message that its handler cannot process is tried again (1.x: maxFetchRetries)."""
+
+MAX_TTL_SECONDS = 100 * 365 * 86_400.0
+"""Longest time to live of a message, a hundred years: what shall never expire has none."""
 
 IDLE_WARNING_SECONDS = 300.0
 """The log tells of a member of a group that nobody has polled for so long (Kafka's max.poll.interval.ms by default)."""
@@ -130,6 +135,15 @@ def check_timeout(seconds: float) -> float:
         raise TypeError(f"timeout={seconds!r} is no number of seconds but {type(seconds).__name__}: write it as one")
     if not seconds >= 0:  # and so is NaN
         raise ConfigError("timeout", seconds, "choose 0 or more seconds, or leave it out")
+    return seconds
+
+
+def check_ttl(seconds: float) -> float:
+    """The `ttl` of a send. Raises TypeError for what is no number, ConfigError unless it is above 0 and finite."""
+    if not _is_number(seconds):
+        raise TypeError(f"ttl={seconds!r} is no number of seconds but {type(seconds).__name__}: write it as one")
+    if not 0 < seconds <= MAX_TTL_SECONDS:  # and so is NaN
+        raise ConfigError("ttl", seconds, f"choose more than 0 and at most {MAX_TTL_SECONDS:.0f} s, or leave it out")
     return seconds
 
 

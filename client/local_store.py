@@ -60,8 +60,9 @@ _Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, byt
 class StoredMessage(NamedTuple):
     """A message with all that sending or delivering it again takes.
 
-    body and flag: as on the wire, the attribute (with tag, keys and properties) in front of the payload. key: what chooses
-    its partition. partition: where it belongs, or where it came from. offset, id: -1 and 0 until a broker stored it.
+    body and flag: as on the wire, the attribute (with tag, keys and properties) in front of the payload. key: what
+    chooses its partition. partition: where it belongs, or where it came from. offset, id: -1 and 0 until a broker
+    stored it.
     """
 
     topic: str

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
+    EXPIRES_FLAG,
     HEADER_BYTES,
     Attributes,
     attribute_of,
@@ -20,6 +21,8 @@ from metaq.protocol.record import (
 from .values import TopicPartition
 
 __all__ = ["Message", "PlainMessage"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Message(NamedTuple):
@@ -73,6 +76,19 @@ class Message(NamedTuple):
     def properties(self) -> Mapping[str, PropertyValue]:
         """The user's properties: str, int, float, bool or bytes, as they were sent."""
         return self.attributes.properties
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When no consumer gets it any more, by the clock of its producer, as an aware datetime in UTC; None: never."""
+        milliseconds = self.attributes.expires_ms if self.flag & EXPIRES_FLAG else None
+        return None if milliseconds is None else _EPOCH + timedelta(milliseconds=milliseconds)
+
+    def has_expired(self, now_ms: int) -> bool:
+        """now_ms: since 1970."""
+        if not self.flag & EXPIRES_FLAG:
+            return False
+        milliseconds = self.attributes.expires_ms
+        return milliseconds is not None and milliseconds <= now_ms
 
     @property
     def timestamp_ms(self) -> int | None:

@@ -156,9 +156,7 @@ def _rows(topic: str, batch: pa.RecordBatch, typed: bool) -> Rows:
     return Rows(topic, keys, items)
 
 
-def _encode(
-    attribute: str | None, tag: str | None, key: str | None, headers: _Headers | None
-) -> tuple[int, bytes]:
+def _encode(attribute: str | None, tag: str | None, key: str | None, headers: _Headers | None) -> tuple[int, bytes]:
     try:
         return encode_attributes(attribute, tag, key.split() if key else (), *(headers or _NO_HEADERS))
     except LocalProtocolError as error:

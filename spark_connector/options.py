@@ -179,6 +179,7 @@ COMMON_NAMES = (
     "maxRecordsPerPartition",
     "includeHeaders",
     "typedHeaders",
+    "includeExpired",
     "tags",
     "pushFilters",
     "metaq.root",
@@ -253,6 +254,7 @@ class ReadOptions:
     max_records: int | None = None
     headers: bool = False
     typed_headers: bool = False
+    include_expired: bool = False
     tags: tuple[str, ...] = ()
     push_filters: bool = False
     limits: BatchLimits = BatchLimits()
@@ -286,6 +288,7 @@ class ReadOptions:
             min_partitions=values.count("minPartitions", MAX_SPLITS),
             max_records=values.count("maxRecordsPerPartition", INT64_MAX),
             headers=values.flag("includeHeaders", False),
+            include_expired=values.flag("includeExpired", False),
             typed_headers=values.flag("typedHeaders", False),
             tags=_tags(values),
             push_filters=values.flag("pushFilters", False),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from metaq.protocol.errors import CorruptRecord
+from metaq.protocol.record import EXPIRES_FLAG
 
 from ..decoding import Decoded, Records, decode_sized, decode_walking, in_bytes
 from ..message import Message
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
     import pyarrow
 
 __all__ = ["Chunk"]
+
+
+class _DecodedBatch(NamedTuple):
+    """As DecodedColumns."""
+
+    rows: pyarrow.RecordBatch
+    end: int
+    damage: str
+    expires: npt.NDArray[np.int64] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -35,8 +45,8 @@ class Chunk(Records):
     end_offset: int
     damage: CorruptRecord | None = None
     _decoded: Decoded | None = field(default=None, init=False)
-    _batch: tuple[pyarrow.RecordBatch, int, str] | None = field(default=None, init=False)
-    """As DecodedColumns."""
+    _batch: _DecodedBatch | None = field(default=None, init=False)
+    last_id: int | None = field(default=None, init=False)
     _taken: int = field(default=0, init=False)
     """Messages of `_decoded`, or rows of `_batch`, that were handed out."""
 
@@ -91,24 +101,33 @@ class Chunk(Records):
         return messages
 
     @property
+    def may_expire(self) -> bool:
+        """Whether any of the messages that `take` gives has a time from which on it is handed out no more."""
+        return self._decoded is not None and bool(self._decoded.flags & EXPIRES_FLAG)
+
+    @property
     def gives_batches(self) -> bool:
         """Whether `take_batch` may be called: sizes are known, and no messages were made of it already."""
         return self.sizes is not None and self._decoded is None
 
-    def take_batch(self, partition: TopicPartition, limit: int, check: bool = True) -> pyarrow.RecordBatch:
-        """As `take`, as one record batch (arrow.SCHEMA)."""
+    def take_batch(
+        self, partition: TopicPartition, limit: int, check: bool = True, now_ms: int = 0
+    ) -> pyarrow.RecordBatch:
+        """As `take`, as one record batch (arrow.SCHEMA), without what has expired at `now_ms` (since 1970): it may be
+        empty. `last_id` is then of the last message that was taken for it."""
         from ..arrow import decode_columns  # pyarrow is an extra
 
         if self._batch is None:
-            columns, end, damage = decode_columns(self, partition, check)
-            self._batch = columns.to_batch(), end, damage
-        batch, end, damage = self._batch
+            columns, end, damage, expires = decode_columns(self, partition, check)
+            self._batch = _DecodedBatch(columns.to_batch(), end, damage, expires)
+        batch, end, damage, expires = self._batch
         if damage and self.offset == end:
             raise CorruptRecord.of(partition, self.offset, damage)
         rows = batch if not self._taken and batch.num_rows <= limit else batch.slice(self._taken, limit)
-        self._taken += rows.num_rows
+        first, self._taken = self._taken, self._taken + rows.num_rows
+        self.last_id = rows["id"][-1].as_py() if rows.num_rows else None
         self._move(batch["offset"][self._taken].as_py() if self._taken < batch.num_rows else end)
-        return rows
+        return rows if expires is None else _living(rows, expires[first : self._taken] > now_ms)
 
     def _forget_batch(self) -> None:
         """Messages are wanted of what is left."""
@@ -126,3 +145,9 @@ class Chunk(Records):
     def _move(self, offset: int) -> None:
         self.start += offset - self.offset
         self.offset = offset
+
+
+def _living(rows: pyarrow.RecordBatch, living: npt.NDArray[np.bool_]) -> pyarrow.RecordBatch:
+    import pyarrow as pa  # an extra
+
+    return rows if living.all() else rows.filter(pa.array(living))

@@ -30,7 +30,7 @@ from .rejected import RejectHandler
 from .tuning import HANDLER_MESSAGES, STOP_LOOK_SECONDS
 from .watches import PollWatch
 
-__all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting"]
+__all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting", "delivering_living"]
 
 log = get_log(__name__)
 
@@ -41,6 +41,17 @@ class RetryLater(Exception):
     """Raise it in a handler to get the message again after a pause, without a complaint in the log. It counts as a try.
     (1.x: Message.setRollbackOnly.)
     """
+
+
+def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
+    """`deliver` for messages that have not expired."""
+
+    def deliver_living(messages: Sequence[Message]) -> None:
+        living = core.living(messages)
+        if living:
+            deliver(living)
+
+    return deliver_living
 
 
 def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
@@ -86,6 +97,8 @@ class _Work:
     """The cursor's when they were taken."""
     tries: int = 0
     """Failed ones of the first of them."""
+    may_expire: bool = False
+    """Whether some of `messages` have a time from which on they are handed out no more."""
     single_before: int = 0
     """Below this offset, messages of a batch that failed go to the handler one by one."""
 
@@ -317,6 +330,7 @@ class Listener:
         pause = 0.0
         try:
             work.messages.extend(self._core.next_messages(cursor, chunk, max(HANDLER_MESSAGES, self._handling.batch)))
+            work.may_expire = chunk.may_expire
             work.end = chunk.reached
             if not chunk.bytes_left:
                 cursor.used_up(chunk)
@@ -352,10 +366,12 @@ class Listener:
         self._poll_watch.works(threading.get_ident())
         size = 1 if work.messages[0].offset < work.single_before else self._handling.batch
         unit = [work.messages[number] for number in range(min(size, len(work.messages)))]
-        try:
-            self._handling.deliver(unit)
-        except Exception as error:
-            return self._failed(work, unit, error)
+        living = self._core.living(unit) if work.may_expire else unit  # also of one that has failed before
+        if living:
+            try:
+                self._handling.deliver(living)
+            except Exception as error:
+                return self._failed(work, unit, living[0], error)
         self._done(work, unit)
         return 0.0
 
@@ -365,14 +381,15 @@ class Listener:
         work.tries = 0
         work.cursor.consumed_to(unit[-1].next_offset, unit[-1].id, work.moves)
 
-    def _failed(self, work: _Work, unit: Sequence[Message], error: Exception) -> float:
+    def _failed(self, work: _Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
+        """first: of those of the unit that the handler got."""
         work.tries += 1
         if self._handling.max_retries is None or work.tries <= self._handling.max_retries:
             pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * work.tries)
             if not isinstance(error, RetryLater):
                 log.warning(
                     "the handler failed on %r, try %d; the next in %.2f s",
-                    unit[0],
+                    first,
                     work.tries,
                     pause,
                     exc_info=error if work.tries == 1 else None,
@@ -383,9 +400,9 @@ class Listener:
             work.single_before, work.tries = unit[-1].next_offset, 0
             return self._config.retry_step_seconds
         try:
-            self._handling.reject(unit[0], error)
+            self._handling.reject(first, error)
         except Exception:
-            log.exception("%r can be neither processed nor put aside: its partition waits", unit[0])
+            log.exception("%r can be neither processed nor put aside: its partition waits", first)
             return self._config.retry_max_seconds
         self._done(work, unit)
         return 0.0

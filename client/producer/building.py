@@ -11,11 +11,12 @@ from isal.isal_zlib import crc32
 from metaq.protocol.errors import LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
 from metaq.protocol.properties import PropertyValue
-from metaq.protocol.record import Buffer, encode_attributes, encode_body, encode_key, payload_bytes
+from metaq.protocol.record import EXPIRES, Buffer, encode_attributes, encode_body, encode_key, payload_bytes
 
-from ..config import MAX_BATCH_BODY_BYTES
+from ..config import MAX_BATCH_BODY_BYTES, check_ttl
 from ..message import Message
 from ..values import TopicPartition
+from ..wall_clock import now_ms
 from .outgoing import Outgoing, OutgoingBatch
 from .routing import key_bytes
 
@@ -31,6 +32,7 @@ class SendOptions(TypedDict, total=False):
     keys: Sequence[str]
     attribute: str | None
     properties: Mapping[str, PropertyValue] | None
+    ttl: float | None
     key: str | bytes | None
     partition: TopicPartition | None
 
@@ -103,6 +105,7 @@ def _encode(
     keys: Sequence[str] = (),
     attribute: str | None = None,
     properties: Mapping[str, PropertyValue] | None = None,
+    ttl: float | None = None,
     key: str | bytes | None = None,
     partition: TopicPartition | None = None,
 ) -> tuple[int, bytes]:
@@ -112,16 +115,17 @@ def _encode(
     if key is not None:
         if not isinstance(key, (str, bytes)):
             raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
-        if tag is None and not keys and attribute is None and not properties:
+        if tag is None and not keys and attribute is None and not properties and ttl is None:
             encoded = encode_key(key_bytes(key))
             if encoded is not None:
                 return encoded  # the usual case
-    elif (tag is None or type(tag) is str) and not keys and attribute is None and not properties:
+    elif (tag is None or type(tag) is str) and not keys and attribute is None and not properties and ttl is None:
         return (0, b"") if tag is None else encode_attributes(None, tag)
     _check_options(tag, keys, attribute, properties)
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]
-    return encode_attributes(attribute, tag, keys, properties)
+    reserved = None if ttl is None else {EXPIRES: str(now_ms() + max(1, round(check_ttl(ttl) * 1000)))}
+    return encode_attributes(attribute, tag, keys, properties, reserved)
 
 
 def _words(key: str | bytes) -> list[str]:

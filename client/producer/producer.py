@@ -162,12 +162,13 @@ class Producer:
         `attribute` is metaq 1.x's. `properties` are anything else, by name: str, int (64 bits), float (finite), bool or
         bytes. Messages with the same `key` go to the same partition; its words become keys for lookups, too, if it is a
         text (bytes: UTF-8). `partition`: exactly there.
+        `ttl`: seconds by this machine's clock, after which no consumer gets the message any more.
         timeout: seconds for everything, tries on other brokers included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
         acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
-        LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0), TypeError (another argument of a
-        wrong type: no bytes, attributes that are no texts, a partition that is a number),
+        LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0, a ttl of 0), TypeError (another
+        argument of a wrong type: no bytes, attributes that are no texts, a partition that is a number),
         RemoteProtocolError (an answer that cannot be read: it may or may not be stored, and is not sent again).
         """
         self._guard.check()
@@ -234,9 +235,9 @@ class Producer:
     ) -> Sequence[SendResult]:
         """Send many messages to one partition in one frame (text protocol: pipelined puts); wait for all.
 
-        tag, keys, attribute, properties and key are given to every payload; a Message keeps its own. The results are in
-        order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch
-        is larger than one frame: send it in parts.
+        tag, keys, attribute, properties, ttl and key are given to every payload; a Message keeps its own. The results
+        are in order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the
+        batch is larger than one frame: send it in parts.
         """
         self._guard.check()
         items = list(payloads)

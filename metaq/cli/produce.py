@@ -22,7 +22,7 @@ from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.properties import PropertyValue
 
 from .cluster import naming_topics, open_cluster, zk_timeout
-from .options import TOPIC, Parsed, json_option, zk_option
+from .options import POSITIVE_SECONDS, TOPIC, Parsed, json_option, zk_option
 from .output import byte_size, console, print_json
 
 __all__ = ["parse_property", "produce"]
@@ -112,6 +112,7 @@ class Progressed:
     multiple=True,
     help="Property of every message; TYPE is int, float, bool or bytes (base64), else it is a text. Repeat for more.",
 )
+@click.option("--ttl", type=POSITIVE_SECONDS, help="Consumers get the messages for this long only.")
 @json_option
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), default="-")
 def produce(
@@ -121,6 +122,7 @@ def produce(
     key_separator: str | None,
     batch: int,
     properties: tuple[tuple[str, PropertyValue], ...],
+    ttl: float | None,
     as_json: bool,
     file: Path,
 ) -> None:
@@ -137,7 +139,7 @@ def produce(
     if key_separator == "":
         raise click.BadParameter("'' separates nothing: give a text like ':'", param_hint="--key-separator")
     progressed = Progressed()
-    options = SendOptions(tag=tag, properties=dict(properties))
+    options = SendOptions(tag=tag, properties=dict(properties), ttl=ttl)
     config = ProducerConfig(start_timeout_seconds=zk_timeout())
     with (
         click.open_file(str(file), "rb") as stream,

@@ -11,7 +11,10 @@ from metaq.protocol.properties import decode_value, encode_value, property_text
 from metaq.protocol.record import EXPIRES_FLAG, decode_attribute, encode_attributes
 
 VALUES = (
-    st.text() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.booleans()
+    st.text()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.booleans()
 ) | st.binary()
 
 
@@ -58,11 +61,19 @@ def test_what_is_never_written_is_a_text_as_it_stands(text):
 @pytest.mark.parametrize(
     ("value", "error", "said"),
     [
-        (1 << 63, LocalProtocolError, r"properties\['n'\]=9223372036854775808 has more than 64 bits: write it as a text"),
+        (
+            1 << 63,
+            LocalProtocolError,
+            r"properties\['n'\]=9223372036854775808 has more than 64 bits: write it as a text",
+        ),
         (-(1 << 63) - 1, LocalProtocolError, "more than 64 bits"),
         (math.nan, LocalProtocolError, r"properties\['n'\]=nan is no finite number: leave it out"),
         (-math.inf, LocalProtocolError, "no finite number"),
-        ([1], TypeError, r"properties\['n'\]=\[1\] is no str, int, float, bool or bytes but list: write it as one of these"),
+        (
+            [1],
+            TypeError,
+            r"properties\['n'\]=\[1\] is no str, int, float, bool or bytes but list: write it as one of these",
+        ),
         (None, TypeError, "NoneType: leave it out"),
         (bytearray(b"x"), TypeError, "bytearray: write bytes"),
     ],
