@@ -12,8 +12,16 @@ from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import LogReadOnly, MetaqError, NotEnoughReplicas, NotLeader, NotSafe, PartitionClosed
-from metaq.protocol.record import Buffer
+from metaq.protocol.errors import (
+    CompressionNotAccepted,
+    LogReadOnly,
+    MetaqError,
+    NotEnoughReplicas,
+    NotLeader,
+    NotSafe,
+    PartitionClosed,
+)
+from metaq.protocol.record import COMPRESSED_FLAG, Buffer
 
 from .message_ids import MessageIds
 from .metrics import Metrics
@@ -130,6 +138,11 @@ class Writing:
         except MetaqError:
             return None
         return logs
+
+    def check_flags(self, topic: str, flags: int) -> None:
+        """flags: the bits that any of the messages has. Raises CompressionNotAccepted."""
+        if flags & COMPRESSED_FLAG and not self.partitions.takes_compressed(topic):
+            raise CompressionNotAccepted(topic)
 
     def append(self, writes: Iterable[Write]) -> list[Write]:
         """Append in order. Each Write is taken when those before it are appended; all share one sync of the journal.

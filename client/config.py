@@ -20,12 +20,14 @@ if TYPE_CHECKING:  # a producer without ZooKeeper needs nothing of it
 __all__ = [
     "BROWSE_BYTES",
     "IDLE_WARNING_SECONDS",
+    "MAX_COMPRESSION_LEVEL",
     "MAX_LOCAL_MESSAGES",
     "MAX_RETRIES",
     "MAX_TTL_SECONDS",
     "RECOVER_FIRST_SECONDS",
     "RECOVER_SECONDS",
     "SEARCH_TIMEOUT_SECONDS",
+    "Compression",
     "ConnectionConfig",
     "ConsumerConfig",
     "OnDamage",
@@ -52,11 +54,17 @@ Start = Literal["earliest", "latest"]
 OnDamage = Literal["stop", "skip"]
 """What a consumer does at stored bytes that hold no good record: stop there, or go on behind them."""
 
+Compression = Literal["zstd"]
+"""How a producer's payloads are compressed."""
+
 ReadFrom = Literal["leader", "nearest"]
 """Which node of a broker set a consumer reads from."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
 """For a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
+
+MAX_COMPRESSION_LEVEL = 22
+"""Zstandard's."""
 
 BROWSE_BYTES = 1 << 20
 """Asked for at once by readers without a group (1.x: the topic browser's maxSize)."""
@@ -232,6 +240,13 @@ class ProducerConfig:
     idempotent: bool = True
     """A request that is repeated, because its connection was lost or its answer did not come in time, is stored once.
     A message whose outcome is not known stays with its partition until its deadline. Needs brokers of this version."""
+    compression: Compression | None = None
+    """"zstd": each payload is compressed by Zstandard, if that makes it smaller. Only for topics whose section of
+    server.ini says acceptCompressed=true. None: payloads go as they are."""
+    compression_level: int = 3
+    """1 … 22; higher ones take more time for a little less."""
+    compression_from_bytes: int = 512
+    """Smaller payloads are not compressed."""
     recover_interval_seconds: float = 300.0
     """How often messages in a local store are tried again at the latest (1.x: recoverMessageIntervalInMills, 5 min)."""
     ordered_wait_messages: int = 20
@@ -250,7 +265,11 @@ class ProducerConfig:
 
     def __post_init__(self) -> None:
         zero = "linger_ms", "ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"
-        _check_settings(self, *zero, "transaction_timeout_seconds")
+        _check_settings(self, *zero, "transaction_timeout_seconds", "compression_from_bytes")
+        if self.compression not in ("zstd", None):
+            raise ConfigError("compression", repr(self.compression), "choose 'zstd' or None")
+        if self.compression_level > MAX_COMPRESSION_LEVEL:
+            raise ConfigError("compression_level", self.compression_level, f"choose 1 … {MAX_COMPRESSION_LEVEL}")
         if self.max_batch_bytes > MAX_BATCH_BODY_BYTES:
             raise ConfigError("max_batch_bytes", self.max_batch_bytes, f"choose at most {MAX_BATCH_BODY_BYTES}")
         if self.max_batch_records > MAX_BATCH_RECORDS:

@@ -19,6 +19,7 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
+    COMPRESSED_FLAG,
     HEADER,
     HEADER_BYTES,
     attribute_of,
@@ -230,7 +231,7 @@ def decode_sized(
         flags.tolist() if found else repeat(0),
         bodies,
     )
-    kind = Message if found & ATTRIBUTE_FLAG else PlainMessage
+    kind = Message if found & (ATTRIBUTE_FLAG | COMPRESSED_FLAG) else PlainMessage
     messages: Iterator[Message] = map(_make, repeat(kind, len(good.starts)), zip(*columns, strict=False))
     end = good.end(records) + shift
     if tags is not None:

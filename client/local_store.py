@@ -14,15 +14,9 @@ from typing import Any, NamedTuple, Self
 
 from metaq.coordination.forks import ForkGuard, keep_for_ever
 from metaq.coordination.interrupts import Aside
+from metaq.protocol.compression import payload_of
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
-from metaq.protocol.record import (
-    ATTRIBUTE_FLAG,
-    Attributes,
-    attribute_of,
-    decode_attribute,
-    payload_bytes,
-    payload_start,
-)
+from metaq.protocol.record import Attributes, attribute_of, decode_attribute, payload_bytes
 
 from .config import MAX_LOCAL_MESSAGES
 from .message import Message
@@ -86,8 +80,8 @@ class StoredMessage(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """What the user sent."""
-        return self.body[payload_start(self.body, self.flag) :] if self.flag & ATTRIBUTE_FLAG else self.body
+        """What the user sent. Raises PayloadUnreadable if it is compressed and damaged."""
+        return payload_of(self.body, self.flag)
 
     @property
     def attributes(self) -> Attributes:

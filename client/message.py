@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from metaq.protocol.compression import payload_of
+from metaq.protocol.errors import CorruptRecord, PayloadUnreadable
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
+    COMPRESSED_FLAG,
     EXPIRES_FLAG,
     HEADER_BYTES,
     Attributes,
@@ -46,8 +49,15 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """What the producer sent."""
-        return self.body[payload_start(self.body, self.flag) :] if self.flag & ATTRIBUTE_FLAG else self.body
+        """What the producer sent. A compressed one is unpacked at each look. Raises CorruptRecord, with `partition` and
+        `end` for a seek, if that cannot be done: its producer made it wrongly."""
+        flag = self.flag
+        if flag & COMPRESSED_FLAG:
+            try:
+                return payload_of(self.body, flag)
+            except PayloadUnreadable as error:
+                raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
+        return self.body[payload_start(self.body, flag) :] if flag & ATTRIBUTE_FLAG else self.body
 
     @property
     def next_offset(self) -> int:
@@ -102,14 +112,17 @@ class Message(NamedTuple):
         return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
 
     def __repr__(self) -> str:
-        payload = self.payload
-        shown = f"{payload[:32]!r}… {len(payload)} bytes" if len(payload) > 32 else repr(payload)
+        if self.flag & COMPRESSED_FLAG:
+            shown = f"compressed, {len(self.body)} bytes"
+        else:
+            payload = self.payload
+            shown = f"{payload[:32]!r}… {len(payload)} bytes" if len(payload) > 32 else repr(payload)
         return f"<Message {self.topic} {self.partition} @{self.offset} id {self.id} {shown}>"
 
 
 class PlainMessage(Message):
-    """A message known to have no attribute, whose payload is its body: found without a call of Python. Equal to a
-    Message with the same fields, and pickled as one.
+    """A message known to have no attribute and no compression, whose payload is its body: found without a call of
+    Python. Equal to a Message with the same fields, and pickled as one.
     """
 
     __slots__ = ()

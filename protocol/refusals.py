@@ -9,6 +9,7 @@ from .errors import (
     BrokerStarting,
     BrokerUnavailable,
     ChecksumMismatch,
+    CompressionNotAccepted,
     DiskFull,
     FiltersBusy,
     InvalidName,
@@ -68,6 +69,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
     ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
     MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
+    CompressionNotAccepted: ResponseCode.MESSAGE_ILLEGAL,
     OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
 }
 

@@ -149,7 +149,8 @@ class RangeReader:
                     coming = self._ask(connection, following)
             for block in blocks:
                 self.position = block.end  # while the caller has the block, it counts as handed out
-                yield _chosen(block, self._options, self._planned.planned_ms)
+                for part in self._unpacked(block):
+                    yield _chosen(part, self._options, self._planned.planned_ms)
             if damage is not None:
                 if ahead:
                     self._drop(coming)
@@ -214,6 +215,25 @@ class RangeReader:
                 reason = f"{damage} (does the offset begin a record?)"
                 return blocks, CorruptRecord.of(planned.id, block.end, reason)
         return blocks, None
+
+    def _unpacked(self, block: DecodedColumns) -> Iterator[DecodedColumns]:
+        """The same with payloads as they were sent, if Spark wants them: in parts, so that memory stays bounded. Raises
+        CorruptRecord for one that cannot be unpacked, if that is data loss."""
+        if block.packed is None or (self._options.columns is not None and "value" not in self._options.columns.names):
+            yield block
+            return
+        start, count = 0, len(block.packed)
+        while start < count:
+            try:
+                part = block.unpacked(self._planned.id, start, count)
+            except CorruptRecord as damage:
+                if self._options.fail_on_data_loss:
+                    raise
+                log.warning("lost while reading: %s (failOnDataLoss=false)", damage)
+                start += 1
+                continue
+            start += len(part.columns.ids)
+            yield part
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
         """Where to go on when the messages at the position are gone. Raises DataLoss, BrokerUnavailable of a slave."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from metaq.protocol.errors import ChecksumMismatch, MetaqError, RemoteProtocolError
+from metaq.protocol.errors import ChecksumMismatch, CompressionNotAccepted, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
-from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.record import COMPRESSED_FLAG, HEADER_BYTES, headers_at
 from metaq.protocol.refusals import response_code
 from metaq.protocol.sends import (
     Parts,
@@ -52,6 +52,7 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
         stamped = yield from stamp_in_slices(records, sizes, message_ids_from(first_id, count))
         if not stamped.intact.all():
             raise ChecksumMismatch
+        writing.check_flags(topic, stamped.flags)
         log = writing.log(topic, partition, asked)  # others may have been served meanwhile
     except MetaqError as error:
         if (before := _stored_before(writing, topic, asked, request.producer, request.sequence)) is None:
@@ -117,6 +118,7 @@ class _ManyParts:
         self._byte_starts = stamped.starts[self._starts]
         self._byte_ends = stamped.ends[self._ends - 1]
         self._damaged = self._damaged_parts()
+        self._packed = self._packed_parts()
         self._first_ids: list[int] = stamped.units["id"][self._starts].tolist() if self._sequences else []
         self._counts: list[int] = parts.counts.tolist()
         self._next = 0
@@ -130,6 +132,15 @@ class _ManyParts:
         if self._stamped.intact.all():
             return set()
         return set(np.searchsorted(self._ends, np.flatnonzero(~self._stamped.intact), "right").tolist())
+
+    def _packed_parts(self) -> set[int]:
+        """The parts with a compressed message whose topics do not take such."""
+        if not self._stamped.flags & COMPRESSED_FLAG:
+            return set()
+        flags = headers_at(self._stamped.data, self._stamped.starts)["flag"]
+        parts = np.searchsorted(self._ends, np.flatnonzero(flags & COMPRESSED_FLAG), "right")
+        takes = self._writing.partitions.takes_compressed
+        return {number for number in set(parts.tolist()) if not takes(self._topics[number])}
 
     def work(self, seconds: Callable[[], float]) -> Work:
         """Append everything, once per part, in slices that share one sync. Then the answer, when it may be given."""
@@ -213,7 +224,7 @@ class _ManyParts:
         """Of the parts `first` … `last` - 1; None: it is refused."""
         failed = self._failed
         failed.update((write.log, write.error) for write in self._chunk.values() if write.error is not None)
-        if not (failed or self._damaged or self._chooses):
+        if not (failed or self._damaged or self._packed or self._chooses):
             logs = self._writing.logs(self._topics[first:last], self._partitions[first:last])
             if logs is not None:
                 return logs
@@ -222,6 +233,8 @@ class _ManyParts:
             try:
                 if number in self._damaged:
                     raise ChecksumMismatch
+                if number in self._packed:
+                    raise CompressionNotAccepted(self._topics[number])
                 log = self._log(number)
                 if (error := failed.get(log)) is not None:  # what follows a refused part in its partition is refused
                     raise error

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from metaq.protocol.errors import MetaqError, RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
-from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
+from metaq.protocol.record import COMPRESSED_FLAG, HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.remoting import (
     CompleteTransactionRequest,
     TransactionOutcomeReply,
@@ -148,6 +148,9 @@ class TransactionVerbs:
         try:
             if not self._writing.has_transactions:
                 raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
+            for flag, _, _ in puts:
+                if flag & COMPRESSED_FLAG:
+                    self._writing.check_flags(topic, flag)
             return self._transactions.put(connection, key or NULL_KEY, topic, partition, puts, opaque)
         except MetaqError:
             self._writing.metrics.put_refused(topic, len(puts))

@@ -394,12 +394,15 @@ class ConsumerCore:
         """
         if report:  # else there are messages, which come again if on_damaged raises
             self.under_way = False
-        if chunk.damage is None:
+        unreadable = chunk.damage is None and error.end is not None  # it has come as its producer made it
+        if chunk.damage is None and not unreadable:
             cursor.damaged_at(error.position)
             return
         self._pass_over(cursor)
         if self.passes_damage(cursor, error):
-            self._handed_out(cursor, chunk, None)
+            if unreadable:
+                chunk.pass_unreadable()
+            self._handed_out(cursor, chunk, chunk.last_id if unreadable else None)
         elif report:
             raise error
 

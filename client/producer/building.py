@@ -8,16 +8,26 @@ from typing import Any, TypedDict, cast
 import numpy as np
 from isal.isal_zlib import crc32
 
+from metaq.protocol.compression import unpacked_body
 from metaq.protocol.errors import LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
 from metaq.protocol.properties import PropertyValue
-from metaq.protocol.record import EXPIRES, Buffer, encode_attributes, encode_body, encode_key, payload_bytes
+from metaq.protocol.record import (
+    COMPRESSED_FLAG,
+    EXPIRES,
+    Buffer,
+    encode_attributes,
+    encode_body,
+    encode_key,
+    payload_bytes,
+)
 
 from ..config import MAX_BATCH_BODY_BYTES, check_ttl
 from ..message import Message
 from ..values import TopicPartition
 from ..wall_clock import now_ms
 from .outgoing import Outgoing, OutgoingBatch
+from .packing import Packer
 from .routing import key_bytes
 
 __all__ = ["SendOptions", "build_batch", "build_body", "build_message", "with_body"]
@@ -37,12 +47,16 @@ class SendOptions(TypedDict, total=False):
     partition: TopicPartition | None
 
 
-def build_message(topic: str, payload: Buffer, deadline: float, options: SendOptions) -> Outgoing:
-    """One message. Raises TypeError (no bytes, attributes that are no texts, or an option that there is not),
+def build_message(
+    topic: str, payload: Buffer, deadline: float, options: SendOptions, packer: Packer | None = None
+) -> Outgoing:
+    """One message. packer: compresses its payload.
+
+    Raises TypeError (no bytes, attributes that are no texts, or an option that there is not),
     LocalProtocolError (too large, keys with blanks)."""
     if type(payload) is not bytes:
         payload = payload_bytes(payload)
-    return with_body(topic, payload, *build_body(payload, options), deadline, options)
+    return with_body(topic, payload, *build_body(payload, options, packer), deadline, options)
 
 
 def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: float, options: SendOptions) -> Outgoing:
@@ -52,40 +66,57 @@ def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: floa
     return outgoing
 
 
-def build_body(payload: bytes, options: SendOptions) -> tuple[int, bytes]:
+def build_body(payload: bytes, options: SendOptions, packer: Packer | None = None) -> tuple[int, bytes]:
     """Flag and body of a message's record. Raises as `build_message`."""
-    flag = 0
+    flag = packed = 0
+    if packer is not None:
+        packed, payload = packer.pack(payload)
     body = payload
     if options:
         flag, text = _encode(**options)
         if flag:
             body = encode_body(payload, flag, text)
+    flag |= packed
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
     return flag, body
 
 
-def build_batch(topic: str, items: list[Buffer | Message], deadline: float, options: SendOptions) -> OutgoingBatch:
-    """Messages that stay together. The options are those of every payload; a Message keeps its own.
+def build_batch(
+    topic: str,
+    items: list[Buffer | Message],
+    deadline: float,
+    options: SendOptions,
+    packer: Packer | None = None,
+) -> OutgoingBatch:
+    """Messages that stay together. The options are those of every payload; a Message keeps its own, but that it is
+    unpacked if this producer does not compress: its topic may not allow that.
 
     items: belongs to this call, which replaces payloads in it that are not bytes by their bytes. Raises as
     `build_message`, and LocalProtocolError for more than one frame can carry.
     """
     flag, text = _encode(**options)
     flags: list[int] | int = flag
-    if not flag and set(map(type, items)) == {bytes}:  # the usual case, without a loop
+    if not flag and packer is None and set(map(type, items)) == {bytes}:  # the usual case, without a loop
         bodies = cast(list[bytes], items)
     else:
         bodies, flags = [], [flag] * len(items)
         for index, item in enumerate(items):
             if isinstance(item, Message):
-                flags[index], body = item.flag, item.body
-                bodies.append(body if type(body) is bytes else payload_bytes(body))
-            elif type(item) is bytes:
-                bodies.append(encode_body(item, flag, text) if flag else item)
+                item_flag, body = item.flag, item.body if type(item.body) is bytes else payload_bytes(item.body)
+                if item_flag & COMPRESSED_FLAG and packer is None:
+                    item_flag, body = unpacked_body(body, item_flag)
+                flags[index] = item_flag
+                bodies.append(body)
+                continue
+            if type(item) is bytes:
+                payload = item
             else:
                 items[index] = payload = payload_bytes(item)
-                bodies.append(encode_body(payload, flag, text) if flag else payload)
+            if packer is not None:
+                packed, payload = packer.pack(payload)
+                flags[index] |= packed
+            bodies.append(encode_body(payload, flag, text) if flag else payload)
     if max(map(len, bodies)) > MAX_BODY_BYTES:
         raise _too_large(max(map(len, bodies)))
     checksums = np.fromiter(map(crc32, bodies), dtype=np.uint32, count=len(bodies)) & np.uint32(0x7FFFFFFF)

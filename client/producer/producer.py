@@ -32,6 +32,7 @@ from .driver import Driver
 from .futures import SendFuture, refuse_in_callback, refuse_in_handler
 from .losses import AtExit, Losses
 from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back, check_on_delivery
+from .packing import Packer
 from .routing import PartitionSelector, Router, check_selector
 from .transaction import Transaction, Transactional
 from .xa import XaResource
@@ -112,6 +113,9 @@ class Producer:
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         self._driver = Driver(self._config, self._metadata, self._pool, self._router, undelivered, clock, random)
         self._core = self._driver.core
+        self._packer = Packer.of(self._config)
+        # what compresses its payloads has each built, and none joins a batch as it is
+        self._join = self._core.join if self._packer is None else _join_none
         self._closing = False
         self._aside = Aside("metaq-producer-close")
         self._guard = ForkGuard("Producer")
@@ -172,7 +176,7 @@ class Producer:
         RemoteProtocolError (an answer that cannot be read: it may or may not be stored, and is not sent again).
         """
         self._guard.check()
-        outgoing = build_message(topic, payload, self._deadline(timeout), options)
+        outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
         return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_async(
@@ -198,7 +202,7 @@ class Producer:
         self._guard.check()
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
         if not options and type(payload) is bytes:
-            joined = self._core.join(topic, 0, payload, deadline, ASKED)
+            joined = self._join(topic, 0, payload, deadline, ASKED)
             if joined is not None:
                 return SendFuture(*joined)
         return self._take_over(topic, payload, deadline, ASKED, options)
@@ -222,7 +226,7 @@ class Producer:
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
-        if options or type(payload) is not bytes or self._core.join(topic, 0, payload, deadline, report) is None:
+        if options or type(payload) is not bytes or self._join(topic, 0, payload, deadline, report) is None:
             self._take_over(topic, payload, deadline, report, options)
 
     def send_batch(
@@ -243,7 +247,7 @@ class Producer:
         items = list(payloads)
         if not items:
             return []
-        outgoing = build_batch(topic, items, self._deadline(timeout), options)
+        outgoing = build_batch(topic, items, self._deadline(timeout), options, self._packer)
         return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_batch_async(
@@ -265,7 +269,7 @@ class Producer:
         if not items:
             future.set_result([])
             return future
-        outgoing = build_batch(topic, items, self._deadline(timeout), options)
+        outgoing = build_batch(topic, items, self._deadline(timeout), options, self._packer)
         outgoing.report = future.outcome.settle
         outgoing.encode()
         self._driver.begin(outgoing)
@@ -383,7 +387,7 @@ class Producer:
     ) -> SendFuture[SendResult]:
         """A single message that no thread is blocked for; its future if on_delivery is ASKED."""
         payload = payload_bytes(payload)
-        flag, body = build_body(payload, options)
+        flag, body = build_body(payload, options, self._packer)
         partition = options.get("partition")
         if options.get("key") is None and (self._gathers or partition is not None):
             where = topic if partition is None else (topic, partition)
@@ -404,6 +408,10 @@ class Producer:
             outgoing.report = partial(call_back, check_on_delivery(on_delivery))
         self._driver.begin(outgoing)
         return future
+
+
+def _join_none(*_: object) -> None:
+    """As ProducerCore.join where there is no batch to join."""
 
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:

@@ -217,7 +217,10 @@ def _batch_sender(producer: Producer, topic: str, options: SendOptions) -> SendL
 def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separator: bytes) -> SendLines:
     def send(lines: list[bytes]) -> tuple[int, Iterable[int | None]]:
         pairs = [_split_key(line, separator) for line in lines]
-        futures = [producer.send_async(topic, payload, **{**options, "key": key}) for key, payload in pairs]
+        futures = []
+        for key, payload in pairs:
+            options["key"] = key
+            futures.append(producer.send_async(topic, payload, **options))
         results = [future.result() for future in futures]
         return sum(len(payload) for _, payload in pairs), {result.replicas for result in results}
 

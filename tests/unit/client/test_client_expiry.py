@@ -121,6 +121,7 @@ def test_a_ttl_becomes_the_time_of_the_producers_clock_and_the_flag(options):
     flag, body = build_body(b"p", {"ttl": 1.5, **options})
     assert flag & EXPIRES_FLAG
     expires = decode_attribute(attribute_of(body, flag), flag).expires_ms
+    assert expires is not None
     assert before + 1500 <= expires <= now_ms() + 1500
 
 
