@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import (
+    CompressionNotAccepted,
     DelayRefused,
     LogReadOnly,
     MetaqError,
@@ -21,7 +22,7 @@ from metaq.protocol.errors import (
     NotSafe,
     PartitionClosed,
 )
-from metaq.protocol.record import Buffer
+from metaq.protocol.record import COMPRESSED_FLAG, Buffer
 
 from .delays.delays import Delays, Pended
 from .message_ids import MessageIds
@@ -190,6 +191,11 @@ class Writing:
         if write.delayed_for is not None:
             records |= DELAYED_ROW | (WAITING_ROW if write.log.waits else 0)
         write.producer, write.sequence, write.records = producer, sequence, records
+
+    def check_flags(self, topic: str, flags: int) -> None:
+        """flags: the bits that any of the messages has. Raises CompressionNotAccepted."""
+        if flags & COMPRESSED_FLAG and not self.partitions.takes_compressed(topic):
+            raise CompressionNotAccepted(topic)
 
     def append(self, writes: Iterable[Write]) -> list[Write]:
         """Append in order. Each Write is taken when those before it are appended; all share one sync of the journal.

@@ -20,11 +20,14 @@ if TYPE_CHECKING:  # a producer without ZooKeeper needs nothing of it
 __all__ = [
     "BROWSE_BYTES",
     "IDLE_WARNING_SECONDS",
+    "MAX_COMPRESSION_LEVEL",
     "MAX_LOCAL_MESSAGES",
     "MAX_RETRIES",
+    "MAX_TTL_SECONDS",
     "RECOVER_FIRST_SECONDS",
     "RECOVER_SECONDS",
     "SEARCH_TIMEOUT_SECONDS",
+    "Compression",
     "ConnectionConfig",
     "ConsumerConfig",
     "OnDamage",
@@ -39,6 +42,7 @@ __all__ = [
     "check_protocol",
     "check_texts",
     "check_timeout",
+    "check_ttl",
     "config_or_default",
 ]
 
@@ -50,17 +54,26 @@ Start = Literal["earliest", "latest"]
 OnDamage = Literal["stop", "skip"]
 """What a consumer does at stored bytes that hold no good record: stop there, or go on behind them."""
 
+Compression = Literal["zstd"]
+"""How a producer's payloads are compressed."""
+
 ReadFrom = Literal["leader", "nearest"]
 """Which node of a broker set a consumer reads from."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
 """For a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
 
+MAX_COMPRESSION_LEVEL = 22
+"""Zstandard's."""
+
 BROWSE_BYTES = 1 << 20
 """Asked for at once by readers without a group (1.x: the topic browser's maxSize)."""
 
 MAX_RETRIES = 5
 """How often a message that its handler cannot process is tried again (1.x: maxFetchRetries)."""
+
+MAX_TTL_SECONDS = 100 * 365 * 86_400.0
+"""Longest time to live of a message, a hundred years: what shall never expire has none."""
 
 IDLE_WARNING_SECONDS = 300.0
 """The log tells of a member of a group that nobody has polled for so long (Kafka's max.poll.interval.ms by default)."""
@@ -130,6 +143,15 @@ def check_timeout(seconds: float) -> float:
         raise TypeError(f"timeout={seconds!r} is no number of seconds but {type(seconds).__name__}: write it as one")
     if not seconds >= 0:  # and so is NaN
         raise ConfigError("timeout", seconds, "choose 0 or more seconds, or leave it out")
+    return seconds
+
+
+def check_ttl(seconds: float) -> float:
+    """The `ttl` of a send. Raises TypeError for what is no number, ConfigError unless it is above 0 and finite."""
+    if not _is_number(seconds):
+        raise TypeError(f"ttl={seconds!r} is no number of seconds but {type(seconds).__name__}: write it as one")
+    if not 0 < seconds <= MAX_TTL_SECONDS:  # and so is NaN
+        raise ConfigError("ttl", seconds, f"choose more than 0 and at most {MAX_TTL_SECONDS:.0f} s, or leave it out")
     return seconds
 
 
@@ -218,6 +240,13 @@ class ProducerConfig:
     idempotent: bool = True
     """A request that is repeated, because its connection was lost or its answer did not come in time, is stored once.
     A message whose outcome is not known stays with its partition until its deadline. Needs brokers of this version."""
+    compression: Compression | None = None
+    """"zstd": each payload is compressed by Zstandard, if that makes it smaller. Only for topics whose section of
+    server.ini says acceptCompressed=true. None: payloads go as they are."""
+    compression_level: int = 3
+    """1 … 22; higher ones take more time for a little less."""
+    compression_from_bytes: int = 512
+    """Smaller payloads are not compressed."""
     recover_interval_seconds: float = 300.0
     """How often messages in a local store are tried again at the latest (1.x: recoverMessageIntervalInMills, 5 min)."""
     ordered_wait_messages: int = 20
@@ -236,7 +265,11 @@ class ProducerConfig:
 
     def __post_init__(self) -> None:
         zero = "linger_ms", "ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"
-        _check_settings(self, *zero, "transaction_timeout_seconds")
+        _check_settings(self, *zero, "transaction_timeout_seconds", "compression_from_bytes")
+        if self.compression not in ("zstd", None):
+            raise ConfigError("compression", repr(self.compression), "choose 'zstd' or None")
+        if self.compression_level > MAX_COMPRESSION_LEVEL:
+            raise ConfigError("compression_level", self.compression_level, f"choose 1 … {MAX_COMPRESSION_LEVEL}")
         if self.max_batch_bytes > MAX_BATCH_BODY_BYTES:
             raise ConfigError("max_batch_bytes", self.max_batch_bytes, f"choose at most {MAX_BATCH_BODY_BYTES}")
         if self.max_batch_records > MAX_BATCH_RECORDS:

@@ -71,6 +71,8 @@ class Connection:
 
     speaks_frames: the framed protocol was agreed on; else only text commands may be sent. takes_many: and SEND_MANY.
     takes_sequences: and numbers of a producer's sends. takes_delays: the broker keeps messages until their time.
+    takes_sequences: and numbers of a producer's sends. knows_compressed: the broker tells compressed messages from
+    others, in both protocols.
     expects_bulk: set by who pulls; answers are large, so each is received whole, which costs small ones a second system
     call.
     """
@@ -89,6 +91,7 @@ class Connection:
         self.takes_many = stream.takes_many
         self.takes_sequences = stream.takes_sequences
         self.takes_delays = stream.takes_delays
+        self.knows_compressed = stream.knows_compressed
         self.new_opaque = stream.new_opaque
         """For an Exchange."""
         self.expects_bulk = False

@@ -19,6 +19,7 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
+    COMPRESSED_FLAG,
     HEADER,
     HEADER_BYTES,
     attribute_of,
@@ -88,7 +89,7 @@ def _address(buffer: memoryview | bytes) -> int:
 
 class Decoded(NamedTuple):
     """`total` messages, and what they end at: byte offset `end` of the partition, where `damage` says what is wrong, if
-    it is not "". Behind the end of the messages there may be a cut record.
+    it is not "". Behind the end of the messages there may be a cut record. flags: the bits that any of them has.
 
     messages: an iterator, so that they are made when they are taken. Thousands that wait would be what the garbage
     collector goes through again and again; some hundred that are used up soon it never sees.
@@ -98,10 +99,11 @@ class Decoded(NamedTuple):
     total: int
     end: int
     damage: str
+    flags: int
 
 
-def _decoded(messages: list[Message], end: int, damage: str) -> Decoded:
-    return Decoded(iter(messages), len(messages), end, damage)
+def _decoded(messages: list[Message], end: int, damage: str, flags: int) -> Decoded:
+    return Decoded(iter(messages), len(messages), end, damage, flags)
 
 
 def decode_walking(
@@ -111,26 +113,28 @@ def decode_walking(
     data, start, end = records.data, records.start, records.end
     shift = records.offset - start
     messages: list[Message] = []
+    flags = 0
     append, unpack, crc = messages.append, HEADER.unpack_from, crc32
     body_start = start + HEADER_BYTES
     while body_start <= end:
         length, checksum, identity, flag = unpack(data, start)
         if length <= 0:
             if length < 0:
-                return _decoded(messages, start + shift, WRONG_LENGTH)
+                return _decoded(messages, start + shift, WRONG_LENGTH, flags)
             if is_blank(length, checksum, identity):
-                return _decoded(messages, start + shift, ZEROS)
+                return _decoded(messages, start + shift, ZEROS, flags)
         body_end = body_start + length
         if body_end > end:
             break
         body = data[body_start:body_end]
         if check and crc(body) & 0x7FFFFFFF != checksum:
-            return _decoded(messages, start + shift, WRONG_CHECKSUM)
+            return _decoded(messages, start + shift, WRONG_CHECKSUM, flags)
         if tags is None or _has_tag(body, flag, tags):
+            flags |= flag
             append(_make(Message, (partition, start + shift, identity, flag, body)))
         start = body_end
         body_start = start + HEADER_BYTES
-    return _decoded(messages, start + shift, "")
+    return _decoded(messages, start + shift, "", flags)
 
 
 class Good(NamedTuple):
@@ -219,19 +223,20 @@ def decode_sized(
         good = good.checked(bodies)
     shift = records.offset - records.start
     flags = good.headers["flag"]
+    found = int(np.bitwise_or.reduce(flags))  # one look at all: most batches have no bit at all
     columns = (
         repeat(partition),
         (good.starts + shift).tolist(),
         good.headers["id"].tolist(),
-        flags.tolist() if flags.any() else repeat(0),
+        flags.tolist() if found else repeat(0),
         bodies,
     )
-    kind = Message if np.bitwise_and(flags, ATTRIBUTE_FLAG).any() else PlainMessage
+    kind = Message if found & (ATTRIBUTE_FLAG | COMPRESSED_FLAG) else PlainMessage
     messages: Iterator[Message] = map(_make, repeat(kind, len(good.starts)), zip(*columns, strict=False))
     end = good.end(records) + shift
     if tags is not None:
-        return _decoded([each for each in messages if _has_tag(each.body, each.flag, tags)], end, good.damage)
-    return Decoded(messages, len(good.starts), end, good.damage)
+        return _decoded([each for each in messages if _has_tag(each.body, each.flag, tags)], end, good.damage, found)
+    return Decoded(messages, len(good.starts), end, good.damage, found)
 
 
 def _has_tag(body: bytes, flag: int, tags: Container[str]) -> bool:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.compression import payload_of
+from metaq.protocol.errors import CorruptRecord, PayloadUnreadable, RemoteProtocolError
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.own_topics import OWN_MARK
+from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
+    COMPRESSED_FLAG,
+    EXPIRES_FLAG,
     HEADER_BYTES,
     Attributes,
     attribute_of,
@@ -25,6 +29,8 @@ from .values import TopicPartition
 __all__ = ["Message", "Origin", "PlainMessage", "RetriedMessage", "as_original", "failure_in"]
 
 log = get_log(__name__)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Message(NamedTuple):
@@ -48,8 +54,15 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """What the producer sent."""
-        return self.body[payload_start(self.body, self.flag) :] if self.flag & ATTRIBUTE_FLAG else self.body
+        """What the producer sent. A compressed one is unpacked at each look. Raises CorruptRecord, with `partition` and
+        `end` for a seek, if that cannot be done: its producer made it wrongly."""
+        flag = self.flag
+        if flag & COMPRESSED_FLAG:
+            try:
+                return payload_of(self.body, flag)
+            except PayloadUnreadable as error:
+                raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
+        return self.body[payload_start(self.body, flag) :] if flag & ATTRIBUTE_FLAG else self.body
 
     @property
     def next_offset(self) -> int:
@@ -58,7 +71,7 @@ class Message(NamedTuple):
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and headers together: decoded once, where each of them alone decodes again."""
+        """Attribute, tag, keys and properties together: decoded once, where each of them alone decodes again."""
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
     @property
@@ -75,8 +88,22 @@ class Message(NamedTuple):
         return self.attributes.keys
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        return self.attributes.headers
+    def properties(self) -> Mapping[str, PropertyValue]:
+        """The user's properties: str, int, float, bool or bytes, as they were sent."""
+        return self.attributes.properties
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When no consumer gets it any more, by the clock of its producer, as an aware datetime in UTC; None: never."""
+        milliseconds = self.attributes.expires_ms if self.flag & EXPIRES_FLAG else None
+        return None if milliseconds is None else _EPOCH + timedelta(milliseconds=milliseconds)
+
+    def has_expired(self, now_ms: int) -> bool:
+        """now_ms: since 1970."""
+        if not self.flag & EXPIRES_FLAG:
+            return False
+        milliseconds = self.attributes.expires_ms
+        return milliseconds is not None and milliseconds <= now_ms
 
     @property
     def attempts(self) -> int:
@@ -104,14 +131,17 @@ class Message(NamedTuple):
         return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
 
     def __repr__(self) -> str:
-        payload = self.payload
-        shown = f"{payload[:32]!r}… {len(payload)} bytes" if len(payload) > 32 else repr(payload)
+        if self.flag & COMPRESSED_FLAG:
+            shown = f"compressed, {len(self.body)} bytes"
+        else:
+            payload = self.payload
+            shown = f"{payload[:32]!r}… {len(payload)} bytes" if len(payload) > 32 else repr(payload)
         return f"<Message {self.topic} {self.partition} @{self.offset} id {self.id} {shown}>"
 
 
 class PlainMessage(Message):
-    """A message known to have no attribute, whose payload is its body: found without a call of Python. Equal to a
-    Message with the same fields, and pickled as one.
+    """A message known to have no attribute and no compression, whose payload is its body: found without a call of
+    Python. Equal to a Message with the same fields, and pickled as one.
     """
 
     __slots__ = ()

@@ -26,6 +26,8 @@ __all__ = [
     "ClientError",
     "CommitIncomplete",
     "CommitUnknown",
+    "CompressionNotAccepted",
+    "CompressionUnknown",
     "ConfigError",
     "CoordinationError",
     "CoordinationUnavailable",
@@ -56,6 +58,7 @@ __all__ = [
     "OffsetOutOfRange",
     "PartitionClosed",
     "PartitionNotFound",
+    "PayloadUnreadable",
     "PeerLost",
     "PeerRefused",
     "PeerTimedOut",
@@ -134,6 +137,10 @@ class ChecksumMismatch(ProtocolError):
         super().__init__("Checksum failure,message may be corrupted when transfering on networking.")
 
 
+class PayloadUnreadable(ProtocolError):
+    """A payload is said to be compressed, and cannot be what it says: its producer made it wrongly."""
+
+
 # --- store ------------------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +188,24 @@ class TopicNotAccepted(StoreError):
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"The server do not accept topic {topic}")
+        self.topic = topic
+
+
+class CompressionNotAccepted(StoreError):
+    """A compressed message for a topic whose section does not allow them, or a 1.x client's `get` of one that does."""
+
+    def __init__(self, topic: str, reading: str = "") -> None:
+        """reading: the group of a client that cannot read compressed messages."""
+        if reading:
+            super().__init__(
+                f"topic {topic} has compressed messages (acceptCompressed=true), which a client of metaq 1.x cannot "
+                f"read: group {reading} needs a newer client, or producers a topic without acceptCompressed"
+            )
+        else:
+            super().__init__(
+                f"topic {topic} takes no compressed messages: set acceptCompressed=true in its section of server.ini "
+                "once all of its consumers can read them, or send without ProducerConfig(compression=…)"
+            )
         self.topic = topic
 
 
@@ -457,6 +482,17 @@ class BrokerUnavailable(ClientError):
 
     retriable = True
     refresh_view = True
+
+
+class CompressionUnknown(ClientError):
+    """A producer compresses, and a broker is too old to know of that: it would give compressed messages to consumers
+    that cannot read them."""
+
+    def __init__(self, broker: object) -> None:
+        super().__init__(
+            f"{broker} does not know of compressed messages (no compressed/1 in its version): run a newer broker "
+            "there, or send without ProducerConfig(compression=…)"
+        )
 
 
 class LeaderMoved(BrokerUnavailable):

@@ -10,6 +10,7 @@ import re
 from .errors import InvalidName
 
 __all__ = [
+    "COMPRESSED_MARK",
     "DEFAULT_PORT",
     "DELAYS_MARK",
     "FRAMES_MARK",
@@ -28,6 +29,7 @@ __all__ = [
     "MAX_LISTED_DELAYED",
     "MAX_NODE_NAME",
     "MAX_PARTS",
+    "MAX_PAYLOAD_BYTES",
     "MAX_PULL_BYTES",
     "MAX_TX_BATCH_RECORDS",
     "MAX_TX_KEY_CHARACTERS",
@@ -60,12 +62,19 @@ MAX_DELAY_SECONDS = 366 * 24 * 3600
 
 MAX_LISTED_DELAYED = 1000
 """Most delayed messages of one answer to LIST_DELAYED."""
+COMPRESSED_MARK = "compressed/1"
+"""A broker whose `version` answer contains this word takes compressed messages for the topics that allow it, and only
+for these, and gives them only to clients that can read them; all others would give them to anybody."""
 
 MAX_LINE_BYTES = 64 * 1024
 """Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """Largest body of one message. Java has no limit, but its own consumers stop at 2 MiB."""
+
+MAX_PAYLOAD_BYTES = 4 * MAX_BODY_BYTES
+"""Largest payload that is compressed, and so the most memory that a reader takes for a compressed one: a message of a
+few hundred bytes can say that it is gigabytes."""
 
 MAX_FRAME_BYTES = (1 << 24) - 1
 """Largest frame, length word included: its first byte is zero, which is how a frame is told from a text command."""

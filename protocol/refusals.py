@@ -9,6 +9,7 @@ from .errors import (
     BrokerStarting,
     BrokerUnavailable,
     ChecksumMismatch,
+    CompressionNotAccepted,
     DelayRefused,
     DiskFull,
     FiltersBusy,
@@ -70,6 +71,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
     DelayRefused: ResponseCode.MESSAGE_ILLEGAL,
     MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
+    CompressionNotAccepted: ResponseCode.MESSAGE_ILLEGAL,
     OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
 }
 

@@ -47,6 +47,7 @@ WRITE_NAMES = (
     "zookeeper",
     "topic",
     "exactlyOnce",
+    "typedHeaders",
     "metaq.root",
     "metaq.protocol",
     "metaq.batch.messages",
@@ -67,6 +68,7 @@ class WriteOptions:
     protocol: str = "auto"
     batch_messages: int = 1000
     exactly_once: bool = False
+    typed_headers: bool = False
     transaction_bytes: int = 8 << 20
 
     @classmethod
@@ -80,6 +82,7 @@ class WriteOptions:
             protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
             batch_messages=values.integer("metaq.batch.messages", 1, 100_000, 1000),
             exactly_once=values.flag("exactlyOnce", False),
+            typed_headers=values.flag("typedHeaders", False),
             transaction_bytes=values.integer(
                 "metaq.transaction.bytes", MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES, 8 << 20
             ),
@@ -175,6 +178,8 @@ COMMON_NAMES = (
     "minPartitions",
     "maxRecordsPerPartition",
     "includeHeaders",
+    "typedHeaders",
+    "includeExpired",
     "tags",
     "pushFilters",
     "metaq.root",
@@ -248,6 +253,8 @@ class ReadOptions:
     min_partitions: int | None = None
     max_records: int | None = None
     headers: bool = False
+    typed_headers: bool = False
+    include_expired: bool = False
     tags: tuple[str, ...] = ()
     push_filters: bool = False
     limits: BatchLimits = BatchLimits()
@@ -281,6 +288,8 @@ class ReadOptions:
             min_partitions=values.count("minPartitions", MAX_SPLITS),
             max_records=values.count("maxRecordsPerPartition", INT64_MAX),
             headers=values.flag("includeHeaders", False),
+            include_expired=values.flag("includeExpired", False),
+            typed_headers=values.flag("typedHeaders", False),
             tags=_tags(values),
             push_filters=values.flag("pushFilters", False),
             limits=_limits(values),

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from metaq.client.arrow import Columns, DecodedColumns, decode_columns
+from metaq.client.arrow import DecodedColumns, decode_columns
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection, Endpoint
 from metaq.client.decoding import Records, in_bytes
@@ -149,7 +149,8 @@ class RangeReader:
                     coming = self._ask(connection, following)
             for block in blocks:
                 self.position = block.end  # while the caller has the block, it counts as handed out
-                yield _chosen(block.columns, self._options)
+                for part in self._unpacked(block):
+                    yield _chosen(part, self._options, self._planned.planned_ms)
             if damage is not None:
                 if ahead:
                     self._drop(coming)
@@ -214,6 +215,25 @@ class RangeReader:
                 reason = f"{damage} (does the offset begin a record?)"
                 return blocks, CorruptRecord.of(planned.id, block.end, reason)
         return blocks, None
+
+    def _unpacked(self, block: DecodedColumns) -> Iterator[DecodedColumns]:
+        """The same with payloads as they were sent, if Spark wants them: in parts, so that memory stays bounded. Raises
+        CorruptRecord for one that cannot be unpacked, if that is data loss."""
+        if block.packed is None or (self._options.columns is not None and "value" not in self._options.columns.names):
+            yield block
+            return
+        start, count = 0, len(block.packed)
+        while start < count:
+            try:
+                part = block.unpacked(self._planned.id, start, count)
+            except CorruptRecord as damage:
+                if self._options.fail_on_data_loss:
+                    raise
+                log.warning("lost while reading: %s (failOnDataLoss=false)", damage)
+                start += 1
+                continue
+            start += len(part.columns.ids)
+            yield part
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
         """Where to go on when the messages at the position are gone. Raises DataLoss, BrokerUnavailable of a slave."""
@@ -294,11 +314,14 @@ class Failover:
                 return source.endpoint
 
 
-def _chosen(columns: Columns, options: ReadOptions) -> pa.RecordBatch:
-    """The columns of `options`, of rows with one of its tags (brokers compare hashes), of all if there are none."""
+def _chosen(block: DecodedColumns, options: ReadOptions, planned_ms: int) -> pa.RecordBatch:
+    """The columns of `options`, of rows with one of its tags (brokers compare hashes), of all if there are none, which
+    had not expired at `planned_ms`."""
+    columns = block.columns
     schema = options.columns or (ARROW_SCHEMA_WITH_HEADERS if options.headers else ARROW_SCHEMA)
-    batch = to_batch(columns, schema)
-    if not options.tags:
-        return batch
-    tags = columns.of_attributes(attrgetter("tag"), pa.string())
-    return batch.filter(pc.is_in(tags, pa.array(options.tags)))
+    batch = to_batch(columns, schema, typed=options.typed_headers)
+    chosen = None if block.expires is None else pa.array(block.expires > planned_ms)
+    if options.tags:
+        tagged = pc.is_in(columns.of_attributes(attrgetter("tag"), pa.string()), pa.array(options.tags))
+        chosen = tagged if chosen is None else pc.and_(chosen, tagged)
+    return batch if chosen is None else batch.filter(chosen)

@@ -90,6 +90,8 @@ class TopicConfig:
     delete_when: Schedule = field(default_factory=partial(parse_schedule, DEFAULT_DELETE_WHEN))
     accept_publish: bool = True
     accept_subscribe: bool = True
+    accept_compressed: bool = False
+    """Whether messages with compressed payloads are taken; then clients that cannot read them get none of the topic."""
     stat: bool = False
     """Whether realtime counters are kept."""
     ack: Promise | None = None

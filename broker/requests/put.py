@@ -18,7 +18,7 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.message_id import message_id_list, message_ids_from
 from metaq.protocol.put_run import PutRun
-from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer, checksum, checksums
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, Buffer, checksum, checksums
 from metaq.protocol.sends import SendRequest, encode_sent_reply
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import NO_CHECKSUM, Put, Sync, TooLargePut, encode_put_result, encode_result
@@ -160,6 +160,8 @@ class PutGroup:
                 if batch.dues:
                     batch.dues.pop()
                 raise ChecksumMismatch
+            if put.flag & COMPRESSED_FLAG:
+                self._writing.check_flags(put.topic, put.flag)
         except MetaqError as error:
             self._writing.metrics.put(put.topic, 1, len(body))
             if (repeated := self._repeated(put)) is not None:
@@ -285,7 +287,7 @@ class PutGroup:
             (batch,) = self._all
             if len(batch.requests) == len(self._order):  # nothing was refused
                 return b"".join(self._encoded_batch(batch))
-        answers = {batch: iter(self._encoded_batch(batch)) for batch in self._all}
+        answers = {batch: iter(self._encoded_batch(batch)) for batch in self._all if batch.requests}
         return b"".join(each if isinstance(each, bytes) else next(answers[each]) for each in self._order)
 
     def _encoded_batch(self, batch: _Batch) -> list[bytes]:
@@ -320,14 +322,21 @@ class PutGroup:
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Answer:
     """Falls back to a PutGroup for few puts, refused or delayed puts, or a synchronous slave."""
     few = len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST
-    waits = not few and bool(np.bitwise_or.reduce(run.flags) & DELAYED_FLAG)
-    logs = None if few or waits else writing.logs(run.topics, run.partitions)
+    bits = int(np.bitwise_or.reduce(run.flags)) if not few and any(run.flags) else 0
+    alone = bool(bits & DELAYED_FLAG) or (bool(bits & COMPRESSED_FLAG) and _has_packed(writing, run))
+    logs = None if few or alone else writing.logs(run.topics, run.partitions)
     if logs is not None and (checksums(run.bodies) == np.array(run.checksums)).all():
         return _Run(writing, answers, run, logs).commit()
     group = PutGroup(writing, answers)
     for put in run.puts():
         group.add(put)
     return group.commit()
+
+
+def _has_packed(writing: Writing, run: PutRun) -> bool:
+    """Whether it has a compressed message for a topic that does not take such."""
+    flagged = {topic for topic, flag in zip(run.topics, run.flags, strict=True) if flag & COMPRESSED_FLAG}
+    return not all(map(writing.partitions.takes_compressed, flagged))
 
 
 class _Run:

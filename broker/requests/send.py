@@ -7,10 +7,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from metaq.protocol.errors import ChecksumMismatch, MetaqError, RemoteProtocolError
+from metaq.protocol.errors import ChecksumMismatch, CompressionNotAccepted, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
-from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, headers_at
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, headers_at
 from metaq.protocol.refusals import response_code
 from metaq.protocol.sends import (
     Parts,
@@ -52,9 +52,10 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
         stamped = yield from stamp_in_slices(records, sizes, message_ids_from(first_id, count))
         if not stamped.intact.all():
             raise ChecksumMismatch
+        writing.check_flags(topic, stamped.flags)
         log = writing.log(topic, partition, asked)  # others may have been served meanwhile
         write = None
-        if stamped.flags is not None and (stamped.flags & DELAYED_FLAG).any():
+        if stamped.flags & DELAYED_FLAG:
             write = yield from _pended(writing, writing.log_for_delayed(topic, partition, asked), stamped, 0, count)
             writing.log_for_delayed(topic, partition, asked)
     except MetaqError as error:
@@ -93,12 +94,12 @@ def _pended(
 ) -> Generator[None, None, Write]:
     """What appends the records `first` … `last` - 1, all of which are to wait for their time; still without units.
     Raises RemoteProtocolError."""
-    data, starts, ends, units, _, flags = stamped
-    assert flags is not None
-    if not (flags[first:last] & DELAYED_FLAG).all():
-        raise RemoteProtocolError("delayed messages and others cannot be in one batch: send two")
+    data, starts, ends, units, *_ = stamped
     headers = headers_at(data, starts[first:last])
-    columns = flags[first:last].tolist(), headers["checksum"].tolist()
+    flags = headers["flag"]
+    if not (flags & DELAYED_FLAG).all():
+        raise RemoteProtocolError("delayed messages and others cannot be in one batch: send two")
+    columns = flags.tolist(), headers["checksum"].tolist()
     places = zip((starts[first:last] + HEADER_BYTES).tolist(), ends[first:last].tolist(), strict=True)
     bodies = [data[start:end] for start, end in places]
     taken = units["id"][first:last].tolist()
@@ -146,6 +147,7 @@ class _ManyParts:
         self._damaged = self._damaged_parts()
         self._delayed = self._delayed_parts()
         self._pended: dict[int, Write] = {}  # of those
+        self._packed = self._packed_parts()
         self._first_ids: list[int] = stamped.units["id"][self._starts].tolist() if self._sequences else []
         self._counts: list[int] = parts.counts.tolist()
         self._next = 0
@@ -162,11 +164,19 @@ class _ManyParts:
 
     def _delayed_parts(self) -> Sequence[int]:
         """The parts with a record that is to wait for its time."""
-        flags = self._stamped.flags
-        if flags is None or not (flags & DELAYED_FLAG).any():
-            return ()
-        found = np.searchsorted(self._ends, np.flatnonzero(flags & DELAYED_FLAG), "right")
-        return sorted(set(found.tolist()) - self._damaged)
+        return sorted(self._parts_with(DELAYED_FLAG) - self._damaged)
+
+    def _packed_parts(self) -> set[int]:
+        """The parts with a compressed message whose topics do not take such."""
+        takes = self._writing.partitions.takes_compressed
+        return {number for number in self._parts_with(COMPRESSED_FLAG) if not takes(self._topics[number])}
+
+    def _parts_with(self, flag: int) -> set[int]:
+        """The parts with a record that has the flag."""
+        if not self._stamped.flags & flag:
+            return set()
+        flags = headers_at(self._stamped.data, self._stamped.starts)["flag"]
+        return set(np.searchsorted(self._ends, np.flatnonzero(flags & flag), "right").tolist())
 
     def work(self, seconds: Callable[[], float]) -> Work:
         """Append everything, once per part, in slices that share one sync. Then the answer, when it may be given."""
@@ -275,7 +285,7 @@ class _ManyParts:
         """Of the parts `first` … `last` - 1; None: it is refused."""
         failed = self._failed
         failed.update((write.log, write.error) for write in self._chunk.values() if write.error is not None)
-        if not (failed or self._damaged or self._chooses or self._delayed):
+        if not (failed or self._damaged or self._packed or self._chooses or self._delayed):
             logs = self._writing.logs(self._topics[first:last], self._partitions[first:last])
             if logs is not None:
                 return logs
@@ -284,6 +294,8 @@ class _ManyParts:
             try:
                 if number in self._damaged:
                     raise ChecksumMismatch
+                if number in self._packed:
+                    raise CompressionNotAccepted(self._topics[number])
                 if number in self._errors:
                     raise self._errors[number]
                 log = self._log(number)

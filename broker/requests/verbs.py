@@ -15,7 +15,7 @@ from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
-from metaq.protocol.limits import DELAYS_MARK, FRAMES_MARK, MANY_MARK, SEQUENCES_MARK
+from metaq.protocol.limits import COMPRESSED_MARK, DELAYS_MARK, FRAMES_MARK, MANY_MARK, SEQUENCES_MARK
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
@@ -103,7 +103,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
 
     def version(version: Version, caller: Caller | None) -> Bytes:
-        marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else [])]
+        marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else []), COMPRESSED_MARK]
         marks += [DELAYS_MARK] if writing.takes_delays else []
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
 

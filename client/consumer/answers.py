@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError
@@ -55,12 +56,14 @@ class PullCodec:
         self._config = config
         self._is_slave = is_slave
 
-    def encode(self, request: Request, frames: bool) -> Build:
-        """The request, which the bytes are made for once its opaque is known."""
+    def encode(self, request: Request, frames: bool, unpacks: bool = False) -> Build:
+        """The request, which the bytes are made for once its opaque is known. unpacks: the broker wants to be told that
+        compressed messages can be read."""
         topic, _, number = request.cursor.partition
         config = self._config
         if not frames:
-            return lambda opaque: (encode_get(topic, self._group, number, request.offset, request.size, opaque),)
+            get = partial(encode_get, topic, self._group, number, request.offset, request.size, unpacks=unpacks)
+            return lambda opaque: (get(opaque=opaque),)
         size = config.arrow_fetch_bytes if self.reads_in_bulk else config.fetch_max_bytes
         pull = PullRequest(
             topic,

@@ -44,7 +44,7 @@ from ..values import Lag, TopicPartition
 from .core import Accept, ConsumerCore, OnDamaged
 from .fetcher import Fetcher
 from .group_member import GroupMember
-from .listener import Deliver, Handling, Listener, accepting
+from .listener import Deliver, Handling, Listener, accepting, delivering_living
 from .nearest_nodes import Nearby
 from .notices import OnPartitions
 from .offset_commit import OffsetCommitter, StartPosition, offset_store_for
@@ -312,7 +312,8 @@ class Consumer(Poller):
                 lambda: not self._watch.may_have_lost_everything(),
             )
             try:
-                with recovering(reject, self.group, self._topics, deliver, self._timers, self._listener.add_work):
+                kept = delivering_living(deliver, self._core)
+                with recovering(reject, self.group, self._topics, kept, self._timers, self._listener.add_work):
                     if self._stopped:  # looked at after _listener is set: stop() does the reverse
                         self._listener.stop()
                     self._listener.loop()

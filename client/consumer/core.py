@@ -50,6 +50,7 @@ from ..decoding import WRONG_LENGTH
 from ..message import Message
 from ..questions.places import Locate
 from ..values import TopicPartition
+from ..wall_clock import WallClock, now_ms
 from .answers import NotWhole, PullCodec
 from .chunk import Chunk
 from .cursor import Ask, PartitionCursor, Reached, Request
@@ -89,6 +90,7 @@ class ConsumerCore:
         is_slave: Callable[[Endpoint], bool] = lambda _: False,
         follow: Callable[[MetaqError], float | None] = lambda _: None,
         random: Callable[[], float] = random,
+        wall_clock: WallClock = now_ms,
     ) -> None:
         """accept: the user's filter; what it refuses is passed over and counts as consumed. `take` raises what it, and
         on_damaged, raise. follow: as ConnectionPool.follow."""
@@ -100,6 +102,7 @@ class ConsumerCore:
         self.lock = threading.Lock()
         self.config = config
         self._random = random
+        self._wall_clock = wall_clock
         self._follow = follow
         self._tags = tags
         self._retry_topic = RETRY_PREFIX + group
@@ -350,17 +353,17 @@ class ConsumerCore:
         from ..arrow import EMPTY, record_batch  # pyarrow is an extra
 
         with self.lock:
-            found = self._next()
-            if found is not None and found[1].gives_batches and not (self._tags or self._accept):
+            while (found := self._next()) is not None and found[1].gives_batches and not (self._tags or self._accept):
                 cursor, chunk = found
                 self._begin(cursor)
                 try:
-                    batch = chunk.take_batch(cursor.partition, limit, self._check_batches)
-                    self._handed_out(cursor, chunk, batch["id"][-1].as_py())
-                    return batch
+                    batch = chunk.take_batch(cursor.partition, limit, self._check_batches, self._wall_clock())
+                    self._handed_out(cursor, chunk, chunk.last_id)
                 except CorruptRecord as error:
                     self._damaged(cursor, chunk, error, report=True)
                     return EMPTY
+                if batch.num_rows:
+                    return batch
         messages = self.take(limit)
         return record_batch(messages) if messages else EMPTY
 
@@ -371,10 +374,10 @@ class ConsumerCore:
 
     def _take_from(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
         taken = self.next_messages(cursor, chunk, limit)
-        messages = taken
-        if taken and self._accept is not None:
+        messages = self.living(taken) if chunk.may_expire else taken
+        if messages and self._accept is not None:
             try:
-                messages = list(filter(self._accept, taken))
+                messages = list(filter(self._accept, messages))
             except Exception as error:
                 chunk.give_back(taken)
                 raise _Refused(error) from None
@@ -393,16 +396,24 @@ class ConsumerCore:
         """
         if report:  # else there are messages, which come again if on_damaged raises
             self.under_way = False
-        if chunk.damage is None:
+        unreadable = chunk.damage is None and error.end is not None  # it has come as its producer made it
+        if chunk.damage is None and not unreadable:
             cursor.damaged_at(error.position)
             return
         self._pass_over(cursor)
         if self.passes_damage(cursor, error):
-            self._handed_out(cursor, chunk, None)
+            if unreadable:
+                chunk.pass_unreadable()
+            self._handed_out(cursor, chunk, chunk.last_id if unreadable else None)
         elif report:
             raise error
 
     # --- on whichever thread takes ----------------------------------------------------------------------------------
+
+    def living(self, messages: Sequence[Message]) -> list[Message]:
+        """Those that have not expired."""
+        now = self._wall_clock()
+        return [message for message in messages if not message.has_expired(now)]
 
     def next_messages(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
         """At most `limit` messages of its oldest chunk, which moves behind them. Raises CorruptRecord."""

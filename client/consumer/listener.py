@@ -32,7 +32,7 @@ from .retrying import FailedMessages, Sending
 from .tuning import HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
 from .watches import PollWatch
 
-__all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting"]
+__all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting", "delivering_living"]
 
 log = get_log(__name__)
 
@@ -43,6 +43,17 @@ class RetryLater(Exception):
     """Raise it in a handler to get the message again after a pause, without a complaint in the log. It counts as a try.
     (1.x: Message.setRollbackOnly.)
     """
+
+
+def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
+    """`deliver` for messages that have not expired."""
+
+    def deliver_living(messages: Sequence[Message]) -> None:
+        living = core.living(messages)
+        if living:
+            deliver(living)
+
+    return deliver_living
 
 
 def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
@@ -101,6 +112,8 @@ class _Work:
     """The cursor's when they were taken."""
     tries: int = 0
     """Failed ones of the first of them."""
+    may_expire: bool = False
+    """Whether some of `messages` have a time from which on they are handed out no more."""
     single_before: int = 0
     """Below this offset, messages of a batch that failed go to the handler one by one."""
     leaving: _Leaving | None = None
@@ -333,6 +346,7 @@ class Listener:
         pause = 0.0
         try:
             work.messages.extend(self._core.next_messages(cursor, chunk, max(HANDLER_MESSAGES, self._handling.batch)))
+            work.may_expire = chunk.may_expire
             work.end = chunk.reached
             if not chunk.bytes_left:
                 cursor.used_up(chunk)
@@ -370,11 +384,13 @@ class Listener:
             return self._leave(work, work.leaving)
         size = 1 if work.messages[0].offset < work.single_before else self._handling.batch
         unit = [work.messages[number] for number in range(min(size, len(work.messages)))]
-        given = unit if self._handling.failed is None else [as_original(each, work.tries) for each in unit]
-        try:
-            self._handling.deliver(given)
-        except Exception as error:
-            return self._failed(work, unit, error)
+        living = self._core.living(unit) if work.may_expire else unit  # also of one that has failed before
+        if living:
+            given = living if self._handling.failed is None else [as_original(each, work.tries) for each in living]
+            try:
+                self._handling.deliver(given)
+            except Exception as error:
+                return self._failed(work, unit, living[0], error)
         self._done(work, unit)
         return 0.0
 
@@ -384,7 +400,8 @@ class Listener:
         work.tries = 0
         work.cursor.consumed_to(unit[-1].next_offset, unit[-1].id, work.moves)
 
-    def _failed(self, work: _Work, unit: Sequence[Message], error: Exception) -> float:
+    def _failed(self, work: _Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
+        """first: of those of the unit that the handler got."""
         work.tries += 1
         if self._handling.failed is not None:
             return self._failed_for_now(work, unit, error, self._handling.failed)
@@ -393,7 +410,7 @@ class Listener:
             if not isinstance(error, RetryLater):
                 log.warning(
                     "the handler failed on %r, try %d; the next in %.2f s",
-                    unit[0],
+                    first,
                     work.tries,
                     pause,
                     exc_info=error if work.tries == 1 else None,
@@ -403,9 +420,9 @@ class Listener:
             self._take_singly(work, unit)
             return self._config.retry_step_seconds
         try:
-            self._handling.reject(unit[0], error)
+            self._handling.reject(first, error)
         except Exception:
-            log.exception("%r can be neither processed nor put aside: its partition waits", unit[0])
+            log.exception("%r can be neither processed nor put aside: its partition waits", first)
             return self._config.retry_max_seconds
         self._done(work, unit)
         return 0.0

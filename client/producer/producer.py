@@ -34,6 +34,7 @@ from .driver import Driver
 from .futures import SendFuture, refuse_in_callback, refuse_in_handler
 from .losses import AtExit, Losses
 from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back, check_on_delivery
+from .packing import Packer
 from .routing import PartitionSelector, Router, check_selector
 from .transaction import Transaction, Transactional
 from .xa import XaResource
@@ -114,6 +115,9 @@ class Producer:
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         self._driver = Driver(self._config, self._metadata, self._pool, self._router, undelivered, clock, random)
         self._core = self._driver.core
+        self._packer = Packer.of(self._config)
+        # what compresses its payloads has each built, and none joins a batch as it is
+        self._join = self._core.join if self._packer is None else _join_none
         self._closing = False
         self._aside = Aside("metaq-producer-close")
         self._guard = ForkGuard("Producer")
@@ -161,20 +165,22 @@ class Producer:
         """Send one message and wait until it is acknowledged.
 
         Options, of every kind of send: `tag` is what consumers filter on. `keys` are for lookups, without blanks.
-        `attribute` is metaq 1.x's. `headers` are any other texts. Messages with the same `key` go to the same
-        partition; its words become keys for lookups, too, if it is a text (bytes: UTF-8). `partition`: exactly there.
+        `attribute` is metaq 1.x's. `properties` are anything else, by name: str, int (64 bits), float (finite), bool or
+        bytes. Messages with the same `key` go to the same partition; its words become keys for lookups, too, if it is a
+        text (bytes: UTF-8). `partition`: exactly there.
         `deliver_at`, a datetime with a time zone, or `delay`, in seconds from when the broker takes it: not before that
         time, at most 366 days ahead; the result is `pending` then, and `cancel` takes it.
+        `ttl`: seconds by this machine's clock, after which no consumer gets the message any more.
         timeout: seconds for everything, tries on other brokers included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
         acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
-        LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0), TypeError (another argument of a
-        wrong type: no bytes, attributes that are no texts, a partition that is a number),
+        LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0, a ttl of 0), TypeError (another
+        argument of a wrong type: no bytes, attributes that are no texts, a partition that is a number),
         RemoteProtocolError (an answer that cannot be read: it may or may not be stored, and is not sent again).
         """
         self._guard.check()
-        outgoing = build_message(topic, payload, self._deadline(timeout), options)
+        outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
         return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_async(
@@ -200,7 +206,7 @@ class Producer:
         self._guard.check()
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
         if not options and type(payload) is bytes:
-            joined = self._core.join(topic, 0, payload, deadline, ASKED)
+            joined = self._join(topic, 0, payload, deadline, ASKED)
             if joined is not None:
                 return SendFuture(*joined)
         return self._take_over(topic, payload, deadline, ASKED, options)
@@ -224,7 +230,7 @@ class Producer:
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
-        if options or type(payload) is not bytes or self._core.join(topic, 0, payload, deadline, report) is None:
+        if options or type(payload) is not bytes or self._join(topic, 0, payload, deadline, report) is None:
             self._take_over(topic, payload, deadline, report, options)
 
     def send_batch(
@@ -237,15 +243,15 @@ class Producer:
     ) -> Sequence[SendResult]:
         """Send many messages to one partition in one frame (text protocol: pipelined puts); wait for all.
 
-        tag, keys, attribute, headers and key are given to every payload; a Message keeps its own. The results are in
-        order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch
-        is larger than one frame: send it in parts.
+        tag, keys, attribute, properties, ttl and key are given to every payload; a Message keeps its own. The results
+        are in order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the
+        batch is larger than one frame: send it in parts.
         """
         self._guard.check()
         items = list(payloads)
         if not items:
             return []
-        outgoing = build_batch(topic, items, self._deadline(timeout), options)
+        outgoing = build_batch(topic, items, self._deadline(timeout), options, self._packer)
         return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_batch_async(
@@ -267,7 +273,7 @@ class Producer:
         if not items:
             future.set_result([])
             return future
-        outgoing = build_batch(topic, items, self._deadline(timeout), options)
+        outgoing = build_batch(topic, items, self._deadline(timeout), options, self._packer)
         outgoing.report = future.outcome.settle
         outgoing.encode()
         self._driver.begin(outgoing)
@@ -399,7 +405,7 @@ class Producer:
     ) -> SendFuture[SendResult]:
         """A single message that no thread is blocked for; its future if on_delivery is ASKED."""
         payload = payload_bytes(payload)
-        flag, body = build_body(payload, options)
+        flag, body = build_body(payload, options, self._packer)
         partition = options.get("partition")
         timing = timing_of(flag, body)
         if options.get("key") is None and (self._gathers or partition is not None):
@@ -424,6 +430,10 @@ class Producer:
             outgoing.report = partial(call_back, check_on_delivery(on_delivery))
         self._driver.begin(outgoing)
         return future
+
+
+def _join_none(*_: object) -> None:
+    """As ProducerCore.join where there is no batch to join."""
 
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:

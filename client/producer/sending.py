@@ -9,7 +9,7 @@ from functools import partial
 
 from metaq.coordination.interrupts import begin_elsewhere, is_interrupt, may_be_interrupted
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RequestRefused
+from metaq.protocol.errors import BrokerUnavailable, CompressionUnknown, MetaqError, NoPartition, RequestRefused
 from metaq.protocol.limits import DELAYS_MARK
 from metaq.protocol.statuses import ResponseCode
 
@@ -37,6 +37,7 @@ class Sender:
 
     do: does what the core says where messages failed. on_released: called where there is room again. elsewhere: has an
     action done, in order, on a thread that no signal reaches. producer: its number, 0 if its requests are not counted.
+    packs: it compresses payloads.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Sender:
         elsewhere: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
         producer: int = 0,
+        packs: bool = False,
     ) -> None:
         self._core = core
         self._metadata = metadata
@@ -60,6 +62,7 @@ class Sender:
         self._elsewhere = elsewhere
         self._clock = clock
         self._numbers = producer > 0
+        self._packs = packs
         self._codec = FlightCodec(producer)
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
@@ -78,6 +81,8 @@ class Sender:
             patience = deadline if caller is None else min(deadline, caller.deadline)
             try:
                 connection = self._connection(queue.partition, patience - now)
+                if self._packs and not connection.knows_compressed:
+                    raise CompressionUnknown(connection.endpoint)
                 if self._numbers and connection.takes_sequences and (ended := connection.notice_end(now)) is not None:
                     raise ended
             except MetaqError as failure:

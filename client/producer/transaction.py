@@ -20,6 +20,7 @@ from metaq.protocol.errors import (
     ClientError,
     CommitIncomplete,
     CommitUnknown,
+    CompressionUnknown,
     CoordinationError,
     MetaqError,
     NoPartition,
@@ -54,6 +55,7 @@ from .building import SendOptions, build_batch, build_message
 from .delays import refuse_delay
 from .futures import refuse_in_callback
 from .outgoing import Outgoing, OutgoingBatch
+from .packing import Packer
 from .routing import Router
 
 __all__ = ["Transaction", "TransactionSends", "Transactional"]
@@ -80,6 +82,7 @@ class Transactional:
         self.metadata = metadata
         self.router = router
         self.config = config
+        self.packer = Packer.of(config)
         self.clock = clock
         # the process id beside 1.x's counter, so that two processes cannot share a name
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
@@ -186,6 +189,8 @@ class Transactional:
         Raises TransactionRefused and the other refusals, RequestTimedOut, BrokerUnavailable.
         """
         refuse_in_callback("a transaction")
+        if self.packer is not None and not connection.knows_compressed:
+            raise CompressionUnknown(connection.endpoint)
         send = self._put_frame if connection.speaks_frames else self._put_texts
         return send(connection, tx_key, partition, outgoing)
 
@@ -248,7 +253,7 @@ class TransactionSends(ABC):
     ) -> SendResult:
         """Put one message into the transaction; arguments as for Producer.send. The result's offset is -1."""
         refuse_delay(options)
-        return self._put(build_message(topic, payload, self._calls.deadline(timeout), options))[0]
+        return self._put(build_message(topic, payload, self._calls.deadline(timeout), options, self._calls.packer))[0]
 
     def send_batch(
         self,
@@ -266,7 +271,7 @@ class TransactionSends(ABC):
         if not items:
             return []
         refuse_delay(options)
-        return self._put(build_batch(topic, items, self._calls.deadline(timeout), options))
+        return self._put(build_batch(topic, items, self._calls.deadline(timeout), options, self._calls.packer))
 
     @abstractmethod
     def _put(self, outgoing: Outgoing) -> Sequence[SendResult]: ...

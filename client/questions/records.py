@@ -208,7 +208,7 @@ def _build_pull(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, tags: tuple[str, ...] = ()
 ) -> Build:
     if not connection.speaks_frames:
-        return _build_get(partition, offset, max_bytes)
+        return _build_get(connection, partition, offset, max_bytes)
     request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags, sizes=True)
     return lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),)
 
@@ -244,11 +244,14 @@ def _pulled(
 def _get_once(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
 ) -> memoryview:
-    return _got(connection.call(_build_get(partition, offset, max_bytes), timeout), connection, partition, offset)
+    return _got(
+        connection.call(_build_get(connection, partition, offset, max_bytes), timeout), connection, partition, offset
+    )
 
 
-def _build_get(partition: TopicPartition, offset: int, max_bytes: int) -> Build:
-    return lambda opaque: (encode_get(partition.topic, READER_GROUP, partition.partition, offset, max_bytes, opaque),)
+def _build_get(connection: Asked, partition: TopicPartition, offset: int, max_bytes: int) -> Build:
+    place = partition.topic, READER_GROUP, partition.partition, offset, max_bytes
+    return lambda opaque: (encode_get(*place, opaque, connection.knows_compressed),)
 
 
 def _got(reply: Reply, connection: Asked, partition: TopicPartition, offset: int) -> memoryview:

@@ -13,7 +13,7 @@ import numpy as np
 
 from metaq.protocol.errors import MetaqError, PartitionClosed, RemoteProtocolError, TopicNotAccepted, TransactionRefused
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
-from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
+from metaq.protocol.limits import COMPRESSED_MARK, FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.own_topics import OWN_PARTITIONS, is_own_topic
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
@@ -97,6 +97,7 @@ class Answers:
         self.topics = dict(topics)
         self.speaks_frames = speaks_frames
         self.takes_many = True
+        self.knows_compressed = True
         self.silent = False
         self.max_transfer_bytes = MAX_FRAME_BYTES
         self.refuse: Callable[[WireRequest], int | None] = lambda request: None
@@ -351,6 +352,7 @@ class Answers:
         match request:
             case Version():
                 ours = f"0.1 {MANY_MARK} {FRAMES_MARK}" if self.takes_many else f"0.1 {FRAMES_MARK}"
+                ours = f"{ours} {COMPRESSED_MARK}" if self.knows_compressed else ours
                 return encode_result(Status.SUCCESS, ours if self.speaks_frames else "1.4.6.2", request.opaque)
             case Put():
                 return self._put(caller, request)

@@ -36,7 +36,7 @@ class Layer:
 
 
 LAYERS = (
-    Layer("metaq.protocol", theirs=("isal", "numpy", "simplejson")),
+    Layer("metaq.protocol", theirs=("isal", "numpy", "simplejson", "zstandard")),
     Layer("metaq.broker.store", ours=("metaq.protocol",), theirs=("isal", "numpy")),
     Layer(
         "metaq.coordination",

@@ -86,6 +86,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "number of rows of the table, 1 … {MAX_PARTS};",
         "and beyond {MAX_SEQUENCES} producers and partitions",
         "most data in the answer (at most {MAX_PULL_BYTES:bytes}, or",
+        "with the size of its content in its header, of at most {MAX_PAYLOAD_BYTES:bytes}.",
         "how long the broker may wait for data, 0 … {MAX_WAIT_MS};",
         "there are {TABLE_RECORDS} records or more",
         "most messages in the answer, 1 … {MAX_FOUND_MESSAGES}; default {DEFAULT_FOUND_MESSAGES}",
@@ -97,6 +98,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "also after a lost answer, for up to {LEADER_SECONDS:s}.",
         "or no leader answers within {LEADER_SECONDS:s}, is the commit unknown",
         "`max_requests_in_flight` ({ProducerConfig.max_requests_in_flight}) requests",
+        "`compression_from_bytes` ({ProducerConfig.compression_from_bytes}) go as they are",
+        "A payload may have {MAX_PAYLOAD_BYTES:bytes} before compression and {MAX_BODY_BYTES:bytes} after it.",
         "`max_batch_bytes` ({ProducerConfig.max_batch_bytes:bytes}) or `max_batch_records` "
         "({ProducerConfig.max_batch_records})",
         "`delivery_timeout_seconds`, {ProducerConfig.delivery_timeout_seconds:s})",
@@ -180,6 +183,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     ),
     "docs/protocol.md": ("topic `t` (3 partitions)",),
     "docs/client.md": (
+        "no consumer gets the message after 60 s.",  # ttl=60
         "the last 4,096 that it has processed",  # Java's
     ),
     "docs/compatibility.md": (
