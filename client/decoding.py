@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import compress, repeat
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from metaq.protocol.record import (
     is_blank,
     split_bodies,
 )
+from metaq.protocol.where import Where, matching
 
 from .message import Message, PlainMessage
 from .values import TopicPartition
@@ -105,9 +106,14 @@ def _decoded(messages: list[Message], end: int, damage: str) -> Decoded:
 
 
 def decode_walking(
-    records: Records, partition: TopicPartition, tags: Container[str] | None = None, check: bool = True
+    records: Records,
+    partition: TopicPartition,
+    tags: Container[str] | None = None,
+    check: bool = True,
+    where: Where | None = None,
 ) -> Decoded:
-    """All whole records up to the first that is damaged; with `tags` the messages that have one of them."""
+    """All whole records up to the first that is damaged; with `tags` the messages that have one of them, with `where`
+    those for which it holds."""
     data, start, end = records.data, records.start, records.end
     shift = records.offset - start
     messages: list[Message] = []
@@ -126,7 +132,7 @@ def decode_walking(
         body = data[body_start:body_end]
         if check and crc(body) & 0x7FFFFFFF != checksum:
             return _decoded(messages, start + shift, WRONG_CHECKSUM)
-        if tags is None or _has_tag(body, flag, tags):
+        if (tags is None or _has_tag(body, flag, tags)) and (where is None or where.holds_for(body, flag)):
             append(_make(Message, (partition, start + shift, identity, flag, body)))
         start = body_end
         body_start = start + HEADER_BYTES
@@ -150,6 +156,10 @@ class Good(NamedTuple):
     def up_to(self, count: int, damage: str) -> Good:
         """The first `count`, in front of a record with this damage."""
         return Good(self.starts[:count], self.sizes[:count], self.headers[:count], damage)
+
+    def only(self, wanted: npt.NDArray[np.bool_]) -> Good:
+        """Some of them; `end` is not told of these."""
+        return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
 
     def checked(self, bodies: Sequence[bytes]) -> Good:
         """Those in front of the first whose checksum does not match. bodies: theirs, in order."""
@@ -210,7 +220,11 @@ def _leading(good: npt.NDArray[np.bool_]) -> int:
 
 
 def decode_sized(
-    records: Records, partition: TopicPartition, tags: Container[str] | None = None, check: bool = True
+    records: Records,
+    partition: TopicPartition,
+    tags: Container[str] | None = None,
+    check: bool = True,
+    where: Where | None = None,
 ) -> Decoded:
     """As decode_walking, for records of known sizes. bench/decoding.py says what it gains."""
     good = good_records(records)
@@ -218,6 +232,11 @@ def decode_sized(
     if check:
         good = good.checked(bodies)
     shift = records.offset - records.start
+    end = good.end(records) + shift
+    if where is not None:
+        wanted = matching(where, records.data, good.starts, good.sizes)
+        bodies = list(compress(bodies, wanted.tolist()))
+        good = good.only(wanted)
     flags = good.headers["flag"]
     columns = (
         repeat(partition),
@@ -228,7 +247,6 @@ def decode_sized(
     )
     kind = Message if np.bitwise_and(flags, ATTRIBUTE_FLAG).any() else PlainMessage
     messages: Iterator[Message] = map(_make, repeat(kind, len(good.starts)), zip(*columns, strict=False))
-    end = good.end(records) + shift
     if tags is not None:
         return _decoded([each for each in messages if _has_tag(each.body, each.flag, tags)], end, good.damage)
     return Decoded(messages, len(good.starts), end, good.damage)

@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
-from metaq.protocol.limits import FRAMES_MARK, MANY_MARK, SEQUENCES_MARK
+from metaq.protocol.limits import FRAMES_MARK, MANY_MARK, SEQUENCES_MARK, WHERE_MARK
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
@@ -101,7 +101,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
 
     def version(version: Version, caller: Caller | None) -> Bytes:
-        marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else [])]
+        marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else []), WHERE_MARK]
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
 
     def follow(frame: Frame, caller: Caller | None) -> Answer:

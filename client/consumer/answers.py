@@ -45,15 +45,18 @@ class PullCodec:
         tags: Collection[str] | None,
         config: ConsumerConfig,
         is_slave: Callable[[Endpoint], bool] = lambda _: False,
+        where: str = "",
     ) -> None:
         self.reads_in_bulk = False
         self._group = group
         self._tags = tuple(sorted(tags or ()))
+        self._where = where
         self._config = config
         self._is_slave = is_slave
 
-    def encode(self, request: Request, frames: bool) -> Build:
-        """The request, which the bytes are made for once its opaque is known."""
+    def encode(self, request: Request, frames: bool, takes_where: bool = False) -> Build:
+        """The request, which the bytes are made for once its opaque is known. takes_where: the broker filters by
+        content."""
         topic, _, number = request.cursor.partition
         config = self._config
         if not frames:
@@ -70,6 +73,7 @@ class PullCodec:
             sizes=True,
             verify=request.verify,
             follower=config.read_from == "nearest",
+            where=self._where if takes_where else "",
         )
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 

@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord, MetaqError, NotOwner
 from metaq.protocol.frames import Frame
+from metaq.protocol.where import Where
 
 from ..config import ConsumerConfig
 from ..connection import Endpoint, Reply
@@ -83,6 +84,7 @@ class ConsumerCore:
         config: ConsumerConfig,
         *,
         tags: frozenset[str] | None = None,
+        where: Where | None = None,
         accept: Accept | None = None,
         on_damaged: OnDamaged | None = None,
         is_slave: Callable[[Endpoint], bool] = lambda _: False,
@@ -95,12 +97,13 @@ class ConsumerCore:
         self.notices = Notices()
         self.in_doubt = False
         self.under_way = False
-        self.codec = PullCodec(group, tags, config, is_slave)
+        self.codec = PullCodec(group, tags, config, is_slave, "" if where is None else where.text)
         self.lock = threading.Lock()
         self.config = config
         self._random = random
         self._follow = follow
         self._tags = tags
+        self._where = where
         self._accept = accept
         self._on_damaged = on_damaged
         self._check_messages, self._check_batches = config.check_crcs is not False, config.check_crcs is True
@@ -349,7 +352,7 @@ class ConsumerCore:
 
         with self.lock:
             found = self._next()
-            if found is not None and found[1].gives_batches and not (self._tags or self._accept):
+            if found is not None and found[1].gives_batches and not (self._tags or self._where or self._accept):
                 cursor, chunk = found
                 self._begin(cursor)
                 try:
@@ -404,7 +407,7 @@ class ConsumerCore:
 
     def next_messages(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
         """At most `limit` messages of its oldest chunk, which moves behind them. Raises CorruptRecord."""
-        messages = chunk.take(cursor.partition, limit, self._tags, self._check_messages)
+        messages = chunk.take(cursor.partition, limit, self._tags, self._check_messages, self._where)
         if chunk.bytes_left and not messages:
             raise CorruptRecord.of(cursor.partition, chunk.offset, WRONG_LENGTH)
         return messages
