@@ -55,8 +55,8 @@ class TopicBrowser:
         on_damaged: OnDamaged | None = None,
         config: ConsumerConfig | None = None,
     ) -> None:
-        """where: only messages for whose properties this holds (docs/filters.md). on_damaged: called with a CorruptRecord for each damaged range, at which ConsumerConfig.damage says to stop
-        or to go on.
+        """where: only messages for whose properties this holds (docs/filters.md). on_damaged: called with a
+        CorruptRecord for each damaged range, at which ConsumerConfig.damage says to stop or to go on.
 
         Raises ConfigError, CoordinationUnavailable.
         """
@@ -86,9 +86,7 @@ class TopicBrowser:
         while position < end:
             try:
                 size = self._config.fetch_max_bytes
-                read = partial(
-                    read_chosen, partition=partition, offset=position, max_bytes=size, where=self._where
-                )
+                read = partial(read_chosen, partition=partition, offset=position, max_bytes=size, where=self._where)
                 messages, following = ask(read)
             except OffsetOutOfRange as error:
                 if error.first <= position:

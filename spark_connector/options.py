@@ -15,13 +15,14 @@ from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from metaq.client.config import ConnectionConfig
+from metaq.client.config import ConnectionConfig, check_where
 from metaq.client.values import TopicPartition
 from metaq.coordination.paths import DEFAULT_ROOT, Paths
 from metaq.coordination.session import check_connect
 from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import INT64_MAX, check_group, check_topic
 from metaq.protocol.pulls import TAG_SEPARATOR
+from metaq.protocol.where import Where
 
 __all__ = [
     "BATCH_NAMES",
@@ -176,6 +177,7 @@ COMMON_NAMES = (
     "maxRecordsPerPartition",
     "includeHeaders",
     "tags",
+    "where",
     "pushFilters",
     "metaq.root",
     "metaq.protocol",
@@ -249,6 +251,7 @@ class ReadOptions:
     max_records: int | None = None
     headers: bool = False
     tags: tuple[str, ...] = ()
+    where: Where | None = None
     push_filters: bool = False
     limits: BatchLimits = BatchLimits()
     root: str = "/meta"
@@ -282,6 +285,7 @@ class ReadOptions:
             max_records=values.count("maxRecordsPerPartition", INT64_MAX),
             headers=values.flag("includeHeaders", False),
             tags=_tags(values),
+            where=check_where(values.get("where", "") if values.given("where") else None),
             push_filters=values.flag("pushFilters", False),
             limits=_limits(values),
             root=values.root(),

@@ -316,7 +316,6 @@ class Pull:
         size = len(table) + sum(map(len, parts))
         return [self._reply(ResponseCode.SUCCESS, progress, size) + table, *parts]
 
-
     # --- with a filter by content -------------------------------------------------------------------------------------
 
     def _may_go_on(self, log: PartitionLog | None) -> bool:
@@ -349,7 +348,7 @@ class Pull:
         """What the step looks at. What is not in memory is there when the step is taken again."""
         spans, count = reads_of(found)
         next_offset = int(found[count]["offset"]) if count < len(found) else _end_of(units)
-        read: Buffer | list[Buffer] | None | Deferred[Any]
+        read: Buffer | list[Buffer] | Deferred[Any] | None
         if len(spans) == 1:
             read = self._reading.cold_reads.read(
                 log, self._request.group, spans[0].start, spans[0].end - spans[0].start
@@ -364,7 +363,7 @@ class Pull:
             return stretch_of(found[:count], spans, data if isinstance(data, list) else [data], next_offset)
 
         def failed(failure: Failure) -> None:
-            if not failure.check(OffsetOutOfRange):  # else the step finds what is left
+            if not isinstance(failure.value, OffsetOutOfRange):  # else the step finds what is left
                 self._place = failure.value
 
         def keep(data: Buffer | list[Buffer]) -> None:

@@ -146,9 +146,7 @@ class Selection:
             self._time.used_until(deadline)
         return int(units[begin]["offset"]) if begin < len(starts) else next_offset
 
-    def _choose(
-        self, stretch: Stretch, wanted: list[int], sizes: npt.NDArray[np.int64], max_bytes: int
-    ) -> int | None:
+    def _choose(self, stretch: Stretch, wanted: list[int], sizes: npt.NDArray[np.int64], max_bytes: int) -> int | None:
         """Keep these. Returns the first that the answer has no room for; None: it has for all."""
         chosen = self.chosen
         for number in wanted:
@@ -184,4 +182,3 @@ def _wanted(
         good &= matching_checksums(memoryview(data), starts + HEADER_BYTES, starts + sizes, headers["checksum"])
         wanted[rest[~good]] = True
     return wanted
-

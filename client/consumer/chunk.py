@@ -78,8 +78,9 @@ class Chunk(Records):
         """At most `limit` messages from the front, which moves past them.
 
         tags: only messages with one of these (the broker compares hashes, so others may be among them). where: only
-        those for which it holds (not every broker filters by it). check: whether checksums are compared. A cut last record is left out. Raises CorruptRecord for a damaged record once that is
-        the first one left; before it returns what is good in front of it.
+        those for which it holds (not every broker filters by it). check: whether checksums are compared. A cut last
+        record is left out. Raises CorruptRecord for a damaged record once that is the first one left; before it returns
+        what is good in front of it.
         """
         if self.damage is not None:
             raise self.damage

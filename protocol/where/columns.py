@@ -130,9 +130,7 @@ class _Block:
     """Attributes as the rows of a matrix, which is `flat`, each behind and in front of a 0x02: so each item of a
     property list is between two of them."""
 
-    def __init__(
-        self, data: Buffer, begins: _Ints, lengths: _Ints, flags: npt.NDArray[np.int32], width: int
-    ) -> None:
+    def __init__(self, data: Buffer, begins: _Ints, lengths: _Ints, flags: npt.NDArray[np.int32], width: int) -> None:
         """width: a power of two, two more than each length at least; data has so many bytes from each begin - 1 on."""
         count = self._count = len(begins)
         anywhere = np.ndarray(len(data) - width + 1, f"V{width}", data, 0, (1,))

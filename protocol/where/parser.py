@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from ..errors import InvalidWhere
 from ..limits import MAX_WHERE_CHARACTERS, MAX_WHERE_CONDITIONS, MAX_WHERE_DEPTH, MAX_WHERE_NUMBER
@@ -55,6 +55,7 @@ class _Token(NamedTuple):
     kind: str
     value: str
     position: int
+    end: int
 
 
 def parse_expression(text: str) -> Expression:
@@ -80,7 +81,7 @@ class _Parser:
     def whole(self) -> Expression:
         found = self._expression()
         if self.token.kind != "end":
-            self._refuse("AND, OR or the end")
+            raise self._wrong("AND, OR or the end")
         return found
 
     # --- tokens -------------------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class _Parser:
     def _read(self) -> _Token:
         match = _TOKEN.match(self._text, self._position)
         if match is None or match.lastgroup is None:
-            return self._no_token()
+            raise self._no_token()
         kind = match.lastgroup
         value, position = match[kind], match.start(kind)
         self._position = match.end()
@@ -104,25 +105,25 @@ class _Parser:
                 kind = "name"
         elif value == "!=":
             value = "<>"
-        return _Token(kind, value, position)
+        return _Token(kind, value, position, self._position)
 
-    def _no_token(self) -> NoReturn:
+    def _no_token(self) -> InvalidWhere:
         blanks = _BLANKS.match(self._text, self._position)
         position = self._position if blanks is None else blanks.end()
         first = self._text[position]
         if first == "'":
-            raise InvalidWhere(len(self._text), f"the ' that ends the text of character {position + 1}", "the end")
+            return InvalidWhere(len(self._text), f"the ' that ends the text of character {position + 1}", "the end")
+        if self._text.startswith('""', position):
+            return InvalidWhere(position, "a name between the quotation marks", "none")
         if first == '"':
-            raise InvalidWhere(len(self._text), f'the " that ends the name of character {position + 1}', "the end")
-        raise InvalidWhere(position, "a property, a literal or an operator", self._near(position))
+            return InvalidWhere(len(self._text), f'the " that ends the name of character {position + 1}', "the end")
+        word = self._text[position : position + _SHOWN].split(None, 1)[0]
+        return InvalidWhere(position, "a property, a literal or an operator", _shown(word))
 
-    def _near(self, position: int) -> str:
-        return _shown(self._text[position : position + _SHOWN].split(None, 1)[0])
-
-    def _refuse(self, expected: str, token: _Token | None = None) -> NoReturn:
+    def _wrong(self, expected: str, token: _Token | None = None) -> InvalidWhere:
         token = token or self.token
-        found = "the end" if token.kind == "end" else self._near(token.position)
-        raise InvalidWhere(token.position, expected, found)
+        found = "the end" if token.kind == "end" else _shown(self._text[token.position : token.end])
+        return InvalidWhere(token.position, expected, found)
 
     def _next(self) -> _Token:
         token = self.token
@@ -138,7 +139,7 @@ class _Parser:
 
     def _must(self, kind: str, value: str) -> None:
         if not self._takes(kind, value):
-            self._refuse(value)
+            raise self._wrong(value)
 
     # --- the rules of the grammar -------------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class _Parser:
         if self._takes("mark", "("):
             self._depth += 1
             if self._depth > MAX_WHERE_DEPTH:
-                self._refuse(f"at most {MAX_WHERE_DEPTH} parentheses around each other", opening)
+                raise self._wrong(f"at most {MAX_WHERE_DEPTH} parentheses around each other", opening)
             found = self._expression()
             self._must("mark", ")")
             self._depth -= 1
@@ -174,7 +175,7 @@ class _Parser:
         first = self.token
         self._conditions += 1
         if self._conditions > MAX_WHERE_CONDITIONS:
-            self._refuse(f"the end: a filter has {MAX_WHERE_CONDITIONS} conditions at most")
+            raise self._wrong(f"the end: a filter has {MAX_WHERE_CONDITIONS} conditions at most")
         if first.kind == "name":
             self._next()
             return self._test(first.value)
@@ -183,11 +184,11 @@ class _Parser:
         if comparison.kind == "mark" and comparison.value in COMPARISONS:
             self._next()
             if self.token.kind != "name":
-                self._refuse(f"{_PROPERTY}: one side of a comparison is one")
+                raise self._wrong(f"{_PROPERTY}: one side of a comparison is one")
             return Condition(self._next().value, self._compare(_FLIPPED[comparison.value], literal, comparison))
         if isinstance(literal, bool):
             return Constant(TRUE if literal else FALSE)
-        self._refuse("a comparison (=, <>, <, <=, >, >=)")
+        raise self._wrong("a comparison (=, <>, <, <=, >, >=)")
 
     def _test(self, name: str) -> Expression:
         token = self.token
@@ -206,10 +207,10 @@ class _Parser:
         if self._takes("word", "LIKE"):
             return _unless(negated, Condition(name, self._like()))
         if negated:
-            self._refuse("BETWEEN, IN or LIKE")
+            raise self._wrong("BETWEEN, IN or LIKE")
         if token.kind in ("mark", "word", "end") and token.value not in ("(", "ESCAPE", "NULL"):
             return Condition(name, CompareBool(True))  # a property alone; what may not follow is refused by the caller
-        self._refuse("a comparison, BETWEEN, IN, LIKE, IS, AND, OR or the end")
+        raise self._wrong("a comparison, BETWEEN, IN, LIKE, IS, AND, OR or the end")
 
     def _literal(self, expected: str) -> Literal:
         token = self.token
@@ -220,19 +221,19 @@ class _Parser:
             return self._number(token)
         if token.kind == "word" and token.value in ("TRUE", "FALSE"):
             return self._next().value == "TRUE"
-        self._refuse(expected)
+        raise self._wrong(expected)
 
     def _number(self, token: _Token) -> int | float:
         if len(token.value) <= MAX_WHERE_NUMBER:
             number = float(token.value)
             if math.isfinite(number):
                 return number if any(each in token.value for each in ".eE") else int(token.value)
-        self._refuse(f"a number of at most {MAX_WHERE_NUMBER} characters that a double can hold", token)
+        raise self._wrong(f"a number of at most {MAX_WHERE_NUMBER} characters that a double can hold", token)
 
     def _compare(self, comparison: str, literal: Literal, token: _Token) -> Predicate:
         if isinstance(literal, bool):
             if comparison not in ("=", "<>"):
-                self._refuse("= or <>, as of TRUE and FALSE none is greater", token)
+                raise self._wrong("= or <>, as of TRUE and FALSE none is greater", token)
             return CompareBool(literal is (comparison == "="))
         return CompareText(comparison, literal) if isinstance(literal, str) else CompareNumber(comparison, literal)
 
@@ -242,7 +243,7 @@ class _Parser:
         self._must("word", "AND")
         high = self._literal("a number or a text")
         if isinstance(low, bool) or isinstance(high, bool) or isinstance(low, str) != isinstance(high, str):
-            self._refuse("two numbers or two texts", token)
+            raise self._wrong("two numbers or two texts", token)
         return And(tuple(Condition(name, self._compare(*each, token)) for each in ((">=", low), ("<=", high))))
 
     def _in(self) -> Predicate:
@@ -251,7 +252,7 @@ class _Parser:
         while self._takes("mark", ","):
             literals.append(self._literal(_LITERAL))
         if not self._takes("mark", ")"):
-            self._refuse(", or )")
+            raise self._wrong(", or )")
         return In(literals)
 
     def _like(self) -> Predicate:
@@ -261,15 +262,16 @@ class _Parser:
             token = self.token
             escape = self._text_literal("a character in '…'").value
             if len(escape) != 1 or escape in "%_":
-                self._refuse("one character, neither % nor _", token)
+                raise self._wrong("one character, neither % nor _", token)
         try:
             return Like(pattern.value, escape)
         except ValueError as error:
-            self._refuse(f"a pattern in which the escape character escapes itself, % or _ ({error})", pattern)
+            what = f"a pattern in which the escape character escapes itself, % or _ ({error})"
+            raise self._wrong(what, pattern) from None
 
     def _text_literal(self, expected: str) -> _Token:
         if self.token.kind != "text":
-            self._refuse(expected)
+            raise self._wrong(expected)
         return self._next()
 
 

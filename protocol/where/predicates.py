@@ -101,13 +101,13 @@ class In:
         number, flag = as_number(value), as_bool(value)
         if isinstance(value, str):
             equal = value in self.texts
-            unknown = (number is None and self.numbers) or (flag is None and self.bools)
+            unknown = (number is None and bool(self.numbers)) or (flag is None and bool(self.bools))
         elif isinstance(value, bool):
             equal = flag in self._text_bools
-            unknown = self.numbers or None in self._text_bools
+            unknown = bool(self.numbers) or None in self._text_bools
         else:
             equal = number is not None and number in self._text_numbers
-            unknown = number is None or self.bools or None in self._text_numbers
+            unknown = number is None or bool(self.bools) or None in self._text_numbers
         if equal or (number is not None and number in self.numbers) or (flag is not None and flag in self.bools):
             return TRUE
         return UNKNOWN if unknown else FALSE

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from typing import Any
 
 from metaq.broker import tuning
 from metaq.broker.requests.selecting import Selection
@@ -97,7 +98,12 @@ def test_a_long_stretch_is_looked_at_step_by_step(peer, harness, monkeypatch):
     monkeypatch.setattr(tuning, "WHERE_STEP_BYTES", 200)
     judged = []
     judge = Selection.judge
-    monkeypatch.setattr(Selection, "judge", lambda *given: (judged.append(1), judge(*given))[1])
+
+    def counted(*given):
+        judged.append(1)
+        return judge(*given)
+
+    monkeypatch.setattr(Selection, "judge", counted)
     offsets = send(peer, [{"n": number} for number in range(100)])
     peer.send(pull("t", 0, 0, where="n = 98", wait_ms=1000))
     assert peer.frames() == []
@@ -192,7 +198,7 @@ def test_the_version_says_that_pulls_are_filtered(peer):
 
 
 def test_a_groups_own_filter_sees_what_is_left(tmp_path, monkeypatch):
-    module = types.ModuleType("my_filters")
+    module: Any = types.ModuleType("my_filters")
     asked = []
 
     def even(group, message):

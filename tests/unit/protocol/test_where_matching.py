@@ -183,7 +183,9 @@ def laid_out(bodies_and_flags):
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(text=expressions, some=st.lists(records(), max_size=40), front=st.binary(max_size=3), behind=st.binary(max_size=3))
+@given(
+    text=expressions, some=st.lists(records(), max_size=40), front=st.binary(max_size=3), behind=st.binary(max_size=3)
+)
 def test_many_records_at_once_get_the_answers_of_each(text, some, front, behind):
     where = Where(text)
     data, starts, sizes = laid_out(some)
@@ -198,7 +200,10 @@ def test_many_records_at_once_get_the_answers_of_each(text, some, front, behind)
 def test_rows_of_a_matrix_are_many_and_get_the_same_answers():
     """Enough records of all widths that none is decoded by itself but the longest."""
     some = [
-        (body_with({"a": "EU" if number % 3 else "US", "b": number % 200, "pad": "p" * (number % 1300)}, bytes(5)), LISTED)
+        (
+            body_with({"a": "EU" if number % 3 else "US", "b": number % 200, "pad": "p" * (number % 1300)}, bytes(5)),
+            LISTED,
+        )
         for number in range(3000)
     ]
     data, starts, sizes = laid_out(some)
@@ -223,7 +228,11 @@ def test_nothing_is_found_among_no_records():
 
 def test_a_payload_that_looks_like_properties_is_none():
     look_alike = b"\x02a\x017\x02" * 20
-    some = [(body_with({"b": "x"}, look_alike), LISTED), (look_alike, 0), (body_with({"a": 8}, look_alike), LISTED)] * 30
+    some = [
+        (body_with({"b": "x"}, look_alike), LISTED),
+        (look_alike, 0),
+        (body_with({"a": 8}, look_alike), LISTED),
+    ] * 30
     data, starts, sizes = laid_out(some)
     assert not matching(Where("a = 7"), data, starts, sizes).any()
     assert matching(Where("a = 8"), data, starts, sizes).sum() == 30
