@@ -114,6 +114,27 @@ PULL_MAX_LOADS = 64
 PULL_MAX_RUNS = 4096
 """Runs of neighbouring records that one answer of a filtered pull is put together from."""
 
+WHERE_STEP_BYTES = 1 << 20
+"""Bytes of records that one step of a pull with a filter by content reads: `python -m bench.where`."""
+
+WHERE_SLICE_RECORDS = 2048
+"""Records that are judged at once, by a filter with one condition: more would gain nothing, fewer cost more each."""
+
+WHERE_LEAST_SLICE = 64
+"""The same for a filter with many conditions: a handful of milliseconds, if each is the costliest there is."""
+
+WHERE_TURN_SECONDS = 0.003
+"""All filters together work so long in one turn of the reactor, but for a slice of each pull."""
+
+WHERE_GATHER_SECONDS = 0.02
+"""A message that was chosen waits so long for others to share its answer, while there is more to look at."""
+
+WHERE_GAP_BYTES = 16 << 10
+"""Bytes that tags have ruled out between two records that are read at once."""
+
+WHERE_STEP_READS = 64
+"""Places that one step reads, if tags leave records far from each other."""
+
 TABLE_RECORDS = 16
 """An answer with fewer records has no table of their sizes, which would cost both sides more than it saves."""
 

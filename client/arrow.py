@@ -31,6 +31,7 @@ from metaq.protocol.record import (
     decode_attribute,
     payload_start,
 )
+from metaq.protocol.where import Where, matching
 
 from .decoding import Good, Records, good_records
 from .message import Message
@@ -203,9 +204,14 @@ EMPTY = record_batch(())
 
 
 def decode_columns(
-    records: Records, partition: TopicPartition, check: bool = True, limit: int | None = None
+    records: Records,
+    partition: TopicPartition,
+    check: bool = True,
+    limit: int | None = None,
+    where: Where | None = None,
 ) -> DecodedColumns:
-    """The records that begin before byte `limit` of the partition (None: all), up to the first that is damaged."""
+    """The records that begin before byte `limit` of the partition (None: all), up to the first that is damaged. where:
+    only those for which this filter holds."""
     data = records.data
     good = good_records(records, limit)
     payload: pa.Array | None = None
@@ -213,23 +219,27 @@ def decode_columns(
         payload = _gather(data, good.starts + HEADER_BYTES, good.sizes - HEADER_BYTES)
         good = good.checked(payload.to_pylist())
         payload = payload.slice(0, len(good.starts))
+    end = int(records.offsets(np.array([good.end(records)]))[0])
+    if where is not None and not (wanted := matching(where, data, good.starts, good.sizes)).all():
+        good = good.only(wanted)
+        payload = None
     attributes, begins = _attributes(data, good)
     if payload is None or attributes is not None:
         payload = _gather(data, begins, good.starts + good.sizes - begins)
-    count, shift = len(good.starts), records.offset - records.start
+    count = len(good.starts)
     topic, broker, number = (column.slice(0, count) for column in _constants(partition, _power_of_two(count)))
     columns = Columns(
         topic,
         broker,
         number,
-        pa.array(good.starts + shift),
+        pa.array(records.offsets(good.starts)),
         good.headers["id"].astype(np.int64),
         payload,
         attributes,
     )
     expires = _expiries(attributes, good.headers["flag"])
     packed = good.headers["flag"] & COMPRESSED_FLAG != 0
-    return DecodedColumns(columns, good.end(records) + shift, good.damage, expires, packed if packed.any() else None)
+    return DecodedColumns(columns, end, good.damage, expires, packed if packed.any() else None)
 
 
 def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:

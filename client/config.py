@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
 
 from metaq.coordination.assignment import STRATEGIES, Strategy
-from metaq.protocol.errors import ConfigError
+from metaq.protocol.errors import ConfigError, InvalidWhere
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
 from metaq.protocol.pulls import MAX_WAIT_MS
+from metaq.protocol.where import Where, parse_where
 
 if TYPE_CHECKING:  # a producer without ZooKeeper needs nothing of it
     from metaq.coordination.offset_store import OffsetStore
@@ -43,6 +44,7 @@ __all__ = [
     "check_texts",
     "check_timeout",
     "check_ttl",
+    "check_where",
     "config_or_default",
 ]
 
@@ -126,6 +128,18 @@ def check_call_backs(**given: object) -> None:
     for option, value in given.items():
         if value is not None:
             check_call_back(option, value)
+
+
+def check_where(where: str | None) -> Where | None:
+    """The filter by content of an option `where`; None: there is none. Raises ConfigError."""
+    if where is None:
+        return None
+    if not isinstance(where, str):
+        raise ConfigError("where", repr(where), "write the filter as a text (str), or leave it out")
+    try:
+        return parse_where(where)
+    except InvalidWhere as error:
+        raise ConfigError("where", where, f"{error.reason}: docs/filters.md has the grammar") from error
 
 
 def check_number(option: str, value: object, *, whole: bool = True, may_be_0: bool = False) -> None:

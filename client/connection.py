@@ -73,6 +73,7 @@ class Connection:
     takes_sequences: and numbers of a producer's sends. takes_delays: the broker keeps messages until their time.
     takes_sequences: and numbers of a producer's sends. knows_compressed: the broker tells compressed messages from
     others, in both protocols.
+    takes_sequences: and numbers of a producer's sends. takes_where: and filters by content of pulls.
     expects_bulk: set by who pulls; answers are large, so each is received whole, which costs small ones a second system
     call.
     """
@@ -92,6 +93,7 @@ class Connection:
         self.takes_sequences = stream.takes_sequences
         self.takes_delays = stream.takes_delays
         self.knows_compressed = stream.knows_compressed
+        self.takes_where = stream.takes_where
         self.new_opaque = stream.new_opaque
         """For an Exchange."""
         self.expects_bulk = False

@@ -39,6 +39,7 @@ __all__ = [
     "FilterUnavailable",
     "FiltersBusy",
     "InvalidName",
+    "InvalidWhere",
     "LeaderMoved",
     "LocalProtocolError",
     "LocalStoreError",
@@ -107,6 +108,21 @@ class InvalidName(MetaqError, ValueError):
     """A topic or group name that cannot be used; the message says why."""
 
     status = Status.BAD_REQUEST
+
+
+class InvalidWhere(MetaqError, ValueError):
+    """A filter by content (docs/filters.md) that is none. position: of the character, from 0, where `expected` was and
+    `found` is; "" if that needs no saying.
+    """
+
+    status = Status.BAD_REQUEST
+
+    def __init__(self, position: int, expected: str, found: str = "") -> None:
+        self.reason = f"at character {position + 1}: expected {expected}" + (f", found {found}" if found else "")
+        super().__init__(f"where: {self.reason}")
+        self.position = position
+        self.expected = expected
+        self.found = found
 
 
 # --- protocol ---------------------------------------------------------------------------------------------------------

@@ -33,8 +33,14 @@ __all__ = [
     "MAX_PULL_BYTES",
     "MAX_TX_BATCH_RECORDS",
     "MAX_TX_KEY_CHARACTERS",
+    "MAX_WHERE_ATTRIBUTE",
+    "MAX_WHERE_CHARACTERS",
+    "MAX_WHERE_CONDITIONS",
+    "MAX_WHERE_DEPTH",
+    "MAX_WHERE_NUMBER",
     "SEQUENCES_MARK",
     "SLAVE_STATUS_TOPIC",
+    "WHERE_MARK",
     "check_group",
     "check_node",
     "check_topic",
@@ -65,6 +71,8 @@ MAX_LISTED_DELAYED = 1000
 COMPRESSED_MARK = "compressed/1"
 """A broker whose `version` answer contains this word takes compressed messages for the topics that allow it, and only
 for these, and gives them only to clients that can read them; all others would give them to anybody."""
+WHERE_MARK = "where/1"
+"""A broker whose `version` answer contains this word filters a pull by content (docs/filters.md)."""
 
 MAX_LINE_BYTES = 64 * 1024
 """Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""
@@ -102,6 +110,21 @@ MAX_KEY_CHARACTERS = 64 * 1024
 
 MAX_TX_KEY_CHARACTERS = 1024
 """Longest transaction key. XA's own parts have at most 64 bytes each; Java has no limit."""
+
+MAX_WHERE_ATTRIBUTE = 64 * 1024
+"""Bytes of the longest attribute that a filter by content looks into; of a message with a longer one it sees none."""
+
+MAX_WHERE_CHARACTERS = 4096
+"""Longest filter by content."""
+
+MAX_WHERE_CONDITIONS = 64
+"""Most conditions of one, each of which costs something for every message; an IN is one."""
+
+MAX_WHERE_DEPTH = 32
+"""Most parentheses around each other in one."""
+
+MAX_WHERE_NUMBER = 64
+"""Longest number in one, and longest text that counts as a number, in characters."""
 
 MAX_NODE_NAME = 64
 """Longest name of a node of a broker set, characters."""

@@ -15,13 +15,14 @@ from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from metaq.client.config import ConnectionConfig
+from metaq.client.config import ConnectionConfig, check_where
 from metaq.client.values import TopicPartition
 from metaq.coordination.paths import DEFAULT_ROOT, Paths
 from metaq.coordination.session import check_connect
 from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import INT64_MAX, check_group, check_topic
 from metaq.protocol.pulls import TAG_SEPARATOR
+from metaq.protocol.where import Where
 
 __all__ = [
     "BATCH_NAMES",
@@ -181,6 +182,7 @@ COMMON_NAMES = (
     "typedHeaders",
     "includeExpired",
     "tags",
+    "where",
     "pushFilters",
     "metaq.root",
     "metaq.protocol",
@@ -256,6 +258,7 @@ class ReadOptions:
     typed_headers: bool = False
     include_expired: bool = False
     tags: tuple[str, ...] = ()
+    where: Where | None = None
     push_filters: bool = False
     limits: BatchLimits = BatchLimits()
     root: str = "/meta"
@@ -291,6 +294,7 @@ class ReadOptions:
             include_expired=values.flag("includeExpired", False),
             typed_headers=values.flag("typedHeaders", False),
             tags=_tags(values),
+            where=check_where(values.get("where", "") if values.given("where") else None),
             push_filters=values.flag("pushFilters", False),
             limits=_limits(values),
             root=values.root(),

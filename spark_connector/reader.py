@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from metaq.client.arrow import DecodedColumns, decode_columns
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection, Endpoint
-from metaq.client.decoding import Records, in_bytes
+from metaq.client.decoding import Records, in_bytes, joined
 from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.questions.records import BegunPull, Pulled, located
 from metaq.client.redirects import Redirects
@@ -162,7 +162,8 @@ class RangeReader:
     def _ask(self, connection: Connection, offset: int) -> BegunPull:
         """The broker sends the answer while this thread, and Spark, work on the block before: no thread of ours need
         wait for it, which would compete for the interpreter's lock."""
-        return BegunPull(connection, self.place, offset, self._options.fetch_bytes, self._tags)
+        options = self._options
+        return BegunPull(connection, self.place, offset, options.fetch_bytes, self._tags, options.where)
 
     def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
         """Raises LeaderMoved, and as BegunPull.result."""
@@ -198,16 +199,21 @@ class RangeReader:
         """
         planned = self._planned
         runs = pulled.runs
+        apart = len(runs) > 1  # the broker left out what it was not asked for
         if not runs and (pulled.next_offset is None or pulled.next_offset <= self.position):
             self._check_copied(connection, partition_bounds(connection, self.place))
             runs = [(self.position, memoryview(b""))]
         # without a table of sizes only the checksums tell whether the offset begins a record
         check = self._options.check_crcs or pulled.sizes is None
         blocks: list[DecodedColumns] = []
+        together = joined(runs) if apart else None
+        if together is not None:  # a batch of each run would be one of a few rows, if a filter leaves few
+            runs = [(together.offset, memoryview(together.data)[together.start : together.end])]
         for start, data in runs:
             if start >= planned.end:
                 break
-            block = decode_columns(Records(*in_bytes(data), start, pulled.sizes), planned.id, check, planned.end)
+            records = together or Records(*in_bytes(data), start, pulled.sizes)
+            block = decode_columns(records, planned.id, check, planned.end, self._options.where)
             if block.end > start:
                 blocks.append(block)
             damage = block.damage or ("" if block.end > start else f"no complete record in {len(data)} bytes")

@@ -15,7 +15,14 @@ from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
-from metaq.protocol.limits import COMPRESSED_MARK, DELAYS_MARK, FRAMES_MARK, MANY_MARK, SEQUENCES_MARK
+from metaq.protocol.limits import (
+    COMPRESSED_MARK,
+    DELAYS_MARK,
+    FRAMES_MARK,
+    MANY_MARK,
+    SEQUENCES_MARK,
+    WHERE_MARK,
+)
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
@@ -104,7 +111,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 
     def version(version: Version, caller: Caller | None) -> Bytes:
         marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else []), COMPRESSED_MARK]
-        marks += [DELAYS_MARK] if writing.takes_delays else []
+        marks += [WHERE_MARK, *([DELAYS_MARK] if writing.takes_delays else [])]
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
 
     def follow(frame: Frame, caller: Caller | None) -> Answer:

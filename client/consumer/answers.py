@@ -48,17 +48,19 @@ class PullCodec:
         tags: Collection[str] | None,
         config: ConsumerConfig,
         is_slave: Callable[[Endpoint], bool] = lambda _: False,
+        where: str = "",
     ) -> None:
         self.reads_in_bulk = False
         self._group = group
         self._tags = tuple(sorted(tags or ()))
         self._retry_topic = RETRY_PREFIX + group
+        self._where = where
         self._config = config
         self._is_slave = is_slave
 
-    def encode(self, request: Request, frames: bool, unpacks: bool = False) -> Build:
+    def encode(self, request: Request, frames: bool, unpacks: bool = False, takes_where: bool = False) -> Build:
         """The request, which the bytes are made for once its opaque is known. unpacks: the broker wants to be told that
-        compressed messages can be read."""
+        compressed messages can be read. takes_where: it filters by content."""
         topic, _, number = request.cursor.partition
         config = self._config
         if not frames:
@@ -76,6 +78,7 @@ class PullCodec:
             sizes=True,
             verify=request.verify,
             follower=config.read_from == "nearest",
+            where=self._where if takes_where and topic != self._retry_topic else "",
         )
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from metaq.protocol.errors import CorruptRecord
 from metaq.protocol.record import EXPIRES_FLAG
+from metaq.protocol.where import Where
 
 from ..decoding import Decoded, Records, decode_sized, decode_walking, in_bytes
 from ..message import Message
@@ -72,13 +73,19 @@ class Chunk(Records):
         return self.offset if self.start < self.end else self.end_offset
 
     def take(
-        self, partition: TopicPartition, limit: int, tags: Container[str] | None = None, check: bool = True
+        self,
+        partition: TopicPartition,
+        limit: int,
+        tags: Container[str] | None = None,
+        check: bool = True,
+        where: Where | None = None,
     ) -> list[Message]:
         """At most `limit` messages from the front, which moves past them.
 
-        tags: only messages with one of these (the broker compares hashes, so others may be among them). check: whether
-        checksums are compared. A cut last record is left out. Raises CorruptRecord for a damaged record once that is
-        the first one left; before it returns what is good in front of it.
+        tags: only messages with one of these (the broker compares hashes, so others may be among them). where: only
+        those for which it holds (not every broker filters by it). check: whether checksums are compared. A cut last
+        record is left out. Raises CorruptRecord for a damaged record once that is the first one left; before it returns
+        what is good in front of it.
         """
         if self.damage is not None:
             raise self.damage
@@ -87,7 +94,7 @@ class Chunk(Records):
         decoded = self._decoded
         if decoded is None:
             decode = decode_walking if self.sizes is None else decode_sized
-            decoded = self._decoded = decode(self, partition, tags, check)
+            decoded = self._decoded = decode(self, partition, tags, check, where)
         if decoded.damage and self.offset == decoded.end:
             raise CorruptRecord.of(partition, self.offset, decoded.damage)
         messages = list(islice(decoded.messages, limit))

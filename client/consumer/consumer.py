@@ -28,6 +28,7 @@ from ..config import (
     check_number,
     check_protocol,
     check_texts,
+    check_where,
     config_or_default,
 )
 from ..connection import Connection, Endpoint
@@ -79,6 +80,7 @@ class Consumer(Poller):
         topics: Iterable[str],
         start: str | int | Place = "earliest",
         tags: Iterable[str] | None = None,
+        where: str | None = None,
         accept: Accept | None = None,
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
@@ -93,6 +95,8 @@ class Consumer(Poller):
         "always_latest": at its end each time this consumer gets it, whatever is committed. Also a datetime, Last(n),
         AtMessage(id) or AtKey(key), see places.py; such a message is searched for here. tags: only messages with one
         of these (filtered by the broker where it can, checked again here); one text is one tag, as one is one topic.
+        where: only messages for whose properties this holds, such as "region = 'EU' AND amount > 100" (docs/filters.md;
+        filtered by the broker where it can, checked again here); the others count as consumed.
         accept: called with each message; what it returns false for is passed over and counts as consumed, what it
         raises comes out of poll(). on_assigned, on_revoked: called inside poll() or run() with the partitions; what
         on_revoked was called for is handed over when it returns. on_damaged: called in poll(), or on a handler's thread
@@ -109,6 +113,7 @@ class Consumer(Poller):
         wanted = None if tags is None else frozenset(check_texts("tags", tags))
         if wanted is not None and not wanted:
             raise ConfigError("tags", tags, "name at least one, or leave it out")
+        chosen = check_where(where)
         self.group = broadcast_group(check_group(group)) if config.broadcast else group
         self._config = config
         self._stopped = False
@@ -129,6 +134,7 @@ class Consumer(Poller):
             self.group,
             config,
             tags=wanted,
+            where=chosen,
             accept=accept,
             on_damaged=on_damaged,
             is_slave=lambda endpoint: self._member.is_slave(endpoint),

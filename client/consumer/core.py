@@ -43,6 +43,7 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord, MetaqError, NotOwner
 from metaq.protocol.frames import Frame
 from metaq.protocol.own_topics import RETRY_PREFIX
+from metaq.protocol.where import Where
 
 from ..config import ConsumerConfig
 from ..connection import Endpoint, Reply
@@ -85,6 +86,7 @@ class ConsumerCore:
         config: ConsumerConfig,
         *,
         tags: frozenset[str] | None = None,
+        where: Where | None = None,
         accept: Accept | None = None,
         on_damaged: OnDamaged | None = None,
         is_slave: Callable[[Endpoint], bool] = lambda _: False,
@@ -98,7 +100,7 @@ class ConsumerCore:
         self.notices = Notices()
         self.in_doubt = False
         self.under_way = False
-        self.codec = PullCodec(group, tags, config, is_slave)
+        self.codec = PullCodec(group, tags, config, is_slave, "" if where is None else where.text)
         self.lock = threading.Lock()
         self.config = config
         self._random = random
@@ -106,6 +108,7 @@ class ConsumerCore:
         self._follow = follow
         self._tags = tags
         self._retry_topic = RETRY_PREFIX + group
+        self._where = where
         self._accept = accept
         self._on_damaged = on_damaged
         self._check_messages, self._check_batches = config.check_crcs is not False, config.check_crcs is True
@@ -353,7 +356,11 @@ class ConsumerCore:
         from ..arrow import EMPTY, record_batch  # pyarrow is an extra
 
         with self.lock:
-            while (found := self._next()) is not None and found[1].gives_batches and not (self._tags or self._accept):
+            while (
+                (found := self._next()) is not None
+                and found[1].gives_batches
+                and not (self._tags or self._where or self._accept)
+            ):
                 cursor, chunk = found
                 self._begin(cursor)
                 try:
@@ -417,9 +424,10 @@ class ConsumerCore:
 
     def next_messages(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
         """At most `limit` messages of its oldest chunk, which moves behind them. Raises CorruptRecord."""
-        # what waits for another attempt has passed the filter already
-        tags = None if cursor.partition.topic == self._retry_topic else self._tags
-        messages = chunk.take(cursor.partition, limit, tags, self._check_messages)
+        tags, where = self._tags, self._where
+        if cursor.partition.topic == self._retry_topic:  # what waits for another attempt has passed them already
+            tags = where = None
+        messages = chunk.take(cursor.partition, limit, tags, self._check_messages, where)
         if chunk.bytes_left and not messages:
             raise CorruptRecord.of(cursor.partition, chunk.offset, WRONG_LENGTH)
         return messages

@@ -13,7 +13,7 @@ import numpy as np
 
 from metaq.protocol.errors import MetaqError, PartitionClosed, RemoteProtocolError, TopicNotAccepted, TransactionRefused
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
-from metaq.protocol.limits import COMPRESSED_MARK, FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
+from metaq.protocol.limits import COMPRESSED_MARK, FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES, WHERE_MARK
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.own_topics import OWN_PARTITIONS, is_own_topic
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
@@ -54,6 +54,7 @@ from metaq.protocol.text import (
     encode_result,
     encode_value_line,
 )
+from metaq.protocol.where import parse_where
 
 from .log import MemoryLog, checked
 from .transactions import FakeTransactions
@@ -98,6 +99,7 @@ class Answers:
         self.speaks_frames = speaks_frames
         self.takes_many = True
         self.knows_compressed = True
+        self.takes_where = True
         self.silent = False
         self.max_transfer_bytes = MAX_FRAME_BYTES
         self.refuse: Callable[[WireRequest], int | None] = lambda request: None
@@ -327,8 +329,8 @@ class Answers:
         elif request.verify and (damage := log.damage_at(offset)) is not None:
             damaged_from, offset = offset, damage
             code = ResponseCode.PULL_OFFSET_MOVED
-        elif request.tags:
-            found = log.tagged(offset, request.tags)
+        elif request.tags or request.where:
+            found = log.chosen(offset, request.tags, parse_where(request.where) if request.where else None)
             runs, offset = len(found), log.end
             body = encode_runs(found) + b"".join(log.slice(start, size) for start, size in found)
             code = ResponseCode.SUCCESS if runs else ResponseCode.PULL_NOT_FOUND
@@ -351,8 +353,9 @@ class Answers:
     def _text(self, caller: Connected, request: WireRequest) -> bytes:
         match request:
             case Version():
-                ours = f"0.1 {MANY_MARK} {FRAMES_MARK}" if self.takes_many else f"0.1 {FRAMES_MARK}"
-                ours = f"{ours} {COMPRESSED_MARK}" if self.knows_compressed else ours
+                marks = [*([MANY_MARK] if self.takes_many else []), *([WHERE_MARK] if self.takes_where else [])]
+                marks += [COMPRESSED_MARK] if self.knows_compressed else []
+                ours = " ".join(("0.1", *marks, FRAMES_MARK))
                 return encode_result(Status.SUCCESS, ours if self.speaks_frames else "1.4.6.2", request.opaque)
             case Put():
                 return self._put(caller, request)
