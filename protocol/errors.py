@@ -68,6 +68,7 @@ __all__ = [
     "SearchesBusy",
     "SessionLost",
     "SlaveDisconnected",
+    "SharedRefused",
     "StaleSequence",
     "StoreError",
     "SyncFailed",
@@ -345,6 +346,12 @@ class FiltersBusy(MetaqError):
 
     status = Status.UNAVAILABLE
     retriable = True
+
+
+class SharedRefused(MetaqError):
+    """A broker does not lease messages to this shared consumer as it asks for them; the text says why and what to do."""
+
+    status = Status.BAD_REQUEST
 
 
 class SearchesBusy(MetaqError):

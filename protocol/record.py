@@ -33,6 +33,9 @@ __all__ = [
     "HEADER",
     "HEADER_BYTES",
     "HEADER_DTYPE",
+    "MAX_PRIORITY",
+    "PRIORITY_MASK",
+    "PRIORITY_SHIFT",
     "PROPERTIES_FLAG",
     "Attributes",
     "Buffer",
@@ -56,6 +59,7 @@ __all__ = [
     "matching_checksums",
     "payload_bytes",
     "payload_start",
+    "priority_of",
     "split_bodies",
     "tag_hash",
     "tag_hash_of_body",
@@ -72,6 +76,11 @@ HEADER_DTYPE = np.dtype([("length", ">i4"), ("checksum", ">u4"), ("id", ">i8"), 
 
 ATTRIBUTE_FLAG = 1
 PROPERTIES_FLAG = 2
+
+PRIORITY_SHIFT, PRIORITY_MASK = 4, 0xF0
+"""Bits 4–7: how urgent the message is for shared consumers, 0 (ordinary) … MAX_PRIORITY."""
+
+MAX_PRIORITY = 9
 
 _ATTRIBUTE_LENGTH = Struct(">i")
 _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it
@@ -173,6 +182,11 @@ def encode_body(payload: bytes, flag: int, attribute: bytes) -> bytes:
     if flag & ATTRIBUTE_FLAG:
         return b"".join((_ATTRIBUTE_LENGTH.pack(len(attribute)), attribute, payload))
     return payload
+
+
+def priority_of(flag: int) -> int:
+    """How urgent a record is; what no producer of ours writes counts as the most urgent there is."""
+    return min((flag & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY)
 
 
 def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:

@@ -26,6 +26,7 @@ from .errors import (
     RequestRefused,
     SearchesBusy,
     SlaveDisconnected,
+    SharedRefused,
     StaleSequence,
     TooFewNodes,
     TopicNotAccepted,
@@ -64,6 +65,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     BrokerStarting: ResponseCode.SYSTEM_BUSY,
     FiltersBusy: ResponseCode.SYSTEM_BUSY,
     SearchesBusy: ResponseCode.SYSTEM_BUSY,
+    SharedRefused: ResponseCode.SHARED_REFUSED,
     InvalidName: ResponseCode.MESSAGE_ILLEGAL,
     RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
     ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
@@ -101,6 +103,8 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
         return DiskFull(str(broker), remark)
     if code == ResponseCode.SYSTEM_BUSY:
         return BrokerUnavailable(f"{broker} is busy: {remark}")
+    if code == ResponseCode.SHARED_REFUSED:
+        return SharedRefused(f"{broker}: {remark}")
     if code == ResponseCode.TRANSACTION_REFUSED:
         return transaction_refusal(remark)
     return RequestRefused(code, f"{broker}: {remark or f'response code {code}'}")
