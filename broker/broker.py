@@ -127,7 +127,14 @@ class Broker:
         self.sequences = Sequences(store, Write, clock, enabled=options.node is None)
         self.writing = Writing(store, self.partitions, self.message_ids, self.metrics, self.sequences)
         self.shared = SharedGroups(
-            store, self.partitions, self.writing, self.reading, self.parked, reactor, clock, enabled=options.node is None
+            store,
+            self.partitions,
+            self.writing,
+            self.reading,
+            self.parked,
+            reactor,
+            clock,
+            enabled=options.node is None,
         )
         self._watch_shared = self.shared.watch
         for log in store.logs():

@@ -14,6 +14,7 @@ from metaq.protocol.record import (
     attribute_of,
     decode_attribute,
     payload_start,
+    priority_of,
 )
 
 from .values import TopicPartition
@@ -71,6 +72,11 @@ class Message(NamedTuple):
     @property
     def headers(self) -> Mapping[str, str]:
         return self.attributes.headers
+
+    @property
+    def priority(self) -> int:
+        """How urgent it is for shared consumers, 0 (ordinary) … 9."""
+        return priority_of(self.flag)
 
     @property
     def timestamp_ms(self) -> int | None:

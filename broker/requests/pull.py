@@ -1,6 +1,4 @@
-"""PULL: whole records from an offset on, filtered by tag and by the group's filter, and what to do without any yet.
-
-"""
+"""PULL: whole records from an offset on, filtered by tag and by the group's filter, and what to do without any yet."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ from metaq.protocol.remoting import (
     TransactionRequest,
     ViewMessageRequest,
 )
-from metaq.protocol.shared import SharedForgetRequest, SharedStatusRequest
 from metaq.protocol.sends import announced_parts, announced_topics
+from metaq.protocol.shared import SharedForgetRequest, SharedStatusRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import (
     Get,

@@ -18,7 +18,6 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import MetaqError, NotMaster, SharedRefused
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
-from metaq.protocol.record import Buffer
 from metaq.protocol.shared import AcquireRequest, Outcome, SettleAction, Settlement, SettleRequest
 
 from .. import tuning
@@ -200,7 +199,12 @@ class SharedGroups:
         return queue
 
     def _written(
-        self, queue: SharedQueue, grants: Sequence[Grant], token: int, answer: Deferred[Leases], error: MetaqError | None
+        self,
+        queue: SharedQueue,
+        grants: Sequence[Grant],
+        token: int,
+        answer: Deferred[Leases],
+        error: MetaqError | None,
     ) -> None:
         """What was leased is written down: read it. Or it could not be: nobody has it."""
         if error is not None:

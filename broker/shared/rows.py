@@ -237,5 +237,7 @@ def read_state(payload: memoryview, state: SharedState) -> None:
     for start, end, records in np.frombuffer(payload, _COUNTED_ROW, ranges, place).tolist():
         state.read_done(start, end, records)
     place += ranges * _COUNTED_ROW.itemsize
-    for offset, token, until, size, attempts, priority, number in np.frombuffer(payload, _HELD_ROW, held, place).tolist():
+    for offset, token, until, size, attempts, priority, number in np.frombuffer(
+        payload, _HELD_ROW, held, place
+    ).tolist():
         state.read_grants([Grant(offset, size, priority, attempts)], token, until, "", _STATES[number])

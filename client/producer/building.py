@@ -10,7 +10,15 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.errors import LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
-from metaq.protocol.record import Buffer, encode_attributes, encode_body, encode_key, payload_bytes
+from metaq.protocol.record import (
+    MAX_PRIORITY,
+    PRIORITY_SHIFT,
+    Buffer,
+    encode_attributes,
+    encode_body,
+    encode_key,
+    payload_bytes,
+)
 
 from ..config import MAX_BATCH_BODY_BYTES
 from ..message import Message
@@ -32,6 +40,7 @@ class SendOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     key: str | bytes | None
     partition: TopicPartition | None
+    priority: int
 
 
 def build_message(topic: str, payload: Buffer, deadline: float, options: SendOptions) -> Outgoing:
@@ -104,8 +113,13 @@ def _encode(
     headers: Mapping[str, str] | None = None,
     key: str | bytes | None = None,
     partition: TopicPartition | None = None,
+    priority: int = 0,
 ) -> tuple[int, bytes]:
-    """As encode_attributes, with the words of `key` among the keys. Raises TypeError, LocalProtocolError."""
+    """As encode_attributes, with the words of `key` among the keys and the bits of the priority. Raises TypeError,
+    LocalProtocolError."""
+    if priority:
+        flag, text = _encode(tag=tag, keys=keys, attribute=attribute, headers=headers, key=key, partition=partition)
+        return flag | _checked_priority(priority) << PRIORITY_SHIFT, text
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
     if key is not None:
@@ -121,6 +135,14 @@ def _encode(
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]
     return encode_attributes(attribute, tag, keys, headers)
+
+
+def _checked_priority(priority: int) -> int:
+    if type(priority) is not int:
+        raise TypeError(f"priority={priority!r} is no whole number but {type(priority).__name__}")
+    if not 0 <= priority <= MAX_PRIORITY:
+        raise LocalProtocolError(f"priority={priority} is none: choose 0 (ordinary) … {MAX_PRIORITY} (most urgent)")
+    return priority
 
 
 def _words(key: str | bytes) -> list[str]:

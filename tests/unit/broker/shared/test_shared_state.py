@@ -27,7 +27,9 @@ KEY = SharedKey("g", "t", 0)
 SIZE = 50
 
 
-def looked_at(state: SharedState, count: int, priorities: list[int] | None = None, keys: list[int] | None = None) -> None:
+def looked_at(
+    state: SharedState, count: int, priorities: list[int] | None = None, keys: list[int] | None = None
+) -> None:
     """`count` more records of SIZE bytes."""
     start = state.scanned
     offsets = np.arange(start, start + count * SIZE, SIZE, dtype=np.int64)
