@@ -345,7 +345,7 @@ class SharedConfig:
     """Bytes that one request leases; one message may be larger."""
     long_poll_ms: int = 15_000
     """How long a broker may park a request when there is nothing to lease."""
-    settle_linger_ms: int = 2
+    settle_linger_ms: int = 10
     """How long an acknowledgement waits for others to go with it; 0 = not at all."""
     retry_step_seconds: float = 0.5
     retry_max_seconds: float = 60.0

@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from struct import Struct
+from typing import Annotated, NamedTuple
 
 from .errors import RemoteProtocolError
 from .fields import ExtFields, Field, PartitionField, TopicField, choice, flag, number
@@ -35,7 +33,6 @@ from .pulls import MAX_WAIT_MS
 from .record import HEADER_BYTES, Buffer
 
 __all__ = [
-    "LEASED_DTYPE",
     "STARTS",
     "AcquireReply",
     "AcquireRequest",
@@ -49,16 +46,15 @@ __all__ = [
     "decode_leased",
     "decode_outcomes",
     "decode_settlements",
+    "encode_leased",
     "encode_settlements",
 ]
 
 STARTS = "earliest", "latest"
 """Where a group may begin on a partition that it has never asked for."""
 
-LEASED_DTYPE = np.dtype([("offset", ">u8"), ("token", ">u8"), ("attempts", ">u4"), ("size", ">u4")])
-"""A row of the answer to ACQUIRE."""
-
-_SETTLED_DTYPE = np.dtype([("offset", ">u8"), ("token", ">u8"), ("ms", ">u4"), ("action", "u1")])
+_LEASED = Struct(">QQII")
+_SETTLED = Struct(">QQIB")
 
 
 def _read_member(text: str) -> str:
@@ -118,13 +114,17 @@ class Leased(NamedTuple):
     record: memoryview
 
 
+encode_leased = _LEASED.pack
+"""encode_leased(offset, token, attempts, size of the record): a row of the answer to ACQUIRE."""
+
+
 def decode_leased(body: memoryview, count: int) -> list[Leased]:
     """The rows and records of an answer to ACQUIRE. Raises RemoteProtocolError if they do not fill the body."""
-    position = count * LEASED_DTYPE.itemsize
+    position = count * _LEASED.size
     if len(body) < position:
         raise RemoteProtocolError(f"{count} leased records have a body of {len(body)} bytes only")
     leased: list[Leased] = []
-    for offset, token, attempts, size in np.frombuffer(body[:position], LEASED_DTYPE).tolist():
+    for offset, token, attempts, size in _LEASED.iter_unpack(body[:position]):
         if size < HEADER_BYTES:
             raise RemoteProtocolError(f"a leased record has {size} bytes")
         leased.append(Leased(offset, token, attempts, body[position : position + size]))
@@ -178,27 +178,27 @@ class SettleRequest(ExtFields):
 
 def encode_settlements(settlements: Sequence[Settlement]) -> bytes:
     """The body of a SETTLE."""
-    return np.array(list(settlements), _SETTLED_DTYPE).tobytes()
+    return b"".join([_SETTLED.pack(*each) for each in settlements])
 
 
-_ACTIONS = [action.value for action in SettleAction]
+_ACTIONS = frozenset(action.value for action in SettleAction)
 
 
 def decode_settlements(body: Buffer, count: int) -> list[Settlement]:
     """The rows of a SETTLE. Raises RemoteProtocolError."""
-    if len(body) != count * _SETTLED_DTYPE.itemsize:
+    if len(body) != count * _SETTLED.size:
         raise RemoteProtocolError(f"{count} settlements have a body of {len(body)} bytes")
-    rows: npt.NDArray[Any] = np.frombuffer(body, _SETTLED_DTYPE)
-    if not np.isin(rows["action"], _ACTIONS).all():
-        raise RemoteProtocolError(f"a settlement has an action that is none of {', '.join(map(str, _ACTIONS))}")
-    if (rows["offset"] > INT64_MAX).any() or (rows["token"] > INT64_MAX).any():
-        raise RemoteProtocolError(f"a settlement has an offset or a token above {INT64_MAX}")
-    extends = rows["action"] == SettleAction.EXTEND
-    if (rows["ms"][extends] > MAX_LEASE_MS).any() or (rows["ms"] > MAX_RELEASE_MS).any():
-        raise RemoteProtocolError(
-            f"a settlement has a longer time than {MAX_LEASE_MS} ms (a lease) or {MAX_RELEASE_MS} ms (a release)"
-        )
-    return [Settlement._make(row) for row in rows.tolist()]
+    rows = list(map(Settlement._make, _SETTLED.iter_unpack(body)))
+    for offset, token, ms, action in rows:
+        if action not in _ACTIONS:
+            raise RemoteProtocolError(f"a settlement has the action {action}, not one of {sorted(_ACTIONS)}")
+        if offset > INT64_MAX or token > INT64_MAX:
+            raise RemoteProtocolError(f"a settlement has an offset or a token above {INT64_MAX}")
+        if ms > (MAX_LEASE_MS if action == SettleAction.EXTEND else MAX_RELEASE_MS):
+            raise RemoteProtocolError(
+                f"a settlement has {ms} ms, more than {MAX_LEASE_MS} (a lease) or {MAX_RELEASE_MS} (a release)"
+            )
+    return rows
 
 
 _OUTCOMES = frozenset(outcome.value for outcome in Outcome)

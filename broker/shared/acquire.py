@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.shared import (
-    LEASED_DTYPE,
     AcquireReply,
     AcquireRequest,
     SettleRequest,
     decode_settlements,
+    encode_leased,
 )
 from metaq.protocol.statuses import ResponseCode
 
@@ -68,12 +67,10 @@ class Acquire(Parkable):
         reply = AcquireReply(len(grants), leases.waiting, leases.damaged_bytes)
         if not grants:  # all of them were damaged: there may be others
             return answer_frame(self.opaque, reply.to_ext(), ResponseCode.PULL_NOT_FOUND)
-        rows = np.empty(len(grants), LEASED_DTYPE)
-        columns = list(zip(*grants, strict=True))
-        rows["offset"], rows["size"], rows["attempts"] = columns[0], columns[1], columns[3]
-        rows["token"] = leases.token
-        size = rows.nbytes + sum(map(len, parts))
-        return [answer_frame(self.opaque, reply.to_ext(), body=size) + rows.tobytes(), *parts]
+        token = leases.token
+        rows = b"".join([encode_leased(offset, token, attempts, size) for offset, size, _, attempts in grants])
+        body_bytes = len(rows) + sum(map(len, parts))
+        return [answer_frame(self.opaque, reply.to_ext(), body=body_bytes) + rows, *parts]
 
 
 def answer_settle(groups: SharedGroups, frame: Frame) -> Answer:

@@ -298,13 +298,14 @@ def _keys(data: Buffer, starts: np.ndarray, sizes: np.ndarray, flags: np.ndarray
 def _spans(grants: Sequence[Grant]) -> list[_Span]:
     """Those that follow each other in the partition, too, together."""
     spans: list[_Span] = []
-    for grant in grants:
-        if spans and spans[-1].end == grant.offset and grant.offset - spans[-1].start < tuning.SPAN_BYTES:
-            last = spans[-1]
-            last.grants.append(grant)
-            spans[-1] = last._replace(end=grant.offset + grant.size)
-        else:
-            spans.append(_Span(grant.offset, grant.offset + grant.size, [grant]))
+    first, end = 0, grants[0].offset
+    start = end
+    for number, (offset, size, _, _) in enumerate(grants):
+        if offset != end or offset - start >= tuning.SPAN_BYTES:
+            spans.append(_Span(start, end, list(grants[first:number])))
+            first, start = number, offset
+        end = offset + size
+    spans.append(_Span(start, end, list(grants[first:])))
     return spans
 
 

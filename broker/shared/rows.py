@@ -52,6 +52,8 @@ _SECTION = Struct(">BIHH")
 _LEASED = Struct(">QqHI")
 _COUNT = Struct(">I")
 _STATE = Struct(">QII")
+_GRANT = Struct(">QIBI")
+_RANGE = Struct(">QQ")
 _GRANT_ROW = np.dtype([("offset", ">u8"), ("size", ">u4"), ("priority", "u1"), ("attempts", ">u4")])
 _RANGE_ROW = np.dtype([("start", ">u8"), ("end", ">u8")])
 _CHANGE_ROW = np.dtype([("offset", ">u8"), ("until", ">i8"), ("attempts", ">u4"), ("state", "u1")])
@@ -112,14 +114,14 @@ def _section(kind: Kind, key: SharedKey, payload: bytes) -> bytes:
 def leased_section(key: SharedKey, grants: Sequence[Grant], token: int, until_ms: int, member: str) -> bytes:
     """These were leased."""
     name = member.encode("utf-8")
-    rows = np.array(list(grants), _GRANT_ROW).tobytes()
+    rows = b"".join([_GRANT.pack(*grant) for grant in grants])
     return _section(Kind.LEASED, key, _LEASED.pack(token, until_ms, len(name), len(grants)) + name + rows)
 
 
 def done_section(key: SharedKey, ranges: Sequence[tuple[int, int]], *, skipped: bool = False) -> bytes:
     """The records at [start, end) are done; skipped: bytes that hold none."""
     kind = Kind.SKIPPED if skipped else Kind.DONE
-    return _section(kind, key, _COUNT.pack(len(ranges)) + np.array(list(ranges), _RANGE_ROW).tobytes())
+    return _section(kind, key, _COUNT.pack(len(ranges)) + b"".join([_RANGE.pack(*each) for each in ranges]))
 
 
 def changed_section(key: SharedKey, changes: Sequence[tuple[int, int, int, HeldState]]) -> bytes:

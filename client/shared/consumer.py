@@ -158,8 +158,10 @@ class SharedConsumer:
                     driver.wait(left)
             finally:
                 core.idle -= most
-        if taken:
-            driver.ring()
+            if taken and not (core.is_low or core.is_due):
+                return taken
+            core.is_due = False
+        driver.ring()
         return taken
 
     def ack(self, *messages: SharedMessage) -> None:
@@ -191,7 +193,9 @@ class SharedConsumer:
             for message in messages:
                 if not message.is_settled:
                     settle(message, now)
-        self._driver.ring()
+            is_due, self._core.is_due = self._core.is_due, False
+        if is_due:
+            self._driver.ring()
 
     def flush(self, timeout: float = 10.0) -> None:
         """Wait until the brokers have answered everything that was said of messages. Raises RequestTimedOut."""

@@ -73,6 +73,8 @@ class SharedCore:
         """on_lost: called with a message whose settlement came too late: another member has it, or has had it."""
         self.idle = 0
         self.workers = 1
+        self.is_due = False
+        """Whether `next_time` is earlier than it was; for the driver, which sets it back."""
         self.acknowledged = self.lost = self.damaged = 0
         """Messages since the start."""
         self._config = config
@@ -174,10 +176,13 @@ class SharedCore:
     def _say(self, message: SharedMessage, settlement: Settlement, now: float) -> None:
         found = self._partitions[message.partition]
         found.due.append(_Due(message, settlement, 0))
-        if len(found.due) >= tuning.SETTLE_AT:
-            found.settle_at = min(found.settle_at, now)
-        elif len(found.due) == 1:
+        count = len(found.due)
+        if count == 1:
             found.settle_at = now + self._config.settle_linger_ms / 1000
+            self.is_due = True
+        elif count == tuning.SETTLE_AT:
+            found.settle_at = now
+            self.is_due = True
 
     def settled(self, partition: TopicPartition, outcomes: Sequence[Outcome]) -> None:
         """The answer to a Settle."""
@@ -278,6 +283,11 @@ class SharedCore:
             each.is_parked = not each.has_more
             asks.append(Ask(each.partition, each.asked, self._config.long_poll_ms))
         return asks
+
+    @property
+    def is_low(self) -> bool:
+        """Whether `actions` may ask for more, now that messages were taken."""
+        return not self.idle and self._buffered <= self._ahead * tuning.REFILL_PART
 
     def next_time(self, now: float) -> float:
         """When `actions` may have something to do, if nothing happens before."""
