@@ -1,5 +1,5 @@
-"""`python -m bench.shared`: many members on one partition, 1 ms of work for each message, beside RocketMQ's POP consumer;
-and how soon an urgent message is handed out in front of a hundred thousand others.
+"""`python -m bench.shared`: many members on one partition, 1 ms of work for each message, beside RocketMQ's POP
+consumer; and how soon an urgent message is handed out in front of a hundred thousand others.
 
 A member is a SharedConsumer with one thread, as it is by default; RocketMQ's is a push consumer in POP mode with one
 thread. Work is a sleep. Time counts from the first message that a member has to the last that one has finished.
@@ -206,7 +206,9 @@ def measure_rocketmq(members: int = MEMBERS, messages: int = MESSAGES) -> dict[s
         before = cpu_seconds(broker.pid)
         found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         if found.returncode:
-            raise RuntimeError(f"PopMembers ended with {found.returncode}: {found.stdout[-2000:]}{found.stderr[-2000:]}")
+            raise RuntimeError(
+                f"PopMembers ended with {found.returncode}: {found.stdout[-2000:]}{found.stderr[-2000:]}"
+            )
         answer = json.loads(found.stdout.splitlines()[-1])
         used = cpu_seconds(broker.pid) - before
         return {
@@ -226,9 +228,7 @@ def measure_rocketmq(members: int = MEMBERS, messages: int = MESSAGES) -> dict[s
 @click.option("--rounds", default=3, show_default=True, help="Alternating runs of both systems.")
 @click.option("--only", type=click.Choice(["metaq", "rocketmq", "urgent"]), help="Measure one thing alone.")
 @click.option("--members-of", hidden=True)
-def main(
-    members: int, messages: int, processes: int, rounds: int, only: str | None, members_of: str | None
-) -> None:
+def main(members: int, messages: int, processes: int, rounds: int, only: str | None, members_of: str | None) -> None:
     """Measure shared consumption."""
     if members_of is not None:
         _work(*json.loads(members_of))

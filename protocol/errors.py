@@ -349,7 +349,7 @@ class FiltersBusy(MetaqError):
 
 
 class SharedRefused(MetaqError):
-    """A broker does not lease messages to this shared consumer as it asks for them; the text says why and what to do."""
+    """A broker does not lease messages to this shared consumer as it asks for them; its text says what to do."""
 
     status = Status.BAD_REQUEST
 

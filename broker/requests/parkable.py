@@ -36,7 +36,8 @@ class Loading(NamedTuple):
 class Parkable(ABC):
     """One such request under way. Lives on the reactor thread.
 
-    opaque: of its frame. key: what it waits for (long_poll.py). deadline: when its wait is over, by the reactor's clock.
+    opaque: of its frame. key: what it waits for (long_poll.py). deadline: when its wait is over, seconds of the
+    reactor's clock.
     """
 
     __slots__ = ()

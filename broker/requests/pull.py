@@ -44,6 +44,8 @@ class _Span(NamedTuple):
 class Pull(Parkable):
     """One PULL under way. Lives on the reactor thread."""
 
+    key: tuple[str, int]
+
     __slots__ = ("_hashes", "_loads", "_offset", "_place", "_reading", "_request", "deadline", "key", "opaque")
 
     def __init__(self, reading: Reading, frame: Frame) -> None:

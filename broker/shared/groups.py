@@ -448,14 +448,15 @@ class SharedGroups:
         for log in self._store.internal_logs(SHARED_TOPIC):
             stored = self._read_on(log)
             serial = max(serial, stored.serial)
-            for key, state in stored.take_all().items():
-                if key not in found or found[key][0].serial < state.serial:
-                    found[key] = state, log.waits
+            for key, each in stored.take_all().items():
+                if key not in found or found[key][0].serial < each.serial:
+                    found[key] = each, log.waits
         self._serial = max(self._serial, serial)
         self._token = max(self._token, self._now_ms() << _TOKEN_SHIFT)
         now, now_ms = self._reactor.seconds(), self._now_ms()
         self.enabled = True
-        for key, ((_, state), waits) in found.items():
+        for key, (stored_state, waits) in found.items():
+            state = stored_state.state
             if state is None:
                 continue
             partition = self._store.find(key.topic, key.partition)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from isal.isal_zlib import crc32
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import MetaqError, OffsetOutOfRange, SharedRefused
@@ -279,7 +278,7 @@ class SharedQueue:
         return self._reading.examinations.examine(log, self.key.group, offset)
 
 
-def _keys(data: Buffer, starts: np.ndarray, sizes: np.ndarray, flags: np.ndarray) -> list[int]:  # type: ignore[type-arg]
+def _keys(data: Buffer, starts: UnitArray, sizes: UnitArray, flags: UnitArray) -> list[int]:
     """Of each record the hash of its first key; NO_KEY for none."""
     keys = []
     both = ATTRIBUTE_FLAG | PROPERTIES_FLAG
@@ -346,5 +345,5 @@ def _checked(spans: Sequence[_Span], parts: Sequence[Buffer]) -> Handed:
 def _is_good(data: memoryview, start: int, size: int) -> bool:
     if start + size > len(data):
         return False
-    length, checksum, _, _ = HEADER.unpack_from(data, start)
-    return length == size - HEADER_BYTES and crc32(data[start + HEADER_BYTES : start + size]) & 0x7FFFFFFF == checksum
+    length, expected, _, _ = HEADER.unpack_from(data, start)
+    return bool(length == size - HEADER_BYTES) and checksum(data[start + HEADER_BYTES : start + size]) == expected

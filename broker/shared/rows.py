@@ -1,7 +1,7 @@
 """What the broker keeps of shared groups: sections in records of the internal logs `/shared` (store/internal_logs.py).
 
     a record's body    version u16 | serial u64 | sections
-    a section          kind u8 | partition u32 | bytes of the group u16 | bytes of the topic u16 | group | topic | payload
+    a section          kind u8 | partition u32 | bytes of the group u16 | of the topic u16 | group | topic | payload
     LEASED             token u64 | until i64 | bytes of the member u16 | count u32 | member |
                        count × (offset u64 | size u32 | attempts u32 | priority u8)
     DONE, SKIPPED      count u32 | count × (start u64 | end u64)
@@ -10,9 +10,10 @@
                        held × (offset u64 | token u64 | until i64 | size u32 | attempts u32 | priority u8 | state u8)
     FORGOTTEN          nothing
 
-All big-endian. until: Unix milliseconds. DONE: the records [start, end); SKIPPED: bytes without a record. STATE takes the
-place of all that was said of the group and partition before, FORGOTTEN too. serial: grows by each record, in both logs
-together: of a group and partition that are in both, the one with the higher serial counts, which begins with a STATE.
+All big-endian. until: Unix milliseconds. DONE: the records [start, end); SKIPPED: bytes without a record. STATE takes
+the place of all that was said of the group and partition before, FORGOTTEN too. serial: grows by each record, in both
+logs together: of a group and partition that are in both, the one with the higher serial counts, which begins with a
+STATE.
 """
 
 from __future__ import annotations

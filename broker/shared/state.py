@@ -479,10 +479,11 @@ class SharedState:
         return new
 
     def look_again(self, *, ordered: bool) -> None:
-        """Forget what waits, and look at it anew: the group takes the messages of a key in order from now on, or not."""
+        """Forget what waits, and look at it anew. ordered: whether the group takes the messages of a key in order."""
         self.ordered = ordered
         self.scanned = self.low
-        for line in (*self._lines, *self._again, *self._first_of_keys):
+        lines: list[Line | Again] = [*self._lines, *self._again, *self._first_of_keys]
+        for line in lines:
             line.clear()
         self._keys.clear()
         self._in_lines = self._ready = self._behind_keys = self._ahead_bytes = 0
@@ -517,7 +518,8 @@ class SharedState:
         for again in self._again:
             while (returned := again.peek()) is not None and returned.offset < first:
                 again.pop()
-        for line in (*self._lines, *self._first_of_keys):
+        lines: list[Line | Again] = [*self._lines, *self._first_of_keys]
+        for line in lines:
             while (head := line.peek()) is not None and head.offset < first:
                 line.pop()
                 self._in_lines -= 1

@@ -67,12 +67,12 @@ class SharedConsumer:
     ) -> None:
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
-        group: shared groups have names of their own; one that a Consumer has, too, has nothing in common with it. start:
-        where the group begins on a partition that no member has asked for yet: "earliest" or "latest". lease_seconds:
-        as in SharedConfig, which it overrides. ordered_by_key: messages that were sent with the same key are leased one
-        at a time, in their order; all members must say the same. max_attempts: after so many a message goes to
-        on_exhausted instead of the handler; None, or without on_exhausted: it keeps coming. on_lost: called with a
-        message that was acknowledged or extended too late, when another member may have it; on a thread of the
+        group: shared groups have names of their own; one that a Consumer has, too, has nothing in common with it.
+        start: where the group begins on a partition that no member has asked for yet: "earliest" or "latest".
+        lease_seconds: as in SharedConfig, which it overrides. ordered_by_key: messages that were sent with the same key
+        are leased one at a time, in their order; all members must say the same. max_attempts: after so many a message
+        goes to on_exhausted instead of the handler; None, or without on_exhausted: it keeps coming. on_lost: called
+        with a message that was acknowledged or extended too late, when another member may have it; on a thread of the
         consumer, which it must not hold up. member: what operators see; None: one is made of host and process.
         metadata: where the topics are, instead of ZooKeeper.
 
@@ -232,8 +232,8 @@ class SharedConsumer:
     # --- handlers -----------------------------------------------------------------------------------------------------
 
     def run(self, handler: Callable[[SharedMessage], object], *, threads: int = 1, keep_leases: bool = True) -> None:
-        """Call `handler` with each message, on so many threads, until stop() or close(). A message whose handler returns
-        is acknowledged. One whose handler raises an Exception is released, and comes again after a pause
+        """Call `handler` with each message, on so many threads, until stop() or close(). A message whose handler
+        returns is acknowledged. One whose handler raises an Exception is released, and comes again after a pause
         (SharedConfig.retry_step_seconds); what else it raises ends run(), which raises it.
 
         keep_leases: extend a lease while its handler works. False: a handler that hangs loses its message.

@@ -10,8 +10,8 @@ __all__ = ["SharedMessage"]
 class SharedMessage(Message):
     """A Message that this member has for some time.
 
-    attempts: how often it was leased, to any member, this time included: 1 = nobody has had it before. lease_until: when
-    the lease ends, by time.monotonic(), as far as this member knows.
+    attempts: how often it was leased, to any member, this time included: 1 = nobody has had it before. lease_until:
+    when the lease ends, by time.monotonic(), as far as this member knows.
     """
 
     attempts: int = 1

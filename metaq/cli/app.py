@@ -30,6 +30,7 @@ COMMANDS = {
     "topics": "List and describe topics.",
     "find": "Find messages by id or by key.",
     "groups": "List and describe consumer groups; move their offsets.",
+    "shared": "List and describe the groups of shared consumers.",
     "brokers": "List and describe brokers.",
     "stats": "Show the figures of one broker, Java or ours.",
     "partitions": "Move partitions to another broker; close and open them.",

@@ -250,9 +250,9 @@ def test_the_internal_log_is_made_shorter_and_says_the_same(make: Make, monkeypa
     peer = harness.connect()
     assert len(leased(harness, peer, acquire("b", 100))) == 10
     harness.reactor.advance(31)
-    found = leased(harness, peer, acquire("b", 100))
-    assert len(found) == 30
-    assert {each.attempts for each in found} == {2}
+    again = leased(harness, peer, acquire("b", 100))
+    assert len(again) == 30
+    assert {each.attempts for each in again} == {2}
 
 
 def test_a_group_without_members_is_forgotten_and_begins_anew(make: Make) -> None:
