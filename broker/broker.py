@@ -30,6 +30,7 @@ from .requests.search import Searches
 from .runtime.pace import Pace
 from .runtime.reactor import ReactorTime
 from .sequences import Sequences
+from .shared.groups import SharedGroups
 from .store.partition_log import PartitionLog
 from .store.store import Store
 from .store.threads import RunInThread
@@ -103,6 +104,7 @@ class Broker:
         """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
+        self._watch_shared: Callable[[PartitionLog], None] = lambda log: None
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self._watch, on_topic=on_topic)
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
@@ -127,6 +129,17 @@ class Broker:
         self.sequences = Sequences(store, Write, clock, enabled=options.node is None)
         self.delays = Delays(store, Write, clock, reactor, self.in_thread, enabled=options.node is None)
         self.writing = Writing(store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays)
+        self.shared = SharedGroups(
+            store,
+            self.partitions,
+            self.writing,
+            self.reading,
+            self.parked,
+            reactor,
+            clock,
+            enabled=options.node is None,
+        )
+        self._watch_shared = self.shared.watch
         for log in store.logs():
             for damaged in log.segments.damage:  # found by a start that was quicker than we are
                 self.metrics.damaged(damaged.end - damaged.start, new_range=True)
@@ -152,6 +165,7 @@ class Broker:
 
     def _watch(self, log: PartitionLog) -> None:
         self.parked.watch(log)
+        self._watch_shared(log)
         log.segments.on_damage = self._count_damage
 
     def _count_damage(self, size: int, new_range: bool) -> None:

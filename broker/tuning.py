@@ -201,3 +201,47 @@ HEAP_MMAP_BYTES = 32 << 20
 
 HEAP_KEPT_BYTES = 64 << 20
 """Free memory that is kept (docs/decisions/009-one-heap-for-all-threads.md)."""
+
+# --- shared consumers: `python -m bench.shared`; docs/broker.md promises the limits ---------------------------------
+
+SHARED_SHARE = 8
+"""Every so many-th message that a shared group is handed is the one that has waited longest, whatever its priority."""
+
+SHARED_MAX_HELD = 1 << 16
+"""Messages that a group may have leased, or released and not got again, on one partition: some 25 MiB."""
+
+SHARED_MAX_AHEAD = 1_000_000
+"""Messages behind these that are looked at ahead, so that urgent ones are found: 12 bytes each."""
+
+SHARED_MAX_AHEAD_ORDERED = 100_000
+"""The same for a group that takes the messages of a key in order: some 200 bytes each."""
+
+SHARED_AHEAD_BYTES = 1 << 30
+"""Bytes of messages looked at ahead: no more are read for a few urgent ones."""
+
+SHARED_MAX_RANGES = 100_000
+"""Ranges of acknowledged messages between others. Beyond it the first messages go first, whatever their priority."""
+
+SHARED_SCAN_BYTES = 1 << 20
+"""Bytes that are looked at in one turn of the reactor."""
+
+SHARED_SCAN_RECORDS = 1 << 13
+"""The same for messages: a millisecond."""
+
+SHARED_LOG_BYTES = 16 << 20
+"""An internal log that has grown to this, and to four times what it says, is replaced by that."""
+
+SHARED_READ_BYTES = 2 << 20
+"""What a follower reads of such a log at once."""
+
+SHARED_SNAPSHOTS = 64
+"""Groups and partitions whose state is written in one turn."""
+
+SHARED_MAX_QUEUES = 10_000
+"""Groups and partitions of a broker; further ones are refused."""
+
+SHARED_MEMBERS = 4096
+"""Members of a group and partition that are remembered."""
+
+SHARED_MEMBER_SECONDS = 60.0
+"""A member that has asked for nothing for so long is shown no more."""

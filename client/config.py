@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
 
 from metaq.coordination.assignment import STRATEGIES, Strategy
 from metaq.protocol.errors import ConfigError, InvalidWhere
-from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
+from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_LEASE_MS
 from metaq.protocol.pulls import MAX_WAIT_MS
 from metaq.protocol.where import Where, parse_where
 
@@ -35,6 +35,7 @@ __all__ = [
     "ProducerConfig",
     "Protocol",
     "ReadFrom",
+    "SharedConfig",
     "Start",
     "check_call_back",
     "check_call_backs",
@@ -91,7 +92,7 @@ MAX_LOCAL_MESSAGES = 500_000
 """Messages per queue of a LocalMessageStore (1.x: of its local store, per topic and partition)."""
 
 
-_Config = TypeVar("_Config", "ConnectionConfig", "ProducerConfig", "ConsumerConfig")
+_Config = TypeVar("_Config", "ConnectionConfig", "ProducerConfig", "ConsumerConfig", "SharedConfig")
 
 
 def check_protocol(protocol: str) -> Protocol:
@@ -182,7 +183,7 @@ def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
     return given
 
 
-def _check_settings(config: ConnectionConfig | ProducerConfig | ConsumerConfig, *may_be_0: str) -> None:
+def _check_settings(config: ConnectionConfig | ProducerConfig | ConsumerConfig | SharedConfig, *may_be_0: str) -> None:
     """Raises ConfigError unless each number is above 0, or at least 0, and what grows from a `min` or by a `step` up to
     a `max` can grow."""
     kinds = {each.name: str(each.type).split(" ") for each in fields(config)}
@@ -374,5 +375,43 @@ class ConsumerConfig:
             raise ConfigError("strategy", repr(self.strategy), f"choose {names} or a function of your own")
         if self.strategy == "zone" and not self.zone:
             raise ConfigError("zone", repr(self.zone), "name the zone in which the consumer runs")
+        if self.long_poll_ms > MAX_WAIT_MS:
+            raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedConfig:
+    """How a shared consumer leases messages, and what becomes of those whose handler fails."""
+
+    lease_seconds: float = 30.0
+    """How long a message is this member's; after that, unless the lease is extended, another one may get it."""
+    prefetch: int = 256
+    """Most messages leased ahead of those who work on them. Fewer are while each takes long: what one tenth of a second
+    is enough for."""
+    fetch_max_bytes: int = 1 << 20
+    """Bytes that one request leases; one message may be larger."""
+    long_poll_ms: int = 15_000
+    """How long a broker may park a request when there is nothing to lease."""
+    settle_linger_ms: int = 10
+    """How long an acknowledgement waits for others to go with it; 0 = not at all."""
+    retry_step_seconds: float = 0.5
+    retry_max_seconds: float = 60.0
+    """run(): how long a message is kept back whose handler failed: step × 1, 2, 3 … by its attempts, up to max."""
+    error_min_seconds: float = 0.05
+    error_max_seconds: float = 2.0
+    """Pause after a failed request to a partition's broker, doubling from min to max, with jitter."""
+    session_timeout_seconds: float = 30.0
+    """Timeout of the ZooKeeper session; a shared consumer owns nothing in ZooKeeper, so it only bounds stale views."""
+    start_timeout_seconds: float = 15.0
+    """How long the start waits for ZooKeeper while a server is slow or a leader is elected."""
+    stop_seconds: float = 10.0
+    """run(): how long it waits for running handlers when it is told to end."""
+    connection: ConnectionConfig = field(default_factory=ConnectionConfig)
+
+    def __post_init__(self) -> None:
+        _check_settings(self, "prefetch", "settle_linger_ms", "retry_step_seconds", "retry_max_seconds")
+        most = MAX_LEASE_MS / 1000
+        if not 0.001 <= self.lease_seconds <= most:
+            raise ConfigError("lease_seconds", self.lease_seconds, f"choose 0.001 … {most:g} seconds")
         if self.long_poll_ms > MAX_WAIT_MS:
             raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")

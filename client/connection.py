@@ -71,9 +71,8 @@ class Connection:
 
     speaks_frames: the framed protocol was agreed on; else only text commands may be sent. takes_many: and SEND_MANY.
     takes_sequences: and numbers of a producer's sends. takes_delays: the broker keeps messages until their time.
-    takes_sequences: and numbers of a producer's sends. knows_compressed: the broker tells compressed messages from
-    others, in both protocols.
-    takes_sequences: and numbers of a producer's sends. takes_where: and filters by content of pulls.
+    knows_compressed: it tells compressed messages from others, in both protocols. takes_where: it filters pulls by
+    content. takes_shared: it takes the requests of shared consumers.
     expects_bulk: set by who pulls; answers are large, so each is received whole, which costs small ones a second system
     call.
     """
@@ -94,6 +93,7 @@ class Connection:
         self.takes_delays = stream.takes_delays
         self.knows_compressed = stream.knows_compressed
         self.takes_where = stream.takes_where
+        self.takes_shared = stream.takes_shared
         self.new_opaque = stream.new_opaque
         """For an Exchange."""
         self.expects_bulk = False

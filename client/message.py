@@ -21,6 +21,7 @@ from metaq.protocol.record import (
     attribute_of,
     decode_attribute,
     payload_start,
+    priority_of,
 )
 from metaq.protocol.retries import Failure, Origin, failure_of, restored
 
@@ -118,6 +119,11 @@ class Message(NamedTuple):
         from a group's dead letters."""
         failure = failure_in(self)
         return Origin(self.partition, self.offset, self.id) if failure is None else failure.origin
+
+    @property
+    def priority(self) -> int:
+        """How urgent it is for shared consumers, 0 (ordinary) … 9."""
+        return priority_of(self.flag)
 
     @property
     def timestamp_ms(self) -> int | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from metaq.client.config import ConnectionConfig as ConnectionConfig
     from metaq.client.config import ConsumerConfig as ConsumerConfig
     from metaq.client.config import ProducerConfig as ProducerConfig
+    from metaq.client.config import SharedConfig as SharedConfig
     from metaq.client.consumer import Consumer as Consumer
     from metaq.client.consumer import LocalOffsetStore as LocalOffsetStore
     from metaq.client.consumer import LocalRecoverStore as LocalRecoverStore
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from metaq.client.reading import PartitionReader as PartitionReader
     from metaq.client.reading import TopicBrowser as TopicBrowser
     from metaq.client.reading import browse as browse
+    from metaq.client.shared import SharedConsumer as SharedConsumer
+    from metaq.client.shared import SharedMessage as SharedMessage
     from metaq.client.values import Lag as Lag
     from metaq.client.values import SendResult as SendResult
     from metaq.client.values import TopicPartition as TopicPartition
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
     from metaq.protocol.transactions import XaVote as XaVote
 
 _NAMES = {
-    "client.config": ("ConnectionConfig", "ConsumerConfig", "ProducerConfig"),
+    "client.config": ("ConnectionConfig", "ConsumerConfig", "ProducerConfig", "SharedConfig"),
     "client.consumer": (
         "Consumer",
         "LocalOffsetStore",
@@ -74,6 +77,7 @@ _NAMES = {
     "client.questions.finding": ("FoundMessage", "FoundMessages"),
     "client.questions.places": ("AtKey", "AtMessage", "Last"),
     "client.reading": ("PartitionReader", "TopicBrowser", "browse"),
+    "client.shared": ("SharedConsumer", "SharedMessage"),
     "client.values": ("Lag", "SendResult", "TopicPartition"),
     "protocol.transactions": ("XaCode", "XaVote"),
 }

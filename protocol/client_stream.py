@@ -24,6 +24,7 @@ from .limits import (
     INT32_MAX,
     MANY_MARK,
     SEQUENCES_MARK,
+    SHARED_MARK,
     WHERE_MARK,
 )
 from .sends import SentReply, parse_sent_reply
@@ -110,6 +111,7 @@ class ClientStream(Generic[R]):
         self.takes_delays = DELAYS_MARK in marks
         self.knows_compressed = COMPRESSED_MARK in marks
         self.takes_where = self.speaks_frames and WHERE_MARK in marks
+        self.takes_shared = self.speaks_frames and SHARED_MARK in marks
         self.pending: dict[int, R] = {}
         self.outcomes: deque[EndedRequest[R]] = deque()
         self.torn = False

@@ -72,6 +72,7 @@ __all__ = [
     "SearchIncomplete",
     "SearchesBusy",
     "SessionLost",
+    "SharedRefused",
     "SlaveDisconnected",
     "StaleSequence",
     "StoreError",
@@ -391,6 +392,12 @@ class FiltersBusy(MetaqError):
 
     status = Status.UNAVAILABLE
     retriable = True
+
+
+class SharedRefused(MetaqError):
+    """A broker does not lease messages to this shared consumer as it asks for them; its text says what to do."""
+
+    status = Status.BAD_REQUEST
 
 
 class SearchesBusy(MetaqError):

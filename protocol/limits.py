@@ -18,6 +18,7 @@ __all__ = [
     "INT32_MIN",
     "INT64_MAX",
     "MANY_MARK",
+    "MAX_ACQUIRED",
     "MAX_BATCH_RECORDS",
     "MAX_BODY_BYTES",
     "MAX_DELAY_SECONDS",
@@ -25,12 +26,16 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "MAX_FRAME_HEADER_BYTES",
     "MAX_KEY_CHARACTERS",
+    "MAX_LEASE_MS",
     "MAX_LINE_BYTES",
     "MAX_LISTED_DELAYED",
+    "MAX_MEMBER_CHARACTERS",
     "MAX_NODE_NAME",
     "MAX_PARTS",
     "MAX_PAYLOAD_BYTES",
     "MAX_PULL_BYTES",
+    "MAX_RELEASE_MS",
+    "MAX_SETTLEMENTS",
     "MAX_TX_BATCH_RECORDS",
     "MAX_TX_KEY_CHARACTERS",
     "MAX_WHERE_ATTRIBUTE",
@@ -39,6 +44,7 @@ __all__ = [
     "MAX_WHERE_DEPTH",
     "MAX_WHERE_NUMBER",
     "SEQUENCES_MARK",
+    "SHARED_MARK",
     "SLAVE_STATUS_TOPIC",
     "WHERE_MARK",
     "check_group",
@@ -73,6 +79,9 @@ COMPRESSED_MARK = "compressed/1"
 for these, and gives them only to clients that can read them; all others would give them to anybody."""
 WHERE_MARK = "where/1"
 """A broker whose `version` answer contains this word filters a pull by content (docs/filters.md)."""
+SHARED_MARK = "shared/1"
+"""A broker whose `version` answer contains this word leases messages to shared consumers (shared.py); Java brokers, our
+older ones and both sides of 1.x's replication do not."""
 
 MAX_LINE_BYTES = 64 * 1024
 """Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""
@@ -128,6 +137,21 @@ MAX_WHERE_NUMBER = 64
 
 MAX_NODE_NAME = 64
 """Longest name of a node of a broker set, characters."""
+
+MAX_LEASE_MS = 12 * 3600 * 1000
+"""Longest time for which a message is leased, and may be extended from now on, milliseconds."""
+
+MAX_RELEASE_MS = 7 * 24 * 3600 * 1000
+"""Longest time for which a released message is kept back, milliseconds."""
+
+MAX_ACQUIRED = 1 << 12
+"""Most messages that one ACQUIRE leases."""
+
+MAX_SETTLEMENTS = 1 << 16
+"""Most messages that one SETTLE is about."""
+
+MAX_MEMBER_CHARACTERS = 128
+"""Longest name of a shared consumer."""
 
 SLAVE_STATUS_TOPIC = "_metaq_slave_status_test"
 """Topic of a synchronous slave to which its master writes while it looks whether the slave is well again (1.x)."""

@@ -45,6 +45,9 @@ __all__ = [
     "HEADER",
     "HEADER_BYTES",
     "HEADER_DTYPE",
+    "MAX_PRIORITY",
+    "PRIORITY_MASK",
+    "PRIORITY_SHIFT",
     "PROPERTIES_FLAG",
     "REPLY_TO",
     "RESERVED_PROPERTIES",
@@ -71,6 +74,7 @@ __all__ = [
     "matching_checksums",
     "payload_bytes",
     "payload_start",
+    "priority_of",
     "property_of",
     "split_bodies",
     "tag_hash",
@@ -107,6 +111,11 @@ REPLY_TO = "metaq.reply-to"
 """Property of ours, of a request: `topic inbox`, the topic that its reply is sent to, and the tag it gets."""
 CORRELATION = "metaq.correlation"
 """Property of ours, of a request and of its reply: what tells the requester which request was answered."""
+
+PRIORITY_SHIFT, PRIORITY_MASK = 4, 0xF0
+"""Bits 4–7: how urgent the message is for shared consumers, 0 (ordinary) … MAX_PRIORITY."""
+
+MAX_PRIORITY = 9
 
 _ATTRIBUTE_LENGTH = Struct(">i")
 _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it
@@ -227,6 +236,11 @@ def encode_body(payload: bytes, flag: int, attribute: bytes) -> bytes:
     if flag & ATTRIBUTE_FLAG:
         return b"".join((_ATTRIBUTE_LENGTH.pack(len(attribute)), attribute, payload))
     return payload
+
+
+def priority_of(flag: int) -> int:
+    """How urgent a record is; what no producer of ours writes counts as the most urgent there is."""
+    return min((flag & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY)
 
 
 def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:

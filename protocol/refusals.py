@@ -28,6 +28,7 @@ from .errors import (
     RemoteProtocolError,
     RequestRefused,
     SearchesBusy,
+    SharedRefused,
     SlaveDisconnected,
     StaleSequence,
     TooFewNodes,
@@ -67,6 +68,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     BrokerStarting: ResponseCode.SYSTEM_BUSY,
     FiltersBusy: ResponseCode.SYSTEM_BUSY,
     SearchesBusy: ResponseCode.SYSTEM_BUSY,
+    SharedRefused: ResponseCode.SHARED_REFUSED,
     InvalidName: ResponseCode.MESSAGE_ILLEGAL,
     InvalidWhere: ResponseCode.MESSAGE_ILLEGAL,
     RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
@@ -107,6 +109,8 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
         return DiskFull(str(broker), remark)
     if code == ResponseCode.SYSTEM_BUSY:
         return BrokerUnavailable(f"{broker} is busy: {remark}")
+    if code == ResponseCode.SHARED_REFUSED:
+        return SharedRefused(f"{broker}: {remark}")
     if code == ResponseCode.TRANSACTION_REFUSED:
         return transaction_refusal(remark)
     return RequestRefused(code, f"{broker}: {remark or f'response code {code}'}")

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from ..broker import Broker
 from ..replication.status import CopyState, ReplicationStatus
 from ..sets.member_state import ROLES
+from ..shared.status import messages_left
 
 if TYPE_CHECKING:
     from ..moving.moves import MoveFigures
@@ -68,6 +69,7 @@ class _BrokerCollector(Collector):
         yield from self._journal()
         yield self._filter_failures()
         yield from self._topics()
+        yield from self._shared()
         if broker.moves is not None:
             yield from _moves(broker.moves.figures())
         if broker.replication is not None:
@@ -120,6 +122,29 @@ class _BrokerCollector(Collector):
         )
         for name, text, values in families:
             yield _gauge(name, text, "topic", sorted(values.items()))
+
+    def _shared(self) -> Iterator[Metric]:
+        """Of shared groups."""
+        shared = self._broker.shared
+        for name, text, value in (
+            ("metaq_shared_leased", "Messages leased to shared consumers", shared.leased),
+            ("metaq_shared_redelivered", "Messages leased that had been leased before", shared.redelivered),
+            ("metaq_shared_acknowledged", "Messages acknowledged by shared consumers", shared.acknowledged),
+            ("metaq_shared_late", "Settlements of messages that came too late", shared.refused),
+        ):
+            yield CounterMetricFamily(name, text, value)
+        labels = ["group", "topic"]
+        left = GaugeMetricFamily("metaq_shared_left_messages", "Messages that are not acknowledged", labels=labels)
+        held = GaugeMetricFamily("metaq_shared_leased_messages", "Messages that members have now", labels=labels)
+        figures: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for queue in shared.queues():
+            figure = figures[queue.key.group, queue.key.topic]
+            figure[0] += messages_left(queue)
+            figure[1] += queue.state.leased
+        for names, (messages, leased) in figures.items():
+            left.add_metric(names, messages)
+            held.add_metric(names, leased)
+        yield from (left, held)
 
 
 def _replication(status: ReplicationStatus) -> Iterator[Metric]:

@@ -7,7 +7,6 @@ pull that WAITs, and comes back at once, after other work, to one that must go o
 
 from __future__ import annotations
 
-from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,32 +31,20 @@ from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 from ..store.segments import Snapshot
 from .answers import Bytes, answer_frame
+from .parkable import Loading, Parkable, Step
 from .reading import Reading
 from .selecting import Selection, Span, Stretch, reads_of, stretch_of
 
-__all__ = ["Loading", "Pull", "Step"]
+__all__ = ["Pull"]
 
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
 """Records of one answer, whatever is asked for; the rest of a frame is room for the table of the smallest ones."""
 
 
-class Step(Enum):
-    """Why a step gave no answer."""
-
-    WAIT = "wait"
-    """Nothing to give before the partition shows more data."""
-    AGAIN = "again"
-    """Records were looked at and did not match; there are more."""
-
-
-class Loading(NamedTuple):
-    """A step needs what is not in memory, or must be searched for. Take it again when `done` fires; it never fails."""
-
-    done: Deferred[None]
-
-
-class Pull:
+class Pull(Parkable):
     """One PULL under way. Lives on the reactor thread."""
+
+    key: tuple[str, int]
 
     __slots__ = (
         "_hashes",
@@ -92,14 +79,9 @@ class Pull:
         reading.metrics.get(request.topic)
 
     @property
-    def place(self) -> tuple[str, int, int]:
-        """Topic, partition, and the byte offset that the next record to look at has."""
-        return *self.key, self._offset
-
-    @property
-    def at_follower(self) -> bool:
-        """Whether a follower may answer it."""
-        return self._request.follower
+    def follower_place(self) -> tuple[str, int, int] | None:
+        """With the byte offset that the next record to look at has."""
+        return (self._request.topic, self._request.partition, self._offset) if self._request.follower else None
 
     @property
     def expired(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from ..broker import Broker
 from ..metrics import KINDS
+from ..shared.status import messages_left
 from ..store.partition_log import PartitionLog
 
 __all__ = ["stats_text"]
@@ -142,6 +143,16 @@ def _java(value: bool) -> str:
     return "true" if value else "false"
 
 
+def _shared_lines(broker: Broker) -> Iterator[str]:
+    """Of shared groups. An item of ours."""
+    for queue in broker.shared.queues():
+        state, (group, topic, partition) = queue.state, queue.key
+        yield (
+            f"{group} {topic}-{partition} left {messages_left(queue)} leased {state.leased} delayed {state.delayed} "
+            f"low {state.low} attempts {state.most_attempts()}"
+        )
+
+
 _ITEMS = {
     "": _system_lines,
     "help": _help_lines,
@@ -152,4 +163,5 @@ _ITEMS = {
     "replication": _replication_lines,
     "disk": _disk_lines,
     "journal": _journal_lines,
+    "shared": _shared_lines,
 }

@@ -21,6 +21,7 @@ from metaq.protocol.limits import (
     FRAMES_MARK,
     MANY_MARK,
     SEQUENCES_MARK,
+    SHARED_MARK,
     WHERE_MARK,
 )
 from metaq.protocol.put_run import PutRun
@@ -41,6 +42,7 @@ from metaq.protocol.remoting import (
     ViewMessageRequest,
 )
 from metaq.protocol.sends import announced_parts, announced_topics
+from metaq.protocol.shared import SharedForgetRequest, SharedStatusRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import (
     Get,
@@ -58,6 +60,8 @@ from metaq.protocol.text import (
 
 from ..broker import Broker
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
+from ..shared.acquire import Acquire, answer_settle
+from ..shared.status import describe
 from .admin import Admin, admits
 from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_frame, then
 from .delayed import list_delayed
@@ -112,6 +116,8 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
     def version(version: Version, caller: Caller | None) -> Bytes:
         marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else []), COMPRESSED_MARK]
         marks += [WHERE_MARK, *([DELAYS_MARK] if writing.takes_delays else [])]
+        if broker.shared.takes_shared:
+            marks.append(SHARED_MARK)
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
 
     def follow(frame: Frame, caller: Caller | None) -> Answer:
@@ -193,6 +199,16 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over, nodes=Nodes.ALL),
         RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame, nodes=Nodes.ALL),
         RequestCode.MOVE: _framed(MoveRequest.from_ext, move, json_frame),
+        RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame)),
+        RequestCode.SETTLE: Verb(lambda frame, caller: answer_settle(broker.shared, frame), _body_bytes),
+        RequestCode.SHARED_STATUS: _framed(
+            SharedStatusRequest.from_ext,
+            lambda request: [describe(queue, broker.now_ms()) for queue in broker.shared.queues(request.group)],
+            json_frame,
+        ),
+        RequestCode.SHARED_FORGET: _admin(
+            SharedForgetRequest.from_ext, lambda request: broker.shared.forget(request.group)
+        ),
         RequestCode.PREPARED_TRANSACTIONS: _admin(_nothing, lambda _: transactions.prepared()),
         RequestCode.COMPLETE_TRANSACTION: _admin(
             CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame

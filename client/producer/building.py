@@ -17,6 +17,8 @@ from metaq.protocol.record import (
     COMPRESSED_FLAG,
     DELAYED_FLAG,
     EXPIRES,
+    MAX_PRIORITY,
+    PRIORITY_SHIFT,
     Buffer,
     encode_attributes,
     encode_body,
@@ -50,6 +52,7 @@ class SendOptions(TypedDict, total=False):
     partition: TopicPartition | None
     deliver_at: datetime | None
     delay: float | None
+    priority: int
 
 
 def build_message(
@@ -154,8 +157,23 @@ def _encode(
     partition: TopicPartition | None = None,
     deliver_at: datetime | None = None,
     delay: float | None = None,
+    priority: int = 0,
 ) -> tuple[int, bytes]:
-    """As encode_attributes, with the words of `key` among the keys. Raises TypeError, LocalProtocolError."""
+    """As encode_attributes, with the words of `key` among the keys and the bits of the priority. Raises TypeError,
+    LocalProtocolError."""
+    if priority:
+        flag, text = _encode(
+            tag=tag,
+            keys=keys,
+            attribute=attribute,
+            properties=properties,
+            ttl=ttl,
+            key=key,
+            partition=partition,
+            deliver_at=deliver_at,
+            delay=delay,
+        )
+        return flag | _checked_priority(priority) << PRIORITY_SHIFT, text
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
     timed = deliver_at is not None or delay is not None
@@ -177,6 +195,14 @@ def _encode(
         reserved.update(delay_properties(deliver_at, delay))
     flag, text = encode_attributes(attribute, tag, keys, properties, reserved)
     return flag | DELAYED_FLAG if timed else flag, text
+
+
+def _checked_priority(priority: int) -> int:
+    if type(priority) is not int:
+        raise TypeError(f"priority={priority!r} is no whole number but {type(priority).__name__}")
+    if not 0 <= priority <= MAX_PRIORITY:
+        raise LocalProtocolError(f"priority={priority} is none: choose 0 (ordinary) … {MAX_PRIORITY} (most urgent)")
+    return priority
 
 
 def _words(key: str | bytes) -> list[str]:

@@ -31,6 +31,7 @@ COMMANDS = {
     "find": "Find messages by id or by key.",
     "groups": "List and describe consumer groups; move their offsets.",
     "dead-letters": "List and show a group's dead letters; send them again, or drop them.",
+    "shared": "List and describe the groups of shared consumers.",
     "brokers": "List and describe brokers.",
     "stats": "Show the figures of one broker, Java or ours.",
     "partitions": "Move partitions to another broker; close and open them.",
