@@ -201,7 +201,7 @@ class DelayedLog:
 
     def _take_pending(self, place: Place, anew: bool, units: UnitArray) -> None:
         ids, offsets = units["id"].astype(np.int64), units["offset"].astype(np.int64)
-        sizes = units["size"].astype(np.int64)
+        sizes = units["size"].astype(np.int64) - anew  # as it was written at first
         if anew:
             before = self.table.move(ids, offsets)
             known = before != NOWHERE
@@ -320,7 +320,7 @@ class DelayedLog:
         else:
             self.counts[place] -= count
         self.live_bytes -= int(sizes[known].sum()) + count * overhead(place)
-        offsets = found[known]
+        offsets: Ids = found[known]
         self._tally(offsets, -1)
         return offsets
 
