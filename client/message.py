@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metaq.protocol.compression import payload_of
-from metaq.protocol.errors import CorruptRecord, PayloadUnreadable
+from metaq.protocol.errors import ClientError, CorruptRecord, PayloadUnreadable
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
@@ -15,6 +15,7 @@ from metaq.protocol.record import (
     COMPRESSED_FLAG,
     EXPIRES_FLAG,
     HEADER_BYTES,
+    TYPE,
     Attributes,
     attribute_of,
     decode_attribute,
@@ -23,7 +24,10 @@ from metaq.protocol.record import (
 
 from .values import TopicPartition
 
-__all__ = ["Message", "PlainMessage"]
+if TYPE_CHECKING:
+    from .serializers.base import Deserializer, ValueReader
+
+__all__ = ["Message", "PlainMessage", "ValueMessage"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -88,6 +92,25 @@ class Message(NamedTuple):
         return self.attributes.properties
 
     @property
+    def content_type(self) -> str | None:
+        """What the producer says of the payload's type; None if it says nothing."""
+        return self.attributes.reserved.get(TYPE)
+
+    @property
+    def value(self) -> Any:
+        """What the consumer's deserializer reads of the payload; read at each look. Raises ValueUnreadable: it has
+        another content type, or is no such value; ClientError: the consumer has no deserializer."""
+        raise ClientError(
+            "this message's reader has no deserializer: write Consumer(deserializer=…), or message.decode(…)"
+        )
+
+    def decode(self, deserializer: Deserializer) -> Any:
+        """What this deserializer, or one of several, reads of the payload. Raises ConfigError, and as `value`."""
+        from .serializers.base import deserializers
+
+        return deserializers("deserializer", deserializer).value_of(self)
+
+    @property
     def expires_at(self) -> datetime | None:
         """When no consumer gets it any more, by the clock of its producer, as an aware datetime in UTC; None: never."""
         milliseconds = self.attributes.expires_ms if self.flag & EXPIRES_FLAG else None
@@ -118,6 +141,26 @@ class Message(NamedTuple):
             payload = self.payload
             shown = f"{payload[:32]!r}… {len(payload)} bytes" if len(payload) > 32 else repr(payload)
         return f"<Message {self.topic} {self.partition} @{self.offset} id {self.id} {shown}>"
+
+
+class ValueMessage(Message):
+    """A message of a consumer that has a deserializer. Equal to a Message with the same fields, and pickled as one,
+    without the deserializer. It is made of a Message when that is handed out."""
+
+    _reader: ValueReader
+
+    @classmethod
+    def of(cls, message: Message, reader: ValueReader) -> ValueMessage:
+        made: ValueMessage = tuple.__new__(cls, message)
+        made._reader = reader
+        return made
+
+    @property
+    def value(self) -> Any:
+        return self._reader.value_of(self)
+
+    def __reduce__(self) -> tuple[type[Message], tuple[object, ...]]:
+        return Message, tuple(self)
 
 
 class PlainMessage(Message):

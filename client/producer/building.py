@@ -9,12 +9,13 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from metaq.protocol.compression import unpacked_body
-from metaq.protocol.errors import LocalProtocolError
+from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
     COMPRESSED_FLAG,
     EXPIRES,
+    TYPE,
     Buffer,
     encode_attributes,
     encode_body,
@@ -30,7 +31,7 @@ from .outgoing import Outgoing, OutgoingBatch
 from .packing import Packer
 from .routing import key_bytes
 
-__all__ = ["SendOptions", "build_batch", "build_body", "build_message", "with_body"]
+__all__ = ["OwnOptions", "SendOptions", "build_batch", "build_body", "build_message", "with_body"]
 
 _SEPARATORS = ("\x01", "\x02")  # of the record's properties
 
@@ -43,8 +44,15 @@ class SendOptions(TypedDict, total=False):
     attribute: str | None
     properties: Mapping[str, PropertyValue] | None
     ttl: float | None
+    content_type: str | None
     key: str | bytes | None
     partition: TopicPartition | None
+
+
+class OwnOptions(SendOptions, total=False):
+    """With what only metaq itself says of a message. reserved: properties by their whole names."""
+
+    reserved: Mapping[str, str] | None
 
 
 def build_message(
@@ -137,26 +145,45 @@ def _encode(
     attribute: str | None = None,
     properties: Mapping[str, PropertyValue] | None = None,
     ttl: float | None = None,
+    content_type: str | None = None,
     key: str | bytes | None = None,
     partition: TopicPartition | None = None,
+    reserved: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
     """As encode_attributes, with the words of `key` among the keys. Raises TypeError, LocalProtocolError."""
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
+    if not (ttl is None and content_type is None):
+        reserved = _own_properties(ttl, content_type, reserved)
     if key is not None:
         if not isinstance(key, (str, bytes)):
             raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
-        if tag is None and not keys and attribute is None and not properties and ttl is None:
+        if tag is None and not keys and attribute is None and not properties and not reserved:
             encoded = encode_key(key_bytes(key))
             if encoded is not None:
                 return encoded  # the usual case
-    elif (tag is None or type(tag) is str) and not keys and attribute is None and not properties and ttl is None:
+    elif (tag is None or type(tag) is str) and not keys and attribute is None and not properties and not reserved:
         return (0, b"") if tag is None else encode_attributes(None, tag)
     _check_options(tag, keys, attribute, properties)
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]
-    reserved = None if ttl is None else {EXPIRES: str(now_ms() + max(1, round(check_ttl(ttl) * 1000)))}
     return encode_attributes(attribute, tag, keys, properties, reserved)
+
+
+def _own_properties(
+    ttl: float | None, content_type: str | None, reserved: Mapping[str, str] | None
+) -> Mapping[str, str]:
+    """Raises TypeError, ConfigError."""
+    own = dict(reserved or {})
+    if ttl is not None:
+        own[EXPIRES] = str(now_ms() + max(1, round(check_ttl(ttl) * 1000)))
+    if content_type is not None:
+        if not isinstance(content_type, str):
+            raise no_text("content_type", content_type)
+        if not (content_type.isascii() and content_type.isprintable() and content_type):
+            raise ConfigError("content_type", repr(content_type), "name it in printable ASCII, as application/json")
+        own[TYPE] = content_type
+    return own
 
 
 def _words(key: str | bytes) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
@@ -35,14 +35,18 @@ from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back, check_on_deli
 from .packing import Packer
 from .routing import PartitionSelector, Router, check_selector
 from .transaction import Transaction, Transactional
+from .typed import TypedProducer
 from .xa import XaResource
 
 if TYPE_CHECKING:
+    from ..serializers.base import Serializer
     from ..zookeeper import ZooKeeperMetadata
 
 __all__ = ["Producer"]
 
 log = get_log(__name__)
+
+T = TypeVar("T")
 
 
 class Producer:
@@ -166,7 +170,8 @@ class Producer:
         `attribute` is metaq 1.x's. `properties` are anything else, by name: str, int (64 bits), float (finite), bool or
         bytes. Messages with the same `key` go to the same partition; its words become keys for lookups, too, if it is a
         text (bytes: UTF-8). `partition`: exactly there.
-        `ttl`: seconds by this machine's clock, after which no consumer gets the message any more.
+        `ttl`: seconds by this machine's clock, after which no consumer gets the message any more. `content_type`: of
+        the payload, for readers; `typed` gives it by itself.
         timeout: seconds for everything, tries on other brokers included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
@@ -282,6 +287,10 @@ class Producer:
         """
         self._guard.check()
         return self._driver.send_stored(message, self._deadline(timeout), retry)
+
+    def typed(self, serializer: Serializer[T]) -> TypedProducer[T]:
+        """The same producer for values, which `serializer` makes payloads of. Raises ConfigError."""
+        return TypedProducer(self, serializer)
 
     def transaction(self, *, timeout_seconds: int | None = None) -> Transaction:
         """A transaction on one broker, to be used in a `with` block. Nothing is asked of a broker yet.
