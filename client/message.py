@@ -13,8 +13,10 @@ from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     COMPRESSED_FLAG,
+    CORRELATION,
     EXPIRES_FLAG,
     HEADER_BYTES,
+    REPLY_TO,
     TYPE,
     Attributes,
     attribute_of,
@@ -95,6 +97,16 @@ class Message(NamedTuple):
     def content_type(self) -> str | None:
         """What the producer says of the payload's type; None if it says nothing."""
         return self.attributes.reserved.get(TYPE)
+
+    @property
+    def correlation(self) -> str | None:
+        """Of a request, and of its reply: what tells the requester which request was answered. None of any other."""
+        return self.attributes.reserved.get(CORRELATION)
+
+    @property
+    def asks_reply(self) -> bool:
+        """Whether it is a request, which Producer.reply answers."""
+        return REPLY_TO in self.attributes.reserved
 
     @property
     def value(self) -> Any:

@@ -93,6 +93,20 @@ class TypedProducer(TypedSends[T]):
         payload = self._serializer.dumps(value)
         self._producer.produce(topic, payload, on_delivery=on_delivery, timeout=timeout, **self._options(options))
 
+    def request(
+        self, topic: str, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]
+    ) -> Future[Message]:
+        """As Producer.request; `message.decode` reads the reply."""
+        payload = self._serializer.dumps(value)
+        return self._producer.request(topic, payload, timeout=timeout, **self._options(options))
+
+    def reply(
+        self, request: Message, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]
+    ) -> SendResult:
+        """As Producer.reply."""
+        payload = self._serializer.dumps(value)
+        return self._producer.reply(request, payload, timeout=timeout, **self._options(options))
+
     def send_batch_async(
         self, topic: str, values: Iterable[T], *, timeout: float | None = None, **options: Unpack[SendOptions]
     ) -> Future[Sequence[SendResult]]:

@@ -45,7 +45,8 @@ class Avro:
             self._print = _fingerprint(schemas, canonical)
             self._writers[self._print] = parsed
         self._schema = self._writers[self._print]
-        name = self._schema["name"] if isinstance(self._schema, dict) and "name" in self._schema else repr(schema)
+        named = isinstance(self._schema, dict) and "name" in self._schema
+        name = self._schema["name"] if named else canonical.strip('"')
         self.content_type = f"avro/binary;schema={name}"
 
     def dumps(self, value: Any) -> bytes:

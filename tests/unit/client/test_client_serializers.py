@@ -61,6 +61,11 @@ def test_content_types_name_the_kind_of_value():
     ]
 
 
+def test_the_fingerprint_of_avros_specification_stands_in_front():
+    assert Avro("int").dumps(1) == bytes.fromhex("c301 8f5c393f1ad57572 02")
+    assert Avro("int").content_type == "avro/binary;schema=int"
+
+
 def test_json_is_compact_and_strict():
     assert Json().dumps({"a": 1, "b": "é"}) == '{"a":1,"b":"é"}'.encode()
     assert Json(default=str).dumps([date(2026, 1, 2)]) == b'["2026-01-02"]'
