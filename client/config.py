@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
 
 from metaq.coordination.assignment import STRATEGIES, Strategy
 from metaq.protocol.errors import ConfigError, InvalidWhere
-from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_LEASE_MS
+from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_LEASE_MS, check_topic
 from metaq.protocol.pulls import MAX_WAIT_MS
 from metaq.protocol.where import Where, parse_where
 
@@ -27,6 +27,7 @@ __all__ = [
     "MAX_TTL_SECONDS",
     "RECOVER_FIRST_SECONDS",
     "RECOVER_SECONDS",
+    "REPLY_TOPIC",
     "SEARCH_TIMEOUT_SECONDS",
     "Compression",
     "ConnectionConfig",
@@ -62,6 +63,9 @@ Compression = Literal["zstd"]
 
 ReadFrom = Literal["leader", "nearest"]
 """Which node of a broker set a consumer reads from."""
+
+REPLY_TOPIC = "%REPLY%"
+"""Every broker of ours has it without a section in server.ini."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
 """For a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
@@ -271,6 +275,8 @@ class ProducerConfig:
     transaction_timeout_seconds: int = 60
     """Time after which a broker rolls back a transaction that was neither prepared nor committed; 0 = never. A broker
     lowers it to its own maxTxTimeoutInSeconds (60)."""
+    reply_topic: str = REPLY_TOPIC
+    """Where replies to this producer's requests go: a topic of one partition on each broker is enough."""
     session_timeout_seconds: float = 30.0
     """Timeout of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
     start_timeout_seconds: float = 15.0
@@ -281,6 +287,7 @@ class ProducerConfig:
     def __post_init__(self) -> None:
         zero = "linger_ms", "ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"
         _check_settings(self, *zero, "transaction_timeout_seconds", "compression_from_bytes")
+        check_topic(self.reply_topic)
         if self.compression not in ("zstd", None):
             raise ConfigError("compression", repr(self.compression), "choose 'zstd' or None")
         if self.compression_level > MAX_COMPRESSION_LEVEL:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metaq.coordination.logs import get_log
 from metaq.protocol.compression import payload_of
-from metaq.protocol.errors import CorruptRecord, PayloadUnreadable, RemoteProtocolError
+from metaq.protocol.errors import ClientError, CorruptRecord, PayloadUnreadable, RemoteProtocolError
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.own_topics import OWN_MARK
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     COMPRESSED_FLAG,
+    CORRELATION,
     EXPIRES_FLAG,
     HEADER_BYTES,
+    REPLY_TO,
+    TYPE,
     Attributes,
     attribute_of,
     decode_attribute,
@@ -27,7 +30,10 @@ from metaq.protocol.retries import Failure, Origin, failure_of, restored
 
 from .values import TopicPartition
 
-__all__ = ["Message", "Origin", "PlainMessage", "RetriedMessage", "as_original", "failure_in"]
+if TYPE_CHECKING:
+    from .serializers.base import Deserializer, ValueReader
+
+__all__ = ["Message", "Origin", "PlainMessage", "RetriedMessage", "ValueMessage", "as_original", "failure_in"]
 
 log = get_log(__name__)
 
@@ -94,6 +100,35 @@ class Message(NamedTuple):
         return self.attributes.properties
 
     @property
+    def content_type(self) -> str | None:
+        """What the producer says of the payload's type; None if it says nothing."""
+        return self.attributes.reserved.get(TYPE)
+
+    @property
+    def correlation(self) -> str | None:
+        """Of a request, and of its reply: what tells the requester which request was answered. None of any other."""
+        return self.attributes.reserved.get(CORRELATION)
+
+    @property
+    def asks_reply(self) -> bool:
+        """Whether it is a request, which Producer.reply answers."""
+        return REPLY_TO in self.attributes.reserved
+
+    @property
+    def value(self) -> Any:
+        """What the consumer's deserializer reads of the payload; read at each look. Raises ValueUnreadable: it has
+        another content type, or is no such value; ClientError: the consumer has no deserializer."""
+        raise ClientError(
+            "this message's reader has no deserializer: write Consumer(deserializer=…), or message.decode(…)"
+        )
+
+    def decode(self, deserializer: Deserializer) -> Any:
+        """What this deserializer, or one of several, reads of the payload. Raises ConfigError, and as `value`."""
+        from .serializers.base import deserializers
+
+        return deserializers("deserializer", deserializer).value_of(self)
+
+    @property
     def expires_at(self) -> datetime | None:
         """When no consumer gets it any more, by the clock of its producer, as an aware datetime in UTC; None: never."""
         milliseconds = self.attributes.expires_ms if self.flag & EXPIRES_FLAG else None
@@ -143,6 +178,26 @@ class Message(NamedTuple):
             payload = self.payload
             shown = f"{payload[:32]!r}… {len(payload)} bytes" if len(payload) > 32 else repr(payload)
         return f"<Message {self.topic} {self.partition} @{self.offset} id {self.id} {shown}>"
+
+
+class ValueMessage(Message):
+    """A message of a consumer that has a deserializer. Equal to a Message with the same fields, and pickled as one,
+    without the deserializer. It is made of a Message when that is handed out."""
+
+    _reader: ValueReader
+
+    @classmethod
+    def of(cls, message: Message, reader: ValueReader) -> ValueMessage:
+        made: ValueMessage = tuple.__new__(cls, message)
+        made._reader = reader
+        return made
+
+    @property
+    def value(self) -> Any:
+        return self._reader.value_of(self)
+
+    def __reduce__(self) -> tuple[type[Message], tuple[object, ...]]:
+        return Message, tuple(self)
 
 
 class PlainMessage(Message):

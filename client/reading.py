@@ -22,6 +22,7 @@ from .questions.cluster import Cluster
 from .questions.partitions import max_offset, min_offset
 from .questions.places import locate
 from .questions.records import read_chosen, read_messages
+from .serializers.base import Deserializer, deserializers
 from .timers import Timers
 from .values import TopicPartition
 
@@ -142,18 +143,20 @@ class PartitionReader(Poller):
         where: str | None = None,
         accept: Accept | None = None,
         on_damaged: OnDamaged | None = None,
+        deserializer: Deserializer | None = None,
         protocol: str = "auto",
         config: ConsumerConfig | None = None,
     ) -> None:
         """address: the broker's `host:port`. That of any node of a broker set leads to the set's leader while that node
         runs. start: "earliest", "latest", or the offset in bytes at which a message begins. where: only
         messages for whose properties this holds (docs/filters.md). accept: what it returns false for is passed over.
-        on_damaged: as of Consumer.
+        on_damaged, deserializer: as of Consumer.
 
         Raises ConfigError; connects in the background.
         """
         config = config_or_default(config, ConsumerConfig)
         check_call_backs(accept=accept, on_damaged=on_damaged)
+        reader = None if deserializer is None else deserializers("deserializer", deserializer)
         self._endpoint = parse_address(address)
         self._ending = Aside("metaq reader close")
         self._timers = Timers("metaq-read")
@@ -165,6 +168,7 @@ class PartitionReader(Poller):
             accept=accept,
             on_damaged=on_damaged,
             follow=self._pool.follow,
+            reader=reader,
         )
         super().__init__(core, Fetcher(core, self._pool, lambda _: self._endpoint, self._timers))
         begin = 0 if start == "earliest" else locate(start, option="start")

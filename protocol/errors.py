@@ -81,6 +81,7 @@ __all__ = [
     "TopicNotAccepted",
     "TransactionLost",
     "TransactionRefused",
+    "ValueUnreadable",
     "WrongPartition",
     "XaError",
     "XaRefused",
@@ -516,6 +517,11 @@ class CompressionUnknown(ClientError):
             f"{broker} does not know of compressed messages (no compressed/1 in its version): run a newer broker "
             "there, or send without ProducerConfig(compression=…)"
         )
+
+
+class ValueUnreadable(ClientError):
+    """A message's payload is no value of the deserializer: it has another content type, or is damaged. The message says
+    where it is; its `payload` can be read."""
 
 
 class LeaderMoved(BrokerUnavailable):

@@ -89,7 +89,7 @@ MAX_LINE_BYTES = 64 * 1024
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """Largest body of one message. Java has no limit, but its own consumers stop at 2 MiB."""
 
-MAX_PAYLOAD_BYTES = 4 * MAX_BODY_BYTES
+MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
 """Largest payload that is compressed, and so the most memory that a reader takes for a compressed one: a message of a
 few hundred bytes can say that it is gigabytes."""
 

@@ -108,7 +108,7 @@ EXPIRES = "metaq.expires"
 TYPE = "metaq.type"
 """Property of ours: the content type of the payload, as a serializer names it."""
 REPLY_TO = "metaq.reply-to"
-"""Property of ours, of a request: `topic inbox`, the topic that its reply is sent to, and the tag it gets."""
+"""Property of ours, of a request: `topic broker-partition inbox`, where its reply is sent to, and the tag it gets."""
 CORRELATION = "metaq.correlation"
 """Property of ours, of a request and of its reply: what tells the requester which request was answered."""
 

@@ -40,6 +40,7 @@ from ..questions.finding import FoundMessages, MessageFinder
 from ..questions.partitions import lag_behind
 from ..questions.places import Place, locate
 from ..questions.records import read_messages
+from ..serializers.base import Deserializer, deserializers
 from ..timers import END_SECONDS, TimeLeft, Timers
 from ..values import Lag, TopicPartition
 from .core import Accept, ConsumerCore, OnDamaged
@@ -85,6 +86,7 @@ class Consumer(Poller):
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
         on_damaged: OnDamaged | None = None,
+        deserializer: Deserializer | None = None,
         protocol: str = "auto",
         root: str = "/meta",
         config: ConsumerConfig | None = None,
@@ -102,7 +104,8 @@ class Consumer(Poller):
         on_revoked was called for is handed over when it returns. on_damaged: called in poll(), or on a handler's thread
         of run(), with a CorruptRecord for each damaged range of stored bytes that is met, once, whether
         ConsumerConfig.damage says to stop there or to skip it.
-        protocol: "auto" or "text".
+        deserializer: reads `message.value`; several choose by the message's content type, the first one where it says
+        none. protocol: "auto" or "text".
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
         TypeError (a group that is no text), CoordinationUnavailable.
@@ -114,6 +117,7 @@ class Consumer(Poller):
         if wanted is not None and not wanted:
             raise ConfigError("tags", tags, "name at least one, or leave it out")
         chosen = check_where(where)
+        reader = None if deserializer is None else deserializers("deserializer", deserializer)
         self.group = broadcast_group(check_group(group)) if config.broadcast else group
         self._config = config
         self._stopped = False
@@ -139,6 +143,7 @@ class Consumer(Poller):
             on_damaged=on_damaged,
             is_slave=lambda endpoint: self._member.is_slave(endpoint),
             follow=self._pool.follow,
+            reader=reader,
         )
         core.notices.on_assigned, core.notices.on_revoked = on_assigned, on_revoked
         self._nearby = Nearby(self._session, config.zone, lambda broker_id: self._fetcher.nearest_changed(broker_id))

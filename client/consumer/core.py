@@ -48,7 +48,7 @@ from metaq.protocol.where import Where
 from ..config import ConsumerConfig
 from ..connection import Endpoint, Reply
 from ..decoding import WRONG_LENGTH
-from ..message import Message
+from ..message import Message, ValueMessage
 from ..questions.places import Locate
 from ..values import TopicPartition
 from ..wall_clock import WallClock, now_ms
@@ -59,6 +59,8 @@ from .notices import Notice, Notices
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from ..serializers.base import ValueReader
 
 __all__ = ["Accept", "ConsumerCore", "OnDamaged", "changes"]
 
@@ -93,9 +95,10 @@ class ConsumerCore:
         follow: Callable[[MetaqError], float | None] = lambda _: None,
         random: Callable[[], float] = random,
         wall_clock: WallClock = now_ms,
+        reader: ValueReader | None = None,
     ) -> None:
         """accept: the user's filter; what it refuses is passed over and counts as consumed. `take` raises what it, and
-        on_damaged, raise. follow: as ConnectionPool.follow."""
+        on_damaged, raise. follow: as ConnectionPool.follow. reader: of `message.value`."""
         self.owned: Mapping[TopicPartition, PartitionCursor] = {}
         self.notices = Notices()
         self.in_doubt = False
@@ -105,6 +108,7 @@ class ConsumerCore:
         self.config = config
         self._random = random
         self._wall_clock = wall_clock
+        self._reader = reader
         self._follow = follow
         self._tags = tags
         self._retry_topic = RETRY_PREFIX + group
@@ -430,7 +434,12 @@ class ConsumerCore:
         messages = chunk.take(cursor.partition, limit, tags, self._check_messages, where)
         if chunk.bytes_left and not messages:
             raise CorruptRecord.of(cursor.partition, chunk.offset, WRONG_LENGTH)
-        return messages
+        return messages if self._reader is None else self.readable(messages)
+
+    def readable(self, messages: Sequence[Message]) -> list[Message]:
+        """The same, with a `value` if there is a reader."""
+        reader = self._reader
+        return list(messages) if reader is None else [ValueMessage.of(message, reader) for message in messages]
 
     def passes_damage(self, cursor: PartitionCursor, damage: CorruptRecord) -> bool:
         """Whether to go on behind the damage: nobody can if its end is not known. Tells the user once, and raises what

@@ -46,12 +46,12 @@ class RetryLater(Exception):
 
 
 def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
-    """`deliver` for messages that have not expired."""
+    """`deliver` for kept messages: those that have not expired, with their values."""
 
     def deliver_living(messages: Sequence[Message]) -> None:
         living = core.living(messages)
         if living:
-            deliver(living)
+            deliver(core.readable(living))
 
     return deliver_living
 

@@ -10,7 +10,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from metaq.protocol.compression import unpacked_body
-from metaq.protocol.errors import LocalProtocolError
+from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
@@ -19,6 +19,7 @@ from metaq.protocol.record import (
     EXPIRES,
     MAX_PRIORITY,
     PRIORITY_SHIFT,
+    TYPE,
     Buffer,
     encode_attributes,
     encode_body,
@@ -35,7 +36,7 @@ from .outgoing import Outgoing, OutgoingBatch
 from .packing import Packer
 from .routing import key_bytes
 
-__all__ = ["SendOptions", "build_batch", "build_body", "build_message", "with_body"]
+__all__ = ["OwnOptions", "SendOptions", "build_batch", "build_body", "build_message", "with_body"]
 
 _SEPARATORS = ("\x01", "\x02")  # of the record's properties
 
@@ -48,11 +49,18 @@ class SendOptions(TypedDict, total=False):
     attribute: str | None
     properties: Mapping[str, PropertyValue] | None
     ttl: float | None
+    content_type: str | None
     key: str | bytes | None
     partition: TopicPartition | None
     deliver_at: datetime | None
     delay: float | None
     priority: int
+
+
+class OwnOptions(SendOptions, total=False):
+    """With what only metaq itself says of a message. reserved: properties by their whole names."""
+
+    reserved: Mapping[str, str] | None
 
 
 def build_message(
@@ -153,11 +161,13 @@ def _encode(
     attribute: str | None = None,
     properties: Mapping[str, PropertyValue] | None = None,
     ttl: float | None = None,
+    content_type: str | None = None,
     key: str | bytes | None = None,
     partition: TopicPartition | None = None,
     deliver_at: datetime | None = None,
     delay: float | None = None,
     priority: int = 0,
+    reserved: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
     """As encode_attributes, with the words of `key` among the keys and the bits of the priority. Raises TypeError,
     LocalProtocolError."""
@@ -168,16 +178,20 @@ def _encode(
             attribute=attribute,
             properties=properties,
             ttl=ttl,
+            content_type=content_type,
             key=key,
             partition=partition,
             deliver_at=deliver_at,
             delay=delay,
+            reserved=reserved,
         )
         return flag | _checked_priority(priority) << PRIORITY_SHIFT, text
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
     timed = deliver_at is not None or delay is not None
-    plain = not keys and attribute is None and not properties and ttl is None and not timed
+    if timed or not (ttl is None and content_type is None):
+        reserved = _own_properties(ttl, content_type, deliver_at, delay, reserved)
+    plain = not keys and attribute is None and not properties and not reserved
     if key is not None:
         if not isinstance(key, (str, bytes)):
             raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
@@ -190,9 +204,6 @@ def _encode(
     _check_options(tag, keys, attribute, properties)
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]
-    reserved = {} if ttl is None else {EXPIRES: str(now_ms() + max(1, round(check_ttl(ttl) * 1000)))}
-    if timed:
-        reserved.update(delay_properties(deliver_at, delay))
     flag, text = encode_attributes(attribute, tag, keys, properties, reserved)
     return flag | DELAYED_FLAG if timed else flag, text
 
@@ -203,6 +214,28 @@ def _checked_priority(priority: int) -> int:
     if not 0 <= priority <= MAX_PRIORITY:
         raise LocalProtocolError(f"priority={priority} is none: choose 0 (ordinary) … {MAX_PRIORITY} (most urgent)")
     return priority
+
+
+def _own_properties(
+    ttl: float | None,
+    content_type: str | None,
+    deliver_at: datetime | None,
+    delay: float | None,
+    reserved: Mapping[str, str] | None,
+) -> Mapping[str, str]:
+    """Raises TypeError, ConfigError, LocalProtocolError."""
+    own = dict(reserved or {})
+    if ttl is not None:
+        own[EXPIRES] = str(now_ms() + max(1, round(check_ttl(ttl) * 1000)))
+    if content_type is not None:
+        if not isinstance(content_type, str):
+            raise no_text("content_type", content_type)
+        if not (content_type.isascii() and content_type.isprintable() and content_type):
+            raise ConfigError("content_type", repr(content_type), "name it in printable ASCII, as application/json")
+        own[TYPE] = content_type
+    if deliver_at is not None or delay is not None:
+        own.update(delay_properties(deliver_at, delay))
+    return own
 
 
 def _words(key: str | bytes) -> list[str]:

@@ -8,16 +8,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import (
-    ConfigError,
-    DeliveryFailed,
-    RequestTimedOut,
-)
+from metaq.protocol.errors import ClientError, ConfigError, DeliveryFailed, RequestTimedOut
 from metaq.protocol.record import Buffer, payload_bytes
 
 from ..config import ProducerConfig, check_protocol, check_timeout, config_or_default
@@ -35,16 +31,21 @@ from .futures import SendFuture, refuse_in_callback, refuse_in_handler
 from .losses import AtExit, Losses
 from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back, check_on_delivery
 from .packing import Packer
+from .requesting import Requester, reply_options
 from .routing import PartitionSelector, Router, check_selector
 from .transaction import Transaction, Transactional
+from .typed import TypedProducer
 from .xa import XaResource
 
 if TYPE_CHECKING:
+    from ..serializers.base import Serializer
     from ..zookeeper import ZooKeeperMetadata
 
 __all__ = ["Producer"]
 
 log = get_log(__name__)
+
+T = TypeVar("T")
 
 
 class Producer:
@@ -86,7 +87,8 @@ class Producer:
         self._config = config if linger_ms is None else replace(config, linger_ms=linger_ms)
         self._clock = clock
         self._random = random
-        self._pool = ConnectionPool(self._config.connection, check_protocol(protocol), clock=clock, random=random)
+        self._protocol = check_protocol(protocol)
+        self._pool = ConnectionPool(self._config.connection, self._protocol, clock=clock, random=random)
         own = None
         if metadata is None:
             metadata = own = zookeeper_metadata(connect, root, self._config)
@@ -122,6 +124,8 @@ class Producer:
         self._aside = Aside("metaq-producer-close")
         self._guard = ForkGuard("Producer")
         self._unreported = Losses()
+        self._requester: Requester | None = None
+        self._requesting = Aside("metaq-producer-requests")
         self._at_exit = AtExit(self, self._driver, self._unreported, self._config.deliver_at_exit_seconds, clock)
 
     @classmethod
@@ -170,7 +174,8 @@ class Producer:
         text (bytes: UTF-8). `partition`: exactly there.
         `deliver_at`, a datetime with a time zone, or `delay`, in seconds from when the broker takes it: not before that
         time, at most 366 days ahead; the result is `pending` then, and `cancel` takes it.
-        `ttl`: seconds by this machine's clock, after which no consumer gets the message any more.
+        `ttl`: seconds by this machine's clock, after which no consumer gets the message any more. `content_type`: of
+        the payload, for readers; `typed` gives it by itself.
         timeout: seconds for everything, tries on other brokers included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
@@ -279,6 +284,63 @@ class Producer:
         self._driver.begin(outgoing)
         return future
 
+    def request(
+        self,
+        topic: str,
+        payload: Buffer,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Future[Message]:
+        """Send a message that asks for a reply, and return a future at once, which ends with the reply.
+
+        Whoever consumes the topic answers with `reply`. Options as of `send`; with `ttl` nobody takes the request when
+        its time is over. timeout: seconds until the reply is here (default delivery_timeout_seconds): then the future
+        ends with RequestTimedOut, 0.25 s later at the most, and a reply that comes after that is dropped and counted
+        (`late_replies`). The future ends with what `send` raises if the request cannot be stored, and with ClientError
+        when the producer is closed.
+
+        Replies come on one partition of ProducerConfig.reply_topic, which a thread reads that the first request
+        starts. That request blocks until the partition's end is known. Call-backs of futures run on this thread: keep
+        them short. Raises NoPartition (nobody has the reply topic), BrokerUnavailable, RequestTimedOut, and as `send`.
+        """
+        self._guard.check()
+        deadline = self._deadline(timeout)
+        requester = self._requester or self._requesting.do(self._make_requester)
+        return requester.request(topic, payload, deadline, options)
+
+    def reply(
+        self,
+        request: Message,
+        payload: Buffer,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> SendResult:
+        """Answer a request, and wait until the reply is stored. Options as of `send`, but for tag, key and partition.
+
+        Raises ClientError (the message is no request), ConfigError (such an option), and as `send`.
+        """
+        self._guard.check()
+        to, own = reply_options(request, options)
+        outgoing = build_message(to.partition.topic, payload, self._deadline(timeout), own, self._packer)
+        return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
+
+    @property
+    def late_replies(self) -> int:
+        """Replies that came when nobody waited for them any more, duplicates among them."""
+        return 0 if self._requester is None else self._requester.late
+
+    def _make_requester(self) -> Requester:
+        if self._closing:
+            raise ClientError("this producer is closed")
+        if self._requester is None:
+            begin = self._driver.begin
+            self._requester = Requester(
+                self._config, self._metadata, self._protocol, begin, self._packer, self._clock, self._random
+            )
+        return self._requester
+
     def send_stored(self, message: StoredMessage, *, timeout: float | None = None, retry: bool = True) -> SendResult:
         """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = one try only.
 
@@ -286,6 +348,10 @@ class Producer:
         """
         self._guard.check()
         return self._driver.send_stored(message, self._deadline(timeout), retry)
+
+    def typed(self, serializer: Serializer[T]) -> TypedProducer[T]:
+        """The same producer for values, which `serializer` makes payloads of. Raises ConfigError."""
+        return TypedProducer(self, serializer)
 
     def transaction(self, *, timeout_seconds: int | None = None) -> Transaction:
         """A transaction on one broker, to be used in a `with` block. Nothing is asked of a broker yet.
@@ -364,6 +430,8 @@ class Producer:
         """
         if self._guard.is_elsewhere:
             self._pool.close()
+            if self._requester is not None:
+                self._requester.close_elsewhere()
             return
         refuse_in_callback("close()")
         refuse_in_handler("close()", self)
@@ -379,6 +447,8 @@ class Producer:
             self._driver.end(timeout)
         finally:
             self._closing = self._transactional.closed = True
+            if self._requester is not None:
+                self._requester.close()
             left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
             self._at_exit.cancel()
             self._driver.close(left)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import partial
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.local_address import local_address
@@ -57,8 +57,14 @@ from .futures import refuse_in_callback
 from .outgoing import Outgoing, OutgoingBatch
 from .packing import Packer
 from .routing import Router
+from .typed import TypedSends
+
+if TYPE_CHECKING:
+    from ..serializers.base import Serializer
 
 __all__ = ["Transaction", "TransactionSends", "Transactional"]
+
+T = TypeVar("T")
 
 log = get_log(__name__)
 _sessions = itertools.count(1)
@@ -272,6 +278,10 @@ class TransactionSends(ABC):
             return []
         refuse_delay(options)
         return self._put(build_batch(topic, items, self._calls.deadline(timeout), options, self._calls.packer))
+
+    def typed(self, serializer: Serializer[T]) -> TypedSends[T]:
+        """The same for values, as Producer.typed."""
+        return TypedSends(self, serializer)
 
     @abstractmethod
     def _put(self, outgoing: Outgoing) -> Sequence[SendResult]: ...

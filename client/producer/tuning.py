@@ -55,3 +55,6 @@ LAST_WAIT_SECONDS = 1.0
 
 REPEAT_SECONDS = 12 * 3600.0
 """A request whose outcome is not known is not repeated for longer: brokers forget its number after a day."""
+
+IDLE_SECONDS = 60.0
+"""Longest sleep of a requester's thread while no request waits for its reply; the first one wakes it."""

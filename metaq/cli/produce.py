@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -113,6 +113,7 @@ class Progressed:
     help="Property of every message; TYPE is int, float, bool or bytes (base64), else it is a text. Repeat for more.",
 )
 @click.option("--ttl", type=POSITIVE_SECONDS, help="Consumers get the messages for this long only.")
+@click.option("--compression", type=click.Choice(["zstd"]), help="Compress each message; the topic must allow it.")
 @json_option
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), default="-")
 def produce(
@@ -123,6 +124,7 @@ def produce(
     batch: int,
     properties: tuple[tuple[str, PropertyValue], ...],
     ttl: float | None,
+    compression: Literal["zstd"] | None,
     as_json: bool,
     file: Path,
 ) -> None:
@@ -140,7 +142,7 @@ def produce(
         raise click.BadParameter("'' separates nothing: give a text like ':'", param_hint="--key-separator")
     progressed = Progressed()
     options = SendOptions(tag=tag, properties=dict(properties), ttl=ttl)
-    config = ProducerConfig(start_timeout_seconds=zk_timeout())
+    config = ProducerConfig(start_timeout_seconds=zk_timeout(), compression=compression)
     with (
         click.open_file(str(file), "rb") as stream,
         naming_topics(zk, topic),

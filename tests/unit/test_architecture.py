@@ -51,7 +51,7 @@ LAYERS = (
     Layer(
         "metaq.client",
         ours=("metaq.protocol", "metaq.coordination", "metaq.version"),
-        theirs=("isal", "numpy", "pyarrow", "simplejson"),
+        theirs=("fastavro", "google", "isal", "msgpack", "numpy", "pyarrow", "simplejson"),
     ),
     Layer(
         "metaq.spark_connector",
