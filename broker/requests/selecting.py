@@ -18,7 +18,7 @@ from .. import tuning
 from ..runtime.reactor import ReactorTime
 from ..store.index import UnitArray
 
-__all__ = ["Chosen", "Selection", "Span", "Stretch", "TurnTime", "reads_of", "stretch_of"]
+__all__ = ["Chosen", "Selection", "Span", "Stretch", "TurnTime", "reads_of", "stretch_of", "wanted_of"]
 
 
 class Span(NamedTuple):
@@ -135,7 +135,7 @@ class Selection:
                 passed = int(ends[begin - 1]) if begin else 0
                 most = int(np.searchsorted(ends, passed + self._slice_bytes, "right"))
                 end = min(begin + self._slice, max(begin + 1, most))
-                wanted = begin + np.flatnonzero(_wanted(self._where, data, starts[begin:end], sizes[begin:end]))
+                wanted = begin + np.flatnonzero(wanted_of(self._where, data, starts[begin:end], sizes[begin:end]))
                 stopped = self._choose(stretch, wanted.tolist(), sizes, max_bytes)
                 if stopped is not None:
                     return int(units[stopped]["offset"])
@@ -168,7 +168,7 @@ class Selection:
         return full or self._time.seconds() >= self._give_by
 
 
-def _wanted(
+def wanted_of(
     where: Where, data: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
     """The records for which the filter holds, and those that are damaged: only a reader's check of what it gets tells
