@@ -1,9 +1,9 @@
 """`python -m bench.where`: what a filter by content costs the broker for each message, and what it spares the network.
 
-First in one process: 1 MiB of messages with five properties, as a step of a pull judges them, with the checksums of what
-is left out; beside it, what decoding each message and asking for it alone would cost. Then a broker with one partition:
-all of it is pulled with each filter, and the processor time of the broker's process and the bytes that it has sent are
-divided by the messages that it looked at.
+First in one process: messages with five properties, as many as a pull judges at once, with the checksums of what is
+left out; beside it, what decoding each message and asking for it alone would cost. Then a broker with one partition:
+all of it is pulled with each filter, and the processor time of the broker's process is divided by the messages that it
+looked at.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from metaq.broker import tuning
 from metaq.broker.requests.selecting import wanted_of
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Connection, Endpoint, open_connection
@@ -32,7 +33,6 @@ from metaq.protocol.where import Where
 
 from .processes import Server, cpu_seconds, free_port
 
-STRETCH_BYTES = 1 << 20
 ROUNDS = 15
 HERE = TopicPartition("bench", 0, 0)
 FLAG = ATTRIBUTE_FLAG | PROPERTIES_FLAG
@@ -77,7 +77,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def in_one_process(size: int) -> None:
-    stored = list(records(size, STRETCH_BYTES // (size + 100)))
+    stored = list(records(size, min(tuning.WHERE_SLICE_RECORDS, tuning.WHERE_STEP_BYTES // (size + 100))))
     data = b"".join(stored)
     sizes = np.array(list(map(len, stored)), np.int64)
     starts = np.cumsum(sizes) - sizes
@@ -126,9 +126,8 @@ def with_a_broker(directory: Path, size: int, megabytes: int) -> None:
         count = (megabytes << 20) // (size + 100)
         _fill(connection, size, count)
         end = max_offset(connection, HERE)
-        print(
-            f"\n{count:,} messages of {size:,} B, {end / 1e6:,.0f} MB{'':9}{'broker µs each':>16}{'µs each':>9}{'bytes moved':>13}"
-        )
+        title = f"{count:,} messages of {size:,} B, {end / 1e6:,.0f} MB"
+        print(f"\n{title:38}{'broker µs each':>16}{'µs each':>9}{'bytes moved':>13}")
         for name, text in {"no filter": "", **FILTERS}.items():
             best = None
             for _ in range(3):
@@ -150,7 +149,9 @@ def _fill(connection: Connection, size: int, count: int) -> None:
         if len(some) == 500 or number == count:
             payload = np.array(list(map(len, some)), ">u4").tobytes() + b"".join(some)
             ext = SendBatchRequest(HERE.topic, HERE.partition, len(some)).to_ext()
-            connection.call(lambda opaque, e=ext, p=payload: (encode_frame(RequestCode.SEND_BATCH, opaque, e, len(p)), p))  # type: ignore[misc]
+            connection.call(
+                lambda opaque, e=ext, p=payload: (encode_frame(RequestCode.SEND_BATCH, opaque, e, len(p)), p)
+            )  # type: ignore[misc]
             some = []
 
 
