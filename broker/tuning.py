@@ -117,7 +117,7 @@ PULL_MAX_LOADS = 64
 PULL_MAX_RUNS = 4096
 """Runs of neighbouring records that one answer of a filtered pull is put together from."""
 
-WHERE_STEP_BYTES = 1 << 20
+WHERE_STEP_BYTES = 2 << 20
 """Bytes of records that one step of a pull with a filter by content reads: `python -m bench.where`."""
 
 WHERE_SLICE_RECORDS = 2048

@@ -33,7 +33,7 @@ from ..store.segments import Snapshot
 from .answers import Bytes, answer_frame
 from .parkable import Loading, Parkable, Step
 from .reading import Reading
-from .selecting import Selection, Span, Stretch, reads_of, stretch_of
+from .selecting import ByteSpan, Selection, Stretch, reads_of, stretch_of
 
 __all__ = ["Pull"]
 
@@ -181,7 +181,7 @@ class Pull(Parkable):
             return self._examine(log)
         if place.start != self._offset:
             return self._moved_to(log, place.start)
-        span = Span(place.start, place.start + place.size)
+        span = ByteSpan(place.start, place.start + place.size)
         data = self._reading.cold_reads.run(
             self._request.group, partial(log.segments.snapshot().read, span.start, place.size)
         )
@@ -212,14 +212,14 @@ class Pull(Parkable):
         if not len(units):
             return self._not_a_record(log)
         sizes = units["size"]
-        span = Span(self._offset, self._offset + int(sizes.sum()))
+        span = ByteSpan(self._offset, self._offset + int(sizes.sum()))
         table = encode_sizes(sizes) if self._request.sizes and len(units) >= tuning.TABLE_RECORDS else b""
         data = self._reading.cold_reads.read(log, self._request.group, span.start, span.end - span.start)
         if isinstance(data, Deferred):
             return data.addCallbacks(partial(self._slice, log, span, table), self._gone)
         return self._slice(log, span, table, data)
 
-    def _slice(self, log: PartitionLog, span: Span, table: bytes, data: Buffer) -> Bytes:
+    def _slice(self, log: PartitionLog, span: ByteSpan, table: bytes, data: Buffer) -> Bytes:
         progress = self._progress(log, span.end)
         progress.records = len(table) // 4
         return [self._reply(ResponseCode.SUCCESS, progress, len(table) + len(data)) + table, data]
@@ -263,7 +263,7 @@ class Pull(Parkable):
         return Step.AGAIN
 
     def _judged(
-        self, log: PartitionLog, filter_: Filter, runs: list[Span], next_offset: int
+        self, log: PartitionLog, filter_: Filter, runs: list[ByteSpan], next_offset: int
     ) -> Bytes | Deferred[Bytes]:
         judge = Judge(filter_, self._request.group, *self.key)
         accepted = self._reading.in_filter_thread(
@@ -292,7 +292,7 @@ class Pull(Parkable):
         # it was read wrongly, or is no record: the next pull looks again
         return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, offset))
 
-    def _runs(self, log: PartitionLog, runs: list[Span], next_offset: int, parts: list[Buffer]) -> Bytes:
+    def _runs(self, log: PartitionLog, runs: list[ByteSpan], next_offset: int, parts: list[Buffer]) -> Bytes:
         table = encode_runs([(run.start, run.end - run.start) for run in runs])
         progress = self._progress(log, next_offset, runs=len(runs))
         size = len(table) + sum(map(len, parts))
@@ -365,15 +365,15 @@ class Pull(Parkable):
 class _Accepted(NamedTuple):
     """Runs that a filter has left, their bytes, and where to go on: at a record that fails its check if `damaged`."""
 
-    runs: list[Span]
+    runs: list[ByteSpan]
     parts: list[Buffer]
     next_offset: int
     damaged: bool = False
 
 
-def _read_accepted(judge: Judge, log: Snapshot, runs: list[Span], next_offset: int) -> _Accepted:
+def _read_accepted(judge: Judge, log: Snapshot, runs: list[ByteSpan], next_offset: int) -> _Accepted:
     """Worker thread: the accepted records of `runs`, as far as the judge's time allows."""
-    accepted: list[Span] = []
+    accepted: list[ByteSpan] = []
     parts: list[Buffer] = []
     for run, data in zip(runs, _read_blocking(log, runs), strict=True):
         judged = 0
@@ -386,16 +386,16 @@ def _read_accepted(judge: Judge, log: Snapshot, runs: list[Span], next_offset: i
     return _Accepted(accepted, parts, next_offset)
 
 
-def _extend(runs: list[Span], parts: list[Buffer], start: int, data: Buffer) -> None:
+def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer) -> None:
     """Add a record to the last run if it follows it, or as a new run."""
     parts.append(data)
     if runs and runs[-1].end == start:
-        runs[-1] = Span(runs[-1].start, start + len(data))
+        runs[-1] = ByteSpan(runs[-1].start, start + len(data))
     else:
-        runs.append(Span(start, start + len(data)))
+        runs.append(ByteSpan(start, start + len(data)))
 
 
-def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[Span], int]:
+def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[ByteSpan], int]:
     """Which of the found records fit (the first one always), as runs of adjacent ones, and where to go on.
 
     units: all that were looked at, without gaps.
@@ -409,7 +409,7 @@ def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[li
         breaks = breaks[: tuning.PULL_MAX_RUNS - 1]
     firsts = [0, *breaks.tolist()]
     lasts = [*(breaks - 1).tolist(), count - 1]
-    runs = [Span(int(starts[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)]
+    runs = [ByteSpan(int(starts[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)]
     return runs, int(starts[count]) if count < len(found) else _end_of(units)
 
 
@@ -417,7 +417,7 @@ def _end_of(units: UnitArray) -> int:
     return int(units[-1]["offset"]) + int(units[-1]["size"])
 
 
-def _read_cached(log: PartitionLog, runs: list[Span]) -> list[Buffer] | None:
+def _read_cached(log: PartitionLog, runs: list[ByteSpan]) -> list[Buffer] | None:
     """The bytes of the runs if all are in the page cache."""
     start, end = runs[0].start, runs[-1].end
     if end - start <= tuning.SPAN_BYTES:
@@ -429,7 +429,7 @@ def _read_cached(log: PartitionLog, runs: list[Span]) -> list[Buffer] | None:
     return _read_parts(log, runs)
 
 
-def _read_parts(log: PartitionLog, runs: list[Span]) -> list[Buffer] | None:
+def _read_parts(log: PartitionLog, runs: list[ByteSpan]) -> list[Buffer] | None:
     parts: list[Buffer] = []
     for run in runs:
         part = log.segments.read(run.start, run.end - run.start)
@@ -439,5 +439,5 @@ def _read_parts(log: PartitionLog, runs: list[Span]) -> list[Buffer] | None:
     return parts
 
 
-def _read_blocking(log: Snapshot, runs: list[Span]) -> list[Buffer]:
+def _read_blocking(log: Snapshot, runs: list[ByteSpan]) -> list[Buffer]:
     return [log.read(run.start, run.end - run.start) for run in runs]

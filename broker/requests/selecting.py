@@ -18,10 +18,10 @@ from .. import tuning
 from ..runtime.reactor import ReactorTime
 from ..store.index import UnitArray
 
-__all__ = ["Chosen", "Selection", "Span", "Stretch", "TurnTime", "reads_of", "stretch_of"]
+__all__ = ["ByteSpan", "ChosenRecords", "Selection", "Stretch", "TurnTime", "reads_of", "stretch_of", "wanted_of"]
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Bytes [start, end) of a partition."""
 
     start: int
@@ -66,7 +66,7 @@ class Stretch(NamedTuple):
     next_offset: int
 
 
-def reads_of(found: UnitArray) -> tuple[list[Span], int]:
+def reads_of(found: UnitArray) -> tuple[list[ByteSpan], int]:
     """What one step reads of the records in `found`, and how many of them that are: neighbours at once, with small gaps
     between them."""
     starts, sizes = found["offset"].astype(np.int64), found["size"].astype(np.int64)
@@ -77,10 +77,10 @@ def reads_of(found: UnitArray) -> tuple[list[Span], int]:
         count = int(apart[tuning.WHERE_STEP_READS - 1])
         apart = apart[: tuning.WHERE_STEP_READS - 1]
     firsts, lasts = [0, *apart.tolist()], [*(apart - 1).tolist(), count - 1]
-    return [Span(int(starts[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)], count
+    return [ByteSpan(int(starts[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)], count
 
 
-def stretch_of(units: UnitArray, spans: list[Span], parts: list[Buffer], next_offset: int) -> Stretch:
+def stretch_of(units: UnitArray, spans: list[ByteSpan], parts: list[Buffer], next_offset: int) -> Stretch:
     """What was read. parts: the bytes of each span."""
     offsets = units["offset"].astype(np.int64)
     if len(parts) == 1:
@@ -92,11 +92,11 @@ def stretch_of(units: UnitArray, spans: list[Span], parts: list[Buffer], next_of
     return Stretch(units, b"".join(parts), starts, next_offset)
 
 
-class Chosen:
+class ChosenRecords:
     """Records that a pull will be answered: runs of adjacent ones, and their bytes."""
 
     def __init__(self) -> None:
-        self.runs: list[Span] = []
+        self.runs: list[ByteSpan] = []
         self.parts: list[Buffer] = []
         self.size = 0
 
@@ -104,9 +104,9 @@ class Chosen:
         """One that lies behind all others."""
         end = offset + len(record)
         if self.runs and self.runs[-1].end == offset:
-            self.runs[-1] = Span(self.runs[-1].start, end)
+            self.runs[-1] = ByteSpan(self.runs[-1].start, end)
         else:
-            self.runs.append(Span(offset, end))
+            self.runs.append(ByteSpan(offset, end))
         self.parts.append(record)
         self.size += len(record)
 
@@ -115,7 +115,7 @@ class Selection:
     """The filter of one pull, and what it has chosen. Lives on the reactor thread."""
 
     def __init__(self, where: Where, time: TurnTime) -> None:
-        self.chosen = Chosen()
+        self.chosen = ChosenRecords()
         self._where = where
         self._time = time
         self._slice = max(tuning.WHERE_LEAST_SLICE, tuning.WHERE_SLICE_RECORDS // max(1, where.conditions))
@@ -135,7 +135,7 @@ class Selection:
                 passed = int(ends[begin - 1]) if begin else 0
                 most = int(np.searchsorted(ends, passed + self._slice_bytes, "right"))
                 end = min(begin + self._slice, max(begin + 1, most))
-                wanted = begin + np.flatnonzero(_wanted(self._where, data, starts[begin:end], sizes[begin:end]))
+                wanted = begin + np.flatnonzero(wanted_of(self._where, data, starts[begin:end], sizes[begin:end]))
                 stopped = self._choose(stretch, wanted.tolist(), sizes, max_bytes)
                 if stopped is not None:
                     return int(units[stopped]["offset"])
@@ -168,7 +168,7 @@ class Selection:
         return full or self._time.seconds() >= self._give_by
 
 
-def _wanted(
+def wanted_of(
     where: Where, data: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
     """The records for which the filter holds, and those that are damaged: only a reader's check of what it gets tells

@@ -9,7 +9,7 @@ once for each value that occurs. `python -m bench.where` says what that costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,10 @@ from .where import PropertyName, Where, value_of
 __all__ = ["matching"]
 
 _WIDTHS = np.array((64, 128, 256, 512, 1024))
-"""Of matrices: powers of two. A longer attribute is decoded by itself."""
+"""Of matrices, if attributes differ in length too much for one. A longer attribute is decoded by itself."""
+
+_WASTE = 2
+"""One matrix has all attributes if it is so many times as wide as they are on average, at most."""
 
 _BLOCK_BYTES = 256 << 10
 """Of one matrix: it and what is found in it stay in a core's cache."""
@@ -65,22 +68,34 @@ def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints) -> _Bools:
     if not any(each.is_whole for each in where.names):
         asked &= (flags & PROPERTIES_FLAG) != 0
     rows = np.flatnonzero(asked)
-    widths = np.searchsorted(_WIDTHS, lengths[rows] + 2)
-    widths[begins[rows] - 1 + _WIDTHS[np.minimum(widths, len(_WIDTHS) - 1)] > len(data)] = len(_WIDTHS)
-    for number in np.unique(widths):
-        chosen = rows[widths == number]
-        step = _BLOCK_BYTES // int(_WIDTHS[number]) if number < len(_WIDTHS) else 1
-        while len(chosen):
-            some, chosen = chosen[:step], chosen[step:]
-            if number == len(_WIDTHS) or len(some) < _FEW:
-                for row, begin, length, flag in zip(
-                    some.tolist(), begins[some].tolist(), lengths[some].tolist(), flags[some].tolist(), strict=True
-                ):
-                    found[row] = where.holds_for_attribute(bytes(data[begin : begin + length]), flag)
-            else:
-                block = _Block(data, begins[some], lengths[some], flags[some], int(_WIDTHS[number]))
+    for width, chosen in _matrices(begins[rows] - 1, lengths[rows] + 2, len(data)):
+        step = max(_FEW, _BLOCK_BYTES // width) if width else len(chosen)
+        for first in range(0, len(chosen), step):
+            some = rows[chosen[first : first + step]]
+            if width and len(some) >= _FEW:
+                block = _Block(data, begins[some], lengths[some], flags[some], width)
                 found[some] = block.truths(where.expression, where) == TRUE
+                continue
+            for row, begin, length, flag in zip(
+                some.tolist(), begins[some].tolist(), lengths[some].tolist(), flags[some].tolist(), strict=True
+            ):
+                found[row] = where.holds_for_attribute(bytes(data[begin : begin + length]), flag)
     return found
+
+
+def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _Ints]]:
+    """Which of the rows go into a matrix of which width; 0: into none. widths: what each needs at least; the data has
+    `end` bytes."""
+    if not len(widths):
+        return
+    widest = -(-int(widths.max()) // 16) * 16
+    if widest <= min(_WASTE * widths.mean(), _WIDTHS[-1]):
+        chosen = np.full(len(widths), widest)
+    else:
+        chosen = np.append(_WIDTHS, 0)[np.searchsorted(_WIDTHS, widths)]
+    chosen[begins + chosen > end] = 0
+    for width in np.unique(chosen).tolist():
+        yield width, np.flatnonzero(chosen == width)
 
 
 def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints, npt.NDArray[np.int32]]:
@@ -131,11 +146,11 @@ class _Block:
     property list is between two of them."""
 
     def __init__(self, data: Buffer, begins: _Ints, lengths: _Ints, flags: npt.NDArray[np.int32], width: int) -> None:
-        """width: a power of two, two more than each length at least; data has so many bytes from each begin - 1 on."""
+        """width: two more than each length at least; data has so many bytes from each begin - 1 on."""
         count = self._count = len(begins)
         anywhere = np.ndarray(len(data) - width + 1, f"V{width}", data, 0, (1,))
         self._matrix = anywhere[begins - 1]
-        self._shift = width.bit_length() - 1
+        self._width = width
         self._flat: npt.NDArray[np.uint8] = self._matrix.view(np.uint8)
         self._firsts = np.arange(1, count * width, width)
         self._ends = self._firsts + lengths
@@ -184,7 +199,7 @@ class _Block:
         # no item lies in two rows: a row begins with a 0x02, and a name has none
         found = found[(self._texts(np.maximum(begins, 0), len(item)) == item) & (begins >= 0)]
         name_ends = marks[found]
-        rows = name_ends >> self._shift
+        rows = name_ends // self._width
         inside = name_ends < self._list_ends[rows]
         if not inside.all():  # a payload looks so
             found, name_ends, rows = found[inside], name_ends[inside], rows[inside]

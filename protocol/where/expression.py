@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .predicates import Predicate
-from .values import FALSE, TRUE, Truth, Value, negated
+from .values import FALSE, TRUE, NullableValue, Truth, negated
 
-__all__ = ["And", "Condition", "Constant", "Expression", "Lookup", "Not", "Or", "truth"]
+__all__ = ["And", "Condition", "Constant", "Expression", "Not", "Or", "PropertyLookup", "truth"]
 
-Lookup = Callable[[str], Value]
+PropertyLookup = Callable[[str], NullableValue]
 """The value of a message's property by its name; None if the message does not have it."""
 
 
@@ -51,7 +51,7 @@ class Or:
 Expression = Constant | Condition | Not | And | Or
 
 
-def truth(expression: Expression, lookup: Lookup) -> Truth:
+def truth(expression: Expression, lookup: PropertyLookup) -> Truth:
     """Whether the expression holds for the message whose properties `lookup` finds. Pure; raises nothing."""
     if isinstance(expression, Condition):
         return expression.predicate.test(lookup(expression.name))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
-from .values import FALSE, TRUE, UNKNOWN, Truth, Value, as_bool, as_number, truth_of
+from .values import FALSE, TRUE, UNKNOWN, NullableValue, Truth, as_bool, as_number, truth_of
 
 __all__ = ["COMPARISONS", "CompareBool", "CompareNumber", "CompareText", "In", "IsNull", "Like", "Literal", "Predicate"]
 
@@ -26,14 +26,14 @@ COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 class Predicate(Protocol):
     """Immutable. Any thread."""
 
-    def test(self, value: Value) -> Truth:
+    def test(self, value: NullableValue) -> Truth:
         """What the predicate says of a property with this value; None: the message does not have it."""
 
 
 class IsNull:
     """`name IS NULL`."""
 
-    def test(self, value: Value) -> Truth:
+    def test(self, value: NullableValue) -> Truth:
         return truth_of(value is None)
 
 
@@ -47,7 +47,7 @@ class CompareText:
         self._number = as_number(text)
         self._bool = as_bool(text)
 
-    def test(self, value: Value) -> Truth:
+    def test(self, value: NullableValue) -> Truth:
         if isinstance(value, str):
             return truth_of(self._compare(value, self.text))
         if isinstance(value, bool):
@@ -68,7 +68,7 @@ class CompareNumber:
         self.number = number
         self._compare = COMPARISONS[comparison]
 
-    def test(self, value: Value) -> Truth:
+    def test(self, value: NullableValue) -> Truth:
         number = as_number(value)
         return UNKNOWN if number is None else truth_of(self._compare(number, self.number))
 
@@ -79,7 +79,7 @@ class CompareBool:
     def __init__(self, flag: bool) -> None:
         self.flag = flag
 
-    def test(self, value: Value) -> Truth:
+    def test(self, value: NullableValue) -> Truth:
         found = as_bool(value)
         return UNKNOWN if found is None else truth_of(found is self.flag)
 
@@ -95,7 +95,7 @@ class In:
         self._text_numbers = frozenset(map(as_number, self.texts))
         self._text_bools = frozenset(map(as_bool, self.texts))
 
-    def test(self, value: Value) -> Truth:
+    def test(self, value: NullableValue) -> Truth:
         if value is None or isinstance(value, bytes):
             return UNKNOWN
         number, flag = as_number(value), as_bool(value)
@@ -140,7 +140,7 @@ class Like:
         self._last = re.compile(f"(?:{others[-1].pattern})\\Z", re.DOTALL) if others else None
         self._last_length = len(pieces[-1])
 
-    def test(self, value: Value) -> Truth:
+    def test(self, value: NullableValue) -> Truth:
         return truth_of(self._matches(value)) if isinstance(value, str) else UNKNOWN
 
     def _matches(self, text: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from ..limits import MAX_WHERE_NUMBER
 from ..properties import PropertyValue
 
-__all__ = ["FALSE", "TRUE", "UNKNOWN", "Truth", "Value", "as_bool", "as_number", "negated", "truth_of"]
+__all__ = ["FALSE", "TRUE", "UNKNOWN", "NullableValue", "Truth", "as_bool", "as_number", "negated", "truth_of"]
 
 Truth = Literal[0, 1, 2]
 """SQL's three-valued logic as numbers in this order: AND is the least, OR the greatest, NOT is 2 less the value."""
@@ -18,7 +18,7 @@ FALSE: Final = 0
 UNKNOWN: Final = 1
 TRUE: Final = 2
 
-Value = PropertyValue | None
+NullableValue = PropertyValue | None
 """Of a property; None: the message does not have it."""
 
 _is_whole = re.compile(r"[+-]?[0-9]+").fullmatch
@@ -37,7 +37,7 @@ def negated(truth: Truth) -> Truth:
     return _NEGATED[truth]
 
 
-def as_number(value: Value) -> int | float | None:
+def as_number(value: NullableValue) -> int | float | None:
     """The value as a number; None if it is none. A text is one if it is a decimal number of at most MAX_WHERE_NUMBER
     characters, without blanks, that a double can hold: Kafka's and Java 1.x's producers write numbers so.
     """
@@ -52,7 +52,7 @@ def as_number(value: Value) -> int | float | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def as_bool(value: Value) -> bool | None:
+def as_bool(value: NullableValue) -> bool | None:
     """The value as a truth value; None if it is none. The texts true and false are, in upper or lower case."""
     if isinstance(value, bool):
         return value

@@ -10,7 +10,7 @@ from ..properties import RESERVED_PREFIX, decode_value
 from ..record import ATTRIBUTE_FLAG, PROPERTIES_FLAG, RESERVED_PROPERTIES, Buffer, attribute_of
 from .expression import And, Condition, Expression, Not, Or, truth
 from .parser import parse_expression
-from .values import TRUE, Value
+from .values import TRUE, NullableValue
 
 __all__ = ["PropertyName", "Where", "parse_where", "value_of"]
 
@@ -48,7 +48,7 @@ class PropertyName:
         return attribute[start:] if end < 0 else attribute[start:end]
 
 
-def value_of(raw: bytes, is_typed: bool) -> Value:
+def value_of(raw: bytes, is_typed: bool) -> NullableValue:
     """The value that is written so. Bytes that are no UTF-8 are replaced, as Java does."""
     text = raw.decode("utf-8", "replace")
     return decode_value(text) if is_typed else text
@@ -91,7 +91,7 @@ class Where:
             return self.holds_for_none
         names = self._names
 
-        def lookup(name: str) -> Value:
+        def lookup(name: str) -> NullableValue:
             asked = names[name]
             raw = asked.raw_value(attribute, flag)
             return None if raw is None else value_of(raw, asked.is_typed)
