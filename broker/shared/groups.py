@@ -30,6 +30,7 @@ from ..store.internal_logs import SHARED_TOPIC
 from ..store.partition_log import PartitionLog
 from ..store.sequence_rows import internal_record
 from ..store.store import Store
+from ..store.threads import call_safely
 from ..writing import Write, Writing
 from .queue import Handed, SharedQueue
 from .rows import (
@@ -422,18 +423,18 @@ class SharedGroups:
         else:
             failure = next((write.error for write in writes if write.error is not None), None)
         for fire in gathered.written:
-            fire(failure)
+            call_safely(fire, failure)
         if not gathered.safe:
             return
         if failure is not None or not waiting:
             for fire in gathered.safe:
-                fire(failure)
+                call_safely(fire, failure)
             return
 
         def safe() -> None:
             refused = next((write.error for write in waiting if write.error is not None), None)
             for fire in gathered.safe:
-                fire(refused)
+                call_safely(fire, refused)
 
         self._writing.when_safe(waiting, safe)
 

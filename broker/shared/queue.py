@@ -21,6 +21,7 @@ from metaq.protocol.record import (
     PROPERTIES_FLAG,
     Buffer,
     attribute_of,
+    checksum,
     headers_at,
     key_hash,
     keys_of_attribute,

@@ -69,6 +69,12 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| waiting pulls of a connection | {MAX_PARKED_PULLS} |",
         "| waiting pulls of all connections | {MAX_ALL_PARKED_PULLS} |",
         "| wait of a pull | {MAX_WAIT_MS:s/1000} |",
+        "has leased, or released | {SHARED_MAX_HELD} |",
+        "looks ahead | {SHARED_MAX_AHEAD} (12 MB) and {SHARED_AHEAD_BYTES:bytes}; {SHARED_MAX_AHEAD_ORDERED} with keys",
+        "of a shared group between others | {SHARED_MAX_RANGES} |",
+        "rows of a SETTLE | {MAX_ACQUIRED}; {MAX_SETTLEMENTS} |",
+        "counted by partition | {SHARED_MAX_QUEUES} |",
+        "by their state when they have grown to {SHARED_LOG_BYTES:bytes}.",
         "| a connection without traffic | {server.IDLE_SECONDS:s} |",
         "| index units of a partition in memory | {MAX_UNSTORED_UNITS} ({MAX_UNSTORED_UNITS:bytes*32}), "
         "{UNITS_IN_MEMORY} after a start |",
@@ -92,9 +98,19 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "most messages in the answer, 1 … {MAX_FOUND_MESSAGES}; default {DEFAULT_FOUND_MESSAGES}",
         "its bound of {MAX_SEARCH_BYTES:bytes} read or {MAX_SEARCH_SECONDS:seconds}.",
         "an answer may have up to {SAME_ID} messages with one id",
+        "1 … {MAX_MEMBER_CHARACTERS} printable characters",
+        "most messages, 1 … {MAX_ACQUIRED:plain}, and bytes",
+        "how long they are leased, 1 … {MAX_LEASE_MS} |",
+        "number of rows in its body, 1 … {MAX_SETTLEMENTS}:",
         "runs {MAX_RUNNING_SEARCHES} searches at once and lets {MAX_WAITING_SEARCHES} wait",
     ),
+    "docs/messages.md": (
+        "`lease_seconds` ({SharedConfig.lease_seconds:plain}) only says",
+        "has at most {SHARED_MAX_HELD} messages leased or released on one partition, and looks {SHARED_MAX_AHEAD} "
+        "messages or {SHARED_AHEAD_BYTES:bytes} ahead ({SHARED_MAX_AHEAD_ORDERED} with",
+    ),
     "docs/client.md": (
+        "as much work as `threads` do in {PREFETCH_SECONDS:s},",
         "also after a lost answer, for up to {LEADER_SECONDS:s}.",
         "or no leader answers within {LEADER_SECONDS:s}, is the commit unknown",
         "`max_requests_in_flight` ({ProducerConfig.max_requests_in_flight}) requests",
