@@ -15,6 +15,7 @@ from metaq.version import __version__
 
 from .configuration.reload_plan import ReloadReport
 from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
+from .delays.delays import Delays
 from .filters.table import FilterTable
 from .message_ids import MessageIds
 from .metrics import Metrics
@@ -122,8 +123,10 @@ class Broker:
             config,
             lambda: self.url,
         )
+        self.run_in_thread = threads.disk
         self.sequences = Sequences(store, Write, clock, enabled=options.node is None)
-        self.writing = Writing(store, self.partitions, self.message_ids, self.metrics, self.sequences)
+        self.delays = Delays(store, Write, clock, reactor, self.in_thread, enabled=options.node is None)
+        self.writing = Writing(store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays)
         for log in store.logs():
             for damaged in log.segments.damage:  # found by a start that was quicker than we are
                 self.metrics.damaged(damaged.end - damaged.start, new_range=True)
@@ -145,7 +148,6 @@ class Broker:
             self.now_ms,
         )
         """To be opened before anything is served, and closed before the store."""
-        self.run_in_thread = threads.disk
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size)
 
     def _watch(self, log: PartitionLog) -> None:

@@ -233,6 +233,10 @@ class Partitions:
             if self.takes_puts and self._store.find(topic, partition) is None:
                 self.for_replica(topic, partition, end)
 
+    def is_leaving(self, topic: str, partition: int) -> bool:
+        """As MoveTable.is_leaving."""
+        return self._moves.is_leaving(topic, partition)
+
     def stored_count(self, topic: str) -> int:
         """The highest partition that has a log, and one; 0 for none."""
         return self._stored.get(topic, 0)

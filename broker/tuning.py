@@ -58,6 +58,48 @@ SEQUENCE_LOG_BYTES = 16 << 20
 SEQUENCE_ROWS = 1 << 12
 """Rows of one record of that."""
 
+# --- delayed messages: `python -m bench.delays`; docs/broker.md promises the first ones ------------------------------
+
+DELAYED_SLEEP_SECONDS = 1.0
+"""The wall clock is looked at after so long at the latest, so that a step of it is seen."""
+
+DELAYED_TURN_RECORDS = 512
+DELAYED_TURN_BYTES = 256 << 10
+"""What is delivered before others are served: some 3 ms."""
+
+DELAYED_UNSAFE_SECONDS = 0.002
+"""A message that is due and not yet safe is looked at again after so long: a sync takes as long."""
+
+DELAYED_RETRY_SECONDS = (0.1, 5.0)
+"""Pauses before a partition that does not take its messages is tried again: the first one, doubled up to the last."""
+
+DELAYED_SLICE_RECORDS = 1 << 10
+"""Records of a batch that are prepared before others are served: some 3 ms."""
+
+DELAYED_UNITS = 1 << 15
+"""Index units that are read together: 1 MiB."""
+
+DELAYED_FOLLOWED_UNITS = 1 << 17
+"""What a follower reads of them in a second, some 100 ms."""
+
+DELAYED_LOG_BYTES = 128 << 20
+"""A log that has grown to this, and to twice what waits, loses its oldest segments."""
+
+DELAYED_CLEANED_BYTES = 1 << 20
+"""What is written anew before others are served."""
+
+DELAYED_CLEANING_PAUSE_SECONDS = 0.005
+"""Between two such pieces."""
+
+DELAYED_CANCELLED = 1 << 14
+"""Cancelled messages that are remembered, so that a repeated cancellation is answered as the first one."""
+
+DELAYED_LOOKED_AT = 1 << 14
+"""Messages that one request for a list looks at: those of other topics count, too."""
+
+DELAYED_LATENESS = 1 << 13
+"""Deliveries of which the lateness is remembered for the metrics."""
+
 # --- pulls: `consume`, `consume-arrow`, `latency` --------------------------------------------------------------------
 
 PULL_SCAN_BYTES = 64 << 20

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from .errors import MetaqError, RemoteProtocolError, RequestTimedOut
 from .frames import Frame, FrameStream, encode_frame, parse_frame, parse_frame_parts
-from .limits import FRAMES_MARK, INT32_MAX, MANY_MARK, SEQUENCES_MARK
+from .limits import DELAYS_MARK, FRAMES_MARK, INT32_MAX, MANY_MARK, SEQUENCES_MARK
 from .sends import SentReply, parse_sent_reply
 from .statuses import RequestCode, Status
 from .text import Answer, AnswerReader, Result, encode_version
@@ -99,6 +99,7 @@ class ClientStream(Generic[R]):
         self.speaks_frames = not text and FRAMES_MARK in marks
         self.takes_many = self.speaks_frames and MANY_MARK in marks
         self.takes_sequences = self.speaks_frames and SEQUENCES_MARK in marks
+        self.takes_delays = DELAYS_MARK in marks
         self.pending: dict[int, R] = {}
         self.outcomes: deque[EndedRequest[R]] = deque()
         self.torn = False

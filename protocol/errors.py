@@ -30,6 +30,7 @@ __all__ = [
     "CoordinationError",
     "CoordinationUnavailable",
     "CorruptRecord",
+    "DelayRefused",
     "DeliveryFailed",
     "DirectoryInUse",
     "DiskFull",
@@ -295,6 +296,10 @@ class LogReadOnly(StoreError):
 class NotSafe(LogReadOnly):
     """A numbered write was appended, but could not be made safe, or is not on as many nodes as it should be: a restart,
     or the next leader, may find it. A repetition waits for that."""
+
+
+class DelayRefused(StoreError):
+    """A message that is to wait for its time is not taken together with what else was asked for."""
 
 
 class StaleSequence(StoreError):

@@ -11,6 +11,7 @@ from .errors import InvalidName
 
 __all__ = [
     "DEFAULT_PORT",
+    "DELAYS_MARK",
     "FRAMES_MARK",
     "INT32_MAX",
     "INT32_MIN",
@@ -18,11 +19,13 @@ __all__ = [
     "MANY_MARK",
     "MAX_BATCH_RECORDS",
     "MAX_BODY_BYTES",
+    "MAX_DELAY_SECONDS",
     "MAX_FOUND_MESSAGES",
     "MAX_FRAME_BYTES",
     "MAX_FRAME_HEADER_BYTES",
     "MAX_KEY_CHARACTERS",
     "MAX_LINE_BYTES",
+    "MAX_LISTED_DELAYED",
     "MAX_NODE_NAME",
     "MAX_PARTS",
     "MAX_PULL_BYTES",
@@ -48,6 +51,15 @@ MANY_MARK = "many/1"
 SEQUENCES_MARK = "sequences/1"
 """A broker whose `version` answer contains this word stores a send with a producer's number once, however often it
 comes (sends.py); Java brokers, our older ones and both sides of 1.x's synchronous replication do not."""
+
+DELAYS_MARK = "delays/1"
+"""A broker whose `version` answer contains this word keeps delayed messages until their time (delays.py)."""
+
+MAX_DELAY_SECONDS = 366 * 24 * 3600
+"""How far ahead the time of a delayed message may lie: a year."""
+
+MAX_LISTED_DELAYED = 1000
+"""Most delayed messages of one answer to LIST_DELAYED."""
 
 MAX_LINE_BYTES = 64 * 1024
 """Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""

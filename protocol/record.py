@@ -30,6 +30,9 @@ from .errors import LocalProtocolError, RemoteProtocolError
 
 __all__ = [
     "ATTRIBUTE_FLAG",
+    "DELAYED_FLAG",
+    "DELAY_PROPERTY",
+    "DUE_PROPERTY",
     "HEADER",
     "HEADER_BYTES",
     "HEADER_DTYPE",
@@ -56,6 +59,7 @@ __all__ = [
     "matching_checksums",
     "payload_bytes",
     "payload_start",
+    "property_of",
     "split_bodies",
     "tag_hash",
     "tag_hash_of_body",
@@ -72,6 +76,14 @@ HEADER_DTYPE = np.dtype([("length", ">i4"), ("checksum", ">u4"), ("id", ">i8"), 
 
 ATTRIBUTE_FLAG = 1
 PROPERTIES_FLAG = 2
+DELAYED_FLAG = 4
+"""The broker keeps the message until its time, and clears the bit when it delivers it (delays.py)."""
+
+DUE_PROPERTY = "metaq.due"
+"""Unix milliseconds, decimal: deliver not before."""
+
+DELAY_PROPERTY = "metaq.delay"
+"""Milliseconds, decimal: as long after the broker took it."""
 
 _ATTRIBUTE_LENGTH = Struct(">i")
 _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it
@@ -121,13 +133,15 @@ def encode_attributes(
     tag: str | None = None,
     keys: Sequence[str] = (),
     headers: Mapping[str, str] | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
     """Return (flag bits, attribute bytes) for these values; (0, b"") when there are none.
 
     A lone attribute or a lone tag is written as 1.x's attribute itself; anything more becomes a property list.
+    own: metaq's own properties, whose values are checked.
     Raises LocalProtocolError for keys with blanks and for names or values with 0x01 or 0x02.
     """
-    if not keys and not headers and (attribute is None or tag is None or attribute == tag):
+    if not keys and not headers and not own and (attribute is None or tag is None or attribute == tag):
         single = tag if attribute is None else attribute
         return (0, b"") if single is None else (ATTRIBUTE_FLAG, single.encode("utf-8"))
     pairs: list[tuple[str, str]] = []
@@ -144,6 +158,7 @@ def encode_attributes(
         if name in RESERVED_PROPERTIES or not name:
             raise LocalProtocolError(f"header name {name!r} is reserved: choose another")
         pairs.append((name, value))
+    pairs += (own or {}).items()
     for name, value in pairs:
         if any(mark in text for mark in (_NAME_END, _VALUE_END) for text in (name, value)):
             raise LocalProtocolError(f"property {name!r} has a byte 0x01 or 0x02, which separate properties")
@@ -218,6 +233,20 @@ def keys_of_attribute(attribute: bytes) -> list[str]:
     start += len(_KEYS_ITEM) - 1
     end = attribute.find(_ITEM_END, start)
     return attribute[start : end if end >= 0 else None].decode("utf-8", "replace").split()
+
+
+def property_of(attribute: bytes, name: bytes) -> bytes | None:
+    """The value of one property of a property list, as it is written; None if it has none of this name."""
+    item = name + _NAME_END.encode()
+    if attribute.startswith(item):
+        start = 0
+    else:
+        start = attribute.find(_ITEM_END + item) + 1
+        if not start:
+            return None
+    start += len(item)
+    end = attribute.find(_ITEM_END, start)
+    return attribute[start : end if end >= 0 else None]
 
 
 def key_hashes(data: bytes, start: int, end: int) -> list[int]:

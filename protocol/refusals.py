@@ -9,6 +9,7 @@ from .errors import (
     BrokerStarting,
     BrokerUnavailable,
     ChecksumMismatch,
+    DelayRefused,
     DiskFull,
     FiltersBusy,
     InvalidName,
@@ -67,6 +68,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     InvalidName: ResponseCode.MESSAGE_ILLEGAL,
     RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
     ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
+    DelayRefused: ResponseCode.MESSAGE_ILLEGAL,
     MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
     OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
 }

@@ -58,6 +58,8 @@ class RequestCode(IntEnum):
     MOVE = 1042
     # from every client again
     TRANSACTION_OUTCOME = 1043
+    CANCEL_DELAYED = 1044
+    LIST_DELAYED = 1045
 
 
 class ResponseCode(IntEnum):

@@ -205,9 +205,23 @@ class BrokerMoves:
         answer: dict[str, Any] = {"state": move.state.value}
         if move.state is MoveState.CLOSING:
             return answer | self._ends(move)
-        if move.state is not MoveState.COPYING:
-            await self.offer(move.topic)
+        if move.state is MoveState.COPYING:
+            return answer | self._delayed(move)
+        await self.offer(move.topic)
         return answer
+
+    def _delayed(self, move: Move) -> dict[str, Any]:
+        """Messages that wait for their time stay where they are. From now on none begins to wait for these partitions
+        (Partitions.is_leaving), so there are fewer and fewer."""
+        delays = self.broker.delays
+        counts = {number: delays.count((move.topic, number)) for number in range(move.first, move.first + move.count)}
+        if not any(counts.values()):
+            return {}
+        where = ", ".join(f"{count} for {move.topic}-{number}" for number, count in counts.items() if count)
+        return {
+            "waitsFor": f"delayed messages to be delivered or cancelled ({where}): see `metaq delayed list --topic "
+            f"{move.topic}`"
+        }
 
     def _ends(self, move: Move) -> dict[str, Any]:
         """Where the partitions end for good, or why that is not known yet.

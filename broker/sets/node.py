@@ -125,6 +125,7 @@ class SetMember:
         self._broker.store.retention_enabled = False  # a follower drops what its leader has dropped
         self._broker.sequences.enabled = False  # the leader numbers
         self._broker.sequences.read_ahead()
+        self._broker.delays.read_ahead()
         if self._file.copied:
             _log.warning(
                 "the data directory is a copy, or was restored: whatever %s was in sync with, it has to catch up",
@@ -542,6 +543,7 @@ class SetMember:
                     visible.enter_context(log.all_visible())
                 self._transactions.open(leader)
                 broker.sequences.rebuild()
+                broker.delays.lead()
         except MetaqError as error:
             self._disk_failed(error)
             return
@@ -568,6 +570,7 @@ class SetMember:
         self._established = False
         self._on_role()
         self._broker.store.retention_enabled = self._broker.sequences.enabled = False
+        self._broker.delays.follow()
         self._transactions.close(why)
         leader.stop(NotLeader(self._broker.config.broker_id, self._leader_url()))
         self._broker.parked.wake_all()

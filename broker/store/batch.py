@@ -69,7 +69,7 @@ class StampedRecords(NamedTuple):
 
     data: writable or not, the records back to back. starts, ends: of each record in `data`. units: UNIT_DTYPE, with
     byte offsets in `data`, so where the records are appended is still to be added. intact: of each record whether its
-    body has its checksum.
+    body has its checksum. flags: of each record, None if all are 0.
     """
 
     data: memoryview
@@ -77,6 +77,7 @@ class StampedRecords(NamedTuple):
     ends: npt.NDArray[np.int64]
     units: npt.NDArray[np.void]
     intact: npt.NDArray[np.bool_]
+    flags: npt.NDArray[np.int64] | None = None
 
 
 def stamp_puts(
@@ -140,6 +141,9 @@ def stamp_in_slices(
         last = _slice_end(stamped, first)
         flags = _stamp(stamped, widths, ids, slice(first, last))
         if flags.any():
+            if stamped.flags is None:
+                stamped = stamped._replace(flags=np.zeros(len(ids), np.int64))
+            stamped.flags[first:last] = flags
             yield from tags.hash_in_slices(stamped, first, flags)
         first = last
         if first == len(ids):
