@@ -29,7 +29,8 @@ from .metrics import Metrics
 from .partitions import ANY, Partitions
 from .sequences import NumberedWrite, Sequences
 from .store.partition_log import PartitionLog
-from .store.sequence_rows import DELAYED_ROW, WAITING_ROW
+from .store.internal_logs import HALVES_TOPIC
+from .store.sequence_rows import DELAYED_ROW, HALF_ROW, WAITING_ROW
 from .store.store import Store
 
 __all__ = ["Copies", "CopiesDone", "SlaveLink", "Write", "Writing"]
@@ -189,6 +190,8 @@ class Writing:
         """It has this number of its producer."""
         if write.delayed_for is not None:
             records |= DELAYED_ROW | (WAITING_ROW if write.log.waits else 0)
+            if write.log.topic == HALVES_TOPIC:
+                records |= HALF_ROW
         write.producer, write.sequence, write.records = producer, sequence, records
 
     def append(self, writes: Iterable[Write]) -> list[Write]:
