@@ -104,10 +104,8 @@ def _said(flag: int, body: Buffer) -> tuple[bool, int]:
         raise RemoteProtocolError(
             f"a record with the flag for delay (4) has no property {DUE_PROPERTY} or {DELAY_PROPERTY}: add one"
         )
-    raise RemoteProtocolError(
-        f"{DELAY_PROPERTY if delay else DUE_PROPERTY}={str(value, 'utf-8', 'replace')[:40]!r} is no number of "
-        "milliseconds"
-    )
+    text = (value or b"").decode("utf-8", "replace")[:40]
+    raise RemoteProtocolError(f"{DELAY_PROPERTY if delay else DUE_PROPERTY}={text!r} is no number of milliseconds")
 
 
 class Cancelled(StrEnum):

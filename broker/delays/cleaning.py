@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.record import Buffer
@@ -113,7 +114,7 @@ class Cleaning:
         read = partial(read_records, contents.log.segments.snapshot().read, offsets, most)
         found: Deferred[Any] = self._delays.in_thread(read)
         found.addCallback(lambda records: self._rewrite(job, ids, records))
-        found.addErrback(lambda failure: self._give_up(job, failure.value))
+        found.addErrback(partial(self._failed, job))
 
     def _rewrite(self, job: _Job, ids: Ids, records: list[bytes]) -> None:
         if self._is_over(job):
@@ -169,7 +170,10 @@ class Cleaning:
         self._copied_to[job.contents] = job.contents.log.end_offset
         job.contents.log.checkpoint()
 
-    def _give_up(self, job: _Job, error: BaseException) -> None:
+    def _failed(self, job: _Job, failure: Failure) -> None:
+        self._give_up(job, failure.value)
+
+    def _give_up(self, job: _Job, error: BaseException | None) -> None:
         _log.warning("%s is not made shorter now: %s", job.contents.log.directory, error)
         if self._job is job:
             self._job = None

@@ -320,7 +320,7 @@ class DelayedLog:
         else:
             self.counts[place] -= count
         self.live_bytes -= int(sizes[known].sum()) + count * overhead(place)
-        offsets = found[known]
+        offsets: Ids = found[known]
         self._tally(offsets, -1)
         return offsets
 

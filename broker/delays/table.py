@@ -132,6 +132,10 @@ class Table:
 
         return self._each(ids, replace)
 
+    def clear(self) -> None:
+        """Take all out."""
+        self._recent, self._leaves, self._firsts, self._count = _Leaf(), [_Leaf()], [], 0
+
     # --- looking ------------------------------------------------------------------------------------------------------
 
     @property

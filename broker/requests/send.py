@@ -205,10 +205,9 @@ class _ManyParts:
             sizes = (byte_ends - byte_starts).tolist()
             self._count_puts(first, starts, ends, sizes)
             writes = self._made(first, last)
-            if self._pended:
-                for number in range(first, last):
-                    if (pended := self._pended.get(number)) is not None and pended.pended is not None:
-                        sizes[number - first] = pended.pended.size
+            for number in self._pended if self._pended else ():
+                if first <= number < last and (pended := self._pended[number].pended) is not None:
+                    sizes[number - first] = pended.size
             bases = self._places(writes, sizes)
             units = self._stamped.units[starts[0] : ends[-1]]
             counts = self._ends[first:last] - self._starts[first:last]
@@ -242,9 +241,9 @@ class _ManyParts:
         """The writes of a chunk's parts, still without data. None: a part is refused, or a repeated one."""
         made = [None if log is None else Write(log, (), b"") for log in self._logs(first, last)]
         if self._pended:
-            for number, write in self._pended.items():
+            for number, pended in self._pended.items():
                 if first <= number < last and made[number - first] is not None:
-                    made[number - first] = write
+                    made[number - first] = pended
         if self._sequences:
             columns = self._sequences[first:last], self._first_ids[first:last], self._counts[first:last]
             for write, sequence, first_id, count in zip(made, *columns, strict=True):

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred
 
+from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
-from metaq.protocol.limits import FRAMES_MARK, MANY_MARK, SEQUENCES_MARK
+from metaq.protocol.limits import DELAYS_MARK, FRAMES_MARK, MANY_MARK, SEQUENCES_MARK
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
@@ -52,6 +53,7 @@ from ..broker import Broker
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from .admin import Admin, admits
 from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_frame, then
+from .delayed import list_delayed
 from .gate import Caller, Check, Gate, Nodes, PageRequest, Verb
 from .get import answer_get
 from .lookup import Lookups
@@ -102,6 +104,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 
     def version(version: Version, caller: Caller | None) -> Bytes:
         marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else [])]
+        marks += [DELAYS_MARK] if writing.takes_delays else []
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
 
     def follow(frame: Frame, caller: Caller | None) -> Answer:
@@ -170,6 +173,10 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             )
         ),
         RequestCode.TRANSACTION_OUTCOME: _framed(TransactionOutcomeRequest.from_ext, transactions.outcome),
+        RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel),
+        RequestCode.LIST_DELAYED: _framed(
+            ListDelayedRequest.from_ext, partial(list_delayed, broker.delays), json_frame
+        ),
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions),
         RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions),

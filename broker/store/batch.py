@@ -136,14 +136,16 @@ def stamp_in_slices(
     _check_sizes(widths, int(ends[-1]) if len(ends) else 0, len(data))
     stamped = StampedRecords(data, starts, ends, _units(starts, ids, widths), np.empty(len(ids), np.bool_))
     tags = _Tags()
+    all_flags: npt.NDArray[np.int64] | None = None
     first = 0
     while True:
         last = _slice_end(stamped, first)
         flags = _stamp(stamped, widths, ids, slice(first, last))
         if flags.any():
-            if stamped.flags is None:
-                stamped = stamped._replace(flags=np.zeros(len(ids), np.int64))
-            stamped.flags[first:last] = flags
+            if all_flags is None:
+                all_flags = np.zeros(len(ids), np.int64)
+                stamped = stamped._replace(flags=all_flags)
+            all_flags[first:last] = flags
             yield from tags.hash_in_slices(stamped, first, flags)
         first = last
         if first == len(ids):
@@ -164,7 +166,7 @@ def _stamp(
     stamped: StampedRecords, widths: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], chosen: slice
 ) -> npt.NDArray[np.int64]:
     """Write the ids of these records, and look at their checksums; their flags."""
-    data, starts, ends, _, intact = stamped
+    data, starts, ends, _, intact, _ = stamped
     starts, ends, widths, ids = starts[chosen], ends[chosen], widths[chosen], ids[chosen]
     headers, in_place = _headers(data, starts, widths)
     wrong = headers["length"] != widths - HEADER_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypedDict, cast
 
 import numpy as np
@@ -10,11 +11,12 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.errors import LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
-from metaq.protocol.record import Buffer, encode_attributes, encode_body, encode_key, payload_bytes
+from metaq.protocol.record import DELAYED_FLAG, Buffer, encode_attributes, encode_body, encode_key, payload_bytes
 
 from ..config import MAX_BATCH_BODY_BYTES
 from ..message import Message
 from ..values import TopicPartition
+from .delays import delay_properties, timing_of
 from .outgoing import Outgoing, OutgoingBatch
 from .routing import key_bytes
 
@@ -32,6 +34,8 @@ class SendOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     key: str | bytes | None
     partition: TopicPartition | None
+    deliver_at: datetime | None
+    delay: float | None
 
 
 def build_message(topic: str, payload: Buffer, deadline: float, options: SendOptions) -> Outgoing:
@@ -46,6 +50,8 @@ def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: floa
     """One message of what `build_body` made of it."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
     outgoing.message, outgoing.key, outgoing.fixed = payload, options.get("key"), options.get("partition")
+    if flag & DELAYED_FLAG:
+        outgoing.timing = timing_of(flag, body)
     return outgoing
 
 
@@ -69,6 +75,10 @@ def build_batch(topic: str, items: list[Buffer | Message], deadline: float, opti
     `build_message`, and LocalProtocolError for more than one frame can carry.
     """
     flag, text = _encode(**options)
+    if flag & DELAYED_FLAG and any(isinstance(item, Message) for item in items):
+        raise LocalProtocolError(
+            "deliver_at or delay is given, and a Message keeps its own attributes: send its payload, or without a delay"
+        )
     flags: list[int] | int = flag
     if not flag and set(map(type, items)) == {bytes}:  # the usual case, without a loop
         bodies = cast(list[bytes], items)
@@ -93,6 +103,8 @@ def build_batch(topic: str, items: list[Buffer | Message], deadline: float, opti
             f"{MAX_BATCH_RECORDS} messages and {MAX_BATCH_BODY_BYTES} bytes: send it in parts"
         )
     outgoing.message, outgoing.key, outgoing.fixed = items, options.get("key"), options.get("partition")
+    if flag & DELAYED_FLAG:
+        outgoing.timing = timing_of(flag, bodies[0])
     return outgoing
 
 
@@ -104,8 +116,16 @@ def _encode(
     headers: Mapping[str, str] | None = None,
     key: str | bytes | None = None,
     partition: TopicPartition | None = None,
+    deliver_at: datetime | None = None,
+    delay: float | None = None,
 ) -> tuple[int, bytes]:
     """As encode_attributes, with the words of `key` among the keys. Raises TypeError, LocalProtocolError."""
+    if deliver_at is not None or delay is not None:
+        _check_texts(tag, keys, attribute, headers)
+        words = [] if key is None else [word for word in _words(key) if word not in keys]
+        own = delay_properties(deliver_at, delay)
+        flag, text = encode_attributes(attribute, tag, [*keys, *words], headers, own)
+        return flag | DELAYED_FLAG, text
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
     if key is not None:

@@ -21,6 +21,7 @@ from ..timers import TimeLeft, Timers
 from ..values import SendResult, TopicPartition
 from . import tuning
 from .core import Actions, ProducerCore
+from .delays import timing_of
 from .futures import refuse_in_callback
 from .losses import Losses
 from .outgoing import GatheredBatch, Outgoing
@@ -94,6 +95,7 @@ class Driver:
         outgoing = Outgoing(message.topic, message.flag, checksum(body), body, deadline)
         outgoing.key, outgoing.fixed, outgoing.message = message.key, message.partition, message.payload
         outgoing.once = not retry
+        outgoing.timing = timing_of(message.flag, body)
         return self.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def begin(self, outgoing: Outgoing) -> None:

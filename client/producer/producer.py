@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,8 @@ from ..pool import ConnectionPool
 from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_batch, build_body, build_message, with_body
+from .cancelling import cancel_delayed
+from .delays import timing_of
 from .driver import Driver
 from .futures import SendFuture, refuse_in_callback, refuse_in_handler
 from .losses import AtExit, Losses
@@ -161,6 +163,8 @@ class Producer:
         Options, of every kind of send: `tag` is what consumers filter on. `keys` are for lookups, without blanks.
         `attribute` is metaq 1.x's. `headers` are any other texts. Messages with the same `key` go to the same
         partition; its words become keys for lookups, too, if it is a text (bytes: UTF-8). `partition`: exactly there.
+        `deliver_at`, a datetime with a time zone, or `delay`, in seconds from when the broker takes it: not before that
+        time, at most 366 days ahead; the result is `pending` then, and `cancel` takes it.
         timeout: seconds for everything, tries on other brokers included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
@@ -306,6 +310,20 @@ class Producer:
             raise ConfigError("timeout_seconds", given, "choose a whole number of seconds, 0 for never")
         return given
 
+    def cancel(self, result: SendResult, *, timeout: float | None = None) -> bool:
+        """Have a message that was sent with `deliver_at` or `delay` not delivered; True once that is as safe as the
+        message was. False: its time has come before, and it is delivered.
+
+        result: that of its send; any producer may cancel it. timeout: seconds, by default delivery_timeout_seconds; a
+        broker that is away is asked again. Raises MessageNotFound (the broker knows no such message: it is another
+        cluster's, or was cancelled long ago), ConfigError (the message was not delayed), RequestTimedOut,
+        RequestRefused, BrokerUnavailable.
+        """
+        self._guard.check()
+        refuse_in_callback("cancel()")
+        connect, deadline = self._transactional.connect, self._deadline(timeout)
+        return cancel_delayed(connect, self._pool.follow, result, deadline, self._clock)
+
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """The partitions of `topic` that take messages now, ordered by (broker, partition); empty if there are none."""
         self._guard.check()
@@ -383,13 +401,17 @@ class Producer:
         payload = payload_bytes(payload)
         flag, body = build_body(payload, options)
         partition = options.get("partition")
+        timing = timing_of(flag, body)
         if options.get("key") is None and (self._gathers or partition is not None):
-            where = topic if partition is None else (topic, partition)
+            where: Hashable = topic if partition is None else (topic, partition)
+            if timing:
+                where = where, timing
             joined = self._core.join(where, flag, body, deadline, on_delivery)
             if joined is not None:
                 return SendFuture(*joined)
             gathered = GatheredBatch(where, topic, flag, body, deadline, on_delivery)
             gathered.fixed = partition
+            gathered.timing = timing
             self._driver.begin(gathered)
             return SendFuture(gathered.outcome, 0)
         outgoing = with_body(topic, payload, flag, body, deadline, options)

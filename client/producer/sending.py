@@ -9,7 +9,9 @@ from functools import partial
 
 from metaq.coordination.interrupts import begin_elsewhere, is_interrupt, may_be_interrupted
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, RequestRefused
+from metaq.protocol.limits import DELAYS_MARK
+from metaq.protocol.statuses import ResponseCode
 
 from ..config import ConnectionConfig
 from ..connection import Connection, Exchange, Reply
@@ -78,14 +80,21 @@ class Sender:
                 connection = self._connection(queue.partition, patience - now)
                 if self._numbers and connection.takes_sequences and (ended := connection.notice_end(now)) is not None:
                     raise ended
-            except MetaqError as error:
-                self._fail(flight, error)
+            except MetaqError as failure:
+                self._fail(flight, failure)
                 flight.failed = True
                 return
             if connection is not flight.broker.connection:
                 flight.broker.use(connection)
             if caller is not None:
                 caller.driver = connection
+            if not connection.takes_delays and (waiting := [turn for turn in turns if turn.batch[0].timing]):
+                turns = [turn for turn in turns if not turn.batch[0].timing]
+                error = _no_delays(connection)
+                self._take(flight, partial(self._landed, flight, (), [(turn, error) for turn in waiting], True))
+                if not turns:
+                    flight.failed = True
+                    return
             for request in self._codec.requests(turns, connection):
                 background = _needs_reader(connection, flight)
                 opaques: list[int] = []
@@ -233,6 +242,14 @@ class Sender:
 def new_producer_id() -> int:
     """63 bits of the system's randomness, so that no fork and no seed repeats them; not 0."""
     return secrets.randbits(63) or 1
+
+
+def _no_delays(connection: Connection) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f"{connection.endpoint} keeps no messages until their time (its version, {connection.peer_version!r}, does not "
+        f"say {DELAYS_MARK}): update it, or send without deliver_at and delay",
+    )
 
 
 def _has_gone(flight: Flight) -> bool:

@@ -51,6 +51,7 @@ from ..questions.asking import LEADER_SECONDS, ask
 from ..values import SendResult, TopicPartition
 from .answers import batch_frame, put_result
 from .building import SendOptions, build_batch, build_message
+from .delays import refuse_delay
 from .futures import refuse_in_callback
 from .outgoing import Outgoing, OutgoingBatch
 from .routing import Router
@@ -246,6 +247,7 @@ class TransactionSends(ABC):
         **options: Unpack[SendOptions],
     ) -> SendResult:
         """Put one message into the transaction; arguments as for Producer.send. The result's offset is -1."""
+        refuse_delay(options)
         return self._put(build_message(topic, payload, self._calls.deadline(timeout), options))[0]
 
     def send_batch(
@@ -263,6 +265,7 @@ class TransactionSends(ABC):
         items = list(payloads)
         if not items:
             return []
+        refuse_delay(options)
         return self._put(build_batch(topic, items, self._calls.deadline(timeout), options))
 
     @abstractmethod
