@@ -21,6 +21,7 @@ from metaq.protocol.errors import (
     NotSafe,
     PartitionClosed,
 )
+from metaq.protocol.halves import is_half
 from metaq.protocol.record import Buffer
 
 from .delays.delays import Delays, Pended
@@ -28,8 +29,8 @@ from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import ANY, Partitions
 from .sequences import NumberedWrite, Sequences
-from .store.partition_log import PartitionLog
 from .store.internal_logs import HALVES_TOPIC
+from .store.partition_log import PartitionLog
 from .store.sequence_rows import DELAYED_ROW, HALF_ROW, WAITING_ROW
 from .store.store import Store
 
@@ -112,10 +113,13 @@ class Writing:
         metrics: Metrics,
         sequences: Sequences[Write],
         delays: Delays,
+        halves: Delays | None = None,
     ) -> None:
+        """halves: keeps half messages; None: `delays`, which refuses them."""
         self.sequences = sequences
         self.delays = delays
-        delays.writing = self
+        self.halves = delays if halves is None else halves
+        delays.writing = self.halves.writing = self
         self.partitions = partitions
         self.message_ids = message_ids
         self.metrics = metrics
@@ -169,14 +173,18 @@ class Writing:
             return None
         return logs
 
-    def log_for_delayed(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """The partition that delayed messages are for. Raises as `log`; DelayRefused, StoreError."""
+    def keeper(self, flag: int, body: Buffer) -> Delays:
+        """What keeps a record with DELAYED_FLAG."""
+        return self.halves if is_half(flag, body) else self.delays
+
+    def log_for_delayed(self, topic: str, partition: int, asked: int, keeper: Delays) -> PartitionLog:
+        """The partition that delayed messages are for, or half messages. Raises as `log`; DelayRefused, StoreError."""
         log = self.log(topic, partition, asked)
         if not self.takes_delays:
             raise DelayRefused("a broker in synchronous replication keeps no delayed messages: send without a delay")
         if self.partitions.is_leaving(topic, partition):
             raise PartitionClosed(self.partitions.broker_id, partition)
-        self.delays.check(log)
+        keeper.check(log)
         return log
 
     def pended(self, pended: Pended, target: PartitionLog, first_id: int) -> Write:
@@ -215,7 +223,7 @@ class Writing:
             if write.pended is not None:
                 pended, write.pended = write.pended, None
                 if write.error is None:
-                    self.delays.noted(pended, write.base)
+                    pended.owner.noted(pended, write.base)
             if write.error is not None and write.sequence:
                 failed.append(write)
             if write.log.durability.safe_end < write.end or (copied and write.error is None):

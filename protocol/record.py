@@ -30,9 +30,11 @@ from .errors import LocalProtocolError, RemoteProtocolError
 
 __all__ = [
     "ATTRIBUTE_FLAG",
+    "CHECK_AFTER_PROPERTY",
     "DELAYED_FLAG",
     "DELAY_PROPERTY",
     "DUE_PROPERTY",
+    "HALF_PROPERTY",
     "HEADER",
     "HEADER_BYTES",
     "HEADER_DTYPE",
@@ -84,6 +86,12 @@ DUE_PROPERTY = "metaq.due"
 
 DELAY_PROPERTY = "metaq.delay"
 """Milliseconds, decimal: as long after the broker took it."""
+
+HALF_PROPERTY = "metaq.half"
+"""The producer group of a half message, which the broker keeps until its transaction's outcome is known (halves.py)."""
+
+CHECK_AFTER_PROPERTY = "metaq.check-after"
+"""Milliseconds, decimal: a half message's first check is so long after the broker took it."""
 
 _ATTRIBUTE_LENGTH = Struct(">i")
 _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it

@@ -12,6 +12,7 @@ from .errors import (
     DelayRefused,
     DiskFull,
     FiltersBusy,
+    HalfRefused,
     InvalidName,
     LogReadOnly,
     MessageTooLarge,
@@ -69,6 +70,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
     ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
     DelayRefused: ResponseCode.MESSAGE_ILLEGAL,
+    HalfRefused: ResponseCode.MESSAGE_ILLEGAL,
     MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
     OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
 }

@@ -60,6 +60,9 @@ class RequestCode(IntEnum):
     TRANSACTION_OUTCOME = 1043
     CANCEL_DELAYED = 1044
     LIST_DELAYED = 1045
+    END_HALF = 1060
+    CHECK_HALVES = 1061
+    LIST_HALVES = 1062
 
 
 class ResponseCode(IntEnum):

@@ -15,7 +15,8 @@ from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
-from metaq.protocol.limits import DELAYS_MARK, FRAMES_MARK, MANY_MARK, SEQUENCES_MARK
+from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, ListHalvesRequest
+from metaq.protocol.limits import DELAYS_MARK, FRAMES_MARK, HALVES_MARK, MANY_MARK, SEQUENCES_MARK
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
@@ -56,6 +57,7 @@ from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_
 from .delayed import list_delayed
 from .gate import Caller, Check, Gate, Nodes, PageRequest, Verb
 from .get import answer_get
+from .halves import checked_frame, list_halves
 from .lookup import Lookups
 from .pull import Pull
 from .put import PutAnswers, PutGroup, answer_run, answer_sync
@@ -104,7 +106,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 
     def version(version: Version, caller: Caller | None) -> Bytes:
         marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else [])]
-        marks += [DELAYS_MARK] if writing.takes_delays else []
+        marks += [DELAYS_MARK, HALVES_MARK] if writing.takes_delays else []
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
 
     def follow(frame: Frame, caller: Caller | None) -> Answer:
@@ -120,6 +122,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 
     def connection_lost(caller: Caller) -> None:
         broker.transactions.connection_lost(caller)
+        broker.halves.connection_lost(caller)
         reading.places.connection_lost(caller)
 
     texts: Mapping[type, Verb] = {
@@ -176,6 +179,15 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel),
         RequestCode.LIST_DELAYED: _framed(
             ListDelayedRequest.from_ext, partial(list_delayed, broker.delays), json_frame
+        ),
+        RequestCode.END_HALF: _framed(EndHalfRequest.from_ext, broker.halves.end),
+        RequestCode.CHECK_HALVES: Verb(
+            lambda frame, caller: _answer(
+                frame, broker.halves.checks(CheckHalvesRequest.from_ext(frame.ext), caller), checked_frame
+            )
+        ),
+        RequestCode.LIST_HALVES: _framed(
+            ListHalvesRequest.from_ext, lambda request: list_halves(broker.halves, request), json_frame
         ),
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions),
