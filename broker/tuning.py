@@ -63,6 +63,9 @@ SEQUENCE_ROWS = 1 << 12
 DELAYED_SLEEP_SECONDS = 1.0
 """The wall clock is looked at after so long at the latest, so that a step of it is seen."""
 
+DELAYED_LEAST_SECONDS = 0.0005
+"""No timer is set for less."""
+
 DELAYED_TURN_RECORDS = 512
 DELAYED_TURN_BYTES = 256 << 10
 """What is delivered before others are served: some 3 ms."""

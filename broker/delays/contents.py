@@ -202,7 +202,7 @@ class DelayedLog:
 
     def _take_pending(self, place: Place, anew: bool, units: UnitArray) -> None:
         ids, offsets = units["id"].astype(np.int64), units["offset"].astype(np.int64)
-        sizes = units["size"].astype(np.int64)
+        sizes = units["size"].astype(np.int64) - anew  # as it was written at first
         if anew:
             before = self.table.move(ids, offsets)
             known = before != NOWHERE

@@ -262,8 +262,13 @@ class Delays:
             if self._timer is not None:
                 self._timer.cancel()
             self._wakes_at = due
-            delay = min(tuning.DELAYED_SLEEP_SECONDS, max(0.0, due / 1000 - self._clock()))
-            self._timer = self.call_later(delay, self._wake)
+            self._timer = self.call_later(self._seconds_until(due), self._wake)
+
+    def _seconds_until(self, due: float) -> float:
+        """Never 0 for what is not due yet: clocks and floats may differ by less than they can say."""
+        if due <= self.now_ms():
+            return 0.0
+        return min(tuning.DELAYED_SLEEP_SECONDS, max(tuning.DELAYED_LEAST_SECONDS, due / 1000 - self._clock()))
 
     def _wake(self) -> None:
         self._timer, self._wakes_at = None, _NEVER
@@ -284,14 +289,15 @@ class Delays:
 
     def _sleep(self) -> None:
         """Until something is due."""
-        now_ms, seconds = self._clock() * 1000, self.seconds()
+        now_ms, seconds = self.now_ms(), self.seconds()
         wake_at = self._wanted_at(now_ms, seconds)
         if self._retry_at > seconds:
-            wake_at = max(wake_at, now_ms + (self._retry_at - seconds) * 1000)
+            wake_at = max(wake_at, now_ms + max(tuning.DELAYED_LEAST_SECONDS, self._retry_at - seconds) * 1000)
         self._wake_by(wake_at)
 
     def _wanted_at(self, now_ms: float, seconds: float) -> float:
         """When the next turn is due, Unix ms. The arguments are now, by both clocks."""
+        least = tuning.DELAYED_LEAST_SECONDS
         wake_at = _NEVER
         for contents in self._logs.values():
             if contents.reading:
@@ -303,7 +309,7 @@ class Delays:
                     due = now_ms + tuning.DELAYED_UNSAFE_SECONDS * 1000
                 wake_at = min(wake_at, due)
             for late in contents.late.values():
-                wake_at = min(wake_at, now_ms + (late.retry_at - seconds) * 1000)
+                wake_at = min(wake_at, now_ms + max(least, late.retry_at - seconds) * 1000)
         return wake_at
 
     # --- delivering ---------------------------------------------------------------------------------------------------

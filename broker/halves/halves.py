@@ -115,7 +115,8 @@ class Halves(Delays):
             self._hand_out(name)
 
     def _wanted_at(self, now_ms: float, seconds: float) -> float:
-        return min(super()._wanted_at(now_ms, seconds), now_ms + (self._groups.next_at() - seconds) * 1000)
+        pause = max(tuning.DELAYED_LEAST_SECONDS, self._groups.next_at() - seconds)
+        return min(super()._wanted_at(now_ms, seconds), now_ms + pause * 1000)
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
         """The first check of these is due."""

@@ -66,6 +66,7 @@ class _BrokerCollector(Collector):
         yield CounterMetricFamily("metaq_damaged_bytes", f"Damaged bytes {found}", metrics.damaged_bytes)
         yield from self._disks()
         yield from self._journal()
+        yield from self._delays()
         yield self._filter_failures()
         yield from self._topics()
         if broker.moves is not None:
@@ -95,6 +96,26 @@ class _BrokerCollector(Collector):
         yield GaugeMetricFamily("metaq_journal_bytes", "Bytes in the journal's files", status.size_bytes)
         waiting = "Bytes that wait for the next sync"
         yield GaugeMetricFamily("metaq_journal_waiting_bytes", waiting, status.waiting_bytes)
+
+    def _delays(self) -> Iterator[Metric]:
+        delays = self._broker.delays
+        topics: defaultdict[str, int] = defaultdict(int)
+        for (topic, _), count in delays.counts().items():
+            topics[topic] += count
+        late: defaultdict[str, int] = defaultdict(int)
+        for (topic, _), (count, _) in delays.late().items():
+            late[topic] += count
+        yield _gauge("metaq_delayed_pending", "Messages that wait for their time", "topic", sorted(topics.items()))
+        refused = "Messages that are due, and that their partition does not take"
+        yield _gauge("metaq_delayed_late", refused, "topic", sorted(late.items()))
+        yield GaugeMetricFamily("metaq_delayed_bytes", "Bytes of what waits", delays.live_bytes)
+        yield CounterMetricFamily("metaq_delayed_delivered", "Delayed messages delivered", delays.delivered)
+        damaged = "Delayed messages that could not be read when they were due"
+        yield CounterMetricFamily("metaq_delayed_damaged", damaged, delays.damaged)
+        text = "Time from when a message was due to its delivery, of the last deliveries"
+        parts = (("0.5", 0.5), ("0.99", 0.99), ("1", 1.0))
+        lateness = ((name, delays.lateness_ms(part) / 1000) for name, part in parts)
+        yield _gauge("metaq_delayed_lateness_seconds", text, "quantile", lateness)
 
     def _filter_failures(self) -> Metric:
         failures = CounterMetricFamily("metaq_filter_failures", "Messages whose filter raised", labels=["filter"])

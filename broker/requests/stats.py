@@ -103,6 +103,18 @@ def _disk_lines(broker: Broker) -> Iterator[str]:
         yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
 
 
+def _delayed_lines(broker: Broker) -> Iterator[str]:
+    """Messages that wait for their time. An item of ours."""
+    delays = broker.delays
+    yield f"pending {len(delays)}"
+    yield f"pending_bytes {delays.live_bytes}"
+    yield f"delivered {delays.delivered}"
+    yield f"damaged {delays.damaged}"
+    yield f"lateness_p99_ms {delays.lateness_ms(0.99)}"
+    for (topic, partition), (count, why) in sorted(delays.late().items())[:_MAX_NAMED]:
+        yield f"late:{topic}-{partition} {count} {why}"
+
+
 def _journal_lines(broker: Broker) -> Iterator[str]:
     """Whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
     status = broker.store.journal_status()
@@ -152,4 +164,5 @@ _ITEMS = {
     "replication": _replication_lines,
     "disk": _disk_lines,
     "journal": _journal_lines,
+    "delayed": _delayed_lines,
 }

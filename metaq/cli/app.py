@@ -35,6 +35,7 @@ COMMANDS = {
     "partitions": "Move partitions to another broker; close and open them.",
     "offsets": "Show, copy, seek and skip the offsets of groups.",
     "transactions": "List and decide prepared transactions.",
+    "delayed": "List, count and cancel messages that wait for their time.",
     "monitor": "Look at a cluster, once or again and again, and give alarms.",
     "bench": "Measure a cluster: sending, reading, latency, many partitions.",
     "check": "Report what is in a data directory, without changing it.",

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from metaq.protocol.errors import MetaqError, PartitionClosed, RemoteProtocolError, TopicNotAccepted, TransactionRefused
+from metaq.protocol.delays import CancelDelayedReply, CancelDelayedRequest
+from metaq.protocol.errors import (
+    DelayRefused,
+    MetaqError,
+    PartitionClosed,
+    RemoteProtocolError,
+    TopicNotAccepted,
+    TransactionRefused,
+)
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
-from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
+from metaq.protocol.limits import DELAYS_MARK, FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
-from metaq.protocol.record import Buffer, checksum
+from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer, checksum
 from metaq.protocol.refusals import LEADER, response_code
 from metaq.protocol.remoting import (
     MessageCountsReply,
@@ -54,6 +62,7 @@ from metaq.protocol.text import (
     encode_value_line,
 )
 
+from .delays import FakeDelays
 from .log import MemoryLog, checked
 from .transactions import FakeTransactions
 
@@ -96,6 +105,7 @@ class Answers:
         self.topics = dict(topics)
         self.speaks_frames = speaks_frames
         self.takes_many = True
+        self.takes_delays = True
         self.silent = False
         self.max_transfer_bytes = MAX_FRAME_BYTES
         self.refuse: Callable[[WireRequest], int | None] = lambda request: None
@@ -106,6 +116,7 @@ class Answers:
         self.sends = self.pulls = 0
         self.requests: list[str] = []
         self.transactions = FakeTransactions()
+        self.delays = FakeDelays(clock)
         self._ids = itertools.count(counter_at(int(clock() * 1000)))
         self._parked: list[_Parked] = []
 
@@ -174,9 +185,25 @@ class Answers:
         if isinstance(sent, SendRequest) and sent.checksum not in (-1, checksum(body)):
             raise RemoteProtocolError("checksum")
         self.sends += 1
+        if (first_id := self._wait(sent.topic, partition, [(sent.flag, body)], sent.tx_key)) is not None:
+            return send_reply(first_id, partition, -1, self.replicas)
         identity = self._new_id()
         offset = self._store(caller, sent.tx_key, partial(log.append, body, identity, sent.flag))
         return send_reply(identity, partition, offset, self.replicas)
+
+    def _wait(
+        self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]], tx_key: str | None
+    ) -> int | None:
+        """The first id of records (flag, body) that are to wait for their time; None if they are not. Raises
+        RemoteProtocolError, DelayRefused."""
+        if tx_key is not None and any(flag & DELAYED_FLAG for flag, _ in records):
+            raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
+        return self.delays.take(topic, partition, records)
+
+    def _deliver(self, *, everything: bool = False) -> None:
+        """What is due, or all that waits, goes to its partition."""
+        for each in self.delays.take_due(everything=everything):
+            self.log(each.topic, each.partition).append(each.body, self._new_id(), each.flag)
 
     # --- frames -------------------------------------------------------------------------------------------------------
 
@@ -227,6 +254,10 @@ class Answers:
                 request = TransactionRequest.from_ext(frame.ext)
                 kind = TransactionType(request.type)
                 return _Reply({}, self.transactions.verb(kind, request.tx_key, caller, request.qualifier).encode())
+            case RequestCode.CANCEL_DELAYED:
+                cancel = CancelDelayedRequest.from_ext(frame.ext)
+                state = self.delays.cancel(cancel.topic, cancel.partition, cancel.message_id)
+                return _Reply(CancelDelayedReply(state).to_ext())
             case RequestCode.SET_STATUS:
                 role = self.role or ("leader" if self.leader is None else "follower")
                 return _Reply({}, b'{"role": "%s"}' % role.encode())
@@ -243,6 +274,9 @@ class Answers:
         sizes, records = split_batch(frame.body, request.records)
         found = checked(records, sizes.tolist())
         self.sends += 1
+        waiting = [(each.flag, records[each.start + HEADER_BYTES : each.end]) for each in found]
+        if (first_id := self._wait(request.topic, partition, waiting, request.tx_key)) is not None:
+            return _Reply(send_reply(first_id, partition, -1, self.replicas).to_ext())
         ids = [self._new_id() for _ in found]
         offset = self._store(caller, request.tx_key, lambda: log.append_all(records, found, ids))
         return _Reply(send_reply(ids[0], partition, offset, self.replicas).to_ext())
@@ -258,8 +292,13 @@ class Answers:
             here, found = found[:count], found[count:]
             try:
                 log = self._open(request.topics[topic], partition)
+                waiting = [(each.flag, parts.records[each.start + HEADER_BYTES : each.end]) for each in here]
+                first_id = self._wait(request.topics[topic], partition, waiting, None)
             except MetaqError as error:
                 rows.append((0, 0, partition, response_code(error)))
+                continue
+            if first_id is not None:
+                rows.append((first_id, -1, partition, ResponseCode.SUCCESS))
                 continue
             ids = [self._new_id() for _ in here]
             rows.append((ids[0], log.append_all(parts.records, here, ids), partition, ResponseCode.SUCCESS))
@@ -291,12 +330,14 @@ class Answers:
 
     def _patience(self) -> float | None:
         """Seconds until `_answer_parked` has to be called, whatever happens; None: for ever."""
-        if not self._parked:
-            return None
-        return max(0.0, min(parked.deadline for parked in self._parked) - time.monotonic())
+        patience = [parked.deadline - time.monotonic() for parked in self._parked]
+        if self.delays.patience is not None:
+            patience.append(self.delays.patience)
+        return max(0.0, min(patience)) if patience else None
 
     def _answer_parked(self) -> list[Connected]:
         """Answer the pulls for which there is something, or whose time is over; whose they are."""
+        self._deliver()
         now = time.monotonic()
         waiting, self._parked = self._parked, []
         answered: list[Connected] = []
@@ -345,6 +386,8 @@ class Answers:
         match request:
             case Version():
                 ours = f"0.1 {MANY_MARK} {FRAMES_MARK}" if self.takes_many else f"0.1 {FRAMES_MARK}"
+                if self.takes_delays:
+                    ours += f" {DELAYS_MARK}"
                 return encode_result(Status.SUCCESS, ours if self.speaks_frames else "1.4.6.2", request.opaque)
             case Put():
                 return self._put(caller, request)
