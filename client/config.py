@@ -227,6 +227,9 @@ class ProducerConfig:
     transaction_timeout_seconds: int = 60
     """Time after which a broker rolls back a transaction that was neither prepared nor committed; 0 = never. A broker
     lowers it to its own maxTxTimeoutInSeconds (60)."""
+    producer_group: str | None = None
+    """Names the producers that can tell for each other what became of a transaction (send_in_transaction); consumer
+    groups have nothing to do with it. None: each call names one."""
     session_timeout_seconds: float = 30.0
     """Timeout of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
     start_timeout_seconds: float = 15.0

@@ -71,6 +71,7 @@ class Connection:
 
     speaks_frames: the framed protocol was agreed on; else only text commands may be sent. takes_many: and SEND_MANY.
     takes_sequences: and numbers of a producer's sends. takes_delays: the broker keeps messages until their time.
+    takes_halves: and half messages until the outcome of their transaction is known.
     expects_bulk: set by who pulls; answers are large, so each is received whole, which costs small ones a second system
     call.
     """
@@ -89,6 +90,7 @@ class Connection:
         self.takes_many = stream.takes_many
         self.takes_sequences = stream.takes_sequences
         self.takes_delays = stream.takes_delays
+        self.takes_halves = stream.takes_halves
         self.new_opaque = stream.new_opaque
         """For an Exchange."""
         self.expects_bulk = False

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from metaq.client.message import Message as Message
     from metaq.client.producer import PartitionSelector as PartitionSelector
     from metaq.client.producer import Producer as Producer
+    from metaq.client.producer.halves import TransactionResult as TransactionResult
     from metaq.client.producer.ordered import OrderedProducer as OrderedProducer
     from metaq.client.producer.transaction import Transaction as Transaction
     from metaq.client.producer.xa import Recovered as Recovered
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from metaq.client.values import Lag as Lag
     from metaq.client.values import SendResult as SendResult
     from metaq.client.values import TopicPartition as TopicPartition
+    from metaq.protocol.halves import Outcome as Outcome
     from metaq.protocol.transactions import XaCode as XaCode
     from metaq.protocol.transactions import XaVote as XaVote
 
@@ -61,6 +63,7 @@ _NAMES = {
     "client.local_store": ("LocalMessageStore", "StoredMessage"),
     "client.message": ("Message",),
     "client.producer": ("PartitionSelector", "Producer"),
+    "client.producer.halves": ("TransactionResult",),
     "client.producer.ordered": ("OrderedProducer",),
     "client.producer.transaction": ("Transaction",),
     "client.producer.xa": ("Recovered", "XaBranch", "XaResource", "Xid"),
@@ -68,6 +71,7 @@ _NAMES = {
     "client.questions.places": ("AtKey", "AtMessage", "Last"),
     "client.reading": ("PartitionReader", "TopicBrowser", "browse"),
     "client.values": ("Lag", "SendResult", "TopicPartition"),
+    "protocol.halves": ("Outcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }
 """The public names by the module below metaq that has them."""

@@ -46,6 +46,16 @@ def build_message(topic: str, payload: Buffer, deadline: float, options: SendOpt
     return with_body(topic, payload, *build_body(payload, options), deadline, options)
 
 
+def build_half(topic: str, payload: Buffer, deadline: float, options: SendOptions, own: Mapping[str, str]) -> Outgoing:
+    """A half message. own: its properties of metaq's. Raises as `build_message`."""
+    payload = payload_bytes(payload)
+    flag, attribute = _encode(**options, own=own)
+    body = encode_body(payload, flag, attribute)
+    if len(body) > MAX_BODY_BYTES:
+        raise _too_large(len(body))
+    return with_body(topic, payload, flag, body, deadline, options)
+
+
 def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: float, options: SendOptions) -> Outgoing:
     """One message of what `build_body` made of it."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
@@ -118,12 +128,14 @@ def _encode(
     partition: TopicPartition | None = None,
     deliver_at: datetime | None = None,
     delay: float | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
-    """As encode_attributes, with the words of `key` among the keys. Raises TypeError, LocalProtocolError."""
-    if deliver_at is not None or delay is not None:
+    """As encode_attributes, with the words of `key` among the keys. own: properties of what waits at the broker. Raises
+    TypeError, LocalProtocolError."""
+    if own is not None or deliver_at is not None or delay is not None:
         _check_texts(tag, keys, attribute, headers)
         words = [] if key is None else [word for word in _words(key) if word not in keys]
-        own = delay_properties(deliver_at, delay)
+        own = delay_properties(deliver_at, delay) if own is None else own
         flag, text = encode_attributes(attribute, tag, [*keys, *words], headers, own)
         return flag | DELAYED_FLAG, text
     if partition is not None and not isinstance(partition, TopicPartition):
