@@ -17,6 +17,7 @@ from .configuration.reload_plan import ReloadReport
 from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from .delays.delays import Delays
 from .filters.table import FilterTable
+from .halves.halves import Halves
 from .message_ids import MessageIds
 from .metrics import Metrics
 from .network.long_poll import ParkedPulls
@@ -128,7 +129,19 @@ class Broker:
         self.run_in_thread = threads.disk
         self.sequences = Sequences(store, Write, clock, enabled=options.node is None)
         self.delays = Delays(store, Write, clock, reactor, self.in_thread, enabled=options.node is None)
-        self.writing = Writing(store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays)
+        self.halves = Halves(
+            store,
+            Write,
+            clock,
+            reactor,
+            self.in_thread,
+            first_seconds=options.half_check_seconds,
+            checks=options.half_checks,
+            enabled=options.node is None,
+        )
+        self.writing = Writing(
+            store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays, self.halves
+        )
         self.shared = SharedGroups(
             store,
             self.partitions,

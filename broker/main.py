@@ -248,6 +248,7 @@ class BrokerProcess:
                 (_TICK_SECONDS, self.broker.transactions.tick, "the transactions' timer"),
                 (_SEQUENCES_SECONDS, self.broker.sequences.tick, "the memory of numbered sends"),
                 (_DELAYS_SECONDS, self.broker.delays.tick, "the cleaning of delayed messages"),
+                (_DELAYS_SECONDS, self.broker.halves.tick, "the cleaning of half messages"),
                 (_SHARED_SECONDS, self.broker.shared.tick, "the memory of shared groups"),
                 (_SPACE_CHECK_SECONDS, store.space.look, "the check of free space"),
                 (_SIZE_CHECK_SECONDS, self._apply_size_limits, "the retention by size"),

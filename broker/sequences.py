@@ -24,18 +24,18 @@ from metaq.protocol.record import HEADER, Buffer
 
 from . import tuning
 from .last_rows import READ_BYTES, LastRows
-from .store.internal_logs import DELAYED_TOPIC, SEQUENCES_TOPIC
+from .store.internal_logs import SEQUENCES_TOPIC
 from .store.partition_log import PartitionLog
 from .store.sequence_rows import (
     DELAYED_ROW,
     ROW_BYTES,
-    WAITING_ROW,
     SequenceRow,
     encode_head,
     encode_row,
     first_bytes,
     first_id_of,
     internal_record,
+    pending_log,
 )
 from .store.store import Append, Store
 
@@ -298,7 +298,7 @@ class Sequences(Generic[W]):
         """The log that has what a row tells of: the partition, or that of what waits for its time."""
         if not records & DELAYED_ROW:
             return partition
-        return self._store.internal_log(DELAYED_TOPIC, bool(records & WAITING_ROW))
+        return self._store.internal_log(*pending_log(records))
 
     def read_ahead(self) -> None:
         """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises

@@ -103,6 +103,23 @@ DELAYED_LOOKED_AT = 1 << 14
 DELAYED_LATENESS = 1 << 13
 """Deliveries of which the lateness is remembered for the metrics."""
 
+# --- half messages: broker/halves -------------------------------------------------------------------------------------
+
+HALVES_MOST = 1 << 18
+"""Half messages that wait; more are refused. Each whose first check is due takes some 250 bytes of memory."""
+
+HALVES_MOST_PAUSE_SECONDS = 3600.0
+"""Pauses between the checks of a half message double up to this."""
+
+HALVES_LOST_SECONDS = 1.0
+"""A half message whose asker has gone is given to another one after so long."""
+
+HALVES_TURN_BYTES = 1 << 20
+"""Of the records that one asker is given at once."""
+
+HALVES_DECIDED = 1 << 16
+"""Outcomes that are remembered for each internal log, so that a repeated answer is told what was decided."""
+
 # --- pulls: `consume`, `consume-arrow`, `latency` --------------------------------------------------------------------
 
 PULL_SCAN_BYTES = 64 << 20

@@ -22,6 +22,7 @@ from metaq.protocol.errors import (
     NotSafe,
     PartitionClosed,
 )
+from metaq.protocol.halves import is_half
 from metaq.protocol.record import COMPRESSED_FLAG, Buffer
 
 from .delays.delays import Delays, Pended
@@ -29,8 +30,9 @@ from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import ANY, Partitions
 from .sequences import NumberedWrite, Sequences
+from .store.internal_logs import HALVES_TOPIC
 from .store.partition_log import PartitionLog
-from .store.sequence_rows import DELAYED_ROW, WAITING_ROW
+from .store.sequence_rows import DELAYED_ROW, HALF_ROW, WAITING_ROW
 from .store.store import Store
 
 __all__ = ["Copies", "CopiesDone", "SlaveLink", "Write", "Writing"]
@@ -112,10 +114,13 @@ class Writing:
         metrics: Metrics,
         sequences: Sequences[Write],
         delays: Delays,
+        halves: Delays | None = None,
     ) -> None:
+        """halves: keeps half messages; None: `delays`, which refuses them."""
         self.sequences = sequences
         self.delays = delays
-        delays.writing = self
+        self.halves = delays if halves is None else halves
+        delays.writing = self.halves.writing = self
         self.partitions = partitions
         self.message_ids = message_ids
         self.metrics = metrics
@@ -169,14 +174,18 @@ class Writing:
             return None
         return logs
 
-    def log_for_delayed(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """The partition that delayed messages are for. Raises as `log`; DelayRefused, StoreError."""
+    def keeper(self, flag: int, body: Buffer) -> Delays:
+        """What keeps a record with DELAYED_FLAG."""
+        return self.halves if is_half(flag, body) else self.delays
+
+    def log_for_delayed(self, topic: str, partition: int, asked: int, keeper: Delays) -> PartitionLog:
+        """The partition that delayed messages are for, or half messages. Raises as `log`; DelayRefused, StoreError."""
         log = self.log(topic, partition, asked)
         if not self.takes_delays:
             raise DelayRefused("a broker in synchronous replication keeps no delayed messages: send without a delay")
         if self.partitions.is_leaving(topic, partition):
             raise PartitionClosed(self.partitions.broker_id, partition)
-        self.delays.check(log)
+        keeper.check(log)
         return log
 
     def pended(self, pended: Pended, target: PartitionLog, first_id: int) -> Write:
@@ -190,6 +199,8 @@ class Writing:
         """It has this number of its producer."""
         if write.delayed_for is not None:
             records |= DELAYED_ROW | (WAITING_ROW if write.log.waits else 0)
+            if write.log.topic == HALVES_TOPIC:
+                records |= HALF_ROW
         write.producer, write.sequence, write.records = producer, sequence, records
 
     def check_flags(self, topic: str, flags: int) -> None:
@@ -218,7 +229,7 @@ class Writing:
             if write.pended is not None:
                 pended, write.pended = write.pended, None
                 if write.error is None:
-                    self.delays.noted(pended, write.base)
+                    pended.owner.noted(pended, write.base)
             if write.error is not None and write.sequence:
                 failed.append(write)
             if write.log.durability.safe_end < write.end or (copied and write.error is None):

@@ -277,6 +277,9 @@ class ProducerConfig:
     lowers it to its own maxTxTimeoutInSeconds (60)."""
     reply_topic: str = REPLY_TOPIC
     """Where replies to this producer's requests go: a topic of one partition on each broker is enough."""
+    producer_group: str | None = None
+    """Names the producers that can tell for each other what became of a transaction (send_in_transaction); consumer
+    groups have nothing to do with it. None: each call names one."""
     session_timeout_seconds: float = 30.0
     """Timeout of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
     start_timeout_seconds: float = 15.0

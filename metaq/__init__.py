@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from metaq.client.message import Origin as Origin
     from metaq.client.producer import PartitionSelector as PartitionSelector
     from metaq.client.producer import Producer as Producer
+    from metaq.client.producer.halves import TransactionResult as TransactionResult
     from metaq.client.producer.ordered import OrderedProducer as OrderedProducer
     from metaq.client.producer.transaction import Transaction as Transaction
     from metaq.client.producer.xa import Recovered as Recovered
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from metaq.client.values import Lag as Lag
     from metaq.client.values import SendResult as SendResult
     from metaq.client.values import TopicPartition as TopicPartition
+    from metaq.protocol.halves import Outcome as Outcome
     from metaq.protocol.transactions import XaCode as XaCode
     from metaq.protocol.transactions import XaVote as XaVote
 
@@ -71,6 +73,7 @@ _NAMES = {
     "client.local_store": ("LocalMessageStore", "StoredMessage"),
     "client.message": ("Message", "Origin"),
     "client.producer": ("PartitionSelector", "Producer"),
+    "client.producer.halves": ("TransactionResult",),
     "client.producer.ordered": ("OrderedProducer",),
     "client.producer.transaction": ("Transaction",),
     "client.producer.xa": ("Recovered", "XaBranch", "XaResource", "Xid"),
@@ -79,6 +82,7 @@ _NAMES = {
     "client.reading": ("PartitionReader", "TopicBrowser", "browse"),
     "client.shared": ("SharedConsumer", "SharedMessage"),
     "client.values": ("Lag", "SendResult", "TopicPartition"),
+    "protocol.halves": ("Outcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }
 """The public names by the module below metaq that has them."""

@@ -21,6 +21,7 @@ from .limits import (
     COMPRESSED_MARK,
     DELAYS_MARK,
     FRAMES_MARK,
+    HALVES_MARK,
     INT32_MAX,
     MANY_MARK,
     SEQUENCES_MARK,
@@ -112,6 +113,7 @@ class ClientStream(Generic[R]):
         self.knows_compressed = COMPRESSED_MARK in marks
         self.takes_where = self.speaks_frames and WHERE_MARK in marks
         self.takes_shared = self.speaks_frames and SHARED_MARK in marks
+        self.takes_halves = self.speaks_frames and HALVES_MARK in marks
         self.pending: dict[int, R] = {}
         self.outcomes: deque[EndedRequest[R]] = deque()
         self.torn = False

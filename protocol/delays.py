@@ -25,6 +25,7 @@ from .record import (
     ATTRIBUTE_FLAG,
     DELAY_PROPERTY,
     DUE_PROPERTY,
+    HALF_PROPERTY,
     PROPERTIES_FLAG,
     Buffer,
     attribute_of,
@@ -47,7 +48,7 @@ __all__ = [
 COUNTER_MASK = (1 << TIME_SHIFT) - 1
 """Four million messages may be due in the same millisecond."""
 
-_DUE, _DELAY = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode()
+_DUE, _DELAY, _HALF = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode(), HALF_PROPERTY.encode()
 _LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG
 _MOST_DIGITS = 15
 _LAST_MS = (INT64_MAX >> TIME_SHIFT) + EPOCH_MS
@@ -95,6 +96,8 @@ def due_of(flag: int, body: Buffer, now_ms: int) -> int:
 def _said(flag: int, body: Buffer) -> tuple[bool, int]:
     attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
     if attribute is not None:
+        if property_of(attribute, _HALF) is not None:
+            raise RemoteProtocolError("delayed messages and half messages cannot be in one batch: send two")
         value = property_of(attribute, _DUE)
         if (delay := value is None) and (value := property_of(attribute, _DELAY)) is None:
             attribute = None

@@ -38,6 +38,8 @@ __all__ = [
     "DiskFull",
     "FilterUnavailable",
     "FiltersBusy",
+    "HalfDecided",
+    "HalfRefused",
     "InvalidName",
     "InvalidWhere",
     "LeaderMoved",
@@ -345,6 +347,10 @@ class DelayRefused(StoreError):
     """A message that is to wait for its time is not taken together with what else was asked for."""
 
 
+class HalfRefused(DelayRefused):
+    """A half message is not taken together with what else was asked for, or as many wait as may."""
+
+
 class StaleSequence(StoreError):
     """A send whose producer has had a later one stored in the same partition: a copy that came late. Not stored."""
 
@@ -499,6 +505,16 @@ class NotOwner(CoordinationError):
 
 class ClientError(MetaqError):
     """A call of the client library failed."""
+
+
+class HalfDecided(ClientError):
+    """What became of a half message before is something else than is asked for now. outcome: "committed" or
+    "rolled-back"."""
+
+    def __init__(self, message_id: int, outcome: str, asked: str) -> None:
+        super().__init__(f"half message {message_id} is {outcome} already: it cannot be {asked}")
+        self.message_id = message_id
+        self.outcome = outcome
 
 
 class BrokerUnavailable(ClientError):

@@ -14,6 +14,7 @@ __all__ = [
     "DEFAULT_PORT",
     "DELAYS_MARK",
     "FRAMES_MARK",
+    "HALVES_MARK",
     "INT32_MAX",
     "INT32_MIN",
     "INT64_MAX",
@@ -21,6 +22,9 @@ __all__ = [
     "MAX_ACQUIRED",
     "MAX_BATCH_RECORDS",
     "MAX_BODY_BYTES",
+    "MAX_CHECKED_HALVES",
+    "MAX_CHECK_AFTER_SECONDS",
+    "MAX_CHECK_WAIT_MS",
     "MAX_DELAY_SECONDS",
     "MAX_FOUND_MESSAGES",
     "MAX_FRAME_BYTES",
@@ -29,6 +33,7 @@ __all__ = [
     "MAX_LEASE_MS",
     "MAX_LINE_BYTES",
     "MAX_LISTED_DELAYED",
+    "MAX_LISTED_HALVES",
     "MAX_MEMBER_CHARACTERS",
     "MAX_NODE_NAME",
     "MAX_PARTS",
@@ -68,6 +73,21 @@ comes (sends.py); Java brokers, our older ones and both sides of 1.x's synchrono
 
 DELAYS_MARK = "delays/1"
 """A broker whose `version` answer contains this word keeps delayed messages until their time (delays.py)."""
+
+HALVES_MARK = "halves/1"
+"""A broker whose `version` answer contains this word keeps half messages until their outcome is known (halves.py)."""
+
+MAX_CHECK_AFTER_SECONDS = 24 * 3600
+"""How long after a half message came its first check may be."""
+
+MAX_CHECKED_HALVES = 256
+"""Most half messages of one answer to CHECK_HALVES."""
+
+MAX_CHECK_WAIT_MS = 60_000
+"""How long a CHECK_HALVES may wait for its answer."""
+
+MAX_LISTED_HALVES = 1000
+"""Most half messages of one answer to LIST_HALVES."""
 
 MAX_DELAY_SECONDS = 366 * 24 * 3600
 """How far ahead the time of a delayed message may lie: a year."""

@@ -35,6 +35,7 @@ from .properties import RESERVED_PREFIX, TYPE_MARK, PropertyValue, decode_value,
 
 __all__ = [
     "ATTRIBUTE_FLAG",
+    "CHECK_AFTER_PROPERTY",
     "COMPRESSED_FLAG",
     "CORRELATION",
     "DELAYED_FLAG",
@@ -42,6 +43,7 @@ __all__ = [
     "DUE_PROPERTY",
     "EXPIRES",
     "EXPIRES_FLAG",
+    "HALF_PROPERTY",
     "HEADER",
     "HEADER_BYTES",
     "HEADER_DTYPE",
@@ -116,6 +118,12 @@ PRIORITY_SHIFT, PRIORITY_MASK = 4, 0xF0
 """Bits 4–7: how urgent the message is for shared consumers, 0 (ordinary) … MAX_PRIORITY."""
 
 MAX_PRIORITY = 9
+
+HALF_PROPERTY = "metaq.half"
+"""The producer group of a half message, which the broker keeps until its transaction's outcome is known (halves.py)."""
+
+CHECK_AFTER_PROPERTY = "metaq.check-after"
+"""Milliseconds, decimal: a half message's first check is so long after the broker took it."""
 
 _ATTRIBUTE_LENGTH = Struct(">i")
 _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it

@@ -65,6 +65,9 @@ class RequestCode(IntEnum):
     SETTLE = 1051
     SHARED_STATUS = 1052
     SHARED_FORGET = 1053  # for operators only
+    END_HALF = 1060
+    CHECK_HALVES = 1061
+    LIST_HALVES = 1062
 
 
 class ResponseCode(IntEnum):

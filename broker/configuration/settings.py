@@ -61,6 +61,11 @@ class BrokerOptions:
     """BrokerConfig.node in its place; None: as server.ini says."""
     zone: str | None = None
     """BrokerConfig.zone in its place; None: as server.ini says."""
+    half_check_seconds: float = 6.0
+    """When a half message is checked first: so long after it came, unless it says when itself. Later checks come after
+    pauses that begin with this and double up to an hour."""
+    half_checks: int = 15
+    """How often a producer is asked for the outcome of a half message, before it is parked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ class Cleaning:
         if append.error is None:
             contents.appended()
             contents.rewritten(ids, base + widths.cumsum() - widths)
+            self._delays.rewritten(contents, pendings)
         return append.error
 
     def _go_on(self, job: _Job) -> None:

@@ -11,6 +11,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -101,10 +102,10 @@ class DelayedLog:
 
     def __len__(self) -> int:
         """How many wait."""
-        return len(self.table) + sum(len(late.table) for late in self.late.values())
+        return sum(map(len, self.tables()))
 
     def tables(self) -> Iterator[Table]:
-        """All, that of the partitions that take nothing now, too."""
+        """All, that of the partitions that take nothing now, too. `table` is the first one."""
         yield self.table
         for late in self.late.values():
             yield late.table
@@ -168,11 +169,11 @@ class DelayedLog:
             except IndexDamaged as damage:
                 _log.warning("%s: what waits is read from the records", damage)
         start = max(self._read_to, segment.first_offset) - segment.first_offset
-        scans = self._snapshot().look(segment, partial(_scan, segment, start))
+        scans = self.snapshot().look(segment, partial(_scan, segment, start))
         for units in scans:
             yield units
 
-    def _snapshot(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """With what is not safe yet, too."""
         return self.log.segments.snapshot()._replace(visible_end=self.log.end_offset)
 
@@ -189,7 +190,7 @@ class DelayedLog:
             self._take_pending(*self._places[tag], units[chosen])
         for number in sorted(marks):
             offset, size = int(units["offset"][number]), int(units["size"][number])
-            record = self._snapshot().read(offset, size)
+            record = self.snapshot().read(offset, size)
             found = decode_marks(record)
             if found is None:  # a partition's name has the hash of a mark's
                 self._take_pending(*place_of(record), units[number : number + 1])
@@ -197,7 +198,7 @@ class DelayedLog:
                 self._take_marks(offset, found)
 
     def _place_at(self, offset: int) -> tuple[Place, bool]:
-        return place_of(self._snapshot().read(offset, FRONT_BYTES))
+        return place_of(self.snapshot().read(offset, FRONT_BYTES))
 
     def _take_pending(self, place: Place, anew: bool, units: UnitArray) -> None:
         ids, offsets = units["id"].astype(np.int64), units["offset"].astype(np.int64)
@@ -303,16 +304,16 @@ class DelayedLog:
     def find(self, ids: Ids) -> Ids:
         """Where the records of these lie, NOWHERE if they do not wait."""
         found = self.table.find(ids)
-        for late in self.late.values():
-            found = np.maximum(found, late.table.find(ids))
+        for table in islice(self.tables(), 1, None):
+            found = np.maximum(found, table.find(ids))
         return found
 
     def remove(self, place: Place, ids: Ids, sizes: Sizes) -> Ids:
         """They do not wait any more; the byte offsets of those that did. sizes: of their records in the partition."""
         found = self.table.remove(ids)
-        if self.late and (found == NOWHERE).any():
-            for late in self.late.values():
-                found = np.maximum(found, late.table.remove(ids))
+        if (found == NOWHERE).any():
+            for table in islice(self.tables(), 1, None):
+                found = np.maximum(found, table.remove(ids))
         known = found != NOWHERE
         count = int(known.sum())
         if self.counts[place] <= count:

@@ -59,7 +59,7 @@ from .table import NOWHERE
 if TYPE_CHECKING:
     from ..writing import Write, Writing
 
-__all__ = ["Delays", "Pended"]
+__all__ = ["Delays", "Delivery", "Pended"]
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ _log = logging.getLogger(__name__)
 class Pended(NamedTuple):
     """Records of one partition's delayed messages, to be appended to `log`; `Delays.noted` once they are."""
 
+    owner: Delays
     log: DelayedLog
     place: Place
     ids: Ids
@@ -84,7 +85,7 @@ class Pended(NamedTuple):
         return units_of(offset, self.ids, self.sizes, place_tag(self.place), self.now_ms).tobytes()
 
 
-class _Delivery(NamedTuple):
+class Delivery(NamedTuple):
     """What one turn gives to one partition. wanted: when each should have come, Unix ms."""
 
     group: Group
@@ -108,8 +109,9 @@ class Delays:
         in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
         *,
         enabled: bool = True,
+        topic: str = DELAYED_TOPIC,
     ) -> None:
-        """store: open. make_write: makes a Write of an append. clock: seconds since 1970."""
+        """store: open. make_write: makes a Write of an append. clock: seconds since 1970. topic: that of the logs."""
         self.enabled = False
         self.writing: Writing
         """To be set before anything is asked."""
@@ -118,6 +120,7 @@ class Delays:
         self.damaged = 0
         """Messages that could not be read when they were due, since the start."""
         self.store = store
+        self._topic = topic
         self._make_write = make_write
         self._clock = clock
         self.in_thread = in_thread
@@ -141,7 +144,10 @@ class Delays:
 
     def due(self, flag: int, body: Buffer) -> int:
         """When a delayed message that comes now is due, Unix ms. Raises RemoteProtocolError."""
-        return due_of(flag, body, self.now_ms())
+        return self._due(flag, body, self.now_ms())
+
+    def _due(self, flag: int, body: Buffer, now_ms: int) -> int:
+        return due_of(flag, body, now_ms)
 
     def check(self, target: PartitionLog) -> None:
         """Raise DiskFull or StoreError if nothing can wait for this partition now."""
@@ -181,7 +187,7 @@ class Delays:
             if start:
                 yield
             chosen = slice(start, start + tuning.DELAYED_SLICE_RECORDS)
-            dues += [due_of(flag, body, now_ms) for flag, body in zip(flags[chosen], bodies[chosen], strict=True)]
+            dues += [self._due(flag, body, now_ms) for flag, body in zip(flags[chosen], bodies[chosen], strict=True)]
         return (yield from self._pend(target, dues, (flags, checksums, bodies, taken)))
 
     def _pend(
@@ -206,11 +212,11 @@ class Delays:
             )
             buffers += more
             sizes += widths
-        return Pended(contents, place, ids, np.array(sizes, np.int64), buffers, self.now_ms())
+        return Pended(self, contents, place, ids, np.array(sizes, np.int64), buffers, self.now_ms())
 
     def _contents(self, waits: bool) -> DelayedLog:
         """Raises DiskFull, StoreError."""
-        log = self.store.internal_log(DELAYED_TOPIC, waits)
+        log = self.store.internal_log(self._topic, waits)
         if self.store.space.full:
             self.store.space.check(log.directory, journaled=waits)
         return self._of(log)
@@ -218,8 +224,11 @@ class Delays:
     def _of(self, log: PartitionLog) -> DelayedLog:
         found = self._logs.get(log)
         if found is None:
-            found = self._logs[log] = DelayedLog(log)
+            found = self._logs[log] = self._new_contents(log)
         return found
+
+    def _new_contents(self, log: PartitionLog) -> DelayedLog:
+        return DelayedLog(log)
 
     def _ids(self, dues: Ids) -> Ids:
         counter = self._counter
@@ -266,18 +275,29 @@ class Delays:
         if not self.enabled:
             return
         try:
-            for contents in list(self._logs.values()):
-                self._deliver_late(contents)
-                self._deliver_due(contents)
+            self._turn()
         except Exception:
             _log.exception("delayed messages are not delivered now")
             self._retry_at = self.seconds() + tuning.DELAYED_RETRY_SECONDS[1]
         finally:
             self._sleep()
 
+    def _turn(self) -> None:
+        for contents in list(self._logs.values()):
+            self._deliver_late(contents)
+            self._deliver_due(contents)
+
     def _sleep(self) -> None:
         """Until something is due."""
-        now_ms, seconds, least = self.now_ms(), self.seconds(), tuning.DELAYED_LEAST_SECONDS
+        now_ms, seconds = self.now_ms(), self.seconds()
+        wake_at = self._wanted_at(now_ms, seconds)
+        if self._retry_at > seconds:
+            wake_at = max(wake_at, now_ms + max(tuning.DELAYED_LEAST_SECONDS, self._retry_at - seconds) * 1000)
+        self._wake_by(wake_at)
+
+    def _wanted_at(self, now_ms: float, seconds: float) -> float:
+        """When the next turn is due, Unix ms. The arguments are now, by both clocks."""
+        least = tuning.DELAYED_LEAST_SECONDS
         wake_at = _NEVER
         for contents in self._logs.values():
             if contents.reading:
@@ -290,9 +310,7 @@ class Delays:
                 wake_at = min(wake_at, due)
             for late in contents.late.values():
                 wake_at = min(wake_at, now_ms + max(least, late.retry_at - seconds) * 1000)
-        if self._retry_at > seconds:
-            wake_at = max(wake_at, now_ms + max(least, self._retry_at - seconds) * 1000)
-        self._wake_by(wake_at)
+        return wake_at
 
     # --- delivering ---------------------------------------------------------------------------------------------------
 
@@ -359,18 +377,24 @@ class Delays:
         finally:
             self._sleep()
 
-    def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """Append these to their partitions, behind a mark; ids: theirs, and perhaps more."""
-        groups: defaultdict[Place, list[Pending]] = defaultdict(list)
-        damaged = []
+    def _decoded(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> list[Pending]:
+        """Those that can be read; the others are dropped. ids: theirs, and perhaps more."""
+        found, damaged = [], []
         for expected, record in zip(ids.tolist(), records, strict=False):
             pending = decode_pending(record)
             if pending is None or pending.id != expected:
                 damaged.append(expected)
             else:
-                groups[pending.place].append(pending)
+                found.append(pending)
         if damaged:
             self.drop_damaged(contents, damaged)
+        return found
+
+    def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
+        """Append these to their partitions, behind a mark; ids: theirs, and perhaps more."""
+        groups: defaultdict[Place, list[Pending]] = defaultdict(list)
+        for pending in self._decoded(contents, ids, records):
+            groups[pending.place].append(pending)
         deliveries = []
         for place, messages in groups.items():
             late = contents.late.get(place)
@@ -384,7 +408,7 @@ class Delays:
         if deliveries:
             self._append(contents, deliveries)
 
-    def _delivery(self, place: Place, messages: Sequence[Pending]) -> _Delivery:
+    def _delivery(self, place: Place, messages: Sequence[Pending]) -> Delivery:
         """Raises what refuses a put."""
         log = self.writing.log(*place, place[1])
         count = len(messages)
@@ -395,13 +419,29 @@ class Delays:
         ids, taken = _ids_of(messages), np.array([each.taken for each in messages], np.int64)
         sizes = np.array([HEADER_BYTES + len(each.body) for each in messages], np.int64)
         wanted = np.maximum(store_times_ms(ids), store_times_ms(taken))
-        return _Delivery(Group(place, ids, sizes, base, first_id), write, wanted)
+        return Delivery(Group(place, ids, sizes, base, first_id), write, wanted)
 
-    def _append(self, contents: DelayedLog, deliveries: Sequence[_Delivery]) -> None:
+    def _append(self, contents: DelayedLog, deliveries: Sequence[Delivery]) -> None:
+        mark, _ = self._append_marked(contents, deliveries)
+        if mark.error is not None:
+            _log.error("delayed messages are not delivered now: %s", mark.error)
+            self._retry_at = self.seconds() + tuning.DELAYED_RETRY_SECONDS[1]
+            return
+        now_ms = self.now_ms()
+        for each in deliveries:
+            if each.write.error is not None:
+                self._not_taken(contents, each.group.place, each.group.ids, each.write.error)
+                continue
+            self._lateness.extend((now_ms - each.wanted).tolist())
+
+    def _append_marked(self, contents: DelayedLog, deliveries: Sequence[Delivery]) -> tuple[Write, list[Write]]:
+        """The mark, without which nothing else is appended, and what is appended and not safe yet. Those that their
+        partition does not take have an error, and wait as before."""
         log = contents.log
         mark_at = log.end_offset
         marks = Marks(Kind.DELIVERED, self._settled(contents), [each.group for each in deliveries])
         mark = self._mark_write(log, marks)
+        mark.delayed_for = deliveries[0].write.log
 
         def writes() -> Iterator[Write]:
             yield mark
@@ -409,24 +449,20 @@ class Delays:
                 for each in deliveries:
                     yield each.write
 
-        self.writing.append(writes())
+        waiting = self.writing.append(writes())
         if mark.error is not None:
-            _log.error("delayed messages are not delivered now: %s", mark.error)
-            self._retry_at = self.seconds() + tuning.DELAYED_RETRY_SECONDS[1]
-            return
+            return mark, []
         contents.appended()
         self._last_settled[log] = marks.settled
-        now_ms = self.now_ms()
         for each in deliveries:
             if each.write.error is not None:
                 self._returned.setdefault(log, []).append(Group(each.group.place, each.group.ids, each.group.sizes))
-                self._not_taken(contents, each.group.place, each.group.ids, each.write.error)
                 continue
             contents.delivered(each.group, each.write.log, mark_at)
             self.delivered += len(each.group.ids)
-            self._lateness.extend((now_ms - each.wanted).tolist())
         if self._returned:
             self._tell_returned()
+        return mark, waiting
 
     def _not_taken(self, contents: DelayedLog, place: Place, ids: Ids, error: MetaqError) -> None:
         late = contents.late.get(place)
@@ -434,6 +470,9 @@ class Delays:
             _log.warning("delayed messages of %s-%d wait: %s", *place, error)
         late = contents.set_late(place, ids, str(error), tuning.DELAYED_RETRY_SECONDS[0])
         self._pause(late, str(error))
+
+    def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
+        """The records of these lie elsewhere now, behind what marks say of them."""
 
     def drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
         """What cannot be read will never be; nobody knows whose it was."""
@@ -479,7 +518,7 @@ class Delays:
 
     def lead(self) -> None:
         """Know what the logs say, and deliver from now on. Raises StoreError."""
-        for log in self.store.internal_logs(DELAYED_TOPIC):
+        for log in self.store.internal_logs(self._topic):
             contents = self._of(log)
             if returned := contents.lead(self.store.find):
                 self._returned[log] = returned
@@ -508,13 +547,13 @@ class Delays:
     def read_ahead(self) -> None:
         """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises
         StoreError."""
-        for log in self.store.internal_logs(DELAYED_TOPIC):
+        for log in self.store.internal_logs(self._topic):
             self._of(log).read_on()
 
     def tick(self) -> None:
         """Keep up with the leader, or keep the logs short. To be called about once a second."""
         if not self.enabled:
-            for log in self.store.internal_logs(DELAYED_TOPIC):
+            for log in self.store.internal_logs(self._topic):
                 self._of(log).read_on(tuning.DELAYED_FOLLOWED_UNITS)
             return
         if self._returned:
@@ -599,6 +638,13 @@ class Delays:
         return CancelDelayedReply(Cancelled.LATE if late else Cancelled.UNKNOWN)
 
     async def _append_cancelled(self, contents: DelayedLog, pending: Pending, ids: Ids) -> None:
+        await self._safe(*self._cancel_now(contents, pending, ids))
+        self._cancelled[pending.id] = pending.place
+        if len(self._cancelled) > tuning.DELAYED_CANCELLED:
+            self._cancelled.popitem(last=False)
+
+    def _cancel_now(self, contents: DelayedLog, pending: Pending, ids: Ids) -> tuple[Write, list[Write]]:
+        """Have a mark say so: it, and what is not safe yet. Raises what refuses it."""
         group = Group(pending.place, ids, np.array([HEADER_BYTES + len(pending.body)], np.int64))
         write = self._mark_write(contents.log, Marks(Kind.CANCELLED, 0, [group]))
         write.delayed_for = self.store.find(*pending.place)
@@ -607,9 +653,10 @@ class Delays:
             raise write.error
         contents.appended()
         contents.remove(*group[:3])
-        self._cancelled[pending.id] = pending.place
-        if len(self._cancelled) > tuning.DELAYED_CANCELLED:
-            self._cancelled.popitem(last=False)
+        return write, waiting
+
+    async def _safe(self, write: Write, waiting: Sequence[Write]) -> None:
+        """Until all that waits is safe. Raises why `write` is not."""
         safe: Deferred[None] = Deferred()
         if waiting:
             self.writing.when_safe(waiting, partial(safe.callback, None))

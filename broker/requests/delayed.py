@@ -15,12 +15,14 @@ from metaq.protocol.message_id import store_time_ms
 from .. import tuning
 from ..delays.contents import read_records
 from ..delays.delays import Delays
-from ..store.delayed_records import Ids, decode_pending
+from ..store.delayed_records import Ids, Pending, decode_pending
 from ..store.segments import Snapshot
 
-__all__ = ["list_delayed"]
+__all__ = ["following", "list_delayed", "read_pendings"]
 
-_Batch = tuple[Snapshot, Ids, Ids]
+Batch = tuple[Snapshot, Ids, Ids]
+"""Ids in order, and where their records lie in the snapshot."""
+
 _MOST_BYTES = 4 << 20
 """Of records that are read at once."""
 
@@ -50,11 +52,11 @@ async def _list(delays: Delays, request: ListDelayedRequest) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     while len(found) < request.limit and looked_at < tuning.DELAYED_LOOKED_AT:
         most = min(tuning.DELAYED_TURN_RECORDS, max(request.limit - len(found), 16))
-        batches, ids = _following(delays, after, most)
+        batches, ids = following(delays, after, most)
         if not ids:
             after = 0
             break
-        read: list[dict[str, Any]] = await delays.in_thread(partial(_read, batches))
+        read: list[dict[str, Any]] = await delays.in_thread(partial(_describe, batches))
         described = {each["id"]: each for each in read}
         for message_id in ids:
             looked_at += 1
@@ -68,9 +70,9 @@ async def _list(delays: Delays, request: ListDelayedRequest) -> dict[str, Any]:
     return answer
 
 
-def _following(delays: Delays, after: int, most: int) -> tuple[list[_Batch], list[int]]:
+def following(delays: Delays, after: int, most: int) -> tuple[list[Batch], list[int]]:
     """The next ids, in order, and where their records lie."""
-    batches: list[_Batch] = []
+    batches: list[Batch] = []
     for contents in delays.contents():
         snapshot = contents.log.segments.snapshot()
         batches += [(snapshot, *table.after(after, most)) for table in contents.tables()]
@@ -83,9 +85,23 @@ def _following(delays: Delays, after: int, most: int) -> tuple[list[_Batch], lis
     return [(snapshot, found[:count], offsets[:count]) for snapshot, found, offsets, count in chosen if count], ids
 
 
-def _read(batches: Sequence[_Batch]) -> list[dict[str, Any]]:
+def _describe(batches: Sequence[Batch]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": pending.id,
+            "due": due_ms(pending.id),
+            "topic": pending.place[0],
+            "partition": pending.place[1],
+            "bytes": len(pending.body),
+            "taken": store_time_ms(pending.taken),
+        }
+        for pending in read_pendings(batches)
+    ]
+
+
+def read_pendings(batches: Sequence[Batch]) -> list[Pending]:
     """Worker thread. Of records that went meanwhile there is nothing."""
-    found: list[dict[str, Any]] = []
+    found: list[Pending] = []
     for snapshot, ids, offsets in batches:
         start = 0
         while start < len(ids):
@@ -96,15 +112,5 @@ def _read(batches: Sequence[_Batch]) -> list[dict[str, Any]]:
                 continue
             assert records is not None
             start += len(records)
-            for pending in filter(None, map(decode_pending, records)):
-                found.append(
-                    {
-                        "id": pending.id,
-                        "due": due_ms(pending.id),
-                        "topic": pending.place[0],
-                        "partition": pending.place[1],
-                        "bytes": len(pending.body),
-                        "taken": store_time_ms(pending.taken),
-                    }
-                )
+            found += filter(None, map(decode_pending, records))
     return found

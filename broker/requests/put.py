@@ -24,6 +24,7 @@ from metaq.protocol.statuses import Status
 from metaq.protocol.text import NO_CHECKSUM, Put, Sync, TooLargePut, encode_put_result, encode_result
 
 from .. import tuning
+from ..delays.delays import Delays
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..partitions import ANY
 from ..store.batch import StampedRecords, encode_puts, stamp_puts
@@ -95,6 +96,7 @@ class _Batch(Write):
     def __init__(self, log: PartitionLog) -> None:
         super().__init__(log, (), b"")
         self.dues: list[int] = []  # of messages that are to wait: when each is due
+        self.keeper: Delays | None = None  # of those
         self.requests: list[PutOrSend] = []
         self.puts: list[tuple[int, int, Buffer]] = []  # flag, checksum, body
 
@@ -123,7 +125,7 @@ class PutGroup:
         self._answers = answers
         self._all: list[_Batch] = []
         self._batches: dict[PartitionLog, _Batch] = {}  # the last of each partition, if other puts may join it
-        self._waiting: dict[PartitionLog, _Batch] = {}  # those that are to wait for their time
+        self._waiting: dict[tuple[Delays, PartitionLog], _Batch] = {}  # those that are to wait for their time
         self._numbers = False  # whether a batch has one
         self._order: list[_Batch | bytes] = []  # per put: the batch that has its answer, or the answer
         # most reads bring puts to one partition
@@ -200,11 +202,13 @@ class PutGroup:
 
     def _delayed(self, put: PutOrSend, partition: int) -> _Batch:
         """That of the partition's messages that are to wait for their time."""
-        due = self._writing.delays.due(put.flag, put.body)
-        log = self._writing.log_for_delayed(put.topic, partition, put.partition)
-        batch = self._waiting.get(log)
+        keeper = self._writing.keeper(put.flag, put.body)
+        due = keeper.due(put.flag, put.body)
+        log = self._writing.log_for_delayed(put.topic, partition, put.partition, keeper)
+        batch = self._waiting.get((keeper, log))
         if batch is None:
-            batch = self._waiting[log] = _Batch(log)
+            batch = self._waiting[keeper, log] = _Batch(log)
+            batch.keeper = keeper
             self._all.append(batch)
         batch.dues.append(due)
         return batch
@@ -214,9 +218,11 @@ class PutGroup:
         if put.partition == ANY:
             raise RemoteProtocolError("a send with a sequence names no partition")
         dues: list[int] = []
+        keeper = None
         if put.flag & DELAYED_FLAG:
-            dues.append(self._writing.delays.due(put.flag, put.body))
-            log = self._writing.log_for_delayed(put.topic, put.partition, put.partition)
+            keeper = self._writing.keeper(put.flag, put.body)
+            dues.append(keeper.due(put.flag, put.body))
+            log = self._writing.log_for_delayed(put.topic, put.partition, put.partition, keeper)
         else:
             log = self._writing.log(put.topic, put.partition, put.partition)
         self._batches.pop(log, None)
@@ -224,7 +230,7 @@ class PutGroup:
         self._numbers = True
         batch = _Batch(log)
         batch.producer, batch.sequence, batch.records = put.producer, put.sequence, 1
-        batch.dues = dues
+        batch.dues, batch.keeper = dues, keeper
         self._all.append(batch)
         return batch
 
@@ -273,7 +279,8 @@ class PutGroup:
         """As `_stamp`."""
         writing, target = self._writing, batch.log
         flags, checksums, bodies = zip(*batch.puts, strict=True)
-        pended = writing.delays.pend(target, batch.dues, flags, checksums, bodies, batch.ids)
+        assert batch.keeper is not None
+        pended = batch.keeper.pend(target, batch.dues, flags, checksums, bodies, batch.ids)
         batch.log, batch.delayed_for, batch.pended = pended.log.log, target, pended
         batch.ids = pended.ids.tolist()
         batch.pending_id = batch.ids[0]

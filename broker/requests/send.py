@@ -26,6 +26,7 @@ from metaq.protocol.sends import (
 from metaq.protocol.statuses import ResponseCode
 
 from .. import tuning
+from ..delays.delays import Delays
 from ..partitions import ANY
 from ..runtime.reactor import ReactorTime
 from ..store.batch import StampedRecords, stamp_in_slices
@@ -56,8 +57,10 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
         log = writing.log(topic, partition, asked)  # others may have been served meanwhile
         write = None
         if stamped.flags & DELAYED_FLAG:
-            write = yield from _pended(writing, writing.log_for_delayed(topic, partition, asked), stamped, 0, count)
-            writing.log_for_delayed(topic, partition, asked)
+            keeper = _keeper(writing, stamped, 0)
+            pending_log = writing.log_for_delayed(topic, partition, asked, keeper)
+            write = yield from _pended(writing, keeper, pending_log, stamped, 0, count)
+            writing.log_for_delayed(topic, partition, asked, keeper)
     except MetaqError as error:
         if (before := _stored_before(writing, topic, asked, request.producer, request.sequence)) is None:
             writing.refused(topic, error, count)
@@ -89,8 +92,15 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
     return writing.answer(waiting, encode)
 
 
+def _keeper(writing: Writing, stamped: StampedRecords, first: int) -> Delays:
+    """What keeps the batch that begins with this record, one of which has DELAYED_FLAG."""
+    flag = int(headers_at(stamped.data, stamped.starts[first : first + 1])["flag"][0])
+    body = stamped.data[int(stamped.starts[first]) + HEADER_BYTES : int(stamped.ends[first])]
+    return writing.keeper(flag, body)
+
+
 def _pended(
-    writing: Writing, log: PartitionLog, stamped: StampedRecords, first: int, last: int
+    writing: Writing, keeper: Delays, log: PartitionLog, stamped: StampedRecords, first: int, last: int
 ) -> Generator[None, None, Write]:
     """What appends the records `first` … `last` - 1, all of which are to wait for their time; still without units.
     Raises RemoteProtocolError."""
@@ -103,7 +113,7 @@ def _pended(
     places = zip((starts[first:last] + HEADER_BYTES).tolist(), ends[first:last].tolist(), strict=True)
     bodies = [data[start:end] for start, end in places]
     taken = units["id"][first:last].tolist()
-    pended = yield from writing.delays.pend_in_slices(log, *columns, bodies, taken)
+    pended = yield from keeper.pend_in_slices(log, *columns, bodies, taken)
     return writing.pended(pended, log, taken[0])
 
 
@@ -200,8 +210,9 @@ class _ManyParts:
             first, last = int(self._starts[number]), int(self._ends[number])
             try:
                 partition = self._writing.partitions.choose(topic) if asked == ANY else asked
-                log = self._writing.log_for_delayed(topic, partition, asked)
-                self._pended[number] = yield from _pended(self._writing, log, self._stamped, first, last)
+                keeper = _keeper(self._writing, self._stamped, first)
+                log = self._writing.log_for_delayed(topic, partition, asked, keeper)
+                self._pended[number] = yield from _pended(self._writing, keeper, log, self._stamped, first, last)
             except MetaqError as error:
                 self._errors[number] = error
 
@@ -322,7 +333,9 @@ class _ManyParts:
         if (pended := self._pended.get(number)) is not None:
             assert pended.delayed_for is not None
             asked, self._partitions[number] = self._partitions[number], pended.delayed_for.partition
-            self._writing.log_for_delayed(self._topics[number], self._partitions[number], asked)
+            assert pended.pended is not None
+            keeper = pended.pended.owner
+            self._writing.log_for_delayed(self._topics[number], self._partitions[number], asked, keeper)
             return pended.log
         topic, asked = self._topics[number], self._partitions[number]
         partition = self._writing.partitions.choose(topic) if asked == ANY else asked

@@ -15,10 +15,12 @@ from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
+from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, ListHalvesRequest
 from metaq.protocol.limits import (
     COMPRESSED_MARK,
     DELAYS_MARK,
     FRAMES_MARK,
+    HALVES_MARK,
     MANY_MARK,
     SEQUENCES_MARK,
     SHARED_MARK,
@@ -67,6 +69,7 @@ from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_
 from .delayed import list_delayed
 from .gate import Caller, Check, Gate, Nodes, PageRequest, Verb
 from .get import answer_get
+from .halves import checked_frame, list_halves
 from .lookup import Lookups
 from .pull import Pull
 from .put import PutAnswers, PutGroup, answer_run, answer_sync
@@ -115,7 +118,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 
     def version(version: Version, caller: Caller | None) -> Bytes:
         marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else []), COMPRESSED_MARK]
-        marks += [WHERE_MARK, *([DELAYS_MARK] if writing.takes_delays else [])]
+        marks += [WHERE_MARK, *([DELAYS_MARK, HALVES_MARK] if writing.takes_delays else [])]
         if broker.shared.takes_shared:
             marks.append(SHARED_MARK)
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
@@ -133,6 +136,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 
     def connection_lost(caller: Caller) -> None:
         broker.transactions.connection_lost(caller)
+        broker.halves.connection_lost(caller)
         reading.places.connection_lost(caller)
 
     texts: Mapping[type, Verb] = {
@@ -189,6 +193,15 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel),
         RequestCode.LIST_DELAYED: _framed(
             ListDelayedRequest.from_ext, partial(list_delayed, broker.delays), json_frame
+        ),
+        RequestCode.END_HALF: _framed(EndHalfRequest.from_ext, broker.halves.end),
+        RequestCode.CHECK_HALVES: Verb(
+            lambda frame, caller: _answer(
+                frame, broker.halves.checks(CheckHalvesRequest.from_ext(frame.ext), caller), checked_frame
+            )
+        ),
+        RequestCode.LIST_HALVES: _framed(
+            ListHalvesRequest.from_ext, lambda request: list_halves(broker.halves, request), json_frame
         ),
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions),

@@ -126,6 +126,7 @@ class SetMember:
         self._broker.sequences.enabled = False  # the leader numbers
         self._broker.sequences.read_ahead()
         self._broker.delays.read_ahead()
+        self._broker.halves.read_ahead()
         self._broker.shared.read_ahead()
         if self._file.copied:
             _log.warning(
@@ -546,6 +547,7 @@ class SetMember:
                 self._transactions.open(leader)
                 broker.sequences.rebuild()
                 broker.delays.lead()
+                broker.halves.lead()
                 broker.shared.rebuild()
         except MetaqError as error:
             self._disk_failed(error)
@@ -574,6 +576,7 @@ class SetMember:
         self._on_role()
         self._broker.store.retention_enabled = self._broker.sequences.enabled = False
         self._broker.delays.follow()
+        self._broker.halves.follow()
         self._broker.shared.stop()
         self._transactions.close(why)
         leader.stop(NotLeader(self._broker.config.broker_id, self._leader_url()))

@@ -15,7 +15,8 @@ came, which tells when that was. flag, checksum and body: as they were sent.
 A group of `/delivered` says that these pending messages are the records from byte `base` on of that partition, of these
 sizes, the first one with `first id`. It lies in front of them, so it counts only as far as they are there.
 `/cancelled`: they are not delivered. `/returned`: what a group said of them did not happen: they wait. There base and
-first id are 0. settled: whatever marks below this byte offset of the log say has happened.
+first id are 0. `/asked`, of half messages: a producer was asked for their outcome, each `size` times so far, the last
+time at `base` (Unix ms). settled: whatever marks below this byte offset of the log say has happened.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Kind(StrEnum):
     DELIVERED = "/delivered"
     CANCELLED = "/cancelled"
     RETURNED = "/returned"
+    ASKED = "/asked"
 
 
 MARKS = {tag_hash(kind): kind for kind in Kind}

@@ -11,7 +11,7 @@ to the internal log of their mode of flushing.
 [base, end): the byte offsets that the records get if their append succeeds. Whether it did, the partition says: a row
 counts if the message at `base` has its first id. A row with 0 records takes back what was said of its producer there.
 
-Two high bits of `records` say that it tells of messages that wait for their time. Then base and end are byte offsets in
+High bits of `records` say that it tells of messages that wait for their time. Then base and end are byte offsets in
 an internal log of those (delayed_records.py), and first id is what the first record there has as `taken`.
 """
 
@@ -35,12 +35,13 @@ from .delayed_records import FRONT_BYTES, taken_at
 from .directories import PartitionDirectory
 from .files import Files, opened
 from .index import UNIT
-from .internal_logs import DELAYED_TOPIC, number_of
+from .internal_logs import DELAYED_TOPIC, HALVES_TOPIC, number_of
 from .segment import SegmentFile, segment_files
 from .segments import Snapshot
 
 __all__ = [
     "DELAYED_ROW",
+    "HALF_ROW",
     "ROW_BYTES",
     "WAITING_ROW",
     "RowTable",
@@ -51,6 +52,7 @@ __all__ = [
     "first_bytes",
     "first_id_of",
     "internal_record",
+    "pending_log",
     "read_rows",
     "read_tables",
 ]
@@ -77,6 +79,9 @@ DELAYED_ROW = 1 << 31
 
 WAITING_ROW = 1 << 30
 """Bit of `records`, beside DELAYED_ROW: in the log of partitions with group commit."""
+
+HALF_ROW = 1 << 29
+"""Bit of `records`, beside DELAYED_ROW: they are half messages, which wait for the outcome of a transaction."""
 
 
 class SequenceRow(NamedTuple):
@@ -113,6 +118,12 @@ def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, by
     size = HEADER_BYTES + len(body)
     unit = UNIT.pack(offset, record_id, (record_id >> TIME_SHIFT) + EPOCH_MS, size, 0)
     return HEADER.pack(len(body), checksum(body), record_id, 0) + body, unit
+
+
+def pending_log(records: int) -> tuple[str, bool]:
+    """The topic of the internal log that has what a row with DELAYED_ROW tells of, and whether it is that of partitions
+    with group commit. records: of the row."""
+    return HALVES_TOPIC if records & HALF_ROW else DELAYED_TOPIC, bool(records & WAITING_ROW)
 
 
 def first_bytes(records: int) -> int:
@@ -230,7 +241,8 @@ def cut_torn_writes(
         for row in (row for _, rows in read_rows(snapshot, first_offset) for row in rows):
             key = row.topic, row.partition
             if row.records & DELAYED_ROW:
-                key = DELAYED_TOPIC, number_of(bool(row.records & WAITING_ROW))
+                topic, waits = pending_log(row.records)
+                key = topic, number_of(waits)
             if key not in last:
                 entry = directories.get(f"{key[0]}-{key[1]}")
                 found = segment_files(files, entry.path) if entry is not None else []

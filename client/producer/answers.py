@@ -83,6 +83,7 @@ class Speaks(Protocol):
     takes_many: bool
     takes_sequences: bool
     takes_delays: bool
+    takes_halves: bool
 
 
 class FlightCodec:

@@ -75,6 +75,17 @@ def build_message(
     return with_body(topic, payload, *build_body(payload, options, packer), deadline, options)
 
 
+def build_half(topic: str, payload: Buffer, deadline: float, options: SendOptions, own: Mapping[str, str]) -> Outgoing:
+    """A half message. own: its properties of metaq's. Raises as `build_message`."""
+    payload = payload_bytes(payload)
+    flag, attribute = _encode(**options, reserved=own)
+    flag |= DELAYED_FLAG
+    body = encode_body(payload, flag, attribute)
+    if len(body) > MAX_BODY_BYTES:
+        raise _too_large(len(body))
+    return with_body(topic, payload, flag, body, deadline, options)
+
+
 def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: float, options: SendOptions) -> Outgoing:
     """One message of what `build_body` made of it."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)

@@ -16,6 +16,7 @@ from metaq.protocol.record import (
     DELAY_PROPERTY,
     DELAYED_FLAG,
     DUE_PROPERTY,
+    HALF_PROPERTY,
     Buffer,
     attribute_of,
     property_of,
@@ -27,7 +28,7 @@ __all__ = ["DelayedResults", "Timing", "delay_properties", "due_at", "refuse_del
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
-_DUE = DUE_PROPERTY.encode()
+_DUE, _HALF = DUE_PROPERTY.encode(), HALF_PROPERTY.encode()
 
 
 class Timing(IntEnum):
@@ -36,6 +37,8 @@ class Timing(IntEnum):
     NOW = 0
     DUE = 1
     DELAY = 2
+    HALF = 3
+    """It waits for the outcome of its transaction (protocol/halves.py)."""
 
 
 def delay_properties(deliver_at: datetime | None, delay: float | None) -> Mapping[str, str]:
@@ -84,6 +87,8 @@ def timing_of(flag: int, body: Buffer) -> Timing:
     if not flag & DELAYED_FLAG:
         return Timing.NOW
     attribute = attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None
+    if attribute is not None and property_of(attribute, _HALF) is not None:
+        return Timing.HALF
     return Timing.DELAY if attribute is None or property_of(attribute, _DUE) is None else Timing.DUE
 
 

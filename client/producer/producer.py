@@ -16,7 +16,15 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, DeliveryFailed, RequestTimedOut
 from metaq.protocol.record import Buffer, payload_bytes
 
-from ..config import ProducerConfig, check_protocol, check_timeout, config_or_default
+from ..config import (
+    ProducerConfig,
+    check_call_back,
+    check_call_backs,
+    check_protocol,
+    check_texts,
+    check_timeout,
+    config_or_default,
+)
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
@@ -25,9 +33,11 @@ from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_batch, build_body, build_message, with_body
 from .cancelling import cancel_delayed
+from .checking import Check, Checker
 from .delays import timing_of
 from .driver import Driver
 from .futures import SendFuture, refuse_in_callback, refuse_in_handler
+from .halves import Execute, HalfTransactions, TransactionResult
 from .losses import AtExit, Losses
 from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back, check_on_delivery
 from .packing import Packer
@@ -115,6 +125,16 @@ class Producer:
         self._seconds = self._config.delivery_timeout_seconds
         self._gathers = selector is None  # else it is asked for each message
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
+        pool = partial(ConnectionPool, self._config.connection, self._protocol, clock=clock, random=random)
+        self._halves = HalfTransactions(
+            lambda outgoing: self._driver.send_and_wait(outgoing),  # type: ignore[no-any-return]
+            self._transactional.connect,
+            self._pool.follow,
+            Checker(self._metadata, pool, self._config, clock),
+            self._config.producer_group,
+            self._config.connection.request_timeout_seconds,
+            clock,
+        )
         self._driver = Driver(self._config, self._metadata, self._pool, self._router, undelivered, clock, random)
         self._core = self._driver.core
         self._packer = Packer.of(self._config)
@@ -362,6 +382,63 @@ class Producer:
         self._guard.check()
         return Transaction(self._transactional, self._transaction_seconds(timeout_seconds))
 
+    def send_in_transaction(
+        self,
+        topic: str,
+        payload: Buffer,
+        *,
+        execute: Execute,
+        check: Check | None = None,
+        group: str | None = None,
+        check_after: float | None = None,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> TransactionResult:
+        """Send one message that consumers see if local work is committed, and never otherwise.
+
+        The broker keeps a half message, which no consumer sees. Then `execute(message)` does the local work, on this
+        thread: True commits the message, False rolls it back, None leaves it open. So does an exception, which goes on
+        to the caller: it does not tell whether the work was committed. While the outcome is open, also because this
+        process has ended, the broker asks producers of the same group: for the first time `check_after` seconds from now
+        (by default the broker's, 6), then after growing pauses, 15 times; then an operator decides (`metaq halves`). So
+        `execute` has to store what tells `check` the outcome, with the work.
+
+        check: answers such questions from now on, as `check_transactions`; None: as before. A call of `check(message)`
+        returns True, False, or None if it cannot tell yet: work of another process may still be under way. group:
+        default ProducerConfig.producer_group. timeout: seconds for the half message, and once more for its outcome. The
+        options are those of `send`, but deliver_at and delay.
+
+        The result's `outcome` is UNKNOWN if `execute` returned None, or the broker could not be told in time: `cause`
+        says why, and it asks. Raises HalfDecided (a check of another process has decided otherwise before: choose a
+        longer `check_after`), TypeError (`execute` returned something else), ConfigError (no group), and what `send`
+        raises: then `execute` was not called.
+        """
+        self._guard.check()
+        refuse_in_callback("send_in_transaction()")
+        check_call_back("execute", execute)
+        check_call_backs(check=check)
+        name = self._halves.group(group)
+        seconds = self._seconds if timeout is None else check_timeout(timeout)
+        deadline = self._clock() + seconds
+        return self._halves.run(topic, payload, execute, check, name, check_after, deadline, seconds, options)
+
+    def check_transactions(self, check: Check, topics: Iterable[str], *, group: str | None = None) -> None:
+        """From now on answer the questions of all brokers of these topics: what became of transactions of this group,
+        whichever of its producers began them. A process that sends nothing may do so, too.
+
+        check: as in `send_in_transaction`; called on threads of this producer, one call at a time, until close(). One
+        that raises is logged, and its message asked for again. A further call replaces it. group: default
+        ProducerConfig.producer_group. Raises ConfigError, InvalidName.
+        """
+        self._guard.check()
+        name = self._halves.group(group)
+        check_call_back("check", check)
+        chosen = check_texts("topics", topics)
+        if not chosen:
+            raise ConfigError("topics", repr(topics), "name the topics of the transactions")
+        for topic in chosen:
+            self._halves.checker.use(name, topic, check)
+
     def xa(
         self, topics: Iterable[str], *, qualifier: str | None = None, timeout_seconds: int | None = None
     ) -> XaResource:
@@ -451,6 +528,7 @@ class Producer:
                 self._requester.close()
             left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
             self._at_exit.cancel()
+            self._halves.checker.close(left.seconds)
             self._driver.close(left)
             self._metadata.close(left.seconds)
 

@@ -10,7 +10,7 @@ from functools import partial
 from metaq.coordination.interrupts import begin_elsewhere, is_interrupt, may_be_interrupted
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, CompressionUnknown, MetaqError, NoPartition, RequestRefused
-from metaq.protocol.limits import DELAYS_MARK
+from metaq.protocol.limits import DELAYS_MARK, HALVES_MARK
 from metaq.protocol.statuses import ResponseCode
 
 from ..config import ConnectionConfig
@@ -21,8 +21,9 @@ from ..values import TopicPartition
 from ..waiting import finish_together
 from .answers import FlightCodec, FlightRequest
 from .core import Actions, ProducerCore
+from .delays import Timing
 from .outgoing import Outgoing
-from .queues import Flight, Turn
+from .queues import FailedTurn, Flight, Turn
 
 __all__ = ["Sender", "new_producer_id"]
 
@@ -93,10 +94,10 @@ class Sender:
                 flight.broker.use(connection)
             if caller is not None:
                 caller.driver = connection
-            if not connection.takes_delays and (waiting := [turn for turn in turns if turn.batch[0].timing]):
-                turns = [turn for turn in turns if not turn.batch[0].timing]
-                error = _no_delays(connection)
-                self._take(flight, partial(self._landed, flight, (), [(turn, error) for turn in waiting], True))
+            takes_all = connection.takes_delays and connection.takes_halves
+            if not takes_all and (refused := _not_kept(turns, connection)):
+                turns = [turn for turn in turns if all(turn is not other for other, _ in refused)]
+                self._take(flight, partial(self._landed, flight, (), refused, True))
                 if not turns:
                     flight.failed = True
                     return
@@ -247,6 +248,27 @@ class Sender:
 def new_producer_id() -> int:
     """63 bits of the system's randomness, so that no fork and no seed repeats them; not 0."""
     return secrets.randbits(63) or 1
+
+
+def _not_kept(turns: Sequence[Turn], connection: Connection) -> list[FailedTurn]:
+    """Those whose messages are to wait at a broker that does not have them wait."""
+    refused: list[FailedTurn] = []
+    for turn in turns:
+        timing = turn.batch[0].timing
+        if timing is Timing.HALF and not connection.takes_halves:
+            refused.append((turn, no_halves(connection)))
+        elif timing and timing is not Timing.HALF and not connection.takes_delays:
+            refused.append((turn, _no_delays(connection)))
+    return refused
+
+
+def no_halves(connection: Connection) -> RequestRefused:
+    """A transaction with check-back was asked of a broker that has none."""
+    return RequestRefused(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f"{connection.endpoint} keeps no half messages (its version, {connection.peer_version!r}, does not say "
+        f"{HALVES_MARK}, or protocol='text' was chosen): update it, or send without send_in_transaction()",
+    )
 
 
 def _no_delays(connection: Connection) -> RequestRefused:
