@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -258,18 +259,15 @@ def main(rounds: int, count: int, late: int, pending: int, ours_only: bool) -> N
             topics = dict.fromkeys((TOPIC, *(f"{LATE_TOPIC}-{number}" for number in range(rounds))), 1)
             peer, _ = start_rocketmq(homes["rocketmq"], topics, False, stack)
         for number in range(rounds):
+            home = homes["rocketmq"]
             note("ours rate", lambda: our_rate(address, count))
             if peer:
-                home = homes["rocketmq"]
-                note("rocketmq rate", lambda home=home: rocketmq(peer, home, "rate", TOPIC, count, WINDOW))
+                note("rocketmq rate", partial(rocketmq, peer, home, "rate", TOPIC, count, WINDOW))
             note("ours batch", lambda: our_batches(address, count))
             note("ours late", lambda: our_lateness(address, late))
             if peer:
                 topic = f"{LATE_TOPIC}-{number}"
-                note(
-                    "rocketmq late",
-                    lambda home=home, topic=topic: rocketmq(peer, home, "late", topic, late, PER_SECOND),
-                )  # type: ignore[misc]
+                note("rocketmq late", partial(rocketmq, peer, home, "late", topic, late, PER_SECOND))
         stack.close()
         if pending:
             note("ours memory", lambda: our_memory(homes["memory"], pending))
