@@ -24,11 +24,11 @@ from .. import tuning
 from ..store.delayed_records import (
     FRONT_BYTES,
     MARKS,
+    DelayTarget,
     Group,
     Ids,
-    Kind,
+    MarkKind,
     Marks,
-    Place,
     Sizes,
     decode_marks,
     overhead,
@@ -40,7 +40,7 @@ from ..store.partition_log import PartitionLog
 from ..store.scan import walk
 from ..store.segment import Segment
 from ..store.segments import Snapshot
-from .table import NOWHERE, Table
+from .table import NOWHERE, DelayTable
 
 __all__ = ["DelayedLog", "Late", "read_records"]
 
@@ -71,7 +71,7 @@ class Late:
     """Messages that are due and that their partition does not take. retry_at: monotonic seconds."""
 
     def __init__(self, why: str, pause: float) -> None:
-        self.table = Table()
+        self.table = DelayTable()
         self.why = why
         self.pause = pause
         self.retry_at = 0.0
@@ -82,20 +82,22 @@ class DelayedLog:
 
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
-        self.table = Table()
-        self.late: dict[Place, Late] = {}
-        self.counts: Counter[Place] = Counter()
+        self.table = DelayTable()
+        self.late: dict[DelayTarget, Late] = {}
+        self.counts: Counter[DelayTarget] = Counter()
         """How many wait for each partition, late ones too."""
         self.live_bytes = 0
         """Of the records that wait."""
-        self.cancelled: OrderedDict[int, Place] = OrderedDict()
+        self.cancelled: OrderedDict[int, DelayTarget] = OrderedDict()
         """Of the last ones: an answer that was lost with a broker is given again by the next one."""
         self.reading = False
         """Whether a thread reads what is due now."""
         self.table_unsafe = False
         """Whether something is due that is not safe yet."""
         self._live: Counter[int] = Counter()  # records that wait, by where their segment begins
-        self._places: dict[int, tuple[Place, bool]] = {}  # by tag: the partition, and whether they were written anew
+        self._places: dict[
+            int, tuple[DelayTarget, bool]
+        ] = {}  # by tag: the partition, and whether they were written anew
         self._renewals = log.renewals
         self._read_to = log.first_offset
         self._held: list[_Held] = []
@@ -105,7 +107,7 @@ class DelayedLog:
         """How many wait."""
         return len(self.table) + sum(len(late.table) for late in self.late.values())
 
-    def tables(self) -> Iterator[Table]:
+    def tables(self) -> Iterator[DelayTable]:
         """All, that of the partitions that take nothing now, too."""
         yield self.table
         for late in self.late.values():
@@ -199,10 +201,10 @@ class DelayedLog:
             else:
                 self._take_marks(offset, found)
 
-    def _place_at(self, offset: int) -> tuple[Place, bool]:
+    def _place_at(self, offset: int) -> tuple[DelayTarget, bool]:
         return place_of(self._snapshot().read(offset, FRONT_BYTES))
 
-    def _take_pending(self, place: Place, anew: bool, units: UnitArray) -> None:
+    def _take_pending(self, place: DelayTarget, anew: bool, units: UnitArray) -> None:
         ids, offsets = units["id"].astype(np.int64), units["offset"].astype(np.int64)
         sizes = units["size"].astype(np.int64) - anew  # as it was written at first
         if anew:
@@ -216,13 +218,13 @@ class DelayedLog:
             self._add(place, ids, offsets, int(sizes.sum()))
 
     def _take_marks(self, offset: int, marks: Marks) -> None:
-        if marks.kind is Kind.DELIVERED:
+        if marks.kind is MarkKind.DELIVERED:
             self._settle(marks.settled)
             self._held += [_Held(offset, group) for group in marks.groups]
         for group in marks.groups:
-            if marks.kind is Kind.CANCELLED:
+            if marks.kind is MarkKind.CANCELLED:
                 self.cancel(group)
-            elif marks.kind is Kind.RETURNED:
+            elif marks.kind is MarkKind.RETURNED:
                 self._held = [_Held(held.mark, _without(held.group, group.ids)) for held in self._held]
 
     def _settle(self, settled: int) -> None:
@@ -257,7 +259,7 @@ class DelayedLog:
         """The leader has appended what it knows."""
         self._read_to = self.log.end_offset
 
-    def insert(self, place: Place, ids: Ids, offsets: Ids, size: int) -> None:
+    def insert(self, place: DelayTarget, ids: Ids, offsets: Ids, size: int) -> None:
         """Appended by this leader: these wait. size: of their records."""
         self._add(place, ids, offsets, size)
         self.appended()
@@ -291,7 +293,7 @@ class DelayedLog:
             self._tally(before[known], -1)
             self._tally(offsets[known], 1)
 
-    def set_late(self, place: Place, ids: Ids, why: str, pause: float) -> Late:
+    def set_late(self, place: DelayTarget, ids: Ids, why: str, pause: float) -> Late:
         """Their partition does not take these now."""
         late = self.late.get(place)
         if late is None:
@@ -310,7 +312,7 @@ class DelayedLog:
             found = np.maximum(found, late.table.find(ids))
         return found
 
-    def remove(self, place: Place, ids: Ids, sizes: Sizes) -> Ids:
+    def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
         """They do not wait any more; the byte offsets of those that did. sizes: of their records in the partition."""
         found = self.table.remove(ids)
         if self.late and (found == NOWHERE).any():
@@ -334,7 +336,7 @@ class DelayedLog:
         while len(self.cancelled) > tuning.DELAYED_CANCELLED:
             self.cancelled.popitem(last=False)
 
-    def _add(self, place: Place, ids: Ids, offsets: Ids, size: int) -> None:
+    def _add(self, place: DelayTarget, ids: Ids, offsets: Ids, size: int) -> None:
         self.table.insert(ids, offsets)
         self.counts[place] += len(ids)
         self.live_bytes += size
@@ -399,14 +401,14 @@ def _scan(segment: Segment, start: int, files: Files, fd: int) -> list[UnitArray
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
-Read = Callable[[int, int], Buffer | None]
+ReadBytes = Callable[[int, int], Buffer | None]
 """read(byte offset, most bytes): None if that would have to wait for the disk."""
 
 _SPAN_BYTES = 64 << 10
 _FIRST_BYTES = 4096
 
 
-def read_records(read: Read, offsets: Ids, most_bytes: int) -> list[bytes] | None:
+def read_records(read: ReadBytes, offsets: Ids, most_bytes: int) -> list[bytes] | None:
     """The whole records at these offsets, of their first ones so many as have `most_bytes`, and one at least.
 
     Neighbours are read together. None if `read` gives it. Raises what it raises.

@@ -36,12 +36,12 @@ from .. import tuning
 from ..runtime.reactor import ReactorTime, Timer
 from ..store.batch import encode_puts
 from ..store.delayed_records import (
+    DelayTarget,
     Group,
     Ids,
-    Kind,
+    MarkKind,
     Marks,
     Pending,
-    Place,
     Sizes,
     decode_pending,
     encode_marks,
@@ -68,7 +68,7 @@ class Pended(NamedTuple):
     """Records of one partition's delayed messages, to be appended to `log`; `Delays.noted` once they are."""
 
     log: DelayedLog
-    place: Place
+    place: DelayTarget
     ids: Ids
     sizes: Sizes
     buffers: Sequence[Buffer]
@@ -360,7 +360,7 @@ class Delays:
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
         """Append these to their partitions, behind a mark; ids: theirs, and perhaps more."""
-        groups: defaultdict[Place, list[Pending]] = defaultdict(list)
+        groups: defaultdict[DelayTarget, list[Pending]] = defaultdict(list)
         damaged = []
         for expected, record in zip(ids.tolist(), records, strict=False):
             pending = decode_pending(record)
@@ -383,7 +383,7 @@ class Delays:
         if deliveries:
             self._append(contents, deliveries)
 
-    def _delivery(self, place: Place, messages: Sequence[Pending]) -> _Delivery:
+    def _delivery(self, place: DelayTarget, messages: Sequence[Pending]) -> _Delivery:
         """Raises what refuses a put."""
         log = self.writing.log(*place, place[1])
         count = len(messages)
@@ -399,7 +399,7 @@ class Delays:
     def _append(self, contents: DelayedLog, deliveries: Sequence[_Delivery]) -> None:
         log = contents.log
         mark_at = log.end_offset
-        marks = Marks(Kind.DELIVERED, self._settled(contents), [each.group for each in deliveries])
+        marks = Marks(MarkKind.DELIVERED, self._settled(contents), [each.group for each in deliveries])
         mark = self._mark_write(log, marks)
 
         def writes() -> Iterator[Write]:
@@ -427,7 +427,7 @@ class Delays:
         if self._returned:
             self._tell_returned()
 
-    def _not_taken(self, contents: DelayedLog, place: Place, ids: Ids, error: MetaqError) -> None:
+    def _not_taken(self, contents: DelayedLog, place: DelayTarget, ids: Ids, error: MetaqError) -> None:
         late = contents.late.get(place)
         if late is None:
             _log.warning("delayed messages of %s-%d wait: %s", *place, error)
@@ -444,7 +444,7 @@ class Delays:
         )
         self.damaged += len(ids)
         group = Group(("", 0), np.array(ids, np.int64), np.zeros(len(ids), np.int64))
-        if self._append_marks(contents, Marks(Kind.CANCELLED, 0, [group])) is None:
+        if self._append_marks(contents, Marks(MarkKind.CANCELLED, 0, [group])) is None:
             contents.remove(*group[:3])
 
     # --- marks --------------------------------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ class Delays:
     def _tell_returned(self) -> None:
         """Have the logs say what did not happen. What cannot be written is tried again."""
         for log, groups in list(self._returned.items()):
-            error = self._append_marks(self._of(log), Marks(Kind.RETURNED, 0, groups))
+            error = self._append_marks(self._of(log), Marks(MarkKind.RETURNED, 0, groups))
             if error is None:
                 del self._returned[log]
             else:
@@ -486,7 +486,8 @@ class Delays:
         self._tell_returned()
         self.enabled = True
         self._retry_at = 0.0
-        self.call_later(0, self._begin)
+        if self._logs:
+            self.call_later(0, self._begin)
 
     def _begin(self) -> None:
         if self.enabled:
@@ -530,7 +531,7 @@ class Delays:
         settled = self._settled(contents)
         if settled == contents.log.end_offset:
             del self._last_settled[contents.log]
-            self._append_marks(contents, Marks(Kind.DELIVERED, settled, ()))
+            self._append_marks(contents, Marks(MarkKind.DELIVERED, settled, ()))
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
@@ -538,20 +539,20 @@ class Delays:
         """How many wait."""
         return sum(map(len, self._logs.values()))
 
-    def counts(self) -> Counter[Place]:
+    def counts(self) -> Counter[DelayTarget]:
         """How many wait for each partition."""
-        total: Counter[Place] = Counter()
+        total: Counter[DelayTarget] = Counter()
         for contents in self._logs.values():
             total.update(contents.counts)
         return total
 
-    def count(self, place: Place) -> int:
+    def count(self, place: DelayTarget) -> int:
         """How many wait for a partition."""
         return sum(contents.counts[place] for contents in self._logs.values())
 
-    def late(self) -> dict[Place, tuple[int, str]]:
+    def late(self) -> dict[DelayTarget, tuple[int, str]]:
         """How many are due for partitions that do not take them now, and why not."""
-        found: dict[Place, tuple[int, str]] = {}
+        found: dict[DelayTarget, tuple[int, str]] = {}
         for contents in self._logs.values():
             for place, late in contents.late.items():
                 if len(late.table):
@@ -577,7 +578,7 @@ class Delays:
         """Answered when it is as safe as the messages. Fails with what refuses a put, StoreError."""
         return ensureDeferred(self._cancel((request.topic, request.partition), request.message_id))
 
-    async def _cancel(self, place: Place, message_id: int) -> CancelDelayedReply:
+    async def _cancel(self, place: DelayTarget, message_id: int) -> CancelDelayedReply:
         for contents in self._logs.values():
             if contents.cancelled.get(message_id) == place:
                 before = self._make_write(contents.log, (), b"")
@@ -603,7 +604,7 @@ class Delays:
 
     async def _append_cancelled(self, contents: DelayedLog, pending: Pending, ids: Ids) -> None:
         group = Group(pending.place, ids, np.array([HEADER_BYTES + len(pending.body)], np.int64))
-        write = self._mark_write(contents.log, Marks(Kind.CANCELLED, 0, [group]))
+        write = self._mark_write(contents.log, Marks(MarkKind.CANCELLED, 0, [group]))
         write.delayed_for = self.store.find(*pending.place)
         waiting = self.writing.append((write,))
         if write.error is not None:
