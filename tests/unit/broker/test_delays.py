@@ -1,6 +1,7 @@
 """Delayed messages of one broker: delivered once, in order, never early, whatever happens in between."""
 
 import errno
+import json
 import os
 from collections import Counter
 
@@ -402,8 +403,6 @@ def test_a_cancellation_is_answered_when_it_is_safe(lives):
 
 
 def listed(lives, **request):
-    import json
-
     frame = lives.ask(encode_frame(RequestCode.LIST_DELAYED, 1, ListDelayedRequest(**request).to_ext()))
     assert frame.code == OK, frame.remark
     return json.loads(bytes(frame.body))
@@ -580,6 +579,21 @@ def test_what_waits_long_is_written_anew_and_keeps_its_id(small, topic, killed):
     small.time = small.harness.time = small.harness.time + 3600
     small.wait(1)
     assert small.payloads(topic)[200:] == [b"long%d" % number for number in range(10) if number != 4]
+
+
+def test_metaq_check_finds_nothing_wrong_with_what_waits(lives, capsys):
+    from metaq.cli.app import run
+
+    for topic in LOOSE_AND_SAFE:
+        place(lives.ask(batch(topic, 0, [delayed(b"a", 100), delayed(b"b", 1000)])))
+    lives.wait(0.2)
+    lives.files.kill()
+    lives.files.heal()
+    run(["check", str(lives.directory / "data"), "--json"])
+    report = capsys.readouterr().out
+    lives.start()
+    assert "metaqdelayed" not in report
+    assert json.loads(report)["damaged"] is False
 
 
 # --- following --------------------------------------------------------------------------------------------------------
