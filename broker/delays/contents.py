@@ -8,7 +8,7 @@ partition, which only a leader decides (`lead`): until then they are in the tabl
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -25,11 +25,11 @@ from .. import tuning
 from ..store.delayed_records import (
     FRONT_BYTES,
     MARKS,
+    DelayTarget,
     Group,
     Ids,
-    Kind,
+    MarkKind,
     Marks,
-    Place,
     Sizes,
     decode_marks,
     overhead,
@@ -41,7 +41,7 @@ from ..store.partition_log import PartitionLog
 from ..store.scan import walk
 from ..store.segment import Segment
 from ..store.segments import Snapshot
-from .table import NOWHERE, Table
+from .table import NOWHERE, DelayTable
 
 __all__ = ["DelayedLog", "Late", "read_records"]
 
@@ -72,7 +72,7 @@ class Late:
     """Messages that are due and that their partition does not take. retry_at: monotonic seconds."""
 
     def __init__(self, why: str, pause: float) -> None:
-        self.table = Table()
+        self.table = DelayTable()
         self.why = why
         self.pause = pause
         self.retry_at = 0.0
@@ -83,18 +83,22 @@ class DelayedLog:
 
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
-        self.table = Table()
-        self.late: dict[Place, Late] = {}
-        self.counts: Counter[Place] = Counter()
+        self.table = DelayTable()
+        self.late: dict[DelayTarget, Late] = {}
+        self.counts: Counter[DelayTarget] = Counter()
         """How many wait for each partition, late ones too."""
         self.live_bytes = 0
         """Of the records that wait."""
+        self.cancelled: OrderedDict[int, DelayTarget] = OrderedDict()
+        """Of the last ones: an answer that was lost with a broker is given again by the next one."""
         self.reading = False
         """Whether a thread reads what is due now."""
         self.table_unsafe = False
         """Whether something is due that is not safe yet."""
         self._live: Counter[int] = Counter()  # records that wait, by where their segment begins
-        self._places: dict[int, tuple[Place, bool]] = {}  # by tag: the partition, and whether they were written anew
+        self._places: dict[
+            int, tuple[DelayTarget, bool]
+        ] = {}  # by tag: the partition, and whether they were written anew
         self._renewals = log.renewals
         self._read_to = log.first_offset
         self._held: list[_Held] = []
@@ -104,7 +108,7 @@ class DelayedLog:
         """How many wait."""
         return sum(map(len, self.tables()))
 
-    def tables(self) -> Iterator[Table]:
+    def tables(self) -> Iterator[DelayTable]:
         """All, that of the partitions that take nothing now, too. `table` is the first one."""
         yield self.table
         for late in self.late.values():
@@ -131,6 +135,7 @@ class DelayedLog:
         self.late.clear()
         self.counts.clear()
         self._live.clear()
+        self.cancelled.clear()
         self._held.clear()
         self._unsettled.clear()
         self.live_bytes = 0
@@ -197,10 +202,10 @@ class DelayedLog:
             else:
                 self._take_marks(offset, found)
 
-    def _place_at(self, offset: int) -> tuple[Place, bool]:
+    def _place_at(self, offset: int) -> tuple[DelayTarget, bool]:
         return place_of(self.snapshot().read(offset, FRONT_BYTES))
 
-    def _take_pending(self, place: Place, anew: bool, units: UnitArray) -> None:
+    def _take_pending(self, place: DelayTarget, anew: bool, units: UnitArray) -> None:
         ids, offsets = units["id"].astype(np.int64), units["offset"].astype(np.int64)
         sizes = units["size"].astype(np.int64) - anew  # as it was written at first
         if anew:
@@ -214,13 +219,13 @@ class DelayedLog:
             self._add(place, ids, offsets, int(sizes.sum()))
 
     def _take_marks(self, offset: int, marks: Marks) -> None:
-        if marks.kind is Kind.DELIVERED:
+        if marks.kind is MarkKind.DELIVERED:
             self._settle(marks.settled)
             self._held += [_Held(offset, group) for group in marks.groups]
         for group in marks.groups:
-            if marks.kind is Kind.CANCELLED:
-                self.remove(group.place, group.ids, group.sizes)
-            elif marks.kind is Kind.RETURNED:
+            if marks.kind is MarkKind.CANCELLED:
+                self.cancel(group)
+            elif marks.kind is MarkKind.RETURNED:
                 self._held = [_Held(held.mark, _without(held.group, group.ids)) for held in self._held]
 
     def _settle(self, settled: int) -> None:
@@ -255,7 +260,7 @@ class DelayedLog:
         """The leader has appended what it knows."""
         self._read_to = self.log.end_offset
 
-    def insert(self, place: Place, ids: Ids, offsets: Ids, size: int) -> None:
+    def insert(self, place: DelayTarget, ids: Ids, offsets: Ids, size: int) -> None:
         """Appended by this leader: these wait. size: of their records."""
         self._add(place, ids, offsets, size)
         self.appended()
@@ -289,7 +294,7 @@ class DelayedLog:
             self._tally(before[known], -1)
             self._tally(offsets[known], 1)
 
-    def set_late(self, place: Place, ids: Ids, why: str, pause: float) -> Late:
+    def set_late(self, place: DelayTarget, ids: Ids, why: str, pause: float) -> Late:
         """Their partition does not take these now."""
         late = self.late.get(place)
         if late is None:
@@ -308,7 +313,7 @@ class DelayedLog:
             found = np.maximum(found, table.find(ids))
         return found
 
-    def remove(self, place: Place, ids: Ids, sizes: Sizes) -> Ids:
+    def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
         """They do not wait any more; the byte offsets of those that did. sizes: of their records in the partition."""
         found = self.table.remove(ids)
         if (found == NOWHERE).any():
@@ -325,7 +330,14 @@ class DelayedLog:
         self._tally(offsets, -1)
         return offsets
 
-    def _add(self, place: Place, ids: Ids, offsets: Ids, size: int) -> None:
+    def cancel(self, group: Group) -> None:
+        """A mark says that they are not delivered."""
+        self.remove(group.place, group.ids, group.sizes)
+        self.cancelled.update(dict.fromkeys(group.ids.tolist(), group.place))
+        while len(self.cancelled) > tuning.DELAYED_CANCELLED:
+            self.cancelled.popitem(last=False)
+
+    def _add(self, place: DelayTarget, ids: Ids, offsets: Ids, size: int) -> None:
         self.table.insert(ids, offsets)
         self.counts[place] += len(ids)
         self.live_bytes += size
@@ -390,14 +402,14 @@ def _scan(segment: Segment, start: int, files: Files, fd: int) -> list[UnitArray
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
-Read = Callable[[int, int], Buffer | None]
+ReadBytes = Callable[[int, int], Buffer | None]
 """read(byte offset, most bytes): None if that would have to wait for the disk."""
 
 _SPAN_BYTES = 64 << 10
 _FIRST_BYTES = 4096
 
 
-def read_records(read: Read, offsets: Ids, most_bytes: int) -> list[bytes] | None:
+def read_records(read: ReadBytes, offsets: Ids, most_bytes: int) -> list[bytes] | None:
     """The whole records at these offsets, of their first ones so many as have `most_bytes`, and one at least.
 
     Neighbours are read together. None if `read` gives it. Raises what it raises.

@@ -11,7 +11,7 @@ has only a part of both, neither loses a message nor delivers it twice.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,12 +36,12 @@ from .. import tuning
 from ..runtime.reactor import ReactorTime, Timer
 from ..store.batch import encode_puts
 from ..store.delayed_records import (
+    DelayTarget,
     Group,
     Ids,
-    Kind,
+    MarkKind,
     Marks,
     Pending,
-    Place,
     Sizes,
     decode_pending,
     encode_marks,
@@ -69,7 +69,7 @@ class Pended(NamedTuple):
 
     owner: Delays
     log: DelayedLog
-    place: Place
+    place: DelayTarget
     ids: Ids
     sizes: Sizes
     buffers: Sequence[Buffer]
@@ -133,7 +133,6 @@ class Delays:
         self._wakes_at = _NEVER
         self._retry_at = 0.0  # of marks that could not be written
         self._lateness: deque[int] = deque(maxlen=tuning.DELAYED_LATENESS)
-        self._cancelled: OrderedDict[int, Place] = OrderedDict()
         self._returned: dict[PartitionLog, list[Group]] = {}
         self._last_settled: dict[PartitionLog, int] = {}
         self._cleaning = Cleaning(self)
@@ -392,7 +391,7 @@ class Delays:
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
         """Append these to their partitions, behind a mark; ids: theirs, and perhaps more."""
-        groups: defaultdict[Place, list[Pending]] = defaultdict(list)
+        groups: defaultdict[DelayTarget, list[Pending]] = defaultdict(list)
         for pending in self._decoded(contents, ids, records):
             groups[pending.place].append(pending)
         deliveries = []
@@ -408,7 +407,7 @@ class Delays:
         if deliveries:
             self._append(contents, deliveries)
 
-    def _delivery(self, place: Place, messages: Sequence[Pending]) -> Delivery:
+    def _delivery(self, place: DelayTarget, messages: Sequence[Pending]) -> Delivery:
         """Raises what refuses a put."""
         log = self.writing.log(*place, place[1])
         count = len(messages)
@@ -439,7 +438,7 @@ class Delays:
         partition does not take have an error, and wait as before."""
         log = contents.log
         mark_at = log.end_offset
-        marks = Marks(Kind.DELIVERED, self._settled(contents), [each.group for each in deliveries])
+        marks = Marks(MarkKind.DELIVERED, self._settled(contents), [each.group for each in deliveries])
         mark = self._mark_write(log, marks)
         mark.delayed_for = deliveries[0].write.log
 
@@ -464,7 +463,7 @@ class Delays:
             self._tell_returned()
         return mark, waiting
 
-    def _not_taken(self, contents: DelayedLog, place: Place, ids: Ids, error: MetaqError) -> None:
+    def _not_taken(self, contents: DelayedLog, place: DelayTarget, ids: Ids, error: MetaqError) -> None:
         late = contents.late.get(place)
         if late is None:
             _log.warning("delayed messages of %s-%d wait: %s", *place, error)
@@ -484,7 +483,7 @@ class Delays:
         )
         self.damaged += len(ids)
         group = Group(("", 0), np.array(ids, np.int64), np.zeros(len(ids), np.int64))
-        if self._append_marks(contents, Marks(Kind.CANCELLED, 0, [group])) is None:
+        if self._append_marks(contents, Marks(MarkKind.CANCELLED, 0, [group])) is None:
             contents.remove(*group[:3])
 
     # --- marks --------------------------------------------------------------------------------------------------------
@@ -508,7 +507,7 @@ class Delays:
     def _tell_returned(self) -> None:
         """Have the logs say what did not happen. What cannot be written is tried again."""
         for log, groups in list(self._returned.items()):
-            error = self._append_marks(self._of(log), Marks(Kind.RETURNED, 0, groups))
+            error = self._append_marks(self._of(log), Marks(MarkKind.RETURNED, 0, groups))
             if error is None:
                 del self._returned[log]
             else:
@@ -526,7 +525,8 @@ class Delays:
         self._tell_returned()
         self.enabled = True
         self._retry_at = 0.0
-        self.call_later(0, self._begin)
+        if self._logs:
+            self.call_later(0, self._begin)
 
     def _begin(self) -> None:
         if self.enabled:
@@ -570,7 +570,7 @@ class Delays:
         settled = self._settled(contents)
         if settled == contents.log.end_offset:
             del self._last_settled[contents.log]
-            self._append_marks(contents, Marks(Kind.DELIVERED, settled, ()))
+            self._append_marks(contents, Marks(MarkKind.DELIVERED, settled, ()))
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
@@ -578,20 +578,20 @@ class Delays:
         """How many wait."""
         return sum(map(len, self._logs.values()))
 
-    def counts(self) -> Counter[Place]:
+    def counts(self) -> Counter[DelayTarget]:
         """How many wait for each partition."""
-        total: Counter[Place] = Counter()
+        total: Counter[DelayTarget] = Counter()
         for contents in self._logs.values():
             total.update(contents.counts)
         return total
 
-    def count(self, place: Place) -> int:
+    def count(self, place: DelayTarget) -> int:
         """How many wait for a partition."""
         return sum(contents.counts[place] for contents in self._logs.values())
 
-    def late(self) -> dict[Place, tuple[int, str]]:
+    def late(self) -> dict[DelayTarget, tuple[int, str]]:
         """How many are due for partitions that do not take them now, and why not."""
-        found: dict[Place, tuple[int, str]] = {}
+        found: dict[DelayTarget, tuple[int, str]] = {}
         for contents in self._logs.values():
             for place, late in contents.late.items():
                 if len(late.table):
@@ -617,9 +617,13 @@ class Delays:
         """Answered when it is as safe as the messages. Fails with what refuses a put, StoreError."""
         return ensureDeferred(self._cancel((request.topic, request.partition), request.message_id))
 
-    async def _cancel(self, place: Place, message_id: int) -> CancelDelayedReply:
-        if self._cancelled.get(message_id) == place:
-            return CancelDelayedReply(Cancelled.CANCELLED)
+    async def _cancel(self, place: DelayTarget, message_id: int) -> CancelDelayedReply:
+        for contents in self._logs.values():
+            if contents.cancelled.get(message_id) == place:
+                before = self._make_write(contents.log, (), b"")
+                before.delayed_for, before.end = self.store.find(*place), contents.log.end_offset
+                await self._until_safe(before, [before])
+                return CancelDelayedReply(Cancelled.CANCELLED)
         ids = np.array([message_id], np.int64)
         for contents in self._logs.values():
             offsets = contents.find(ids)
@@ -638,27 +642,24 @@ class Delays:
         return CancelDelayedReply(Cancelled.LATE if late else Cancelled.UNKNOWN)
 
     async def _append_cancelled(self, contents: DelayedLog, pending: Pending, ids: Ids) -> None:
-        await self._safe(*self._cancel_now(contents, pending, ids))
-        self._cancelled[pending.id] = pending.place
-        if len(self._cancelled) > tuning.DELAYED_CANCELLED:
-            self._cancelled.popitem(last=False)
+        await self._until_safe(*self._cancel_now(contents, pending, ids))
 
     def _cancel_now(self, contents: DelayedLog, pending: Pending, ids: Ids) -> tuple[Write, list[Write]]:
         """Have a mark say so: it, and what is not safe yet. Raises what refuses it."""
         group = Group(pending.place, ids, np.array([HEADER_BYTES + len(pending.body)], np.int64))
-        write = self._mark_write(contents.log, Marks(Kind.CANCELLED, 0, [group]))
+        write = self._mark_write(contents.log, Marks(MarkKind.CANCELLED, 0, [group]))
         write.delayed_for = self.store.find(*pending.place)
         waiting = self.writing.append((write,))
         if write.error is not None:
             raise write.error
         contents.appended()
-        contents.remove(*group[:3])
+        contents.cancel(group)
         return write, waiting
 
-    async def _safe(self, write: Write, waiting: Sequence[Write]) -> None:
-        """Until all that waits is safe. Raises why `write` is not."""
-        safe: Deferred[None] = Deferred()
+    async def _until_safe(self, write: Write, waiting: Sequence[Write]) -> None:
+        """Raises why `write` is not."""
         if waiting:
+            safe: Deferred[None] = Deferred()
             self.writing.when_safe(waiting, partial(safe.callback, None))
             await safe
         if write.failure is not None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..store.delayed_records import Ids
 
-__all__ = ["NOWHERE", "Table"]
+__all__ = ["NOWHERE", "DelayTable"]
 
 Places = npt.NDArray[np.intp]
 
@@ -86,7 +86,7 @@ class _Leaf:
 _Use = Callable[[_Leaf, Places, Places], Ids]
 
 
-class Table:
+class DelayTable:
     """One thread. Each id is there once. Arrays of ids may be in any order, results are in the same."""
 
     def __init__(self) -> None:

@@ -10,8 +10,8 @@ from metaq.protocol.halves import Outcome
 
 from .. import tuning
 from ..delays.contents import DelayedLog, Find
-from ..delays.table import Table
-from ..store.delayed_records import Group, Ids, Kind, Marks, Place, Sizes
+from ..delays.table import DelayTable
+from ..store.delayed_records import Group, Ids, MarkKind, Marks, DelayTarget, Sizes
 from ..store.partition_log import PartitionLog
 
 __all__ = ["Decision", "HalfLog", "Questions"]
@@ -28,7 +28,7 @@ class Decision(NamedTuple):
     """What became of a half message. message_id, offset: of the message in its partition; 0 and -1 if there is none."""
 
     outcome: Outcome
-    place: Place
+    place: DelayTarget
     message_id: int = 0
     offset: int = -1
 
@@ -37,7 +37,7 @@ class HalfLog(DelayedLog):
     """One of the two logs. Reactor thread. `table` has those whose first check is not due."""
 
     def __init__(self, log: PartitionLog) -> None:
-        self.asked = Table()
+        self.asked = DelayTable()
         """Those whose first check is due, or was."""
         self.questions: dict[int, Questions] = {}
         """Of those that were asked for, by id."""
@@ -45,7 +45,7 @@ class HalfLog(DelayedLog):
         """The last ones, by id."""
         super().__init__(log)
 
-    def tables(self) -> Iterator[Table]:
+    def tables(self) -> Iterator[DelayTable]:
         yield from super().tables()
         yield self.asked
 
@@ -59,7 +59,7 @@ class HalfLog(DelayedLog):
         """The first check of these is due."""
         self.asked.insert(ids, self.table.remove(ids))
 
-    def remove(self, place: Place, ids: Ids, sizes: Sizes) -> Ids:
+    def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
         for half_id in ids.tolist():
             self.questions.pop(half_id, None)
         return super().remove(place, ids, sizes)
@@ -69,12 +69,12 @@ class HalfLog(DelayedLog):
     def _take_marks(self, offset: int, marks: Marks) -> None:
         super()._take_marks(offset, marks)
         for group in marks.groups:
-            if marks.kind is Kind.ASKED:
+            if marks.kind is MarkKind.ASKED:
                 self.asked_for(group)
-            elif marks.kind is Kind.RETURNED:
+            elif marks.kind is MarkKind.RETURNED:
                 self.undecided(group.ids)
             else:
-                self.decide(group, committed=marks.kind is Kind.DELIVERED)
+                self.decide(group, committed=marks.kind is MarkKind.DELIVERED)
 
     def lead(self, find: Find) -> list[Group]:
         returned = super().lead(find)

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from ..store.delayed_records import Place
+from ..store.delayed_records import DelayTarget
 
 __all__ = ["NEVER", "Group", "Groups", "Half", "Poll"]
 
@@ -27,7 +27,7 @@ class Half:
 
     __slots__ = ("asked", "at", "group", "id", "last_ms", "place")
 
-    def __init__(self, half_id: int, group: str, place: Place, asked: int, at: float, last_ms: int) -> None:
+    def __init__(self, half_id: int, group: str, place: DelayTarget, asked: int, at: float, last_ms: int) -> None:
         self.id = half_id
         self.group = group
         self.place = place

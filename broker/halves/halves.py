@@ -34,7 +34,7 @@ from ..delays.contents import DelayedLog, read_records
 from ..delays.delays import Delays
 from ..delays.table import NOWHERE
 from ..runtime.reactor import ReactorTime
-from ..store.delayed_records import Group, Ids, Kind, Marks, Pending, Place
+from ..store.delayed_records import Group, Ids, MarkKind, Marks, Pending, DelayTarget
 from ..store.internal_logs import HALVES_TOPIC
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
@@ -128,10 +128,10 @@ class Halves(Delays):
             asked, last_ms = half_log.questions.get(pending.id, Questions(0, 0))
             at = self.seconds()
             if asked:
-                at += max(0.0, self._pause(asked) - max(0, self.now_ms() - last_ms) / 1000)
+                at += max(0.0, self._pause_after(asked) - max(0, self.now_ms() - last_ms) / 1000)
             self._groups.add(Half(pending.id, group, pending.place, asked, at, last_ms))
 
-    def _pause(self, asked: int) -> float:
+    def _pause_after(self, asked: int) -> float:
         """Seconds from one question to the next one."""
         pause: float = self._first_seconds * 2 ** (asked - 1)
         return min(pause, max(self._first_seconds, tuning.HALVES_MOST_PAUSE_SECONDS))
@@ -272,7 +272,7 @@ class Halves(Delays):
             return
         for group in groups:
             contents.asked_for(group)
-        error = self._append_marks(contents, Marks(Kind.ASKED, 0, groups))
+        error = self._append_marks(contents, Marks(MarkKind.ASKED, 0, groups))
         if error is not None:
             _log.warning("questions for half messages are not written down: %s", error)
 
@@ -291,7 +291,7 @@ class Halves(Delays):
         place = request.topic, request.partition
         return ensureDeferred(self._end(place, request.message_id, Outcome(request.outcome)))
 
-    async def _end(self, place: Place, half_id: int, outcome: Outcome) -> EndHalfReply:
+    async def _end(self, place: DelayTarget, half_id: int, outcome: Outcome) -> EndHalfReply:
         found = await self._find(place, half_id)
         if found is not None:
             await self._decide(*found, outcome)
@@ -305,7 +305,7 @@ class Halves(Delays):
                 return EndHalfReply(decision.outcome, decision.message_id, decision.offset)
         return EndHalfReply(Outcome.UNKNOWN)
 
-    async def _find(self, place: Place, half_id: int) -> tuple[HalfLog, Pending] | None:
+    async def _find(self, place: DelayTarget, half_id: int) -> tuple[HalfLog, Pending] | None:
         """Its record, if it waits for this partition."""
         ids = np.array([half_id], np.int64)
         for contents in self._half_logs():
@@ -331,7 +331,7 @@ class Halves(Delays):
         self._groups.discard(pending.id)
         self._ending[pending.id] = []
         try:
-            await self._safe(write, waiting)
+            await self._until_safe(write, waiting)
         finally:
             for other in self._ending.pop(pending.id):
                 other.callback(None)

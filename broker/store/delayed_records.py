@@ -40,12 +40,12 @@ from .index import UNIT, UNIT_DTYPE
 __all__ = [
     "FRONT_BYTES",
     "MARKS",
+    "DelayTarget",
     "Group",
     "Ids",
-    "Kind",
+    "MarkKind",
     "Marks",
     "Pending",
-    "Place",
     "Sizes",
     "decode_marks",
     "decode_pending",
@@ -68,14 +68,14 @@ _GROUP = Struct(">IqqI")
 _IDS, _SIZES = np.dtype(">i8"), np.dtype(">u4")
 _TAKEN = Struct(">q")
 
-Place = tuple[str, int]
+DelayTarget = tuple[str, int]
 """Topic and partition."""
 
 Ids = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.int64]
 
 
-class Kind(StrEnum):
+class MarkKind(StrEnum):
     """What marks say. No topic begins with `/`."""
 
     DELIVERED = "/delivered"
@@ -84,7 +84,7 @@ class Kind(StrEnum):
     ASKED = "/asked"
 
 
-MARKS = {tag_hash(kind): kind for kind in Kind}
+MARKS = {tag_hash(kind): kind for kind in MarkKind}
 """By the hash in their index units. A partition's may be the same by chance: the record tells."""
 
 
@@ -95,7 +95,7 @@ class Pending(NamedTuple):
     """One that waits, read again. body: as it was sent, with its attribute."""
 
     id: int
-    place: Place
+    place: DelayTarget
     taken: int
     flag: int
     checksum: int
@@ -103,7 +103,7 @@ class Pending(NamedTuple):
 
 
 @lru_cache(1 << 14)
-def _front(place: Place, anew: bool = False) -> tuple[bytes, int, int]:
+def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
     """What is in front of `taken`: its bytes, their CRC-32, and the tag hash."""
     name = f"{_ANEW if anew else ''}{place[0]}-{place[1]}"
     encoded = name.encode("utf-8")
@@ -111,12 +111,12 @@ def _front(place: Place, anew: bool = False) -> tuple[bytes, int, int]:
     return front, crc32(front), tag_hash(name)
 
 
-def place_tag(place: Place, *, anew: bool = False) -> int:
+def place_tag(place: DelayTarget, *, anew: bool = False) -> int:
     """The hash in the index units of what waits for it."""
     return _front(place, anew)[2]
 
 
-def place_of(record: Buffer) -> tuple[Place, bool]:
+def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
     """For which partition a record waits, of its first bytes, and whether it was written anew. Raises StoreError."""
     try:
         (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
@@ -128,13 +128,13 @@ def place_of(record: Buffer) -> tuple[Place, bool]:
         raise StoreError(f"a delayed message cannot be read: {wrong}") from wrong
 
 
-def overhead(place: Place) -> int:
+def overhead(place: DelayTarget) -> int:
     """How much larger a record is here than in its partition."""
     return len(_front(place)[0]) + _HEAD.size
 
 
 def encode_pending(
-    place: Place,
+    place: DelayTarget,
     flags: Sequence[int],
     checksums: Sequence[int],
     bodies: Sequence[Buffer],
@@ -206,7 +206,7 @@ def units_of(offset: int, ids: Ids, sizes: Sizes, tag: int, now_ms: int) -> npt.
 class Group(NamedTuple):
     """What is said of some pending messages of one partition. sizes: of their records there, header included."""
 
-    place: Place
+    place: DelayTarget
     ids: Ids
     sizes: Sizes
     base: int = 0
@@ -221,7 +221,7 @@ class Group(NamedTuple):
 class Marks(NamedTuple):
     """A record of marks."""
 
-    kind: Kind
+    kind: MarkKind
     settled: int
     groups: Sequence[Group]
 
@@ -253,12 +253,12 @@ def decode_marks(record: bytes) -> Marks | None:
         (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
         start = HEADER_BYTES + _LENGTH.size + name_bytes
         name = record[start - name_bytes : start].decode("utf-8")
-        if name not in list(Kind):
+        if name not in list(MarkKind):
             return None
         version, settled = _MARKS_HEAD.unpack_from(record, start)
         if version != _VERSION:
             raise StoreError(f"marks of delayed messages of version {version}: a newer broker has written them")
-        return Marks(Kind(name), settled, list(_groups(record, start + _MARKS_HEAD.size)))
+        return Marks(MarkKind(name), settled, list(_groups(record, start + _MARKS_HEAD.size)))
     except (error, ValueError) as wrong:
         raise StoreError(f"marks of delayed messages cannot be read: {wrong}") from wrong
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from metaq import Consumer, Producer, SendResult
+from metaq import Consumer, PartitionReader, Producer, SendResult, TopicPartition
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES, attribute_of, iter_headers
 from tests.delays.life import live
+from tests.integration.client_cluster import running_brokers
 from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.waiting import DEADLINE, eventually
 
@@ -64,6 +65,37 @@ def test_the_commands_list_count_and_cancel(brokers, producer: Producer) -> None
     other = command(brokers, *words[:-2], str(first["id"] + 1), "--yes")
     assert (other.returncode, "no such message" in other.stdout) == (1, True)
     assert json.loads(command(brokers, "count", "--json").stdout)[0]["count"] == 3
+
+
+def test_a_move_waits_for_delayed_messages_and_takes_no_more_of_them(chroot: str, tmp_path: Path) -> None:
+    with running_brokers(chroot, tmp_path, {"t": 1}, count=2) as brokers, Producer(chroot) as producer:
+        first, second = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
+        soon = producer.send("t", b"soon", delay=2.0, partition=first)
+        result = producer.send("t", b"next month", delay=30 * 86400, partition=first)
+        words = ["partitions", "move", "-t", "t", "--from", "0", "--to", "1", "--zk", chroot]
+        moving = subprocess.Popen([sys.executable, "-m", "metaq", *words], stderr=subprocess.PIPE, text=True)
+        seen = [sys.executable, "-m", "metaq", "partitions", "moves", "--zk", chroot, "--json"]
+
+        def waits_for() -> str:
+            done = subprocess.run(seen, check=True, capture_output=True, text=True, timeout=DEADLINE)
+            return "".join(str(each.get("waitsFor")) for each in json.loads(done.stdout))
+
+        eventually(lambda: "1 for t-0" in waits_for(), what="the move to wait, with the first one delivered")
+        assert soon.due is not None
+        assert datetime.now(UTC) >= soon.due
+        with pytest.raises(MetaqError):
+            producer.send("t", b"refused", delay=5, partition=first, timeout=2.0)
+        assert producer.send("t", b"elsewhere", delay=0.1).partition == second
+        assert producer.send("t", b"ordinary", partition=first).offset > 0
+        assert producer.cancel(result)
+        assert moving.wait(DEADLINE) == 0
+        assert moving.stderr is not None
+        moving.stderr.close()
+        reader = brokers.running[1].port
+        with PartitionReader(f"127.0.0.1:{reader}", TopicPartition("t", 1, 1), start="earliest") as moved:
+            got: list[bytes] = []
+            eventually(lambda: len(got) >= 2 or got.extend(m.payload for m in moved.poll(0.2)), what="both messages")
+        assert got == [b"soon", b"ordinary"]
 
 
 # --- broker sets ------------------------------------------------------------------------------------------------------
