@@ -8,7 +8,7 @@ partition, which only a leader decides (`lead`): until then they are in the tabl
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -88,6 +88,8 @@ class DelayedLog:
         """How many wait for each partition, late ones too."""
         self.live_bytes = 0
         """Of the records that wait."""
+        self.cancelled: OrderedDict[int, Place] = OrderedDict()
+        """Of the last ones: an answer that was lost with a broker is given again by the next one."""
         self.reading = False
         """Whether a thread reads what is due now."""
         self.table_unsafe = False
@@ -130,6 +132,7 @@ class DelayedLog:
         self.late.clear()
         self.counts.clear()
         self._live.clear()
+        self.cancelled.clear()
         self._held.clear()
         self._unsettled.clear()
         self.live_bytes = 0
@@ -218,7 +221,7 @@ class DelayedLog:
             self._held += [_Held(offset, group) for group in marks.groups]
         for group in marks.groups:
             if marks.kind is Kind.CANCELLED:
-                self.remove(group.place, group.ids, group.sizes)
+                self.cancel(group)
             elif marks.kind is Kind.RETURNED:
                 self._held = [_Held(held.mark, _without(held.group, group.ids)) for held in self._held]
 
@@ -323,6 +326,13 @@ class DelayedLog:
         offsets: Ids = found[known]
         self._tally(offsets, -1)
         return offsets
+
+    def cancel(self, group: Group) -> None:
+        """A mark says that they are not delivered."""
+        self.remove(group.place, group.ids, group.sizes)
+        self.cancelled.update(dict.fromkeys(group.ids.tolist(), group.place))
+        while len(self.cancelled) > tuning.DELAYED_CANCELLED:
+            self.cancelled.popitem(last=False)
 
     def _add(self, place: Place, ids: Ids, offsets: Ids, size: int) -> None:
         self.table.insert(ids, offsets)

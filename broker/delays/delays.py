@@ -11,7 +11,7 @@ has only a part of both, neither loses a message nor delivers it twice.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -130,7 +130,6 @@ class Delays:
         self._wakes_at = _NEVER
         self._retry_at = 0.0  # of marks that could not be written
         self._lateness: deque[int] = deque(maxlen=tuning.DELAYED_LATENESS)
-        self._cancelled: OrderedDict[int, Place] = OrderedDict()
         self._returned: dict[PartitionLog, list[Group]] = {}
         self._last_settled: dict[PartitionLog, int] = {}
         self._cleaning = Cleaning(self)
@@ -579,8 +578,12 @@ class Delays:
         return ensureDeferred(self._cancel((request.topic, request.partition), request.message_id))
 
     async def _cancel(self, place: Place, message_id: int) -> CancelDelayedReply:
-        if self._cancelled.get(message_id) == place:
-            return CancelDelayedReply(Cancelled.CANCELLED)
+        for contents in self._logs.values():
+            if contents.cancelled.get(message_id) == place:
+                before = self._make_write(contents.log, (), b"")
+                before.delayed_for, before.end = self.store.find(*place), contents.log.end_offset
+                await self._until_safe(before, [before])
+                return CancelDelayedReply(Cancelled.CANCELLED)
         ids = np.array([message_id], np.int64)
         for contents in self._logs.values():
             offsets = contents.find(ids)
@@ -606,12 +609,13 @@ class Delays:
         if write.error is not None:
             raise write.error
         contents.appended()
-        contents.remove(*group[:3])
-        self._cancelled[pending.id] = pending.place
-        if len(self._cancelled) > tuning.DELAYED_CANCELLED:
-            self._cancelled.popitem(last=False)
-        safe: Deferred[None] = Deferred()
+        contents.cancel(group)
+        await self._until_safe(write, waiting)
+
+    async def _until_safe(self, write: Write, waiting: Sequence[Write]) -> None:
+        """Raises why it is not."""
         if waiting:
+            safe: Deferred[None] = Deferred()
             self.writing.when_safe(waiting, partial(safe.callback, None))
             await safe
         if write.failure is not None:

@@ -82,7 +82,6 @@ class Speaks(Protocol):
     speaks_frames: bool
     takes_many: bool
     takes_sequences: bool
-    takes_delays: bool
 
 
 class FlightCodec:

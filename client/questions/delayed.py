@@ -34,9 +34,9 @@ class WaitingMessage(NamedTuple):
 
 
 class DelayedPage(NamedTuple):
-    """An answer. total: how many wait, of the topic or of all. topics: how many wait for each. late: by `<topic>-<partition>` how
-    many are due and why their partition does not take them. next: what the next page is asked for with, 0 if this is
-    the last one."""
+    """An answer. total: how many wait, of the topic or of all. topics: how many wait for each. late: by
+    `<topic>-<partition>` how many are due and why their partition does not take them. next: what the next page is asked
+    for with, 0 if this is the last one."""
 
     total: int
     topics: Mapping[str, int]

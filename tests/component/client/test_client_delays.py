@@ -85,7 +85,12 @@ def test_delayed_and_ordinary_messages_of_one_partition_never_share_a_batch(brok
 def test_produce_tells_what_send_would_return(framed):
     told = []
     done = threading.Event()
-    framed.produce("t", b"a", delay=30, on_delivery=lambda error, result: (told.append((error, result)), done.set()))
+
+    def report(error, result):
+        told.append((error, result))
+        done.set()
+
+    framed.produce("t", b"a", delay=30, on_delivery=report)
     assert done.wait(10)
     ((error, result),) = told
     assert error is None
