@@ -101,7 +101,7 @@ class BatchResults(Sequence[SendResult]):
 
     def __iter__(self) -> Iterator[SendResult]:
         ids, offsets = self.message_ids.tolist(), self._offsets.tolist()
-        return map(_make, zip(ids, repeat(self.partition), offsets, repeat(self.replicas)))
+        return map(_make, zip(ids, repeat(self.partition), offsets, repeat(self.replicas), repeat(None)))
 
     def __repr__(self) -> str:
         return f"<{len(self)} results, partition {self.partition}, from offset {int(self._offsets[0])}>"

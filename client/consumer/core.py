@@ -102,7 +102,7 @@ class ConsumerCore:
         self._random = random
         self._follow = follow
         self._tags = tags
-        self._retry_topic = RETRY_PREFIX + group
+        self._retry_topic = f"{RETRY_PREFIX}{group}"  # not checked yet
         self._accept = accept
         self._on_damaged = on_damaged
         self._check_messages, self._check_batches = config.check_crcs is not False, config.check_crcs is True

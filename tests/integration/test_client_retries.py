@@ -166,7 +166,8 @@ def test_in_order_nothing_overtakes_a_failed_message(brokers, producer):
 
 def test_of_a_batch_only_what_fails_by_itself_is_tried_again(brokers, producer):
     producer.send_batch("t", [b"%d" % number for number in range(20)], partition=TopicPartition("t", 0, 0))
-    seen, failures = Counter(), Counter({b"7": 3})
+    seen: Counter[bytes] = Counter()
+    failures = Counter({b"7": 3})
 
     def handle(messages):
         seen.update(each.payload for each in messages)
