@@ -249,7 +249,7 @@ class Halves(Delays):
             assert half is not None
             half.asked += 1
             half.last_ms = now_ms
-            self._groups.put_off(half, seconds + self._pause(half.asked))
+            self._groups.put_off(half, seconds + self._pause_after(half.asked))
             given.append(half)
             columns = pending.id, pending.flag, pending.checksum, pending.body
             checked.append(CheckedHalf(*pending.place, half.asked, pending.taken, *columns))

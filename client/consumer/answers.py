@@ -53,7 +53,7 @@ class PullCodec:
         self.reads_in_bulk = False
         self._group = group
         self._tags = tuple(sorted(tags or ()))
-        self._retry_topic = RETRY_PREFIX + group
+        self._retry_topic = f"{RETRY_PREFIX}{group}"  # not checked yet
         self._where = where
         self._config = config
         self._is_slave = is_slave

@@ -53,7 +53,7 @@ from .offset_commit import OffsetCommitter, StartPosition, offset_store_for
 from .polling import NOT_ALONE, Poller, Taken
 from .rejected import LocalRecoverStore, RejectHandler, drop_message, recovering
 from .retry import Retry
-from .retrying import FailedMessages, Sender
+from .retrying import FailedMessages, FailedSender
 from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
 from .watches import PollWatch, SessionWatch
 
@@ -368,7 +368,7 @@ class Consumer(Poller):
         self._aside.do(self._member.subscribe, failed.retry_topic)
         return failed
 
-    def _make_sender(self) -> Sender:
+    def _make_sender(self) -> FailedSender:
         from ..producer import Producer  # a consumer that never fails does without one
         from ..zookeeper import ZooKeeperMetadata
 

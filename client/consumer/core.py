@@ -111,7 +111,7 @@ class ConsumerCore:
         self._reader = reader
         self._follow = follow
         self._tags = tags
-        self._retry_topic = RETRY_PREFIX + group
+        self._retry_topic = f"{RETRY_PREFIX}{group}"  # not checked yet
         self._where = where
         self._accept = accept
         self._on_damaged = on_damaged

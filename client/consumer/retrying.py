@@ -20,7 +20,7 @@ from ..message import Message
 from ..values import SendResult, TopicPartition
 from .retry import Retry
 
-__all__ = ["FailedMessages", "Sender", "Sending", "cause_of"]
+__all__ = ["FailedMessages", "FailedSender", "Sending", "cause_of"]
 
 log = get_log(__name__)
 
@@ -28,7 +28,7 @@ _FILE_CHARACTERS = 300
 """The end of a file's name is what tells it from others."""
 
 
-class Sender(Protocol):
+class FailedSender(Protocol):
     """What is needed of a Producer."""
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]: ...
@@ -65,7 +65,7 @@ class FailedMessages:
         self,
         retry: Retry,
         group: str,
-        make_sender: Callable[[], Sender],
+        make_sender: Callable[[], FailedSender],
         takes: Callable[[int], bool],
         *,
         now: Callable[[], float] = time.time,
@@ -79,7 +79,7 @@ class FailedMessages:
         self._now = now
         self._random = random
         self._lock = threading.Lock()
-        self._sender: Sender | None = None
+        self._sender: FailedSender | None = None
         self._taking: set[int] = set()
 
     def failure(self, message: Message, error: Exception, attempts: int) -> Failure:
@@ -109,7 +109,7 @@ class FailedMessages:
         future = sender.send_batch_async(topic, [Message(partition, 0, 0, flag, body)], partition=partition)
         return Sending(future, partition)
 
-    def _open(self) -> Sender:
+    def _open(self) -> FailedSender:
         with self._lock:
             if self._sender is None:
                 self._sender = self._make_sender()

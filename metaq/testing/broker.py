@@ -58,6 +58,8 @@ class FakeBroker(Answers):
     ) -> None:
         super().__init__(topics, broker_id, speaks_frames=speaks_frames, clock=clock)
         self.connections = 0
+        self.handled: dict[tuple[str, TopicPartition], int] = {}
+        """Up to which offset `handle_all` has come, by group and partition."""
         self._reserved = socket.socket()  # bound, and never listening
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", port))
@@ -101,20 +103,20 @@ class FakeBroker(Answers):
             for session in list(self._sessions.values()):
                 self._drop(session)
 
-        self._run_there(drop_all)
+        self.run_there(drop_all)
 
     def append(self, topic: str, partition: int, *payloads: Buffer, flag: int = 0) -> list[int]:
         """Store messages directly; return their offsets. Parked pulls are answered."""
         offsets: list[int] = []
         log = self.log(topic, partition)
-        self._run_there(
+        self.run_there(
             lambda: offsets.extend(log.append(body, self._new_id(), flag) for body in map(payload_bytes, payloads))
         )
         return offsets
 
     def deliver_delayed(self) -> None:
         """Deliver all messages that wait, now, whatever their times. Parked pulls are answered."""
-        self._run_there(lambda: self._deliver(everything=True))
+        self.run_there(lambda: self._deliver(everything=True))
 
     def append_damaged(self, topic: str, partition: int, payload: Buffer) -> None:
         """Store a message whose last byte is not what its checksum says. Parked pulls are answered."""
@@ -124,7 +126,7 @@ class FakeBroker(Answers):
             log.append(payload, self._new_id(), 0)
             log.data[-1] ^= 1
 
-        self._run_there(store)
+        self.run_there(store)
 
     def bodies(self, topic: str, partition: int) -> list[bytes]:
         """The bodies stored in a partition, in order."""
@@ -136,7 +138,8 @@ class FakeBroker(Answers):
 
     # --- its thread -------------------------------------------------------------------------------------------------
 
-    def _run_there(self, call: Callable[[], object]) -> None:
+    def run_there(self, call: Callable[[], object]) -> None:
+        """Call it on the broker's thread, which owns the logs, and wait until it has returned."""
         done = threading.Event()
 
         def run() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from metaq import Consumer, ConsumerConfig, DeadLetters, Retry, TopicPartition
 from metaq.errors import ClientError, ConfigError, MessageNotFound
+from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import SESSION_SECONDS
 from tests.waiting import DEADLINE, eventually
 
@@ -165,7 +166,8 @@ def test_in_order_nothing_overtakes_a_failed_message(brokers, producer):
 
 def test_of_a_batch_only_what_fails_by_itself_is_tried_again(brokers, producer):
     producer.send_batch("t", [b"%d" % number for number in range(20)], partition=TopicPartition("t", 0, 0))
-    seen, failures = Counter(), Counter({b"7": 3})
+    seen: Counter[bytes] = Counter()
+    failures = Counter({b"7": 3})
 
     def handle(messages):
         seen.update(each.payload for each in messages)
@@ -218,3 +220,43 @@ def test_a_message_that_never_failed_is_no_dead_letter(brokers, producer):
     producer.send("%DEAD%g", b"by hand")
     with DeadLetters(brokers.connect, group="g") as letters:
         assert letters.count() == 0
+
+
+def test_operators_see_what_waits_and_what_is_dead(brokers, producer):
+    operator = Operator(brokers.connect)
+    for number in range(3):
+        producer.send("t", b"%d" % number, key=f"order-{number}")
+    retry = Retry(attempts=2, first=30.0, most=30.0, jitter=0)
+    with Running(member(brokers), retry, fails={b"0": 1, b"1": 1}) as running:
+        eventually(lambda: len(running.calls) == 3, 20)
+        eventually(lambda: operator.json("groups", "describe", "g")["waiting_retries"] == 2, 20, "what waits")
+    with Running(
+        member(brokers, "other"), Retry(attempts=1), fails={b"%d" % number: 9 for number in range(3)}
+    ) as dying:
+        eventually(lambda: len(dying.calls) == 3, 20)
+        eventually(lambda: operator.json("groups", "describe", "other")["dead_letters"] == 3, 20, "dead letters")
+    assert (
+        "3 dead letters: see `metaq dead-letters list --group other`" in operator.ran("groups", "describe", "other").out
+    )
+    told = operator.ran("monitor", "--group", "other", "--min-memory", "0").out
+    assert "warning group other: 3 dead letters" in told
+    assert "no live broker has its topic" not in told
+    listed = operator.json("dead-letters", "list", "--group", "other")
+    assert sorted(each["payload"] for each in listed) == ["0", "1", "2"]
+    assert {each["attempts"] for each in listed} == {1}
+    assert listed[0]["cause"].startswith("ValueError: cannot take b'")
+    name = listed[0]["name"]
+    shown = operator.json("dead-letters", "show", "--group", "other", name)
+    assert shown == listed[0]
+    assert "stdin gives no answer" in operator.ran("dead-letters", "drop", "--group", "other").err
+    assert "there are more" in operator.ran("dead-letters", "list", "--group", "other", "-n", "2").err
+    would = operator.ran("dead-letters", "redrive", "--group", "other", "--dry-run", "--key", "order-1")
+    assert "would send 1 dead letter again" in would.out
+    (sent,) = operator.json("dead-letters", "redrive", "--group", "other", name, "--yes")
+    assert (sent["name"], sent["topic"]) == (name, "t")
+    assert "dropped 2 dead letters" in operator.ran("dead-letters", "drop", "--group", "other", "--yes").out
+    assert operator.json("dead-letters", "list", "--group", "other") == []
+    assert "has no dead letter" in operator.refused("dead-letters", "redrive", "--group", "other", name, "--yes")
+    names = {each["topic"] for each in operator.json("topics", "list")}
+    assert names == {"t", "other"}
+    assert {"%DEAD%other", "%RETRY%g"} <= {each["topic"] for each in operator.json("topics", "list", "--all")}

@@ -494,7 +494,8 @@ def test_a_member_may_subscribe_to_a_topic_more_and_all_members_see_it(sessions:
     wait_for(lambda: me in second.membership.snapshot().consumers["more"], "its new topic")
     both = sorted((me, second.membership.consumer_id))
     for member in (first, second):
-        wait_for(lambda member=member: sorted(member.membership.snapshot().consumers["more"]) == both, "both with it")
+        seen = member.membership.snapshot
+        wait_for(lambda seen=seen: sorted(seen().consumers["more"]) == both, "both with it")  # type: ignore[misc]
         assert sorted(member.membership.snapshot().consumers["t"]) == both
     registration = BrokerRegistration(sessions[2], BROKER)
     registration.register([TopicRegistration("more", 2)])

@@ -88,6 +88,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "looks at the clock after {DELAYED_SLEEP_SECONDS:s} at the latest",
     ),
     "docs/protocol.md": (
+        "`file:line in function`; at most {MAX_CAUSE_CHARACTERS} characters",
         "a put whose body is larger than {MAX_BODY_BYTES:bytes} with 500",
         "a line above {MAX_LINE_BYTES:bytes}:",
         "A frame is shorter than {MAX_FRAME_BYTES:bytes+1}, and its header has at most {MAX_FRAME_HEADER_BYTES:bytes}.",

@@ -14,6 +14,12 @@ from tests.waiting import eventually
 TOPICS = {"t": 1, "%RETRY%g": 1}
 
 
+def failed(message):
+    failure = failure_of(message.flag, message.body)
+    assert failure is not None
+    return failure
+
+
 class Sender:
     """Notes what is sent. answers: what each send ends with, in order; None: it stays under way. Then: stored."""
 
@@ -29,7 +35,7 @@ class Sender:
         answer = self.answers.pop(0) if self.answers else "stored"
         if isinstance(answer, Exception) and not isinstance(answer, RequestTimedOut):
             raise answer
-        future = Future()
+        future: Future[list[str]] = Future()
         if isinstance(answer, RequestTimedOut):
             future.set_exception(answer)
         elif answer is not None:
@@ -42,12 +48,12 @@ class Sender:
 
     @property
     def failures(self):
-        return [(topic, failure_of(each.flag, each.body).attempts) for topic, each in self.sent]
+        return [(topic, failed(each).attempts) for topic, each in self.sent]
 
 
 def running(broker, handler, sender, retry=None, **arguments):
-    failed = FailedMessages(retry or Retry(attempts=3, jitter=0), "g", lambda: sender, lambda _: True)
-    return Running(broker, handler, failed=failed, **arguments)
+    messages = FailedMessages(retry or Retry(attempts=3, jitter=0), "g", lambda: sender, lambda _: True)
+    return Running(broker, handler, failed=messages, **arguments)
 
 
 def test_a_failed_message_is_sent_back_and_those_behind_it_are_processed_at_once(broker):
@@ -60,13 +66,14 @@ def test_a_failed_message_is_sent_back_and_those_behind_it_are_processed_at_once
     assert handler.seen == [b"1", b"bad", b"2"]
     assert sender.failures == [("%RETRY%g", 1)]
     ((_, sent),) = sender.sent
-    failure = failure_of(sent.flag, sent.body)
+    failure = failed(sent)
     assert (failure.origin.topic, failure.origin.offset) == ("t", log.starts[1])
     assert failure.cause.startswith("ValueError: cannot take b'bad'\n")
 
 
 def test_what_has_waited_comes_as_the_original_and_is_dead_after_its_last_attempt(broker):
-    seen, sender = [], Sender()
+    seen: list[object] = []
+    sender = Sender()
     first = Message(TopicPartition("t", 0, 0), 5, 1 << 60, 0, b"twice")
     flag, body = encode_failed(first.flag, first.body, Failure(first.origin, 2, "ValueError", 5))
 
@@ -118,7 +125,8 @@ def test_of_a_failed_batch_only_what_fails_by_itself_is_sent_back(broker):
 
 def test_in_order_the_partition_waits_and_goes_on_behind_the_dead_letter(broker):
     broker.append("t", 0, b"bad", b"2", b"late", b"3")
-    handler, sender, attempts = Handler({b"bad": 9, b"late": 2}), Sender(), []
+    handler, sender = Handler({b"bad": 9, b"late": 2}), Sender()
+    attempts: list[int] = []
     retry = Retry(attempts=3, first=0.001, most=0.001, ordered=True)
 
     def handle(messages):

@@ -63,6 +63,7 @@ def test_the_original_comes_back_byte_for_byte(payload, attributes, bits, delay_
     assert failure_of(failed_flag, failed_body) == FAILURE
     assert bool(failed_flag & DELAYED_FLAG) == (delay_ms is not None)
     attribute = attribute_of(failed_body, failed_flag)
+    assert attribute is not None
     said = property_of(attribute, b"metaq.delay")
     assert said == (None if delay_ms is None else b"%d" % delay_ms)
 
@@ -77,7 +78,8 @@ def test_a_message_that_fails_again_carries_the_last_failure_only():
     flag, body = record(b"p", tag="a", keys=["k"])
     first = encode_failed(flag, body, FAILURE, 1000)
     later = Failure(ORIGIN, 3, "TypeError: other", 1_700_000_001_000)
-    second = encode_failed(*restored(*first), later, 2000)
+    again_flag, again_body = restored(*first)
+    second = encode_failed(again_flag, again_body, later, 2000)
     assert failure_of(*second) == later
     assert restored(*second) == (flag, body)
     assert second[1].count(b"metaq.origin") == 1
@@ -89,7 +91,8 @@ def test_brokers_find_tag_and_keys_of_a_failed_message():
     end = payload_start(failed_body, failed_flag)
     assert tag_hash_of_body(failed_body, failed_flag) == tag_hash("buy")
     assert key_hashes(failed_body, 4, end) == [key_hash("order-7"), key_hash("c-3")]
-    lone = encode_failed(*record(b"p", tag="buy"), FAILURE)
+    lone_flag, lone_body = record(b"p", tag="buy")
+    lone = encode_failed(lone_flag, lone_body, FAILURE)
     assert decode_attribute(attribute_of(lone[1], lone[0]), lone[0])[:2] == ("buy", "buy")
 
 
@@ -99,6 +102,7 @@ def test_the_time_of_an_earlier_delivery_does_not_count_for_the_next_one():
     flag = ATTRIBUTE_FLAG | PROPERTIES_FLAG
     failed_flag, failed_body = encode_failed(flag, encode_body(b"p", flag, attribute), FAILURE, 9)
     found = attribute_of(failed_body, failed_flag)
+    assert found is not None
     assert property_of(found, b"metaq.due") is None
     assert property_of(found, b"metaq.delay") == b"9"
     assert restored(failed_flag, failed_body) == (flag, encode_body(b"p", flag, b"a\x01b\x02"))
@@ -134,7 +138,9 @@ def test_a_cause_is_bounded_and_stays_readable(text):
     assert "\x01" not in found
     assert "\x02" not in found
     flag, body = encode_failed(0, b"p", Failure(ORIGIN, 1, text, 5))
-    assert failure_of(flag, body).cause == found
+    failure = failure_of(flag, body)
+    assert failure is not None
+    assert failure.cause == found
 
 
 def test_a_long_cause_shows_that_it_was_cut():
