@@ -76,18 +76,23 @@ def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: floa
 
 def build_body(payload: bytes, options: SendOptions, packer: Packer | None = None) -> tuple[int, bytes]:
     """Flag and body of a message's record. Raises as `build_message`."""
-    flag = packed = 0
     if packer is not None:
-        packed, payload = packer.pack(payload)
+        return _build_packed(payload, options, packer)
+    flag = 0
     body = payload
     if options:
         flag, text = _encode(**options)
         if flag:
             body = encode_body(payload, flag, text)
-    flag |= packed
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
     return flag, body
+
+
+def _build_packed(payload: bytes, options: SendOptions, packer: Packer) -> tuple[int, bytes]:
+    packed, payload = packer.pack(payload)
+    flag, body = build_body(payload, options)
+    return flag | packed, body
 
 
 def build_batch(
@@ -144,17 +149,14 @@ def _encode(
     keys: Sequence[str] = (),
     attribute: str | None = None,
     properties: Mapping[str, PropertyValue] | None = None,
-    ttl: float | None = None,
-    content_type: str | None = None,
     key: str | bytes | None = None,
     partition: TopicPartition | None = None,
-    reserved: Mapping[str, str] | None = None,
+    **own: Any,
 ) -> tuple[int, bytes]:
     """As encode_attributes, with the words of `key` among the keys. Raises TypeError, LocalProtocolError."""
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
-    if not (ttl is None and content_type is None):
-        reserved = _own_properties(ttl, content_type, reserved)
+    reserved = _own_properties(**own) if own else None
     if key is not None:
         if not isinstance(key, (str, bytes)):
             raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
@@ -171,7 +173,7 @@ def _encode(
 
 
 def _own_properties(
-    ttl: float | None, content_type: str | None, reserved: Mapping[str, str] | None
+    *, ttl: float | None = None, content_type: str | None = None, reserved: Mapping[str, str] | None = None
 ) -> Mapping[str, str]:
     """Raises TypeError, ConfigError."""
     own = dict(reserved or {})
