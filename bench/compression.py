@@ -73,8 +73,8 @@ def main() -> None:
     lines = [
         "# Compressed payloads",
         "",
-        "Written by `python -m bench.compression`. Each payload by itself, processor time of the client per message. The",
-        "broker's cost is that of fewer bytes. *stored*: of the payload's bytes.",
+        "Written by `python -m bench.compression`. Each payload by itself, processor time of the client per message.",
+        "*stored*: of the payload's bytes. A broker's cost is that of as many bytes as are stored.",
         "",
         f"{machine['processor']}, Python {machine['python']}, zstandard {version('zstandard')}.",
         "",
