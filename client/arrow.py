@@ -168,12 +168,10 @@ def _slice(numbers: npt.NDArray[np.int64] | None, start: int, count: int) -> npt
     return None if numbers is None else numbers[start : start + count]
 
 
-def _expiries(attributes: list[Attributes] | None, flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+def _expiries(attributes: list[Attributes], flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     """As DecodedColumns.expires."""
-    if attributes is None or not (expiring := flags & EXPIRES_FLAG).any():
-        return None
     expires = np.full(len(attributes), INT64_MAX, np.int64)
-    for index in np.flatnonzero(expiring).tolist():
+    for index in np.flatnonzero(flags & EXPIRES_FLAG).tolist():
         milliseconds = attributes[index].expires_ms
         if milliseconds is not None:
             expires[index] = milliseconds
@@ -223,7 +221,8 @@ def decode_columns(
     if where is not None and not (wanted := matching(where, data, good.starts, good.sizes)).all():
         good = good.only(wanted)
         payload = None
-    attributes, begins = _attributes(data, good)
+    bits = int(np.bitwise_or.reduce(good.headers["flag"]))  # one look at all: most answers have none
+    attributes, begins = _attributes(data, good, bits)
     if payload is None or attributes is not None:
         payload = _gather(data, begins, good.starts + good.sizes - begins)
     count = len(good.starts)
@@ -237,9 +236,10 @@ def decode_columns(
         payload,
         attributes,
     )
-    expires = _expiries(attributes, good.headers["flag"])
-    packed = good.headers["flag"] & COMPRESSED_FLAG != 0
-    return DecodedColumns(columns, end, good.damage, expires, packed if packed.any() else None)
+    flags = good.headers["flag"]
+    expires = _expiries(attributes, flags) if attributes is not None and bits & EXPIRES_FLAG else None
+    packed = flags & COMPRESSED_FLAG != 0 if bits & COMPRESSED_FLAG else None
+    return DecodedColumns(columns, end, good.damage, expires, packed)
 
 
 def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:
@@ -285,11 +285,12 @@ def _without_attributes(value: Callable[[Attributes], Any], kind: pa.DataType, c
     return pa.repeat(pa.scalar(value(_NO_ATTRIBUTES), kind), count)
 
 
-def _attributes(data: bytes, good: Good) -> tuple[list[Attributes] | None, npt.NDArray[np.int64]]:
-    """What stands in front of each payload, None if nothing does anywhere, and where the payloads begin."""
+def _attributes(data: bytes, good: Good, bits: int) -> tuple[list[Attributes] | None, npt.NDArray[np.int64]]:
+    """What stands in front of each payload, None if nothing does anywhere, and where the payloads begin. bits: those
+    that any flag has."""
     payloads = good.starts + HEADER_BYTES
     flags = good.headers["flag"]
-    if not (flags & ATTRIBUTE_FLAG).any():
+    if not bits & ATTRIBUTE_FLAG:
         return None, payloads
     attributes = [_NO_ATTRIBUTES] * len(payloads)
     known: dict[tuple[bytes | None, int], Attributes] = {}

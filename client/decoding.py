@@ -22,6 +22,7 @@ from metaq.protocol.record import (
     COMPRESSED_FLAG,
     HEADER,
     HEADER_BYTES,
+    PROPERTIES_FLAG,
     attribute_of,
     blank_headers,
     checksums,
@@ -50,6 +51,7 @@ __all__ = [
     "joined",
 ]
 
+_ATTRIBUTE_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG
 WRONG_CHECKSUM = "its checksum does not match"
 WRONG_LENGTH = "its length cannot be right"
 ZEROS = "there are zeros instead of it"
@@ -131,7 +133,8 @@ def _address(buffer: memoryview | bytes) -> int:
 
 class Decoded(NamedTuple):
     """`total` messages, and what they end at: byte offset `end` of the partition, where `damage` says what is wrong, if
-    it is not "". Behind the end of the messages there may be a cut record. flags: the bits that any of them has.
+    it is not "". Behind the end of the messages there may be a cut record. flags: the bits that any of them has;
+    those of attributes may be missing.
 
     messages: an iterator, so that they are made when they are taken. Thousands that wait would be what the garbage
     collector goes through again and again; some hundred that are used up soon it never sees.
@@ -160,7 +163,7 @@ def decode_walking(
     data, start, end = records.data, records.start, records.end
     shift = records.offset - start
     messages: list[Message] = []
-    flags = 0
+    flags, usual = 0, _ATTRIBUTE_FLAGS
     append, unpack, crc = messages.append, HEADER.unpack_from, crc32
     body_start = start + HEADER_BYTES
     while body_start <= end:
@@ -177,7 +180,8 @@ def decode_walking(
         if check and crc(body) & 0x7FFFFFFF != checksum:
             return _decoded(messages, start + shift, WRONG_CHECKSUM, flags)
         if (tags is None or _has_tag(body, flag, tags)) and (where is None or where.holds_for(body, flag)):
-            flags |= flag
+            if flag > usual:  # costs less than to add it each time
+                flags |= flag
             append(_make(Message, (partition, start + shift, identity, flag, body)))
         start = body_end
         body_start = start + HEADER_BYTES

@@ -38,6 +38,8 @@ __all__ = ["Message", "Origin", "PlainMessage", "RetriedMessage", "ValueMessage"
 log = get_log(__name__)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BESIDE = ATTRIBUTE_FLAG | COMPRESSED_FLAG
+"""With neither bit a payload is the whole body."""
 
 
 class Message(NamedTuple):
@@ -64,12 +66,14 @@ class Message(NamedTuple):
         """What the producer sent. A compressed one is unpacked at each look. Raises CorruptRecord, with `partition` and
         `end` for a seek, if that cannot be done: its producer made it wrongly."""
         flag = self.flag
-        if flag & COMPRESSED_FLAG:
-            try:
-                return payload_of(self.body, flag)
-            except PayloadUnreadable as error:
-                raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
-        return self.body[payload_start(self.body, flag) :] if flag & ATTRIBUTE_FLAG else self.body
+        if not flag & _BESIDE:
+            return self.body
+        if not flag & COMPRESSED_FLAG:
+            return self.body[payload_start(self.body, flag) :]
+        try:
+            return payload_of(self.body, flag)
+        except PayloadUnreadable as error:
+            raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
 
     @property
     def next_offset(self) -> int:

@@ -15,7 +15,9 @@ from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
     COMPRESSED_FLAG,
+    DELAY_PROPERTY,
     DELAYED_FLAG,
+    DUE_PROPERTY,
     EXPIRES,
     MAX_PRIORITY,
     PRIORITY_SHIFT,
@@ -97,18 +99,23 @@ def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: floa
 
 def build_body(payload: bytes, options: SendOptions, packer: Packer | None = None) -> tuple[int, bytes]:
     """Flag and body of a message's record. Raises as `build_message`."""
-    flag = packed = 0
     if packer is not None:
-        packed, payload = packer.pack(payload)
+        return _build_packed(payload, options, packer)
+    flag = 0
     body = payload
     if options:
         flag, text = _encode(**options)
         if flag:
             body = encode_body(payload, flag, text)
-    flag |= packed
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
     return flag, body
+
+
+def _build_packed(payload: bytes, options: SendOptions, packer: Packer) -> tuple[int, bytes]:
+    packed, payload = packer.pack(payload)
+    flag, body = build_body(payload, options)
+    return flag | packed, body
 
 
 def build_batch(
@@ -171,37 +178,20 @@ def _encode(
     keys: Sequence[str] = (),
     attribute: str | None = None,
     properties: Mapping[str, PropertyValue] | None = None,
-    ttl: float | None = None,
-    content_type: str | None = None,
     key: str | bytes | None = None,
     partition: TopicPartition | None = None,
-    deliver_at: datetime | None = None,
-    delay: float | None = None,
     priority: int = 0,
-    reserved: Mapping[str, str] | None = None,
+    **own: Any,
 ) -> tuple[int, bytes]:
     """As encode_attributes, with the words of `key` among the keys and the bits of the priority. Raises TypeError,
     LocalProtocolError."""
     if priority:
-        flag, text = _encode(
-            tag=tag,
-            keys=keys,
-            attribute=attribute,
-            properties=properties,
-            ttl=ttl,
-            content_type=content_type,
-            key=key,
-            partition=partition,
-            deliver_at=deliver_at,
-            delay=delay,
-            reserved=reserved,
-        )
+        others: dict[str, Any] = {"tag": tag, "keys": keys, "attribute": attribute, "properties": properties}
+        flag, text = _encode(**others, key=key, partition=partition, **own)
         return flag | _checked_priority(priority) << PRIORITY_SHIFT, text
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
-    timed = deliver_at is not None or delay is not None
-    if timed or not (ttl is None and content_type is None):
-        reserved = _own_properties(ttl, content_type, deliver_at, delay, reserved)
+    reserved = _own_properties(**own) if own else None
     plain = not keys and attribute is None and not properties and not reserved
     if key is not None:
         if not isinstance(key, (str, bytes)):
@@ -216,7 +206,9 @@ def _encode(
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]
     flag, text = encode_attributes(attribute, tag, keys, properties, reserved)
-    return flag | DELAYED_FLAG if timed else flag, text
+    if reserved and (DUE_PROPERTY in reserved or DELAY_PROPERTY in reserved):
+        flag |= DELAYED_FLAG
+    return flag, text
 
 
 def _checked_priority(priority: int) -> int:
@@ -228,11 +220,12 @@ def _checked_priority(priority: int) -> int:
 
 
 def _own_properties(
-    ttl: float | None,
-    content_type: str | None,
-    deliver_at: datetime | None,
-    delay: float | None,
-    reserved: Mapping[str, str] | None,
+    *,
+    ttl: float | None = None,
+    content_type: str | None = None,
+    deliver_at: datetime | None = None,
+    delay: float | None = None,
+    reserved: Mapping[str, str] | None = None,
 ) -> Mapping[str, str]:
     """Raises TypeError, ConfigError, LocalProtocolError."""
     own = dict(reserved or {})

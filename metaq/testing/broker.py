@@ -38,7 +38,8 @@ class FakeBroker(Answers):
 
     speaks_frames: False = it answers as a Java broker does. takes_many: False = as our first ones, which did not know
     SEND_MANY. takes_delays: False = it keeps no messages until their time. takes_where: False = as older ones, which do
-    not filter by content. silent: it reads and never answers (a hung broker).
+    not filter by content. knows_compressed: False = as those that did not know compressed messages; else it takes them
+    for every topic, as with acceptCompressed=true. silent: it reads and never answers (a hung broker).
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
     with. leader: the URL of another node, "" if none is known: it is a node of a broker set that does not lead, and
     refuses every frame but SET_STATUS. role: what it says there that it is, by default `leader` or `follower`.

@@ -20,15 +20,11 @@ def test_the_page_has_examples():
 @pytest.fixture(scope="module")
 def cluster(zookeeper, tmp_path_factory):
     connect = f"{zookeeper.connect_string}/docs"
-    topics = {
-        "trades": 2,
-        "orders": 1,
-        "questions": 1,
-        "%REPLY%": 1,
-        "logs": "1\
-acceptCompressed=true",
-    }
-    with running_brokers(connect, tmp_path_factory.mktemp("docs"), topics) as brokers:
+    with running_brokers(
+        connect,
+        tmp_path_factory.mktemp("docs"),
+        {"trades": 2, "orders": 1, "questions": 1, "%REPLY%": 1, "logs": "1\nacceptCompressed=true"},
+    ) as brokers:
         yield {"localhost:2181": connect, "broker-1:8123": f"127.0.0.1:{brokers.running[0].port}"}
 
 

@@ -11,12 +11,20 @@ import pytest
 
 from metaq import Consumer, ConsumerConfig, Message, PartitionReader, Producer, ProducerConfig, TopicPartition, browse
 from metaq.protocol.errors import RequestRefused
+from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import COMPRESSED_FLAG
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.waiting import DEADLINE
 
 PACKED = "1\nacceptCompressed=true"
-PROPERTIES = {"region": "EU", "amount": 7, "price": 0.5, "paid": True, "raw": b"\x00\xff\x01", "mark": "\x03i7"}
+PROPERTIES: dict[str, PropertyValue] = {
+    "region": "EU",
+    "amount": 7,
+    "price": 0.5,
+    "paid": True,
+    "raw": b"\x00\xff\x01",
+    "mark": "\x03i7",
+}
 ZSTD = ProducerConfig(compression="zstd")
 LONG = b'{"name": "value", "again": "and again"}' * 200
 
@@ -25,17 +33,18 @@ Protocols = pytest.mark.parametrize("protocol", ["auto", "text"])
 
 @pytest.fixture(scope="module")
 def brokers(zookeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    topics = {"typed-auto": 1, "typed-text": 1, "short-auto": 1, "short-text": 1, "plain": 1, "arrow": PACKED, "run": 1}
-    topics |= {"packed-auto": PACKED, "packed-text": PACKED, "moved": PACKED}
+    plain = "typed-auto", "typed-text", "short-auto", "short-text", "plain", "run"
+    packed = "arrow", "packed-auto", "packed-text", "moved"
+    topics: dict[str, int | str] = {**dict.fromkeys(plain, 1), **dict.fromkeys(packed, PACKED)}
     connect = f"{zookeeper.connect_string}/properties"
     with running_brokers(connect, tmp_path_factory.mktemp("properties"), topics) as running:
         yield running
 
 
-def consumed(brokers: Brokers, topic: str, count: int, protocol: str = "auto", **options: object) -> list[Message]:
+def consumed(brokers: Brokers, topic: str, count: int, protocol: str = "auto") -> list[Message]:
     messages: list[Message] = []
     give_up = time.monotonic() + DEADLINE
-    with Consumer(brokers.connect, group=f"g-{topic}", topics=[topic], protocol=protocol, **options) as consumer:
+    with Consumer(brokers.connect, group=f"g-{topic}", topics=[topic], protocol=protocol) as consumer:
         while len(messages) < count and time.monotonic() < give_up:
             messages += consumer.poll(timeout=0.2)
     return messages
@@ -124,7 +133,7 @@ def test_arrow_batches_of_compressed_messages(brokers: Brokers) -> None:
         producer.send_batch("arrow", [LONG] * 100)
     where = TopicPartition("arrow", 0, 0)
     with PartitionReader(f"127.0.0.1:{brokers.running[0].port}", where) as reader:
-        payloads = []
+        payloads: list[bytes] = []
         while len(payloads) < 100:
             payloads += reader.poll_arrow(timeout=DEADLINE)["payload"].to_pylist()
     assert payloads == [LONG] * 100

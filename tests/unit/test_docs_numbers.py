@@ -136,6 +136,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "may come up to {PING_SECONDS:s} later",
         "stay where they are for {ZONE_SETTLE_SECONDS:s}, so",
         "A future ends at most {producer/tuning.LOOK_SECONDS:s} after its deadline",
+        "ends with `RequestTimedOut` at most {producer/tuning.LOOK_SECONDS:s} after its timeout",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
         "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",
         "`ordered_wait_messages`, {ProducerConfig.ordered_wait_messages}, of them during `ordered_wait_seconds`, "

@@ -2,6 +2,8 @@
 
 import pytest
 
+from metaq.broker.filters.message import FilteredMessage
+from metaq.protocol.compression import compress
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, encode_record, iter_headers
 from metaq.protocol.sends import SendRequest, decode_rows
@@ -115,3 +117,8 @@ def test_a_reload_changes_what_is_taken(harness, peer):
     harness.broker.reload_config()
     harness.threads.run()
     assert peer.ask(put("t", 0, flag=PACKED)).code == Status.SUCCESS
+
+
+def test_a_filter_of_the_broker_sees_the_payload_as_it_was_sent():
+    payload = b"L" * 1000
+    assert FilteredMessage("t", 0, 0, 1, PACKED, compress(payload, 3)).payload == payload

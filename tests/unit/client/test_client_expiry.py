@@ -101,7 +101,12 @@ def test_where_all_have_expired_nothing_comes_and_all_count_as_consumed(take):
 
 def test_a_users_filter_does_not_see_expired_messages():
     seen = []
-    bench = Bench(accept=lambda message: seen.append(message.payload) or True)
+
+    def accept(message):
+        seen.append(message.payload)
+        return True
+
+    bench = Bench(accept)
     bench.arrive(MIXED)
     assert bench.take() == seen == [b"late", b"ever"]
 
@@ -118,7 +123,8 @@ def test_a_message_says_when_it_expires():
 @pytest.mark.parametrize("options", [{}, {"tag": "x"}, {"key": "k"}, {"properties": {"a": 1}}])
 def test_a_ttl_becomes_the_time_of_the_producers_clock_and_the_flag(options):
     before = now_ms()
-    flag, body = build_body(b"p", {"ttl": 1.5, **options})
+    options["ttl"] = 1.5
+    flag, body = build_body(b"p", options)
     assert flag & EXPIRES_FLAG
     expires = decode_attribute(attribute_of(body, flag), flag).expires_ms
     assert expires is not None

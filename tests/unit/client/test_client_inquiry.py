@@ -33,6 +33,7 @@ class Peer:
 
     def __init__(self, *replies: Reply, frames: bool) -> None:
         self.speaks_frames = self.takes_where = frames
+        self.knows_compressed = False
         self.asked: list[Any] = []
         self._replies = list(replies)
 

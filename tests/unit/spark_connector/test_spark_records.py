@@ -144,7 +144,7 @@ def test_records_that_begin_at_or_after_the_end_do_not_count():
 @pytest.mark.parametrize("data", [b"", record(b"cut off")[:-1]])
 def test_bytes_without_a_complete_record_give_nothing(data):
     found = decoded(data)
-    assert (len(found.columns.ids), *found[1:]) == (0, 1000, "")
+    assert (len(found.columns.ids), *found[1:3]) == (0, 1000, "")
     assert found.columns.to_batch().num_rows == 0
 
 
@@ -166,7 +166,7 @@ def test_zeros_are_no_messages(known):
 def test_a_negative_length_ends_a_block():
     found = decoded(record(b"a") + record(b"bb") + b"\xff" * 30)
     assert (len(found.columns.ids), found.end, found.damage) == (2, 1043, WRONG_LENGTH)
-    assert decoded(b"\xff" * 64)[1:] == (1000, WRONG_LENGTH)
+    assert decoded(b"\xff" * 64)[1:3] == (1000, WRONG_LENGTH)
 
 
 def test_checksums_are_left_out_where_nobody_wants_them():
