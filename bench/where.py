@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -93,8 +94,8 @@ def in_one_process(size: int) -> None:
         where = Where(text)
         found = wanted_of(where, data, starts, sizes)
         assert int(found.sum()) == each(where)
-        together = _seconds(lambda where=where: wanted_of(where, data, starts, sizes)) / len(stored)  # type: ignore[misc]
-        alone = _seconds(lambda where=where: each(where)) / len(stored)  # type: ignore[misc]
+        together = _seconds(partial(wanted_of, where, data, starts, sizes)) / len(stored)
+        alone = _seconds(partial(each, where)) / len(stored)
         print(f"  {name:36}{1 - found.mean():9.1%}{together * 1e6:10.2f}{alone * 1e6:12.2f}")
 
 
@@ -147,12 +148,14 @@ def _fill(connection: Connection, size: int, count: int) -> None:
     for number, record in enumerate(records(size, count), 1):
         some.append(record)
         if len(some) == 500 or number == count:
-            payload = np.array(list(map(len, some)), ">u4").tobytes() + b"".join(some)
-            ext = SendBatchRequest(HERE.topic, HERE.partition, len(some)).to_ext()
-            connection.call(
-                lambda opaque, e=ext, p=payload: (encode_frame(RequestCode.SEND_BATCH, opaque, e, len(p)), p)
-            )  # type: ignore[misc]
+            connection.call(partial(_batch, some))
             some = []
+
+
+def _batch(some: list[bytes], opaque: int) -> tuple[bytes, bytes]:
+    payload = np.array(list(map(len, some)), ">u4").tobytes() + b"".join(some)
+    ext = SendBatchRequest(HERE.topic, HERE.partition, len(some)).to_ext()
+    return encode_frame(RequestCode.SEND_BATCH, opaque, ext, len(payload)), payload
 
 
 def _pull_all(connection: Connection, end: int, where: Where | None) -> int:

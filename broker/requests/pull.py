@@ -232,7 +232,8 @@ class Pull(Parkable):
     # --- with a filter ------------------------------------------------------------------------------------------------
 
     def _step_filtered(self, log: PartitionLog, filter_: Filter | None) -> Bytes | Deferred[Bytes] | Step | Loading:
-        units = self._units(log, tuning.PULL_SCAN_BYTES)
+        looks_at_all = self._selection is not None and self._hashes is None
+        units = self._units(log, tuning.WHERE_STEP_BYTES if looks_at_all else tuning.PULL_SCAN_BYTES)
         if not len(units):
             return self._not_a_record(log)
         found = units if self._hashes is None else units[np.isin(units["tag"], self._hashes)]
@@ -315,7 +316,7 @@ class Pull(Parkable):
         self, log: PartitionLog, filter_: Filter | None, selection: Selection, units: UnitArray, found: UnitArray
     ) -> Bytes | Deferred[Bytes] | Step | Loading:
         stretch, self._stretch = self._stretch, None
-        if stretch is None or int(stretch.units[0]["offset"]) < self._offset:
+        if stretch is None or int(stretch.units[0]["offset"]) != int(found[0]["offset"]):
             read = self._read_stretch(log, units, found)
             if isinstance(read, Loading):
                 return read
@@ -323,6 +324,7 @@ class Pull(Parkable):
         next_offset = selection.judge(stretch, self.max_bytes)
         if filter_ is not None and selection.chosen.runs:
             return self._judged(log, filter_, selection.chosen.runs, next_offset)
+        self._stretch = stretch.behind(next_offset)
         step = self._passed(log, next_offset)
         return self._given() if step is Step.AGAIN and selection.is_worth_an_answer(self.max_bytes) else step
 
@@ -359,7 +361,7 @@ class Pull(Parkable):
         """The answer with what was chosen."""
         assert self._selection is not None
         chosen, log = self._selection.chosen, self._reading.partitions.for_read(*self.key)
-        return self._runs(log, chosen.runs, self._offset, chosen.parts)
+        return self._runs(log, chosen.runs, self._offset, [b"".join(chosen.parts)])
 
 
 class _Accepted(NamedTuple):

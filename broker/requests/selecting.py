@@ -65,6 +65,13 @@ class Stretch(NamedTuple):
     starts: npt.NDArray[np.int64]
     next_offset: int
 
+    def behind(self, offset: int) -> Stretch | None:
+        """What is left of it from the record at `offset` on; None: nothing."""
+        number = int(np.searchsorted(self.units["offset"], offset))
+        if number == len(self.units):
+            return None
+        return Stretch(self.units[number:], self.data, self.starts[number:], self.next_offset)
+
 
 def reads_of(found: UnitArray) -> tuple[list[ByteSpan], int]:
     """What one step reads of the records in `found`, and how many of them that are: neighbours at once, with small gaps
@@ -100,15 +107,15 @@ class ChosenRecords:
         self.parts: list[Buffer] = []
         self.size = 0
 
-    def add(self, offset: int, record: Buffer) -> None:
-        """One that lies behind all others."""
-        end = offset + len(record)
+    def add(self, offset: int, records: Buffer) -> None:
+        """Adjacent ones that lie behind all others."""
+        end = offset + len(records)
         if self.runs and self.runs[-1].end == offset:
             self.runs[-1] = ByteSpan(self.runs[-1].start, end)
         else:
             self.runs.append(ByteSpan(offset, end))
-        self.parts.append(record)
-        self.size += len(record)
+        self.parts.append(records)
+        self.size += len(records)
 
 
 class Selection:
@@ -136,9 +143,9 @@ class Selection:
                 most = int(np.searchsorted(ends, passed + self._slice_bytes, "right"))
                 end = min(begin + self._slice, max(begin + 1, most))
                 wanted = begin + np.flatnonzero(wanted_of(self._where, data, starts[begin:end], sizes[begin:end]))
-                stopped = self._choose(stretch, wanted.tolist(), sizes, max_bytes)
-                if stopped is not None:
-                    return int(units[stopped]["offset"])
+                taken = self._choose(stretch, wanted, sizes, max_bytes)
+                if taken < len(wanted):
+                    return int(units[wanted[taken]]["offset"])
                 begin = end
                 if self._time.seconds() >= deadline:
                     break
@@ -146,19 +153,29 @@ class Selection:
             self._time.used_until(deadline)
         return int(units[begin]["offset"]) if begin < len(starts) else next_offset
 
-    def _choose(self, stretch: Stretch, wanted: list[int], sizes: npt.NDArray[np.int64], max_bytes: int) -> int | None:
-        """Keep these. Returns the first that the answer has no room for; None: it has for all."""
-        chosen = self.chosen
-        for number in wanted:
-            size = int(sizes[number])
-            if chosen.runs and (chosen.size + size > max_bytes or len(chosen.runs) >= tuning.PULL_MAX_RUNS):
-                return number
-            start = int(stretch.starts[number])
+    def _choose(
+        self, stretch: Stretch, wanted: npt.NDArray[np.intp], sizes: npt.NDArray[np.int64], max_bytes: int
+    ) -> int:
+        """Keep these, as many as the answer has room for; returns how many. The first one of all it always has."""
+        if not len(wanted):
+            return 0
+        chosen, room = self.chosen, max_bytes - self.chosen.size
+        offsets, starts, sizes = stretch.units["offset"][wanted], stretch.starts[wanted], sizes[wanted]
+        count = int(np.searchsorted(np.cumsum(sizes), room, "right"))
+        if not chosen.runs:
+            count = max(1, count)
+        ends = starts + sizes
+        apart = np.flatnonzero((offsets[1:count] != offsets[: count - 1] + sizes[: count - 1])) + 1
+        most = tuning.PULL_MAX_RUNS - len(chosen.runs)
+        firsts = [0, *apart.tolist()] if count else []
+        if len(firsts) > most:
+            count, firsts = firsts[most], firsts[:most]
+        for first, behind in zip(firsts, [*firsts[1:], count], strict=True):
             # a copy, as what it is taken from is much more than what is kept
-            chosen.add(int(stretch.units[number]["offset"]), bytes(stretch.data[start : start + size]))
-            if self._give_by is None:
-                self._give_by = self._time.seconds() + tuning.WHERE_GATHER_SECONDS
-        return None
+            chosen.add(int(offsets[first]), bytes(stretch.data[int(starts[first]) : int(ends[behind - 1])]))
+        if chosen.runs and self._give_by is None:
+            self._give_by = self._time.seconds() + tuning.WHERE_GATHER_SECONDS
+        return count
 
     def is_worth_an_answer(self, max_bytes: int) -> bool:
         """Whether what is chosen should be given before more is looked at."""

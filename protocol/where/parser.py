@@ -117,7 +117,7 @@ class _Parser:
             return InvalidWhere(position, "a name between the quotation marks", "none")
         if first == '"':
             return InvalidWhere(len(self._text), f'the " that ends the name of character {position + 1}', "the end")
-        word = self._text[position : position + _SHOWN].split(None, 1)[0]
+        word = first if first.isspace() else self._text[position : position + _SHOWN].split(None, 1)[0]
         return InvalidWhere(position, "a property, a literal or an operator", _shown(word))
 
     def _wrong(self, expected: str, token: _Token | None = None) -> InvalidWhere:

@@ -73,7 +73,7 @@ def test_poll_run_and_commits_see_only_what_the_filter_holds_for(server: Any, ch
 def test_a_filter_goes_with_tags_accept_and_start(server: Any, chroot: str) -> None:
     with Producer(chroot) as producer:
         for number in range(60):
-            properties = {"n": number, "TAGS-like": "x"}
+            properties: dict[str, Any] = {"n": number, "TAGS-like": "x"}
             producer.send("orders", b"%d" % number, tag="ab"[number % 2], **sent_with(properties))
     arguments: dict[str, Any] = {"topics": "orders", "tags": "a", "where": "n > 20 AND TAGS = 'a' AND ATTR IS NULL"}
     with Consumer(chroot, group="accepting", accept=lambda each: each.payload != b"30", **arguments) as consumer:

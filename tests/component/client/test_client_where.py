@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq import PartitionReader, TopicPartition
+from metaq import Message, PartitionReader, TopicPartition
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import open_connection
 from metaq.client.questions.records import read_chosen
@@ -28,7 +28,7 @@ def places(messages):
 
 
 def read(reader, count):
-    found = []
+    found: list[Message] = []
     while len(found) < count:
         messages = reader.poll(timeout=DEADLINE)
         assert messages, f"only {len(found)} messages came"
@@ -91,7 +91,8 @@ def test_one_question_gives_what_the_filter_leaves_and_where_to_go_on(broker, co
     offsets = fill(broker, 30)
     end = broker.log("t", 0).end
     where = Where("n = 3 OR n = 20")
-    found, position = [], 0
+    found: list[Message] = []
+    position = 0
     while position < end:
         messages, following = read_chosen(connection, HERE, position, 5000, where)
         assert following > position
