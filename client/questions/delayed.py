@@ -34,11 +34,11 @@ class WaitingMessage(NamedTuple):
 
 
 class DelayedPage(NamedTuple):
-    """An answer. count: of the topic, or of all. topics: how many wait for each. late: by `<topic>-<partition>` how
+    """An answer. total: how many wait, of the topic or of all. topics: how many wait for each. late: by `<topic>-<partition>` how
     many are due and why their partition does not take them. next: what the next page is asked for with, 0 if this is
     the last one."""
 
-    count: int
+    total: int
     topics: Mapping[str, int]
     late: Mapping[str, Mapping[str, Any]]
     messages: list[WaitingMessage]

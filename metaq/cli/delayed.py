@@ -37,7 +37,7 @@ def delayed() -> None:
     """
 
 
-_topic_option = click.option("--topic", "-t", type=TOPIC, default="", help="Of this topic; by default of all.")
+_topic_option = click.option("--topic", "-t", type=TOPIC, help="Of this topic; by default of all.")
 _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this broker only; by default all.")
 
 
@@ -58,7 +58,7 @@ def _at(broker: int) -> TopicPartition:
 @_topic_option
 @_broker_option
 @json_option
-def count_delayed(zk: str, topic: str, broker: int | None, as_json: bool) -> None:
+def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool) -> None:
     """How many messages wait, by topic.
 
     LATE are due, and their partition does not take them: WHY.
@@ -72,11 +72,11 @@ def count_delayed(zk: str, topic: str, broker: int | None, as_json: bool) -> Non
     why: dict[str, str] = {}
     with open_cluster(zk) as cluster:
         for each in _brokers(cluster, broker):
-            page = cluster.ask(_at(each), lambda connection: list_delayed(connection, topic, 0))
-            counts.update({name: count for name, count in page.topics.items() if topic in ("", name)})
+            page = cluster.ask(_at(each), lambda connection: list_delayed(connection, topic or "", 0))
+            counts.update({name: count for name, count in page.topics.items() if topic in (None, name)})
             for place, said in page.late.items():
                 name = place.rpartition("-")[0]
-                if topic in ("", name):
+                if topic in (None, name):
                     late[name] += int(said["count"])
                     why[name] = f"{each}-{place.rpartition('-')[2]}: {said['why']}"
     rows = [
@@ -92,7 +92,7 @@ def count_delayed(zk: str, topic: str, broker: int | None, as_json: bool) -> Non
 @_broker_option
 @click.option("--limit", "-n", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
 @json_option
-def list_of_delayed(zk: str, topic: str, broker: int | None, limit: int, as_json: bool) -> None:
+def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, as_json: bool) -> None:
     """The next messages to be delivered, in the order of their times (UTC).
 
     \b
@@ -101,7 +101,7 @@ def list_of_delayed(zk: str, topic: str, broker: int | None, limit: int, as_json
     """
     with open_cluster(zk) as cluster:
         found = [
-            _each(each, cluster.ask(_at(each), lambda connection: list(each_delayed(connection, topic, limit))))
+            _each(each, cluster.ask(_at(each), lambda connection: list(each_delayed(connection, topic or "", limit))))
             for each in _brokers(cluster, broker)
         ]
     chosen = list(islice(merge(*found, key=lambda pair: pair[1].due), limit))

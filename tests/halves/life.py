@@ -85,7 +85,13 @@ class Life:
 
     def start_worker(self, *more: str) -> None:
         self.started += 1
-        arguments = [str(self.directory), str(self.started), self.proxy.address, str(self.seed * 1000 + self.started), *more]
+        arguments = [
+            str(self.directory),
+            str(self.started),
+            self.proxy.address,
+            str(self.seed * 1000 + self.started),
+            *more,
+        ]
         errors = (self.directory / "workers.log").open("ab")
         command = [sys.executable, "-m", "tests.halves.worker", *arguments]
         self.workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors))

@@ -113,7 +113,7 @@ def test_a_broker_that_keeps_no_messages_is_named(broker, framed):
         ({"delay": 367 * 86400}, LocalProtocolError, "366 days"),
         ({"delay": "1"}, TypeError, "no number"),
         ({"delay": True}, TypeError, "no number"),
-        ({"deliver_at": datetime(2030, 1, 1)}, LocalProtocolError, "no time zone"),  # noqa: DTZ001
+        ({"deliver_at": datetime(2030, 1, 1)}, LocalProtocolError, "no time zone"),
         ({"deliver_at": datetime(2999, 1, 1, tzinfo=UTC)}, LocalProtocolError, "366 days"),
         ({"deliver_at": 17}, TypeError, "no datetime"),
         ({"deliver_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, LocalProtocolError, "both"),
