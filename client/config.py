@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
 from metaq.coordination.assignment import STRATEGIES, Strategy
 from metaq.protocol.errors import ConfigError, InvalidWhere
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_LEASE_MS, check_topic
+from metaq.protocol.own_topics import REPLY_TOPIC
 from metaq.protocol.pulls import MAX_WAIT_MS
 from metaq.protocol.where import Where, parse_where
 
@@ -27,7 +28,6 @@ __all__ = [
     "MAX_TTL_SECONDS",
     "RECOVER_FIRST_SECONDS",
     "RECOVER_SECONDS",
-    "REPLY_TOPIC",
     "SEARCH_TIMEOUT_SECONDS",
     "Compression",
     "ConnectionConfig",
@@ -64,7 +64,6 @@ Compression = Literal["zstd"]
 ReadFrom = Literal["leader", "nearest"]
 """Which node of a broker set a consumer reads from."""
 
-REPLY_TOPIC = "%REPLY%"
 """Every broker of ours has it without a section in server.ini."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0

@@ -11,7 +11,7 @@ from metaq.protocol.halves import Outcome
 from .. import tuning
 from ..delays.contents import DelayedLog, Find
 from ..delays.table import DelayTable
-from ..store.delayed_records import Group, Ids, MarkKind, Marks, DelayTarget, Sizes
+from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Sizes
 from ..store.partition_log import PartitionLog
 
 __all__ = ["Decision", "HalfLog", "Questions"]

@@ -34,7 +34,7 @@ from ..delays.contents import DelayedLog, read_records
 from ..delays.delays import Delays
 from ..delays.table import NOWHERE
 from ..runtime.reactor import ReactorTime
-from ..store.delayed_records import Group, Ids, MarkKind, Marks, Pending, DelayTarget
+from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
 from ..store.internal_logs import HALVES_TOPIC
 from ..store.partition_log import PartitionLog
 from ..store.store import Store

@@ -68,6 +68,7 @@ class _BrokerCollector(Collector):
         yield from self._disks()
         yield from self._journal()
         yield from self._delays()
+        yield from self._halves()
         yield self._filter_failures()
         yield from self._topics()
         yield from self._shared()
@@ -118,6 +119,21 @@ class _BrokerCollector(Collector):
         parts = (("0.5", 0.5), ("0.99", 0.99), ("1", 1.0))
         lateness = ((name, delays.lateness_ms(part) / 1000) for name, part in parts)
         yield _gauge("metaq_delayed_lateness_seconds", text, "quantile", lateness)
+
+    def _halves(self) -> Iterator[Metric]:
+        halves = self._broker.halves
+        text = "Half messages: waiting for their producer, asked for, or parked until an operator decides"
+        states = sorted((state.value, count) for state, count in halves.states().items())
+        yield _gauge("metaq_halves", text, "state", states)
+        figures = halves.figures().items()
+        for state in ("asked", "parked"):
+            counts = ((name, getattr(each, state)) for name, each in figures)
+            yield _gauge(f"metaq_halves_{state}", f"Half messages that are {state}", "group", counts)
+        askers = ((name, each.askers) for name, each in figures)
+        yield _gauge("metaq_halves_askers", "Producers that wait for questions", "group", askers)
+        yield CounterMetricFamily("metaq_halves_committed", "Half messages committed", halves.committed)
+        yield CounterMetricFamily("metaq_halves_rolled_back", "Half messages rolled back", halves.rolled_back)
+        yield CounterMetricFamily("metaq_halves_questions", "Questions for a half message", halves.questions)
 
     def _filter_failures(self) -> Metric:
         failures = CounterMetricFamily("metaq_filter_failures", "Messages whose filter raised", labels=["filter"])

@@ -165,7 +165,7 @@ class Selection:
         if not chosen.runs:
             count = max(1, count)
         ends = starts + sizes
-        apart = np.flatnonzero((offsets[1:count] != offsets[: count - 1] + sizes[: count - 1])) + 1
+        apart = np.flatnonzero(offsets[1:count] != offsets[: count - 1] + sizes[: count - 1]) + 1
         most = tuning.PULL_MAX_RUNS - len(chosen.runs)
         firsts = [0, *apart.tolist()] if count else []
         if len(firsts) > most:

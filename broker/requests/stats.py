@@ -116,6 +116,20 @@ def _delayed_lines(broker: Broker) -> Iterator[str]:
         yield f"late:{topic}-{partition} {count} {why}"
 
 
+def _halves_lines(broker: Broker) -> Iterator[str]:
+    """Half messages, which wait for the outcome of their transaction. An item of ours."""
+    halves = broker.halves
+    for state, count in halves.states().items():
+        yield f"{state.value} {count}"
+    yield f"bytes {halves.live_bytes}"
+    yield f"committed {halves.committed}"
+    yield f"rolled_back {halves.rolled_back}"
+    yield f"questions {halves.questions}"
+    yield f"damaged {halves.damaged}"
+    for name, figures in list(halves.figures().items())[:_MAX_NAMED]:
+        yield f"group:{name} asked {figures.asked} parked {figures.parked} askers {figures.askers}"
+
+
 def _journal_lines(broker: Broker) -> Iterator[str]:
     """Whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
     status = broker.store.journal_status()
@@ -177,4 +191,5 @@ _ITEMS = {
     "journal": _journal_lines,
     "shared": _shared_lines,
     "delayed": _delayed_lines,
+    "halves": _halves_lines,
 }

@@ -399,9 +399,9 @@ class Producer:
         The broker keeps a half message, which no consumer sees. Then `execute(message)` does the local work, on this
         thread: True commits the message, False rolls it back, None leaves it open. So does an exception, which goes on
         to the caller: it does not tell whether the work was committed. While the outcome is open, also because this
-        process has ended, the broker asks producers of the same group: for the first time `check_after` seconds from now
-        (by default the broker's, 6), then after growing pauses, 15 times; then an operator decides (`metaq halves`). So
-        `execute` has to store what tells `check` the outcome, with the work.
+        process has ended, the broker asks producers of the same group: for the first time `check_after` seconds from
+        now (by default the broker's, 6), then after growing pauses, 15 times; then an operator decides (`metaq
+        halves`). So `execute` has to store what tells `check` the outcome, with the work.
 
         check: answers such questions from now on, as `check_transactions`; None: as before. A call of `check(message)`
         returns True, False, or None if it cannot tell yet: work of another process may still be under way. group:

@@ -66,11 +66,11 @@ class WaitingHalf(NamedTuple):
 
 
 class HalvesPage(NamedTuple):
-    """An answer. count, states: of all half messages of the broker. groups: by producer group, of those whose first
+    """An answer. total, states: of all half messages of the broker. groups: by producer group, of those whose first
     check is due: `asked`, `parked`, and `askers`, how many producers wait for questions. next: what the next page is
     asked for with, 0 if this is the last one."""
 
-    count: int
+    total: int
     states: Mapping[str, int]
     groups: Mapping[str, Mapping[str, int]]
     halves: list[WaitingHalf]

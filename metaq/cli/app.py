@@ -38,6 +38,7 @@ COMMANDS = {
     "offsets": "Show, copy, seek and skip the offsets of groups.",
     "transactions": "List and decide prepared transactions.",
     "delayed": "List, count and cancel messages that wait for their time.",
+    "halves": "List half messages of transactions with check-back, and decide them.",
     "monitor": "Look at a cluster, once or again and again, and give alarms.",
     "bench": "Measure a cluster: sending, reading, latency, many partitions.",
     "check": "Report what is in a data directory, without changing it.",

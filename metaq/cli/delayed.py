@@ -22,7 +22,7 @@ from .cluster import open_cluster, tell_absent
 from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import say, show
 
-__all__ = ["delayed"]
+__all__ = ["asked_brokers", "delayed"]
 
 
 @click.group()
@@ -41,7 +41,8 @@ _topic_option = click.option("--topic", "-t", type=TOPIC, help="Of this topic; b
 _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this broker only; by default all.")
 
 
-def _brokers(cluster: Cluster, broker: int | None) -> list[int]:
+def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
+    """This one, or all that are there; those that are not are told of. Raises what `Cluster.endpoint` does."""
     if broker is not None:
         cluster.endpoint(broker)
         return [broker]
@@ -71,7 +72,7 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
     late: Counter[str] = Counter()
     why: dict[str, str] = {}
     with open_cluster(zk) as cluster:
-        for each in _brokers(cluster, broker):
+        for each in asked_brokers(cluster, broker):
             page = cluster.ask(_at(each), lambda connection: list_delayed(connection, topic or "", 0))
             counts.update({name: count for name, count in page.topics.items() if topic in (None, name)})
             for place, said in page.late.items():
@@ -102,7 +103,7 @@ def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, 
     with open_cluster(zk) as cluster:
         found = [
             _each(each, cluster.ask(_at(each), lambda connection: list(each_delayed(connection, topic or "", limit))))
-            for each in _brokers(cluster, broker)
+            for each in asked_brokers(cluster, broker)
         ]
     chosen = list(islice(merge(*found, key=lambda pair: pair[1].due), limit))
     columns = ("ID", "TOPIC", "PARTITION", "DUE", "TAKEN", "BYTES")

@@ -17,6 +17,7 @@ from metaq.client.dead_letters import count_dead_letters
 from metaq.client.questions.admin import prepared_transactions
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.halves import list_halves
 from metaq.client.questions.partitions import max_offset, read_stats
 from metaq.client.questions.records import read_bytes
 from metaq.client.values import TopicPartition
@@ -26,6 +27,7 @@ from metaq.protocol.errors import (
     OffsetOutOfRange,
     RequestRefused,
 )
+from metaq.protocol.halves import HalfState
 from metaq.protocol.own_topics import dead_topic, is_own_topic
 
 from .cluster import open_cluster, zk_timeout
@@ -66,6 +68,7 @@ class ProbeLimits:
     max_put_failed: int = 0
     max_connections: int = 10_000
     max_prepared: int = 0
+    max_parked: int = 0
     max_disk: int = 90
     min_memory: int = 5
 
@@ -179,6 +182,9 @@ class Monitor:
                 yield Seen(ProbeLevel.UNKNOWN, what, f"prepared transactions cannot be seen: {error}")
             else:
                 yield from _above(what, "prepared transactions", prepared, limits.max_prepared)
+        if connection.takes_halves:
+            parked = list_halves(connection, limit=0).states[HalfState.PARKED]
+            yield from _above(what, "parked half messages (metaq halves list)", parked, limits.max_parked)
 
     # --- a message there and back -------------------------------------------------------------------------------------
 

@@ -21,10 +21,12 @@ from metaq.protocol.errors import (
     TransactionRefused,
 )
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
+from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, encode_checked, is_half
 from metaq.protocol.limits import (
     COMPRESSED_MARK,
     DELAYS_MARK,
     FRAMES_MARK,
+    HALVES_MARK,
     INT64_MAX,
     MANY_MARK,
     MAX_FRAME_BYTES,
@@ -73,6 +75,7 @@ from metaq.protocol.text import (
 from metaq.protocol.where import parse_where
 
 from .delays import FakeDelays
+from .halves import FakeHalf, FakeHalves
 from .log import MemoryLog, checked
 from .transactions import FakeTransactions
 
@@ -105,6 +108,16 @@ class _Parked:
     deadline: float
 
 
+@dataclass(slots=True, eq=False)
+class _ParkedCheck:
+    """A producer that waits for questions."""
+
+    caller: Connected
+    opaque: int
+    request: CheckHalvesRequest
+    deadline: float
+
+
 class Answers:
     """The partitions and transactions of one broker, and its answers. One thread. Its attributes: see FakeBroker."""
 
@@ -117,7 +130,7 @@ class Answers:
         self.takes_many = True
         self.knows_compressed = True
         self.takes_where = True
-        self.takes_delays = True
+        self.takes_delays = self.takes_halves = True
         self.silent = False
         self.max_transfer_bytes = MAX_FRAME_BYTES
         self.refuse: Callable[[WireRequest], int | None] = lambda request: None
@@ -129,8 +142,10 @@ class Answers:
         self.requests: list[str] = []
         self.transactions = FakeTransactions()
         self.delays = FakeDelays(clock)
+        self.halves = FakeHalves(clock, self._commit)
         self._ids = itertools.count(counter_at(int(clock() * 1000)))
         self._parked: list[_Parked] = []
+        self._parked_checks: list[_ParkedCheck] = []
 
     def log(self, topic: str, partition: int) -> MemoryLog:
         """The partition's log (made if it is not there yet)."""
@@ -159,6 +174,7 @@ class Answers:
     def _drop_caller(self, caller: Connected) -> None:
         """Its connection is gone."""
         self._parked = [parked for parked in self._parked if parked.caller is not caller]
+        self._parked_checks = [parked for parked in self._parked_checks if parked.caller is not caller]
         self.transactions.drop_local(caller)
 
     # --- partitions ---------------------------------------------------------------------------------------------------
@@ -215,7 +231,13 @@ class Answers:
         RemoteProtocolError, DelayRefused."""
         if tx_key is not None and any(flag & DELAYED_FLAG for flag, _ in records):
             raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
+        if records and is_half(*records[0]):
+            return self.halves.take(topic, partition, records)
         return self.delays.take(topic, partition, records)
+
+    def _commit(self, half: FakeHalf) -> tuple[int, int]:
+        identity = self._new_id()
+        return identity, self.log(half.topic, half.partition).append(half.body, identity, half.flag & ~DELAYED_FLAG)
 
     def _deliver(self, *, everything: bool = False) -> None:
         """What is due, or all that waits, goes to its partition."""
@@ -275,6 +297,10 @@ class Answers:
                 cancel = CancelDelayedRequest.from_ext(frame.ext)
                 state = self.delays.cancel(cancel.topic, cancel.partition, cancel.message_id)
                 return _Reply(CancelDelayedReply(state).to_ext())
+            case RequestCode.END_HALF:
+                return _Reply(self.halves.end(EndHalfRequest.from_ext(frame.ext)).to_ext())
+            case RequestCode.CHECK_HALVES:
+                return self._check(caller, frame)
             case RequestCode.SET_STATUS:
                 role = self.role or ("leader" if self.leader is None else "follower")
                 return _Reply({}, b'{"role": "%s"}' % role.encode())
@@ -345,19 +371,43 @@ class Answers:
             self._parked.append(_Parked(caller, frame.opaque, request, time.monotonic() + request.wait_ms / 1000))
         return reply
 
+    def _check(self, caller: Connected, frame: Frame) -> _Reply | None:
+        request = CheckHalvesRequest.from_ext(frame.ext)
+        halves = self.halves.checked(request)
+        if halves or not request.wait_ms:
+            return _Reply({}, b"".join(encode_checked(halves)))
+        deadline = time.monotonic() + request.wait_ms / 1000
+        self._parked_checks.append(_ParkedCheck(caller, frame.opaque, request, deadline))
+        return None
+
+    def _answer_checks(self, now: float) -> list[Connected]:
+        """As `_answer_parked`, for those who wait for questions."""
+        waiting, self._parked_checks = self._parked_checks, []
+        answered: list[Connected] = []
+        for parked in waiting:
+            halves = self.halves.checked(parked.request)
+            if halves or parked.deadline <= now:
+                body = b"".join(encode_checked(halves))
+                self._reply(parked.caller, parked.opaque, ResponseCode.SUCCESS, {}, body)
+                answered.append(parked.caller)
+            else:
+                self._parked_checks.append(parked)
+        return answered
+
     def _patience(self) -> float | None:
         """Seconds until `_answer_parked` has to be called, whatever happens; None: for ever."""
         patience = [parked.deadline - time.monotonic() for parked in self._parked]
-        if self.delays.patience is not None:
-            patience.append(self.delays.patience)
+        patience += [parked.deadline - time.monotonic() for parked in self._parked_checks]
+        asked = self.halves.patience(parked.request.group for parked in self._parked_checks)
+        patience += [each for each in (self.delays.patience, asked) if each is not None]
         return max(0.0, min(patience)) if patience else None
 
     def _answer_parked(self) -> list[Connected]:
         """Answer the pulls for which there is something, or whose time is over; whose they are."""
         self._deliver()
         now = time.monotonic()
+        answered = self._answer_checks(now)
         waiting, self._parked = self._parked, []
-        answered: list[Connected] = []
         for parked in waiting:
             reply = self._pulled(parked.request, last=parked.deadline <= now)
             if reply is None:
@@ -405,6 +455,7 @@ class Answers:
                 marks = [*([MANY_MARK] if self.takes_many else []), *([WHERE_MARK] if self.takes_where else [])]
                 marks += [COMPRESSED_MARK] if self.knows_compressed else []
                 marks += [DELAYS_MARK] if self.takes_delays else []
+                marks += [HALVES_MARK] if self.takes_halves else []
                 ours = " ".join(("0.1", *marks, FRAMES_MARK))
                 return encode_result(Status.SUCCESS, ours if self.speaks_frames else "1.4.6.2", request.opaque)
             case Put():

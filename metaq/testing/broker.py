@@ -37,15 +37,17 @@ class FakeBroker(Answers):
     """A broker in a thread. Start it as a context manager; every attribute below may be changed while it runs.
 
     speaks_frames: False = it answers as a Java broker does. takes_many: False = as our first ones, which did not know
-    SEND_MANY. takes_delays: False = it keeps no messages until their time. takes_where: False = as older ones, which do
-    not filter by content. knows_compressed: False = as those that did not know compressed messages; else it takes them
-    for every topic, as with acceptCompressed=true. silent: it reads and never answers (a hung broker).
+    SEND_MANY. takes_delays: False = it keeps no messages until their time. takes_halves: False = it keeps no half
+    messages. takes_where: False = as older ones, which do not filter by content. knows_compressed: False = as those that
+    did not know compressed messages; else it takes them for every topic, as with acceptCompressed=true. silent: it reads
+    and never answers (a hung broker).
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
     with. leader: the URL of another node, "" if none is known: it is a node of a broker set that does not lead, and
     refuses every frame but SET_STATUS. role: what it says there that it is, by default `leader` or `follower`.
     replicas: on how many nodes it says that messages are; 0: it does not say.
     max_transfer_bytes: most that it answers a `get` with, as maxTransferSize. sends, pulls, connections: how many were
     taken. transactions: those that are open. delays.waiting: messages that wait for their time, by the clock given.
+    halves.waiting: half messages that wait for their outcome; halves.decided: by id, what became of others.
     """
 
     def __init__(
@@ -118,6 +120,10 @@ class FakeBroker(Answers):
     def deliver_delayed(self) -> None:
         """Deliver all messages that wait, now, whatever their times. Parked pulls are answered."""
         self.run_there(lambda: self._deliver(everything=True))
+
+    def ask_for_halves(self) -> None:
+        """Ask producers that check transactions for the outcome of all half messages that wait, now."""
+        self._run_there(self.halves.make_due)
 
     def append_damaged(self, topic: str, partition: int, payload: Buffer) -> None:
         """Store a message whose last byte is not what its checksum says. Parked pulls are answered."""

@@ -144,7 +144,7 @@ class Life:
         self._end_workers()
         self.start_worker("answers")
         give_up = time.monotonic() + DEADLINE
-        while (page := self.undecided()).count and time.monotonic() < give_up:
+        while (page := self.undecided()).total and time.monotonic() < give_up:
             time.sleep(0.2)
         self._end_workers()
         assert self.broker.stop() == 0

@@ -1,7 +1,8 @@
 """A producer of the group `bank`, in a process of its own that may be killed at any moment.
 
 `python -m tests.halves.worker DIRECTORY NUMBER ADDRESS SEED [answers]`. It does transactions until stdin ends, and
-answers for all others; with `answers` it does no more than that. Its books: one line for each transaction whose local work is done, `<payload> commit` or `<payload> rollback`.
+answers for all others; with `answers` it does no more than that. Its books: one line for each transaction whose local
+work is done, `<payload> commit` or `<payload> rollback`.
 """
 
 from __future__ import annotations
