@@ -64,8 +64,6 @@ Compression = Literal["zstd"]
 ReadFrom = Literal["leader", "nearest"]
 """Which node of a broker set a consumer reads from."""
 
-"""Every broker of ours has it without a section in server.ini."""
-
 SEARCH_TIMEOUT_SECONDS = 30.0
 """For a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
 

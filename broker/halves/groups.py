@@ -126,7 +126,8 @@ class Groups(Generic[T]):
 
     def take(self, name: str, most: int, now: float) -> list[Half]:
         """Those that are due, at most so many; they are to be `put_off`, unless they are decided first."""
-        group, found = self._group(name), []
+        group = self._group(name)
+        found: list[Half] = []
         while len(found) < most and group.first_at <= now:
             at, half_id = heappop(group._due)
             if self._is_current(at, half_id):

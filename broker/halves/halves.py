@@ -251,8 +251,9 @@ class Halves(Delays):
             half.last_ms = now_ms
             self._groups.put_off(half, seconds + self._pause_after(half.asked))
             given.append(half)
-            columns = pending.id, pending.flag, pending.checksum, pending.body
-            checked.append(CheckedHalf(*pending.place, half.asked, pending.taken, *columns))
+            topic, partition = pending.place
+            asked = topic, partition, half.asked, pending.taken
+            checked.append(CheckedHalf(*asked, pending.id, pending.flag, pending.checksum, pending.body))
         self.questions += len(checked)
         self._tell_asked(contents, messages)
         poll.answer.callback(checked)

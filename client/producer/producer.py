@@ -127,7 +127,7 @@ class Producer:
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         pool = partial(ConnectionPool, self._config.connection, self._protocol, clock=clock, random=random)
         self._halves = HalfTransactions(
-            lambda outgoing: self._driver.send_and_wait(outgoing),  # type: ignore[no-any-return]
+            lambda outgoing: self._driver.send_and_wait(outgoing),
             self._transactional.connect,
             self._pool.follow,
             Checker(self._metadata, pool, self._config, clock),
@@ -206,7 +206,7 @@ class Producer:
         """
         self._guard.check()
         outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
-        return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
+        return self._driver.send_and_wait(outgoing)
 
     def send_async(
         self,
@@ -277,7 +277,7 @@ class Producer:
         if not items:
             return []
         outgoing = build_batch(topic, items, self._deadline(timeout), options, self._packer)
-        return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
+        return self._driver.send_and_wait(outgoing)
 
     def send_batch_async(
         self,
@@ -344,7 +344,7 @@ class Producer:
         self._guard.check()
         to, own = reply_options(request, options)
         outgoing = build_message(to.partition.topic, payload, self._deadline(timeout), own, self._packer)
-        return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
+        return self._driver.send_and_wait(outgoing)
 
     @property
     def late_replies(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import click
 
@@ -46,7 +47,7 @@ def list_shared(zk: str, as_json: bool) -> None:
         tell_absent(cluster)
         found, silent = _ask_all(cluster)
     names = sorted({each.group for each in found})
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in names:
         parts = [each for each in found if each.group == name]
         rows.append(

@@ -38,9 +38,9 @@ class FakeBroker(Answers):
 
     speaks_frames: False = it answers as a Java broker does. takes_many: False = as our first ones, which did not know
     SEND_MANY. takes_delays: False = it keeps no messages until their time. takes_halves: False = it keeps no half
-    messages. takes_where: False = as older ones, which do not filter by content. knows_compressed: False = as those that
-    did not know compressed messages; else it takes them for every topic, as with acceptCompressed=true. silent: it reads
-    and never answers (a hung broker).
+    messages. takes_where: False = as older ones, which do not filter by content. knows_compressed: False = as those
+    that did not know compressed messages; else it takes them for every topic, as with acceptCompressed=true. silent: it
+    reads and never answers (a hung broker).
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
     with. leader: the URL of another node, "" if none is known: it is a node of a broker set that does not lead, and
     refuses every frame but SET_STATUS. role: what it says there that it is, by default `leader` or `follower`.
@@ -123,7 +123,7 @@ class FakeBroker(Answers):
 
     def ask_for_halves(self) -> None:
         """Ask producers that check transactions for the outcome of all half messages that wait, now."""
-        self._run_there(self.halves.make_due)
+        self.run_there(self.halves.make_due)
 
     def append_damaged(self, topic: str, partition: int, payload: Buffer) -> None:
         """Store a message whose last byte is not what its checksum says. Parked pulls are answered."""

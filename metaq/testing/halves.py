@@ -48,7 +48,8 @@ class FakeHalves:
 
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int:
         """The first id of these records (flag, body). Raises RemoteProtocolError."""
-        now_ms, found = self._now_ms, []
+        now_ms = self._now_ms
+        found: list[CheckedHalf] = []
         said = [half_of(flag, body) for flag, body in records]
         first_due = None
         for number, ((flag, body), (group, after)) in enumerate(zip(records, said, strict=True), self._counter):
@@ -72,7 +73,8 @@ class FakeHalves:
 
     def checked(self, request: CheckHalvesRequest) -> list[CheckedHalf]:
         """Those that a producer is asked for now."""
-        now_ms, found = self._now_ms, []
+        now_ms = self._now_ms
+        found: list[CheckedHalf] = []
         for each in self.waiting:
             if each.group == request.group and each.due <= now_ms and len(found) < request.limit:
                 each.asked += 1
