@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from metaq.client.values import Lag as Lag
     from metaq.client.values import SendResult as SendResult
     from metaq.client.values import TopicPartition as TopicPartition
-    from metaq.protocol.halves import Outcome as Outcome
+    from metaq.protocol.halves import HalfOutcome as HalfOutcome
     from metaq.protocol.transactions import XaCode as XaCode
     from metaq.protocol.transactions import XaVote as XaVote
 
@@ -82,7 +82,7 @@ _NAMES = {
     "client.reading": ("PartitionReader", "TopicBrowser", "browse"),
     "client.shared": ("SharedConsumer", "SharedMessage"),
     "client.values": ("Lag", "SendResult", "TopicPartition"),
-    "protocol.halves": ("Outcome",),
+    "protocol.halves": ("HalfOutcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }
 """The public names by the module below metaq that has them."""

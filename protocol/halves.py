@@ -52,9 +52,9 @@ __all__ = [
     "CheckedHalf",
     "EndHalfReply",
     "EndHalfRequest",
+    "HalfOutcome",
     "HalfState",
     "ListHalvesRequest",
-    "Outcome",
     "decode_checked",
     "encode_checked",
     "half_of",
@@ -107,7 +107,7 @@ def half_of(flag: int, body: Buffer) -> tuple[str, int | None]:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-class Outcome(StrEnum):
+class HalfOutcome(StrEnum):
     """What became of a half message."""
 
     COMMITTED = "committed"
@@ -130,7 +130,7 @@ class HalfState(StrEnum):
     """It was asked for as often as may be: only an operator, or a late answer, decides it."""
 
 
-_ANSWERS = [Outcome.COMMITTED.value, Outcome.ROLLED_BACK.value]
+_ANSWERS = [HalfOutcome.COMMITTED.value, HalfOutcome.ROLLED_BACK.value]
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class EndHalfReply(ExtFields):
     """Given when the decision is as safe as the topic's messages. outcome: what was decided, which may be something
     else than was asked for. message_id, offset: of the message that consumers see; 0 and -1 if there is none."""
 
-    outcome: Annotated[str, choice("outcome", [each.value for each in Outcome])]
+    outcome: Annotated[str, choice("outcome", [each.value for each in HalfOutcome])]
     message_id: Annotated[int, number("msgId", 0, INT64_MAX)] = 0
     offset: Annotated[int, number("offset", -1, INT64_MAX)] = -1
 

@@ -37,8 +37,8 @@ __all__ = [
     "AcquireReply",
     "AcquireRequest",
     "Leased",
-    "Outcome",
     "SettleAction",
+    "SettleOutcome",
     "SettleRequest",
     "Settlement",
     "SharedForgetRequest",
@@ -147,7 +147,7 @@ class SettleAction(IntEnum):
     """It may be leased again, and nobody has worked on it: the attempt does not count."""
 
 
-class Outcome(IntEnum):
+class SettleOutcome(IntEnum):
     """What became of a settlement."""
 
     DONE = 0
@@ -201,15 +201,15 @@ def decode_settlements(body: Buffer, count: int) -> list[Settlement]:
     return rows
 
 
-_OUTCOMES = frozenset(outcome.value for outcome in Outcome)
+_OUTCOMES = frozenset(outcome.value for outcome in SettleOutcome)
 
 
-def decode_outcomes(body: Buffer, count: int) -> list[Outcome]:
+def decode_outcomes(body: Buffer, count: int) -> list[SettleOutcome]:
     """The answer to a SETTLE of so many rows. Raises RemoteProtocolError."""
     outcomes = bytes(body)
     if len(outcomes) != count or not _OUTCOMES.issuperset(outcomes):
         raise RemoteProtocolError(f"the answer to {count} settlements has {len(outcomes)} outcomes, or others")
-    return [Outcome(each) for each in outcomes]
+    return [SettleOutcome(each) for each in outcomes]
 
 
 @dataclass(slots=True)

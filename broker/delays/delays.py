@@ -59,7 +59,7 @@ from .table import NOWHERE
 if TYPE_CHECKING:
     from ..writing import Write, Writing
 
-__all__ = ["Delays", "Delivery", "Pended"]
+__all__ = ["DelayedDelivery", "Delays", "Pended"]
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Pended(NamedTuple):
         return units_of(offset, self.ids, self.sizes, place_tag(self.place), self.now_ms).tobytes()
 
 
-class Delivery(NamedTuple):
+class DelayedDelivery(NamedTuple):
     """What one turn gives to one partition. wanted: when each should have come, Unix ms."""
 
     group: Group
@@ -407,7 +407,7 @@ class Delays:
         if deliveries:
             self._append(contents, deliveries)
 
-    def _delivery(self, place: DelayTarget, messages: Sequence[Pending]) -> Delivery:
+    def _delivery(self, place: DelayTarget, messages: Sequence[Pending]) -> DelayedDelivery:
         """Raises what refuses a put."""
         log = self.writing.log(*place, place[1])
         count = len(messages)
@@ -418,9 +418,9 @@ class Delays:
         ids, taken = _ids_of(messages), np.array([each.taken for each in messages], np.int64)
         sizes = np.array([HEADER_BYTES + len(each.body) for each in messages], np.int64)
         wanted = np.maximum(store_times_ms(ids), store_times_ms(taken))
-        return Delivery(Group(place, ids, sizes, base, first_id), write, wanted)
+        return DelayedDelivery(Group(place, ids, sizes, base, first_id), write, wanted)
 
-    def _append(self, contents: DelayedLog, deliveries: Sequence[Delivery]) -> None:
+    def _append(self, contents: DelayedLog, deliveries: Sequence[DelayedDelivery]) -> None:
         mark, _ = self._append_marked(contents, deliveries)
         if mark.error is not None:
             _log.error("delayed messages are not delivered now: %s", mark.error)
@@ -433,7 +433,7 @@ class Delays:
                 continue
             self._lateness.extend((now_ms - each.wanted).tolist())
 
-    def _append_marked(self, contents: DelayedLog, deliveries: Sequence[Delivery]) -> tuple[Write, list[Write]]:
+    def _append_marked(self, contents: DelayedLog, deliveries: Sequence[DelayedDelivery]) -> tuple[Write, list[Write]]:
         """The mark, without which nothing else is appended, and what is appended and not safe yet. Those that their
         partition does not take have an error, and wait as before."""
         log = contents.log

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from metaq.protocol.halves import Outcome
+from metaq.protocol.halves import HalfOutcome
 
 from .. import tuning
 from ..delays.contents import DelayedLog, Find
@@ -27,7 +27,7 @@ class Questions(NamedTuple):
 class Decision(NamedTuple):
     """What became of a half message. message_id, offset: of the message in its partition; 0 and -1 if there is none."""
 
-    outcome: Outcome
+    outcome: HalfOutcome
     place: DelayTarget
     message_id: int = 0
     offset: int = -1
@@ -92,10 +92,10 @@ class HalfLog(DelayedLog):
         offset, message_id = group.base, group.first_id
         for half_id, size in zip(group.ids.tolist(), group.sizes.tolist(), strict=True):
             if committed:
-                self.decided[half_id] = Decision(Outcome.COMMITTED, group.place, message_id, offset)
+                self.decided[half_id] = Decision(HalfOutcome.COMMITTED, group.place, message_id, offset)
                 offset, message_id = offset + size, message_id + 1
             else:
-                self.decided[half_id] = Decision(Outcome.ROLLED_BACK, group.place)
+                self.decided[half_id] = Decision(HalfOutcome.ROLLED_BACK, group.place)
         while len(self.decided) > tuning.HALVES_DECIDED:
             self.decided.popitem(last=False)
 

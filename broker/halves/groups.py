@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 
 from ..store.delayed_records import DelayTarget
 
-__all__ = ["NEVER", "Group", "Groups", "Half", "Poll"]
+__all__ = ["NEVER", "AskedGroup", "Groups", "Half", "Poll"]
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Poll(NamedTuple, Generic[T]):
     answer: Deferred[T]
 
 
-class Group(Generic[T]):
+class AskedGroup(Generic[T]):
     """One producer group."""
 
     __slots__ = ("_due", "asked", "parked", "polls")
@@ -70,7 +70,7 @@ class Groups(Generic[T]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._groups: dict[str, Group[T]] = {}
+        self._groups: dict[str, AskedGroup[T]] = {}
         self._halves: dict[int, Half] = {}
 
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ class Groups(Generic[T]):
         half = self._halves.get(half_id)
         return half is not None and half.at == at
 
-    def all(self) -> Iterator[tuple[str, Group[T]]]:
+    def all(self) -> Iterator[tuple[str, AskedGroup[T]]]:
         """By name."""
         yield from sorted(self._groups.items())
 
@@ -181,10 +181,10 @@ class Groups(Generic[T]):
         ]
         return min(found, default=NEVER)
 
-    def _group(self, name: str) -> Group[T]:
+    def _group(self, name: str) -> AskedGroup[T]:
         found = self._groups.get(name)
         if found is None:
-            found = self._groups[name] = Group()
+            found = self._groups[name] = AskedGroup()
         return found
 
     def _drop_empty(self, name: str) -> None:

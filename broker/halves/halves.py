@@ -23,8 +23,8 @@ from metaq.protocol.halves import (
     CheckHalvesRequest,
     EndHalfReply,
     EndHalfRequest,
+    HalfOutcome,
     HalfState,
-    Outcome,
     half_of,
 )
 from metaq.protocol.record import Buffer
@@ -290,9 +290,9 @@ class Halves(Delays):
     def end(self, request: EndHalfRequest) -> Deferred[EndHalfReply]:
         """Answered when the outcome is as safe as the messages. Fails with what refuses a put, StoreError."""
         place = request.topic, request.partition
-        return ensureDeferred(self._end(place, request.message_id, Outcome(request.outcome)))
+        return ensureDeferred(self._end(place, request.message_id, HalfOutcome(request.outcome)))
 
-    async def _end(self, place: DelayTarget, half_id: int, outcome: Outcome) -> EndHalfReply:
+    async def _end(self, place: DelayTarget, half_id: int, outcome: HalfOutcome) -> EndHalfReply:
         found = await self._find(place, half_id)
         if found is not None:
             await self._decide(*found, outcome)
@@ -304,7 +304,7 @@ class Halves(Delays):
             decision = contents.decided.get(half_id)
             if decision is not None and decision.place == place:
                 return EndHalfReply(decision.outcome, decision.message_id, decision.offset)
-        return EndHalfReply(Outcome.UNKNOWN)
+        return EndHalfReply(HalfOutcome.UNKNOWN)
 
     async def _find(self, place: DelayTarget, half_id: int) -> tuple[HalfLog, Pending] | None:
         """Its record, if it waits for this partition."""
@@ -323,9 +323,9 @@ class Halves(Delays):
             return (contents, pending) if pending is not None and pending.place == place and still else None
         return None
 
-    async def _decide(self, contents: HalfLog, pending: Pending, outcome: Outcome) -> None:
+    async def _decide(self, contents: HalfLog, pending: Pending, outcome: HalfOutcome) -> None:
         """Raises what refuses it; then it waits as before."""
-        if outcome is Outcome.COMMITTED:
+        if outcome is HalfOutcome.COMMITTED:
             write, waiting = self._commit(contents, pending)
         else:
             write, waiting = self._roll_back(contents, pending)

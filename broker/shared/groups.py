@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import MetaqError, NotMaster, SharedRefused
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
-from metaq.protocol.shared import AcquireRequest, Outcome, SettleAction, Settlement, SettleRequest
+from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
 
 from .. import tuning
 from ..network.long_poll import ParkedPulls
@@ -259,7 +259,7 @@ class SharedGroups:
         self._partitions.find(request.topic, request.partition)  # raises where it is not served
         queue = self._queues.get(SharedKey(request.group, request.topic, request.partition))
         if queue is None:
-            return bytes([Outcome.GONE]) * len(settlements)
+            return bytes([SettleOutcome.GONE]) * len(settlements)
         outcomes, gathered = self._settle(queue, settlements)
         if gathered is None:
             return outcomes
@@ -278,16 +278,16 @@ class SharedGroups:
             if action == SettleAction.ACK:
                 size = state.size_of(offset)
                 outcome = state.ack(offset, token)
-                if outcome is Outcome.DONE:
+                if outcome is SettleOutcome.DONE:
                     done.append((offset, offset + size))
             elif action == SettleAction.EXTEND:
                 outcome = state.extend(offset, token, now + ms / 1000)
-                if outcome is Outcome.DONE:
+                if outcome is SettleOutcome.DONE:
                     changes.append((offset, now_ms + ms, state.attempts_of(offset), HeldState.LEASED))
             else:
                 counts = action != SettleAction.RETURN
                 outcome = state.release(offset, token, now, ms / 1000 if counts else 0.0, counts=counts)
-                if outcome is Outcome.DONE:
+                if outcome is SettleOutcome.DONE:
                     until = now_ms + ms if counts and ms else 0
                     changes.append((offset, until, state.attempts_of(offset), HeldState.DELAYED))
             outcomes.append(outcome)

@@ -32,8 +32,8 @@ from ..store.segments import Snapshot
 from .state import Grant, HeldState, SharedState
 
 __all__ = [
-    "Kind",
-    "Section",
+    "RowKind",
+    "RowSection",
     "SharedKey",
     "apply",
     "changed_section",
@@ -75,7 +75,7 @@ _STATES = {1: HeldState.LEASED, 2: HeldState.DELAYED}
 _NUMBERS = {state: number for number, state in _STATES.items()}
 
 
-class Kind(IntEnum):
+class RowKind(IntEnum):
     """Of a section."""
 
     LEASED = 1
@@ -94,10 +94,10 @@ class SharedKey(NamedTuple):
     partition: int
 
 
-class Section(NamedTuple):
+class RowSection(NamedTuple):
     """payload: as the module says, by its kind."""
 
-    kind: Kind
+    kind: RowKind
     key: SharedKey
     payload: memoryview
 
@@ -107,7 +107,7 @@ def encode_body(serial: int, encoded: Sequence[bytes]) -> bytes:
     return _HEAD.pack(_VERSION, serial) + b"".join(encoded)
 
 
-def _section(kind: Kind, key: SharedKey, payload: bytes) -> bytes:
+def _section(kind: RowKind, key: SharedKey, payload: bytes) -> bytes:
     group, topic = key.group.encode("utf-8"), key.topic.encode("utf-8")
     return _SECTION.pack(kind, key.partition, len(group), len(topic)) + group + topic + payload
 
@@ -116,19 +116,19 @@ def leased_section(key: SharedKey, grants: Sequence[Grant], token: int, until_ms
     """These were leased."""
     name = member.encode("utf-8")
     rows = b"".join([_GRANT.pack(*grant) for grant in grants])
-    return _section(Kind.LEASED, key, _LEASED.pack(token, until_ms, len(name), len(grants)) + name + rows)
+    return _section(RowKind.LEASED, key, _LEASED.pack(token, until_ms, len(name), len(grants)) + name + rows)
 
 
 def done_section(key: SharedKey, ranges: Sequence[tuple[int, int]], *, skipped: bool = False) -> bytes:
     """The records at [start, end) are done; skipped: bytes that hold none."""
-    kind = Kind.SKIPPED if skipped else Kind.DONE
+    kind = RowKind.SKIPPED if skipped else RowKind.DONE
     return _section(kind, key, _COUNT.pack(len(ranges)) + b"".join([_RANGE.pack(*each) for each in ranges]))
 
 
 def changed_section(key: SharedKey, changes: Sequence[tuple[int, int, int, HeldState]]) -> bytes:
     """Offset, until (Unix ms), attempts and state (LEASED or DELAYED) of each record that was released or extended."""
     rows = [(offset, until, attempts, _NUMBERS[state]) for offset, until, attempts, state in changes]
-    return _section(Kind.CHANGED, key, _COUNT.pack(len(rows)) + np.array(rows, _CHANGE_ROW).tobytes())
+    return _section(RowKind.CHANGED, key, _COUNT.pack(len(rows)) + np.array(rows, _CHANGE_ROW).tobytes())
 
 
 def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -> bytes:
@@ -141,12 +141,12 @@ def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -
         number = _NUMBERS[each.state if timed else HeldState.DELAYED]
         held.append((offset, each.token, until, each.size, each.attempts, each.priority, number))
     rows = np.array(ranges, _COUNTED_ROW).tobytes() + np.array(held, _HELD_ROW).tobytes()
-    return _section(Kind.STATE, key, _STATE.pack(state.low, len(ranges), len(held)) + rows)
+    return _section(RowKind.STATE, key, _STATE.pack(state.low, len(ranges), len(held)) + rows)
 
 
 def forgotten_section(key: SharedKey) -> bytes:
     """Nothing is known any more."""
-    return _section(Kind.FORGOTTEN, key, b"")
+    return _section(RowKind.FORGOTTEN, key, b"")
 
 
 def read_bodies(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
@@ -169,7 +169,7 @@ def read_bodies(snapshot: Snapshot, first_offset: int, most_bytes: int | None = 
         rest = rest[start:]
 
 
-def sections(body: bytes) -> tuple[int, Iterator[Section]]:
+def sections(body: bytes) -> tuple[int, Iterator[RowSection]]:
     """The serial of a record, and its sections. Raises StoreError, also while they are taken."""
     try:
         version, serial = _HEAD.unpack_from(body)
@@ -180,7 +180,7 @@ def sections(body: bytes) -> tuple[int, Iterator[Section]]:
     return serial, _sections(memoryview(body))
 
 
-def _sections(body: memoryview) -> Iterator[Section]:
+def _sections(body: memoryview) -> Iterator[RowSection]:
     place = _HEAD.size
     try:
         while place < len(body):
@@ -190,32 +190,32 @@ def _sections(body: memoryview) -> Iterator[Section]:
             place += group_bytes
             topic = str(body[place : place + topic_bytes], "utf-8")
             place += topic_bytes
-            size = _payload_bytes(Kind(kind), body, place)
+            size = _payload_bytes(RowKind(kind), body, place)
             if place + size > len(body):
                 raise StoreError("rows of shared groups cannot be read: a record has a part of a section")
-            yield Section(Kind(kind), SharedKey(group, topic, partition), body[place : place + size])
+            yield RowSection(RowKind(kind), SharedKey(group, topic, partition), body[place : place + size])
             place += size
     except (error, UnicodeDecodeError, ValueError) as wrong:
         raise StoreError(f"rows of shared groups cannot be read: {wrong}") from wrong
 
 
-def _payload_bytes(kind: Kind, body: memoryview, place: int) -> int:
-    if kind is Kind.LEASED:
+def _payload_bytes(kind: RowKind, body: memoryview, place: int) -> int:
+    if kind is RowKind.LEASED:
         _, _, name, count = _LEASED.unpack_from(body, place)
         return int(_LEASED.size + name + count * _GRANT_ROW.itemsize)
-    if kind is Kind.STATE:
+    if kind is RowKind.STATE:
         _, ranges, held = _STATE.unpack_from(body, place)
         return int(_STATE.size + ranges * _COUNTED_ROW.itemsize + held * _HELD_ROW.itemsize)
-    if kind is Kind.FORGOTTEN:
+    if kind is RowKind.FORGOTTEN:
         return 0
-    row = _CHANGE_ROW if kind is Kind.CHANGED else _RANGE_ROW
+    row = _CHANGE_ROW if kind is RowKind.CHANGED else _RANGE_ROW
     return int(_COUNT.size + _COUNT.unpack_from(body, place)[0] * row.itemsize)
 
 
-def apply(section: Section, state: SharedState) -> None:
+def apply(section: RowSection, state: SharedState) -> None:
     """Have a state that is read know what a section says; not for STATE and FORGOTTEN."""
     kind, payload = section.kind, section.payload
-    if kind is Kind.LEASED:
+    if kind is RowKind.LEASED:
         token, until, name, count = _LEASED.unpack_from(payload)
         place = _LEASED.size
         member = str(payload[place : place + name], "utf-8")
@@ -223,11 +223,11 @@ def apply(section: Section, state: SharedState) -> None:
         state.read_grants([Grant._make(row) for row in rows.tolist()], token, until, member)
         return
     (count,) = _COUNT.unpack_from(payload)
-    if kind is Kind.CHANGED:
+    if kind is RowKind.CHANGED:
         for offset, until, attempts, number in np.frombuffer(payload, _CHANGE_ROW, count, _COUNT.size).tolist():
             state.read_change(offset, until, attempts, _STATES[number])
         return
-    records = int(kind is Kind.DONE)
+    records = int(kind is RowKind.DONE)
     for start, end in np.frombuffer(payload, _RANGE_ROW, count, _COUNT.size).tolist():
         state.read_done(start, end, records)
 

@@ -28,11 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from metaq.protocol.record import MAX_PRIORITY
-from metaq.protocol.shared import Outcome
+from metaq.protocol.shared import SettleOutcome
 
-from .lines import NO_KEY, Again, Line, Waiting
+from .lines import NO_KEY, Again, Line, WaitingMessage
 
-__all__ = ["NO_KEY", "Grant", "Held", "HeldState", "Limits", "SharedState"]
+__all__ = ["NO_KEY", "Grant", "HeldMessage", "HeldState", "Limits", "SharedState"]
 
 _MOST_MS = 8 * 24 * 3600 * 1000
 """More than any time that a client may name: a clock that was set back adds no more."""
@@ -53,7 +53,7 @@ class HeldState(Enum):
 _LEASED, _READY, _DELAYED, _UNSEEN = HeldState
 
 
-class Held:
+class HeldMessage:
     """A record that was leased and is not done. until: when its lease ends, or when it may be leased again."""
 
     __slots__ = ("attempts", "key", "member", "priority", "size", "state", "token", "until")
@@ -105,7 +105,7 @@ class SharedState:
         self.done_above = 0
         """Records that are done from `low` on."""
         self._limits = limits
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, HeldMessage] = {}
         self._ranges: dict[int, tuple[int, int]] = {}  # of what is done: its start -> its end, its records
         self._range_of_end: dict[int, int] = {}
         self._lines = [Line() for _ in range(MAX_PRIORITY + 1)]
@@ -190,12 +190,12 @@ class SharedState:
     def _has_level(self, priority: int) -> bool:
         return bool(self._lines[priority].count or self._again[priority] or self._first_of_keys[priority])
 
-    def _next(self, levels: list[int]) -> tuple[int, Waiting, Line | Again] | None:
+    def _next(self, levels: list[int]) -> tuple[int, WaitingMessage, Line | Again] | None:
         """Priority and place of the record to lease next, which stays there. levels: priorities that have some, the
         highest first."""
         oldest = self._handed % self._limits.share == self._limits.share - 1
         oldest = (oldest and len(levels) > 1) or len(self._ranges) >= self._limits.ranges
-        found: tuple[int, Waiting, Line | Again] | None = None
+        found: tuple[int, WaitingMessage, Line | Again] | None = None
         full = len(self._held) >= self._limits.held
         for priority in levels:
             first = self._first(priority, full)
@@ -207,12 +207,12 @@ class SharedState:
                 found = priority, *first
         return found
 
-    def _first(self, priority: int, full: bool) -> tuple[Waiting, Line | Again] | None:
+    def _first(self, priority: int, full: bool) -> tuple[WaitingMessage, Line | Again] | None:
         """The first record of a priority; of those that are held, if no other one may be."""
         again = self._again[priority]
         while (returned := again.peek()) is not None and not self._is_ready(returned.offset):
             again.pop()
-        found: tuple[Waiting, Line | Again] | None = None if returned is None else (returned, again)
+        found: tuple[WaitingMessage, Line | Again] | None = None if returned is None else (returned, again)
         if full:
             return found
         for line in (self._lines[priority], self._first_of_keys[priority]):
@@ -225,7 +225,7 @@ class SharedState:
         return held is not None and held.state is _READY
 
     def _lease(
-        self, priority: int, record: Waiting, line: Line | Again, until: float, token: int, member: str
+        self, priority: int, record: WaitingMessage, line: Line | Again, until: float, token: int, member: str
     ) -> Grant:
         offset, size, key = record
         self.leased += 1
@@ -238,7 +238,7 @@ class SharedState:
             return Grant(offset, size, priority, held.attempts)
         self._in_lines -= 1
         self._ahead_bytes -= size
-        self._held[offset] = Held(size, priority, 1, token, until, member, key)
+        self._held[offset] = HeldMessage(size, priority, 1, token, until, member, key)
         return Grant(offset, size, priority, 1)
 
     def _ends_at(self, until: float, token: int, offsets: list[int]) -> None:
@@ -287,7 +287,7 @@ class SharedState:
                 self._come_back(offset, delayed)
         return self._ready - before
 
-    def _come_back(self, offset: int, held: Held) -> None:
+    def _come_back(self, offset: int, held: HeldMessage) -> None:
         """It may be leased again."""
         self.leased -= held.state is _LEASED
         if offset >= self.scanned:
@@ -295,18 +295,18 @@ class SharedState:
             return
         self._make_ready(offset, held)
 
-    def _make_ready(self, offset: int, held: Held) -> None:
+    def _make_ready(self, offset: int, held: HeldMessage) -> None:
         held.state = _READY
         self._ready += 1
-        self._again[held.priority].add(Waiting(offset, held.size, held.key))
+        self._again[held.priority].add(WaitingMessage(offset, held.size, held.key))
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
-    def _find(self, offset: int, token: int) -> Held | Outcome:
+    def _find(self, offset: int, token: int) -> HeldMessage | SettleOutcome:
         held = self._held.get(offset)
         if held is None:
-            return Outcome.GONE
-        return held if held.token == token else Outcome.LOST
+            return SettleOutcome.GONE
+        return held if held.token == token else SettleOutcome.LOST
 
     def size_of(self, offset: int) -> int:
         """Of a held record, with its header; 0 of any other one."""
@@ -317,16 +317,16 @@ class SharedState:
         """Of a held record."""
         return self._held[offset].attempts
 
-    def ack(self, offset: int, token: int) -> Outcome:
+    def ack(self, offset: int, token: int) -> SettleOutcome:
         """The record is done."""
         held = self._find(offset, token)
-        if isinstance(held, Outcome):
+        if isinstance(held, SettleOutcome):
             return held
         self._drop(offset, held)
         self._mark_done(offset, offset + held.size, 1)
-        return Outcome.DONE
+        return SettleOutcome.DONE
 
-    def _drop(self, offset: int, held: Held) -> None:
+    def _drop(self, offset: int, held: HeldMessage) -> None:
         """It is held no longer; the next one with its key may be leased."""
         del self._held[offset]
         self.leased -= held.state is _LEASED
@@ -342,21 +342,21 @@ class SharedState:
             offset, size, priority = behind.popleft()
             self._behind_keys -= 1
             if offset >= self.low:
-                self._first_of_keys[priority].add(Waiting(offset, size, key))
+                self._first_of_keys[priority].add(WaitingMessage(offset, size, key))
                 self._in_lines += 1
                 return
             self._ahead_bytes -= size
         del self._keys[key]
 
-    def release(self, offset: int, token: int, now: float, delay: float, *, counts: bool = True) -> Outcome:
+    def release(self, offset: int, token: int, now: float, delay: float, *, counts: bool = True) -> SettleOutcome:
         """The record may be leased again in `delay` seconds. counts: False = the attempt does not count."""
         held = self._find(offset, token)
-        if isinstance(held, Outcome):
+        if isinstance(held, SettleOutcome):
             return held
         if not counts and held.state is _LEASED:
             held.attempts -= 1
         if held.state is _READY and delay <= 0:
-            return Outcome.DONE
+            return SettleOutcome.DONE
         self.leased -= held.state is _LEASED
         self._ready -= held.state is _READY
         if delay > 0:
@@ -365,12 +365,12 @@ class SharedState:
         else:
             held.state = _DELAYED
             self._come_back(offset, held)
-        return Outcome.DONE
+        return SettleOutcome.DONE
 
-    def extend(self, offset: int, token: int, until: float) -> Outcome:
+    def extend(self, offset: int, token: int, until: float) -> SettleOutcome:
         """The lease ends then."""
         held = self._find(offset, token)
-        if isinstance(held, Outcome):
+        if isinstance(held, SettleOutcome):
             return held
         earlier = held.state is not _LEASED or until < held.until
         self.leased += held.state is not _LEASED
@@ -378,7 +378,7 @@ class SharedState:
         held.state, held.until = _LEASED, until
         if earlier:
             self._ends_at(until, token, [offset])
-        return Outcome.DONE
+        return SettleOutcome.DONE
 
     def revoke(self, grants: Iterable[Grant], token: int) -> None:
         """Undo an `acquire` whose answer could not be given."""
@@ -454,11 +454,11 @@ class SharedState:
                 self._behind_keys += 1
                 return
             self._keys[key] = deque()
-        self._first_of_keys[priority].add(Waiting(offset, size, key))
+        self._first_of_keys[priority].add(WaitingMessage(offset, size, key))
         self._in_lines += 1
 
     def _unknown(self, offsets: npt.NDArray[np.int64], keys: Sequence[int] | None) -> npt.NDArray[np.bool_]:
-        """Those that are neither done nor held. Held ones are seen now."""
+        """Those that are neither done nor held. HeldMessage ones are seen now."""
         new = np.ones(len(offsets), bool)
         if self._ranges:
             starts = np.array(sorted(self._ranges), np.int64)
@@ -555,7 +555,7 @@ class SharedState:
     ) -> None:
         """These were leased, or held otherwise."""
         for offset, size, priority, attempts in grants:
-            held = self._held[offset] = Held(size, priority, attempts, token, until_ms, member)
+            held = self._held[offset] = HeldMessage(size, priority, attempts, token, until_ms, member)
             held.state = state
 
     def read_done(self, start: int, end: int, records: int = 1) -> None:
@@ -591,7 +591,7 @@ class SharedState:
         for start, (end, count) in self._ranges.items():
             yield start, end, count
 
-    def items(self) -> Iterator[tuple[int, Held]]:
+    def items(self) -> Iterator[tuple[int, HeldMessage]]:
         """What is held, by offset."""
         return iter(self._held.items())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..store.partition_log import PartitionLog
-from .rows import Kind, Section, SharedKey, apply, read_bodies, read_state, sections
+from .rows import RowKind, RowSection, SharedKey, apply, read_bodies, read_state, sections
 from .state import Limits, SharedState
 
 __all__ = ["StoredState", "StoredStates"]
@@ -44,13 +44,13 @@ class StoredStates:
             self.serial = max(self.serial, serial)
             self._read_to = end
 
-    def _take(self, serial: int, section: Section) -> None:
+    def _take(self, serial: int, section: RowSection) -> None:
         key = section.key
         state: SharedState | None = None
-        if section.kind is Kind.STATE:
+        if section.kind is RowKind.STATE:
             state = SharedState(0, self._limits)
             read_state(section.payload, state)
-        elif section.kind is Kind.FORGOTTEN:
+        elif section.kind is RowKind.FORGOTTEN:
             state = None
         elif (known := self._states.get(key)) is not None and known.state is not None:
             state = known.state

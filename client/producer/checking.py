@@ -13,7 +13,7 @@ from metaq.coordination.backoff import Backoff
 from metaq.coordination.interrupts import BackgroundThread, Bell
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import MetaqError, NotLeader
-from metaq.protocol.halves import CheckedHalf, Outcome
+from metaq.protocol.halves import CheckedHalf, HalfOutcome
 from metaq.protocol.record import DELAYED_FLAG
 
 from ..config import ProducerConfig
@@ -34,12 +34,12 @@ Check = Callable[[Message], bool | None]
 """check(message): True = its transaction is committed, False = rolled back, None = that cannot be told yet."""
 
 
-def outcome_of(answer: object, function: str) -> Outcome:
+def outcome_of(answer: object, function: str) -> HalfOutcome:
     """What `execute` or `check` has said. Raises TypeError for anything but True, False and None."""
     if answer is None:
-        return Outcome.UNKNOWN
+        return HalfOutcome.UNKNOWN
     if isinstance(answer, bool):
-        return Outcome.COMMITTED if answer else Outcome.ROLLED_BACK
+        return HalfOutcome.COMMITTED if answer else HalfOutcome.ROLLED_BACK
     raise TypeError(
         f"{function} returned {answer!r}: return True (commit), False (roll back) or None (not known, ask again)"
     )
@@ -175,14 +175,14 @@ class Checker:
         except Exception:
             log.exception("the check of %r failed, so it will be asked again", message)
             return
-        if outcome is Outcome.UNKNOWN:
+        if outcome is HalfOutcome.UNKNOWN:
             return
         try:
             reply = end_half(connection, partition, half.id, outcome)
         except MetaqError as error:
             log.warning("%r is %s, which its broker was not told: %s", message, outcome.value, error)
             return
-        if reply.outcome not in (outcome, Outcome.UNKNOWN):
+        if reply.outcome not in (outcome, HalfOutcome.UNKNOWN):
             log.error("%r is %s by its check, and was %s before", message, outcome.value, reply.outcome)
 
 

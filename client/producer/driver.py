@@ -122,6 +122,7 @@ class Driver:
             raise
 
     def send_and_wait(self, outgoing: Outgoing) -> Any:
+        """Send, and wait for what `outgoing` is answered: a SendResult, or of a batch one for each."""
         refuse_in_callback("a blocking send")
         try:  # with what accepts it inside: where a function begins an interrupt may come
             queue, flights = self._accept(outgoing)

@@ -16,7 +16,7 @@ from metaq.protocol.errors import (
     NoPartition,
     NotLeader,
 )
-from metaq.protocol.halves import EndHalfReply, Outcome
+from metaq.protocol.halves import EndHalfReply, HalfOutcome
 from metaq.protocol.limits import MAX_CHECK_AFTER_SECONDS, check_group
 from metaq.protocol.record import CHECK_AFTER_PROPERTY, DELAYED_FLAG, HALF_PROPERTY, Buffer
 
@@ -48,7 +48,7 @@ class TransactionResult(NamedTuple):
     broker could not be told; None if it was, or there was nothing to tell.
     """
 
-    outcome: Outcome
+    outcome: HalfOutcome
     half: SendResult
     sent: SendResult | None = None
     cause: MetaqError | None = None
@@ -111,24 +111,24 @@ class HalfTransactions:
             outcome = outcome_of(execute(message), "execute")
         finally:
             self.checker.end(half.message_id)
-        if outcome is Outcome.UNKNOWN:
+        if outcome is HalfOutcome.UNKNOWN:
             return TransactionResult(outcome, half)
         try:
             reply = self._end(half, outcome, self._clock() + seconds)
         except MetaqError as error:
             log.warning("half message %d is %s, which its broker was not told: %s", half.message_id, outcome, error)
-            return TransactionResult(Outcome.UNKNOWN, half, None, error)
+            return TransactionResult(HalfOutcome.UNKNOWN, half, None, error)
         if reply.outcome != outcome:
-            if reply.outcome == Outcome.UNKNOWN:
+            if reply.outcome == HalfOutcome.UNKNOWN:
                 gone = MessageNotFound(f"{half.partition.topic} {half.partition} has no half message {half.message_id}")
-                return TransactionResult(Outcome.UNKNOWN, half, None, gone)
+                return TransactionResult(HalfOutcome.UNKNOWN, half, None, gone)
             raise HalfDecided(half.message_id, reply.outcome, outcome)
         sent = None
-        if outcome is Outcome.COMMITTED:
+        if outcome is HalfOutcome.COMMITTED:
             sent = SendResult(reply.message_id, half.partition, reply.offset, half.replicas)
         return TransactionResult(outcome, half, sent)
 
-    def _end(self, half: SendResult, outcome: Outcome, deadline: float) -> EndHalfReply:
+    def _end(self, half: SendResult, outcome: HalfOutcome, deadline: float) -> EndHalfReply:
         """Until the broker, or who leads its set then, has taken it: it may be told again and again."""
         partition = half.partition
         while True:

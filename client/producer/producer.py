@@ -206,7 +206,7 @@ class Producer:
         """
         self._guard.check()
         outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
-        return self._driver.send_and_wait(outgoing)
+        return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_async(
         self,
@@ -277,7 +277,7 @@ class Producer:
         if not items:
             return []
         outgoing = build_batch(topic, items, self._deadline(timeout), options, self._packer)
-        return self._driver.send_and_wait(outgoing)
+        return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_batch_async(
         self,
@@ -344,7 +344,7 @@ class Producer:
         self._guard.check()
         to, own = reply_options(request, options)
         outgoing = build_message(to.partition.topic, payload, self._deadline(timeout), own, self._packer)
-        return self._driver.send_and_wait(outgoing)
+        return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     @property
     def late_replies(self) -> int:

@@ -14,9 +14,9 @@ from metaq.protocol.halves import (
     CheckHalvesRequest,
     EndHalfReply,
     EndHalfRequest,
+    HalfOutcome,
     HalfState,
     ListHalvesRequest,
-    Outcome,
     decode_checked,
 )
 from metaq.protocol.limits import MAX_LISTED_HALVES
@@ -31,7 +31,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def end_half(
-    connection: Asked, partition: TopicPartition, half_id: int, outcome: Outcome, timeout: float | None = None
+    connection: Asked, partition: TopicPartition, half_id: int, outcome: HalfOutcome, timeout: float | None = None
 ) -> EndHalfReply:
     """Commit a half message or roll it back; what was decided, by this answer or one before."""
     ext = EndHalfRequest(partition.topic, partition.partition, half_id, outcome).to_ext()

@@ -24,7 +24,7 @@ from ..pool import ConnectionPool
 from ..timers import END_SECONDS, TimeLeft
 from ..values import TopicPartition
 from .core import SharedCore
-from .driver import Driver
+from .driver import SharedDriver
 from .message import SharedMessage
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class SharedConsumer:
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata
         self._core = SharedCore(config, self._lost)
-        self._driver = Driver(
+        self._driver = SharedDriver(
             self._core,
             config,
             self.group,

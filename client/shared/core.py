@@ -14,17 +14,17 @@ from typing import NamedTuple
 from metaq.coordination.backoff import Backoff
 from metaq.protocol.limits import MAX_ACQUIRED
 from metaq.protocol.record import MAX_PRIORITY
-from metaq.protocol.shared import Outcome, SettleAction, Settlement
+from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
 
 from ..config import SharedConfig
 from ..values import TopicPartition
 from . import tuning
 from .message import SharedMessage
 
-__all__ = ["Ask", "Settle", "SharedCore"]
+__all__ = ["Acquiring", "Settle", "SharedCore"]
 
 
-class Ask(NamedTuple):
+class Acquiring(NamedTuple):
     """Lease at most `records` messages of this partition; the broker may wait for them."""
 
     partition: TopicPartition
@@ -124,7 +124,7 @@ class SharedCore:
         return taken
 
     def arrived(self, partition: TopicPartition, messages: Sequence[SharedMessage], waiting: int, now: float) -> None:
-        """The answer to an Ask. waiting: messages that the broker could have given, too, at least."""
+        """The answer to an Acquiring. waiting: messages that the broker could have given, too, at least."""
         found = self._partitions[partition]
         found.asked = 0
         found.backoff.reset()
@@ -142,7 +142,7 @@ class SharedCore:
         self._settle(message, SettleAction.RELEASE, 1000, now)
 
     def refused(self, partition: TopicPartition, now: float, pause: float | None) -> None:
-        """An Ask has failed. pause: until it is tried again; None: a growing one."""
+        """An Acquiring has failed. pause: until it is tried again; None: a growing one."""
         found = self._partitions[partition]
         found.asked = 0
         found.ask_at = now + (found.backoff.next() if pause is None else pause)
@@ -184,17 +184,17 @@ class SharedCore:
             found.settle_at = now
             self.is_due = True
 
-    def settled(self, partition: TopicPartition, outcomes: Sequence[Outcome]) -> None:
+    def settled(self, partition: TopicPartition, outcomes: Sequence[SettleOutcome]) -> None:
         """The answer to a Settle."""
         found = self._partitions[partition]
         sent, found.sent = found.sent, []
         found.backoff.reset()
         for (message, settlement, tries), outcome in zip(sent, outcomes, strict=True):
             if settlement.action == SettleAction.ACK and (
-                outcome is Outcome.DONE or (outcome is Outcome.GONE and tries)
+                outcome is SettleOutcome.DONE or (outcome is SettleOutcome.GONE and tries)
             ):  # an answer was lost, and the message is done
                 self.acknowledged += 1
-            elif outcome is not Outcome.DONE and settlement.action != SettleAction.RETURN:
+            elif outcome is not SettleOutcome.DONE and settlement.action != SettleAction.RETURN:
                 self._lose(message)
 
     def _lose(self, message: SharedMessage) -> None:
@@ -234,10 +234,10 @@ class SharedCore:
         for each in self._partitions.values():
             each.settle_at = min(each.settle_at, now)
 
-    def actions(self, now: float) -> list[Ask | Settle]:
+    def actions(self, now: float) -> list[Acquiring | Settle]:
         """What is due. Each is under way from now on."""
         self._keep(now)
-        actions: list[Ask | Settle] = []
+        actions: list[Acquiring | Settle] = []
         for each in self._partitions.values():
             if each.due and not each.sent and (each.settle_at <= now or self._closing):
                 each.sent, each.due = each.due[: tuning.MAX_SETTLED], each.due[tuning.MAX_SETTLED :]
@@ -263,7 +263,7 @@ class SharedCore:
         work = self.workers * tuning.PREFETCH_SECONDS / max(self._seconds, 1e-5)
         return min(self._config.prefetch, int(work))
 
-    def _asks(self, now: float) -> list[Ask]:
+    def _asks(self, now: float) -> list[Acquiring]:
         ahead, idle = self._ahead, max(0, self.idle)
         there = self._buffered + sum(each.asked for each in self._turn if not each.is_parked)
         want = min(MAX_ACQUIRED, idle + ahead - there)
@@ -276,12 +276,12 @@ class SharedCore:
             self._turn.remove(full)
             self._turn.append(full)
             full.asked, full.is_parked = want, False
-            return [Ask(full.partition, want, 0)]
+            return [Acquiring(full.partition, want, 0)]
         asks = []
         for each in free:  # all of them wait for messages, or there is one alone
             each.asked = max(1, want // len(self._turn))
             each.is_parked = not each.has_more
-            asks.append(Ask(each.partition, each.asked, self._config.long_poll_ms))
+            asks.append(Acquiring(each.partition, each.asked, self._config.long_poll_ms))
         return asks
 
     @property

@@ -32,10 +32,10 @@ from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..questions.asking import accepted
 from ..timers import Timers
-from .core import Ask, Settle, SharedCore
+from .core import Acquiring, Settle, SharedCore
 from .message import SharedMessage
 
-__all__ = ["Driver"]
+__all__ = ["SharedDriver"]
 
 log = get_log(__name__)
 
@@ -43,7 +43,7 @@ _LOOK_SECONDS = 1.0
 """A thread that waits looks at its condition again after so long, whatever happened to its notification."""
 
 
-class Driver:
+class SharedDriver:
     """Of one shared consumer. `changed` guards the core; its threads are daemons.
 
     failure: why nothing will ever come: raised by whoever waits.
@@ -145,7 +145,7 @@ class Driver:
         with self.changed:
             self.core.use(found)
 
-    def _begin(self, action: Ask | Settle) -> None:
+    def _begin(self, action: Acquiring | Settle) -> None:
         partition = action.partition
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
         try:
@@ -160,7 +160,7 @@ class Driver:
         else:
             self._send(action, connection)
 
-    def _connect(self, endpoint: Endpoint, action: Ask | Settle) -> None:
+    def _connect(self, endpoint: Endpoint, action: Acquiring | Settle) -> None:
         """Elsewhere: it may block."""
 
         def connect() -> None:
@@ -173,7 +173,7 @@ class Driver:
 
         self._timers.call_later(0.0, connect)
 
-    def _send(self, action: Ask | Settle, connection: Connection) -> None:
+    def _send(self, action: Acquiring | Settle, connection: Connection) -> None:
         if not connection.takes_shared:
             self._give_up(
                 RequestRefused(
@@ -187,7 +187,7 @@ class Driver:
         now = self._clock()
         seconds = self._config.connection.request_timeout_seconds
         topic, number = action.partition.topic, action.partition.partition
-        if isinstance(action, Ask):
+        if isinstance(action, Acquiring):
             connection.expects_bulk = True
             request = AcquireRequest(
                 topic,
@@ -218,7 +218,7 @@ class Driver:
 
     # --- a connection's thread ----------------------------------------------------------------------------------------
 
-    def _acquired(self, ask: Ask, connection: Connection, reply: Reply | None, error: MetaqError | None) -> None:
+    def _acquired(self, ask: Acquiring, connection: Connection, reply: Reply | None, error: MetaqError | None) -> None:
         partition = ask.partition
         try:
             if reply is None:
@@ -265,7 +265,7 @@ class Driver:
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
-    def _failed(self, action: Ask | Settle, error: MetaqError | None, *, sent: bool = True) -> None:
+    def _failed(self, action: Acquiring | Settle, error: MetaqError | None, *, sent: bool = True) -> None:
         """error: None = there is a connection now. sent: the broker may have it."""
         partition = action.partition
         pause = 0.0 if error is None else self._pool.follow(error)
@@ -276,7 +276,7 @@ class Driver:
                 log.warning("shared group %s: %s %s: %s", self._group, partition.topic, partition, error)
         with self.changed:
             now = self._clock()
-            if isinstance(action, Ask):
+            if isinstance(action, Acquiring):
                 self.core.refused(partition, now, pause)
             else:
                 self.core.unsettled(partition, now, pause, sent=sent)

@@ -15,7 +15,7 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.halves import WaitingHalf, each_half, end_half, list_halves
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError
-from metaq.protocol.halves import HalfState, Outcome
+from metaq.protocol.halves import HalfOutcome, HalfState
 
 from .cluster import open_cluster
 from .delayed import asked_brokers
@@ -132,7 +132,7 @@ def _row(broker: int, half: WaitingHalf) -> tuple[object, ...]:
 
 
 def _decide(
-    outcome: Outcome, zk: str, dry_run: bool, yes: bool, as_json: bool, place: TopicPartition, ids: Sequence[int]
+    outcome: HalfOutcome, zk: str, dry_run: bool, yes: bool, as_json: bool, place: TopicPartition, ids: Sequence[int]
 ) -> None:
     what, where = _WORDS[outcome], f"{place.topic} {place.broker}-{place.partition}"
     if dry_run:
@@ -141,7 +141,9 @@ def _decide(
     confirm(f"{what.capitalize()} {len(ids)} half messages of {where}?", yes=yes)
     with open_cluster(zk) as cluster:
         found = {
-            each: Outcome(cluster.ask(place, partial(end_half, partition=place, half_id=each, outcome=outcome)).outcome)
+            each: HalfOutcome(
+                cluster.ask(place, partial(end_half, partition=place, half_id=each, outcome=outcome)).outcome
+            )
             for each in ids
         }
     say(as_json, found, "\n".join(f"{each}: {_said(state, outcome)}" for each, state in found.items()))
@@ -150,11 +152,11 @@ def _decide(
         raise ClientError(f"{left} of {len(ids)} half messages are not {outcome.value}")
 
 
-_WORDS = {Outcome.COMMITTED: "commit", Outcome.ROLLED_BACK: "roll back"}
+_WORDS = {HalfOutcome.COMMITTED: "commit", HalfOutcome.ROLLED_BACK: "roll back"}
 
 
-def _said(state: Outcome, wanted: Outcome) -> str:
-    if state is Outcome.UNKNOWN:
+def _said(state: HalfOutcome, wanted: HalfOutcome) -> str:
+    if state is HalfOutcome.UNKNOWN:
         return "no such half message waits for this partition"
     return state.value if state is wanted else f"{state.value} already"
 
@@ -185,7 +187,7 @@ def commit_halves(
       metaq halves commit --topic transfers --partition 0-1 1661382018505637889 --yes
     """
     place = TopicPartition(topic, partition.broker_id, partition.partition)
-    _decide(Outcome.COMMITTED, zk, dry_run, yes, as_json, place, ids)
+    _decide(HalfOutcome.COMMITTED, zk, dry_run, yes, as_json, place, ids)
 
 
 @halves.command("rollback")
@@ -200,4 +202,4 @@ def roll_back_halves(
       metaq halves rollback --topic transfers --partition 0-1 1661382018505637889 --yes
     """
     place = TopicPartition(topic, partition.broker_id, partition.partition)
-    _decide(Outcome.ROLLED_BACK, zk, dry_run, yes, as_json, place, ids)
+    _decide(HalfOutcome.ROLLED_BACK, zk, dry_run, yes, as_json, place, ids)

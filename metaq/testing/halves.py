@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from metaq.protocol.delays import pending_id
-from metaq.protocol.halves import CheckedHalf, CheckHalvesRequest, EndHalfReply, EndHalfRequest, Outcome, half_of
+from metaq.protocol.halves import CheckedHalf, CheckHalvesRequest, EndHalfReply, EndHalfRequest, HalfOutcome, half_of
 from metaq.protocol.record import Buffer, checksum
 
 __all__ = ["FakeHalf", "FakeHalves"]
@@ -35,7 +35,7 @@ class FakeHalves:
     def __init__(self, clock: Callable[[], float], deliver: Callable[[FakeHalf], tuple[int, int]]) -> None:
         """clock: seconds since 1970. deliver: gives one to its partition; the message's id and offset."""
         self.waiting: list[FakeHalf] = []
-        self.decided: dict[int, Outcome] = {}
+        self.decided: dict[int, HalfOutcome] = {}
         """By the id of the half message."""
         self._replies: dict[int, EndHalfReply] = {}
         self._clock = clock
@@ -49,7 +49,7 @@ class FakeHalves:
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int:
         """The first id of these records (flag, body). Raises RemoteProtocolError."""
         now_ms = self._now_ms
-        found: list[CheckedHalf] = []
+        found: list[FakeHalf] = []
         said = [half_of(flag, body) for flag, body in records]
         first_due = None
         for number, ((flag, body), (group, after)) in enumerate(zip(records, said, strict=True), self._counter):
@@ -66,10 +66,10 @@ class FakeHalves:
         for each in self.waiting:
             if (each.id, each.topic, each.partition) == (request.message_id, request.topic, request.partition):
                 self.waiting.remove(each)
-                outcome = self.decided[each.id] = Outcome(request.outcome)
-                place = self._deliver(each) if outcome is Outcome.COMMITTED else (0, -1)
+                outcome = self.decided[each.id] = HalfOutcome(request.outcome)
+                place = self._deliver(each) if outcome is HalfOutcome.COMMITTED else (0, -1)
                 self._replies[each.id] = EndHalfReply(outcome, *place)
-        return self._replies.get(request.message_id, EndHalfReply(Outcome.UNKNOWN))
+        return self._replies.get(request.message_id, EndHalfReply(HalfOutcome.UNKNOWN))
 
     def checked(self, request: CheckHalvesRequest) -> list[CheckedHalf]:
         """Those that a producer is asked for now."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq import Consumer, Outcome, Producer, ProducerConfig
+from metaq import Consumer, HalfOutcome, Producer, ProducerConfig
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.record import HEADER_BYTES, attribute_of, iter_headers
 from tests.halves.life import Life
@@ -195,7 +195,7 @@ def test_outcome_is_unknown_and_not_lost_while_nobody_leads(nodes: SetNodes) -> 
             return True
 
         result = producer.send_in_transaction("safe", b"x", execute=execute, check=lambda message: True, timeout=2)
-        assert result.outcome is Outcome.UNKNOWN
+        assert result.outcome is HalfOutcome.UNKNOWN
         assert result.cause is not None
         nodes.start("a")
         nodes.wait_for_leader("a")

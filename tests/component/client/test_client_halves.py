@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from metaq import ConnectionConfig, Outcome, Producer, ProducerConfig, TopicPartition
+from metaq import ConnectionConfig, HalfOutcome, Producer, ProducerConfig, TopicPartition
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -63,20 +63,20 @@ def test_message_is_stored_when_the_local_work_is_committed(broker, producer):
 
     result = producer.send_in_transaction("t", b"a", execute=execute, partition=PLACE, tag="x", keys=["k"])
     assert seen == [(b"a", "x", ("k",), PLACE, [])]
-    assert result.outcome is Outcome.COMMITTED
+    assert result.outcome is HalfOutcome.COMMITTED
     assert (result.half.offset, result.sent.offset, result.sent.partition) == (-1, 0, PLACE)
     assert payloads(broker) == [b"a"]
 
 
 def test_message_is_dropped_when_the_local_work_is_rolled_back(broker, producer):
     result = producer.send_in_transaction("t", b"a", execute=lambda message: False)
-    assert (result.outcome, result.sent, result.cause) == (Outcome.ROLLED_BACK, None, None)
+    assert (result.outcome, result.sent, result.cause) == (HalfOutcome.ROLLED_BACK, None, None)
     assert (payloads(broker), broker.halves.waiting) == ([], [])
 
 
 def test_outcome_that_is_not_known_is_left_open(broker, producer):
     result = producer.send_in_transaction("t", b"a", execute=lambda message: None)
-    assert (result.outcome, result.sent, result.cause) == (Outcome.UNKNOWN, None, None)
+    assert (result.outcome, result.sent, result.cause) == (HalfOutcome.UNKNOWN, None, None)
     assert [each.id for each in broker.halves.waiting] == [result.half.message_id]
 
 
@@ -120,7 +120,7 @@ def test_outcome_is_told_again_when_its_answer_is_lost(broker, producer):
         return None
 
     broker.refuse = refuse
-    assert producer.send_in_transaction("t", b"a", execute=commits).outcome is Outcome.COMMITTED
+    assert producer.send_in_transaction("t", b"a", execute=commits).outcome is HalfOutcome.COMMITTED
     assert len(lost) == 2
     assert payloads(broker) == [b"a"]
 
@@ -131,7 +131,7 @@ def test_broker_that_cannot_be_told_in_time_leaves_the_outcome_open_and_says_why
         return True
 
     result = producer.send_in_transaction("t", b"a", execute=execute, timeout=0.3)
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is HalfOutcome.UNKNOWN
     assert isinstance(result.cause, BrokerUnavailable)
     assert len(broker.halves.waiting) == 1
 
@@ -142,20 +142,20 @@ def decide(broker, message, outcome):
 
 def test_outcome_that_a_check_has_contradicted_is_an_error_that_says_so(broker, producer):
     def execute(message):
-        decide(broker, message, Outcome.ROLLED_BACK)
+        decide(broker, message, HalfOutcome.ROLLED_BACK)
         return True
 
     with pytest.raises(HalfDecided, match="is rolled-back already: it cannot be committed") as caught:
         producer.send_in_transaction("t", b"a", execute=execute)
-    assert caught.value.outcome == Outcome.ROLLED_BACK
+    assert caught.value.outcome == HalfOutcome.ROLLED_BACK
 
 
 def test_outcome_that_a_check_has_told_before_is_no_error(broker, producer):
     def execute(message):
-        decide(broker, message, Outcome.COMMITTED)
+        decide(broker, message, HalfOutcome.COMMITTED)
         return True
 
-    assert producer.send_in_transaction("t", b"a", execute=execute).outcome is Outcome.COMMITTED
+    assert producer.send_in_transaction("t", b"a", execute=execute).outcome is HalfOutcome.COMMITTED
     assert payloads(broker) == [b"a"]
 
 
@@ -165,7 +165,7 @@ def test_half_message_that_the_broker_does_not_know_leaves_the_outcome_open(brok
         return True
 
     result = producer.send_in_transaction("t", b"a", execute=execute)
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is HalfOutcome.UNKNOWN
     assert isinstance(result.cause, MessageNotFound)
 
 
@@ -234,7 +234,7 @@ def test_check_is_not_asked_while_the_local_work_runs_here(broker, producer):
         return True
 
     result = producer.send_in_transaction("t", b"a", execute=execute, check=asked.append)
-    assert result.outcome is Outcome.COMMITTED
+    assert result.outcome is HalfOutcome.COMMITTED
     assert asked == []
 
 
@@ -275,7 +275,7 @@ def test_group_has_to_be_named(broker):
             producer.send_in_transaction("t", b"a", execute=commits)
         with pytest.raises(ConfigError, match="producer_group"):
             producer.check_transactions(commits, ["t"])
-        assert producer.send_in_transaction("t", b"a", execute=commits, group="g").outcome is Outcome.COMMITTED
+        assert producer.send_in_transaction("t", b"a", execute=commits, group="g").outcome is HalfOutcome.COMMITTED
 
 
 @pytest.mark.parametrize(

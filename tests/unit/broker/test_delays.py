@@ -37,7 +37,7 @@ ALICE = 1
 def delayed(payload, delay=None, due=None):
     """Flag and body."""
     own = {"metaq.due": str(due)} if delay is None else {"metaq.delay": str(delay)}
-    flag, attribute = encode_attributes(own=own)
+    flag, attribute = encode_attributes(reserved=own)
     flag |= DELAYED_FLAG
     return flag, encode_body(payload, flag, attribute)
 

@@ -12,8 +12,8 @@ from metaq.protocol.halves import (
     CheckHalvesRequest,
     EndHalfReply,
     EndHalfRequest,
+    HalfOutcome,
     ListHalvesRequest,
-    Outcome,
     decode_checked,
 )
 from metaq.protocol.record import (
@@ -31,13 +31,13 @@ from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import NOW, Harness
 
 OK, ILLEGAL = ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL
-COMMIT, ROLL_BACK = Outcome.COMMITTED, Outcome.ROLLED_BACK
+COMMIT, ROLL_BACK = HalfOutcome.COMMITTED, HalfOutcome.ROLLED_BACK
 ALICE = 1
 
 
 def half(payload, group="bank", **more):
     """Flag and body."""
-    flag, attribute = encode_attributes(own={"metaq.half": group, **more})
+    flag, attribute = encode_attributes(reserved={"metaq.half": group, **more})
     flag |= DELAYED_FLAG
     return flag, encode_body(payload, flag, attribute)
 
@@ -230,8 +230,8 @@ def test_outcomes_are_known_after_a_restart(lives, end):
 
 def test_unknown_half_message_is_said_to_be_unknown(lives):
     half_id = lives.sent(b"one")
-    assert lives.end(half_id + 1, COMMIT).outcome == Outcome.UNKNOWN
-    assert lives.end(half_id, COMMIT, partition=1).outcome == Outcome.UNKNOWN
+    assert lives.end(half_id + 1, COMMIT).outcome == HalfOutcome.UNKNOWN
+    assert lives.end(half_id, COMMIT, partition=1).outcome == HalfOutcome.UNKNOWN
     assert lives.payloads() == []
 
 
@@ -281,7 +281,7 @@ def test_half_messages_of_a_batch_are_decided_each_by_itself(lives):
 
 
 def test_batch_of_half_messages_and_others_is_refused(lives):
-    flag, attribute = encode_attributes(own={"metaq.delay": "1"})
+    flag, attribute = encode_attributes(reserved={"metaq.delay": "1"})
     delayed = flag | DELAYED_FLAG, encode_body(b"late", flag, attribute)
     for items in ([half(b"one"), (0, b"plain")], [half(b"one"), delayed], [delayed, half(b"one")]):
         frame = lives.ask(batch(items))

@@ -159,7 +159,7 @@ def test_runs_of_different_buffers_are_not_joined():
 def test_only_a_broker_that_filters_by_content_is_asked_to(takes_where):
     codec = PullCodec("g", None, ConsumerConfig(), where=WHERE.text)
     request = Request(PartitionCursor(HERE, ConsumerConfig()), 0, Ask.PULL, 0)
-    (frame,) = FrameReader().receive(b"".join(codec.encode(request, True, takes_where)(1)))
+    (frame,) = FrameReader().receive(b"".join(codec.encode(request, True, takes_where=takes_where)(1)))
     assert PullRequest.from_ext(frame.ext).where == (WHERE.text if takes_where else "")
 
 

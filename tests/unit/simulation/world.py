@@ -221,6 +221,10 @@ class Client:
         return self._stream is not None and self._stream.takes_delays
 
     @property
+    def takes_halves(self) -> bool:
+        return self._stream is not None and self._stream.takes_halves
+
+    @property
     def takes_sequences(self) -> bool:
         return self._stream is not None and self._stream.takes_sequences
 

@@ -12,9 +12,9 @@ from metaq.protocol.shared import (
     AcquireReply,
     AcquireRequest,
     Leased,
-    Outcome,
     SettleAction,
     Settlement,
+    SettleOutcome,
     SettleRequest,
     SharedForgetRequest,
     SharedStatusRequest,
@@ -70,7 +70,7 @@ def bodies(found: list[Leased]) -> list[bytes]:
     return [bytes(each.record[HEADER_BYTES:]) for each in found]
 
 
-def settled(harness: Harness, peer: Peer, *settlements: Settlement, **more: Any) -> list[Outcome]:
+def settled(harness: Harness, peer: Peer, *settlements: Settlement, **more: Any) -> list[SettleOutcome]:
     peer.send(settle(*settlements, **more))
     harness.turn()
     harness.threads.run()
@@ -109,13 +109,13 @@ def test_two_members_get_different_messages_and_what_is_acknowledged_never_comes
     second = leased(harness, peer, acquire("b", 10))
     assert (bodies(first), bodies(second)) == ([b"0", b"1"], [b"2", b"3", b"4"])
     assert {each.attempts for each in (*first, *second)} == {1}
-    assert settled(harness, peer, *map(ack, first)) == [Outcome.DONE] * 2
+    assert settled(harness, peer, *map(ack, first)) == [SettleOutcome.DONE] * 2
     harness.reactor.advance(31)
     again = leased(harness, peer, acquire("a"))
     assert [(bytes(each.record[HEADER_BYTES:]), each.attempts) for each in again] == [(b"2", 2), (b"3", 2), (b"4", 2)]
-    assert settled(harness, peer, ack(second[0])) == [Outcome.LOST]
-    assert settled(harness, peer, *map(ack, again)) == [Outcome.DONE] * 3
-    assert settled(harness, peer, ack(again[0])) == [Outcome.GONE]
+    assert settled(harness, peer, ack(second[0])) == [SettleOutcome.LOST]
+    assert settled(harness, peer, *map(ack, again)) == [SettleOutcome.DONE] * 3
+    assert settled(harness, peer, ack(again[0])) == [SettleOutcome.GONE]
     found = status(harness, peer)
     assert (found["left"], found["leased"], found["available"]) == (0, 0, 0)
 
@@ -199,7 +199,7 @@ def test_leases_attempts_and_acknowledgements_outlive_the_broker(make: Make) -> 
     harness.time += 5
     again = leased(harness, peer, acquire("b"))
     assert [(bytes(each.record[HEADER_BYTES:]), each.attempts) for each in again] == [(b"2", 2)]
-    assert settled(harness, peer, ack(first[0])) == [Outcome.DONE]
+    assert settled(harness, peer, ack(first[0])) == [SettleOutcome.DONE]
     harness.reactor.advance(31)
     assert bodies(leased(harness, peer, acquire("b"))) == [b"2", b"3", b"4", b"5"]
 

@@ -20,7 +20,7 @@ from metaq.broker.shared.rows import (
     state_section,
 )
 from metaq.broker.shared.state import Grant, HeldState, Limits, SharedState
-from metaq.protocol.shared import Outcome
+from metaq.protocol.shared import SettleOutcome
 
 LIMITS = Limits(1000, 100_000, 100_000, 1 << 30, 1000, 8)
 KEY = SharedKey("g", "t", 0)
@@ -56,9 +56,9 @@ def test_messages_are_leased_in_order_once_and_the_low_mark_follows_what_is_ackn
     assert offsets_of(state.acquire(3, 1 << 20, 10.0, 1, "a")) == [0, 1, 2]
     assert offsets_of(state.acquire(3, 1 << 20, 10.0, 2, "b")) == [3, 4]
     assert state.acquire(3, 1 << 20, 10.0, 3, "c") == []
-    assert state.ack(SIZE, 1) is Outcome.DONE
+    assert state.ack(SIZE, 1) is SettleOutcome.DONE
     assert (state.low, state.done_above) == (0, 1)
-    assert state.ack(0, 1) is Outcome.DONE
+    assert state.ack(0, 1) is SettleOutcome.DONE
     assert (state.low, state.done_above) == (2 * SIZE, 0)
     assert state.members() == {"a": 1, "b": 2}
 
@@ -77,12 +77,12 @@ def test_an_expired_lease_is_its_holders_until_another_one_gets_the_message() ->
     looked_at(state, 2)
     state.acquire(2, 1 << 20, 10.0, 1, "a")
     state.expire(11.0)
-    assert state.ack(0, 1) is Outcome.DONE
+    assert state.ack(0, 1) is SettleOutcome.DONE
     assert state.available == 1
     state.acquire(1, 1 << 20, 20.0, 2, "b")
-    assert state.ack(SIZE, 1) is Outcome.LOST
-    assert state.ack(SIZE, 2) is Outcome.DONE
-    assert state.ack(SIZE, 2) is Outcome.GONE
+    assert state.ack(SIZE, 1) is SettleOutcome.LOST
+    assert state.ack(SIZE, 2) is SettleOutcome.DONE
+    assert state.ack(SIZE, 2) is SettleOutcome.GONE
 
 
 def test_an_extended_lease_ends_when_it_says_earlier_or_later() -> None:
@@ -102,8 +102,8 @@ def test_a_released_message_waits_for_its_time_and_a_returned_one_has_no_attempt
     state = fresh()
     looked_at(state, 2)
     state.acquire(2, 1 << 20, 10.0, 1, "a")
-    assert state.release(0, 1, 1.0, 5.0) is Outcome.DONE
-    assert state.release(SIZE, 1, 1.0, 0.0, counts=False) is Outcome.DONE
+    assert state.release(0, 1, 1.0, 5.0) is SettleOutcome.DONE
+    assert state.release(SIZE, 1, 1.0, 0.0, counts=False) is SettleOutcome.DONE
     assert state.acquire(2, 1 << 20, 20.0, 2, "b") == [Grant(SIZE, SIZE, 0, 1)]
     assert state.expire(5.9) == 0
     assert state.expire(6.0) == 1
@@ -160,7 +160,7 @@ def test_what_retention_takes_is_done_and_frees_what_waits_for_its_key() -> None
     state.acquire(1, 1 << 20, 10.0, 1, "a")
     assert state.cut(2 * SIZE) == 1
     assert state.low == 2 * SIZE
-    assert state.ack(0, 1) is Outcome.GONE
+    assert state.ack(0, 1) is SettleOutcome.GONE
     assert offsets_of(state.acquire(9, 1 << 20, 10.0, 2, "a")) == [2, 3]
     assert state.available == 0
 
@@ -255,10 +255,10 @@ class Model:
         record = self.rng.choice(list(self.last))
         return record, self.last[record] if self.rng.random() < 0.9 else self.rng.randrange(self.token + 1)
 
-    def expected(self, record: int, token: int) -> Outcome:
+    def expected(self, record: int, token: int) -> SettleOutcome:
         if record in self.done:
-            return Outcome.GONE
-        return Outcome.DONE if self.last[record] == token else Outcome.LOST
+            return SettleOutcome.GONE
+        return SettleOutcome.DONE if self.last[record] == token else SettleOutcome.LOST
 
     def ack(self) -> None:
         if (chosen := self.some()) is None:
@@ -266,7 +266,7 @@ class Model:
         record, token = chosen
         expected = self.expected(record, token)
         assert self.state.ack(record * SIZE, token) is expected
-        if expected is Outcome.DONE:
+        if expected is SettleOutcome.DONE:
             self.done.add(record)
             self.leases.pop(record, None)
             self.write(done_section(KEY, [(record * SIZE, record * SIZE + SIZE)]))
@@ -281,7 +281,7 @@ class Model:
         self.state.expire(self.now)
         was_leased = (held := self.leases.get(record)) is not None and held[1] > self.now
         assert self.state.release(record * SIZE, token, self.now, delay, counts=counts) is expected
-        if expected is Outcome.DONE:
+        if expected is SettleOutcome.DONE:
             if was_leased and not counts:
                 self.attempts[record] -= 1
             self.leases.pop(record, None)
@@ -298,7 +298,7 @@ class Model:
         expected = self.expected(record, token)
         self.state.expire(self.now)
         assert self.state.extend(record * SIZE, token, until) is expected
-        if expected is Outcome.DONE:
+        if expected is SettleOutcome.DONE:
             self.leases[record] = token, until
             self.not_before.pop(record, None)
             until_ms = self.now_ms + round((until - self.now) * 1000)
@@ -356,7 +356,7 @@ class Model:
             grants = self.state.acquire(7, 1 << 20, self.now + 1, self.token, "m")
             assert grants, f"{len(self.keys) - len(self.done)} records never come"
             for grant in grants:
-                assert self.state.ack(grant.offset, self.token) is Outcome.DONE
+                assert self.state.ack(grant.offset, self.token) is SettleOutcome.DONE
                 self.done.add(grant.offset // SIZE)
         assert self.state.low == len(self.keys) * SIZE
         assert (self.state.available, self.state.leased, self.state.held) == (0, 0, 0)
