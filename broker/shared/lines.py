@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_KEY", "Again", "Line", "WaitingMessage"]
+__all__ = ["NO_KEY", "Again", "Line", "QueuedMessage"]
 
 NO_KEY = -1
 
@@ -17,7 +17,7 @@ _FRONT = 512
 """Entries that a line takes out of numpy's arrays together."""
 
 
-class WaitingMessage(NamedTuple):
+class QueuedMessage(NamedTuple):
     """A record that may be leased. key: its hash, in a group that takes the records of a key in order."""
 
     offset: int
@@ -33,7 +33,7 @@ class Line:
     def __init__(self) -> None:
         self.count = 0
         self._chunks: deque[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = deque()
-        self._front: list[WaitingMessage] = []
+        self._front: list[QueuedMessage] = []
         self._place = 0
 
     def add(self, offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> None:
@@ -42,14 +42,14 @@ class Line:
             self._chunks.append((offsets, sizes))
             self.count += len(offsets)
 
-    def peek(self) -> WaitingMessage | None:
+    def peek(self) -> QueuedMessage | None:
         """The first one."""
         if self._place < len(self._front):
             return self._front[self._place]
         if not self._chunks:
             return None
         offsets, sizes = self._chunks[0]
-        self._front = list(map(WaitingMessage, offsets[:_FRONT].tolist(), sizes[:_FRONT].tolist()))
+        self._front = list(map(QueuedMessage, offsets[:_FRONT].tolist(), sizes[:_FRONT].tolist()))
         self._place = 0
         if len(offsets) > _FRONT:
             self._chunks[0] = offsets[_FRONT:], sizes[_FRONT:]
@@ -75,15 +75,15 @@ class Again:
     __slots__ = ("_heap",)
 
     def __init__(self) -> None:
-        self._heap: list[WaitingMessage] = []
+        self._heap: list[QueuedMessage] = []
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, waiting: WaitingMessage) -> None:
+    def add(self, waiting: QueuedMessage) -> None:
         heappush(self._heap, waiting)
 
-    def peek(self) -> WaitingMessage | None:
+    def peek(self) -> QueuedMessage | None:
         """The first one."""
         return self._heap[0] if self._heap else None
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from metaq.protocol.record import MAX_PRIORITY
 from metaq.protocol.shared import SettleOutcome
 
-from .lines import NO_KEY, Again, Line, WaitingMessage
+from .lines import NO_KEY, Again, Line, QueuedMessage
 
 __all__ = ["NO_KEY", "Grant", "HeldMessage", "HeldState", "Limits", "SharedState"]
 
@@ -190,12 +190,12 @@ class SharedState:
     def _has_level(self, priority: int) -> bool:
         return bool(self._lines[priority].count or self._again[priority] or self._first_of_keys[priority])
 
-    def _next(self, levels: list[int]) -> tuple[int, WaitingMessage, Line | Again] | None:
+    def _next(self, levels: list[int]) -> tuple[int, QueuedMessage, Line | Again] | None:
         """Priority and place of the record to lease next, which stays there. levels: priorities that have some, the
         highest first."""
         oldest = self._handed % self._limits.share == self._limits.share - 1
         oldest = (oldest and len(levels) > 1) or len(self._ranges) >= self._limits.ranges
-        found: tuple[int, WaitingMessage, Line | Again] | None = None
+        found: tuple[int, QueuedMessage, Line | Again] | None = None
         full = len(self._held) >= self._limits.held
         for priority in levels:
             first = self._first(priority, full)
@@ -207,12 +207,12 @@ class SharedState:
                 found = priority, *first
         return found
 
-    def _first(self, priority: int, full: bool) -> tuple[WaitingMessage, Line | Again] | None:
+    def _first(self, priority: int, full: bool) -> tuple[QueuedMessage, Line | Again] | None:
         """The first record of a priority; of those that are held, if no other one may be."""
         again = self._again[priority]
         while (returned := again.peek()) is not None and not self._is_ready(returned.offset):
             again.pop()
-        found: tuple[WaitingMessage, Line | Again] | None = None if returned is None else (returned, again)
+        found: tuple[QueuedMessage, Line | Again] | None = None if returned is None else (returned, again)
         if full:
             return found
         for line in (self._lines[priority], self._first_of_keys[priority]):
@@ -225,7 +225,7 @@ class SharedState:
         return held is not None and held.state is _READY
 
     def _lease(
-        self, priority: int, record: WaitingMessage, line: Line | Again, until: float, token: int, member: str
+        self, priority: int, record: QueuedMessage, line: Line | Again, until: float, token: int, member: str
     ) -> Grant:
         offset, size, key = record
         self.leased += 1
@@ -298,7 +298,7 @@ class SharedState:
     def _make_ready(self, offset: int, held: HeldMessage) -> None:
         held.state = _READY
         self._ready += 1
-        self._again[held.priority].add(WaitingMessage(offset, held.size, held.key))
+        self._again[held.priority].add(QueuedMessage(offset, held.size, held.key))
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class SharedState:
             offset, size, priority = behind.popleft()
             self._behind_keys -= 1
             if offset >= self.low:
-                self._first_of_keys[priority].add(WaitingMessage(offset, size, key))
+                self._first_of_keys[priority].add(QueuedMessage(offset, size, key))
                 self._in_lines += 1
                 return
             self._ahead_bytes -= size
@@ -454,7 +454,7 @@ class SharedState:
                 self._behind_keys += 1
                 return
             self._keys[key] = deque()
-        self._first_of_keys[priority].add(WaitingMessage(offset, size, key))
+        self._first_of_keys[priority].add(QueuedMessage(offset, size, key))
         self._in_lines += 1
 
     def _unknown(self, offsets: npt.NDArray[np.int64], keys: Sequence[int] | None) -> npt.NDArray[np.bool_]:

@@ -86,6 +86,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "The oldest segment ({DELAYED_SEGMENT_BYTES:bytes}) goes when",
         "a log of more than {DELAYED_LOG_BYTES:bytes} is of",
         "looks at the clock after {DELAYED_SLEEP_SECONDS:s} at the latest",
+        "has gone is given to another one after {HALVES_LOST_SECONDS:s}",
+        "of the last {HALVES_DECIDED} half messages are remembered",
     ),
     "docs/protocol.md": (
         "`file:line in function`; at most {MAX_CAUSE_CHARACTERS} characters",

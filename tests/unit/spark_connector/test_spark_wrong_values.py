@@ -30,7 +30,7 @@ WRONG_READS = {
     "typedHeaders": {"1": "true, false"},
     "includeExpired": {"no": "true, false"},
     "tags": {"a,,b": "separated by commas", ",".join(map(str, range(101))): "up to 100 tags", "a||b": "none empty"},
-    "where": {"a =": "a literal", "a": "a comparison"},
+    "where": {"a =": "where"},
     "pushFilters": {"on": "true, false"},
     "metaq.root": {"/meta/..": "cannot be the name of a znode", ".": "cannot be the name of a znode"},
     "metaq.protocol": {"http": "auto, text", "": "auto, text"},
