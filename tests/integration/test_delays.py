@@ -94,7 +94,12 @@ def test_a_move_waits_for_delayed_messages_and_takes_no_more_of_them(chroot: str
         reader = brokers.running[1].port
         with PartitionReader(f"127.0.0.1:{reader}", TopicPartition("t", 1, 1), start="earliest") as moved:
             got: list[bytes] = []
-            eventually(lambda: len(got) >= 2 or got.extend(m.payload for m in moved.poll(0.2)), what="both messages")
+
+            def have_both() -> bool:
+                got.extend(message.payload for message in moved.poll(timeout=0.2))
+                return len(got) >= 2
+
+            eventually(have_both, what="both messages")
         assert got == [b"soon", b"ordinary"]
 
 

@@ -7,11 +7,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from metaq import Consumer, HalfOutcome, Producer, ProducerConfig
+from metaq import Consumer, HalfOutcome, Message, Producer, ProducerConfig
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.record import HEADER_BYTES, attribute_of, iter_headers
 from tests.halves.life import Life
@@ -21,6 +22,10 @@ from tests.waiting import DEADLINE, eventually
 TOPICS = {"t": 2}
 SET_TOPICS = {"t": "numPartitions=2", "safe": "numPartitions=2\nunflushThreshold=0"}
 BANK = ProducerConfig(producer_group="bank")
+
+
+def said(outcome: bool | None, message: Message) -> bool | None:
+    return outcome
 
 
 def test_kills_of_broker_and_producers_keep_the_promise(tmp_path: Path) -> None:
@@ -38,7 +43,7 @@ def test_consumers_see_committed_messages_alone(brokers) -> None:
         consumer.poll(timeout=1.0)
         for number in range(30):
             outcome = (True, False, None)[number % 3]
-            producer.send_in_transaction("t", b"%d" % number, execute=lambda message, outcome=outcome: outcome)
+            producer.send_in_transaction("t", b"%d" % number, execute=partial(said, outcome))
         producer.send("t", b"last", partition=producer.partitions("t")[0])
         producer.send("t", b"last", partition=producer.partitions("t")[1])
         came: list[bytes] = []
@@ -59,9 +64,14 @@ with Producer(sys.argv[1], config=ProducerConfig(producer_group="bank")) as prod
 def test_another_producer_answers_when_the_first_one_is_gone(brokers) -> None:
     begun = subprocess.run([sys.executable, "-c", BEGINS, brokers.connect], check=False, timeout=DEADLINE)
     assert begun.returncode == 9
-    asked = []
+    asked: list[bytes] = []
+
+    def check(message: Message) -> bool:
+        asked.append(message.payload)
+        return True
+
     with Producer(brokers.connect, config=BANK) as producer:
-        producer.check_transactions(lambda message: asked.append(message.payload) or True, ["t"])
+        producer.check_transactions(check, ["t"])
         eventually(lambda: asked == [b"orphan"], what="the question")
         with Consumer(brokers.connect, group="group", topics=["t"]) as consumer:
             eventually(lambda: [m.payload for m in consumer.poll(timeout=0.5)] == [b"orphan"], what="the message")
@@ -84,7 +94,8 @@ def test_the_commands_list_count_and_decide(brokers) -> None:
     ids = [result.half.message_id for result in results]
 
     def counted() -> list[dict[str, object]]:
-        return json.loads(command(brokers, "count", "--json").stdout)
+        found: list[dict[str, object]] = json.loads(command(brokers, "count", "--json").stdout)
+        return found
 
     bank = {"group": "bank", "waiting": None, "asked": 3, "parked": 0, "askers": 0}
     waiting = {"group": None, "waiting": 1, "asked": None, "parked": None, "askers": None}
@@ -101,7 +112,12 @@ def test_the_commands_list_count_and_decide(brokers) -> None:
     assert (late.returncode, "rolled-back already" in late.stdout) == (1, True)
     with Consumer(brokers.connect, group="group", topics=["t"]) as consumer:
         came: list[bytes] = []
-        eventually(lambda: came.extend(m.payload for m in consumer.poll(timeout=0.5)) or len(came) == 2, what="two")
+
+        def have_two() -> bool:
+            came.extend(message.payload for message in consumer.poll(timeout=0.5))
+            return len(came) == 2
+
+        eventually(have_two, what="two")
     assert came == [b"0", b"1"]
 
 

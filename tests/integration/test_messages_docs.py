@@ -25,7 +25,7 @@ def connect(zookeeper, tmp_path_factory):
 
 def run(heading, connect, changes=(), *, together=False):
     """All examples of a section, one after the other. together: the names of one are known to the next."""
-    names = {}
+    names: dict[str, object] = {}
     for number, source in enumerate(SECTIONS[heading], 1):
         for shown, real in (("localhost:2181", connect), *changes):
             source = source.replace(shown, real)

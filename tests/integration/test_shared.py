@@ -160,9 +160,8 @@ def test_messages_of_a_key_come_one_at_a_time_in_order(brokers, producer):
         with SharedConsumer(brokers.connect, group="other", topics=["many"]) as any_order:
             held = any_order.poll(5.0)
             assert held
-            options = {"group": "other", "topics": ["many"], "ordered_by_key": True}
             with (
-                SharedConsumer(brokers.connect, **options) as refused,
+                SharedConsumer(brokers.connect, group="other", topics=["many"], ordered_by_key=True) as refused,
                 pytest.raises(SharedRefused, match="ordered_by_key"),
             ):
                 refused.poll(60.0)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -101,17 +102,21 @@ def test_local_work_is_not_begun_if_the_half_message_is_refused(broker, producer
     broker.refuse = lambda request: (
         ResponseCode.MESSAGE_ILLEGAL if getattr(request, "code", None) == RequestCode.SEND else None
     )
-    called = []
+    called: list[object] = []
     with pytest.raises(RequestRefused):
         producer.send_in_transaction("t", b"a", execute=called.append)
     assert called == []
+
+
+def was_asked(broker, times):
+    return not broker.halves.waiting or broker.halves.waiting[0].asked == times
 
 
 # --- telling the broker -----------------------------------------------------------------------------------------------
 
 
 def test_outcome_is_told_again_when_its_answer_is_lost(broker, producer):
-    lost = []
+    lost: list[object] = []
 
     def refuse(request):
         if getattr(request, "code", None) == RequestCode.END_HALF and len(lost) < 2:
@@ -219,13 +224,13 @@ def test_check_that_fails_or_cannot_tell_is_asked_again(broker, producer, caplog
     producer.send_in_transaction("t", b"a", execute=lambda message: None, check=check)
     for asked in range(1, 5):
         broker.ask_for_halves()
-        eventually(lambda asked=asked: not broker.halves.waiting or broker.halves.waiting[0].asked == asked)
+        eventually(partial(was_asked, broker, asked))
     eventually(lambda: payloads(broker) == [b"a"])
     assert caplog.text.count("will be asked again") == 2
 
 
 def test_check_is_not_asked_while_the_local_work_runs_here(broker, producer):
-    asked = []
+    asked: list[object] = []
 
     def execute(message):
         broker.ask_for_halves()

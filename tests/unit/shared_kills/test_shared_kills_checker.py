@@ -8,7 +8,7 @@ LEASE = 3.0
 
 
 def test_a_history_without_fault_has_no_problems() -> None:
-    history = [
+    history: list[Handed | Released | Confirmed] = [
         Handed("a", 0, 1, 1.0),
         Handed("b", 0, 2, 4.5),
         Confirmed("b", 0, 4.6),
