@@ -23,6 +23,7 @@ __all__ = [
     "kafka_properties",
     "peer_versions",
     "rocketmq_client",
+    "rocketmq_java",
     "rocketmq_properties",
     "start_kafka",
     "start_rocketmq",
@@ -174,6 +175,11 @@ def start_rocketmq(
     with rocketmq_client(address, directory / "topics.log") as client:
         _create_topics(client, topics)
     return address, broker
+
+
+def rocketmq_java(main: str, *arguments: str, home: Path) -> list[str]:
+    """A program of bench/java/rocketmq; home: where its client writes its log."""
+    return _java("rocketmq", main, *arguments, options=(f"-Duser.home={home}",))
 
 
 def rocketmq_client(address: str, log: Path) -> Worker:

@@ -15,7 +15,9 @@ from metaq.version import __version__
 
 from .configuration.reload_plan import ReloadReport
 from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
+from .delays.delays import Delays
 from .filters.table import FilterTable
+from .halves.halves import Halves
 from .message_ids import MessageIds
 from .metrics import Metrics
 from .network.long_poll import ParkedPulls
@@ -29,6 +31,7 @@ from .requests.search import Searches
 from .runtime.pace import Pace
 from .runtime.reactor import ReactorTime
 from .sequences import Sequences
+from .shared.groups import SharedGroups
 from .store.partition_log import PartitionLog
 from .store.store import Store
 from .store.threads import RunInThread
@@ -102,6 +105,7 @@ class Broker:
         """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
+        self._watch_shared: Callable[[PartitionLog], None] = lambda log: None
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self._watch, on_topic=on_topic)
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
@@ -122,8 +126,33 @@ class Broker:
             config,
             lambda: self.url,
         )
+        self.run_in_thread = threads.disk
         self.sequences = Sequences(store, Write, clock, enabled=options.node is None)
-        self.writing = Writing(store, self.partitions, self.message_ids, self.metrics, self.sequences)
+        self.delays = Delays(store, Write, clock, reactor, self.in_thread, enabled=options.node is None)
+        self.halves = Halves(
+            store,
+            Write,
+            clock,
+            reactor,
+            self.in_thread,
+            first_seconds=options.half_check_seconds,
+            checks=options.half_checks,
+            enabled=options.node is None,
+        )
+        self.writing = Writing(
+            store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays, self.halves
+        )
+        self.shared = SharedGroups(
+            store,
+            self.partitions,
+            self.writing,
+            self.reading,
+            self.parked,
+            reactor,
+            clock,
+            enabled=options.node is None,
+        )
+        self._watch_shared = self.shared.watch
         for log in store.logs():
             for damaged in log.segments.damage:  # found by a start that was quicker than we are
                 self.metrics.damaged(damaged.end - damaged.start, new_range=True)
@@ -145,11 +174,11 @@ class Broker:
             self.now_ms,
         )
         """To be opened before anything is served, and closed before the store."""
-        self.run_in_thread = threads.disk
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size)
 
     def _watch(self, log: PartitionLog) -> None:
         self.parked.watch(log)
+        self._watch_shared(log)
         log.segments.on_damage = self._count_damage
 
     def _count_damage(self, size: int, new_range: bool) -> None:

@@ -56,6 +56,8 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.25
 _SPACE_CHECK_SECONDS = 1.0
 _SEQUENCES_SECONDS = 1.0
+_DELAYS_SECONDS = 1.0
+_SHARED_SECONDS = 1.0
 _SIZE_CHECK_SECONDS = 10.0  # how long a topic may be larger than its policy allows, plus one segment
 _WORKER_THREADS = 20  # syncs of several partitions at the same time
 FILTER_THREADS = 4
@@ -245,6 +247,9 @@ class BrokerProcess:
                 (_TICK_SECONDS, store.tick, "the store's timer"),
                 (_TICK_SECONDS, self.broker.transactions.tick, "the transactions' timer"),
                 (_SEQUENCES_SECONDS, self.broker.sequences.tick, "the memory of numbered sends"),
+                (_DELAYS_SECONDS, self.broker.delays.tick, "the cleaning of delayed messages"),
+                (_DELAYS_SECONDS, self.broker.halves.tick, "the cleaning of half messages"),
+                (_SHARED_SECONDS, self.broker.shared.tick, "the memory of shared groups"),
                 (_SPACE_CHECK_SECONDS, store.space.look, "the check of free space"),
                 (_SIZE_CHECK_SECONDS, self._apply_size_limits, "the retention by size"),
             )

@@ -33,9 +33,9 @@ ANY = -1
 class Partitions:
     """The configured topics over the store. Lives on the reactor thread.
 
-    A topic is accepted if it is configured or matched by a pattern. It never has fewer partitions than the data
-    directories hold, whatever is configured: a consumer would not see the others' messages (1.x hides them). Closed
-    partitions are kept in memory only (storage.md §6).
+    A topic is accepted if it is configured, matched by a pattern, or one of our own (protocol/own_topics.py). It never
+    has fewer partitions than the data directories hold, whatever is configured: a consumer would not see the others'
+    messages (1.x hides them). Closed partitions are kept in memory only (storage.md §6).
     """
 
     def __init__(
@@ -56,6 +56,8 @@ class Partitions:
         self._writable: dict[tuple[str, int], PartitionLog] = {}
         self._stored: dict[str, int] = {}  # per topic that has a log: the highest partition and one
         self._stat: dict[str, bool] = {}
+        self._compressed: dict[str, bool] = {}
+        self._any_compressed = _any_compressed(config)
         self._closed: set[tuple[str, int]] = set()
         self._moves = NO_MOVES
         self.takes_puts = True
@@ -74,7 +76,7 @@ class Partitions:
         if self._config.topic(name) is None:
             raise TopicNotAccepted(name)
         if name not in self._config.topics:
-            check_topic(name)  # matched by a pattern: it becomes a directory and a znode
+            check_topic(name)  # by a pattern: it becomes a directory and a znode
         return self._settings(name)
 
     def stored_topics(self) -> dict[str, TopicConfig]:
@@ -102,6 +104,18 @@ class Partitions:
             return replace(config, partitions=counts.publish, readable_partitions=counts.subscribe)
         return config if stored <= config.partitions else replace(config, partitions=stored)
 
+    def takes_compressed(self, topic: str) -> bool:
+        """Whether messages with compressed payloads are taken, and so may be given."""
+        if not self._any_compressed:
+            return False  # the usual case, asked at each `get`
+        taken = self._compressed.get(topic)
+        if taken is None:
+            config = self._config.topic(topic)
+            taken = config is not None and config.accept_compressed
+            if topic in self._stored or topic in self._config.topics:  # as in has_stat
+                self._compressed[topic] = taken
+        return taken
+
     def has_stat(self, topic: str) -> bool:
         """Whether realtime counters are kept for a topic."""
         stat = self._stat.get(topic)
@@ -116,6 +130,8 @@ class Partitions:
         self._config = config
         self._writable.clear()
         self._stat.clear()
+        self._compressed.clear()
+        self._any_compressed = _any_compressed(config)
 
     # --- logs ---------------------------------------------------------------------------------------------------------
 
@@ -233,6 +249,10 @@ class Partitions:
             if self.takes_puts and self._store.find(topic, partition) is None:
                 self.for_replica(topic, partition, end)
 
+    def is_leaving(self, topic: str, partition: int) -> bool:
+        """As MoveTable.is_leaving."""
+        return self._moves.is_leaving(topic, partition)
+
     def stored_count(self, topic: str) -> int:
         """The highest partition that has a log, and one; 0 for none."""
         return self._stored.get(topic, 0)
@@ -264,6 +284,10 @@ class Partitions:
     def open(self, topic: str) -> None:
         """Open all closed partitions of a topic."""
         self._closed = {each for each in self._closed if each[0] != topic}
+
+
+def _any_compressed(config: BrokerConfig) -> bool:
+    return any(topic.accept_compressed for topic in (config.system, *config.topics.values()))
 
 
 def _kept(topic: str, configured: int, stored: Sequence[int]) -> str:

@@ -20,18 +20,22 @@ from typing import Generic, NamedTuple, TypeVar
 
 from metaq.protocol.errors import CorruptRecord, MetaqError, StaleSequence, StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
-from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
+from metaq.protocol.record import HEADER, Buffer
 
 from . import tuning
 from .last_rows import READ_BYTES, LastRows
 from .store.internal_logs import SEQUENCES_TOPIC
 from .store.partition_log import PartitionLog
 from .store.sequence_rows import (
+    DELAYED_ROW,
     ROW_BYTES,
     SequenceRow,
     encode_head,
     encode_row,
+    first_bytes,
+    first_id_of,
     internal_record,
+    pending_log,
 )
 from .store.store import Append, Store
 
@@ -48,6 +52,7 @@ class _Stored(NamedTuple):
     end: int
     first_id: int
     records: int
+    pending_id: int = 0
 
 
 _Key = tuple[int, PartitionLog]
@@ -64,6 +69,10 @@ class NumberedWrite(Append):
     sequence = 0
     first_id = 0
     records = 0
+    delayed_for: PartitionLog | None = None
+    """The partition of messages that wait for their time: `log` is where they lie until then."""
+    pending_id = 0
+    """Of the first of them; 0 if it is not known, as that of a repeated one may be."""
     before: _Stored | None = None
     """What was the last one when this was admitted."""
 
@@ -122,7 +131,7 @@ class Sequences(Generic[W]):
         table = self._table
         for write, size in asked:
             log = write.log
-            key = write.producer, log
+            key = write.producer, write.delayed_for or log
             known = table.get(key)
             if known is None:
                 if len(table) >= tuning.MAX_SEQUENCES:
@@ -135,7 +144,8 @@ class Sequences(Generic[W]):
             base = ends.get(log) or log.segments.end_offset
             ends[log] = end = base + size
             write.before, write.base, write.end = known, base, end
-            table[key] = _new_tuple(_Stored, (write.sequence, base, end, write.first_id, write.records))
+            stored = (write.sequence, base, end, write.first_id, write.records, write.pending_id)
+            table[key] = _new_tuple(_Stored, stored)
             fresh.append(write)
             bases.append(base)
         if fresh and not self._store_rows(fresh):
@@ -144,7 +154,7 @@ class Sequences(Generic[W]):
 
     def stored_before(self, write: W) -> bool:
         """Whether a write that cannot be appended now has been stored already: then it is as `admit` leaves it."""
-        known = self._table.get((write.producer, write.log))
+        known = self._table.get((write.producer, write.delayed_for or write.log))
         if known is None or write.sequence != known.sequence:
             return False
         self._found(write, known)
@@ -155,6 +165,12 @@ class Sequences(Generic[W]):
             write.error = StaleSequence(write.sequence, known.sequence)
         else:
             write.base, write.end, write.first_id = known.base, known.end, known.first_id
+            if known.records & DELAYED_ROW:
+                write.delayed_for = write.delayed_for or write.log
+                write.log = self._place(known.records, write.log)
+                write.pending_id = known.pending_id
+            elif write.delayed_for is not None:
+                write.log, write.delayed_for = write.delayed_for, None
             self.repeated.append(write)
 
     def _store_rows(self, admitted: Sequence[W]) -> bool:
@@ -177,7 +193,7 @@ class Sequences(Generic[W]):
                     each.end,
                     each.first_id,
                     each.records,
-                    (log := each.log).partition,
+                    (log := each.delayed_for or each.log).partition,
                     number(log.topic, len(topics)),
                 )
                 for each in writes
@@ -187,11 +203,11 @@ class Sequences(Generic[W]):
 
     def _store_row(self, write: W) -> bool:
         """The same for one write, of a producer that waits for each of its sends. `blocking-1`."""
-        log = write.log
+        log = write.delayed_for or write.log
         row = encode_row(
             write.producer, write.sequence, write.base, write.end, write.first_id, write.records, log.partition, 0
         )
-        return self._append_rows(log.durability.waits, (log.topic,), row, (write,))
+        return self._append_rows(write.log.durability.waits, (log.topic,), row, (write,))
 
     def _append_rows(self, waits: bool, topics: Iterable[str], rows: bytes, writes: Sequence[W]) -> bool:
         try:
@@ -223,10 +239,10 @@ class Sequences(Generic[W]):
         What `admit` has taken for a repetition of one of them gets that error, too."""
         for again in self.repeated:
             for write in writes:
-                if (again.log, again.producer, again.sequence) == (write.log, write.producer, write.sequence):
+                if _key(again) == _key(write) and again.sequence == write.sequence:
                     again.error, again.base, again.end = write.error, 0, 0
         for write in reversed(writes):  # so that what was before the first of a partition stays
-            key = write.producer, write.log
+            key = _key(write)
             write.base = write.end = 0
             known = self._table.get(key)
             if known is None or known.sequence != write.sequence:
@@ -244,7 +260,7 @@ class Sequences(Generic[W]):
     def _row(self, key: _Key) -> _Row:
         producer, log = key
         known = self._table.get(key)
-        return (producer, 0, 0, 0, 0, 0, log) if known is None else (producer, *known, log)
+        return (producer, 0, 0, 0, 0, 0, log) if known is None else (producer, *known[:5], log)
 
     # --- reading it again ---------------------------------------------------------------------------------------------
 
@@ -266,15 +282,23 @@ class Sequences(Generic[W]):
         for key, rows in found.items():
             rows.sort(key=lambda row: row.sequence)
             for row in reversed(rows):
-                if _is_there(row, key[1]):
+                log = self._place(row.records, key[1])
+                if (found_id := _is_there(row, log)) is not None:
                     if row.time_ms >= oldest_ms:
-                        self._table[key] = _Stored(row.sequence, row.base, row.end, row.first_id, row.records)
+                        pending_id = found_id if row.records & DELAYED_ROW else 0
+                        self._table[key] = _Stored(*row[1:6], pending_id)
                     break
                 self._restated[key] = None
         if len(self._table) > tuning.MAX_SEQUENCES:
             self._forget_oldest()
         if self._restated:
             self._restate()
+
+    def _place(self, records: int, partition: PartitionLog) -> PartitionLog:
+        """The log that has what a row tells of: the partition, or that of what waits for its time."""
+        if not records & DELAYED_ROW:
+            return partition
+        return self._store.internal_log(*pending_log(records))
 
     def read_ahead(self) -> None:
         """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises
@@ -384,17 +408,25 @@ def _time_ms(stored: _Stored) -> int:
     return (stored.first_id >> TIME_SHIFT) + EPOCH_MS
 
 
-def _is_there(row: SequenceRow, log: PartitionLog) -> bool:
-    """Whether the write of a row is in its partition. What retention has taken away is believed to have been."""
+def _key(write: NumberedWrite) -> _Key:
+    return write.producer, write.delayed_for or write.log
+
+
+def _is_there(row: SequenceRow, log: PartitionLog) -> int | None:
+    """The id of the first record of a row's write if it is in its log, 0 if that cannot be told; None if it is not.
+    What retention has taken away is believed to have been."""
     if row.end > log.end_offset:
-        return False
+        return None
     if row.base < log.first_offset:
-        return True
+        return 0
     try:
-        header = log.segments.snapshot().read(row.base, HEADER_BYTES)
+        begun = log.segments.snapshot().read(row.base, first_bytes(row.records))
     except CorruptRecord:
-        return False
+        return None
     except StoreError as error:
         _log.error("it cannot be told whether a producer's last send is in %s: %s", log.directory, error)
-        return True
-    return len(header) == HEADER_BYTES and HEADER.unpack(header)[2] == row.first_id
+        return 0
+    if first_id_of(begun, row.records) != row.first_id:
+        return None
+    found: int = HEADER.unpack_from(begun)[2]
+    return found

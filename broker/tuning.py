@@ -58,6 +58,68 @@ SEQUENCE_LOG_BYTES = 16 << 20
 SEQUENCE_ROWS = 1 << 12
 """Rows of one record of that."""
 
+# --- delayed messages: `python -m bench.delays`; docs/broker.md promises the first ones ------------------------------
+
+DELAYED_SLEEP_SECONDS = 1.0
+"""The wall clock is looked at after so long at the latest, so that a step of it is seen."""
+
+DELAYED_LEAST_SECONDS = 0.0005
+"""No timer is set for less."""
+
+DELAYED_TURN_RECORDS = 512
+DELAYED_TURN_BYTES = 256 << 10
+"""What is delivered before others are served: some 3 ms."""
+
+DELAYED_UNSAFE_SECONDS = 0.002
+"""A message that is due and not yet safe is looked at again after so long: a sync takes as long."""
+
+DELAYED_RETRY_SECONDS = (0.1, 5.0)
+"""Pauses before a partition that does not take its messages is tried again: the first one, doubled up to the last."""
+
+DELAYED_SLICE_RECORDS = 1 << 10
+"""Records of a batch that are prepared before others are served: some 3 ms."""
+
+DELAYED_UNITS = 1 << 15
+"""Index units that are read together: 1 MiB."""
+
+DELAYED_FOLLOWED_UNITS = 1 << 17
+"""What a follower reads of them in a second, some 100 ms."""
+
+DELAYED_LOG_BYTES = 128 << 20
+"""A log that has grown to this, and to twice what waits, loses its oldest segments."""
+
+DELAYED_CLEANED_BYTES = 1 << 20
+"""What is written anew before others are served."""
+
+DELAYED_CLEANING_PAUSE_SECONDS = 0.005
+"""Between two such pieces."""
+
+DELAYED_CANCELLED = 1 << 14
+"""Cancelled messages that are remembered, so that a repeated cancellation is answered as the first one."""
+
+DELAYED_LOOKED_AT = 1 << 14
+"""Messages that one request for a list looks at: those of other topics count, too."""
+
+DELAYED_LATENESS = 1 << 13
+"""Deliveries of which the lateness is remembered for the metrics."""
+
+# --- half messages: broker/halves -------------------------------------------------------------------------------------
+
+HALVES_MOST = 1 << 18
+"""Half messages that wait; more are refused. Each whose first check is due takes some 250 bytes of memory."""
+
+HALVES_MOST_PAUSE_SECONDS = 3600.0
+"""Pauses between the checks of a half message double up to this."""
+
+HALVES_LOST_SECONDS = 1.0
+"""A half message whose asker has gone is given to another one after so long."""
+
+HALVES_TURN_BYTES = 1 << 20
+"""Of the records that one asker is given at once."""
+
+HALVES_DECIDED = 1 << 16
+"""Outcomes that are remembered for each internal log, so that a repeated answer is told what was decided."""
+
 # --- pulls: `consume`, `consume-arrow`, `latency` --------------------------------------------------------------------
 
 PULL_SCAN_BYTES = 64 << 20
@@ -71,6 +133,27 @@ PULL_MAX_LOADS = 64
 
 PULL_MAX_RUNS = 4096
 """Runs of neighbouring records that one answer of a filtered pull is put together from."""
+
+WHERE_STEP_BYTES = 2 << 20
+"""Bytes of records that one step of a pull with a filter by content reads: `python -m bench.where`."""
+
+WHERE_SLICE_RECORDS = 2048
+"""Records that are judged at once, by a filter with one condition: more would gain nothing, fewer cost more each."""
+
+WHERE_LEAST_SLICE = 64
+"""The same for a filter with many conditions: a handful of milliseconds, if each is the costliest there is."""
+
+WHERE_TURN_SECONDS = 0.003
+"""All filters together work so long in one turn of the reactor, but for a slice of each pull."""
+
+WHERE_GATHER_SECONDS = 0.02
+"""A message that was chosen waits so long for others to share its answer, while there is more to look at."""
+
+WHERE_GAP_BYTES = 16 << 10
+"""Bytes that tags have ruled out between two records that are read at once."""
+
+WHERE_STEP_READS = 64
+"""Places that one step reads, if tags leave records far from each other."""
 
 TABLE_RECORDS = 16
 """An answer with fewer records has no table of their sizes, which would cost both sides more than it saves."""
@@ -138,3 +221,47 @@ HEAP_MMAP_BYTES = 32 << 20
 
 HEAP_KEPT_BYTES = 64 << 20
 """Free memory that is kept (docs/decisions/009-one-heap-for-all-threads.md)."""
+
+# --- shared consumers: `python -m bench.shared`; docs/broker.md promises the limits ---------------------------------
+
+SHARED_SHARE = 8
+"""Every so many-th message that a shared group is handed is the one that has waited longest, whatever its priority."""
+
+SHARED_MAX_HELD = 1 << 16
+"""Messages that a group may have leased, or released and not got again, on one partition: some 25 MiB."""
+
+SHARED_MAX_AHEAD = 1_000_000
+"""Messages behind these that are looked at ahead, so that urgent ones are found: 12 bytes each."""
+
+SHARED_MAX_AHEAD_ORDERED = 100_000
+"""The same for a group that takes the messages of a key in order: some 200 bytes each."""
+
+SHARED_AHEAD_BYTES = 1 << 30
+"""Bytes of messages looked at ahead: no more are read for a few urgent ones."""
+
+SHARED_MAX_RANGES = 100_000
+"""Ranges of acknowledged messages between others. Beyond it the first messages go first, whatever their priority."""
+
+SHARED_SCAN_BYTES = 1 << 20
+"""Bytes that are looked at in one turn of the reactor."""
+
+SHARED_SCAN_RECORDS = 1 << 13
+"""The same for messages: a millisecond."""
+
+SHARED_LOG_BYTES = 16 << 20
+"""An internal log that has grown to this, and to four times what it says, is replaced by that."""
+
+SHARED_READ_BYTES = 2 << 20
+"""What a follower reads of such a log at once."""
+
+SHARED_SNAPSHOTS = 64
+"""Groups and partitions whose state is written in one turn."""
+
+SHARED_MAX_QUEUES = 10_000
+"""Groups and partitions of a broker; further ones are refused."""
+
+SHARED_MEMBERS = 4096
+"""Members of a group and partition that are remembered."""
+
+SHARED_MEMBER_SECONDS = 60.0
+"""A member that has asked for nothing for so long is shown no more."""

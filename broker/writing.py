@@ -12,14 +12,27 @@ from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import LogReadOnly, MetaqError, NotEnoughReplicas, NotLeader, NotSafe, PartitionClosed
-from metaq.protocol.record import Buffer
+from metaq.protocol.errors import (
+    CompressionNotAccepted,
+    DelayRefused,
+    LogReadOnly,
+    MetaqError,
+    NotEnoughReplicas,
+    NotLeader,
+    NotSafe,
+    PartitionClosed,
+)
+from metaq.protocol.halves import is_half
+from metaq.protocol.record import COMPRESSED_FLAG, Buffer
 
+from .delays.delays import Delays, Pended
 from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import ANY, Partitions
 from .sequences import NumberedWrite, Sequences
+from .store.internal_logs import HALVES_TOPIC
 from .store.partition_log import PartitionLog
+from .store.sequence_rows import DELAYED_ROW, HALF_ROW, WAITING_ROW
 from .store.store import Store
 
 __all__ = ["Copies", "CopiesDone", "SlaveLink", "Write", "Writing"]
@@ -61,8 +74,26 @@ class Write(NumberedWrite):
     copy_errors: Sequence[MetaqError | None] = ()
     """Of a synchronous master: why the slave does not have a record, for each; empty without a slave."""
 
+    pended: Pended | None = None
+    """Of messages that wait for their time, until they are appended: what these are."""
+
     replicas = 0
     """In a broker set: nodes that have the records when they may be acknowledged, this one among them."""
+
+    @property
+    def answered_id(self) -> int:
+        """The first id of its answer."""
+        return self.pending_id or self.first_id
+
+    @property
+    def answered_offset(self) -> int:
+        """The first byte offset of its answer; -1 of messages that wait for their time."""
+        return self.base if self.delayed_for is None else -1
+
+    @property
+    def partition(self) -> int:
+        """Of the partition that the records are for."""
+        return (self.delayed_for or self.log).partition
 
     @property
     def failure(self) -> MetaqError | None:
@@ -82,8 +113,14 @@ class Writing:
         message_ids: MessageIds,
         metrics: Metrics,
         sequences: Sequences[Write],
+        delays: Delays,
+        halves: Delays | None = None,
     ) -> None:
+        """halves: keeps half messages; None: `delays`, which refuses them."""
         self.sequences = sequences
+        self.delays = delays
+        self.halves = delays if halves is None else halves
+        delays.writing = self.halves.writing = self
         self.partitions = partitions
         self.message_ids = message_ids
         self.metrics = metrics
@@ -98,6 +135,12 @@ class Writing:
     @property
     def has_transactions(self) -> bool:
         """False for both sides of synchronous replication, as in 1.x."""
+        return self.slave is None and not self.takes_copies
+
+    @property
+    def takes_delays(self) -> bool:
+        """Whether messages may wait here for their time. Not with 1.x's synchronous replication, whose slave would have
+        to know of them."""
         return self.slave is None and not self.takes_copies
 
     @property
@@ -131,6 +174,40 @@ class Writing:
             return None
         return logs
 
+    def keeper(self, flag: int, body: Buffer) -> Delays:
+        """What keeps a record with DELAYED_FLAG."""
+        return self.halves if is_half(flag, body) else self.delays
+
+    def log_for_delayed(self, topic: str, partition: int, asked: int, keeper: Delays) -> PartitionLog:
+        """The partition that delayed messages are for, or half messages. Raises as `log`; DelayRefused, StoreError."""
+        log = self.log(topic, partition, asked)
+        if not self.takes_delays:
+            raise DelayRefused("a broker in synchronous replication keeps no delayed messages: send without a delay")
+        if self.partitions.is_leaving(topic, partition):
+            raise PartitionClosed(self.partitions.broker_id, partition)
+        keeper.check(log)
+        return log
+
+    def pended(self, pended: Pended, target: PartitionLog, first_id: int) -> Write:
+        """What appends these, whose ordinary ids begin with `first_id`. It still has no data."""
+        write = Write(pended.log.log, pended.buffers, b"")
+        write.pended, write.delayed_for, write.first_id = pended, target, first_id
+        write.pending_id = int(pended.ids[0])
+        return write
+
+    def number(self, write: Write, producer: int, sequence: int, records: int) -> None:
+        """It has this number of its producer."""
+        if write.delayed_for is not None:
+            records |= DELAYED_ROW | (WAITING_ROW if write.log.waits else 0)
+            if write.log.topic == HALVES_TOPIC:
+                records |= HALF_ROW
+        write.producer, write.sequence, write.records = producer, sequence, records
+
+    def check_flags(self, topic: str, flags: int) -> None:
+        """flags: the bits that any of the messages has. Raises CompressionNotAccepted."""
+        if flags & COMPRESSED_FLAG and not self.partitions.takes_compressed(topic):
+            raise CompressionNotAccepted(topic)
+
     def append(self, writes: Iterable[Write]) -> list[Write]:
         """Append in order. Each Write is taken when those before it are appended; all share one sync of the journal.
 
@@ -149,6 +226,10 @@ class Writing:
         failed = []
         for write in taken:
             write.data, write.units = (), b""  # an answer that waits needs no more
+            if write.pended is not None:
+                pended, write.pended = write.pended, None
+                if write.error is None:
+                    pended.owner.noted(pended, write.base)
             if write.error is not None and write.sequence:
                 failed.append(write)
             if write.log.durability.safe_end < write.end or (copied and write.error is None):

@@ -17,21 +17,36 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from metaq.protocol.compression import decompress, unpacked_bytes
+from metaq.protocol.errors import CorruptRecord, PayloadUnreadable
+from metaq.protocol.limits import INT64_MAX, MAX_PAYLOAD_BYTES
 from metaq.protocol.message_id import store_times_ms
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
+    COMPRESSED_FLAG,
+    EXPIRES_FLAG,
     HEADER_BYTES,
     Attributes,
     attribute_of,
     decode_attribute,
     payload_start,
 )
+from metaq.protocol.where import Where, matching
 
 from .decoding import Good, Records, good_records
 from .message import Message
 from .values import TopicPartition
 
-__all__ = ["EMPTY", "SCHEMA", "Columns", "DecodedColumns", "columns_of", "decode_columns", "record_batch"]
+__all__ = [
+    "EMPTY",
+    "MAX_UNPACKED_BYTES",
+    "SCHEMA",
+    "Columns",
+    "DecodedColumns",
+    "columns_of",
+    "decode_columns",
+    "record_batch",
+]
 
 SCHEMA = pa.schema(
     [
@@ -48,6 +63,9 @@ SCHEMA = pa.schema(
     ]
 )
 _NO_ATTRIBUTES = Attributes()
+
+MAX_UNPACKED_BYTES = 2 * MAX_PAYLOAD_BYTES
+"""Compressed payloads of one batch, unpacked: a few megabytes of an answer may stand for gigabytes."""
 
 
 class Columns(NamedTuple):
@@ -78,6 +96,21 @@ class Columns(NamedTuple):
             return _without_attributes(value, kind, _power_of_two(count)).slice(0, count)
         return pa.array(map(value, self.attributes), kind, size=len(self.attributes))
 
+    def slice(self, start: int, limit: int) -> Columns:
+        """Those from number `start` on, at most `limit`."""
+        if not start and limit >= len(self.ids):
+            return self
+        end = start + limit
+        return Columns(
+            self.topic.slice(start, limit),
+            self.broker.slice(start, limit),
+            self.partition.slice(start, limit),
+            self.offset.slice(start, limit),
+            self.ids[start:end],
+            self.payload.slice(start, limit),
+            None if self.attributes is None else self.attributes[start:end],
+        )
+
     def to_batch(self) -> pa.RecordBatch:
         """As SCHEMA says."""
         tag, attribute, keys = (self.of_attributes(*each) for each in _OF_ATTRIBUTES)
@@ -91,11 +124,58 @@ _OF_ATTRIBUTES = [(attrgetter(name), SCHEMA.field(name).type) for name in ("tag"
 
 
 class DecodedColumns(NamedTuple):
-    """As decoding.Decoded, with columns in place of messages."""
+    """As decoding.Decoded, with columns in place of messages. expires: Unix ms from which on each is
+    handed out no more, INT64_MAX for never; None if none has such a time. packed: which payloads are compressed;
+    None: not one."""
 
     columns: Columns
     end: int
     damage: str
+    expires: npt.NDArray[np.int64] | None
+    packed: npt.NDArray[np.bool_] | None
+
+    def unpacked(self, partition: TopicPartition, start: int, limit: int) -> DecodedColumns:
+        """The messages from number `start` on, at most `limit` and at least one, with payloads as they were sent. Fewer
+        if they would take more than MAX_UNPACKED_BYTES. end: as of all.
+
+        Raises CorruptRecord, with its end, for a first one that cannot be unpacked; a later one ends them.
+        """
+        columns, expires, packed = self.columns, self.expires, self.packed
+        if packed is None:
+            return self._replace(columns=columns.slice(start, limit), expires=_slice(expires, start, limit))
+        payloads: list[bytes] = []
+        room = MAX_UNPACKED_BYTES
+        for index in range(start, min(start + limit, len(packed))):
+            payload = columns.payload[index].as_py()
+            if packed[index]:
+                try:
+                    room -= unpacked_bytes(payload)
+                    if room < 0 and payloads:
+                        break
+                    payload = decompress(payload)
+                except PayloadUnreadable as error:
+                    if payloads:
+                        break
+                    following = self.end if index + 1 == len(packed) else columns.offset[index + 1].as_py()
+                    raise CorruptRecord.of(partition, columns.offset[index].as_py(), str(error), following) from None
+            payloads.append(payload)
+        count = len(payloads)
+        chosen = columns.slice(start, count)._replace(payload=pa.array(payloads, pa.binary()))
+        return self._replace(columns=chosen, expires=_slice(expires, start, count), packed=None)
+
+
+def _slice(numbers: npt.NDArray[np.int64] | None, start: int, count: int) -> npt.NDArray[np.int64] | None:
+    return None if numbers is None else numbers[start : start + count]
+
+
+def _expiries(attributes: list[Attributes], flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """As DecodedColumns.expires."""
+    expires = np.full(len(attributes), INT64_MAX, np.int64)
+    for index in np.flatnonzero(flags & EXPIRES_FLAG).tolist():
+        milliseconds = attributes[index].expires_ms
+        if milliseconds is not None:
+            expires[index] = milliseconds
+    return expires
 
 
 def columns_of(messages: Sequence[Message]) -> Columns:
@@ -122,9 +202,14 @@ EMPTY = record_batch(())
 
 
 def decode_columns(
-    records: Records, partition: TopicPartition, check: bool = True, limit: int | None = None
+    records: Records,
+    partition: TopicPartition,
+    check: bool = True,
+    limit: int | None = None,
+    where: Where | None = None,
 ) -> DecodedColumns:
-    """The records that begin before byte `limit` of the partition (None: all), up to the first that is damaged."""
+    """The records that begin before byte `limit` of the partition (None: all), up to the first that is damaged. where:
+    only those for which this filter holds."""
     data = records.data
     good = good_records(records, limit)
     payload: pa.Array | None = None
@@ -132,21 +217,29 @@ def decode_columns(
         payload = _gather(data, good.starts + HEADER_BYTES, good.sizes - HEADER_BYTES)
         good = good.checked(payload.to_pylist())
         payload = payload.slice(0, len(good.starts))
-    attributes, begins = _attributes(data, good)
+    end = int(records.offsets(np.array([good.end(records)]))[0])
+    if where is not None and not (wanted := matching(where, data, good.starts, good.sizes)).all():
+        good = good.only(wanted)
+        payload = None
+    bits = int(np.bitwise_or.reduce(good.headers["flag"]))  # one look at all: most answers have none
+    attributes, begins = _attributes(data, good, bits)
     if payload is None or attributes is not None:
         payload = _gather(data, begins, good.starts + good.sizes - begins)
-    count, shift = len(good.starts), records.offset - records.start
+    count = len(good.starts)
     topic, broker, number = (column.slice(0, count) for column in _constants(partition, _power_of_two(count)))
     columns = Columns(
         topic,
         broker,
         number,
-        pa.array(good.starts + shift),
+        pa.array(records.offsets(good.starts)),
         good.headers["id"].astype(np.int64),
         payload,
         attributes,
     )
-    return DecodedColumns(columns, good.end(records) + shift, good.damage)
+    flags = good.headers["flag"]
+    expires = _expiries(attributes, flags) if attributes is not None and bits & EXPIRES_FLAG else None
+    packed = flags & COMPRESSED_FLAG != 0 if bits & COMPRESSED_FLAG else None
+    return DecodedColumns(columns, end, good.damage, expires, packed)
 
 
 def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:
@@ -192,11 +285,12 @@ def _without_attributes(value: Callable[[Attributes], Any], kind: pa.DataType, c
     return pa.repeat(pa.scalar(value(_NO_ATTRIBUTES), kind), count)
 
 
-def _attributes(data: bytes, good: Good) -> tuple[list[Attributes] | None, npt.NDArray[np.int64]]:
-    """What stands in front of each payload, None if nothing does anywhere, and where the payloads begin."""
+def _attributes(data: bytes, good: Good, bits: int) -> tuple[list[Attributes] | None, npt.NDArray[np.int64]]:
+    """What stands in front of each payload, None if nothing does anywhere, and where the payloads begin. bits: those
+    that any flag has."""
     payloads = good.starts + HEADER_BYTES
     flags = good.headers["flag"]
-    if not (flags & ATTRIBUTE_FLAG).any():
+    if not bits & ATTRIBUTE_FLAG:
         return None, payloads
     attributes = [_NO_ATTRIBUTES] * len(payloads)
     known: dict[tuple[bytes | None, int], Attributes] = {}

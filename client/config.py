@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
 
 from metaq.coordination.assignment import STRATEGIES, Strategy
-from metaq.protocol.errors import ConfigError
-from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES
+from metaq.protocol.errors import ConfigError, InvalidWhere
+from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_LEASE_MS, check_topic
+from metaq.protocol.own_topics import REPLY_TOPIC
 from metaq.protocol.pulls import MAX_WAIT_MS
+from metaq.protocol.where import Where, parse_where
 
 if TYPE_CHECKING:  # a producer without ZooKeeper needs nothing of it
     from metaq.coordination.offset_store import OffsetStore
@@ -20,17 +22,21 @@ if TYPE_CHECKING:  # a producer without ZooKeeper needs nothing of it
 __all__ = [
     "BROWSE_BYTES",
     "IDLE_WARNING_SECONDS",
+    "MAX_COMPRESSION_LEVEL",
     "MAX_LOCAL_MESSAGES",
     "MAX_RETRIES",
+    "MAX_TTL_SECONDS",
     "RECOVER_FIRST_SECONDS",
     "RECOVER_SECONDS",
     "SEARCH_TIMEOUT_SECONDS",
+    "Compression",
     "ConnectionConfig",
     "ConsumerConfig",
     "OnDamage",
     "ProducerConfig",
     "Protocol",
     "ReadFrom",
+    "SharedConfig",
     "Start",
     "check_call_back",
     "check_call_backs",
@@ -39,6 +45,8 @@ __all__ = [
     "check_protocol",
     "check_texts",
     "check_timeout",
+    "check_ttl",
+    "check_where",
     "config_or_default",
 ]
 
@@ -50,17 +58,26 @@ Start = Literal["earliest", "latest"]
 OnDamage = Literal["stop", "skip"]
 """What a consumer does at stored bytes that hold no good record: stop there, or go on behind them."""
 
+Compression = Literal["zstd"]
+"""How a producer's payloads are compressed."""
+
 ReadFrom = Literal["leader", "nearest"]
 """Which node of a broker set a consumer reads from."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
 """For a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
 
+MAX_COMPRESSION_LEVEL = 22
+"""Zstandard's."""
+
 BROWSE_BYTES = 1 << 20
 """Asked for at once by readers without a group (1.x: the topic browser's maxSize)."""
 
 MAX_RETRIES = 5
 """How often a message that its handler cannot process is tried again (1.x: maxFetchRetries)."""
+
+MAX_TTL_SECONDS = 100 * 365 * 86_400.0
+"""Longest time to live of a message, a hundred years: what shall never expire has none."""
 
 IDLE_WARNING_SECONDS = 300.0
 """The log tells of a member of a group that nobody has polled for so long (Kafka's max.poll.interval.ms by default)."""
@@ -76,7 +93,7 @@ MAX_LOCAL_MESSAGES = 500_000
 """Messages per queue of a LocalMessageStore (1.x: of its local store, per topic and partition)."""
 
 
-_Config = TypeVar("_Config", "ConnectionConfig", "ProducerConfig", "ConsumerConfig")
+_Config = TypeVar("_Config", "ConnectionConfig", "ProducerConfig", "ConsumerConfig", "SharedConfig")
 
 
 def check_protocol(protocol: str) -> Protocol:
@@ -115,6 +132,18 @@ def check_call_backs(**given: object) -> None:
             check_call_back(option, value)
 
 
+def check_where(where: str | None) -> Where | None:
+    """The filter by content of an option `where`; None: there is none. Raises ConfigError."""
+    if where is None:
+        return None
+    if not isinstance(where, str):
+        raise ConfigError("where", repr(where), "write the filter as a text (str), or leave it out")
+    try:
+        return parse_where(where)
+    except InvalidWhere as error:
+        raise ConfigError("where", where, f"{error.reason}: docs/filters.md has the grammar") from error
+
+
 def check_number(option: str, value: object, *, whole: bool = True, may_be_0: bool = False) -> None:
     """Raises ConfigError unless `value` is a number above 0, or at least 0."""
     least = "0 or more" if may_be_0 else "1 or more" if whole else "more than 0"
@@ -133,6 +162,15 @@ def check_timeout(seconds: float) -> float:
     return seconds
 
 
+def check_ttl(seconds: float) -> float:
+    """The `ttl` of a send. Raises TypeError for what is no number, ConfigError unless it is above 0 and finite."""
+    if not _is_number(seconds):
+        raise TypeError(f"ttl={seconds!r} is no number of seconds but {type(seconds).__name__}: write it as one")
+    if not 0 < seconds <= MAX_TTL_SECONDS:  # and so is NaN
+        raise ConfigError("ttl", seconds, f"choose more than 0 and at most {MAX_TTL_SECONDS:.0f} s, or leave it out")
+    return seconds
+
+
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -146,7 +184,7 @@ def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
     return given
 
 
-def _check_settings(config: ConnectionConfig | ProducerConfig | ConsumerConfig, *may_be_0: str) -> None:
+def _check_settings(config: ConnectionConfig | ProducerConfig | ConsumerConfig | SharedConfig, *may_be_0: str) -> None:
     """Raises ConfigError unless each number is above 0, or at least 0, and what grows from a `min` or by a `step` up to
     a `max` can grow."""
     kinds = {each.name: str(each.type).split(" ") for each in fields(config)}
@@ -218,6 +256,13 @@ class ProducerConfig:
     idempotent: bool = True
     """A request that is repeated, because its connection was lost or its answer did not come in time, is stored once.
     A message whose outcome is not known stays with its partition until its deadline. Needs brokers of this version."""
+    compression: Compression | None = None
+    """"zstd": each payload is compressed by Zstandard, if that makes it smaller. Only for topics whose section of
+    server.ini says acceptCompressed=true. None: payloads go as they are."""
+    compression_level: int = 3
+    """1 … 22; higher ones take more time for a little less."""
+    compression_from_bytes: int = 512
+    """Smaller payloads are not compressed."""
     recover_interval_seconds: float = 300.0
     """How often messages in a local store are tried again at the latest (1.x: recoverMessageIntervalInMills, 5 min)."""
     ordered_wait_messages: int = 20
@@ -227,6 +272,11 @@ class ProducerConfig:
     transaction_timeout_seconds: int = 60
     """Time after which a broker rolls back a transaction that was neither prepared nor committed; 0 = never. A broker
     lowers it to its own maxTxTimeoutInSeconds (60)."""
+    reply_topic: str = REPLY_TOPIC
+    """Where replies to this producer's requests go: a topic of one partition on each broker is enough."""
+    producer_group: str | None = None
+    """Names the producers that can tell for each other what became of a transaction (send_in_transaction); consumer
+    groups have nothing to do with it. None: each call names one."""
     session_timeout_seconds: float = 30.0
     """Timeout of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
     start_timeout_seconds: float = 15.0
@@ -236,7 +286,12 @@ class ProducerConfig:
 
     def __post_init__(self) -> None:
         zero = "linger_ms", "ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"
-        _check_settings(self, *zero, "transaction_timeout_seconds")
+        _check_settings(self, *zero, "transaction_timeout_seconds", "compression_from_bytes")
+        check_topic(self.reply_topic)
+        if self.compression not in ("zstd", None):
+            raise ConfigError("compression", repr(self.compression), "choose 'zstd' or None")
+        if self.compression_level > MAX_COMPRESSION_LEVEL:
+            raise ConfigError("compression_level", self.compression_level, f"choose 1 … {MAX_COMPRESSION_LEVEL}")
         if self.max_batch_bytes > MAX_BATCH_BODY_BYTES:
             raise ConfigError("max_batch_bytes", self.max_batch_bytes, f"choose at most {MAX_BATCH_BODY_BYTES}")
         if self.max_batch_records > MAX_BATCH_RECORDS:
@@ -327,5 +382,43 @@ class ConsumerConfig:
             raise ConfigError("strategy", repr(self.strategy), f"choose {names} or a function of your own")
         if self.strategy == "zone" and not self.zone:
             raise ConfigError("zone", repr(self.zone), "name the zone in which the consumer runs")
+        if self.long_poll_ms > MAX_WAIT_MS:
+            raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedConfig:
+    """How a shared consumer leases messages, and what becomes of those whose handler fails."""
+
+    lease_seconds: float = 30.0
+    """How long a message is this member's; after that, unless the lease is extended, another one may get it."""
+    prefetch: int = 256
+    """Most messages leased ahead of those who work on them. Fewer are while each takes long: what one tenth of a second
+    is enough for."""
+    fetch_max_bytes: int = 1 << 20
+    """Bytes that one request leases; one message may be larger."""
+    long_poll_ms: int = 15_000
+    """How long a broker may park a request when there is nothing to lease."""
+    settle_linger_ms: int = 10
+    """How long an acknowledgement waits for others to go with it; 0 = not at all."""
+    retry_step_seconds: float = 0.5
+    retry_max_seconds: float = 60.0
+    """run(): how long a message is kept back whose handler failed: step × 1, 2, 3 … by its attempts, up to max."""
+    error_min_seconds: float = 0.05
+    error_max_seconds: float = 2.0
+    """Pause after a failed request to a partition's broker, doubling from min to max, with jitter."""
+    session_timeout_seconds: float = 30.0
+    """Timeout of the ZooKeeper session; a shared consumer owns nothing in ZooKeeper, so it only bounds stale views."""
+    start_timeout_seconds: float = 15.0
+    """How long the start waits for ZooKeeper while a server is slow or a leader is elected."""
+    stop_seconds: float = 10.0
+    """run(): how long it waits for running handlers when it is told to end."""
+    connection: ConnectionConfig = field(default_factory=ConnectionConfig)
+
+    def __post_init__(self) -> None:
+        _check_settings(self, "prefetch", "settle_linger_ms", "retry_step_seconds", "retry_max_seconds")
+        most = MAX_LEASE_MS / 1000
+        if not 0.001 <= self.lease_seconds <= most:
+            raise ConfigError("lease_seconds", self.lease_seconds, f"choose 0.001 … {most:g} seconds")
         if self.long_poll_ms > MAX_WAIT_MS:
             raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")

@@ -70,7 +70,10 @@ class Connection:
     """An open connection; see the module for who reads. All methods may be called on any thread.
 
     speaks_frames: the framed protocol was agreed on; else only text commands may be sent. takes_many: and SEND_MANY.
-    takes_sequences: and numbers of a producer's sends.
+    takes_sequences: and numbers of a producer's sends. takes_delays: the broker keeps messages until their time.
+    takes_halves: and half messages until the outcome of their transaction is known. knows_compressed: it tells
+    compressed messages from others, in both protocols. takes_where: it filters pulls by content. takes_shared: it takes
+    the requests of shared consumers.
     expects_bulk: set by who pulls; answers are large, so each is received whole, which costs small ones a second system
     call.
     """
@@ -88,6 +91,11 @@ class Connection:
         self.speaks_frames = stream.speaks_frames
         self.takes_many = stream.takes_many
         self.takes_sequences = stream.takes_sequences
+        self.takes_delays = stream.takes_delays
+        self.knows_compressed = stream.knows_compressed
+        self.takes_where = stream.takes_where
+        self.takes_shared = stream.takes_shared
+        self.takes_halves = stream.takes_halves
         self.new_opaque = stream.new_opaque
         """For an Exchange."""
         self.expects_bulk = False

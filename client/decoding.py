@@ -8,8 +8,8 @@ Without one (few records, a filtered answer, the text protocol) the records are 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from dataclasses import dataclass, field
+from itertools import compress, repeat
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -19,8 +19,10 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
+    COMPRESSED_FLAG,
     HEADER,
     HEADER_BYTES,
+    PROPERTIES_FLAG,
     attribute_of,
     blank_headers,
     checksums,
@@ -29,6 +31,7 @@ from metaq.protocol.record import (
     is_blank,
     split_bodies,
 )
+from metaq.protocol.where import Where, matching
 
 from .message import Message, PlainMessage
 from .values import TopicPartition
@@ -40,12 +43,15 @@ __all__ = [
     "Decoded",
     "Good",
     "Records",
+    "Runs",
     "decode_sized",
     "decode_walking",
     "good_records",
     "in_bytes",
+    "joined",
 ]
 
+_ATTRIBUTE_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG
 WRONG_CHECKSUM = "its checksum does not match"
 WRONG_LENGTH = "its length cannot be right"
 ZEROS = "there are zeros instead of it"
@@ -59,7 +65,7 @@ _make = tuple.__new__
 class Records:
     """Stored records that lie back to back in a partition, from its byte `offset` on: data[start:end], where `data` is
     what was received. sizes: of all records, headers included, which fill [start, end). None if they are not known:
-    then the last record may be cut.
+    then the last record may be cut. runs: they are back to back in `data` only; None: in the partition, too.
     """
 
     data: bytes
@@ -67,6 +73,45 @@ class Records:
     end: int
     offset: int
     sizes: npt.NDArray[np.int64] | None
+    runs: Runs | None = field(default=None, kw_only=True)
+
+    def offsets(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Byte offsets in the partition of places in the data; where two runs meet, that of the later one."""
+        if self.runs is None:
+            return places + (self.offset - self.start)
+        return places + self.runs.shifts[np.searchsorted(self.runs.places, places, "right") - 1]
+
+    def place(self, offset: int) -> int:
+        """The place in the data that `offset` has or, where it lies between two runs, would have; `start` … `end`."""
+        if self.runs is None:
+            return max(self.start, min(self.end, offset - self.offset + self.start))
+        run = int(np.searchsorted(self.runs.places + self.runs.shifts, offset, "right")) - 1
+        if run < 0:
+            return self.start
+        end = int(self.runs.places[run + 1]) if run + 1 < len(self.runs.places) else self.end
+        return min(end, offset - int(self.runs.shifts[run]))
+
+
+class Runs(NamedTuple):
+    """Records that are apart in a partition and back to back in an answer: where each run of adjacent ones begins in
+    the data, and how much more its offset in the partition is."""
+
+    places: npt.NDArray[np.int64]
+    shifts: npt.NDArray[np.int64]
+
+
+def joined(runs: Sequence[tuple[int, memoryview]]) -> Records | None:
+    """The records of an answer's runs, each with its offset, if they lie back to back in what was received; else None.
+    Nothing is copied."""
+    first_offset, first = runs[0]
+    data, start, _ = in_bytes(first)
+    lengths = np.array([len(each) for _, each in runs], np.int64)
+    places = start + np.cumsum(lengths) - lengths
+    last, last_start, end = in_bytes(runs[-1][1])
+    if last is not data or last_start != places[-1]:
+        return None
+    shifts = np.array([offset for offset, _ in runs], np.int64) - places
+    return Records(data, start, end, first_offset, None, runs=Runs(places, shifts))
 
 
 def in_bytes(records: memoryview | bytes) -> tuple[bytes, int, int]:
@@ -88,7 +133,8 @@ def _address(buffer: memoryview | bytes) -> int:
 
 class Decoded(NamedTuple):
     """`total` messages, and what they end at: byte offset `end` of the partition, where `damage` says what is wrong, if
-    it is not "". Behind the end of the messages there may be a cut record.
+    it is not "". Behind the end of the messages there may be a cut record. flags: the bits that any of them has;
+    those of attributes may be missing.
 
     messages: an iterator, so that they are made when they are taken. Thousands that wait would be what the garbage
     collector goes through again and again; some hundred that are used up soon it never sees.
@@ -98,39 +144,48 @@ class Decoded(NamedTuple):
     total: int
     end: int
     damage: str
+    flags: int
 
 
-def _decoded(messages: list[Message], end: int, damage: str) -> Decoded:
-    return Decoded(iter(messages), len(messages), end, damage)
+def _decoded(messages: list[Message], end: int, damage: str, flags: int) -> Decoded:
+    return Decoded(iter(messages), len(messages), end, damage, flags)
 
 
 def decode_walking(
-    records: Records, partition: TopicPartition, tags: Container[str] | None = None, check: bool = True
+    records: Records,
+    partition: TopicPartition,
+    tags: Container[str] | None = None,
+    check: bool = True,
+    where: Where | None = None,
 ) -> Decoded:
-    """All whole records up to the first that is damaged; with `tags` the messages that have one of them."""
+    """All whole records up to the first that is damaged; with `tags` the messages that have one of them, with `where`
+    those for which it holds."""
     data, start, end = records.data, records.start, records.end
     shift = records.offset - start
     messages: list[Message] = []
+    flags, usual = 0, _ATTRIBUTE_FLAGS
     append, unpack, crc = messages.append, HEADER.unpack_from, crc32
     body_start = start + HEADER_BYTES
     while body_start <= end:
         length, checksum, identity, flag = unpack(data, start)
         if length <= 0:
             if length < 0:
-                return _decoded(messages, start + shift, WRONG_LENGTH)
+                return _decoded(messages, start + shift, WRONG_LENGTH, flags)
             if is_blank(length, checksum, identity):
-                return _decoded(messages, start + shift, ZEROS)
+                return _decoded(messages, start + shift, ZEROS, flags)
         body_end = body_start + length
         if body_end > end:
             break
         body = data[body_start:body_end]
         if check and crc(body) & 0x7FFFFFFF != checksum:
-            return _decoded(messages, start + shift, WRONG_CHECKSUM)
-        if tags is None or _has_tag(body, flag, tags):
+            return _decoded(messages, start + shift, WRONG_CHECKSUM, flags)
+        if (tags is None or _has_tag(body, flag, tags)) and (where is None or where.holds_for(body, flag)):
+            if flag > usual:  # costs less than to add it each time
+                flags |= flag
             append(_make(Message, (partition, start + shift, identity, flag, body)))
         start = body_end
         body_start = start + HEADER_BYTES
-    return _decoded(messages, start + shift, "")
+    return _decoded(messages, start + shift, "", flags)
 
 
 class Good(NamedTuple):
@@ -151,6 +206,10 @@ class Good(NamedTuple):
         """The first `count`, in front of a record with this damage."""
         return Good(self.starts[:count], self.sizes[:count], self.headers[:count], damage)
 
+    def only(self, wanted: npt.NDArray[np.bool_]) -> Good:
+        """Some of them; `end` is not told of these."""
+        return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
+
     def checked(self, bodies: Sequence[bytes]) -> Good:
         """Those in front of the first whose checksum does not match. bodies: theirs, in order."""
         count = _leading(checksums(bodies) == self.headers["checksum"])
@@ -159,7 +218,7 @@ class Good(NamedTuple):
 
 def good_records(records: Records, limit: int | None = None) -> Good:
     """What is good, but for checksums, of the records that begin before byte `limit` of the partition (None: all)."""
-    stop = records.end if limit is None else min(records.end, records.start + limit - records.offset)
+    stop = records.end if limit is None else records.place(limit)
     sizes, damage = (records.sizes, "") if records.sizes is not None else _sizes_by_length(records, stop)
     starts = np.cumsum(sizes) - sizes + records.start
     if limit is not None:
@@ -210,7 +269,11 @@ def _leading(good: npt.NDArray[np.bool_]) -> int:
 
 
 def decode_sized(
-    records: Records, partition: TopicPartition, tags: Container[str] | None = None, check: bool = True
+    records: Records,
+    partition: TopicPartition,
+    tags: Container[str] | None = None,
+    check: bool = True,
+    where: Where | None = None,
 ) -> Decoded:
     """As decode_walking, for records of known sizes. bench/decoding.py says what it gains."""
     good = good_records(records)
@@ -218,20 +281,25 @@ def decode_sized(
     if check:
         good = good.checked(bodies)
     shift = records.offset - records.start
+    end = good.end(records) + shift
+    if where is not None:
+        wanted = matching(where, records.data, good.starts, good.sizes)
+        bodies = list(compress(bodies, wanted.tolist()))
+        good = good.only(wanted)
     flags = good.headers["flag"]
+    found = int(np.bitwise_or.reduce(flags))  # one look at all: most batches have no bit at all
     columns = (
         repeat(partition),
         (good.starts + shift).tolist(),
         good.headers["id"].tolist(),
-        flags.tolist() if flags.any() else repeat(0),
+        flags.tolist() if found else repeat(0),
         bodies,
     )
-    kind = Message if np.bitwise_and(flags, ATTRIBUTE_FLAG).any() else PlainMessage
+    kind = Message if found & (ATTRIBUTE_FLAG | COMPRESSED_FLAG) else PlainMessage
     messages: Iterator[Message] = map(_make, repeat(kind, len(good.starts)), zip(*columns, strict=False))
-    end = good.end(records) + shift
     if tags is not None:
-        return _decoded([each for each in messages if _has_tag(each.body, each.flag, tags)], end, good.damage)
-    return Decoded(messages, len(good.starts), end, good.damage)
+        return _decoded([each for each in messages if _has_tag(each.body, each.flag, tags)], end, good.damage, found)
+    return Decoded(messages, len(good.starts), end, good.damage, found)
 
 
 def _has_tag(body: bytes, flag: int, tags: Container[str]) -> bool:

@@ -14,15 +14,9 @@ from typing import Any, NamedTuple, Self
 
 from metaq.coordination.forks import ForkGuard, keep_for_ever
 from metaq.coordination.interrupts import Aside
+from metaq.protocol.compression import payload_of
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
-from metaq.protocol.record import (
-    ATTRIBUTE_FLAG,
-    Attributes,
-    attribute_of,
-    decode_attribute,
-    payload_bytes,
-    payload_start,
-)
+from metaq.protocol.record import Attributes, attribute_of, decode_attribute, payload_bytes
 
 from .config import MAX_LOCAL_MESSAGES
 from .message import Message
@@ -60,8 +54,9 @@ _Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, byt
 class StoredMessage(NamedTuple):
     """A message with all that sending or delivering it again takes.
 
-    body and flag: as on the wire, the attribute (with tag, keys and headers) in front of the payload. key: what chooses
-    its partition. partition: where it belongs, or where it came from. offset, id: -1 and 0 until a broker stored it.
+    body and flag: as on the wire, the attribute (with tag, keys and properties) in front of the payload. key: what
+    chooses its partition. partition: where it belongs, or where it came from. offset, id: -1 and 0 until a broker
+    stored it.
     """
 
     topic: str
@@ -85,12 +80,12 @@ class StoredMessage(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """What the user sent."""
-        return self.body[payload_start(self.body, self.flag) :] if self.flag & ATTRIBUTE_FLAG else self.body
+        """What the user sent. Raises PayloadUnreadable if it is compressed and damaged."""
+        return payload_of(self.body, self.flag)
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and headers."""
+        """Attribute, tag, keys and properties."""
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import DEFAULT_PORT, check_topic
+from metaq.protocol.own_topics import is_own_topic
 
 from .config import check_number
 from .connection import Endpoint
 from .values import TopicPartition
 
-__all__ = ["UNKNOWN", "DirectMetadata", "Metadata", "TopicView", "parse_address"]
+__all__ = ["UNKNOWN", "DirectMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
 
 UNKNOWN = -1
 """As a partition: the broker chooses one. As a broker: nobody told its id."""
@@ -26,6 +27,21 @@ class TopicView(NamedTuple):
 
     partitions: tuple[TopicPartition, ...]
     endpoints: Mapping[int, Endpoint]
+
+
+def with_own_partitions(
+    topic: str, partitions: Iterable[TopicPartition], endpoints: Mapping[int, Endpoint]
+) -> tuple[TopicPartition, ...]:
+    """The partitions of `topic` that take messages, ordered. partitions: those that are registered.
+
+    Every broker takes messages of a topic of our own (own_topics.py), and registers it with the first one. A broker
+    that has not done so has partition 0.
+    """
+    if not is_own_topic(topic):
+        return tuple(partitions)
+    registered = [each for each in partitions if each.broker in endpoints]
+    unregistered = endpoints.keys() - {each.broker for each in registered}
+    return tuple(sorted((*registered, *(TopicPartition(topic, broker, 0) for broker in unregistered))))
 
 
 class Metadata(Protocol):

@@ -10,7 +10,7 @@ from typing import Self
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 
-from .config import BROWSE_BYTES, ConsumerConfig, check_call_backs, check_protocol, config_or_default
+from .config import BROWSE_BYTES, ConsumerConfig, check_call_backs, check_protocol, check_where, config_or_default
 from .consumer.core import Accept, ConsumerCore, OnDamaged
 from .consumer.fetcher import Fetcher
 from .consumer.polling import Poller
@@ -21,16 +21,19 @@ from .questions.asking import READER_GROUP, following
 from .questions.cluster import Cluster
 from .questions.partitions import max_offset, min_offset
 from .questions.places import locate
-from .questions.records import read_messages
+from .questions.records import read_chosen, read_messages
+from .serializers.base import Deserializer, deserializers
 from .timers import Timers
 from .values import TopicPartition
 
 __all__ = ["PartitionReader", "TopicBrowser", "browse"]
 
 
-def browse(connect: str, topic: str, *, root: str = "/meta", protocol: str = "auto") -> Iterator[Message]:
+def browse(
+    connect: str, topic: str, *, root: str = "/meta", protocol: str = "auto", where: str | None = None
+) -> Iterator[Message]:
     """All messages of `topic` that are there now, as `TopicBrowser` gives them. Raises as it."""
-    with TopicBrowser(connect, topic, root=root, protocol=protocol) as browser:
+    with TopicBrowser(connect, topic, root=root, protocol=protocol, where=where) as browser:
         yield from browser
 
 
@@ -49,11 +52,12 @@ class TopicBrowser:
         *,
         root: str = "/meta",
         protocol: str = "auto",
+        where: str | None = None,
         on_damaged: OnDamaged | None = None,
         config: ConsumerConfig | None = None,
     ) -> None:
-        """on_damaged: called with a CorruptRecord for each damaged range, at which ConsumerConfig.damage says to stop
-        or to go on.
+        """where: only messages for whose properties this holds (docs/filters.md). on_damaged: called with a
+        CorruptRecord for each damaged range, at which ConsumerConfig.damage says to stop or to go on.
 
         Raises ConfigError, CoordinationUnavailable.
         """
@@ -62,6 +66,7 @@ class TopicBrowser:
         self._config = config_or_default(config, ConsumerConfig)
         check_call_backs(on_damaged=on_damaged)
         self._on_damaged = on_damaged
+        self._where = check_where(where)
         self._cluster = Cluster(connect, root=root, protocol=check_protocol(protocol), config=self._config.connection)
 
     def partitions(self) -> list[TopicPartition]:
@@ -82,7 +87,8 @@ class TopicBrowser:
         while position < end:
             try:
                 size = self._config.fetch_max_bytes
-                messages = ask(partial(read_messages, partition=partition, offset=position, max_bytes=size))
+                read = partial(read_chosen, partition=partition, offset=position, max_bytes=size, where=self._where)
+                messages, following = ask(read)
             except OffsetOutOfRange as error:
                 if error.first <= position:
                     return  # it ends earlier than it did: the broker has lost its tail
@@ -91,13 +97,13 @@ class TopicBrowser:
             except CorruptRecord as error:
                 position = self._behind(error)
                 continue
-            if not messages:
+            if following <= position:
                 return
             for message in messages:
                 if message.offset >= end:
                     return
                 yield message
-            position = messages[-1].next_offset
+            position = following
 
     def _behind(self, damage: CorruptRecord) -> int:
         """Where to go on. Raises it if there is no such place, or the user does not want that."""
@@ -134,24 +140,36 @@ class PartitionReader(Poller):
         partition: TopicPartition,
         start: str | int = "earliest",
         *,
+        where: str | None = None,
         accept: Accept | None = None,
         on_damaged: OnDamaged | None = None,
+        deserializer: Deserializer | None = None,
         protocol: str = "auto",
         config: ConsumerConfig | None = None,
     ) -> None:
         """address: the broker's `host:port`. That of any node of a broker set leads to the set's leader while that node
-        runs. start: "earliest", "latest", or the offset in bytes at which a message begins. accept: what it
-        returns false for is passed over. on_damaged: as of Consumer.
+        runs. start: "earliest", "latest", or the offset in bytes at which a message begins. where: only
+        messages for whose properties this holds (docs/filters.md). accept: what it returns false for is passed over.
+        on_damaged, deserializer: as of Consumer.
 
         Raises ConfigError; connects in the background.
         """
         config = config_or_default(config, ConsumerConfig)
         check_call_backs(accept=accept, on_damaged=on_damaged)
+        reader = None if deserializer is None else deserializers("deserializer", deserializer)
         self._endpoint = parse_address(address)
         self._ending = Aside("metaq reader close")
         self._timers = Timers("metaq-read")
         self._pool = ConnectionPool(config.connection, check_protocol(protocol))
-        core = ConsumerCore(READER_GROUP, config, accept=accept, on_damaged=on_damaged, follow=self._pool.follow)
+        core = ConsumerCore(
+            READER_GROUP,
+            config,
+            where=check_where(where),
+            accept=accept,
+            on_damaged=on_damaged,
+            follow=self._pool.follow,
+            reader=reader,
+        )
         super().__init__(core, Fetcher(core, self._pool, lambda _: self._endpoint, self._timers))
         begin = 0 if start == "earliest" else locate(start, option="start")
         (self._cursor,) = core.claim([partition], [begin], announced=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from itertools import repeat
 from typing import NamedTuple, overload
@@ -25,12 +26,16 @@ class SendResult(NamedTuple):
     replicas: on how many nodes of a broker set the message was when it was acknowledged: on their disks with
     `ack=disk`, otherwise at least in memory. 1 with `ack=leader`, and in a transaction. None if the broker does not
     say: it is no node of a set, or speaks the text protocol.
+
+    due: when the broker delivers a message that was sent with `deliver_at` or `delay`, in UTC; None for all others. Its
+    offset is -1, and the message that is delivered then has another id. `Producer.cancel` takes this result.
     """
 
     message_id: int
     partition: TopicPartition
     offset: int
     replicas: int | None = None
+    due: datetime | None = None
 
     @property
     def pending(self) -> bool:
@@ -96,7 +101,7 @@ class BatchResults(Sequence[SendResult]):
 
     def __iter__(self) -> Iterator[SendResult]:
         ids, offsets = self.message_ids.tolist(), self._offsets.tolist()
-        return map(_make, zip(ids, repeat(self.partition), offsets, repeat(self.replicas)))
+        return map(_make, zip(ids, repeat(self.partition), offsets, repeat(self.replicas), repeat(None)))
 
     def __repr__(self) -> str:
         return f"<{len(self)} results, partition {self.partition}, from offset {int(self._offsets[0])}>"

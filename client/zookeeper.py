@@ -16,7 +16,7 @@ from metaq.protocol.limits import check_topic
 
 from .absences import Absences
 from .connection import Endpoint
-from .metadata import TopicView
+from .metadata import TopicView, with_own_partitions
 from .values import TopicPartition
 
 __all__ = ["ZooKeeperMetadata"]
@@ -29,13 +29,15 @@ _RETRY_MAX_SECONDS = 10.0
 
 
 class ZooKeeperMetadata:
-    """One ZooKeeper session; a topic is read and watched from the first time it is asked for.
+    """One ZooKeeper session, of its own unless one is given, which is left open then; a topic is read and watched from
+    the first time it is asked for.
 
     Implements metadata.Metadata. `_views` is replaced per topic on the session's event thread, read on any.
     """
 
-    def __init__(self, connect: str, root: str, session_timeout: float) -> None:
-        self._session = ZkSession(connect, root, session_timeout)
+    def __init__(self, connect: str, root: str, session_timeout: float, *, session: ZkSession | None = None) -> None:
+        self._session = session or ZkSession(connect, root, session_timeout)
+        self._is_lent = session is not None
         self._cluster = ClusterView(self._session)
         self._absences = Absences(self._cluster.set_ids)
         self._views: dict[str, TopicView] = {}
@@ -68,7 +70,8 @@ class ZooKeeperMetadata:
         self._listeners.append(listener)
 
     def close(self, timeout: float = 10.0) -> None:
-        self._session.close(timeout)
+        if not self._is_lent:
+            self._session.close(timeout)
 
     def _watch(self, topic: str) -> TopicView:
         with self._first_read:
@@ -101,7 +104,7 @@ class ZooKeeperMetadata:
             for broker, number in self._cluster.topic_partitions(topic)
             if broker in endpoints
         )
-        return TopicView(tuple(partitions), endpoints)
+        return TopicView(with_own_partitions(topic, partitions, endpoints), endpoints)
 
     def _endpoints(self) -> dict[int, Endpoint]:
         return {
@@ -135,7 +138,7 @@ class ZooKeeperMetadata:
                 self._session.events.post_later(_RETRY_MIN_SECONDS, self._brokers_changed)
             return
         for topic, view in list(self._views.items()):
-            self._use(topic, view._replace(endpoints=endpoints))
+            self._use(topic, TopicView(with_own_partitions(topic, view.partitions, endpoints), endpoints))
 
     def _use(self, topic: str, view: TopicView) -> None:
         """Any thread."""

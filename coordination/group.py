@@ -75,6 +75,7 @@ class GroupMembership:
     ) -> None:
         self.group = check_group(group)
         self.topics = tuple(dict.fromkeys(map(_check_subscribed, topics)))
+        """All that it subscribes to. `_lock` is held while this and its node change."""
         if not self.topics:
             raise ConfigError("topics", "", "name at least one topic to subscribe")
         self.consumer_id = f"{group}_{consumer_id}" if consumer_id else new_consumer_id(group)
@@ -136,6 +137,35 @@ class GroupMembership:
         joined = self._joined
         return joined if joined is not None and self._session.is_current(joined) else 0
 
+    def subscribe(self, topic: str) -> None:
+        """Subscribe to one topic more, which need not exist yet, for as long as this lives. on_change follows.
+
+        The node of the consumer is deleted and made anew in one step, because members read a node once: all that look
+        see it with the former topics or with these. Raises as join(), InvalidName, ConfigError; then it may be done
+        when the consumer registers next.
+        """
+        with self._lock:
+            if topic in self.topics:
+                return
+            self.topics = (*self.topics, _check_subscribed(topic))
+            self._own_nodes[self._path] = format_topics(self.topics)
+            session_id = self._joined if self._is_registered else None
+        if session_id is not None:
+            self._ensure_topics()
+            self._replace_own_node(session_id)
+        self._view.add_topic(topic)
+        self._notify_later()
+
+    def _replace_own_node(self, session_id: int) -> None:
+        data = self._own_nodes[self._path]
+        failure = self._nodes.write_atomically(session_id, [delete(self._path), create_ephemeral(self._path, data)])
+        if isinstance(failure, NoNodeError):  # somebody has deleted it: the next snapshot shows that
+            log.info("%s registers with its new topics when it joins again", self.consumer_id)
+        elif failure is not None:
+            raise CoordinationError(
+                f"cannot change the topics of consumer {self.consumer_id}: {failure!r}"
+            ) from failure
+
     def rejoin(self) -> None:
         """Register on the current session now: after step_out(), or instead of when the membership itself does. Raises
         as join()."""
@@ -160,20 +190,29 @@ class GroupMembership:
                 self._joined, self._held, self._is_registered = None, set(), False
 
     def _register(self) -> None:
-        session_id = self._session.session_id
-        self._nodes.ensure(
-            [
-                self._paths.group_ids(self.group),
-                *(self._paths.topic_sub(topic) for topic in self.topics),
-                *(self._paths.owners(self.group, topic) for topic in self.topics),
-                *([self._paths.group_zones(self.group)] if len(self._own_nodes) > 1 else []),
-            ]
-        )
+        session_id, topics = self._session.session_id, self.topics
+        self._ensure_topics()
         self._presence.take_over(partial(self._create_own_nodes, session_id))
         with self._lock:
             self._is_registered = True
             if self._joined != session_id:
                 self._joined, self._held = session_id, set()
+            has_changed = topics != self.topics
+        if has_changed:  # by subscribe(), which found no node yet
+            self._ensure_topics()
+            self._replace_own_node(session_id)
+
+    def _ensure_topics(self) -> None:
+        """The nodes that members of the group watch, and those above owners."""
+        topics = self.topics
+        self._nodes.ensure(
+            [
+                self._paths.group_ids(self.group),
+                *(self._paths.topic_sub(topic) for topic in topics),
+                *(self._paths.owners(self.group, topic) for topic in topics),
+                *([self._paths.group_zones(self.group)] if len(self._own_nodes) > 1 else []),
+            ]
+        )
 
     def _create_own_nodes(self, session_id: int) -> ConfigError | None:
         """All at once: nobody may see the consumer without its zone, and take it for one with another strategy."""

@@ -153,6 +153,17 @@ class GroupView:
             self._agreement.start()
             self._watchers.watch(self._zones_of_brokers, self._data_changed)
 
+    def add_topic(self, topic: str) -> None:
+        """Follow one topic more. The snapshots have its partitions once its watch was answered; on_change tells."""
+        path = self._paths.topic_sub(topic)
+        with self._reading:
+            self._topics = (*self._topics, topic)
+            self._partitions[topic] = ()
+            self._read_listing, self._subscriptions = _Listing(_NONE, 0, 0), {}  # who has it is read anew
+        with self._lock:
+            self._topics_at[path] = topic
+        self._watchers.watch(path, self._data_changed)
+
     def wait(self, seconds: float) -> bool:
         """Until everything has been seen once; False if that takes longer."""
         return self._all_seen.wait(seconds)

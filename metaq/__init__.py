@@ -15,18 +15,25 @@ if TYPE_CHECKING:
     from metaq.client.config import ConnectionConfig as ConnectionConfig
     from metaq.client.config import ConsumerConfig as ConsumerConfig
     from metaq.client.config import ProducerConfig as ProducerConfig
+    from metaq.client.config import SharedConfig as SharedConfig
     from metaq.client.consumer import Consumer as Consumer
     from metaq.client.consumer import LocalOffsetStore as LocalOffsetStore
     from metaq.client.consumer import LocalRecoverStore as LocalRecoverStore
     from metaq.client.consumer import OffsetStore as OffsetStore
+    from metaq.client.consumer import Retry as Retry
     from metaq.client.consumer import RetryLater as RetryLater
     from metaq.client.consumer import SqlOffsetStore as SqlOffsetStore
     from metaq.client.consumer import drop_message as drop_message
+    from metaq.client.dead_letters import DeadLetter as DeadLetter
+    from metaq.client.dead_letters import DeadLetters as DeadLetters
+    from metaq.client.dead_letters import Redriven as Redriven
     from metaq.client.local_store import LocalMessageStore as LocalMessageStore
     from metaq.client.local_store import StoredMessage as StoredMessage
     from metaq.client.message import Message as Message
+    from metaq.client.message import Origin as Origin
     from metaq.client.producer import PartitionSelector as PartitionSelector
     from metaq.client.producer import Producer as Producer
+    from metaq.client.producer.halves import TransactionResult as TransactionResult
     from metaq.client.producer.ordered import OrderedProducer as OrderedProducer
     from metaq.client.producer.transaction import Transaction as Transaction
     from metaq.client.producer.xa import Recovered as Recovered
@@ -41,33 +48,41 @@ if TYPE_CHECKING:
     from metaq.client.reading import PartitionReader as PartitionReader
     from metaq.client.reading import TopicBrowser as TopicBrowser
     from metaq.client.reading import browse as browse
+    from metaq.client.shared import SharedConsumer as SharedConsumer
+    from metaq.client.shared import SharedMessage as SharedMessage
     from metaq.client.values import Lag as Lag
     from metaq.client.values import SendResult as SendResult
     from metaq.client.values import TopicPartition as TopicPartition
+    from metaq.protocol.halves import HalfOutcome as HalfOutcome
     from metaq.protocol.transactions import XaCode as XaCode
     from metaq.protocol.transactions import XaVote as XaVote
 
 _NAMES = {
-    "client.config": ("ConnectionConfig", "ConsumerConfig", "ProducerConfig"),
+    "client.config": ("ConnectionConfig", "ConsumerConfig", "ProducerConfig", "SharedConfig"),
     "client.consumer": (
         "Consumer",
         "LocalOffsetStore",
         "LocalRecoverStore",
         "OffsetStore",
+        "Retry",
         "RetryLater",
         "SqlOffsetStore",
         "drop_message",
     ),
+    "client.dead_letters": ("DeadLetter", "DeadLetters", "Redriven"),
     "client.local_store": ("LocalMessageStore", "StoredMessage"),
-    "client.message": ("Message",),
+    "client.message": ("Message", "Origin"),
     "client.producer": ("PartitionSelector", "Producer"),
+    "client.producer.halves": ("TransactionResult",),
     "client.producer.ordered": ("OrderedProducer",),
     "client.producer.transaction": ("Transaction",),
     "client.producer.xa": ("Recovered", "XaBranch", "XaResource", "Xid"),
     "client.questions.finding": ("FoundMessage", "FoundMessages"),
     "client.questions.places": ("AtKey", "AtMessage", "Last"),
     "client.reading": ("PartitionReader", "TopicBrowser", "browse"),
+    "client.shared": ("SharedConsumer", "SharedMessage"),
     "client.values": ("Lag", "SendResult", "TopicPartition"),
+    "protocol.halves": ("HalfOutcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }
 """The public names by the module below metaq that has them."""

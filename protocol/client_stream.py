@@ -17,7 +17,17 @@ from typing import Generic, Protocol, TypeVar
 
 from .errors import MetaqError, RemoteProtocolError, RequestTimedOut
 from .frames import Frame, FrameStream, encode_frame, parse_frame, parse_frame_parts
-from .limits import FRAMES_MARK, INT32_MAX, MANY_MARK, SEQUENCES_MARK
+from .limits import (
+    COMPRESSED_MARK,
+    DELAYS_MARK,
+    FRAMES_MARK,
+    HALVES_MARK,
+    INT32_MAX,
+    MANY_MARK,
+    SEQUENCES_MARK,
+    SHARED_MARK,
+    WHERE_MARK,
+)
 from .sends import SentReply, parse_sent_reply
 from .statuses import RequestCode, Status
 from .text import Answer, AnswerReader, Result, encode_version
@@ -99,6 +109,11 @@ class ClientStream(Generic[R]):
         self.speaks_frames = not text and FRAMES_MARK in marks
         self.takes_many = self.speaks_frames and MANY_MARK in marks
         self.takes_sequences = self.speaks_frames and SEQUENCES_MARK in marks
+        self.takes_delays = DELAYS_MARK in marks
+        self.knows_compressed = COMPRESSED_MARK in marks
+        self.takes_where = self.speaks_frames and WHERE_MARK in marks
+        self.takes_shared = self.speaks_frames and SHARED_MARK in marks
+        self.takes_halves = self.speaks_frames and HALVES_MARK in marks
         self.pending: dict[int, R] = {}
         self.outcomes: deque[EndedRequest[R]] = deque()
         self.torn = False

@@ -26,16 +26,22 @@ __all__ = [
     "ClientError",
     "CommitIncomplete",
     "CommitUnknown",
+    "CompressionNotAccepted",
+    "CompressionUnknown",
     "ConfigError",
     "CoordinationError",
     "CoordinationUnavailable",
     "CorruptRecord",
+    "DelayRefused",
     "DeliveryFailed",
     "DirectoryInUse",
     "DiskFull",
     "FilterUnavailable",
     "FiltersBusy",
+    "HalfDecided",
+    "HalfRefused",
     "InvalidName",
+    "InvalidWhere",
     "LeaderMoved",
     "LocalProtocolError",
     "LocalStoreError",
@@ -55,6 +61,7 @@ __all__ = [
     "OffsetOutOfRange",
     "PartitionClosed",
     "PartitionNotFound",
+    "PayloadUnreadable",
     "PeerLost",
     "PeerRefused",
     "PeerTimedOut",
@@ -67,6 +74,7 @@ __all__ = [
     "SearchIncomplete",
     "SearchesBusy",
     "SessionLost",
+    "SharedRefused",
     "SlaveDisconnected",
     "StaleSequence",
     "StoreError",
@@ -75,6 +83,7 @@ __all__ = [
     "TopicNotAccepted",
     "TransactionLost",
     "TransactionRefused",
+    "ValueUnreadable",
     "WrongPartition",
     "XaError",
     "XaRefused",
@@ -105,6 +114,21 @@ class InvalidName(MetaqError, ValueError):
     status = Status.BAD_REQUEST
 
 
+class InvalidWhere(MetaqError, ValueError):
+    """A filter by content (docs/filters.md) that is none. position: of the character, from 0, where `expected` was and
+    `found` is; "" if that needs no saying.
+    """
+
+    status = Status.BAD_REQUEST
+
+    def __init__(self, position: int, expected: str, found: str = "") -> None:
+        self.reason = f"at character {position + 1}: expected {expected}" + (f", found {found}" if found else "")
+        super().__init__(f"where: {self.reason}")
+        self.position = position
+        self.expected = expected
+        self.found = found
+
+
 # --- protocol ---------------------------------------------------------------------------------------------------------
 
 
@@ -131,6 +155,10 @@ class ChecksumMismatch(ProtocolError):
     def __init__(self) -> None:
         # the text is metaq 1.x's own (recorded), clients may show it
         super().__init__("Checksum failure,message may be corrupted when transfering on networking.")
+
+
+class PayloadUnreadable(ProtocolError):
+    """A payload is said to be compressed, and cannot be what it says: its producer made it wrongly."""
 
 
 # --- store ------------------------------------------------------------------------------------------------------------
@@ -180,6 +208,24 @@ class TopicNotAccepted(StoreError):
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"The server do not accept topic {topic}")
+        self.topic = topic
+
+
+class CompressionNotAccepted(StoreError):
+    """A compressed message for a topic whose section does not allow them, or a 1.x client's `get` of one that does."""
+
+    def __init__(self, topic: str, reading: str = "") -> None:
+        """reading: the group of a client that cannot read compressed messages."""
+        if reading:
+            super().__init__(
+                f"topic {topic} has compressed messages (acceptCompressed=true), which a client of metaq 1.x cannot "
+                f"read: group {reading} needs a newer client, or producers a topic without acceptCompressed"
+            )
+        else:
+            super().__init__(
+                f"topic {topic} takes no compressed messages: set acceptCompressed=true in its section of server.ini "
+                "once all of its consumers can read them, or send without ProducerConfig(compression=…)"
+            )
         self.topic = topic
 
 
@@ -297,6 +343,14 @@ class NotSafe(LogReadOnly):
     or the next leader, may find it. A repetition waits for that."""
 
 
+class DelayRefused(StoreError):
+    """A message that is to wait for its time is not taken together with what else was asked for."""
+
+
+class HalfRefused(DelayRefused):
+    """A half message is not taken together with what else was asked for, or as many wait as may."""
+
+
 class StaleSequence(StoreError):
     """A send whose producer has had a later one stored in the same partition: a copy that came late. Not stored."""
 
@@ -345,6 +399,12 @@ class FiltersBusy(MetaqError):
 
     status = Status.UNAVAILABLE
     retriable = True
+
+
+class SharedRefused(MetaqError):
+    """A broker does not lease messages to this shared consumer as it asks for them; its text says what to do."""
+
+    status = Status.BAD_REQUEST
 
 
 class SearchesBusy(MetaqError):
@@ -447,11 +507,37 @@ class ClientError(MetaqError):
     """A call of the client library failed."""
 
 
+class HalfDecided(ClientError):
+    """What became of a half message before is something else than is asked for now. outcome: "committed" or
+    "rolled-back"."""
+
+    def __init__(self, message_id: int, outcome: str, asked: str) -> None:
+        super().__init__(f"half message {message_id} is {outcome} already: it cannot be {asked}")
+        self.message_id = message_id
+        self.outcome = outcome
+
+
 class BrokerUnavailable(ClientError):
     """No connection to the broker, or it broke while a request was under way."""
 
     retriable = True
     refresh_view = True
+
+
+class CompressionUnknown(ClientError):
+    """A producer compresses, and a broker is too old to know of that: it would give compressed messages to consumers
+    that cannot read them."""
+
+    def __init__(self, broker: object) -> None:
+        super().__init__(
+            f"{broker} does not know of compressed messages (no compressed/1 in its version): run a newer broker "
+            "there, or send without ProducerConfig(compression=…)"
+        )
+
+
+class ValueUnreadable(ClientError):
+    """A message's payload is no value of the deserializer: it has another content type, or is damaged. The message says
+    where it is; its `payload` can be read."""
 
 
 class LeaderMoved(BrokerUnavailable):

@@ -10,26 +10,48 @@ import re
 from .errors import InvalidName
 
 __all__ = [
+    "COMPRESSED_MARK",
     "DEFAULT_PORT",
+    "DELAYS_MARK",
     "FRAMES_MARK",
+    "HALVES_MARK",
     "INT32_MAX",
     "INT32_MIN",
     "INT64_MAX",
     "MANY_MARK",
+    "MAX_ACQUIRED",
     "MAX_BATCH_RECORDS",
     "MAX_BODY_BYTES",
+    "MAX_CHECKED_HALVES",
+    "MAX_CHECK_AFTER_SECONDS",
+    "MAX_CHECK_WAIT_MS",
+    "MAX_DELAY_SECONDS",
     "MAX_FOUND_MESSAGES",
     "MAX_FRAME_BYTES",
     "MAX_FRAME_HEADER_BYTES",
     "MAX_KEY_CHARACTERS",
+    "MAX_LEASE_MS",
     "MAX_LINE_BYTES",
+    "MAX_LISTED_DELAYED",
+    "MAX_LISTED_HALVES",
+    "MAX_MEMBER_CHARACTERS",
     "MAX_NODE_NAME",
     "MAX_PARTS",
+    "MAX_PAYLOAD_BYTES",
     "MAX_PULL_BYTES",
+    "MAX_RELEASE_MS",
+    "MAX_SETTLEMENTS",
     "MAX_TX_BATCH_RECORDS",
     "MAX_TX_KEY_CHARACTERS",
+    "MAX_WHERE_ATTRIBUTE",
+    "MAX_WHERE_CHARACTERS",
+    "MAX_WHERE_CONDITIONS",
+    "MAX_WHERE_DEPTH",
+    "MAX_WHERE_NUMBER",
     "SEQUENCES_MARK",
+    "SHARED_MARK",
     "SLAVE_STATUS_TOPIC",
+    "WHERE_MARK",
     "check_group",
     "check_node",
     "check_topic",
@@ -49,11 +71,47 @@ SEQUENCES_MARK = "sequences/1"
 """A broker whose `version` answer contains this word stores a send with a producer's number once, however often it
 comes (sends.py); Java brokers, our older ones and both sides of 1.x's synchronous replication do not."""
 
+DELAYS_MARK = "delays/1"
+"""A broker whose `version` answer contains this word keeps delayed messages until their time (delays.py)."""
+
+HALVES_MARK = "halves/1"
+"""A broker whose `version` answer contains this word keeps half messages until their outcome is known (halves.py)."""
+
+MAX_CHECK_AFTER_SECONDS = 24 * 3600
+"""How long after a half message came its first check may be."""
+
+MAX_CHECKED_HALVES = 256
+"""Most half messages of one answer to CHECK_HALVES."""
+
+MAX_CHECK_WAIT_MS = 60_000
+"""How long a CHECK_HALVES may wait for its answer."""
+
+MAX_LISTED_HALVES = 1000
+"""Most half messages of one answer to LIST_HALVES."""
+
+MAX_DELAY_SECONDS = 366 * 24 * 3600
+"""How far ahead the time of a delayed message may lie: a year."""
+
+MAX_LISTED_DELAYED = 1000
+"""Most delayed messages of one answer to LIST_DELAYED."""
+COMPRESSED_MARK = "compressed/1"
+"""A broker whose `version` answer contains this word takes compressed messages for the topics that allow it, and only
+for these, and gives them only to clients that can read them; all others would give them to anybody."""
+WHERE_MARK = "where/1"
+"""A broker whose `version` answer contains this word filters a pull by content (docs/filters.md)."""
+SHARED_MARK = "shared/1"
+"""A broker whose `version` answer contains this word leases messages to shared consumers (shared.py); Java brokers, our
+older ones and both sides of 1.x's replication do not."""
+
 MAX_LINE_BYTES = 64 * 1024
 """Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """Largest body of one message. Java has no limit, but its own consumers stop at 2 MiB."""
+
+MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
+"""Largest payload that is compressed, and so the most memory that a reader takes for a compressed one: a message of a
+few hundred bytes can say that it is gigabytes."""
 
 MAX_FRAME_BYTES = (1 << 24) - 1
 """Largest frame, length word included: its first byte is zero, which is how a frame is told from a text command."""
@@ -82,8 +140,38 @@ MAX_KEY_CHARACTERS = 64 * 1024
 MAX_TX_KEY_CHARACTERS = 1024
 """Longest transaction key. XA's own parts have at most 64 bytes each; Java has no limit."""
 
+MAX_WHERE_ATTRIBUTE = 64 * 1024
+"""Bytes of the longest attribute that a filter by content looks into; of a message with a longer one it sees none."""
+
+MAX_WHERE_CHARACTERS = 4096
+"""Longest filter by content."""
+
+MAX_WHERE_CONDITIONS = 64
+"""Most conditions of one, each of which costs something for every message; an IN is one."""
+
+MAX_WHERE_DEPTH = 32
+"""Most parentheses around each other in one."""
+
+MAX_WHERE_NUMBER = 64
+"""Longest number in one, and longest text that counts as a number, in characters."""
+
 MAX_NODE_NAME = 64
 """Longest name of a node of a broker set, characters."""
+
+MAX_LEASE_MS = 12 * 3600 * 1000
+"""Longest time for which a message is leased, and may be extended from now on, milliseconds."""
+
+MAX_RELEASE_MS = 7 * 24 * 3600 * 1000
+"""Longest time for which a released message is kept back, milliseconds."""
+
+MAX_ACQUIRED = 1 << 12
+"""Most messages that one ACQUIRE leases."""
+
+MAX_SETTLEMENTS = 1 << 16
+"""Most messages that one SETTLE is about."""
+
+MAX_MEMBER_CHARACTERS = 128
+"""Longest name of a shared consumer."""
 
 SLAVE_STATUS_TOPIC = "_metaq_slave_status_test"
 """Topic of a synchronous slave to which its master writes while it looks whether the slave is well again (1.x)."""

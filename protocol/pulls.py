@@ -51,6 +51,7 @@ class PullRequest(ExtFields):
     sizes: whether the answer may begin with a table of record sizes (PullReply.records).
     verify: whether the broker shall compare the checksum of the record at `offset` before it gives it: asked by who got
     a record with a wrong one.
+    where: only records for which this filter by content holds (docs/filters.md; the client checks again), "" = all.
     follower: whether an in-sync follower of a broker set may answer. A pull from where it shows nothing yet waits,
     because another node has shown more.
     """
@@ -66,6 +67,7 @@ class PullRequest(ExtFields):
     sizes: Annotated[bool, flag("sizes", left_out=True)] = False
     verify: Annotated[bool, flag("verify", left_out=True)] = False
     follower: Annotated[bool, flag(FOLLOWER, left_out=True)] = False
+    where: Annotated[str, Field("where", left_out=True)] = ""
 
 
 @dataclass(slots=True)

@@ -9,9 +9,13 @@
                             flag bit 0 set:   int32 n | n bytes attribute (UTF-8) | payload
 
 Flag bit 1 is ours (1.x keeps it and looks at bit 0 only): the attribute is a property list
-`name 0x01 value 0x02 name 0x01 value …`, the layout RocketMQ uses. Reserved names: TAGS, KEYS (blank-separated),
-ATTR (the 1.x attribute). With bit 1 clear the whole attribute is the tag, so a Java client sees a tag as the message's
-attribute, and an attribute set by a Java client can be filtered on as a tag.
+`name 0x01 value 0x02 name 0x01 value …`, the layout RocketMQ uses; properties.py says how values that are no text are
+written. Reserved names: TAGS, KEYS (blank-separated), ATTR (the 1.x attribute), and all that begin with `metaq.`. With
+bit 1 clear the whole attribute is the tag, so a Java client sees a tag as the message's attribute, and an attribute set
+by a Java client can be filtered on as a tag.
+
+Further bits, which 1.x keeps, too: bit 3, the payload is compressed (compression.py; the attribute never is); bit 8,
+the message has the property `metaq.expires`. A set bit 8 is what makes readers look for that property.
 """
 
 from __future__ import annotations
@@ -27,13 +31,29 @@ import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from .errors import LocalProtocolError, RemoteProtocolError
+from .properties import RESERVED_PREFIX, TYPE_MARK, PropertyValue, decode_value, encode_value
 
 __all__ = [
     "ATTRIBUTE_FLAG",
+    "CHECK_AFTER_PROPERTY",
+    "COMPRESSED_FLAG",
+    "CORRELATION",
+    "DELAYED_FLAG",
+    "DELAY_PROPERTY",
+    "DUE_PROPERTY",
+    "EXPIRES",
+    "EXPIRES_FLAG",
+    "HALF_PROPERTY",
     "HEADER",
     "HEADER_BYTES",
     "HEADER_DTYPE",
+    "MAX_PRIORITY",
+    "PRIORITY_MASK",
+    "PRIORITY_SHIFT",
     "PROPERTIES_FLAG",
+    "REPLY_TO",
+    "RESERVED_PROPERTIES",
+    "TYPE",
     "Attributes",
     "Buffer",
     "RecordHeader",
@@ -56,6 +76,8 @@ __all__ = [
     "matching_checksums",
     "payload_bytes",
     "payload_start",
+    "priority_of",
+    "property_of",
     "split_bodies",
     "tag_hash",
     "tag_hash_of_body",
@@ -72,6 +94,36 @@ HEADER_DTYPE = np.dtype([("length", ">i4"), ("checksum", ">u4"), ("id", ">i8"), 
 
 ATTRIBUTE_FLAG = 1
 PROPERTIES_FLAG = 2
+DELAYED_FLAG = 4
+"""The broker keeps the message until its time, and clears the bit when it delivers it (delays.py)."""
+
+DUE_PROPERTY = "metaq.due"
+"""Unix milliseconds, decimal: deliver not before."""
+
+DELAY_PROPERTY = "metaq.delay"
+"""Milliseconds, decimal: as long after the broker took it."""
+COMPRESSED_FLAG = 8
+EXPIRES_FLAG = 256
+
+EXPIRES = "metaq.expires"
+"""Property of ours: Unix ms in decimal, from which on the message is handed out no more."""
+TYPE = "metaq.type"
+"""Property of ours: the content type of the payload, as a serializer names it."""
+REPLY_TO = "metaq.reply-to"
+"""Property of ours, of a request: `topic broker-partition inbox`, where its reply is sent to, and the tag it gets."""
+CORRELATION = "metaq.correlation"
+"""Property of ours, of a request and of its reply: what tells the requester which request was answered."""
+
+PRIORITY_SHIFT, PRIORITY_MASK = 4, 0xF0
+"""Bits 4–7: how urgent the message is for shared consumers, 0 (ordinary) … MAX_PRIORITY."""
+
+MAX_PRIORITY = 9
+
+HALF_PROPERTY = "metaq.half"
+"""The producer group of a half message, which the broker keeps until its transaction's outcome is known (halves.py)."""
+
+CHECK_AFTER_PROPERTY = "metaq.check-after"
+"""Milliseconds, decimal: a half message's first check is so long after the broker took it."""
 
 _ATTRIBUTE_LENGTH = Struct(">i")
 _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it
@@ -80,6 +132,7 @@ _TAGS, _KEYS, _ATTR = "TAGS", "KEYS", "ATTR"
 _ITEM_END = _VALUE_END.encode()
 _NO_HASHES: list[int] = []
 _is_one_key = re.compile(rb"[!-~]+").fullmatch  # nothing that could be a blank: the usual case, without decoding
+_is_time = re.compile(r"[0-9]{1,18}").fullmatch
 _KEYS_ITEM = f"{_VALUE_END}{_KEYS}{_NAME_END}".encode()
 RESERVED_PROPERTIES = frozenset((_TAGS, _KEYS, _ATTR))
 
@@ -105,12 +158,20 @@ class RecordHeader(NamedTuple):
 
 
 class Attributes(NamedTuple):
-    """What a record says beside its payload. `headers` never has the reserved names."""
+    """What a record says beside its payload. properties: the user's. reserved: metaq's own, whose names begin with
+    `metaq.`, as they are written."""
 
     attribute: str | None = None
     tag: str | None = None
     keys: tuple[str, ...] = ()
-    headers: Mapping[str, str] = {}
+    properties: Mapping[str, PropertyValue] = {}
+    reserved: Mapping[str, str] = {}
+
+    @property
+    def expires_ms(self) -> int | None:
+        """Unix ms from which on the message is handed out no more; None if it has no such time."""
+        text = self.reserved.get(EXPIRES, "")
+        return int(text) if _is_time(text) else None
 
 
 _NO_ATTRIBUTES = Attributes()
@@ -120,14 +181,17 @@ def encode_attributes(
     attribute: str | None = None,
     tag: str | None = None,
     keys: Sequence[str] = (),
-    headers: Mapping[str, str] | None = None,
+    properties: Mapping[str, PropertyValue] | None = None,
+    reserved: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
     """Return (flag bits, attribute bytes) for these values; (0, b"") when there are none.
 
     A lone attribute or a lone tag is written as 1.x's attribute itself; anything more becomes a property list.
-    Raises LocalProtocolError for keys with blanks and for names or values with 0x01 or 0x02.
+    reserved: properties of metaq's own; EXPIRES sets its flag bit.
+    Raises LocalProtocolError for keys with blanks, for names or values with 0x01 or 0x02, for names that are reserved,
+    and with TypeError what `encode_value` raises.
     """
-    if not keys and not headers and (attribute is None or tag is None or attribute == tag):
+    if not keys and not properties and not reserved and (attribute is None or tag is None or attribute == tag):
         single = tag if attribute is None else attribute
         return (0, b"") if single is None else (ATTRIBUTE_FLAG, single.encode("utf-8"))
     pairs: list[tuple[str, str]] = []
@@ -140,15 +204,22 @@ def encode_attributes(
         pairs.append((_KEYS, " ".join(keys)))
     if attribute is not None:
         pairs.append((_ATTR, attribute))
-    for name, value in (headers or {}).items():
-        if name in RESERVED_PROPERTIES or not name:
-            raise LocalProtocolError(f"header name {name!r} is reserved: choose another")
-        pairs.append((name, value))
-    for name, value in pairs:
-        if any(mark in text for mark in (_NAME_END, _VALUE_END) for text in (name, value)):
+    for name, value in (properties or {}).items():
+        if name in RESERVED_PROPERTIES or name.startswith(RESERVED_PREFIX):
+            raise LocalProtocolError(f"property name {name!r} is reserved: choose another")
+        if not name:
+            raise LocalProtocolError("property name '' is empty: give it a name")
+        pairs.append((name, encode_value(value, name)))
+    if reserved:
+        pairs.extend(reserved.items())
+    for name, written in pairs:
+        if any(mark in text for mark in (_NAME_END, _VALUE_END) for text in (name, written)):
             raise LocalProtocolError(f"property {name!r} has a byte 0x01 or 0x02, which separate properties")
-    text = "".join(f"{name}{_NAME_END}{value}{_VALUE_END}" for name, value in pairs)
-    return ATTRIBUTE_FLAG | PROPERTIES_FLAG, text.encode("utf-8")
+    text = "".join(f"{name}{_NAME_END}{written}{_VALUE_END}" for name, written in pairs)
+    flag = ATTRIBUTE_FLAG | PROPERTIES_FLAG
+    if reserved and EXPIRES in reserved:
+        flag |= EXPIRES_FLAG
+    return flag, text.encode("utf-8")
 
 
 def encode_key(key: bytes) -> tuple[int, bytes] | None:
@@ -175,6 +246,11 @@ def encode_body(payload: bytes, flag: int, attribute: bytes) -> bytes:
     return payload
 
 
+def priority_of(flag: int) -> int:
+    """How urgent a record is; what no producer of ours writes counts as the most urgent there is."""
+    return min((flag & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY)
+
+
 def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:
     """One whole record. For many, join the parts yourself: this is for tests and single records."""
     return HEADER.pack(len(body), checksum(body), message_id, flag) + bytes(body)
@@ -195,7 +271,7 @@ def attribute_of(body: Buffer, flag: int) -> bytes | None:
 
 
 def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
-    """Attribute, tag, keys and headers of a record. Bytes that are no UTF-8 are replaced, as Java does."""
+    """What a record says beside its payload. Bytes that are no UTF-8 are replaced, as Java does."""
     if attribute is None:
         return _NO_ATTRIBUTES
     text = attribute.decode("utf-8", "replace")
@@ -207,7 +283,16 @@ def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
         if mark:
             pairs[name] = value
     keys = pairs.pop(_KEYS, "")
-    return Attributes(pairs.pop(_ATTR, None), pairs.pop(_TAGS, None), tuple(keys.split()), pairs)
+    tag, own = pairs.pop(_TAGS, None), pairs.pop(_ATTR, None)
+    reserved: dict[str, str] = {}
+    if RESERVED_PREFIX in text:
+        reserved = {name: value for name, value in pairs.items() if name.startswith(RESERVED_PREFIX)}
+        for name in reserved:
+            del pairs[name]
+    properties: Mapping[str, PropertyValue] = pairs
+    if TYPE_MARK in text:
+        properties = {name: decode_value(value) for name, value in pairs.items()}
+    return Attributes(own, tag, tuple(keys.split()), properties, reserved)
 
 
 def keys_of_attribute(attribute: bytes) -> list[str]:
@@ -218,6 +303,20 @@ def keys_of_attribute(attribute: bytes) -> list[str]:
     start += len(_KEYS_ITEM) - 1
     end = attribute.find(_ITEM_END, start)
     return attribute[start : end if end >= 0 else None].decode("utf-8", "replace").split()
+
+
+def property_of(attribute: bytes, name: bytes) -> bytes | None:
+    """The value of one property of a property list, as it is written; None if it has none of this name."""
+    item = name + _NAME_END.encode()
+    if attribute.startswith(item):
+        start = 0
+    else:
+        start = attribute.find(_ITEM_END + item) + 1
+        if not start:
+            return None
+    start += len(item)
+    end = attribute.find(_ITEM_END, start)
+    return attribute[start : end if end >= 0 else None]
 
 
 def key_hashes(data: bytes, start: int, end: int) -> list[int]:
@@ -301,18 +400,11 @@ def iter_headers(data: Buffer, start: int = 0, *, stored: bool = True) -> Iterat
 
 
 def headers_at(data: Buffer, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """A copy of the headers (HEADER_DTYPE) at the positions `starts` of `data`; every one must lie inside.
-
-    Records of one size cost half of what others do.
-    """
-    count = len(starts)
-    if count > 1:
-        stride = int(starts[1] - starts[0])
-        if stride >= HEADER_BYTES and (np.diff(starts) == stride).all():
-            return np.ndarray(count, HEADER_DTYPE, data, int(starts[0]), (stride,)).copy()
-    raw = np.frombuffer(data, dtype=np.uint8)
-    rows = raw[starts[:, None] + np.arange(HEADER_BYTES)]
-    headers: npt.NDArray[Any] = rows.view(HEADER_DTYPE).reshape(-1)
+    """A copy of the headers (HEADER_DTYPE) at the positions `starts` of `data`; every one must lie inside."""
+    if not len(starts):
+        return np.empty(0, HEADER_DTYPE)
+    anywhere = np.ndarray(len(data) - HEADER_BYTES + 1, f"V{HEADER_BYTES}", data, 0, (1,))
+    headers: npt.NDArray[Any] = anywhere[starts].view(HEADER_DTYPE)
     return headers
 
 

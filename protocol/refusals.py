@@ -9,9 +9,13 @@ from .errors import (
     BrokerStarting,
     BrokerUnavailable,
     ChecksumMismatch,
+    CompressionNotAccepted,
+    DelayRefused,
     DiskFull,
     FiltersBusy,
+    HalfRefused,
     InvalidName,
+    InvalidWhere,
     LogReadOnly,
     MessageTooLarge,
     MetaqError,
@@ -25,6 +29,7 @@ from .errors import (
     RemoteProtocolError,
     RequestRefused,
     SearchesBusy,
+    SharedRefused,
     SlaveDisconnected,
     StaleSequence,
     TooFewNodes,
@@ -64,10 +69,15 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     BrokerStarting: ResponseCode.SYSTEM_BUSY,
     FiltersBusy: ResponseCode.SYSTEM_BUSY,
     SearchesBusy: ResponseCode.SYSTEM_BUSY,
+    SharedRefused: ResponseCode.SHARED_REFUSED,
     InvalidName: ResponseCode.MESSAGE_ILLEGAL,
+    InvalidWhere: ResponseCode.MESSAGE_ILLEGAL,
     RemoteProtocolError: ResponseCode.MESSAGE_ILLEGAL,
     ChecksumMismatch: ResponseCode.MESSAGE_ILLEGAL,
+    DelayRefused: ResponseCode.MESSAGE_ILLEGAL,
+    HalfRefused: ResponseCode.MESSAGE_ILLEGAL,
     MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
+    CompressionNotAccepted: ResponseCode.MESSAGE_ILLEGAL,
     OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
 }
 
@@ -101,6 +111,8 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
         return DiskFull(str(broker), remark)
     if code == ResponseCode.SYSTEM_BUSY:
         return BrokerUnavailable(f"{broker} is busy: {remark}")
+    if code == ResponseCode.SHARED_REFUSED:
+        return SharedRefused(f"{broker}: {remark}")
     if code == ResponseCode.TRANSACTION_REFUSED:
         return transaction_refusal(remark)
     return RequestRefused(code, f"{broker}: {remark or f'response code {code}'}")

@@ -58,6 +58,16 @@ class RequestCode(IntEnum):
     MOVE = 1042
     # from every client again
     TRANSACTION_OUTCOME = 1043
+    CANCEL_DELAYED = 1044
+    LIST_DELAYED = 1045
+    # from shared consumers (shared.py)
+    ACQUIRE = 1050
+    SETTLE = 1051
+    SHARED_STATUS = 1052
+    SHARED_FORGET = 1053  # for operators only
+    END_HALF = 1060
+    CHECK_HALVES = 1061
+    LIST_HALVES = 1062
 
 
 class ResponseCode(IntEnum):
@@ -80,3 +90,4 @@ class ResponseCode(IntEnum):
     NOT_ENOUGH_REPLICAS = 1013
     NOT_SAFE = 1014
     STALE_SEQUENCE = 1015
+    SHARED_REFUSED = 1050

@@ -52,6 +52,7 @@ CRLF = b"\r\n"
 NO_OPAQUE = INT32_MAX
 """The opaque that answers a `version` or `stats` sent without one."""
 NO_CHECKSUM = -1
+_UNPACKS = b"unpacks"
 
 
 class Put(NamedTuple):
@@ -67,7 +68,10 @@ class Put(NamedTuple):
 
 
 class Get(NamedTuple):
-    """`get topic group partition offset maxSize opaque`. Offset and maxSize in bytes."""
+    """`get topic group partition offset maxSize opaque [unpacks]`. Offset and maxSize in bytes.
+
+    unpacks: the client can read compressed messages. Ours say so to our broker; all brokers ignore further tokens.
+    """
 
     topic: str
     group: str
@@ -75,6 +79,7 @@ class Get(NamedTuple):
     offset: int
     max_size: int
     opaque: int
+    unpacks: bool = False
 
 
 class OffsetQuery(NamedTuple):
@@ -286,7 +291,8 @@ def _parse_put(tokens: list[bytes]) -> tuple[TextCommand, int]:
 
 def _parse_get(tokens: list[bytes]) -> tuple[TextCommand, int]:
     topic, group = _text(tokens[1]), _text(tokens[2])
-    return Get(topic, group, _int32(tokens[3]), _int64(tokens[4]), _int32(tokens[5]), _int32(tokens[6])), 0
+    numbers = _int32(tokens[3]), _int64(tokens[4]), _int32(tokens[5]), _int32(tokens[6])
+    return Get(topic, group, *numbers, len(tokens) > 7 and tokens[7] == _UNPACKS), 0
 
 
 def _parse_offset(tokens: list[bytes]) -> tuple[TextCommand, int]:
@@ -400,9 +406,12 @@ def encode_put(
     return b"put %b %d %d %d %d%b %d\r\n%b" % (_token(topic), partition, len(body), flag, checksum, key, opaque, body)
 
 
-def encode_get(topic: str, group: str, partition: int, offset: int, max_size: int, opaque: int) -> bytes:
-    """A `get` line; offset and max_size in bytes."""
-    return b"get %b %b %d %d %d %d\r\n" % (_token(topic), _token(group), partition, offset, max_size, opaque)
+def encode_get(
+    topic: str, group: str, partition: int, offset: int, max_size: int, opaque: int, unpacks: bool = False
+) -> bytes:
+    """A `get` line; offset and max_size in bytes. unpacks: only to a broker that says COMPRESSED_MARK."""
+    line = b"get %b %b %d %d %d %d" % (_token(topic), _token(group), partition, offset, max_size, opaque)
+    return b"%b %b\r\n" % (line, _UNPACKS) if unpacks else line + b"\r\n"
 
 
 def encode_offset(topic: str, group: str, partition: int, offset: int, opaque: int) -> bytes:

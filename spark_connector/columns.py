@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -13,7 +13,8 @@ from metaq.client.message import Message
 from metaq.client.producer import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError, LocalProtocolError
-from metaq.protocol.record import encode_attributes, encode_body
+from metaq.protocol.properties import PropertyValue, decode_value
+from metaq.protocol.record import TYPE, encode_attributes, encode_body
 
 from .options import WriteOptions
 
@@ -33,6 +34,16 @@ PreparedItem = bytes | Message
 """A payload, or a body that has its attributes in front already (its place is nowhere yet)."""
 
 _NOWHERE = TopicPartition("", -1, -1)
+
+
+class _Headers(NamedTuple):
+    """What the column headers says of one row."""
+
+    properties: dict[str, PropertyValue]
+    reserved: dict[str, str]
+
+
+_NO_HEADERS = _Headers({}, {})
 
 
 class Rows(NamedTuple):
@@ -80,16 +91,17 @@ def _has_type(name: str, kind: DataType) -> bool:
     return [name for name, _ in fields] == ["key", "value"] and all(_has_type(*field) for field in fields)
 
 
-def rows_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[Rows]:
-    """The rows of each topic. Raises ClientError for a row that is not a message."""
+def rows_by_topic(batch: pa.RecordBatch, topic: str | None, *, typed: bool = False) -> Iterator[Rows]:
+    """The rows of each topic. typed: headers are as a read with typedHeaders gives them. Raises ClientError for a row
+    that is not a message."""
     if topic is not None:
-        yield _rows(topic, batch)
+        yield _rows(topic, batch, typed)
         return
     column = batch.column("topic")
     for name in pc.unique(column).to_pylist():
         if name is None:
             raise ClientError("column topic is null in a row: fill it or filter such rows out")
-        yield _rows(name, batch.filter(pc.equal(column, name)))
+        yield _rows(name, batch.filter(pc.equal(column, name)), typed)
 
 
 def by_partition(
@@ -117,13 +129,13 @@ def by_partition(
     return plain, keyed
 
 
-def _rows(topic: str, batch: pa.RecordBatch) -> Rows:
+def _rows(topic: str, batch: pa.RecordBatch, typed: bool) -> Rows:
     values = batch.column("value").cast(pa.binary())
     if values.null_count:
         raise ClientError("column value is null in a row: a message needs a payload, filter such rows out")
     payloads: list[bytes] = values.to_pylist()
     keys = _texts(batch, "key")
-    tags, attributes, headers = _texts(batch, "tag"), _texts(batch, "attribute"), _headers(batch)
+    tags, attributes, headers = _texts(batch, "tag"), _texts(batch, "attribute"), _headers(batch, typed)
     if keys is None and tags is None and attributes is None and headers is None:
         return Rows(topic, None, payloads)
     nothing: Sequence[None] = [None] * len(payloads)
@@ -144,11 +156,9 @@ def _rows(topic: str, batch: pa.RecordBatch) -> Rows:
     return Rows(topic, keys, items)
 
 
-def _encode(
-    attribute: str | None, tag: str | None, key: str | None, headers: Mapping[str, str] | None
-) -> tuple[int, bytes]:
+def _encode(attribute: str | None, tag: str | None, key: str | None, headers: _Headers | None) -> tuple[int, bytes]:
     try:
-        return encode_attributes(attribute, tag, key.split() if key else (), headers)
+        return encode_attributes(attribute, tag, key.split() if key else (), *(headers or _NO_HEADERS))
     except LocalProtocolError as error:
         raise ClientError(f"a row is not a message: {error}") from error
 
@@ -164,23 +174,29 @@ def _texts(batch: pa.RecordBatch, name: str) -> list[str | None] | None:
     return texts
 
 
-def _headers(batch: pa.RecordBatch) -> list[dict[str, str] | None] | None:
+def _headers(batch: pa.RecordBatch, typed: bool) -> list[_Headers | None] | None:
     if "headers" not in batch.schema.names or batch.column("headers").null_count == batch.num_rows:
         return None
     column = batch.column("headers")
     pairs: Callable[[Any], tuple[Any, Any]] = (
         tuple if pa.types.is_map(column.type) else lambda entry: (entry["key"], entry["value"])
     )
-    return [None if row is None else _named(map(pairs, row)) for row in column.to_pylist()]
+    return [None if row is None else _named(map(pairs, row), typed) for row in column.to_pylist()]
 
 
-def _named(pairs: Iterator[tuple[Any, Any]]) -> dict[str, str]:
-    headers: dict[str, str] = {}
+def _named(pairs: Iterator[tuple[Any, Any]], typed: bool) -> _Headers:
+    """UTF-8 is text, and other bytes are bytes; typed: or what it stands for."""
+    found = _Headers({}, {})
     for name, value in pairs:
-        if name is None or value is None or name in headers:
-            raise ClientError(f"column headers has {name!r} twice, or null: each header is a name and a text, once")
+        if name is None or value is None or name in found.properties:
+            raise ClientError(f"column headers has {name!r} twice, or null: each header is a name and a value, once")
         try:
-            headers[name] = value.decode("utf-8") if isinstance(value, bytes) else value
-        except UnicodeDecodeError as error:
-            raise ClientError(f"column headers: the value of {name!r} is not UTF-8: a header is text") from error
-    return headers
+            text = value.decode("utf-8") if isinstance(value, bytes) else value
+        except UnicodeDecodeError:
+            found.properties[name] = value
+            continue
+        if typed and name == TYPE:
+            found.reserved[name] = text
+        else:
+            found.properties[name] = decode_value(text) if typed else text
+    return found

@@ -101,6 +101,8 @@ def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
         "zookeeper": chosen.zookeeper,
         "startingOffsets": "earliest",
         "includeHeaders": "true",
+        "typedHeaders": "true",
+        "includeExpired": "true",
         "maxBytesPerTrigger": str(chosen.batch_bytes),
         **{name: value for name, value in named.items() if value is not None},
         **dict(chosen.option),
@@ -151,6 +153,7 @@ def _restore_options(chosen: argparse.Namespace) -> dict[str, str]:
     options = {
         "zookeeper": chosen.zookeeper,
         "exactlyOnce": str(chosen.exactly_once).lower(),
+        "typedHeaders": "true",
         **({} if chosen.topic is None else {"topic": chosen.topic}),
         **dict(chosen.option),
     }

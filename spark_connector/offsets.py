@@ -62,6 +62,7 @@ class OffsetRange:
     """The messages of one partition that begin in [start, end), in bytes. Sent to an executor.
 
     nodes: where the nodes of the broker set listened when this was planned; empty if the broker is no set.
+    planned_ms: since 1970; messages that had expired by then are left out, however often the task is repeated. 0: none.
     """
 
     id: TopicPartition
@@ -69,6 +70,7 @@ class OffsetRange:
     start: int
     end: int
     nodes: tuple[Endpoint, ...] = ()
+    planned_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from metaq.client.config import ConnectionConfig
+from metaq.client.config import ConnectionConfig, check_where
 from metaq.client.values import TopicPartition
 from metaq.coordination.paths import DEFAULT_ROOT, Paths
 from metaq.coordination.session import check_connect
 from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import INT64_MAX, check_group, check_topic
 from metaq.protocol.pulls import TAG_SEPARATOR
+from metaq.protocol.where import Where
 
 __all__ = [
     "BATCH_NAMES",
@@ -47,6 +48,7 @@ WRITE_NAMES = (
     "zookeeper",
     "topic",
     "exactlyOnce",
+    "typedHeaders",
     "metaq.root",
     "metaq.protocol",
     "metaq.batch.messages",
@@ -67,6 +69,7 @@ class WriteOptions:
     protocol: str = "auto"
     batch_messages: int = 1000
     exactly_once: bool = False
+    typed_headers: bool = False
     transaction_bytes: int = 8 << 20
 
     @classmethod
@@ -80,6 +83,7 @@ class WriteOptions:
             protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
             batch_messages=values.integer("metaq.batch.messages", 1, 100_000, 1000),
             exactly_once=values.flag("exactlyOnce", False),
+            typed_headers=values.flag("typedHeaders", False),
             transaction_bytes=values.integer(
                 "metaq.transaction.bytes", MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES, 8 << 20
             ),
@@ -175,7 +179,10 @@ COMMON_NAMES = (
     "minPartitions",
     "maxRecordsPerPartition",
     "includeHeaders",
+    "typedHeaders",
+    "includeExpired",
     "tags",
+    "where",
     "pushFilters",
     "metaq.root",
     "metaq.protocol",
@@ -248,7 +255,10 @@ class ReadOptions:
     min_partitions: int | None = None
     max_records: int | None = None
     headers: bool = False
+    typed_headers: bool = False
+    include_expired: bool = False
     tags: tuple[str, ...] = ()
+    where: Where | None = None
     push_filters: bool = False
     limits: BatchLimits = BatchLimits()
     root: str = "/meta"
@@ -281,7 +291,10 @@ class ReadOptions:
             min_partitions=values.count("minPartitions", MAX_SPLITS),
             max_records=values.count("maxRecordsPerPartition", INT64_MAX),
             headers=values.flag("includeHeaders", False),
+            include_expired=values.flag("includeExpired", False),
+            typed_headers=values.flag("typedHeaders", False),
             tags=_tags(values),
+            where=check_where(values.get("where", "") if values.given("where") else None),
             push_filters=values.flag("pushFilters", False),
             limits=_limits(values),
             root=values.root(),

@@ -15,6 +15,7 @@ from metaq.client.connection import Connection
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import offset_after, offset_at_time, partition_bounds
 from metaq.client.values import TopicPartition
+from metaq.client.wall_clock import now_ms
 from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import BrokerUnavailable, NoPartition, NotLeader, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
@@ -26,13 +27,13 @@ from .pushdown import Pushed
 __all__ = [
     "PLANNING_SECONDS",
     "check_published",
+    "for_tasks",
     "look",
     "open_cluster",
     "plan_query",
     "selected",
     "split",
     "through_failover",
-    "with_nodes",
 ]
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
             ranges = [] if pushed.nothing else [found for found in ranges if found.start < found.end]
             return split(cluster, options, ranges)
 
-        return with_nodes(cluster, through_failover(cluster, planned))
+        return for_tasks(cluster, options, through_failover(cluster, planned))
 
 
 def through_failover(cluster: Cluster, work: Callable[[], _T]) -> _T:
@@ -90,10 +91,11 @@ def through_failover(cluster: Cluster, work: Callable[[], _T]) -> _T:
             time.sleep(pause)
 
 
-def with_nodes(cluster: Cluster, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """The same, for tasks that find the leaders of broker sets by themselves."""
+def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """The same, for tasks that find the leaders of broker sets by themselves, and agree on what has expired."""
     nodes = cluster.set_nodes() if ranges else {}
-    return [replace(each, nodes=nodes.get(each.id.broker, ())) for each in ranges]
+    planned_ms = 0 if options.include_expired else now_ms()
+    return [replace(each, nodes=nodes.get(each.id.broker, ()), planned_ms=planned_ms) for each in ranges]
 
 
 def selected(cluster: Cluster, options: ReadOptions) -> list[TopicPartition]:

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from metaq.client.arrow import Columns, DecodedColumns, decode_columns
+from metaq.client.arrow import DecodedColumns, decode_columns
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection, Endpoint
-from metaq.client.decoding import Records, in_bytes
+from metaq.client.decoding import Records, in_bytes, joined
 from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.questions.records import BegunPull, Pulled, located
 from metaq.client.redirects import Redirects
@@ -149,7 +149,8 @@ class RangeReader:
                     coming = self._ask(connection, following)
             for block in blocks:
                 self.position = block.end  # while the caller has the block, it counts as handed out
-                yield _chosen(block.columns, self._options)
+                for part in self._unpacked(block):
+                    yield _chosen(part, self._options, self._planned.planned_ms)
             if damage is not None:
                 if ahead:
                     self._drop(coming)
@@ -161,7 +162,8 @@ class RangeReader:
     def _ask(self, connection: Connection, offset: int) -> BegunPull:
         """The broker sends the answer while this thread, and Spark, work on the block before: no thread of ours need
         wait for it, which would compete for the interpreter's lock."""
-        return BegunPull(connection, self.place, offset, self._options.fetch_bytes, self._tags)
+        options = self._options
+        return BegunPull(connection, self.place, offset, options.fetch_bytes, self._tags, options.where)
 
     def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
         """Raises LeaderMoved, and as BegunPull.result."""
@@ -197,16 +199,21 @@ class RangeReader:
         """
         planned = self._planned
         runs = pulled.runs
+        apart = len(runs) > 1  # the broker left out what it was not asked for
         if not runs and (pulled.next_offset is None or pulled.next_offset <= self.position):
             self._check_copied(connection, partition_bounds(connection, self.place))
             runs = [(self.position, memoryview(b""))]
         # without a table of sizes only the checksums tell whether the offset begins a record
         check = self._options.check_crcs or pulled.sizes is None
         blocks: list[DecodedColumns] = []
+        together = joined(runs) if apart else None
+        if together is not None:  # a batch of each run would be one of a few rows, if a filter leaves few
+            runs = [(together.offset, memoryview(together.data)[together.start : together.end])]
         for start, data in runs:
             if start >= planned.end:
                 break
-            block = decode_columns(Records(*in_bytes(data), start, pulled.sizes), planned.id, check, planned.end)
+            records = together or Records(*in_bytes(data), start, pulled.sizes)
+            block = decode_columns(records, planned.id, check, planned.end, self._options.where)
             if block.end > start:
                 blocks.append(block)
             damage = block.damage or ("" if block.end > start else f"no complete record in {len(data)} bytes")
@@ -214,6 +221,25 @@ class RangeReader:
                 reason = f"{damage} (does the offset begin a record?)"
                 return blocks, CorruptRecord.of(planned.id, block.end, reason)
         return blocks, None
+
+    def _unpacked(self, block: DecodedColumns) -> Iterator[DecodedColumns]:
+        """The same with payloads as they were sent, if Spark wants them: in parts, so that memory stays bounded. Raises
+        CorruptRecord for one that cannot be unpacked, if that is data loss."""
+        if block.packed is None or (self._options.columns is not None and "value" not in self._options.columns.names):
+            yield block
+            return
+        start, count = 0, len(block.packed)
+        while start < count:
+            try:
+                part = block.unpacked(self._planned.id, start, count)
+            except CorruptRecord as damage:
+                if self._options.fail_on_data_loss:
+                    raise
+                log.warning("lost while reading: %s (failOnDataLoss=false)", damage)
+                start += 1
+                continue
+            start += len(part.columns.ids)
+            yield part
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
         """Where to go on when the messages at the position are gone. Raises DataLoss, BrokerUnavailable of a slave."""
@@ -294,11 +320,14 @@ class Failover:
                 return source.endpoint
 
 
-def _chosen(columns: Columns, options: ReadOptions) -> pa.RecordBatch:
-    """The columns of `options`, of rows with one of its tags (brokers compare hashes), of all if there are none."""
+def _chosen(block: DecodedColumns, options: ReadOptions, planned_ms: int) -> pa.RecordBatch:
+    """The columns of `options`, of rows with one of its tags (brokers compare hashes), of all if there are none, which
+    had not expired at `planned_ms`."""
+    columns = block.columns
     schema = options.columns or (ARROW_SCHEMA_WITH_HEADERS if options.headers else ARROW_SCHEMA)
-    batch = to_batch(columns, schema)
-    if not options.tags:
-        return batch
-    tags = columns.of_attributes(attrgetter("tag"), pa.string())
-    return batch.filter(pc.is_in(tags, pa.array(options.tags)))
+    batch = to_batch(columns, schema, typed=options.typed_headers)
+    chosen = None if block.expires is None else pa.array(block.expires > planned_ms)
+    if options.tags:
+        tagged = pc.is_in(columns.of_attributes(attrgetter("tag"), pa.string()), pa.array(options.tags))
+        chosen = tagged if chosen is None else pc.and_(chosen, tagged)
+    return batch if chosen is None else batch.filter(chosen)

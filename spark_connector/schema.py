@@ -10,7 +10,7 @@ id         long       message id
 timestamp  timestamp  when the broker stored it; null for messages of a Java broker, whose ids are no clock
 tag        string     null without a tag
 attribute  string     the attribute of metaq 1.x; null without one
-headers    array      of struct (key string, value binary), with includeHeaders=true only; null without properties
+headers    array      of struct (key string, value binary), with includeHeaders only: the properties; null without any
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from pyspark.sql.types import (
 )
 
 from metaq.client.arrow import Columns
-from metaq.protocol.record import Attributes
+from metaq.protocol.properties import PropertyValue, encode_value, property_text
+from metaq.protocol.record import TYPE, Attributes
 
 __all__ = [
     "ARROW_SCHEMA",
@@ -81,9 +82,13 @@ def schema_for(headers: bool) -> StructType:
     return SPARK_SCHEMA_WITH_HEADERS if headers else SPARK_SCHEMA
 
 
-def to_batch(columns: Columns, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of `schema`, which has some of ARROW_SCHEMA_WITH_HEADERS in any order. Only those are made."""
-    return pa.RecordBatch.from_arrays([_COLUMNS[name](columns) for name in schema.names], schema=schema)
+def to_batch(columns: Columns, schema: pa.Schema, *, typed: bool = False) -> pa.RecordBatch:
+    """The columns of `schema`, which has some of ARROW_SCHEMA_WITH_HEADERS in any order. Only those are made.
+
+    typed: headers are written as a record has them, so that types are kept, and have the payload's content type.
+    """
+    makers = _TYPED_COLUMNS if typed else _COLUMNS
+    return pa.RecordBatch.from_arrays([makers[name](columns) for name in schema.names], schema=schema)
 
 
 def _type(name: str) -> pa.DataType:
@@ -99,7 +104,17 @@ def _key(attributes: Attributes) -> bytes | None:
 
 
 def _headers(attributes: Attributes) -> list[dict[str, str | bytes]] | None:
-    return [{"key": name, "value": text.encode("utf-8")} for name, text in attributes.headers.items()] or None
+    return [{"key": name, "value": _binary(value)} for name, value in attributes.properties.items()] or None
+
+
+def _typed_headers(attributes: Attributes) -> list[dict[str, str | bytes]] | None:
+    pairs = [(name, encode_value(value, name)) for name, value in attributes.properties.items()]
+    pairs += [(name, text) for name, text in attributes.reserved.items() if name == TYPE]
+    return [{"key": name, "value": text.encode("utf-8")} for name, text in pairs] or None
+
+
+def _binary(value: PropertyValue) -> bytes:
+    return value if isinstance(value, bytes) else property_text(value).encode("utf-8")
 
 
 _COLUMNS: dict[str, Callable[[Columns], pa.Array]] = {
@@ -112,3 +127,5 @@ _COLUMNS: dict[str, Callable[[Columns], pa.Array]] = {
     "attribute": _of_attributes("attribute", attrgetter("attribute")),
     "headers": _of_attributes("headers", _headers),
 }
+
+_TYPED_COLUMNS = {**_COLUMNS, "headers": _of_attributes("headers", _typed_headers)}

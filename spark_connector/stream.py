@@ -46,7 +46,7 @@ from .offsets import (
     to_json,
 )
 from .options import BatchLimits, ReadOptions
-from .planning import look, open_cluster, selected, split, through_failover, with_nodes
+from .planning import for_tasks, look, open_cluster, selected, split, through_failover
 from .reader import read_partition
 
 __all__ = ["MetaqStreamReader"]
@@ -159,7 +159,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if max(first, held[each].first) < last <= held[each].end
         ]
         cluster = self._open()
-        return [InputPartition(each) for each in with_nodes(cluster, split(cluster, self.options, ranges))]
+        return [InputPartition(each) for each in for_tasks(cluster, self.options, split(cluster, self.options, ranges))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one range, in order. Raises BrokerUnavailable (Spark then tries the task again)."""

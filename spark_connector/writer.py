@@ -96,7 +96,7 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], write: Batc
 
 
 def _send(options: WriteOptions, producer: Producer, batch: pa.RecordBatch) -> int:
-    for rows in rows_by_topic(batch, options.topic):
+    for rows in rows_by_topic(batch, options.topic, typed=options.typed_headers):
         _send_rows(producer, rows, options.batch_messages)
     return int(batch.num_rows)
 
@@ -130,7 +130,7 @@ def _prepare(
     count = 0
     try:
         for batch in batches:
-            for rows in rows_by_topic(batch, options.topic):
+            for rows in rows_by_topic(batch, options.topic, typed=options.typed_headers):
                 transactions.add(rows)
             count += batch.num_rows
         transactions.finish()

@@ -125,6 +125,7 @@ _TOPIC: Mapping[str, _Key] = {
     "delete_when": _Key("deleteWhen", _parsed(parse_schedule)),
     "accept_publish": _Key("acceptPublish", _flag),
     "accept_subscribe": _Key("acceptSubscribe", _flag),
+    "accept_compressed": _Key("acceptCompressed", _flag),
     "stat": _Key("stat", _flag),
     "ack": _Key("ack", _optional(_parsed(_parse_ack))),
     "min_in_sync": _Key("minInSync", _positive),

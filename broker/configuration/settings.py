@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Literal
 from zlib import crc32
+
+from metaq.protocol.own_topics import OWN_MARK, OWN_PARTITIONS, is_own_topic
 
 from ..store.topic_config import DeletePolicy, parse_delete_policy
 from ..transactions.config import TransactionConfig
@@ -59,6 +61,11 @@ class BrokerOptions:
     """BrokerConfig.node in its place; None: as server.ini says."""
     zone: str | None = None
     """BrokerConfig.zone in its place; None: as server.ini says."""
+    half_check_seconds: float = 6.0
+    """When a half message is checked first: so long after it came, unless it says when itself. Later checks come after
+    pauses that begin with this and double up to an hour."""
+    half_checks: int = 15
+    """How often a producer is asked for the outcome of a half message, before it is parked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,8 @@ class TopicConfig:
     delete_when: Schedule = field(default_factory=partial(parse_schedule, DEFAULT_DELETE_WHEN))
     accept_publish: bool = True
     accept_subscribe: bool = True
+    accept_compressed: bool = False
+    """Whether messages with compressed payloads are taken; then clients that cannot read them get none of the topic."""
     stat: bool = False
     """Whether realtime counters are kept."""
     ack: Promise | None = None
@@ -159,12 +168,21 @@ class BrokerConfig:
     def topic(self, name: str) -> TopicConfig | None:
         """Settings of a topic that puts may use, None if it is neither configured nor matched by a pattern.
 
-        A topic that only a pattern matches has [system]'s settings, not the pattern's (1.x).
+        A topic that only a pattern matches has [system]'s settings, not the pattern's (1.x). Topics of our own
+        (own_topics.py) are always accepted, and a pattern that begins as they do gives them its settings.
         """
         exact = self.topics.get(name)
         if exact is not None:
             return exact
+        if is_own_topic(name):
+            return self._own_topic(name)
         return self.system if any(pattern.fullmatch(name) for pattern in _patterns(self.topics)) else None
+
+    def _own_topic(self, name: str) -> TopicConfig:
+        for pattern, topic in self.topics.items():
+            if pattern.startswith(OWN_MARK) and _pattern(pattern).fullmatch(name):
+                return topic
+        return replace(self.system, partitions=OWN_PARTITIONS)
 
     def has_stat(self, name: str) -> bool:
         """Whether realtime counters are kept: if the name matches any section with stat=true, as in 1.x."""
@@ -173,5 +191,9 @@ class BrokerConfig:
 
 
 def _patterns(topics: Iterable[str]) -> Iterable[re.Pattern[str]]:
+    return map(_pattern, topics)
+
+
+def _pattern(name: str) -> re.Pattern[str]:
     # every name is a regular expression with * for .*, also those without * (`.` matches any character); re caches
-    return (re.compile(name.replace("*", ".*")) for name in topics)
+    return re.compile(name.replace("*", ".*"))

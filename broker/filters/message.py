@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from metaq.protocol.record import Attributes, attribute_of, decode_attribute, payload_start
+from metaq.protocol.compression import payload_of
+from metaq.protocol.record import Attributes, attribute_of, decode_attribute
 
 __all__ = ["FilteredMessage"]
 
@@ -31,14 +32,14 @@ class FilteredMessage:
 
     @property  # a cached_property takes a lock, which costs more than what it does here
     def payload(self) -> bytes:
-        """What the producer sent, without the attribute."""
+        """What the producer sent, without the attribute. Raises PayloadUnreadable if it is compressed and damaged."""
         if self._payload is None:
-            self._payload = self._body[payload_start(self._body, self.flag) :]
+            self._payload = payload_of(self._body, self.flag)
         return self._payload
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and headers."""
+        """Attribute, tag, keys and properties."""
         if self._attributes is None:
             self._attributes = decode_attribute(attribute_of(self._body, self.flag), self.flag)
         return self._attributes

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from ..broker import Broker
 from ..replication.status import CopyState, ReplicationStatus
 from ..sets.member_state import ROLES
+from ..shared.status import messages_left
 
 if TYPE_CHECKING:
     from ..moving.moves import MoveFigures
@@ -66,8 +67,11 @@ class _BrokerCollector(Collector):
         yield CounterMetricFamily("metaq_damaged_bytes", f"Damaged bytes {found}", metrics.damaged_bytes)
         yield from self._disks()
         yield from self._journal()
+        yield from self._delays()
+        yield from self._halves()
         yield self._filter_failures()
         yield from self._topics()
+        yield from self._shared()
         if broker.moves is not None:
             yield from _moves(broker.moves.figures())
         if broker.replication is not None:
@@ -96,6 +100,41 @@ class _BrokerCollector(Collector):
         waiting = "Bytes that wait for the next sync"
         yield GaugeMetricFamily("metaq_journal_waiting_bytes", waiting, status.waiting_bytes)
 
+    def _delays(self) -> Iterator[Metric]:
+        delays = self._broker.delays
+        topics: defaultdict[str, int] = defaultdict(int)
+        for (topic, _), count in delays.counts().items():
+            topics[topic] += count
+        late: defaultdict[str, int] = defaultdict(int)
+        for (topic, _), (count, _) in delays.late().items():
+            late[topic] += count
+        yield _gauge("metaq_delayed_pending", "Messages that wait for their time", "topic", sorted(topics.items()))
+        refused = "Messages that are due, and that their partition does not take"
+        yield _gauge("metaq_delayed_late", refused, "topic", sorted(late.items()))
+        yield GaugeMetricFamily("metaq_delayed_bytes", "Bytes of what waits", delays.live_bytes)
+        yield CounterMetricFamily("metaq_delayed_delivered", "Delayed messages delivered", delays.delivered)
+        damaged = "Delayed messages that could not be read when they were due"
+        yield CounterMetricFamily("metaq_delayed_damaged", damaged, delays.damaged)
+        text = "Time from when a message was due to its delivery, of the last deliveries"
+        parts = (("0.5", 0.5), ("0.99", 0.99), ("1", 1.0))
+        lateness = ((name, delays.lateness_ms(part) / 1000) for name, part in parts)
+        yield _gauge("metaq_delayed_lateness_seconds", text, "quantile", lateness)
+
+    def _halves(self) -> Iterator[Metric]:
+        halves = self._broker.halves
+        text = "Half messages: waiting for their producer, asked for, or parked until an operator decides"
+        states = sorted((state.value, count) for state, count in halves.states().items())
+        yield _gauge("metaq_halves", text, "state", states)
+        figures = halves.figures().items()
+        for state in ("asked", "parked"):
+            counts = ((name, getattr(each, state)) for name, each in figures)
+            yield _gauge(f"metaq_halves_{state}", f"Half messages that are {state}", "group", counts)
+        askers = ((name, each.askers) for name, each in figures)
+        yield _gauge("metaq_halves_askers", "Producers that wait for questions", "group", askers)
+        yield CounterMetricFamily("metaq_halves_committed", "Half messages committed", halves.committed)
+        yield CounterMetricFamily("metaq_halves_rolled_back", "Half messages rolled back", halves.rolled_back)
+        yield CounterMetricFamily("metaq_halves_questions", "Questions for a half message", halves.questions)
+
     def _filter_failures(self) -> Metric:
         failures = CounterMetricFamily("metaq_filter_failures", "Messages whose filter raised", labels=["filter"])
         for each in self._broker.reading.filters.filters():
@@ -120,6 +159,29 @@ class _BrokerCollector(Collector):
         )
         for name, text, values in families:
             yield _gauge(name, text, "topic", sorted(values.items()))
+
+    def _shared(self) -> Iterator[Metric]:
+        """Of shared groups."""
+        shared = self._broker.shared
+        for name, text, value in (
+            ("metaq_shared_leased", "Messages leased to shared consumers", shared.leased),
+            ("metaq_shared_redelivered", "Messages leased that had been leased before", shared.redelivered),
+            ("metaq_shared_acknowledged", "Messages acknowledged by shared consumers", shared.acknowledged),
+            ("metaq_shared_late", "Settlements of messages that came too late", shared.refused),
+        ):
+            yield CounterMetricFamily(name, text, value)
+        labels = ["group", "topic"]
+        left = GaugeMetricFamily("metaq_shared_left_messages", "Messages that are not acknowledged", labels=labels)
+        held = GaugeMetricFamily("metaq_shared_leased_messages", "Messages that members have now", labels=labels)
+        figures: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for queue in shared.queues():
+            figure = figures[queue.key.group, queue.key.topic]
+            figure[0] += messages_left(queue)
+            figure[1] += queue.state.leased
+        for names, (messages, leased) in figures.items():
+            left.add_metric(names, messages)
+            held.add_metric(names, leased)
+        yield from (left, held)
 
 
 def _replication(status: ReplicationStatus) -> Iterator[Metric]:

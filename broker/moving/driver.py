@@ -374,5 +374,7 @@ class MoveDriver:
     async def _ask_until(self, state: MoveState) -> None:
         """Until the source acts by this state. Raises MetaqError."""
         answer = await self._ask(await self._source())
+        if waits_for := answer.get("waitsFor"):
+            raise MetaqError(str(waits_for))
         if answer.get("state") != state.value:
             raise MetaqError(f"broker {self.move.source} sees the state {answer.get('state')!r}")

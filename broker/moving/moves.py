@@ -205,9 +205,24 @@ class BrokerMoves:
         answer: dict[str, Any] = {"state": move.state.value}
         if move.state is MoveState.CLOSING:
             return answer | self._ends(move)
-        if move.state is not MoveState.COPYING:
-            await self.offer(move.topic)
+        if move.state is MoveState.COPYING:
+            return answer | self._delayed(move)
+        await self.offer(move.topic)
         return answer
+
+    def _delayed(self, move: Move) -> dict[str, Any]:
+        """Messages that wait for their time, or for the outcome of a transaction, stay where they are. From now on none
+        begins to wait for these partitions (Partitions.is_leaving), so there are fewer and fewer."""
+        for keeper, what, command in (
+            (self.broker.delays, "delayed messages to be delivered or cancelled", "delayed"),
+            (self.broker.halves, "half messages to be committed or rolled back", "halves"),
+        ):
+            numbers = range(move.first, move.first + move.count)
+            counts = {number: keeper.count((move.topic, number)) for number in numbers}
+            if any(counts.values()):
+                where = ", ".join(f"{count} for {move.topic}-{number}" for number, count in counts.items() if count)
+                return {"waitsFor": f"{what} ({where}): see `metaq {command} list --topic {move.topic}`"}
+        return {}
 
     def _ends(self, move: Move) -> dict[str, Any]:
         """Where the partitions end for good, or why that is not known yet.

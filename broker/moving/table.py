@@ -79,6 +79,10 @@ class MoveTable:
             for move in self._out.get(topic, ())
         )
 
+    def is_leaving(self, topic: str, partition: int) -> bool:
+        """Whether the partition is to go to another broker, or has gone: no message may begin to wait for it here."""
+        return any(move.first <= partition < move.first + move.count for move in self._out.get(topic, ()))
+
     def is_incoming(self, topic: str, partition: int) -> bool:
         """Whether what is here of the partition is a copy that may still be given up."""
         return any(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from ..runtime.reactor import ReactorTime, Timer
@@ -12,9 +12,10 @@ __all__ = ["ParkedPulls", "ParkedRequest"]
 
 
 class ParkedRequest(Protocol):
-    """A parked pull. `key` is its (topic, partition), `deadline` a time of the reactor's clock in seconds."""
+    """A parked request. `key` is what it waits for: a pull's (topic, partition), or a shared group's (group, topic,
+    partition). `deadline` is a time of the reactor's clock in seconds."""
 
-    key: tuple[str, int]
+    key: Hashable
     deadline: float
 
 
@@ -36,9 +37,9 @@ class ParkedPulls:
 
     def __init__(self, reactor: ReactorTime) -> None:
         self._reactor = reactor
-        self._parked: dict[tuple[str, int], dict[ParkedRequest, _Parked]] = {}
+        self._parked: dict[Hashable, dict[ParkedRequest, _Parked]] = {}
         self._count = 0
-        self._ready: dict[tuple[str, int], None] = {}  # as an ordered set
+        self._ready: dict[Hashable, None] = {}  # as an ordered set
 
     def __len__(self) -> int:
         return self._count
@@ -66,6 +67,23 @@ class ParkedPulls:
         if self._parked and not self._ready:
             self._reactor.callLater(0, self._wake)
         self._ready |= dict.fromkeys(self._parked)
+
+    def waiting(self, key: Hashable) -> int:
+        """How many wait for this."""
+        return len(self._parked.get(key, ()))
+
+    def wake_some(self, key: Hashable, wanted: Callable[[], bool]) -> None:
+        """Resume now, first to last, those that wait for this, while they are `wanted`."""
+        for waiter in list(self._parked.get(key, ())):
+            if not wanted():
+                return
+            parked = self._parked.get(key, {}).get(waiter)
+            if parked is None:  # dropped by what another one led to
+                continue
+            if parked.timer is not None:
+                parked.timer.cancel()
+            self._remove(waiter)
+            parked.resume()
 
     def watch(self, log: PartitionLog) -> None:
         """Have `log` tell when it shows more data."""

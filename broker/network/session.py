@@ -38,10 +38,12 @@ from metaq.protocol.text import Quit
 from .. import tuning
 from ..requests.answers import Answer, Bytes, Work
 from ..requests.gate import Gate, Verb
-from ..requests.pull import Loading, Pull, Step
+from ..requests.parkable import Loading, Parkable, Step
+from ..requests.pull import Pull
 from ..requests.put import PutGroup
 from ..requests.reading import Reading
 from ..runtime.reactor import ReactorTime, Transport
+from ..shared.acquire import Acquire
 from .long_poll import ParkedPulls
 from .pending_puts import PendingPuts
 
@@ -92,7 +94,10 @@ class _Admitted(NamedTuple):
     request: WireRequest
 
 
-_Queued: TypeAlias = WireRequest | Pull | _Admitted
+_Queued: TypeAlias = WireRequest | Parkable | _Admitted
+
+_NOT_ADMITTED = frozenset((Pull, Acquire, Quit))
+"""Requests under way, which were admitted before, and what only ends its own connection."""
 
 P = ParamSpec("P")
 
@@ -135,7 +140,7 @@ class Session(Protocol):
         self._ordered: deque[_Slot] = deque()  # text answers that wait for an earlier one
         self._pending = 0  # answers that will come later, without parked pulls
         self._pending_bytes = 0
-        self._parked: set[Pull] = set()
+        self._parked: set[Parkable] = set()
         self._full = False  # the transport wants no more data
         self._unsent = 0  # at most so many bytes wait in a full transport
         self._yielding = False  # the rest of the queue waits for the reactor's next turn
@@ -229,7 +234,7 @@ class Session(Protocol):
         served_run = False
         requests = iter(requests)
         for queued in requests:
-            request: WireRequest | Pull
+            request: WireRequest | Parkable
             verb: Verb | None
             kind: type
             if type(queued) is _Admitted:
@@ -238,7 +243,7 @@ class Session(Protocol):
             else:
                 request = queued
                 kind = type(request)
-                verb = None if kind is Pull or kind is Quit else admit(request, self)
+                verb = None if kind in _NOT_ADMITTED else admit(request, self)
             if verb is not None and verb.gathers:
                 if group is None:
                     if self._pending_puts.full:
@@ -278,12 +283,12 @@ class Session(Protocol):
         if group is not None:
             self._commit(group)
 
-    def _put_off(self, verb: Verb | None, request: WireRequest | Pull, following: Iterator[_Queued]) -> None:
+    def _put_off(self, verb: Verb | None, request: WireRequest | Parkable, following: Iterator[_Queued]) -> None:
         """Serve these later."""
         self._queue.append(request if verb is None else _Admitted(verb, cast(WireRequest, request)))
         self._queue.extend(following)
 
-    def _hold_back(self, verb: Verb, request: WireRequest | Pull, following: Iterator[_Queued]) -> None:
+    def _hold_back(self, verb: Verb, request: WireRequest | Parkable, following: Iterator[_Queued]) -> None:
         """Neither serve these nor read before fewer puts wait."""
         self._put_off(verb, request, following)
         self._wait_for_room()
@@ -327,12 +332,12 @@ class Session(Protocol):
         self._pending += 1
         self._yield_turn()
 
-    def _serve_one(self, verb: Verb | None, request: WireRequest | Pull) -> None:
-        if verb is None or isinstance(request, Pull):
-            self._serve_pull(cast(Pull, request))
+    def _serve_one(self, verb: Verb | None, request: WireRequest | Parkable) -> None:
+        if verb is None or isinstance(request, Parkable):
+            self._serve_pull(cast(Parkable, request))
             return
         served = self._gate.serve(verb, request, self)
-        if isinstance(served, Pull):
+        if isinstance(served, Parkable):
             self._serve_pull(served)
         elif isinstance(served, GeneratorType):
             self._work_off(verb, request, served)
@@ -342,7 +347,7 @@ class Session(Protocol):
     def _commit(self, group: PutGroup) -> None:
         self._answer(self._gate.group, group, group.commit())
 
-    def _serve_pull(self, pull: Pull) -> None:
+    def _serve_pull(self, pull: Parkable) -> None:
         answer = self._gate.step(pull)
         if isinstance(answer, Deferred):
             self._answer_later(answer, pull.max_bytes, ordered=False)
@@ -365,7 +370,7 @@ class Session(Protocol):
                 self._all_parked.park(pull, lambda: self._come_back(pull))
 
     @_or_close
-    def _come_back(self, pull: Pull) -> None:
+    def _come_back(self, pull: Parkable) -> None:
         """A pull was woken or its deadline has come."""
         self._parked.discard(pull)
         if self._closing:

@@ -25,7 +25,7 @@ from metaq.protocol.text import NO_OPAQUE, IgnoredAnswer, TransactionCommand, en
 from metaq.protocol.transactions import TX_KEY, TransactionType
 
 from .answers import Answer, Bytes, Work, answer_frame, error_frame, error_result
-from .pull import Loading, Pull, Step
+from .parkable import Loading, Parkable, Step
 from .put import PutGroup
 
 __all__ = ["Caller", "Check", "Gate", "HttpPeer", "Nodes", "PageRequest", "Verb"]
@@ -43,7 +43,7 @@ class Caller(Protocol):
         """Numeric address of the connection's other end; `?` if it has none."""
 
 
-Served: TypeAlias = Answer | Work | Pull
+Served: TypeAlias = Answer | Work | Parkable
 """An answer, work to be done in slices, or a pull to be stepped."""
 
 
@@ -125,7 +125,7 @@ class Gate:
         self._admits = admits
         self.check = check
         """Asked about every request; None while there is nothing to ask."""
-        self.check_pull: Callable[[Pull], None] | None = None
+        self.check_pull: Callable[[Parkable], None] | None = None
         """Asked each time that a pull under way goes on: what it was admitted by may be over. Raises MetaqError."""
         self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
         """What serves a PutGroup."""
@@ -174,7 +174,7 @@ class Gate:
             served = verb.serve(request, caller)
         except Exception as error:
             return _unless_one_way(request, _failed(request, error))
-        if isinstance(served, Pull | GeneratorType):
+        if isinstance(served, Parkable | GeneratorType):
             return served
         return _settled(request, cast(Answer, served))
 
@@ -188,7 +188,7 @@ class Gate:
             return _unless_one_way(request, _failed(request, error))
         return work
 
-    def step(self, pull: Pull) -> Bytes | Deferred[Bytes] | Step | Loading:
+    def step(self, pull: Parkable) -> Bytes | Deferred[Bytes] | Step | Loading:
         """Advance a pull; whether it may wait is for the caller to decide."""
         try:
             if self.check_pull is not None:
@@ -200,14 +200,14 @@ class Gate:
             return answer.addErrback(lambda failure: _failed(pull, cast(BaseException, failure.value)))
         return answer
 
-    def give_up(self, pull: Pull) -> Bytes:
+    def give_up(self, pull: Parkable) -> Bytes:
         """The answer to a pull whose wait has ended."""
         try:
             return pull.nothing()
         except MetaqError as error:
             return _failed(pull, error)
 
-    def too_many_pulls(self, pull: Pull, where: str) -> Bytes:
+    def too_many_pulls(self, pull: Parkable, where: str) -> Bytes:
         """The answer to a pull that would have to wait while too many others wait."""
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, f"too many pulls wait {where}")
 
@@ -243,9 +243,9 @@ def _refuse(error: Exception, request: object, caller: Caller | None) -> Answer:
     raise error
 
 
-def _failed(request: WireRequest | Pull, error: BaseException) -> bytes:
+def _failed(request: WireRequest | Parkable, error: BaseException) -> bytes:
     """The answer to a request that failed. Any but a MetaqError is a bug: the log gets it, the client its name."""
-    framed = isinstance(request, Frame | Pull)
+    framed = isinstance(request, Frame | Parkable)
     opaque: int = getattr(request, "opaque", NO_OPAQUE)
     if isinstance(error, MetaqError):
         return error_frame(opaque, error) if framed else error_result(opaque, error)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from metaq.protocol.errors import FilterUnavailable, OffsetOutOfRange, PartitionNotFound
+from metaq.protocol.errors import CompressionNotAccepted, FilterUnavailable, OffsetOutOfRange, PartitionNotFound
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.statuses import Status
@@ -28,10 +28,17 @@ from .reading import Reading
 __all__ = ["answer_get"]
 
 _LENGTH_BYTES = 4
+_SLAVES = "meta-slave-group"
+
+
+def _is_slave_group(group: str) -> bool:
+    """Whether it is the default group of a Java broker's slave, which copies records as they are."""
+    return group.startswith(_SLAVES)
 
 
 def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
-    """Data, where to go on, or that nothing is there yet. Raises PartitionClosed, PartitionNotFound, StoreError.
+    """Data, where to go on, or that nothing is there yet. Raises PartitionClosed, PartitionNotFound, StoreError,
+    CompressionNotAccepted for a client that cannot read what the topic may have.
 
     connection: what its client was answered before is remembered for it; None for a client of a single request.
     """
@@ -43,6 +50,8 @@ def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
         raise
     if get.max_size <= 0:
         return encode_result(Status.BAD_REQUEST, f"Bad request,invalid max size:{get.max_size}", get.opaque)
+    if not get.unpacks and reading.partitions.takes_compressed(get.topic) and not _is_slave_group(get.group):
+        raise CompressionNotAccepted(get.topic, get.group)
     readable = log.first_offset <= get.offset < log.visible_end
     try:
         filter_ = reading.filters.find(get.topic, get.group)

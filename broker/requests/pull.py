@@ -1,4 +1,5 @@
-"""PULL: whole records from an offset on, filtered by tag and by the group's filter, and what to do without any yet.
+"""PULL: whole records from an offset on, filtered by tag, by content and by the group's filter, and what to do without
+any yet.
 
 A `Pull` is advanced by `step` until it has an answer. What `step` says decides who calls it again: the session parks a
 pull that WAITs, and comes back at once, after other work, to one that must go on (AGAIN).
@@ -6,9 +7,8 @@ pull that WAITs, and comes back at once, after other work, to one that must go o
 
 from __future__ import annotations
 
-from enum import Enum
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from twisted.internet.defer import Deferred
@@ -20,6 +20,7 @@ from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.statuses import ResponseCode
+from metaq.protocol.where import parse_where
 
 from .. import tuning
 from ..filters.judge import Judge
@@ -30,43 +31,38 @@ from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 from ..store.segments import Snapshot
 from .answers import Bytes, answer_frame
+from .parkable import Loading, Parkable, Step
 from .reading import Reading
+from .selecting import ByteSpan, Selection, Stretch, reads_of, stretch_of
 
-__all__ = ["Loading", "Pull", "Step"]
+__all__ = ["Pull"]
 
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
 """Records of one answer, whatever is asked for; the rest of a frame is room for the table of the smallest ones."""
 
 
-class Step(Enum):
-    """Why a step gave no answer."""
-
-    WAIT = "wait"
-    """Nothing to give before the partition shows more data."""
-    AGAIN = "again"
-    """Records were looked at and did not match; there are more."""
-
-
-class Loading(NamedTuple):
-    """A step needs what is not in memory, or must be searched for. Take it again when `done` fires; it never fails."""
-
-    done: Deferred[None]
-
-
-class _Span(NamedTuple):
-    """Bytes [start, end) of a partition."""
-
-    start: int
-    end: int
-
-
-class Pull:
+class Pull(Parkable):
     """One PULL under way. Lives on the reactor thread."""
 
-    __slots__ = ("_hashes", "_loads", "_offset", "_place", "_reading", "_request", "deadline", "key", "opaque")
+    key: tuple[str, int]
+
+    __slots__ = (
+        "_hashes",
+        "_loads",
+        "_offset",
+        "_place",
+        "_reading",
+        "_request",
+        "_scans_until",
+        "_selection",
+        "_stretch",
+        "deadline",
+        "key",
+        "opaque",
+    )
 
     def __init__(self, reading: Reading, frame: Frame) -> None:
-        """Raises RemoteProtocolError for a frame that is not a PULL."""
+        """Raises RemoteProtocolError for a frame that is not a PULL, InvalidWhere for a filter that is none."""
         request = PullRequest.from_ext(frame.ext)
         self._reading = reading
         self._request = request
@@ -75,24 +71,22 @@ class Pull:
         self._place: Soundness | BaseException | None = None  # what lies at the offset, once that was asked
         self._offset = request.offset  # everything before it was looked at
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
+        self._selection = Selection(parse_where(request.where), reading.where_time) if request.where else None
+        self._stretch: Stretch | None = None  # was read for the next step
+        self._scans_until: float | None = None  # while there is something to look at
         self.key = request.topic, request.partition
         self.deadline = reading.seconds() + request.wait_ms / 1000
         reading.metrics.get(request.topic)
 
     @property
-    def place(self) -> tuple[str, int, int]:
-        """Topic, partition, and the byte offset that the next record to look at has."""
-        return *self.key, self._offset
-
-    @property
-    def at_follower(self) -> bool:
-        """Whether a follower may answer it."""
-        return self._request.follower
+    def follower_place(self) -> tuple[str, int, int] | None:
+        """With the byte offset that the next record to look at has."""
+        return (self._request.topic, self._request.partition, self._offset) if self._request.follower else None
 
     @property
     def expired(self) -> bool:
         """Whether its wait is over."""
-        return self._reading.seconds() >= self.deadline
+        return self._reading.seconds() >= (self.deadline if self._scans_until is None else self._scans_until)
 
     @property
     def max_bytes(self) -> int:
@@ -112,6 +106,8 @@ class Pull:
 
     def _step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
         log = self._reading.partitions.find(*self.key)
+        if self._selection is not None and self._selection.chosen.runs and not self._may_go_on(log):
+            return self._given()
         if log is None:
             return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
         if self._request.follower and log.visible_end < self._offset <= log.end_offset:
@@ -133,12 +129,15 @@ class Pull:
         if len(self._reading.places):
             self._reading.places.forget((*self.key, group))  # what is asked for here is committed by this client
         filter_ = self._reading.filters.find(self._request.topic, group)
-        if self._hashes is None and filter_ is None:
+        if self._hashes is None and filter_ is None and self._selection is None:
             return self._step_all(log)
         return self._step_filtered(log, filter_)
 
     def nothing(self) -> Bytes:
-        """The answer when the wait has ended without data; what was looked at need not be looked at again."""
+        """The answer when the wait has ended without data; what was looked at need not be looked at again. What a
+        filter by content has chosen by then is given."""
+        if self._selection is not None and self._selection.chosen.runs:
+            return self._given()
         self._reading.metrics.get_missed(self._request.topic)
         log = self._reading.partitions.find(*self.key)
         if log is None:
@@ -182,7 +181,7 @@ class Pull:
             return self._examine(log)
         if place.start != self._offset:
             return self._moved_to(log, place.start)
-        span = _Span(place.start, place.start + place.size)
+        span = ByteSpan(place.start, place.start + place.size)
         data = self._reading.cold_reads.run(
             self._request.group, partial(log.segments.snapshot().read, span.start, place.size)
         )
@@ -213,14 +212,14 @@ class Pull:
         if not len(units):
             return self._not_a_record(log)
         sizes = units["size"]
-        span = _Span(self._offset, self._offset + int(sizes.sum()))
+        span = ByteSpan(self._offset, self._offset + int(sizes.sum()))
         table = encode_sizes(sizes) if self._request.sizes and len(units) >= tuning.TABLE_RECORDS else b""
         data = self._reading.cold_reads.read(log, self._request.group, span.start, span.end - span.start)
         if isinstance(data, Deferred):
             return data.addCallbacks(partial(self._slice, log, span, table), self._gone)
         return self._slice(log, span, table, data)
 
-    def _slice(self, log: PartitionLog, span: _Span, table: bytes, data: Buffer) -> Bytes:
+    def _slice(self, log: PartitionLog, span: ByteSpan, table: bytes, data: Buffer) -> Bytes:
         progress = self._progress(log, span.end)
         progress.records = len(table) // 4
         return [self._reply(ResponseCode.SUCCESS, progress, len(table) + len(data)) + table, data]
@@ -233,21 +232,18 @@ class Pull:
     # --- with a filter ------------------------------------------------------------------------------------------------
 
     def _step_filtered(self, log: PartitionLog, filter_: Filter | None) -> Bytes | Deferred[Bytes] | Step | Loading:
-        units = self._units(log, tuning.PULL_SCAN_BYTES)
+        looks_at_all = self._selection is not None and self._hashes is None
+        units = self._units(log, tuning.WHERE_STEP_BYTES if looks_at_all else tuning.PULL_SCAN_BYTES)
         if not len(units):
             return self._not_a_record(log)
         found = units if self._hashes is None else units[np.isin(units["tag"], self._hashes)]
         if not len(found):
-            self._offset = int(units[-1]["offset"]) + int(units[-1]["size"])
-            self._place = None
-            return Step.WAIT if self._offset == log.visible_end else Step.AGAIN
+            return self._passed(log, _end_of(units))
+        if self._selection is not None:
+            return self._step_where(log, filter_, self._selection, units, found)
         runs, next_offset = _choose_runs(units, found, self.max_bytes)
         if filter_ is not None:
-            judge = Judge(filter_, self._request.group, *self.key)
-            accepted = self._reading.in_filter_thread(
-                partial(_read_accepted, judge, log.segments.snapshot(), runs, next_offset)
-            )
-            return accepted.addCallbacks(partial(self._accepted, log), self._gone)
+            return self._judged(log, filter_, runs, next_offset)
         parts = _read_cached(log, runs)
         if parts is None:
             cold = self._reading.cold_reads.run(
@@ -255,6 +251,26 @@ class Pull:
             )
             return cold.addCallbacks(partial(self._runs, log, runs, next_offset), self._gone)
         return self._runs(log, runs, next_offset, parts)
+
+    def _passed(self, log: PartitionLog, offset: int) -> Bytes | Step:
+        """Everything in front of `offset` was looked at, and the answer may wait for more."""
+        self._offset = offset
+        self._place = None
+        if offset == log.visible_end:
+            self._scans_until = None
+            return Step.WAIT if self._selection is None or not self._selection.chosen.runs else self._given()
+        if self._selection is not None and self._scans_until is None:
+            self._scans_until = max(self.deadline, self._reading.seconds() + tuning.WHERE_GATHER_SECONDS)
+        return Step.AGAIN
+
+    def _judged(
+        self, log: PartitionLog, filter_: Filter, runs: list[ByteSpan], next_offset: int
+    ) -> Bytes | Deferred[Bytes]:
+        judge = Judge(filter_, self._request.group, *self.key)
+        accepted = self._reading.in_filter_thread(
+            partial(_read_accepted, judge, log.segments.snapshot(), runs, next_offset)
+        )
+        return accepted.addCallbacks(partial(self._accepted, log), self._gone)
 
     def _accepted(self, log: PartitionLog, accepted: _Accepted) -> Bytes | Deferred[Bytes]:
         """What the group's filter has left; if nothing, the client asks for what comes next."""
@@ -277,25 +293,89 @@ class Pull:
         # it was read wrongly, or is no record: the next pull looks again
         return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, offset))
 
-    def _runs(self, log: PartitionLog, runs: list[_Span], next_offset: int, parts: list[Buffer]) -> Bytes:
+    def _runs(self, log: PartitionLog, runs: list[ByteSpan], next_offset: int, parts: list[Buffer]) -> Bytes:
         table = encode_runs([(run.start, run.end - run.start) for run in runs])
         progress = self._progress(log, next_offset, runs=len(runs))
         size = len(table) + sum(map(len, parts))
         return [self._reply(ResponseCode.SUCCESS, progress, size) + table, *parts]
 
+    # --- with a filter by content -------------------------------------------------------------------------------------
+
+    def _may_go_on(self, log: PartitionLog | None) -> bool:
+        """Whether there is something to look at where the chosen records end. If not these are given, and the next pull
+        is told what is there."""
+        return (
+            log is not None
+            and log.first_offset <= self._offset < log.visible_end
+            and not isinstance(self._place, BaseException)
+            and (not len(log.segments.damage) or log.segments.damage.at(self._offset) is None)
+            and len(self._units(log, 1)) > 0
+        )
+
+    def _step_where(
+        self, log: PartitionLog, filter_: Filter | None, selection: Selection, units: UnitArray, found: UnitArray
+    ) -> Bytes | Deferred[Bytes] | Step | Loading:
+        stretch, self._stretch = self._stretch, None
+        if stretch is None or int(stretch.units[0]["offset"]) != int(found[0]["offset"]):
+            read = self._read_stretch(log, units, found)
+            if isinstance(read, Loading):
+                return read
+            stretch = read
+        next_offset = selection.judge(stretch, self.max_bytes)
+        if filter_ is not None and selection.chosen.runs:
+            return self._judged(log, filter_, selection.chosen.runs, next_offset)
+        self._stretch = stretch.behind(next_offset)
+        step = self._passed(log, next_offset)
+        return self._given() if step is Step.AGAIN and selection.is_worth_an_answer(self.max_bytes) else step
+
+    def _read_stretch(self, log: PartitionLog, units: UnitArray, found: UnitArray) -> Stretch | Loading:
+        """What the step looks at. What is not in memory is there when the step is taken again."""
+        spans, count = reads_of(found)
+        next_offset = int(found[count]["offset"]) if count < len(found) else _end_of(units)
+        read: Buffer | list[Buffer] | Deferred[Any] | None
+        if len(spans) == 1:
+            read = self._reading.cold_reads.read(
+                log, self._request.group, spans[0].start, spans[0].end - spans[0].start
+            )
+        else:
+            read = _read_parts(log, spans)
+            if read is None:
+                snapshot = log.segments.snapshot()
+                read = self._reading.cold_reads.run(self._request.group, partial(_read_blocking, snapshot, spans))
+
+        def as_stretch(data: Buffer | list[Buffer]) -> Stretch:
+            return stretch_of(found[:count], spans, data if isinstance(data, list) else [data], next_offset)
+
+        def failed(failure: Failure) -> None:
+            if not isinstance(failure.value, OffsetOutOfRange):  # else the step finds what is left
+                self._place = failure.value
+
+        def keep(data: Buffer | list[Buffer]) -> None:
+            self._stretch = as_stretch(data)
+
+        if isinstance(read, Deferred):
+            return Loading(read.addCallbacks(keep, failed))
+        return as_stretch(read)
+
+    def _given(self) -> Bytes:
+        """The answer with what was chosen."""
+        assert self._selection is not None
+        chosen, log = self._selection.chosen, self._reading.partitions.for_read(*self.key)
+        return self._runs(log, chosen.runs, self._offset, [b"".join(chosen.parts)])
+
 
 class _Accepted(NamedTuple):
     """Runs that a filter has left, their bytes, and where to go on: at a record that fails its check if `damaged`."""
 
-    runs: list[_Span]
+    runs: list[ByteSpan]
     parts: list[Buffer]
     next_offset: int
     damaged: bool = False
 
 
-def _read_accepted(judge: Judge, log: Snapshot, runs: list[_Span], next_offset: int) -> _Accepted:
+def _read_accepted(judge: Judge, log: Snapshot, runs: list[ByteSpan], next_offset: int) -> _Accepted:
     """Worker thread: the accepted records of `runs`, as far as the judge's time allows."""
-    accepted: list[_Span] = []
+    accepted: list[ByteSpan] = []
     parts: list[Buffer] = []
     for run, data in zip(runs, _read_blocking(log, runs), strict=True):
         judged = 0
@@ -308,16 +388,16 @@ def _read_accepted(judge: Judge, log: Snapshot, runs: list[_Span], next_offset: 
     return _Accepted(accepted, parts, next_offset)
 
 
-def _extend(runs: list[_Span], parts: list[Buffer], start: int, data: Buffer) -> None:
+def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer) -> None:
     """Add a record to the last run if it follows it, or as a new run."""
     parts.append(data)
     if runs and runs[-1].end == start:
-        runs[-1] = _Span(runs[-1].start, start + len(data))
+        runs[-1] = ByteSpan(runs[-1].start, start + len(data))
     else:
-        runs.append(_Span(start, start + len(data)))
+        runs.append(ByteSpan(start, start + len(data)))
 
 
-def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[_Span], int]:
+def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[ByteSpan], int]:
     """Which of the found records fit (the first one always), as runs of adjacent ones, and where to go on.
 
     units: all that were looked at, without gaps.
@@ -331,13 +411,15 @@ def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[li
         breaks = breaks[: tuning.PULL_MAX_RUNS - 1]
     firsts = [0, *breaks.tolist()]
     lasts = [*(breaks - 1).tolist(), count - 1]
-    runs = [_Span(int(starts[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)]
-    if count < len(found):
-        return runs, int(starts[count])
-    return runs, int(units[-1]["offset"]) + int(units[-1]["size"])
+    runs = [ByteSpan(int(starts[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)]
+    return runs, int(starts[count]) if count < len(found) else _end_of(units)
 
 
-def _read_cached(log: PartitionLog, runs: list[_Span]) -> list[Buffer] | None:
+def _end_of(units: UnitArray) -> int:
+    return int(units[-1]["offset"]) + int(units[-1]["size"])
+
+
+def _read_cached(log: PartitionLog, runs: list[ByteSpan]) -> list[Buffer] | None:
     """The bytes of the runs if all are in the page cache."""
     start, end = runs[0].start, runs[-1].end
     if end - start <= tuning.SPAN_BYTES:
@@ -346,6 +428,10 @@ def _read_cached(log: PartitionLog, runs: list[_Span]) -> list[Buffer] | None:
             return None
         view = memoryview(data)
         return [view[run.start - start : run.end - start] for run in runs]
+    return _read_parts(log, runs)
+
+
+def _read_parts(log: PartitionLog, runs: list[ByteSpan]) -> list[Buffer] | None:
     parts: list[Buffer] = []
     for run in runs:
         part = log.segments.read(run.start, run.end - run.start)
@@ -355,5 +441,5 @@ def _read_cached(log: PartitionLog, runs: list[_Span]) -> list[Buffer] | None:
     return parts
 
 
-def _read_blocking(log: Snapshot, runs: list[_Span]) -> list[Buffer]:
+def _read_blocking(log: Snapshot, runs: list[ByteSpan]) -> list[Buffer]:
     return [log.read(run.start, run.end - run.start) for run in runs]

@@ -18,12 +18,13 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.message_id import message_id_list, message_ids_from
 from metaq.protocol.put_run import PutRun
-from metaq.protocol.record import HEADER_BYTES, Buffer, checksum, checksums
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, Buffer, checksum, checksums
 from metaq.protocol.sends import SendRequest, encode_sent_reply
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import NO_CHECKSUM, Put, Sync, TooLargePut, encode_put_result, encode_result
 
 from .. import tuning
+from ..delays.delays import Delays
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..partitions import ANY
 from ..store.batch import StampedRecords, encode_puts, stamp_puts
@@ -94,6 +95,8 @@ class _Batch(Write):
 
     def __init__(self, log: PartitionLog) -> None:
         super().__init__(log, (), b"")
+        self.dues: list[int] = []  # of messages that are to wait: when each is due
+        self.keeper: Delays | None = None  # of those
         self.requests: list[PutOrSend] = []
         self.puts: list[tuple[int, int, Buffer]] = []  # flag, checksum, body
 
@@ -113,6 +116,7 @@ class PutGroup:
         "_last_topic",
         "_numbers",
         "_order",
+        "_waiting",
         "_writing",
     )
 
@@ -121,6 +125,7 @@ class PutGroup:
         self._answers = answers
         self._all: list[_Batch] = []
         self._batches: dict[PartitionLog, _Batch] = {}  # the last of each partition, if other puts may join it
+        self._waiting: dict[tuple[Delays, PartitionLog], _Batch] = {}  # those that are to wait for their time
         self._numbers = False  # whether a batch has one
         self._order: list[_Batch | bytes] = []  # per put: the batch that has its answer, or the answer
         # most reads bring puts to one partition
@@ -144,13 +149,21 @@ class PutGroup:
             batch = self._last
             if type(put) is _Send and put.sequence:
                 batch = self._numbered(put)
+            elif put.flag & DELAYED_FLAG:
+                if partition == ANY:
+                    partition = self._writing.partitions.choose(put.topic)
+                batch = self._delayed(put, partition)
             elif batch is None or partition != self._last_partition or put.topic != self._last_topic:
                 if partition == ANY:
                     partition = self._writing.partitions.choose(put.topic)
                 batch = self._batch(put, partition)
             found = checksum(body)
             if found != put.checksum != NO_CHECKSUM:
+                if batch.dues:
+                    batch.dues.pop()
                 raise ChecksumMismatch
+            if put.flag & COMPRESSED_FLAG:
+                self._writing.check_flags(put.topic, put.flag)
         except MetaqError as error:
             self._writing.metrics.put(put.topic, 1, len(body))
             if (repeated := self._repeated(put)) is not None:
@@ -187,16 +200,37 @@ class PutGroup:
             self._last, self._last_topic, self._last_partition = batch, put.topic, partition
         return batch
 
+    def _delayed(self, put: PutOrSend, partition: int) -> _Batch:
+        """That of the partition's messages that are to wait for their time."""
+        keeper = self._writing.keeper(put.flag, put.body)
+        due = keeper.due(put.flag, put.body)
+        log = self._writing.log_for_delayed(put.topic, partition, put.partition, keeper)
+        batch = self._waiting.get((keeper, log))
+        if batch is None:
+            batch = self._waiting[keeper, log] = _Batch(log)
+            batch.keeper = keeper
+            self._all.append(batch)
+        batch.dues.append(due)
+        return batch
+
     def _numbered(self, put: _Send) -> _Batch:
         """A batch of its own; what comes behind it in its partition stays behind it."""
         if put.partition == ANY:
             raise RemoteProtocolError("a send with a sequence names no partition")
-        log = self._writing.log(put.topic, put.partition, put.partition)
+        dues: list[int] = []
+        keeper = None
+        if put.flag & DELAYED_FLAG:
+            keeper = self._writing.keeper(put.flag, put.body)
+            dues.append(keeper.due(put.flag, put.body))
+            log = self._writing.log_for_delayed(put.topic, put.partition, put.partition, keeper)
+        else:
+            log = self._writing.log(put.topic, put.partition, put.partition)
         self._batches.pop(log, None)
         self._last = None
         self._numbers = True
         batch = _Batch(log)
         batch.producer, batch.sequence, batch.records = put.producer, put.sequence, 1
+        batch.dues, batch.keeper = dues, keeper
         self._all.append(batch)
         return batch
 
@@ -235,27 +269,47 @@ class PutGroup:
         first_id = self._writing.message_ids.next(count)
         batch.first_id = first_id
         batch.ids = (first_id,) if count == 1 else message_id_list(first_id, count)
+        if batch.dues:
+            self._stamp_delayed(batch)
+            return
         batch.data, batch.units = encode_puts(puts, log.segments.end_offset, batch.ids)
         self._writing.metrics.put(log.topic, count, sum(map(len, batch.data)) - count * HEADER_BYTES)
+
+    def _stamp_delayed(self, batch: _Batch) -> None:
+        """As `_stamp`."""
+        writing, target = self._writing, batch.log
+        flags, checksums, bodies = zip(*batch.puts, strict=True)
+        assert batch.keeper is not None
+        pended = batch.keeper.pend(target, batch.dues, flags, checksums, bodies, batch.ids)
+        batch.log, batch.delayed_for, batch.pended = pended.log.log, target, pended
+        batch.ids = pended.ids.tolist()
+        batch.pending_id = batch.ids[0]
+        if batch.sequence:
+            writing.number(batch, batch.producer, batch.sequence, batch.records)
+        batch.data, batch.units = pended.buffers, pended.units(batch.log.end_offset)
+        writing.metrics.put(target.topic, len(bodies), sum(map(len, bodies)))
 
     def _encoded(self) -> bytes:
         if len(self._all) == 1:
             (batch,) = self._all
             if len(batch.requests) == len(self._order):  # nothing was refused
                 return b"".join(self._encoded_batch(batch))
-        answers = {batch: iter(self._encoded_batch(batch)) for batch in self._all}
+        answers = {batch: iter(self._encoded_batch(batch)) for batch in self._all if batch.requests}
         return b"".join(each if isinstance(each, bytes) else next(answers[each]) for each in self._order)
 
     def _encoded_batch(self, batch: _Batch) -> list[bytes]:
-        partition = batch.log.partition
+        partition = batch.partition
         if batch.error is not None:
             error = self._answers.lost(batch.log, batch.error)
             return [self._answers.refused(put, partition, error) for put in batch.requests]
         offset = batch.base
         if batch.sequence:
-            batch.ids = (batch.first_id,)  # of a repeated one the first's
+            batch.ids = (batch.answered_id,)  # of a repeated one the first's
+        waits = batch.delayed_for is not None
         encoded = []
         for put, message_id in zip(batch.requests, batch.ids, strict=True):
+            if waits:
+                offset = -1
             if type(put) is Put:
                 encoded.append(encode_put_result(put.opaque, message_id, partition, offset))
             elif cast(_Send, put).one_way:
@@ -273,15 +327,23 @@ class PutGroup:
 
 
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Answer:
-    """Falls back to a PutGroup for few puts, refused puts, or a synchronous slave."""
+    """Falls back to a PutGroup for few puts, refused or delayed puts, or a synchronous slave."""
     few = len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST
-    logs = None if few else writing.logs(run.topics, run.partitions)
+    bits = int(np.bitwise_or.reduce(run.flags)) if not few and any(run.flags) else 0
+    alone = bool(bits & DELAYED_FLAG) or (bool(bits & COMPRESSED_FLAG) and _has_packed(writing, run))
+    logs = None if few or alone else writing.logs(run.topics, run.partitions)
     if logs is not None and (checksums(run.bodies) == np.array(run.checksums)).all():
         return _Run(writing, answers, run, logs).commit()
     group = PutGroup(writing, answers)
     for put in run.puts():
         group.add(put)
     return group.commit()
+
+
+def _has_packed(writing: Writing, run: PutRun) -> bool:
+    """Whether it has a compressed message for a topic that does not take such."""
+    flagged = {topic for topic, flag in zip(run.topics, run.flags, strict=True) if flag & COMPRESSED_FLAG}
+    return not all(map(writing.partitions.takes_compressed, flagged))
 
 
 class _Run:

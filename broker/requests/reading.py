@@ -17,6 +17,7 @@ from ..metrics import Metrics
 from ..partitions import Partitions
 from ..runtime.reactor import ReactorTime
 from .cold_reads import ColdReads, Examinations
+from .selecting import TurnTime
 
 __all__ = ["MAX_FILTER_CALLS", "MAX_UNSENT_BYTES", "SCARCE_ANSWER_BYTES", "Reading"]
 
@@ -57,6 +58,7 @@ class Reading:
         """Replaced when the configuration is read again."""
         self.places = RememberedPlaces()
         self.metrics = metrics
+        self.where_time = TurnTime(reactor)
         self.seconds = reactor.seconds
         self.max_transfer_bytes = config.max_transfer_size
         """Data of one answer."""

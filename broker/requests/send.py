@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from metaq.protocol.errors import ChecksumMismatch, MetaqError, RemoteProtocolError
+from metaq.protocol.errors import ChecksumMismatch, CompressionNotAccepted, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
-from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, headers_at
 from metaq.protocol.refusals import response_code
 from metaq.protocol.sends import (
     Parts,
@@ -26,6 +26,7 @@ from metaq.protocol.sends import (
 from metaq.protocol.statuses import ResponseCode
 
 from .. import tuning
+from ..delays.delays import Delays
 from ..partitions import ANY
 from ..runtime.reactor import ReactorTime
 from ..store.batch import StampedRecords, stamp_in_slices
@@ -52,7 +53,14 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
         stamped = yield from stamp_in_slices(records, sizes, message_ids_from(first_id, count))
         if not stamped.intact.all():
             raise ChecksumMismatch
+        writing.check_flags(topic, stamped.flags)
         log = writing.log(topic, partition, asked)  # others may have been served meanwhile
+        write = None
+        if stamped.flags & DELAYED_FLAG:
+            keeper = _keeper(writing, stamped, 0)
+            pending_log = writing.log_for_delayed(topic, partition, asked, keeper)
+            write = yield from _pended(writing, keeper, pending_log, stamped, 0, count)
+            writing.log_for_delayed(topic, partition, asked, keeper)
     except MetaqError as error:
         if (before := _stored_before(writing, topic, asked, request.producer, request.sequence)) is None:
             writing.refused(topic, error, count)
@@ -60,12 +68,16 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
         write = before
         waiting = writing.append(())
     else:
-        units = stamped.units
-        units["offset"] += log.end_offset
-        write = Write(log, (stamped.data,), units.view(np.uint8).data)
-        write.first_id = first_id
+        if write is None:
+            units = stamped.units
+            units["offset"] += log.end_offset
+            write = Write(log, (stamped.data,), units.view(np.uint8).data)
+            write.first_id = first_id
+        else:
+            assert write.pended is not None
+            write.units = write.pended.units(write.log.end_offset)
         if request.sequence:
-            write.producer, write.sequence, write.records = request.producer, request.sequence, count
+            writing.number(write, request.producer, request.sequence, count)
             waiting = writing.append(writing.numbered((write,)))
         else:
             waiting = writing.append((write,))
@@ -74,9 +86,35 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
         if (error := write.failure) is not None:
             writing.refused(topic, error, count)
             raise error
-        return encode_sent_reply(frame.opaque, write.first_id, write.log.partition, write.base, write.replicas)
+        place = write.answered_id, write.partition, write.answered_offset
+        return encode_sent_reply(frame.opaque, *place, write.replicas)
 
     return writing.answer(waiting, encode)
+
+
+def _keeper(writing: Writing, stamped: StampedRecords, first: int) -> Delays:
+    """What keeps the batch that begins with this record, one of which has DELAYED_FLAG."""
+    flag = int(headers_at(stamped.data, stamped.starts[first : first + 1])["flag"][0])
+    body = stamped.data[int(stamped.starts[first]) + HEADER_BYTES : int(stamped.ends[first])]
+    return writing.keeper(flag, body)
+
+
+def _pended(
+    writing: Writing, keeper: Delays, log: PartitionLog, stamped: StampedRecords, first: int, last: int
+) -> Generator[None, None, Write]:
+    """What appends the records `first` … `last` - 1, all of which are to wait for their time; still without units.
+    Raises RemoteProtocolError."""
+    data, starts, ends, units, *_ = stamped
+    headers = headers_at(data, starts[first:last])
+    flags = headers["flag"]
+    if not (flags & DELAYED_FLAG).all():
+        raise RemoteProtocolError("delayed messages and others cannot be in one batch: send two")
+    columns = flags.tolist(), headers["checksum"].tolist()
+    places = zip((starts[first:last] + HEADER_BYTES).tolist(), ends[first:last].tolist(), strict=True)
+    bodies = [data[start:end] for start, end in places]
+    taken = units["id"][first:last].tolist()
+    pended = yield from keeper.pend_in_slices(log, *columns, bodies, taken)
+    return writing.pended(pended, log, taken[0])
 
 
 def _stored_before(writing: Writing, topic: str, partition: int, producer: int, sequence: int) -> Write | None:
@@ -117,6 +155,9 @@ class _ManyParts:
         self._byte_starts = stamped.starts[self._starts]
         self._byte_ends = stamped.ends[self._ends - 1]
         self._damaged = self._damaged_parts()
+        self._delayed = self._delayed_parts()
+        self._pended: dict[int, Write] = {}  # of those
+        self._packed = self._packed_parts()
         self._first_ids: list[int] = stamped.units["id"][self._starts].tolist() if self._sequences else []
         self._counts: list[int] = parts.counts.tolist()
         self._next = 0
@@ -131,9 +172,27 @@ class _ManyParts:
             return set()
         return set(np.searchsorted(self._ends, np.flatnonzero(~self._stamped.intact), "right").tolist())
 
+    def _delayed_parts(self) -> Sequence[int]:
+        """The parts with a record that is to wait for its time."""
+        return sorted(self._parts_with(DELAYED_FLAG) - self._damaged)
+
+    def _packed_parts(self) -> set[int]:
+        """The parts with a compressed message whose topics do not take such."""
+        takes = self._writing.partitions.takes_compressed
+        return {number for number in self._parts_with(COMPRESSED_FLAG) if not takes(self._topics[number])}
+
+    def _parts_with(self, flag: int) -> set[int]:
+        """The parts with a record that has the flag."""
+        if not self._stamped.flags & flag:
+            return set()
+        flags = headers_at(self._stamped.data, self._stamped.starts)["flag"]
+        return set(np.searchsorted(self._ends, np.flatnonzero(flags & flag), "right").tolist())
+
     def work(self, seconds: Callable[[], float]) -> Work:
         """Append everything, once per part, in slices that share one sync. Then the answer, when it may be given."""
         waiting: list[Write] = []
+        if self._delayed:
+            yield from self._pend()
         while self._next < self._count:
             if self._next:
                 yield
@@ -143,6 +202,19 @@ class _ManyParts:
         first_ids = self._stamped.units["id"][self._starts]
         del self._stamped  # an answer that waits for the disk needs no more
         return self._writing.answer(waiting, lambda: self._encoded(first_ids))
+
+    def _pend(self) -> Generator[None, None, None]:
+        """Prepare the parts that are to wait."""
+        for number in self._delayed:
+            topic, asked = self._topics[number], self._partitions[number]
+            first, last = int(self._starts[number]), int(self._ends[number])
+            try:
+                partition = self._writing.partitions.choose(topic) if asked == ANY else asked
+                keeper = _keeper(self._writing, self._stamped, first)
+                log = self._writing.log_for_delayed(topic, partition, asked, keeper)
+                self._pended[number] = yield from _pended(self._writing, keeper, log, self._stamped, first, last)
+            except MetaqError as error:
+                self._errors[number] = error
 
     def _written(self, seconds: Callable[[], float], until: float) -> Iterator[Write]:
         """What can be appended until then, and a chunk at least."""
@@ -154,6 +226,9 @@ class _ManyParts:
             sizes = (byte_ends - byte_starts).tolist()
             self._count_puts(first, starts, ends, sizes)
             writes = self._made(first, last)
+            for number in self._pended if self._pended else ():
+                if first <= number < last and (pended := self._pended[number].pended) is not None:
+                    sizes[number - first] = pended.size
             bases = self._places(writes, sizes)
             units = self._stamped.units[starts[0] : ends[-1]]
             counts = self._ends[first:last] - self._starts[first:last]
@@ -163,6 +238,10 @@ class _ManyParts:
             places = zip(writes, bases, starts, ends, byte_starts.tolist(), byte_ends.tolist(), strict=True)
             for write, base, start, end, byte_start, byte_end in places:
                 if write is not None and base is not None:
+                    if write.pended is not None:
+                        write.units = write.pended.units(base)
+                        yield write
+                        continue
                     write.data = (data[byte_start:byte_end],)
                     write.units = packed[(start - chunk_start) * UNIT_BYTES : (end - chunk_start) * UNIT_BYTES]
                     yield write
@@ -182,12 +261,16 @@ class _ManyParts:
     def _made(self, first: int, last: int) -> list[Write | None]:
         """The writes of a chunk's parts, still without data. None: a part is refused, or a repeated one."""
         made = [None if log is None else Write(log, (), b"") for log in self._logs(first, last)]
+        if self._pended:
+            for number, pended in self._pended.items():
+                if first <= number < last and made[number - first] is not None:
+                    made[number - first] = pended
         if self._sequences:
             columns = self._sequences[first:last], self._first_ids[first:last], self._counts[first:last]
             for write, sequence, first_id, count in zip(made, *columns, strict=True):
                 if write is not None:
-                    write.producer, write.sequence = self._producer, sequence
-                    write.first_id, write.records = first_id, count
+                    write.first_id = first_id
+                    self._writing.number(write, self._producer, sequence, count)
         self._chunk = {number: write for number, write in enumerate(made, first) if write is not None}
         self._writes.update(self._chunk)
         return made
@@ -213,7 +296,7 @@ class _ManyParts:
         """Of the parts `first` … `last` - 1; None: it is refused."""
         failed = self._failed
         failed.update((write.log, write.error) for write in self._chunk.values() if write.error is not None)
-        if not (failed or self._damaged or self._chooses):
+        if not (failed or self._damaged or self._packed or self._chooses or self._delayed):
             logs = self._writing.logs(self._topics[first:last], self._partitions[first:last])
             if logs is not None:
                 return logs
@@ -222,6 +305,10 @@ class _ManyParts:
             try:
                 if number in self._damaged:
                     raise ChecksumMismatch
+                if number in self._packed:
+                    raise CompressionNotAccepted(self._topics[number])
+                if number in self._errors:
+                    raise self._errors[number]
                 log = self._log(number)
                 if (error := failed.get(log)) is not None:  # what follows a refused part in its partition is refused
                     raise error
@@ -243,6 +330,13 @@ class _ManyParts:
         return write is not None
 
     def _log(self, number: int) -> PartitionLog:
+        if (pended := self._pended.get(number)) is not None:
+            assert pended.delayed_for is not None
+            asked, self._partitions[number] = self._partitions[number], pended.delayed_for.partition
+            assert pended.pended is not None
+            keeper = pended.pended.owner
+            self._writing.log_for_delayed(self._topics[number], self._partitions[number], asked, keeper)
+            return pended.log
         topic, asked = self._topics[number], self._partitions[number]
         partition = self._writing.partitions.choose(topic) if asked == ANY else asked
         self._partitions[number] = partition
@@ -253,9 +347,9 @@ class _ManyParts:
         offsets = [0] * self._count
         errors = dict(self._errors)
         for number, write in self._writes.items():
-            offsets[number] = write.base
-            if write.sequence:
-                first_ids[number] = write.first_id  # of a repeated one the first's
+            offsets[number] = write.answered_offset
+            if write.sequence or write.pending_id:
+                first_ids[number] = write.answered_id  # of a repeated one the first's
             if (failure := write.failure) is not None:
                 errors[number] = failure
         for number, error in errors.items():

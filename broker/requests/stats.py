@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from ..broker import Broker
 from ..metrics import KINDS
+from ..shared.status import messages_left
 from ..store.partition_log import PartitionLog
 
 __all__ = ["stats_text"]
@@ -103,6 +104,32 @@ def _disk_lines(broker: Broker) -> Iterator[str]:
         yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
 
 
+def _delayed_lines(broker: Broker) -> Iterator[str]:
+    """Messages that wait for their time. An item of ours."""
+    delays = broker.delays
+    yield f"pending {len(delays)}"
+    yield f"pending_bytes {delays.live_bytes}"
+    yield f"delivered {delays.delivered}"
+    yield f"damaged {delays.damaged}"
+    yield f"lateness_p99_ms {delays.lateness_ms(0.99)}"
+    for (topic, partition), (count, why) in sorted(delays.late().items())[:_MAX_NAMED]:
+        yield f"late:{topic}-{partition} {count} {why}"
+
+
+def _halves_lines(broker: Broker) -> Iterator[str]:
+    """Half messages, which wait for the outcome of their transaction. An item of ours."""
+    halves = broker.halves
+    for state, count in halves.states().items():
+        yield f"{state.value} {count}"
+    yield f"bytes {halves.live_bytes}"
+    yield f"committed {halves.committed}"
+    yield f"rolled_back {halves.rolled_back}"
+    yield f"questions {halves.questions}"
+    yield f"damaged {halves.damaged}"
+    for name, figures in list(halves.figures().items())[:_MAX_NAMED]:
+        yield f"group:{name} asked {figures.asked} parked {figures.parked} askers {figures.askers}"
+
+
 def _journal_lines(broker: Broker) -> Iterator[str]:
     """Whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
     status = broker.store.journal_status()
@@ -142,6 +169,16 @@ def _java(value: bool) -> str:
     return "true" if value else "false"
 
 
+def _shared_lines(broker: Broker) -> Iterator[str]:
+    """Of shared groups. An item of ours."""
+    for queue in broker.shared.queues():
+        state, (group, topic, partition) = queue.state, queue.key
+        yield (
+            f"{group} {topic}-{partition} left {messages_left(queue)} leased {state.leased} delayed {state.delayed} "
+            f"low {state.low} attempts {state.most_attempts()}"
+        )
+
+
 _ITEMS = {
     "": _system_lines,
     "help": _help_lines,
@@ -152,4 +189,7 @@ _ITEMS = {
     "replication": _replication_lines,
     "disk": _disk_lines,
     "journal": _journal_lines,
+    "shared": _shared_lines,
+    "delayed": _delayed_lines,
+    "halves": _halves_lines,
 }

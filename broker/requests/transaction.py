@@ -10,10 +10,10 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import MetaqError, RemoteProtocolError, TransactionRefused
+from metaq.protocol.errors import DelayRefused, MetaqError, RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
-from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.remoting import (
     CompleteTransactionRequest,
     TransactionOutcomeReply,
@@ -148,6 +148,11 @@ class TransactionVerbs:
         try:
             if not self._writing.has_transactions:
                 raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
+            if any(flag & DELAYED_FLAG for flag, _, _ in puts):
+                raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
+            for flag, _, _ in puts:
+                if flag & COMPRESSED_FLAG:
+                    self._writing.check_flags(topic, flag)
             return self._transactions.put(connection, key or NULL_KEY, topic, partition, puts, opaque)
         except MetaqError:
             self._writing.metrics.put_refused(topic, len(puts))

@@ -11,10 +11,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred
 
+from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
-from metaq.protocol.limits import FRAMES_MARK, MANY_MARK, SEQUENCES_MARK
+from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, ListHalvesRequest
+from metaq.protocol.limits import (
+    COMPRESSED_MARK,
+    DELAYS_MARK,
+    FRAMES_MARK,
+    HALVES_MARK,
+    MANY_MARK,
+    SEQUENCES_MARK,
+    SHARED_MARK,
+    WHERE_MARK,
+)
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
@@ -33,6 +44,7 @@ from metaq.protocol.remoting import (
     ViewMessageRequest,
 )
 from metaq.protocol.sends import announced_parts, announced_topics
+from metaq.protocol.shared import SharedForgetRequest, SharedStatusRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import (
     Get,
@@ -50,10 +62,14 @@ from metaq.protocol.text import (
 
 from ..broker import Broker
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
+from ..shared.acquire import Acquire, answer_settle
+from ..shared.status import describe
 from .admin import Admin, admits
 from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_frame, then
+from .delayed import list_delayed
 from .gate import Caller, Check, Gate, Nodes, PageRequest, Verb
 from .get import answer_get
+from .halves import checked_frame, list_halves
 from .lookup import Lookups
 from .pull import Pull
 from .put import PutAnswers, PutGroup, answer_run, answer_sync
@@ -101,7 +117,10 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
 
     def version(version: Version, caller: Caller | None) -> Bytes:
-        marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else [])]
+        marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else []), COMPRESSED_MARK]
+        marks += [WHERE_MARK, *([DELAYS_MARK, HALVES_MARK] if writing.takes_delays else [])]
+        if broker.shared.takes_shared:
+            marks.append(SHARED_MARK)
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
 
     def follow(frame: Frame, caller: Caller | None) -> Answer:
@@ -117,6 +136,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 
     def connection_lost(caller: Caller) -> None:
         broker.transactions.connection_lost(caller)
+        broker.halves.connection_lost(caller)
         reading.places.connection_lost(caller)
 
     texts: Mapping[type, Verb] = {
@@ -170,6 +190,19 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             )
         ),
         RequestCode.TRANSACTION_OUTCOME: _framed(TransactionOutcomeRequest.from_ext, transactions.outcome),
+        RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel),
+        RequestCode.LIST_DELAYED: _framed(
+            ListDelayedRequest.from_ext, partial(list_delayed, broker.delays), json_frame
+        ),
+        RequestCode.END_HALF: _framed(EndHalfRequest.from_ext, broker.halves.end),
+        RequestCode.CHECK_HALVES: Verb(
+            lambda frame, caller: _answer(
+                frame, broker.halves.checks(CheckHalvesRequest.from_ext(frame.ext), caller), checked_frame
+            )
+        ),
+        RequestCode.LIST_HALVES: _framed(
+            ListHalvesRequest.from_ext, lambda request: list_halves(broker.halves, request), json_frame
+        ),
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions),
         RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions),
@@ -179,6 +212,16 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over, nodes=Nodes.ALL),
         RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame, nodes=Nodes.ALL),
         RequestCode.MOVE: _framed(MoveRequest.from_ext, move, json_frame),
+        RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame)),
+        RequestCode.SETTLE: Verb(lambda frame, caller: answer_settle(broker.shared, frame), _body_bytes),
+        RequestCode.SHARED_STATUS: _framed(
+            SharedStatusRequest.from_ext,
+            lambda request: [describe(queue, broker.now_ms()) for queue in broker.shared.queues(request.group)],
+            json_frame,
+        ),
+        RequestCode.SHARED_FORGET: _admin(
+            SharedForgetRequest.from_ext, lambda request: broker.shared.forget(request.group)
+        ),
         RequestCode.PREPARED_TRANSACTIONS: _admin(_nothing, lambda _: transactions.prepared()),
         RequestCode.COMPLETE_TRANSACTION: _admin(
             CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame

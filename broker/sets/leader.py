@@ -191,7 +191,7 @@ class Leader:
             return
         lanes: tuple[list[Write], list[Write]] = ([], [])
         for write in writes:
-            lane, promise, _ = self._promise(write.log)
+            lane, promise, _ = self._promise(write.delayed_for or write.log)
             if promise is not Promise.LEADER or self._backlog > tuning.HELD_BACKLOG_BYTES or not self._may_answer():
                 lanes[lane].append(write)
             else:
@@ -206,9 +206,10 @@ class Leader:
         arrived()
 
     def _too_few(self, write: Write) -> MetaqError | None:
-        least = self._promise(write.log)[2]
+        log = write.delayed_for or write.log
+        least = self._promise(log)[2]
         count = len(self.core.in_sync)
-        return NotEnoughReplicas(write.log.topic, count, least, stored=True) if count < least else None
+        return NotEnoughReplicas(log.topic, count, least, stored=True) if count < least else None
 
     @property
     def leads_now(self) -> bool:

@@ -39,7 +39,7 @@ from metaq.protocol.stream import Kind, encode_json, parse_json
 from ..broker import Broker
 from ..registration import Registration
 from ..requests.gate import Nodes, Verb
-from ..requests.pull import Pull
+from ..requests.parkable import Parkable
 from ..runtime.threads import in_own_thread
 from ..runtime.timers import repeat
 from . import tuning
@@ -125,6 +125,9 @@ class SetMember:
         self._broker.store.retention_enabled = False  # a follower drops what its leader has dropped
         self._broker.sequences.enabled = False  # the leader numbers
         self._broker.sequences.read_ahead()
+        self._broker.delays.read_ahead()
+        self._broker.halves.read_ahead()
+        self._broker.shared.read_ahead()
         if self._file.copied:
             _log.warning(
                 "the data directory is a copy, or was restored: whatever %s was in sync with, it has to catch up",
@@ -289,10 +292,11 @@ class SetMember:
         if not (asked and self.shows_messages):
             raise self.refusal() or NotLeader(self._broker.config.broker_id)
 
-    def check_pull(self, pull: Pull) -> None:
+    def check_pull(self, pull: Parkable) -> None:
         """As `check`, each time a pull goes on that was admitted before."""
-        if pull.at_follower and self.shows_messages:
-            topic, partition, offset = pull.place
+        place = pull.follower_place
+        if place is not None and self.shows_messages:
+            topic, partition, offset = place
             log = self._broker.partitions.find(topic, partition)
             if offset <= (0 if log is None else log.end_offset):
                 return
@@ -542,6 +546,9 @@ class SetMember:
                     visible.enter_context(log.all_visible())
                 self._transactions.open(leader)
                 broker.sequences.rebuild()
+                broker.delays.lead()
+                broker.halves.lead()
+                broker.shared.rebuild()
         except MetaqError as error:
             self._disk_failed(error)
             return
@@ -568,6 +575,9 @@ class SetMember:
         self._established = False
         self._on_role()
         self._broker.store.retention_enabled = self._broker.sequences.enabled = False
+        self._broker.delays.follow()
+        self._broker.halves.follow()
+        self._broker.shared.stop()
         self._transactions.close(why)
         leader.stop(NotLeader(self._broker.config.broker_id, self._leader_url()))
         self._broker.parked.wake_all()

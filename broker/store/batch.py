@@ -69,7 +69,7 @@ class StampedRecords(NamedTuple):
 
     data: writable or not, the records back to back. starts, ends: of each record in `data`. units: UNIT_DTYPE, with
     byte offsets in `data`, so where the records are appended is still to be added. intact: of each record whether its
-    body has its checksum.
+    body has its checksum. flags: the bits that any of them has.
     """
 
     data: memoryview
@@ -77,6 +77,7 @@ class StampedRecords(NamedTuple):
     ends: npt.NDArray[np.int64]
     units: npt.NDArray[np.void]
     intact: npt.NDArray[np.bool_]
+    flags: int = 0
 
 
 def stamp_puts(
@@ -135,15 +136,17 @@ def stamp_in_slices(
     _check_sizes(widths, int(ends[-1]) if len(ends) else 0, len(data))
     stamped = StampedRecords(data, starts, ends, _units(starts, ids, widths), np.empty(len(ids), np.bool_))
     tags = _Tags()
-    first = 0
+    first = found = 0
     while True:
         last = _slice_end(stamped, first)
         flags = _stamp(stamped, widths, ids, slice(first, last))
-        if flags.any():
+        bits = int(np.bitwise_or.reduce(flags))
+        if bits:
+            found |= bits
             yield from tags.hash_in_slices(stamped, first, flags)
         first = last
         if first == len(ids):
-            return stamped
+            return stamped._replace(flags=found)
         yield
 
 
@@ -160,7 +163,7 @@ def _stamp(
     stamped: StampedRecords, widths: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], chosen: slice
 ) -> npt.NDArray[np.int64]:
     """Write the ids of these records, and look at their checksums; their flags."""
-    data, starts, ends, _, intact = stamped
+    data, starts, ends, _, intact, _ = stamped
     starts, ends, widths, ids = starts[chosen], ends[chosen], widths[chosen], ids[chosen]
     headers, in_place = _headers(data, starts, widths)
     wrong = headers["length"] != widths - HEADER_BYTES

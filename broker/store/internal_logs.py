@@ -18,8 +18,10 @@ from .topic_config import TopicStoreConfig
 
 __all__ = [
     "DELAYED_TOPIC",
+    "HALVES_TOPIC",
     "INTERNAL_TOPICS",
     "NUMBERS",
+    "PENDING_TOPICS",
     "SEQUENCES_TOPIC",
     "SHARED_TOPIC",
     "InternalTopic",
@@ -37,6 +39,12 @@ SEQUENCES_TOPIC = "/sequences"
 
 DELAYED_TOPIC = "/delayed"
 """Messages that wait for their time (broker/delays)."""
+
+HALVES_TOPIC = "/halves"
+"""Half messages, which wait for the outcome of a transaction (broker/halves)."""
+
+PENDING_TOPICS = frozenset((DELAYED_TOPIC, HALVES_TOPIC))
+"""What waits there goes to its partition later, behind a mark (delayed_records.py)."""
 
 SHARED_TOPIC = "/shared"
 """What shared consumers have leased and acknowledged (broker/shared)."""
@@ -58,6 +66,7 @@ class InternalTopic(NamedTuple):
 INTERNAL_TOPICS = {
     SEQUENCES_TOPIC: InternalTopic("metaqsequences", 1 << 30),
     DELAYED_TOPIC: InternalTopic("metaqdelayed", tuning.DELAYED_SEGMENT_BYTES),
+    HALVES_TOPIC: InternalTopic("metaqhalves", tuning.DELAYED_SEGMENT_BYTES),
     SHARED_TOPIC: InternalTopic("metaqshared", 1 << 30),
 }
 

@@ -28,7 +28,7 @@ from . import tuning
 from .disk_space import no_room
 from .durability import DATA
 from .files import Files, write_all
-from .internal_logs import is_internal
+from .internal_logs import PENDING_TOPICS, is_internal
 from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
 from .sync_job import SyncJob
 from .threads import RunInThread, call_safely
@@ -395,8 +395,11 @@ class Journal:
 
 def _is_direct(group: Sequence[_Append]) -> bool:
     """Whether it costs less to sync the partitions themselves: not if an internal log's rows come with few bytes."""
-    if not any(is_internal(log.topic) for log, *_ in group):
+    internal = {log.topic for log, *_ in group if is_internal(log.topic)}
+    if not internal:
         return True
+    if internal & PENDING_TOPICS and any(not is_internal(log.topic) for log, *_ in group):
+        return False  # a delivery without its mark would be repeated: a block has both or none
     return sum(end - base for _, base, end, _, _ in group) > tuning.SEQUENCES_DIRECT_BYTES
 
 

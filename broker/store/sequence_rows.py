@@ -10,6 +10,9 @@ to the internal log of their mode of flushing.
 
 [base, end): the byte offsets that the records get if their append succeeds. Whether it did, the partition says: a row
 counts if the message at `base` has its first id. A row with 0 records takes back what was said of its producer there.
+
+High bits of `records` say that it tells of messages that wait for their time. Then base and end are byte offsets in
+an internal log of those (delayed_records.py), and first id is what the first record there has as `taken`.
 """
 
 from __future__ import annotations
@@ -28,20 +31,28 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.record import HEADER, HEADER_BYTES, checksum
 
+from .delayed_records import FRONT_BYTES, taken_at
 from .directories import PartitionDirectory
 from .files import Files, opened
 from .index import UNIT
+from .internal_logs import DELAYED_TOPIC, HALVES_TOPIC, number_of
 from .segment import SegmentFile, segment_files
 from .segments import Snapshot
 
 __all__ = [
+    "DELAYED_ROW",
+    "HALF_ROW",
     "ROW_BYTES",
+    "WAITING_ROW",
     "RowTable",
     "SequenceRow",
     "cut_torn_writes",
     "encode_head",
     "encode_row",
+    "first_bytes",
+    "first_id_of",
     "internal_record",
+    "pending_log",
     "read_rows",
     "read_tables",
 ]
@@ -62,6 +73,15 @@ _COLUMNS = np.dtype(
 _READ_BYTES = 4 << 20
 
 ROW_BYTES = _ROW.size
+
+DELAYED_ROW = 1 << 31
+"""Bit of `records`: the messages wait for their time."""
+
+WAITING_ROW = 1 << 30
+"""Bit of `records`, beside DELAYED_ROW: in the log of partitions with group commit."""
+
+HALF_ROW = 1 << 29
+"""Bit of `records`, beside DELAYED_ROW: they are half messages, which wait for the outcome of a transaction."""
 
 
 class SequenceRow(NamedTuple):
@@ -98,6 +118,24 @@ def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, by
     size = HEADER_BYTES + len(body)
     unit = UNIT.pack(offset, record_id, (record_id >> TIME_SHIFT) + EPOCH_MS, size, 0)
     return HEADER.pack(len(body), checksum(body), record_id, 0) + body, unit
+
+
+def pending_log(records: int) -> tuple[str, bool]:
+    """The topic of the internal log that has what a row with DELAYED_ROW tells of, and whether it is that of partitions
+    with group commit. records: of the row."""
+    return HALVES_TOPIC if records & HALF_ROW else DELAYED_TOPIC, bool(records & WAITING_ROW)
+
+
+def first_bytes(records: int) -> int:
+    """How many bytes of a row's first record have its first id. records: of the row."""
+    return FRONT_BYTES if records & DELAYED_ROW else HEADER_BYTES
+
+
+def first_id_of(begun: bytes, records: int) -> int | None:
+    """The first id that a row has to have if this is its first record; None if it is cut before that."""
+    if records & DELAYED_ROW:
+        return taken_at(begun)
+    return None if len(begun) < HEADER_BYTES else HEADER.unpack_from(begun)[2]
 
 
 def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[tuple[int, list[SequenceRow]]]:
@@ -202,8 +240,11 @@ def cut_torn_writes(
     try:
         for row in (row for _, rows in read_rows(snapshot, first_offset) for row in rows):
             key = row.topic, row.partition
+            if row.records & DELAYED_ROW:
+                topic, waits = pending_log(row.records)
+                key = topic, number_of(waits)
             if key not in last:
-                entry = directories.get(f"{row.topic}-{row.partition}")
+                entry = directories.get(f"{key[0]}-{key[1]}")
                 found = segment_files(files, entry.path) if entry is not None else []
                 last[key] = found[-1] if found else None
             file = last[key]
@@ -218,8 +259,8 @@ def cut_torn_writes(
 def _cut(files: Files, file: SegmentFile, row: SequenceRow) -> bool:
     position = row.base - file.first_offset
     with opened(files, file.path, os.O_RDWR) as fd:
-        header = files.pread(fd, HEADER_BYTES, position)
-        if len(header) == HEADER_BYTES and HEADER.unpack(header)[2] != row.first_id:
+        found = first_id_of(files.pread(fd, first_bytes(row.records), position), row.records)
+        if found is not None and found != row.first_id:
             return False
         files.truncate(fd, position)
     size = file.end - row.base

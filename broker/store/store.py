@@ -176,14 +176,15 @@ class Store:
 
         journal = replay_journal(self.files, self.data_paths[0], directory_for)
         sync = PageCacheSync(self._file_systems, [each.path for each in found.values()])
-        for entry in sorted(each for each in found.values() if is_internal(each.topic)):
-            recovered = recover_partition(self._open_files, entry.path, sync)
-            self._tell(entry, recovered.report)
-            log = self._add_internal_log(entry, recovered.segments, recovered.unsynced_directories)
-            self._rebuilding.add(log)
+        internal = sorted(each for each in found.values() if is_internal(each.topic))
+        for entry in [each for each in internal if each.topic == SEQUENCES_TOPIC]:
+            self._recover_internal(entry, sync)
             del found[f"{entry.topic}-{entry.partition}"]
         for log in self.internal_logs(SEQUENCES_TOPIC):
             cut_torn_writes(self.files, log.segments.snapshot(), log.first_offset, found)
+        for entry in [each for each in internal if each.topic != SEQUENCES_TOPIC]:
+            self._recover_internal(entry, sync)
+            del found[f"{entry.topic}-{entry.partition}"]
         for entry in sorted(found.values()):
             recovered = recover_partition(self._open_files, entry.path, sync)
             self.reports.append(recovered.report)
@@ -194,6 +195,12 @@ class Store:
         drop_journal(self.files, journal)
         if journal.paths:
             self._journal.start_after(journal_number(journal.paths[-1]))
+
+    def _recover_internal(self, entry: PartitionDirectory, sync: PageCacheSync) -> None:
+        recovered = recover_partition(self._open_files, entry.path, sync)
+        self._tell(entry, recovered.report)
+        log = self._add_internal_log(entry, recovered.segments, recovered.unsynced_directories)
+        self._rebuilding.add(log)
 
     def _tell(self, place: PartitionDirectory, report: RecoveryReport) -> None:
         if report.anew or report.missing_bytes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.own_topics import RETRY_PREFIX
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest
 from metaq.protocol.record import HEADER, HEADER_BYTES, is_blank, iter_headers
 from metaq.protocol.refusals import frame_error, text_error
@@ -35,8 +37,9 @@ class NotWhole(RemoteProtocolError):
 class PullCodec:
     """How one consumer asks for data, over both protocols.
 
-    is_slave: whether a slave listens there, which may hold less than its master did. reads_in_bulk: whole answers are
-    used with little work for each, so that large ones pay.
+    Messages that wait for another attempt have passed the filter by tags already. is_slave: whether a slave listens
+    there, which may hold less than its master did. reads_in_bulk: whole answers are used with little work for each, so
+    that large ones pay.
     """
 
     def __init__(
@@ -45,19 +48,24 @@ class PullCodec:
         tags: Collection[str] | None,
         config: ConsumerConfig,
         is_slave: Callable[[Endpoint], bool] = lambda _: False,
+        where: str = "",
     ) -> None:
         self.reads_in_bulk = False
         self._group = group
         self._tags = tuple(sorted(tags or ()))
+        self._retry_topic = f"{RETRY_PREFIX}{group}"  # not checked yet
+        self._where = where
         self._config = config
         self._is_slave = is_slave
 
-    def encode(self, request: Request, frames: bool) -> Build:
-        """The request, which the bytes are made for once its opaque is known."""
+    def encode(self, request: Request, frames: bool, unpacks: bool = False, takes_where: bool = False) -> Build:
+        """The request, which the bytes are made for once its opaque is known. unpacks: the broker wants to be told that
+        compressed messages can be read. takes_where: it filters by content."""
         topic, _, number = request.cursor.partition
         config = self._config
         if not frames:
-            return lambda opaque: (encode_get(topic, self._group, number, request.offset, request.size, opaque),)
+            get = partial(encode_get, topic, self._group, number, request.offset, request.size, unpacks=unpacks)
+            return lambda opaque: (get(opaque=opaque),)
         size = config.arrow_fetch_bytes if self.reads_in_bulk else config.fetch_max_bytes
         pull = PullRequest(
             topic,
@@ -65,11 +73,12 @@ class PullCodec:
             request.offset,
             size,
             self._group,
-            self._tags,
+            () if topic == self._retry_topic else self._tags,
             config.long_poll_ms,
             sizes=True,
             verify=request.verify,
             follower=config.read_from == "nearest",
+            where=self._where if takes_where and topic != self._retry_topic else "",
         )
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 

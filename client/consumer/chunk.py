@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from metaq.protocol.errors import CorruptRecord
+from metaq.protocol.record import EXPIRES_FLAG
+from metaq.protocol.where import Where
 
 from ..decoding import Decoded, Records, decode_sized, decode_walking, in_bytes
 from ..message import Message
@@ -18,6 +20,8 @@ from ..values import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from ..arrow import DecodedColumns
 
 __all__ = ["Chunk"]
 
@@ -35,10 +39,12 @@ class Chunk(Records):
     end_offset: int
     damage: CorruptRecord | None = None
     _decoded: Decoded | None = field(default=None, init=False)
-    _batch: tuple[pyarrow.RecordBatch, int, str] | None = field(default=None, init=False)
-    """As DecodedColumns."""
+    _columns: DecodedColumns | None = field(default=None, init=False)
+    _batch: pyarrow.RecordBatch | None = field(default=None, init=False)
+    """Of all of `_columns`, if no payload is compressed."""
+    last_id: int | None = field(default=None, init=False)
     _taken: int = field(default=0, init=False)
-    """Messages of `_decoded`, or rows of `_batch`, that were handed out."""
+    """Messages of `_decoded`, or rows of `_columns`, that were handed out."""
 
     @classmethod
     def of(
@@ -67,22 +73,28 @@ class Chunk(Records):
         return self.offset if self.start < self.end else self.end_offset
 
     def take(
-        self, partition: TopicPartition, limit: int, tags: Container[str] | None = None, check: bool = True
+        self,
+        partition: TopicPartition,
+        limit: int,
+        tags: Container[str] | None = None,
+        check: bool = True,
+        where: Where | None = None,
     ) -> list[Message]:
         """At most `limit` messages from the front, which moves past them.
 
-        tags: only messages with one of these (the broker compares hashes, so others may be among them). check: whether
-        checksums are compared. A cut last record is left out. Raises CorruptRecord for a damaged record once that is
-        the first one left; before it returns what is good in front of it.
+        tags: only messages with one of these (the broker compares hashes, so others may be among them). where: only
+        those for which it holds (not every broker filters by it). check: whether checksums are compared. A cut last
+        record is left out. Raises CorruptRecord for a damaged record once that is the first one left; before it returns
+        what is good in front of it.
         """
         if self.damage is not None:
             raise self.damage
-        if self._batch is not None:
+        if self._columns is not None:
             self._forget_batch()
         decoded = self._decoded
         if decoded is None:
             decode = decode_walking if self.sizes is None else decode_sized
-            decoded = self._decoded = decode(self, partition, tags, check)
+            decoded = self._decoded = decode(self, partition, tags, check, where)
         if decoded.damage and self.offset == decoded.end:
             raise CorruptRecord.of(partition, self.offset, decoded.damage)
         messages = list(islice(decoded.messages, limit))
@@ -91,30 +103,53 @@ class Chunk(Records):
         return messages
 
     @property
+    def may_expire(self) -> bool:
+        """Whether any of the messages that `take` gives has a time from which on it is handed out no more."""
+        return self._decoded is not None and bool(self._decoded.flags & EXPIRES_FLAG)
+
+    @property
     def gives_batches(self) -> bool:
         """Whether `take_batch` may be called: sizes are known, and no messages were made of it already."""
         return self.sizes is not None and self._decoded is None
 
-    def take_batch(self, partition: TopicPartition, limit: int, check: bool = True) -> pyarrow.RecordBatch:
-        """As `take`, as one record batch (arrow.SCHEMA)."""
+    def take_batch(
+        self, partition: TopicPartition, limit: int, check: bool = True, now_ms: int = 0
+    ) -> pyarrow.RecordBatch:
+        """As `take`, as one record batch (arrow.SCHEMA), without what has expired at `now_ms` (since 1970): it may be
+        empty. `last_id` is then of the last message that was taken for it. Raises CorruptRecord with its end, too: the
+        first one left cannot be unpacked."""
         from ..arrow import decode_columns  # pyarrow is an extra
 
-        if self._batch is None:
-            columns, end, damage = decode_columns(self, partition, check)
-            self._batch = columns.to_batch(), end, damage
-        batch, end, damage = self._batch
-        if damage and self.offset == end:
-            raise CorruptRecord.of(partition, self.offset, damage)
-        rows = batch if not self._taken and batch.num_rows <= limit else batch.slice(self._taken, limit)
-        self._taken += rows.num_rows
-        self._move(batch["offset"][self._taken].as_py() if self._taken < batch.num_rows else end)
-        return rows
+        if self._columns is None:
+            self._columns = decode_columns(self, partition, check)
+            self._batch = self._columns.columns.to_batch() if self._columns.packed is None else None
+        columns, batch, first = self._columns, self._batch, self._taken
+        if columns.damage and self.offset == columns.end:
+            raise CorruptRecord.of(partition, self.offset, columns.damage)
+        if batch is None:
+            rows = columns.unpacked(partition, first, limit).columns.to_batch()
+        else:
+            rows = batch if not first and batch.num_rows <= limit else batch.slice(first, limit)
+        self._pass(rows.num_rows)
+        return rows if columns.expires is None else _living(rows, columns.expires[first : self._taken] > now_ms)
+
+    def pass_unreadable(self) -> None:
+        """The first message left is one that `take_batch` has raised CorruptRecord for, as it cannot be unpacked."""
+        self._pass(1)
+
+    def _pass(self, count: int) -> None:
+        """So many rows of `_columns` are done with."""
+        assert self._columns is not None
+        columns, self._taken = self._columns.columns, self._taken + count
+        self.last_id = int(columns.ids[self._taken - 1]) if count else None
+        end = self._taken == len(columns.ids)
+        self._move(self._columns.end if end else columns.offset[self._taken].as_py())
 
     def _forget_batch(self) -> None:
         """Messages are wanted of what is left."""
         assert self.sizes is not None
         self.sizes = self.sizes[self._taken :]
-        self._batch, self._taken = None, 0
+        self._columns, self._batch, self._taken = None, None, 0
 
     def give_back(self, messages: Sequence[Message]) -> None:
         """Undo the `take` that has just returned these."""
@@ -126,3 +161,9 @@ class Chunk(Records):
     def _move(self, offset: int) -> None:
         self.start += offset - self.offset
         self.offset = offset
+
+
+def _living(rows: pyarrow.RecordBatch, living: npt.NDArray[np.bool_]) -> pyarrow.RecordBatch:
+    import pyarrow as pa  # an extra
+
+    return rows if living.all() else rows.filter(pa.array(living))

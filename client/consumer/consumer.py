@@ -12,46 +12,54 @@ from typing import TypeVar
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, broadcast_group
 from metaq.coordination.interrupts import Aside, begin_elsewhere
+from metaq.coordination.logs import get_log
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError
-from metaq.protocol.limits import check_group
+from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, MetaqError
+from metaq.protocol.limits import DELAYS_MARK, check_group
 from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
 from ..config import (
     BROWSE_BYTES,
     MAX_RETRIES,
     ConsumerConfig,
+    ProducerConfig,
     check_call_back,
     check_call_backs,
     check_number,
     check_protocol,
     check_texts,
+    check_where,
     config_or_default,
 )
 from ..connection import Connection, Endpoint
 from ..message import Message
 from ..pool import ConnectionPool
 from ..questions.asking import following
-from ..questions.brokers import source_of
+from ..questions.brokers import endpoint_at, source_of
 from ..questions.finding import FoundMessages, MessageFinder
 from ..questions.partitions import lag_behind
 from ..questions.places import Place, locate
 from ..questions.records import read_messages
+from ..serializers.base import Deserializer, deserializers
 from ..timers import END_SECONDS, TimeLeft, Timers
 from ..values import Lag, TopicPartition
 from .core import Accept, ConsumerCore, OnDamaged
 from .fetcher import Fetcher
 from .group_member import GroupMember
-from .listener import Deliver, Handling, Listener, accepting
+from .listener import Deliver, Handling, Listener, accepting, delivering_living
 from .nearest_nodes import Nearby
 from .notices import OnPartitions
 from .offset_commit import OffsetCommitter, StartPosition, offset_store_for
-from .polling import NOT_ALONE, Poller
-from .rejected import LocalRecoverStore, RejectHandler, recovering
+from .polling import NOT_ALONE, Poller, Taken
+from .rejected import LocalRecoverStore, RejectHandler, drop_message, recovering
+from .retry import Retry
+from .retrying import FailedMessages, FailedSender
 from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
 from .watches import PollWatch, SessionWatch
 
 __all__ = ["Consumer"]
+
+log = get_log(__name__)
 
 _T = TypeVar("_T")
 
@@ -73,10 +81,12 @@ class Consumer(Poller):
         topics: Iterable[str],
         start: str | int | Place = "earliest",
         tags: Iterable[str] | None = None,
+        where: str | None = None,
         accept: Accept | None = None,
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
         on_damaged: OnDamaged | None = None,
+        deserializer: Deserializer | None = None,
         protocol: str = "auto",
         root: str = "/meta",
         config: ConsumerConfig | None = None,
@@ -87,12 +97,15 @@ class Consumer(Poller):
         "always_latest": at its end each time this consumer gets it, whatever is committed. Also a datetime, Last(n),
         AtMessage(id) or AtKey(key), see places.py; such a message is searched for here. tags: only messages with one
         of these (filtered by the broker where it can, checked again here); one text is one tag, as one is one topic.
+        where: only messages for whose properties this holds, such as "region = 'EU' AND amount > 100" (docs/filters.md;
+        filtered by the broker where it can, checked again here); the others count as consumed.
         accept: called with each message; what it returns false for is passed over and counts as consumed, what it
         raises comes out of poll(). on_assigned, on_revoked: called inside poll() or run() with the partitions; what
         on_revoked was called for is handed over when it returns. on_damaged: called in poll(), or on a handler's thread
         of run(), with a CorruptRecord for each damaged range of stored bytes that is met, once, whether
         ConsumerConfig.damage says to stop there or to skip it.
-        protocol: "auto" or "text".
+        deserializer: reads `message.value`; several choose by the message's content type, the first one where it says
+        none. protocol: "auto" or "text".
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
         TypeError (a group that is no text), CoordinationUnavailable.
@@ -103,6 +116,8 @@ class Consumer(Poller):
         wanted = None if tags is None else frozenset(check_texts("tags", tags))
         if wanted is not None and not wanted:
             raise ConfigError("tags", tags, "name at least one, or leave it out")
+        chosen = check_where(where)
+        reader = None if deserializer is None else deserializers("deserializer", deserializer)
         self.group = broadcast_group(check_group(group)) if config.broadcast else group
         self._config = config
         self._stopped = False
@@ -111,6 +126,8 @@ class Consumer(Poller):
         self._ending = threading.Lock()  # held by the thread that brings it to its end
         self._has_ended = False
         self._listener: Listener | None = None
+        self._failed: FailedMessages | None = None
+        self._reads_failed = False  # subscribed to the group's failed messages, which only run(retry=...) can handle
         self._timers = Timers("metaq-fetch")
         self._commit_timers = Timers("metaq-commit")
         self._pool = ConnectionPool(config.connection, check_protocol(protocol))
@@ -121,10 +138,12 @@ class Consumer(Poller):
             self.group,
             config,
             tags=wanted,
+            where=chosen,
             accept=accept,
             on_damaged=on_damaged,
             is_slave=lambda endpoint: self._member.is_slave(endpoint),
             follow=self._pool.follow,
+            reader=reader,
         )
         core.notices.on_assigned, core.notices.on_revoked = on_assigned, on_revoked
         self._nearby = Nearby(self._session, config.zone, lambda broker_id: self._fetcher.nearest_changed(broker_id))
@@ -179,6 +198,18 @@ class Consumer(Poller):
 
     # --- polling ----------------------------------------------------------------------------------------------------
 
+    def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
+        self._refuse_failed("poll()")
+        return super()._poll(take, timeout)
+
+    def _refuse_failed(self, what: str) -> None:
+        """It would hand out messages that wait for another attempt, as messages of another topic."""
+        if self._reads_failed:
+            raise ClientError(
+                f"{what} after run(retry=…), which has this consumer read messages that wait for another attempt: go "
+                "on with run(retry=…), or make another consumer"
+            )
+
     def _attend(self) -> None:
         self._end_listener()
         self._poll_watch.attend()
@@ -200,6 +231,7 @@ class Consumer(Poller):
         *,
         max_retries: int | None = MAX_RETRIES,
         on_reject: RejectHandler | None = None,
+        retry: Retry | None = None,
         threads: int = 1,
     ) -> None:
         """Call `handler` with each message until stop() or close(); it counts as consumed once the handler returned.
@@ -209,11 +241,18 @@ class Consumer(Poller):
         a LocalRecoverStore, and counts as consumed when that returns. threads: how many partitions are worked on at
         once; the handler is called on these, never twice at once for one partition.
 
-        Raises ConfigError, LocalStoreError, ClientError, what on_assigned and on_revoked raise, and what a handler
-        raises that is no Exception (SystemExit …).
+        retry: instead of that a failed message goes back to the broker, comes again after its pause to any member of
+        the group that runs with `retry`, and goes to the group's dead letters after the last attempt. It counts as
+        consumed once the broker has stored it there; until then its partition waits. Such a consumer cannot poll() any
+        more. Needs brokers that keep delayed messages; not for broadcast=True.
+
+        Raises ConfigError, also for what does not go with `retry` and for a broker that keeps no delayed messages;
+        InvalidName (a group whose name leaves no room for its topics), LocalStoreError, ClientError, what on_assigned
+        and on_revoked raise, and what a handler raises that is no Exception (SystemExit …); with `retry` also
+        CoordinationUnavailable.
         """
         check_call_back("handler", handler)
-        self._run(lambda messages: handler(messages[0]), 1, max_retries, on_reject, threads)
+        self._run(lambda messages: handler(messages[0]), 1, max_retries, on_reject, retry, threads)
 
     def run_batches(
         self,
@@ -222,16 +261,17 @@ class Consumer(Poller):
         max_messages: int = 100,
         max_retries: int | None = MAX_RETRIES,
         on_reject: RejectHandler | None = None,
+        retry: Retry | None = None,
         threads: int = 1,
     ) -> None:
         """As `run`, with at most `max_messages` messages of one partition at once, which count as consumed together.
 
-        A batch that failed max_retries times more is given to the handler message by message, so that only what fails
-        by itself is rejected.
+        A batch that failed max_retries times more, with `retry` at once, is given to the handler message by message,
+        so that only what fails by itself is rejected, or counts an attempt.
         """
         check_call_back("handler", handler)
         check_number("max_messages", max_messages)
-        self._run(lambda messages: handler(list(messages)), max_messages, max_retries, on_reject, threads)
+        self._run(lambda messages: handler(list(messages)), max_messages, max_retries, on_reject, retry, threads)
 
     def stop(self) -> None:
         """Have run() return as soon as the handlers under way have; before run(), have the next one return at once.
@@ -245,22 +285,37 @@ class Consumer(Poller):
             listener.stop()
 
     def _run(
-        self, deliver: Deliver, batch: int, max_retries: int | None, on_reject: RejectHandler | None, threads: int
+        self,
+        deliver: Deliver,
+        batch: int,
+        max_retries: int | None,
+        on_reject: RejectHandler | None,
+        retry: Retry | None,
+        threads: int,
     ) -> None:
         check_number("threads", threads)
         if max_retries is not None:
             check_number("max_retries", max_retries, may_be_0=True)
         check_call_backs(on_reject=on_reject)
         self._check_open()
+        if retry is None:
+            self._refuse_failed("run()")
+        else:
+            self._check_retry(retry, max_retries, on_reject)
         if self._polling:
             raise ClientError(NOT_ALONE)
         self._polling = True
         try:
             self._end_listener()
             self._core.acknowledge()
-            reject = LocalRecoverStore() if on_reject is None else on_reject
+            wanted = accepting(deliver, self._accept)
+            reject: RejectHandler = drop_message
+            if retry is not None:
+                self._failed = self._begin_retrying(retry)
+            else:
+                reject = LocalRecoverStore() if on_reject is None else on_reject
             self._listener = Listener(
-                Handling(accepting(deliver, self._accept), batch, max_retries, reject, threads),
+                Handling(wanted, batch, max_retries, reject, threads, self._failed),
                 self._core,
                 self._fetcher,
                 self._timers,
@@ -268,7 +323,8 @@ class Consumer(Poller):
                 lambda: not self._watch.may_have_lost_everything(),
             )
             try:
-                with recovering(reject, self.group, self._topics, deliver, self._timers, self._listener.add_work):
+                kept = delivering_living(deliver, self._core)
+                with recovering(reject, self.group, self._topics, kept, self._timers, self._listener.add_work):
                     if self._stopped:  # looked at after _listener is set: stop() does the reverse
                         self._listener.stop()
                     self._listener.loop()
@@ -283,6 +339,76 @@ class Consumer(Poller):
             self._listener.give_back()
             self._listener = None
             self._stopped = False
+        if self._failed is not None:
+            self._aside.do(self._failed.close, END_SECONDS)
+            self._failed = None
+
+    # --- failed messages that go back to the broker -------------------------------------------------------------------
+
+    def _check_retry(self, retry: Retry, max_retries: int | None, on_reject: RejectHandler | None) -> None:
+        if not isinstance(retry, Retry):
+            raise ConfigError("retry", repr(retry), "make it a Retry(…), which takes each setting by its name")
+        if on_reject is not None:
+            raise ConfigError(
+                "retry", retry, "leave out on_reject, or retry: with retry the last failure goes to the dead letters"
+            )
+        if max_retries != MAX_RETRIES:
+            raise ConfigError(
+                "retry", retry, f"leave out max_retries={max_retries}, or retry: Retry(attempts=…) says it"
+            )
+        if self._config.broadcast:
+            raise ConfigError(
+                "retry", retry, "leave out broadcast=True, or retry: a message of all hosts comes again to none of them"
+            )
+
+    def _begin_retrying(self, retry: Retry) -> FailedMessages:
+        failed = FailedMessages(retry, self.group, self._make_sender, self._takes_delays)
+        self._aside.do(self._require_delays)
+        self._reads_failed = True  # first: an interrupt may come
+        self._aside.do(self._member.subscribe, failed.retry_topic)
+        return failed
+
+    def _make_sender(self) -> FailedSender:
+        from ..producer import Producer  # a consumer that never fails does without one
+        from ..zookeeper import ZooKeeperMetadata
+
+        return Producer(
+            config=ProducerConfig(connection=self._config.connection),
+            metadata=ZooKeeperMetadata("", "", self._config.session_timeout_seconds, session=self._session),
+        )
+
+    def _require_delays(self) -> None:
+        """Raises ConfigError for a broker of this consumer's topics that cannot keep messages until their time. One
+        that does not answer now is looked at when a message is sent to it."""
+        nodes = self._view.brokers()
+        for replicas in self._view.replicas_many(self._topics, publish=False):
+            for broker_id in {each.broker_id for each in replicas}:
+                master = nodes[broker_id].master if broker_id in nodes else None
+                try:
+                    takes = master is None or self._connect_to(endpoint_at(master)).takes_delays
+                except MetaqError:
+                    continue
+                if master is not None and not takes:
+                    raise ConfigError(
+                        "retry",
+                        "Retry(…)",
+                        f"broker {broker_id} at {endpoint_at(master)} does not keep messages until their time "
+                        f"({DELAYS_MARK}): start it with this version of metaq, or use max_retries and on_reject, "
+                        "which need nothing of brokers",
+                    )
+
+    def _takes_delays(self, broker_id: int) -> bool:
+        """Any thread. Raises CoordinationUnavailable."""
+        nodes = self._view.brokers().get(broker_id)
+        try:
+            return (
+                nodes is not None
+                and nodes.master is not None
+                and self._connect_to(endpoint_at(nodes.master)).takes_delays
+            )
+        except MetaqError as error:
+            log.info("broker %d is not sent a failed message: %s", broker_id, error)
+            return False
 
     # --- positions --------------------------------------------------------------------------------------------------
 
@@ -426,6 +552,9 @@ class Consumer(Poller):
             listener.stop()
             if waits:
                 listener.wait(timeout / 2)
+        failed = self._failed
+        if failed is not None:
+            failed.close(min(1.0, left.part(0.25)))
         self._nearby.close()
         self._commit_timers.close(min(1.0, left.part(0.25)))
         self._member.close(left.part(0.75))

@@ -42,13 +42,16 @@ from typing import TYPE_CHECKING
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord, MetaqError, NotOwner
 from metaq.protocol.frames import Frame
+from metaq.protocol.own_topics import RETRY_PREFIX
+from metaq.protocol.where import Where
 
 from ..config import ConsumerConfig
 from ..connection import Endpoint, Reply
 from ..decoding import WRONG_LENGTH
-from ..message import Message
+from ..message import Message, ValueMessage
 from ..questions.places import Locate
 from ..values import TopicPartition
+from ..wall_clock import WallClock, now_ms
 from .answers import NotWhole, PullCodec
 from .chunk import Chunk
 from .cursor import Ask, PartitionCursor, Reached, Request
@@ -56,6 +59,8 @@ from .notices import Notice, Notices
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from ..serializers.base import ValueReader
 
 __all__ = ["Accept", "ConsumerCore", "OnDamaged", "changes"]
 
@@ -83,24 +88,31 @@ class ConsumerCore:
         config: ConsumerConfig,
         *,
         tags: frozenset[str] | None = None,
+        where: Where | None = None,
         accept: Accept | None = None,
         on_damaged: OnDamaged | None = None,
         is_slave: Callable[[Endpoint], bool] = lambda _: False,
         follow: Callable[[MetaqError], float | None] = lambda _: None,
         random: Callable[[], float] = random,
+        wall_clock: WallClock = now_ms,
+        reader: ValueReader | None = None,
     ) -> None:
         """accept: the user's filter; what it refuses is passed over and counts as consumed. `take` raises what it, and
-        on_damaged, raise. follow: as ConnectionPool.follow."""
+        on_damaged, raise. follow: as ConnectionPool.follow. reader: of `message.value`."""
         self.owned: Mapping[TopicPartition, PartitionCursor] = {}
         self.notices = Notices()
         self.in_doubt = False
         self.under_way = False
-        self.codec = PullCodec(group, tags, config, is_slave)
+        self.codec = PullCodec(group, tags, config, is_slave, "" if where is None else where.text)
         self.lock = threading.Lock()
         self.config = config
         self._random = random
+        self._wall_clock = wall_clock
+        self._reader = reader
         self._follow = follow
         self._tags = tags
+        self._retry_topic = f"{RETRY_PREFIX}{group}"  # not checked yet
+        self._where = where
         self._accept = accept
         self._on_damaged = on_damaged
         self._check_messages, self._check_batches = config.check_crcs is not False, config.check_crcs is True
@@ -348,17 +360,21 @@ class ConsumerCore:
         from ..arrow import EMPTY, record_batch  # pyarrow is an extra
 
         with self.lock:
-            found = self._next()
-            if found is not None and found[1].gives_batches and not (self._tags or self._accept):
+            while (
+                (found := self._next()) is not None
+                and found[1].gives_batches
+                and not (self._tags or self._where or self._accept)
+            ):
                 cursor, chunk = found
                 self._begin(cursor)
                 try:
-                    batch = chunk.take_batch(cursor.partition, limit, self._check_batches)
-                    self._handed_out(cursor, chunk, batch["id"][-1].as_py())
-                    return batch
+                    batch = chunk.take_batch(cursor.partition, limit, self._check_batches, self._wall_clock())
+                    self._handed_out(cursor, chunk, chunk.last_id)
                 except CorruptRecord as error:
                     self._damaged(cursor, chunk, error, report=True)
                     return EMPTY
+                if batch.num_rows:
+                    return batch
         messages = self.take(limit)
         return record_batch(messages) if messages else EMPTY
 
@@ -369,10 +385,10 @@ class ConsumerCore:
 
     def _take_from(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
         taken = self.next_messages(cursor, chunk, limit)
-        messages = taken
-        if taken and self._accept is not None:
+        messages = self.living(taken) if chunk.may_expire else taken
+        if messages and self._accept is not None:
             try:
-                messages = list(filter(self._accept, taken))
+                messages = list(filter(self._accept, messages))
             except Exception as error:
                 chunk.give_back(taken)
                 raise _Refused(error) from None
@@ -391,23 +407,39 @@ class ConsumerCore:
         """
         if report:  # else there are messages, which come again if on_damaged raises
             self.under_way = False
-        if chunk.damage is None:
+        unreadable = chunk.damage is None and error.end is not None  # it has come as its producer made it
+        if chunk.damage is None and not unreadable:
             cursor.damaged_at(error.position)
             return
         self._pass_over(cursor)
         if self.passes_damage(cursor, error):
-            self._handed_out(cursor, chunk, None)
+            if unreadable:
+                chunk.pass_unreadable()
+            self._handed_out(cursor, chunk, chunk.last_id if unreadable else None)
         elif report:
             raise error
 
     # --- on whichever thread takes ----------------------------------------------------------------------------------
 
+    def living(self, messages: Sequence[Message]) -> list[Message]:
+        """Those that have not expired."""
+        now = self._wall_clock()
+        return [message for message in messages if not message.has_expired(now)]
+
     def next_messages(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
         """At most `limit` messages of its oldest chunk, which moves behind them. Raises CorruptRecord."""
-        messages = chunk.take(cursor.partition, limit, self._tags, self._check_messages)
+        tags, where = self._tags, self._where
+        if cursor.partition.topic == self._retry_topic:  # what waits for another attempt has passed them already
+            tags = where = None
+        messages = chunk.take(cursor.partition, limit, tags, self._check_messages, where)
         if chunk.bytes_left and not messages:
             raise CorruptRecord.of(cursor.partition, chunk.offset, WRONG_LENGTH)
-        return messages
+        return messages if self._reader is None else self.readable(messages)
+
+    def readable(self, messages: Sequence[Message]) -> list[Message]:
+        """The same, with a `value` if there is a reader."""
+        reader = self._reader
+        return list(messages) if reader is None else [ValueMessage.of(message, reader) for message in messages]
 
     def passes_damage(self, cursor: PartitionCursor, damage: CorruptRecord) -> bool:
         """Whether to go on behind the damage: nobody can if its end is not known. Tells the user once, and raises what

@@ -222,7 +222,7 @@ class Fetcher:
         frames = connection.speaks_frames
         wait_ms = self._core.config.long_poll_ms if frames else 0
         connection.submit(
-            self._core.codec.encode(request, frames),
+            self._core.codec.encode(request, frames, connection.knows_compressed, connection.takes_where),
             partial(self._answered, request, connection),
             time.monotonic() + wait_ms / 1000 + self._core.config.connection.request_timeout_seconds,
             background=len(self._connections) > 1,

@@ -18,6 +18,7 @@ from metaq.coordination.brokers import BrokerNodes, ClusterView
 from metaq.coordination.group import GroupMembership, GroupSnapshot
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
+from metaq.protocol.own_topics import RETRY_PREFIX, is_own_topic
 
 from ..absences import Absences
 from ..connection import Endpoint
@@ -37,6 +38,8 @@ from .zones import ByZone
 __all__ = ["GroupMember", "MissingTopics"]
 
 log = get_log(__name__)
+
+_FIRST = StartPosition(0)
 
 
 class GroupMember:
@@ -71,6 +74,7 @@ class GroupMember:
         self._strategy: Strategy | None = strategy if callable(strategy) else STRATEGIES.get(strategy)  # None: by zones
         self._by_zone = ByZone(membership.group, ZONE_SETTLE_SECONDS, clock)
         self._start = StartPosition(0)
+        self._retry_topic = RETRY_PREFIX + membership.group
         self._missing_topics = MissingTopics(membership.group, view)
         self._absences = Absences(lambda: view.set_ids(), clock)
         self._known: Collection[TopicPartition] = ()
@@ -102,7 +106,8 @@ class GroupMember:
     # --- any thread -------------------------------------------------------------------------------------------------
 
     def begin(self, start: StartPosition) -> None:
-        """Join the group in the background. start: where newly owned partitions begin."""
+        """Join the group in the background. start: where newly owned partitions begin, but those of the group's failed
+        messages, none of which may be passed over."""
         self._start = start
         self._events.put(Event.STARTED)
         self._thread.start()
@@ -112,6 +117,11 @@ class GroupMember:
         if not self._change_is_queued:
             self._change_is_queued = True
             self._events.put(Event.CHANGED)
+
+    def subscribe(self, topic: str) -> None:
+        """Read one topic more from now on. Not the rebalance thread. Raises as GroupMembership.subscribe."""
+        self._membership.subscribe(topic)
+        self.changed()
 
     def step_out(self) -> None:
         """Nobody polls: give everything up and leave the group, until come_back()."""
@@ -223,7 +233,7 @@ class GroupMember:
             return Event.SESSION_LOST
         snapshot = self._with_settled_zones(self._membership.snapshot())
         self._brokers_are(snapshot.brokers)
-        self._missing_topics.look(snapshot.partitions)
+        self._missing_topics.look({name: each for name, each in snapshot.partitions.items() if not is_own_topic(name)})
         me = self._membership.consumer_id
         wanted: set[TopicPartition] = set()
         partitions = self._partitions(snapshot.partitions)
@@ -354,7 +364,9 @@ class GroupMember:
         except BaseException:
             membership.release_many(names)
             raise
-        self._core.claim(claimed, self._start.begins(stored), stored, fence=fence)
+        starts = [_FIRST if each.topic == self._retry_topic else self._start for each in claimed]
+        begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
+        self._core.claim(claimed, begins, stored, fence=fence)
         self._moved += len(claimed)
         self._fetcher.serve_soon()
         self._fetcher.wake()

@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from metaq.coordination.interrupts import BackgroundThread, Ending
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import CorruptRecord
+from metaq.protocol.errors import CorruptRecord, MetaqError
+from metaq.protocol.retries import Failure
 
-from ..message import Message
+from ..message import Message, as_original
 from ..timers import TimeLeft, Timers
 from ..values import TopicPartition
 from .chunk import Chunk
@@ -27,10 +28,11 @@ from .core import Accept, ConsumerCore
 from .cursor import PartitionCursor
 from .fetcher import Fetcher
 from .rejected import RejectHandler
-from .tuning import HANDLER_MESSAGES, STOP_LOOK_SECONDS
+from .retrying import FailedMessages, Sending
+from .tuning import HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
 from .watches import PollWatch
 
-__all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting"]
+__all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting", "delivering_living"]
 
 log = get_log(__name__)
 
@@ -41,6 +43,17 @@ class RetryLater(Exception):
     """Raise it in a handler to get the message again after a pause, without a complaint in the log. It counts as a try.
     (1.x: Message.setRollbackOnly.)
     """
+
+
+def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
+    """`deliver` for kept messages: those that have not expired, with their values."""
+
+    def deliver_living(messages: Sequence[Message]) -> None:
+        living = core.living(messages)
+        if living:
+            deliver(core.readable(living))
+
+    return deliver_living
 
 
 def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
@@ -58,13 +71,26 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
 
 class Handling(NamedTuple):
     """What the user has asked run() for. deliver: gets at most `batch` messages at a time; they count as consumed when
-    it returns."""
+    it returns. failed: where the messages go on which it fails; None: as max_retries and `reject` say."""
 
     deliver: Deliver
     batch: int
     max_retries: int | None
     reject: RejectHandler
     threads: int
+    failed: FailedMessages | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Leaving:
+    """The first message of a work, on its way to where it waits for another attempt, or to the dead letters."""
+
+    original: Message
+    failure: Failure
+    sending: Sending | None = None
+    avoided: tuple[int, ...] = ()
+    """The broker that it could not be sent to last."""
+    complained: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +112,11 @@ class _Work:
     """The cursor's when they were taken."""
     tries: int = 0
     """Failed ones of the first of them."""
+    may_expire: bool = False
+    """Whether some of `messages` have a time from which on they are handed out no more."""
     single_before: int = 0
     """Below this offset, messages of a batch that failed go to the handler one by one."""
+    leaving: _Leaving | None = None
 
     def is_current(self) -> bool:
         """Whether the messages taken still are what comes next."""
@@ -291,7 +320,7 @@ class Listener:
         """Process what the work holds, or else the next messages. Returns how long it must pause; 0 = not at all."""
         if not work.is_current():
             work.messages.clear()
-            work.tries = 0
+            work.tries, work.leaving = 0, None
         if not work.messages:
             pause = self._take(work)
             if pause:
@@ -317,6 +346,7 @@ class Listener:
         pause = 0.0
         try:
             work.messages.extend(self._core.next_messages(cursor, chunk, max(HANDLER_MESSAGES, self._handling.batch)))
+            work.may_expire = chunk.may_expire
             work.end = chunk.reached
             if not chunk.bytes_left:
                 cursor.used_up(chunk)
@@ -350,12 +380,17 @@ class Listener:
 
     def _process_next(self, work: _Work) -> float:
         self._poll_watch.works(threading.get_ident())
+        if work.leaving is not None:
+            return self._leave(work, work.leaving)
         size = 1 if work.messages[0].offset < work.single_before else self._handling.batch
         unit = [work.messages[number] for number in range(min(size, len(work.messages)))]
-        try:
-            self._handling.deliver(unit)
-        except Exception as error:
-            return self._failed(work, unit, error)
+        living = self._core.living(unit) if work.may_expire else unit  # also of one that has failed before
+        if living:
+            given = living if self._handling.failed is None else [as_original(each, work.tries) for each in living]
+            try:
+                self._handling.deliver(given)
+            except Exception as error:
+                return self._failed(work, unit, living[0], error)
         self._done(work, unit)
         return 0.0
 
@@ -365,27 +400,95 @@ class Listener:
         work.tries = 0
         work.cursor.consumed_to(unit[-1].next_offset, unit[-1].id, work.moves)
 
-    def _failed(self, work: _Work, unit: Sequence[Message], error: Exception) -> float:
+    def _failed(self, work: _Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
+        """first: of those of the unit that the handler got."""
         work.tries += 1
+        if self._handling.failed is not None:
+            return self._failed_for_now(work, unit, error, self._handling.failed)
         if self._handling.max_retries is None or work.tries <= self._handling.max_retries:
             pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * work.tries)
             if not isinstance(error, RetryLater):
                 log.warning(
                     "the handler failed on %r, try %d; the next in %.2f s",
-                    unit[0],
+                    first,
                     work.tries,
                     pause,
                     exc_info=error if work.tries == 1 else None,
                 )
             return pause
         if len(unit) > 1:
-            log.warning("a batch of %d messages failed %d times: now one by one", len(unit), work.tries)
-            work.single_before, work.tries = unit[-1].next_offset, 0
+            self._take_singly(work, unit)
             return self._config.retry_step_seconds
         try:
-            self._handling.reject(unit[0], error)
+            self._handling.reject(first, error)
         except Exception:
-            log.exception("%r can be neither processed nor put aside: its partition waits", unit[0])
+            log.exception("%r can be neither processed nor put aside: its partition waits", first)
             return self._config.retry_max_seconds
         self._done(work, unit)
         return 0.0
+
+    def _take_singly(self, work: _Work, unit: Sequence[Message]) -> None:
+        log.warning("a batch of %d messages failed %d times: now one by one", len(unit), work.tries)
+        work.single_before, work.tries = unit[-1].next_offset, 0
+
+    # --- messages that go back to the broker --------------------------------------------------------------------------
+
+    def _failed_for_now(self, work: _Work, unit: Sequence[Message], error: Exception, failed: FailedMessages) -> float:
+        if len(unit) > 1:  # which of them failed is not known, and so none counts an attempt
+            self._take_singly(work, unit)
+            return 0.0
+        original = as_original(unit[0])
+        failure = failed.failure(original, error, original.attempts + work.tries - 1)
+        waits_here = failed.retry.ordered and not failed.is_last(failure)
+        pause = failed.pause(failure.attempts) if waits_here else 0.0
+        if failed.is_last(failure):
+            log.error(
+                "the handler failed on %r for the last time, attempt %d", original, failure.attempts, exc_info=error
+            )
+        elif not isinstance(error, RetryLater):
+            log.warning(
+                "the handler failed on %r, attempt %d%s",
+                original,
+                failure.attempts,
+                f"; its partition waits for {pause:.2f} s" if waits_here else "",
+                exc_info=error if failure.attempts == 1 else None,
+            )
+        if waits_here:
+            return pause
+        work.leaving = _Leaving(original, failure)
+        return self._leave(work, work.leaving)
+
+    def _leave(self, work: _Work, leaving: _Leaving) -> float:
+        """Send it on. Only when it is stored there it counts as consumed here; until then its partition waits."""
+        failed = self._handling.failed
+        assert failed is not None, "nothing leaves otherwise"
+        try:
+            sending = leaving.sending
+            if sending is None:
+                sending = leaving.sending = failed.send(leaving.original, leaving.failure, leaving.avoided)
+            if not sending.future.done():
+                try:
+                    sending.future.exception(SENDING_LOOK_SECONDS)
+                except TimeoutError:
+                    return SENDING_LOOK_SECONDS
+            sending.future.result()
+        except MetaqError as error:
+            return self._not_sent(leaving, error)
+        work.leaving = None
+        if leaving.complained or failed.is_last(leaving.failure):
+            log.warning("%r lies in %s now", leaving.original, sending.partition.topic)
+        self._done(work, [work.messages[0]])
+        return 0.0
+
+    def _not_sent(self, leaving: _Leaving, error: MetaqError) -> float:
+        if not leaving.complained:
+            leaving.complained = True
+            log.warning(
+                "%r waits with its partition until it can be stored for another attempt, or as a dead letter: %s",
+                leaving.original,
+                error,
+            )
+        if leaving.sending is not None:
+            leaving.avoided = (leaving.sending.partition.broker,)
+            leaving.sending = None
+        return self._config.retry_max_seconds

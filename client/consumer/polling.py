@@ -19,7 +19,7 @@ from .fetcher import Fetcher
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["NOT_ALONE", "Poller"]
+__all__ = ["NOT_ALONE", "Poller", "Taken"]
 
 NOT_ALONE = "poll() or run() is under way, on another thread or around this call-back: give each thread one of its own"
 

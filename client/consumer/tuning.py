@@ -15,6 +15,7 @@ __all__ = [
     "LARGEST_GET_BYTES",
     "PROOF_SHARE",
     "RECOVERED_PAGE",
+    "SENDING_LOOK_SECONDS",
     "STOP_LOOK_SECONDS",
     "SUSPENDED_SHARE",
     "UNPROVED_SHARE",
@@ -36,6 +37,9 @@ HANDLER_MESSAGES = 500
 ZONE_SETTLE_SECONDS = 120.0
 """For so long a broker must stand in another zone before a group with strategy="zone" moves its partitions there:
 longer than a restart, after which the preferred leader leads again 60 s after it has joined."""
+SENDING_LOOK_SECONDS = 0.25
+"""How long a worker waits for a failed message to be stored before it works on other partitions, and how often it looks
+then: storing takes milliseconds while the broker is there."""
 RECOVERED_PAGE = 100
 """Messages that a LocalRecoverStore reads at once."""
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from metaq.protocol.delays import pending_ids
 from metaq.protocol.errors import MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.message_id import message_id_list
@@ -37,6 +38,7 @@ from ..connection import Endpoint, Reply
 from ..values import SendResult, TopicPartition
 from ..waiting import Waiter
 from . import tuning
+from .delays import due_at
 from .outgoing import Outgoing, OutgoingBatch, joined
 from .queues import FailedTurn, Turn
 
@@ -224,7 +226,7 @@ class PutRequests:
         if self.answers > 1 or not (outgoing := self.turns[0].batch[0]).is_single:
             return None
         try:
-            return outgoing.native_result(*put_result(reply, self._partition, self._endpoint))
+            return outgoing.native_result(*put_result(reply, self._partition, self._endpoint)[:3])
         except MetaqError:
             return None
 
@@ -233,7 +235,10 @@ class PutRequests:
             if index in self._missing:
                 if error is None:
                     try:
-                        self._results[index] = put_result(reply, self._partition, self._endpoint)
+                        result = put_result(reply, self._partition, self._endpoint)
+                        if self.turns[0].batch[0].timing:
+                            result = result._replace(due=due_at(result.message_id))
+                        self._results[index] = result
                     except MetaqError as wrong:
                         error = wrong
                 self._error = error or self._error
@@ -337,7 +342,9 @@ def give_results(
     Those whose threads have parked are added to `parked`, to be finished together.
     """
     ids = [first_id]
-    if len(batch) > 1:
+    if len(batch) > 1 and batch[0].timing:
+        ids = pending_ids(first_id, [wait for outgoing in batch for wait in outgoing.waits()])
+    elif len(batch) > 1:
         ids = message_id_list(first_id, sum([outgoing.count for outgoing in batch]))
     position = 0
     for outgoing in batch:

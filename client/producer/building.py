@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypedDict, cast
 
 import numpy as np
 from isal.isal_zlib import crc32
 
-from metaq.protocol.errors import LocalProtocolError
+from metaq.protocol.compression import unpacked_body
+from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
-from metaq.protocol.record import Buffer, encode_attributes, encode_body, encode_key, payload_bytes
+from metaq.protocol.properties import PropertyValue
+from metaq.protocol.record import (
+    COMPRESSED_FLAG,
+    DELAY_PROPERTY,
+    DELAYED_FLAG,
+    DUE_PROPERTY,
+    EXPIRES,
+    MAX_PRIORITY,
+    PRIORITY_SHIFT,
+    TYPE,
+    Buffer,
+    encode_attributes,
+    encode_body,
+    encode_key,
+    payload_bytes,
+)
 
-from ..config import MAX_BATCH_BODY_BYTES
+from ..config import MAX_BATCH_BODY_BYTES, check_ttl
 from ..message import Message
 from ..values import TopicPartition
+from ..wall_clock import now_ms
+from .delays import delay_properties, timing_of
 from .outgoing import Outgoing, OutgoingBatch
+from .packing import Packer
 from .routing import key_bytes
 
-__all__ = ["SendOptions", "build_batch", "build_body", "build_message", "with_body"]
+__all__ = ["OwnOptions", "SendOptions", "build_batch", "build_body", "build_message", "with_body"]
 
 _SEPARATORS = ("\x01", "\x02")  # of the record's properties
 
@@ -29,28 +49,58 @@ class SendOptions(TypedDict, total=False):
     tag: str | None
     keys: Sequence[str]
     attribute: str | None
-    headers: Mapping[str, str] | None
+    properties: Mapping[str, PropertyValue] | None
+    ttl: float | None
+    content_type: str | None
     key: str | bytes | None
     partition: TopicPartition | None
+    deliver_at: datetime | None
+    delay: float | None
+    priority: int
 
 
-def build_message(topic: str, payload: Buffer, deadline: float, options: SendOptions) -> Outgoing:
-    """One message. Raises TypeError (no bytes, attributes that are no texts, or an option that there is not),
+class OwnOptions(SendOptions, total=False):
+    """With what only metaq itself says of a message. reserved: properties by their whole names."""
+
+    reserved: Mapping[str, str] | None
+
+
+def build_message(
+    topic: str, payload: Buffer, deadline: float, options: SendOptions, packer: Packer | None = None
+) -> Outgoing:
+    """One message. packer: compresses its payload.
+
+    Raises TypeError (no bytes, attributes that are no texts, or an option that there is not),
     LocalProtocolError (too large, keys with blanks)."""
     if type(payload) is not bytes:
         payload = payload_bytes(payload)
-    return with_body(topic, payload, *build_body(payload, options), deadline, options)
+    return with_body(topic, payload, *build_body(payload, options, packer), deadline, options)
+
+
+def build_half(topic: str, payload: Buffer, deadline: float, options: SendOptions, own: Mapping[str, str]) -> Outgoing:
+    """A half message. own: its properties of metaq's. Raises as `build_message`."""
+    payload = payload_bytes(payload)
+    flag, attribute = _encode(**options, reserved=own)
+    flag |= DELAYED_FLAG
+    body = encode_body(payload, flag, attribute)
+    if len(body) > MAX_BODY_BYTES:
+        raise _too_large(len(body))
+    return with_body(topic, payload, flag, body, deadline, options)
 
 
 def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: float, options: SendOptions) -> Outgoing:
     """One message of what `build_body` made of it."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
     outgoing.message, outgoing.key, outgoing.fixed = payload, options.get("key"), options.get("partition")
+    if flag & DELAYED_FLAG:
+        outgoing.timing = timing_of(flag, body)
     return outgoing
 
 
-def build_body(payload: bytes, options: SendOptions) -> tuple[int, bytes]:
+def build_body(payload: bytes, options: SendOptions, packer: Packer | None = None) -> tuple[int, bytes]:
     """Flag and body of a message's record. Raises as `build_message`."""
+    if packer is not None:
+        return _build_packed(payload, options, packer)
     flag = 0
     body = payload
     if options:
@@ -62,27 +112,51 @@ def build_body(payload: bytes, options: SendOptions) -> tuple[int, bytes]:
     return flag, body
 
 
-def build_batch(topic: str, items: list[Buffer | Message], deadline: float, options: SendOptions) -> OutgoingBatch:
-    """Messages that stay together. The options are those of every payload; a Message keeps its own.
+def _build_packed(payload: bytes, options: SendOptions, packer: Packer) -> tuple[int, bytes]:
+    packed, payload = packer.pack(payload)
+    flag, body = build_body(payload, options)
+    return flag | packed, body
+
+
+def build_batch(
+    topic: str,
+    items: list[Buffer | Message],
+    deadline: float,
+    options: SendOptions,
+    packer: Packer | None = None,
+) -> OutgoingBatch:
+    """Messages that stay together. The options are those of every payload; a Message keeps its own, but that it is
+    unpacked if this producer does not compress: its topic may not allow that.
 
     items: belongs to this call, which replaces payloads in it that are not bytes by their bytes. Raises as
     `build_message`, and LocalProtocolError for more than one frame can carry.
     """
     flag, text = _encode(**options)
+    if flag & DELAYED_FLAG and any(isinstance(item, Message) for item in items):
+        raise LocalProtocolError(
+            "deliver_at or delay is given, and a Message keeps its own attributes: send its payload, or without a delay"
+        )
     flags: list[int] | int = flag
-    if not flag and set(map(type, items)) == {bytes}:  # the usual case, without a loop
+    if not flag and packer is None and set(map(type, items)) == {bytes}:  # the usual case, without a loop
         bodies = cast(list[bytes], items)
     else:
         bodies, flags = [], [flag] * len(items)
         for index, item in enumerate(items):
             if isinstance(item, Message):
-                flags[index], body = item.flag, item.body
-                bodies.append(body if type(body) is bytes else payload_bytes(body))
-            elif type(item) is bytes:
-                bodies.append(encode_body(item, flag, text) if flag else item)
+                item_flag, body = item.flag, item.body if type(item.body) is bytes else payload_bytes(item.body)
+                if item_flag & COMPRESSED_FLAG and packer is None:
+                    item_flag, body = unpacked_body(body, item_flag)
+                flags[index] = item_flag
+                bodies.append(body)
+                continue
+            if type(item) is bytes:
+                payload = item
             else:
                 items[index] = payload = payload_bytes(item)
-                bodies.append(encode_body(payload, flag, text) if flag else payload)
+            if packer is not None:
+                packed, payload = packer.pack(payload)
+                flags[index] |= packed
+            bodies.append(encode_body(payload, flag, text) if flag else payload)
     if max(map(len, bodies)) > MAX_BODY_BYTES:
         raise _too_large(max(map(len, bodies)))
     checksums = np.fromiter(map(crc32, bodies), dtype=np.uint32, count=len(bodies)) & np.uint32(0x7FFFFFFF)
@@ -93,6 +167,8 @@ def build_batch(topic: str, items: list[Buffer | Message], deadline: float, opti
             f"{MAX_BATCH_RECORDS} messages and {MAX_BATCH_BODY_BYTES} bytes: send it in parts"
         )
     outgoing.message, outgoing.key, outgoing.fixed = items, options.get("key"), options.get("partition")
+    if flag & DELAYED_FLAG:
+        outgoing.timing = timing_of(flag, bodies[0])
     return outgoing
 
 
@@ -101,26 +177,69 @@ def _encode(
     tag: str | None = None,
     keys: Sequence[str] = (),
     attribute: str | None = None,
-    headers: Mapping[str, str] | None = None,
+    properties: Mapping[str, PropertyValue] | None = None,
     key: str | bytes | None = None,
     partition: TopicPartition | None = None,
+    priority: int = 0,
+    **own: Any,
 ) -> tuple[int, bytes]:
-    """As encode_attributes, with the words of `key` among the keys. Raises TypeError, LocalProtocolError."""
+    """As encode_attributes, with the words of `key` among the keys and the bits of the priority. Raises TypeError,
+    LocalProtocolError."""
+    if priority:
+        others: dict[str, Any] = {"tag": tag, "keys": keys, "attribute": attribute, "properties": properties}
+        flag, text = _encode(**others, key=key, partition=partition, **own)
+        return flag | _checked_priority(priority) << PRIORITY_SHIFT, text
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
+    reserved = _own_properties(**own) if own else None
+    plain = not keys and attribute is None and not properties and not reserved
     if key is not None:
         if not isinstance(key, (str, bytes)):
             raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
-        if tag is None and not keys and attribute is None and not headers:
+        if plain and tag is None:
             encoded = encode_key(key_bytes(key))
             if encoded is not None:
                 return encoded  # the usual case
-    elif (tag is None or type(tag) is str) and not keys and attribute is None and not headers:
+    elif plain and (tag is None or type(tag) is str):
         return (0, b"") if tag is None else encode_attributes(None, tag)
-    _check_texts(tag, keys, attribute, headers)
+    _check_options(tag, keys, attribute, properties)
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]
-    return encode_attributes(attribute, tag, keys, headers)
+    flag, text = encode_attributes(attribute, tag, keys, properties, reserved)
+    if reserved and (DUE_PROPERTY in reserved or DELAY_PROPERTY in reserved):
+        flag |= DELAYED_FLAG
+    return flag, text
+
+
+def _checked_priority(priority: int) -> int:
+    if type(priority) is not int:
+        raise TypeError(f"priority={priority!r} is no whole number but {type(priority).__name__}")
+    if not 0 <= priority <= MAX_PRIORITY:
+        raise LocalProtocolError(f"priority={priority} is none: choose 0 (ordinary) … {MAX_PRIORITY} (most urgent)")
+    return priority
+
+
+def _own_properties(
+    *,
+    ttl: float | None = None,
+    content_type: str | None = None,
+    deliver_at: datetime | None = None,
+    delay: float | None = None,
+    reserved: Mapping[str, str] | None = None,
+) -> Mapping[str, str]:
+    """Raises TypeError, ConfigError, LocalProtocolError."""
+    own = dict(reserved or {})
+    if ttl is not None:
+        own[EXPIRES] = str(now_ms() + max(1, round(check_ttl(ttl) * 1000)))
+    if content_type is not None:
+        if not isinstance(content_type, str):
+            raise no_text("content_type", content_type)
+        if not (content_type.isascii() and content_type.isprintable() and content_type):
+            raise ConfigError("content_type", repr(content_type), "name it in printable ASCII, as application/json")
+        own[TYPE] = content_type
+    if deliver_at is not None or delay is not None:
+        own.update(delay_properties(deliver_at, delay))
+    return own
 
 
 def _words(key: str | bytes) -> list[str]:
@@ -132,8 +251,8 @@ def _words(key: str | bytes) -> list[str]:
     return [] if any(mark in text for mark in _SEPARATORS) else list(dict.fromkeys(text.split()))
 
 
-def _check_texts(tag: object, keys: Sequence[object], attribute: object, headers: Mapping[Any, Any] | None) -> None:
-    """Raises TypeError for what is no text, with its name, its value and what to write."""
+def _check_options(tag: object, keys: Sequence[object], attribute: object, properties: Any) -> None:
+    """Raises TypeError for what has a wrong type, with its name, its value and what to write."""
     for name, value in (("tag", tag), ("attribute", attribute)):
         if value is not None and not isinstance(value, str):
             raise no_text(name, value)
@@ -142,11 +261,12 @@ def _check_texts(tag: object, keys: Sequence[object], attribute: object, headers
     for key in keys:
         if not isinstance(key, str):
             raise no_text("keys", key)
-    for header, text in (headers or {}).items():
-        if not isinstance(header, str):
-            raise no_text("the name of a header", header)
-        if not isinstance(text, str):
-            raise no_text(f"headers[{header!r}]", text)
+    if properties is not None and not isinstance(properties, Mapping):
+        remedy = "write {name: value}"
+        raise TypeError(f"properties={properties!r} is no dict but {type(properties).__name__}: {remedy}")
+    for name in properties or ():
+        if not isinstance(name, str):
+            raise no_text("the name of a property", name)
 
 
 def _no_partition_of_a_topic(value: object) -> TypeError:

@@ -10,8 +10,9 @@ from typing import Any
 
 from metaq.coordination.interrupts import Bells, begin_elsewhere, may_be_interrupted
 from metaq.coordination.logs import get_log
+from metaq.protocol.compression import unpacked_body
 from metaq.protocol.errors import MetaqError, NoPartition
-from metaq.protocol.record import checksum, payload_bytes
+from metaq.protocol.record import COMPRESSED_FLAG, checksum, payload_bytes
 
 from ..config import ProducerConfig
 from ..local_store import LocalMessageStore, StoredMessage
@@ -21,6 +22,7 @@ from ..timers import TimeLeft, Timers
 from ..values import SendResult, TopicPartition
 from . import tuning
 from .core import Actions, ProducerCore
+from .delays import timing_of
 from .futures import refuse_in_callback
 from .losses import Losses
 from .outgoing import GatheredBatch, Outgoing
@@ -73,6 +75,7 @@ class Driver:
             self._elsewhere,
             clock,
             new_producer_id() if config.idempotent else 0,
+            packs=config.compression is not None,
         )
         self._telling: list[Actions] = []
         """One for each thread that is telling what messages ended with. Those under way may leave the core meanwhile,
@@ -90,10 +93,13 @@ class Driver:
         """As Producer.send_stored."""
         if type(message.body) is not bytes:
             message = message._replace(body=payload_bytes(message.body))
-        body = message.body
-        outgoing = Outgoing(message.topic, message.flag, checksum(body), body, deadline)
+        flag, body = message.flag, message.body
+        if flag & COMPRESSED_FLAG and self._config.compression is None:  # its topic need not allow that
+            flag, body = unpacked_body(body, flag)
+        outgoing = Outgoing(message.topic, flag, checksum(body), body, deadline)
         outgoing.key, outgoing.fixed, outgoing.message = message.key, message.partition, message.payload
         outgoing.once = not retry
+        outgoing.timing = timing_of(message.flag, body)
         return self.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def begin(self, outgoing: Outgoing) -> None:
@@ -116,6 +122,7 @@ class Driver:
             raise
 
     def send_and_wait(self, outgoing: Outgoing) -> Any:
+        """Send, and wait for what `outgoing` is answered: a SendResult, or of a batch one for each."""
         refuse_in_callback("a blocking send")
         try:  # with what accepts it inside: where a function begins an interrupt may come
             queue, flights = self._accept(outgoing)

@@ -21,6 +21,7 @@ from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_body
 from .futures import refuse_in_handler
+from .packing import Packer
 from .producer import Producer, zookeeper_metadata
 from .resending import Resender
 from .routing import PartitionSelector, RoundRobinSelector, check_selector, partition_for_key
@@ -66,6 +67,7 @@ class OrderedProducer:
         self._aside = Aside("metaq-ordered-close")
         self._configured = {topic: _listed(topic, counts) for topic, counts in partitions.items()}
         self._config = config_or_default(config, ProducerConfig)
+        self._packer = Packer.of(self._config)
         self._store = store
         self._selector: PartitionSelector = RoundRobinSelector() if selector is None else check_selector(selector)
         self._save_failed = save_failed
@@ -107,7 +109,7 @@ class OrderedProducer:
         seconds = self._config.delivery_timeout_seconds if timeout is None else check_timeout(timeout)
         deadline = self._clock() + seconds
         payload = payload_bytes(payload)
-        flag, body = build_body(payload, options)
+        flag, body = build_body(payload, options, self._packer)
         key = options.get("key")
         chosen = self._choose(topic, payload, key, options.get("partition"))
         message = StoredMessage(topic, body, flag, chosen, key)

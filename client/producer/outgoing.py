@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metaq.coordination.logs import get_log
+from metaq.protocol.delays import wait_of
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import HEADER, HEADER_BYTES, HEADER_DTYPE, Buffer, checksum, checksums
@@ -20,6 +21,7 @@ from ..connection import Connection
 from ..values import BatchResults, SendResult, TopicPartition
 from ..waiting import Waiter
 from . import tuning
+from .delays import DelayedResults, Timing, due_at
 from .futures import Callbacks, Outcome
 from .losses import Losses
 
@@ -85,6 +87,7 @@ class Outgoing(Waiter):
 
     size: bytes of its record (header and body). report: None if a thread is blocked for it; that thread sets `driver`
     to the connection it is going to drive. result/error: set once, before `done`. once: it is tried once only.
+    timing: what its records say of their time, all of them the same.
     """
 
     __slots__ = (
@@ -104,6 +107,7 @@ class Outgoing(Waiter):
         "report",
         "result",
         "size",
+        "timing",
         "topic",
     )
 
@@ -126,6 +130,7 @@ class Outgoing(Waiter):
         self.body = body
         self.deadline = deadline
         self.size = HEADER_BYTES + len(body)
+        self.timing = Timing.NOW
         self.attempts = 0
         self.cause: MetaqError | None = None  # why the last try failed
         self.key: str | bytes | None = None
@@ -183,7 +188,15 @@ class Outgoing(Waiter):
 
     def native_result(self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None) -> Any:
         """For what the broker stored from `offset` on, with ids counting up from `first_id`."""
+        if self.timing and self.timing is not Timing.HALF:
+            return SendResult(first_id, partition, offset, replicas, due_at(first_id))
         return SendResult(first_id, partition, offset, replicas)
+
+    def waits(self) -> list[int]:
+        """`wait_of` each record, of one that waits."""
+        if self.timing is Timing.HALF:
+            return [0] * self.count
+        return [wait_of(flag, body) for flag, _, body in self.records()]
 
     def succeed_text(self, results: list[SendResult]) -> None:
         """All that `records` returned were put, in this order."""
@@ -271,7 +284,13 @@ class OutgoingBatch(Outgoing):
         parts.extend(self.encoded())
 
     def native_result(self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None) -> Any:
+        if self.timing:
+            return DelayedResults(first_id, partition, self.waits(), replicas)
         return BatchResults(first_id, partition, offset, self.sizes, replicas)
+
+    def waits(self) -> list[int]:
+        flags = self._each_flag()
+        return [wait_of(flag, body) for flag, body in zip(flags, self.bodies, strict=False)]
 
     def succeed_text(self, results: list[SendResult]) -> None:
         self.keep(list(results))
@@ -385,7 +404,7 @@ class GatheredBatch(OutgoingBatch):
         self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None
     ) -> Sequence[SendResult]:
         bodies = self.bodies
-        if len(bodies) > tuning.FEW:
+        if self.timing or len(bodies) > tuning.FEW:
             return super().native_result(first_id, partition, offset, replicas)  # type: ignore[no-any-return]
         if len(bodies) == 1:
             return (SendResult(first_id, partition, offset, replicas),)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import (
-    ConfigError,
-    DeliveryFailed,
-    RequestTimedOut,
-)
+from metaq.protocol.errors import ClientError, ConfigError, DeliveryFailed, RequestTimedOut
 from metaq.protocol.record import Buffer, payload_bytes
 
-from ..config import ProducerConfig, check_protocol, check_timeout, config_or_default
+from ..config import (
+    ProducerConfig,
+    check_call_back,
+    check_call_backs,
+    check_protocol,
+    check_texts,
+    check_timeout,
+    config_or_default,
+)
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
@@ -28,20 +32,30 @@ from ..pool import ConnectionPool
 from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_batch, build_body, build_message, with_body
+from .cancelling import cancel_delayed
+from .checking import Check, Checker
+from .delays import timing_of
 from .driver import Driver
 from .futures import SendFuture, refuse_in_callback, refuse_in_handler
+from .halves import Execute, HalfTransactions, TransactionResult
 from .losses import AtExit, Losses
 from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back, check_on_delivery
+from .packing import Packer
+from .requesting import Requester, reply_options
 from .routing import PartitionSelector, Router, check_selector
 from .transaction import Transaction, Transactional
+from .typed import TypedProducer
 from .xa import XaResource
 
 if TYPE_CHECKING:
+    from ..serializers.base import Serializer
     from ..zookeeper import ZooKeeperMetadata
 
 __all__ = ["Producer"]
 
 log = get_log(__name__)
+
+T = TypeVar("T")
 
 
 class Producer:
@@ -83,7 +97,8 @@ class Producer:
         self._config = config if linger_ms is None else replace(config, linger_ms=linger_ms)
         self._clock = clock
         self._random = random
-        self._pool = ConnectionPool(self._config.connection, check_protocol(protocol), clock=clock, random=random)
+        self._protocol = check_protocol(protocol)
+        self._pool = ConnectionPool(self._config.connection, self._protocol, clock=clock, random=random)
         own = None
         if metadata is None:
             metadata = own = zookeeper_metadata(connect, root, self._config)
@@ -110,12 +125,27 @@ class Producer:
         self._seconds = self._config.delivery_timeout_seconds
         self._gathers = selector is None  # else it is asked for each message
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
+        pool = partial(ConnectionPool, self._config.connection, self._protocol, clock=clock, random=random)
+        self._halves = HalfTransactions(
+            lambda outgoing: self._driver.send_and_wait(outgoing),
+            self._transactional.connect,
+            self._pool.follow,
+            Checker(self._metadata, pool, self._config, clock),
+            self._config.producer_group,
+            self._config.connection.request_timeout_seconds,
+            clock,
+        )
         self._driver = Driver(self._config, self._metadata, self._pool, self._router, undelivered, clock, random)
         self._core = self._driver.core
+        self._packer = Packer.of(self._config)
+        # what compresses its payloads has each built, and none joins a batch as it is
+        self._join = self._core.join if self._packer is None else _join_none
         self._closing = False
         self._aside = Aside("metaq-producer-close")
         self._guard = ForkGuard("Producer")
         self._unreported = Losses()
+        self._requester: Requester | None = None
+        self._requesting = Aside("metaq-producer-requests")
         self._at_exit = AtExit(self, self._driver, self._unreported, self._config.deliver_at_exit_seconds, clock)
 
     @classmethod
@@ -159,18 +189,23 @@ class Producer:
         """Send one message and wait until it is acknowledged.
 
         Options, of every kind of send: `tag` is what consumers filter on. `keys` are for lookups, without blanks.
-        `attribute` is metaq 1.x's. `headers` are any other texts. Messages with the same `key` go to the same
-        partition; its words become keys for lookups, too, if it is a text (bytes: UTF-8). `partition`: exactly there.
+        `attribute` is metaq 1.x's. `properties` are anything else, by name: str, int (64 bits), float (finite), bool or
+        bytes. Messages with the same `key` go to the same partition; its words become keys for lookups, too, if it is a
+        text (bytes: UTF-8). `partition`: exactly there.
+        `deliver_at`, a datetime with a time zone, or `delay`, in seconds from when the broker takes it: not before that
+        time, at most 366 days ahead; the result is `pending` then, and `cancel` takes it.
+        `ttl`: seconds by this machine's clock, after which no consumer gets the message any more. `content_type`: of
+        the payload, for readers; `typed` gives it by itself.
         timeout: seconds for everything, tries on other brokers included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
         acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
-        LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0), TypeError (another argument of a
-        wrong type: no bytes, attributes that are no texts, a partition that is a number),
+        LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0, a ttl of 0), TypeError (another
+        argument of a wrong type: no bytes, attributes that are no texts, a partition that is a number),
         RemoteProtocolError (an answer that cannot be read: it may or may not be stored, and is not sent again).
         """
         self._guard.check()
-        outgoing = build_message(topic, payload, self._deadline(timeout), options)
+        outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
         return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_async(
@@ -196,7 +231,7 @@ class Producer:
         self._guard.check()
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
         if not options and type(payload) is bytes:
-            joined = self._core.join(topic, 0, payload, deadline, ASKED)
+            joined = self._join(topic, 0, payload, deadline, ASKED)
             if joined is not None:
                 return SendFuture(*joined)
         return self._take_over(topic, payload, deadline, ASKED, options)
@@ -220,7 +255,7 @@ class Producer:
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
-        if options or type(payload) is not bytes or self._core.join(topic, 0, payload, deadline, report) is None:
+        if options or type(payload) is not bytes or self._join(topic, 0, payload, deadline, report) is None:
             self._take_over(topic, payload, deadline, report, options)
 
     def send_batch(
@@ -233,15 +268,15 @@ class Producer:
     ) -> Sequence[SendResult]:
         """Send many messages to one partition in one frame (text protocol: pipelined puts); wait for all.
 
-        tag, keys, attribute, headers and key are given to every payload; a Message keeps its own. The results are in
-        order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch
-        is larger than one frame: send it in parts.
+        tag, keys, attribute, properties, ttl and key are given to every payload; a Message keeps its own. The results
+        are in order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the
+        batch is larger than one frame: send it in parts.
         """
         self._guard.check()
         items = list(payloads)
         if not items:
             return []
-        outgoing = build_batch(topic, items, self._deadline(timeout), options)
+        outgoing = build_batch(topic, items, self._deadline(timeout), options, self._packer)
         return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def send_batch_async(
@@ -263,11 +298,68 @@ class Producer:
         if not items:
             future.set_result([])
             return future
-        outgoing = build_batch(topic, items, self._deadline(timeout), options)
+        outgoing = build_batch(topic, items, self._deadline(timeout), options, self._packer)
         outgoing.report = future.outcome.settle
         outgoing.encode()
         self._driver.begin(outgoing)
         return future
+
+    def request(
+        self,
+        topic: str,
+        payload: Buffer,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Future[Message]:
+        """Send a message that asks for a reply, and return a future at once, which ends with the reply.
+
+        Whoever consumes the topic answers with `reply`. Options as of `send`; with `ttl` nobody takes the request when
+        its time is over. timeout: seconds until the reply is here (default delivery_timeout_seconds): then the future
+        ends with RequestTimedOut, 0.25 s later at the most, and a reply that comes after that is dropped and counted
+        (`late_replies`). The future ends with what `send` raises if the request cannot be stored, and with ClientError
+        when the producer is closed.
+
+        Replies come on one partition of ProducerConfig.reply_topic, which a thread reads that the first request
+        starts. That request blocks until the partition's end is known. Call-backs of futures run on this thread: keep
+        them short. Raises NoPartition (nobody has the reply topic), BrokerUnavailable, RequestTimedOut, and as `send`.
+        """
+        self._guard.check()
+        deadline = self._deadline(timeout)
+        requester = self._requester or self._requesting.do(self._make_requester)
+        return requester.request(topic, payload, deadline, options)
+
+    def reply(
+        self,
+        request: Message,
+        payload: Buffer,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> SendResult:
+        """Answer a request, and wait until the reply is stored. Options as of `send`, but for tag, key and partition.
+
+        Raises ClientError (the message is no request), ConfigError (such an option), and as `send`.
+        """
+        self._guard.check()
+        to, own = reply_options(request, options)
+        outgoing = build_message(to.partition.topic, payload, self._deadline(timeout), own, self._packer)
+        return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
+
+    @property
+    def late_replies(self) -> int:
+        """Replies that came when nobody waited for them any more, duplicates among them."""
+        return 0 if self._requester is None else self._requester.late
+
+    def _make_requester(self) -> Requester:
+        if self._closing:
+            raise ClientError("this producer is closed")
+        if self._requester is None:
+            begin = self._driver.begin
+            self._requester = Requester(
+                self._config, self._metadata, self._protocol, begin, self._packer, self._clock, self._random
+            )
+        return self._requester
 
     def send_stored(self, message: StoredMessage, *, timeout: float | None = None, retry: bool = True) -> SendResult:
         """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = one try only.
@@ -277,6 +369,10 @@ class Producer:
         self._guard.check()
         return self._driver.send_stored(message, self._deadline(timeout), retry)
 
+    def typed(self, serializer: Serializer[T]) -> TypedProducer[T]:
+        """The same producer for values, which `serializer` makes payloads of. Raises ConfigError."""
+        return TypedProducer(self, serializer)
+
     def transaction(self, *, timeout_seconds: int | None = None) -> Transaction:
         """A transaction on one broker, to be used in a `with` block. Nothing is asked of a broker yet.
 
@@ -285,6 +381,63 @@ class Producer:
         """
         self._guard.check()
         return Transaction(self._transactional, self._transaction_seconds(timeout_seconds))
+
+    def send_in_transaction(
+        self,
+        topic: str,
+        payload: Buffer,
+        *,
+        execute: Execute,
+        check: Check | None = None,
+        group: str | None = None,
+        check_after: float | None = None,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> TransactionResult:
+        """Send one message that consumers see if local work is committed, and never otherwise.
+
+        The broker keeps a half message, which no consumer sees. Then `execute(message)` does the local work, on this
+        thread: True commits the message, False rolls it back, None leaves it open. So does an exception, which goes on
+        to the caller: it does not tell whether the work was committed. While the outcome is open, also because this
+        process has ended, the broker asks producers of the same group: for the first time `check_after` seconds from
+        now (by default the broker's, 6), then after growing pauses, 15 times; then an operator decides (`metaq
+        halves`). So `execute` has to store what tells `check` the outcome, with the work.
+
+        check: answers such questions from now on, as `check_transactions`; None: as before. A call of `check(message)`
+        returns True, False, or None if it cannot tell yet: work of another process may still be under way. group:
+        default ProducerConfig.producer_group. timeout: seconds for the half message, and once more for its outcome. The
+        options are those of `send`, but deliver_at and delay.
+
+        The result's `outcome` is UNKNOWN if `execute` returned None, or the broker could not be told in time: `cause`
+        says why, and it asks. Raises HalfDecided (a check of another process has decided otherwise before: choose a
+        longer `check_after`), TypeError (`execute` returned something else), ConfigError (no group), and what `send`
+        raises: then `execute` was not called.
+        """
+        self._guard.check()
+        refuse_in_callback("send_in_transaction()")
+        check_call_back("execute", execute)
+        check_call_backs(check=check)
+        name = self._halves.group(group)
+        seconds = self._seconds if timeout is None else check_timeout(timeout)
+        deadline = self._clock() + seconds
+        return self._halves.run(topic, payload, execute, check, name, check_after, deadline, seconds, options)
+
+    def check_transactions(self, check: Check, topics: Iterable[str], *, group: str | None = None) -> None:
+        """From now on answer the questions of all brokers of these topics: what became of transactions of this group,
+        whichever of its producers began them. A process that sends nothing may do so, too.
+
+        check: as in `send_in_transaction`; called on threads of this producer, one call at a time, until close(). One
+        that raises is logged, and its message asked for again. A further call replaces it. group: default
+        ProducerConfig.producer_group. Raises ConfigError, InvalidName.
+        """
+        self._guard.check()
+        name = self._halves.group(group)
+        check_call_back("check", check)
+        chosen = check_texts("topics", topics)
+        if not chosen:
+            raise ConfigError("topics", repr(topics), "name the topics of the transactions")
+        for topic in chosen:
+            self._halves.checker.use(name, topic, check)
 
     def xa(
         self, topics: Iterable[str], *, qualifier: str | None = None, timeout_seconds: int | None = None
@@ -305,6 +458,20 @@ class Producer:
         if type(given) is not int or given < 0:
             raise ConfigError("timeout_seconds", given, "choose a whole number of seconds, 0 for never")
         return given
+
+    def cancel(self, result: SendResult, *, timeout: float | None = None) -> bool:
+        """Have a message that was sent with `deliver_at` or `delay` not delivered; True once that is as safe as the
+        message was. False: its time has come before, and it is delivered.
+
+        result: that of its send; any producer may cancel it. timeout: seconds, by default delivery_timeout_seconds; a
+        broker that is away is asked again. Raises MessageNotFound (the broker knows no such message: it is another
+        cluster's, or was cancelled long ago), ConfigError (the message was not delayed), RequestTimedOut,
+        RequestRefused, BrokerUnavailable.
+        """
+        self._guard.check()
+        refuse_in_callback("cancel()")
+        connect, deadline = self._transactional.connect, self._deadline(timeout)
+        return cancel_delayed(connect, self._pool.follow, result, deadline, self._clock)
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """The partitions of `topic` that take messages now, ordered by (broker, partition); empty if there are none."""
@@ -340,6 +507,8 @@ class Producer:
         """
         if self._guard.is_elsewhere:
             self._pool.close()
+            if self._requester is not None:
+                self._requester.close_elsewhere()
             return
         refuse_in_callback("close()")
         refuse_in_handler("close()", self)
@@ -355,8 +524,11 @@ class Producer:
             self._driver.end(timeout)
         finally:
             self._closing = self._transactional.closed = True
+            if self._requester is not None:
+                self._requester.close()
             left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
             self._at_exit.cancel()
+            self._halves.checker.close(left.seconds)
             self._driver.close(left)
             self._metadata.close(left.seconds)
 
@@ -381,15 +553,19 @@ class Producer:
     ) -> SendFuture[SendResult]:
         """A single message that no thread is blocked for; its future if on_delivery is ASKED."""
         payload = payload_bytes(payload)
-        flag, body = build_body(payload, options)
+        flag, body = build_body(payload, options, self._packer)
         partition = options.get("partition")
+        timing = timing_of(flag, body)
         if options.get("key") is None and (self._gathers or partition is not None):
-            where = topic if partition is None else (topic, partition)
+            where: Hashable = topic if partition is None else (topic, partition)
+            if timing:
+                where = where, timing
             joined = self._core.join(where, flag, body, deadline, on_delivery)
             if joined is not None:
                 return SendFuture(*joined)
             gathered = GatheredBatch(where, topic, flag, body, deadline, on_delivery)
             gathered.fixed = partition
+            gathered.timing = timing
             self._driver.begin(gathered)
             return SendFuture(gathered.outcome, 0)
         outgoing = with_body(topic, payload, flag, body, deadline, options)
@@ -402,6 +578,10 @@ class Producer:
             outgoing.report = partial(call_back, check_on_delivery(on_delivery))
         self._driver.begin(outgoing)
         return future
+
+
+def _join_none(*_: object) -> None:
+    """As ProducerCore.join where there is no batch to join."""
 
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:

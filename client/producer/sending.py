@@ -9,7 +9,9 @@ from functools import partial
 
 from metaq.coordination.interrupts import begin_elsewhere, is_interrupt, may_be_interrupted
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition
+from metaq.protocol.errors import BrokerUnavailable, CompressionUnknown, MetaqError, NoPartition, RequestRefused
+from metaq.protocol.limits import DELAYS_MARK, HALVES_MARK
+from metaq.protocol.statuses import ResponseCode
 
 from ..config import ConnectionConfig
 from ..connection import Connection, Exchange, Reply
@@ -19,8 +21,9 @@ from ..values import TopicPartition
 from ..waiting import finish_together
 from .answers import FlightCodec, FlightRequest
 from .core import Actions, ProducerCore
+from .delays import Timing
 from .outgoing import Outgoing
-from .queues import Flight, Turn
+from .queues import FailedTurn, Flight, Turn
 
 __all__ = ["Sender", "new_producer_id"]
 
@@ -35,6 +38,7 @@ class Sender:
 
     do: does what the core says where messages failed. on_released: called where there is room again. elsewhere: has an
     action done, in order, on a thread that no signal reaches. producer: its number, 0 if its requests are not counted.
+    packs: it compresses payloads.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Sender:
         elsewhere: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
         producer: int = 0,
+        packs: bool = False,
     ) -> None:
         self._core = core
         self._metadata = metadata
@@ -58,6 +63,7 @@ class Sender:
         self._elsewhere = elsewhere
         self._clock = clock
         self._numbers = producer > 0
+        self._packs = packs
         self._codec = FlightCodec(producer)
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
@@ -76,16 +82,25 @@ class Sender:
             patience = deadline if caller is None else min(deadline, caller.deadline)
             try:
                 connection = self._connection(queue.partition, patience - now)
+                if self._packs and not connection.knows_compressed:
+                    raise CompressionUnknown(connection.endpoint)
                 if self._numbers and connection.takes_sequences and (ended := connection.notice_end(now)) is not None:
                     raise ended
-            except MetaqError as error:
-                self._fail(flight, error)
+            except MetaqError as failure:
+                self._fail(flight, failure)
                 flight.failed = True
                 return
             if connection is not flight.broker.connection:
                 flight.broker.use(connection)
             if caller is not None:
                 caller.driver = connection
+            takes_all = connection.takes_delays and connection.takes_halves
+            if not takes_all and (refused := _not_kept(turns, connection)):
+                turns = [turn for turn in turns if all(turn is not other for other, _ in refused)]
+                self._take(flight, partial(self._landed, flight, (), refused, True))
+                if not turns:
+                    flight.failed = True
+                    return
             for request in self._codec.requests(turns, connection):
                 background = _needs_reader(connection, flight)
                 opaques: list[int] = []
@@ -233,6 +248,35 @@ class Sender:
 def new_producer_id() -> int:
     """63 bits of the system's randomness, so that no fork and no seed repeats them; not 0."""
     return secrets.randbits(63) or 1
+
+
+def _not_kept(turns: Sequence[Turn], connection: Connection) -> list[FailedTurn]:
+    """Those whose messages are to wait at a broker that does not have them wait."""
+    refused: list[FailedTurn] = []
+    for turn in turns:
+        timing = turn.batch[0].timing
+        if timing is Timing.HALF and not connection.takes_halves:
+            refused.append((turn, no_halves(connection)))
+        elif timing and timing is not Timing.HALF and not connection.takes_delays:
+            refused.append((turn, _no_delays(connection)))
+    return refused
+
+
+def no_halves(connection: Connection) -> RequestRefused:
+    """A transaction with check-back was asked of a broker that has none."""
+    return RequestRefused(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f"{connection.endpoint} keeps no half messages (its version, {connection.peer_version!r}, does not say "
+        f"{HALVES_MARK}, or protocol='text' was chosen): update it, or send without send_in_transaction()",
+    )
+
+
+def _no_delays(connection: Connection) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f"{connection.endpoint} keeps no messages until their time (its version, {connection.peer_version!r}, does not "
+        f"say {DELAYS_MARK}): update it, or send without deliver_at and delay",
+    )
 
 
 def _has_gone(flight: Flight) -> bool:

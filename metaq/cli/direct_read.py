@@ -13,9 +13,10 @@ from metaq.client.message import Message
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
 from metaq.client.questions.places import OffsetIn, Position, offset_in
-from metaq.client.questions.records import read_messages
+from metaq.client.questions.records import read_chosen
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord
+from metaq.protocol.where import Where
 
 from .cluster import without
 from .options import PartitionName
@@ -55,27 +56,29 @@ def read_topic(
     on_damaged: Callable[[CorruptRecord], None] | None = None,
     on_silent: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    where: Where | None = None,
 ) -> Iterator[Message]:
     """Messages of `topic` from `start` on, in order within a partition, partitions in turns of one block.
 
     only: these partitions, default all. follow: go on after the end; `idle` is then called whenever there is nothing
     new and says whether to wait on. on_damaged: told of damaged bytes, behind which the reading goes on. on_silent:
     told once of a broker that does not answer, or a partition that an operator has closed, and what is missing. The
-    others are read on, and with `follow` a silent broker is asked again every RETRY_SECONDS.
+    others are read on, and with `follow` a silent broker is asked again every RETRY_SECONDS. where: only messages for
+    which this filter by content holds.
 
     Raises NoPartition, OffsetOutOfRange; CorruptRecord for damage without on_damaged, or whose end is not known;
     BrokerUnavailable for what on_silent would be told.
     """
     chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
-    reader = _Reader(cluster, offset_in(start, topic, cluster.finder()), chosen, follow, on_silent or _refuse)
+    reader = _Reader(cluster, offset_in(start, topic, cluster.finder()), chosen, follow, on_silent or _refuse, where)
     retry_at = clock() + RETRY_SECONDS
     while reader.cursors:
         progress = False
         for cursor in reader.cursors:
+            before = cursor.offset
             try:
-                for message in reader.next_block(cursor):
-                    progress = True
-                    yield message
+                yield from reader.next_block(cursor)
+                progress = progress or cursor.offset != before
             except CorruptRecord as error:
                 if on_damaged is None or error.end is None:
                     raise
@@ -101,6 +104,7 @@ class _Reader:
         chosen: Sequence[TopicPartition],
         follow: bool,
         on_silent: Callable[[str], None],
+        where: Where | None = None,
     ) -> None:
         self.survey = cluster.survey()
         self.cursors = [_Cursor(partition) for partition in chosen]
@@ -108,6 +112,7 @@ class _Reader:
         self._chosen = chosen
         self._follow = follow
         self._on_silent = on_silent
+        self._where = where
         self._told: set[int | TopicPartition] = set()
         for cursor in self.cursors:  # all ends are those of the beginning
             self._ask(cursor, partial(self._open, cursor=cursor))
@@ -118,12 +123,17 @@ class _Reader:
         if cursor.offset is None and not self._ask(cursor, partial(self._open, cursor=cursor)):
             return
         assert cursor.offset is not None
-        read = partial(read_messages, offset=cursor.offset, max_bytes=READ_BYTES)
-        for message in self._ask(cursor, read) or ():
-            if cursor.done:
-                return
+        read = partial(read_chosen, offset=cursor.offset, max_bytes=READ_BYTES, where=self._where)
+        answer = self._ask(cursor, read)
+        if answer is None:
+            return
+        messages, following = answer
+        for message in messages:
+            if cursor.end is not None and message.offset >= cursor.end:
+                break
             cursor.offset = message.next_offset
             yield message
+        cursor.offset = following
 
     def leave_what_is_done(self) -> None:
         """Without `follow`, partitions of a silent broker and closed ones are given up."""

@@ -10,14 +10,17 @@ from typing import NamedTuple
 import click
 
 from metaq.client.connection import Connection
+from metaq.client.dead_letters import count_dead_letters
 from metaq.client.nearest import did_you_mean
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.delayed import list_delayed
 from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.questions.places import OffsetIn, Position, check_begins_message, offset_in
 from metaq.client.questions.records import waiting_from
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, ClientError
+from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused, RequestTimedOut
+from metaq.protocol.own_topics import RETRY_PREFIX
 
 from .cluster import open_cluster, tell_absent, tell_empty, without
 from .options import (
@@ -76,6 +79,8 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     The lag is in bytes, in messages, and in seconds since the oldest waiting message was stored; before the first
     commit it is all that is there. What a Java broker does not tell is unknown. Exit code 1 if a broker is silent.
 
+    A topic %RETRY%GROUP has failed messages whose pause is over. Those that wait, and dead letters, are counted.
+
     If members assign by zones: the zone of the broker, and that of the owner if it is another one.
 
     \b
@@ -89,11 +94,15 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
         rows = [row for topic in topics for row in group_partitions(cluster, survey, group, topic)]
         members = cluster.members(group)
         zones = _Zones(cluster.view.consumer_zones(group), cluster.view.broker_zones())
+        dead = _dead_letters(cluster, group)
+        waiting = _waiting_retries(cluster, group, topics)
     columns = ["TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS"]
     value = {
         "group": group,
         "members": members,
         "zones": zones.members,
+        "waiting_retries": waiting,
+        "dead_letters": dead,
         "partitions": [{**_as_json(row), **zones.as_json(row)} for row in rows],
     }
     shown = [_cells(row) for row in rows]
@@ -101,8 +110,39 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
         columns.append("ZONE")
         shown = [[*cells, zones.cell(row)] for cells, row in zip(shown, rows, strict=True)]
     show(as_json, value, columns, shown)
+    if waiting != 0 and not as_json:
+        click.echo(
+            f"{f'{UNKNOWN} number of' if waiting is None else f'{waiting:,}'} failed messages wait for their time"
+        )
+    if dead != 0 and not as_json:
+        counted = f"{UNKNOWN} number of" if dead is None else f"{dead:,}"
+        click.echo(f"{counted} dead letters: see `metaq dead-letters list --group {group}`")
     if survey.silent:
         raise BrokerUnavailable(without(survey.silent, [row.partition for row in rows]))
+
+
+def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int | None:
+    """Failed messages whose pause is not over; None if a broker does not tell. Only a group that reads them has any."""
+    topic = RETRY_PREFIX + group
+    if topic not in topics:
+        return 0
+    count = 0
+    for broker_id in {each.broker for each in cluster.readable(topic)}:
+        try:
+            count += cluster.ask(
+                TopicPartition(topic, broker_id, 0), lambda connection: list_delayed(connection, topic, limit=0).total
+            )
+        except (BrokerUnavailable, RequestTimedOut, RequestRefused):
+            return None
+    return count
+
+
+def _dead_letters(cluster: Cluster, group: str) -> int | None:
+    """None if a broker that has some does not answer."""
+    try:
+        return count_dead_letters(cluster, group)
+    except (BrokerUnavailable, RequestTimedOut):
+        return None
 
 
 def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -> list[list[str]]:

@@ -68,6 +68,13 @@ EXIT_ALARM = 1
     help="More prepared transactions of one broker are an alarm.",
 )
 @click.option(
+    "--max-parked",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="More half messages of one broker that wait for an operator's decision are an alarm.",
+)
+@click.option(
     "--max-disk",
     type=click.IntRange(1, 100),
     default=90,
@@ -105,8 +112,9 @@ def monitor(
     """Look at ZooKeeper, every broker and every group. Exit code 1 if the last look had an alarm.
 
     Told are: ZooKeeper and brokers that do not answer or have left, failed puts, connections, prepared transactions,
-    groups that are too far behind, have messages waiting and no member, stand still (--every), have no owner or point
-    outside the readable bytes, full disks, little memory. One cause gives one line; what it hides is unknown.
+    parked half messages, groups that are too far behind, have messages waiting and no member, stand still (--every),
+    have no owner or point outside the readable bytes, dead letters, full disks, little memory. One cause gives one
+    line; what it hides is unknown.
 
     \b
     Example

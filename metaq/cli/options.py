@@ -32,6 +32,7 @@ __all__ = [
     "ZK_METAVAR",
     "ZK_TIMEOUT_SECONDS",
     "Parsed",
+    "PartitionName",
     "Seconds",
     "TopicSpec",
     "confirm",

@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from metaq.protocol.properties import PropertyValue, property_text
+
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
@@ -175,7 +177,10 @@ _FIELDS: dict[str, tuple[str, Callable[[Message], bytes]]] = {
         "store time in ms since 1970, -1 if not known",
         lambda m: b"%d" % (-1 if m.timestamp_ms is None else m.timestamp_ms),
     ),
-    "h": ("headers, as name=value,name=value", lambda m: _utf8(",".join(f"{n}={v}" for n, v in m.headers.items()))),
+    "h": (
+        "properties, as name=value,name=value",
+        lambda m: _utf8(",".join(f"{name}={property_text(value)}" for name, value in m.properties.items())),
+    ),
     "%": ("a percent sign", lambda m: b"%"),
 }
 
@@ -215,8 +220,13 @@ def _escape(name: str) -> bytes:
     return _ESCAPES[name]
 
 
+def _json_value(value: PropertyValue) -> object:
+    return {"base64": property_text(value)} if isinstance(value, bytes) else value
+
+
 def message_fields(message: Message) -> dict[str, object]:
-    """The message as one JSON object; a payload that is not UTF-8 is given as `payload_hex` instead of `payload`."""
+    """The message as one JSON object; a payload that is not UTF-8 is given as `payload_hex` instead of `payload`, a
+    property of bytes as {"base64": …}."""
     payload = message.payload
     try:
         content: dict[str, object] = {"payload": payload.decode("utf-8")}
@@ -231,6 +241,6 @@ def message_fields(message: Message) -> dict[str, object]:
         "tag": message.tag,
         "attribute": message.attribute,
         "keys": list(message.keys),
-        "headers": dict(message.headers),
+        "properties": {name: _json_value(value) for name, value in message.properties.items()},
         **content,
     }

@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 from metaq import Producer, ProducerConfig
 from metaq.client.connection import Connection
+from metaq.client.dead_letters import count_dead_letters
 from metaq.client.questions.admin import prepared_transactions
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import read_stats
+from metaq.client.questions.halves import list_halves
+from metaq.client.questions.partitions import max_offset, read_stats
 from metaq.client.questions.records import read_bytes
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import (
@@ -25,6 +27,8 @@ from metaq.protocol.errors import (
     OffsetOutOfRange,
     RequestRefused,
 )
+from metaq.protocol.halves import HalfState
+from metaq.protocol.own_topics import dead_topic, is_own_topic
 
 from .cluster import open_cluster, zk_timeout
 from .groups import GroupPartition, check_groups, group_partitions
@@ -64,6 +68,7 @@ class ProbeLimits:
     max_put_failed: int = 0
     max_connections: int = 10_000
     max_prepared: int = 0
+    max_parked: int = 0
     max_disk: int = 90
     min_memory: int = 5
 
@@ -92,6 +97,8 @@ class Monitor:
         self._put_failed: dict[int, int] = {}
         self._waited: dict[tuple[str, TopicPartition], int] = {}
         """The committed offset of each group and partition in which messages were waiting at the last look."""
+        self._dead: dict[str, tuple[dict[TopicPartition, int], int]] = {}
+        """Of each group with dead letters: where they end, and how many there were then."""
 
     def look(self) -> list[Seen]:
         """Everything once, worst first. What cannot be asked is a finding, no error.
@@ -175,6 +182,9 @@ class Monitor:
                 yield Seen(ProbeLevel.UNKNOWN, what, f"prepared transactions cannot be seen: {error}")
             else:
                 yield from _above(what, "prepared transactions", prepared, limits.max_prepared)
+        if connection.takes_halves:
+            parked = list_halves(connection, limit=0).states[HalfState.PARKED]
+            yield from _above(what, "parked half messages (metaq halves list)", parked, limits.max_parked)
 
     # --- a message there and back -------------------------------------------------------------------------------------
 
@@ -198,13 +208,27 @@ class Monitor:
         for topic in cluster.group_topics(group):
             found = group_partitions(cluster, survey, group, topic)
             rows += [row for row in found if row.partition.broker not in self._ignored_brokers]
-            if members and not any(survey.source(row.partition) for row in found):
+            if members and not is_own_topic(topic) and not any(survey.source(row.partition) for row in found):
                 yield Seen(ProbeLevel.ALARM, f"group {group}", f"no live broker has its topic {topic}")
+        yield from self._dead_letters(cluster, group)
         by_cause: dict[_Cause, list[GroupPartition]] = {}
         for row in rows:
             by_cause.setdefault(self._cause(group, row, members), []).append(row)
         for cause, found in by_cause.items():
             yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
+
+    def _dead_letters(self, cluster: Cluster, group: str) -> Iterator[Seen]:
+        """A warning while there are any. They are counted, which takes reading them, only when there are new ones."""
+        partitions = [each for each in cluster.readable(dead_topic(group)) if each.broker not in self._ignored_brokers]
+        if not partitions:
+            return
+        ends = {each: cluster.ask(each, partial(max_offset, partition=each)) for each in partitions}
+        known = self._dead.get(group)
+        if known is None or known[0] != ends:
+            known = self._dead[group] = ends, count_dead_letters(cluster, group)
+        if known[1]:
+            text = f"{known[1]:,} dead letters: see `metaq dead-letters list --group {group}`"
+            yield Seen(ProbeLevel.WARNING, f"group {group}", text)
 
     def _cause(self, group: str, row: GroupPartition, members: int) -> _Cause:
         """The first thing that is wrong with a partition, so that one cause gives one line for all of a group's."""

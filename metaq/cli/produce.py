@@ -4,27 +4,61 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from metaq import Producer, ProducerConfig
 from metaq.client.batches import split_batches
+from metaq.client.producer.building import SendOptions
 from metaq.protocol.errors import ClientError, MetaqError, NoPartition
 from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.properties import PropertyValue
 
 from .cluster import naming_topics, open_cluster, zk_timeout
-from .options import TOPIC, json_option, zk_option
+from .options import POSITIVE_SECONDS, TOPIC, Parsed, json_option, zk_option
 from .output import byte_size, console, print_json
 
-__all__ = ["produce"]
+__all__ = ["parse_property", "produce"]
 
 READ_BYTES = 1 << 20
+
+
+def parse_property(text: str) -> tuple[str, PropertyValue]:
+    """`NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError saying what is wrong."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError(f"{text!r} has no '=': write NAME=VALUE")
+    name, colon, kind = name.rpartition(":")
+    if not colon:
+        return kind, value
+    if kind not in _PROPERTY_TYPES:
+        raise ValueError(f"{text!r}: {kind!r} is no type: choose {', '.join(_PROPERTY_TYPES)}")
+    try:
+        return name, _PROPERTY_TYPES[kind](value)
+    except ValueError:
+        raise ValueError(f"{text!r}: {value!r} is no {kind}") from None
+
+
+def _bool(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
+
+
+_PROPERTY_TYPES: Mapping[str, Callable[[str], PropertyValue]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": _bool,
+    "bytes": lambda text: b64decode(text, validate=True),
+}
 
 
 class LineChunk(NamedTuple):
@@ -71,10 +105,28 @@ class Progressed:
     show_default=True,
     help="Most messages in one request; lines that arrive slowly are sent at once.",
 )
+@click.option(
+    "--property",
+    "properties",
+    type=Parsed("NAME[:TYPE]=VALUE", parse_property),
+    multiple=True,
+    help="Property of every message; TYPE is int, float, bool or bytes (base64), else it is a text. Repeat for more.",
+)
+@click.option("--ttl", type=POSITIVE_SECONDS, help="Consumers get the messages for this long only.")
+@click.option("--compression", type=click.Choice(["zstd"]), help="Compress each message; the topic must allow it.")
 @json_option
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), default="-")
 def produce(
-    zk: str, topic: str, tag: str | None, key_separator: str | None, batch: int, as_json: bool, file: Path
+    zk: str,
+    topic: str,
+    tag: str | None,
+    key_separator: str | None,
+    batch: int,
+    properties: tuple[tuple[str, PropertyValue], ...],
+    ttl: float | None,
+    compression: Literal["zstd"] | None,
+    as_json: bool,
+    file: Path,
 ) -> None:
     """Send each line of FILE (default: stdin) as one message, without its line end.
 
@@ -89,16 +141,17 @@ def produce(
     if key_separator == "":
         raise click.BadParameter("'' separates nothing: give a text like ':'", param_hint="--key-separator")
     progressed = Progressed()
-    config = ProducerConfig(start_timeout_seconds=zk_timeout())
+    options = SendOptions(tag=tag, properties=dict(properties), ttl=ttl)
+    config = ProducerConfig(start_timeout_seconds=zk_timeout(), compression=compression)
     with (
         click.open_file(str(file), "rb") as stream,
         naming_topics(zk, topic),
         Producer(zk, config=config) as producer,
     ):
         send = (
-            _batch_sender(producer, topic, tag)
+            _batch_sender(producer, topic, options)
             if key_separator is None
-            else _keyed_sender(producer, topic, tag, key_separator.encode())
+            else _keyed_sender(producer, topic, options, key_separator.encode())
         )
         size = file.stat().st_size if file.is_file() else None
         with _progress_bar(f"to {topic}", size) as advance:
@@ -155,18 +208,21 @@ def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
         yield LineChunk([rest.removesuffix(b"\r")], 0)
 
 
-def _batch_sender(producer: Producer, topic: str, tag: str | None) -> SendLines:
+def _batch_sender(producer: Producer, topic: str, options: SendOptions) -> SendLines:
     def send(lines: list[bytes]) -> tuple[int, Iterable[int | None]]:
-        results = producer.send_batch(topic, lines, tag=tag)
+        results = producer.send_batch(topic, lines, **options)
         return sum(map(len, lines)), (results[0].replicas,)
 
     return send
 
 
-def _keyed_sender(producer: Producer, topic: str, tag: str | None, separator: bytes) -> SendLines:
+def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separator: bytes) -> SendLines:
     def send(lines: list[bytes]) -> tuple[int, Iterable[int | None]]:
         pairs = [_split_key(line, separator) for line in lines]
-        futures = [producer.send_async(topic, payload, key=key, tag=tag) for key, payload in pairs]
+        futures = []
+        for key, payload in pairs:
+            options["key"] = key
+            futures.append(producer.send_async(topic, payload, **options))
         results = [future.result() for future in futures]
         return sum(len(payload) for _, payload in pairs), {result.replicas for result in results}
 

@@ -10,6 +10,7 @@ from metaq.client.questions.brokers import Survey
 from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable
+from metaq.protocol.own_topics import OWN_MARK
 
 from .cluster import open_cluster, tell_absent, without
 from .options import TOPIC, json_option, zk_option
@@ -32,15 +33,19 @@ def topics() -> None:
 @topics.command("list")
 @zk_option
 @json_option
-def list_topics(zk: str, as_json: bool) -> None:
+@click.option("--all", "with_own", is_flag=True, help="Also metaq's own topics, whose names begin with %.")
+def list_topics(zk: str, as_json: bool, with_own: bool) -> None:
     """All topics that live brokers offer to producers or to consumers, with their number of partitions.
+
+    Topics of metaq itself (failed messages, dead letters, replies) are listed with --all.
 
     \b
     Example
       metaq topics list --zk 127.0.0.1:2181
     """
     with open_cluster(zk) as cluster:
-        served = {topic: cluster.served(topic) for topic in cluster.view.topics()}
+        names = [name for name in cluster.view.topics() if with_own or not name.startswith(OWN_MARK)]
+        served = {topic: cluster.served(topic) for topic in names}
         tell_absent(cluster)
     found = [_summary(topic, partitions) for topic, partitions in served.items() if partitions]
     show(as_json, found, ("TOPIC", "PARTITIONS", "BROKERS"), [tuple(each.values()) for each in found])

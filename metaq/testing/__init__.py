@@ -6,5 +6,6 @@ with FakeBroker({"trades": 1}) as broker, Producer(metadata=FakeCluster([broker]
 """
 
 from .broker import FakeBroker, FakeCluster
+from .handling import dead_letters, handle_all
 
-__all__ = ["FakeBroker", "FakeCluster"]
+__all__ = ["FakeBroker", "FakeCluster", "dead_letters", "handle_all"]

@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from metaq.protocol.errors import MetaqError, PartitionClosed, RemoteProtocolError, TopicNotAccepted, TransactionRefused
+from metaq.protocol.delays import CancelDelayedReply, CancelDelayedRequest
+from metaq.protocol.errors import (
+    DelayRefused,
+    MetaqError,
+    PartitionClosed,
+    RemoteProtocolError,
+    TopicNotAccepted,
+    TransactionRefused,
+)
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
-from metaq.protocol.limits import FRAMES_MARK, INT64_MAX, MANY_MARK, MAX_FRAME_BYTES
+from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, encode_checked, is_half
+from metaq.protocol.limits import (
+    COMPRESSED_MARK,
+    DELAYS_MARK,
+    FRAMES_MARK,
+    HALVES_MARK,
+    INT64_MAX,
+    MANY_MARK,
+    MAX_FRAME_BYTES,
+    WHERE_MARK,
+)
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
+from metaq.protocol.own_topics import OWN_PARTITIONS, is_own_topic
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
-from metaq.protocol.record import Buffer, checksum
+from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer, checksum
 from metaq.protocol.refusals import LEADER, response_code
 from metaq.protocol.remoting import (
     MessageCountsReply,
@@ -53,7 +72,10 @@ from metaq.protocol.text import (
     encode_result,
     encode_value_line,
 )
+from metaq.protocol.where import parse_where
 
+from .delays import FakeDelays
+from .halves import FakeHalf, FakeHalves
 from .log import MemoryLog, checked
 from .transactions import FakeTransactions
 
@@ -86,6 +108,16 @@ class _Parked:
     deadline: float
 
 
+@dataclass(slots=True, eq=False)
+class _ParkedCheck:
+    """A producer that waits for questions."""
+
+    caller: Connected
+    opaque: int
+    request: CheckHalvesRequest
+    deadline: float
+
+
 class Answers:
     """The partitions and transactions of one broker, and its answers. One thread. Its attributes: see FakeBroker."""
 
@@ -96,6 +128,9 @@ class Answers:
         self.topics = dict(topics)
         self.speaks_frames = speaks_frames
         self.takes_many = True
+        self.knows_compressed = True
+        self.takes_where = True
+        self.takes_delays = self.takes_halves = True
         self.silent = False
         self.max_transfer_bytes = MAX_FRAME_BYTES
         self.refuse: Callable[[WireRequest], int | None] = lambda request: None
@@ -106,8 +141,11 @@ class Answers:
         self.sends = self.pulls = 0
         self.requests: list[str] = []
         self.transactions = FakeTransactions()
+        self.delays = FakeDelays(clock)
+        self.halves = FakeHalves(clock, self._commit)
         self._ids = itertools.count(counter_at(int(clock() * 1000)))
         self._parked: list[_Parked] = []
+        self._parked_checks: list[_ParkedCheck] = []
 
     def log(self, topic: str, partition: int) -> MemoryLog:
         """The partition's log (made if it is not there yet)."""
@@ -136,6 +174,7 @@ class Answers:
     def _drop_caller(self, caller: Connected) -> None:
         """Its connection is gone."""
         self._parked = [parked for parked in self._parked if parked.caller is not caller]
+        self._parked_checks = [parked for parked in self._parked_checks if parked.caller is not caller]
         self.transactions.drop_local(caller)
 
     # --- partitions ---------------------------------------------------------------------------------------------------
@@ -145,11 +184,16 @@ class Answers:
 
     def _choose(self, topic: str, partition: int) -> int:
         """The partition that was named, or any one for -1."""
-        return partition if partition >= 0 else self.sends % max(1, self.topics.get(topic, 0))
+        return partition if partition >= 0 else self.sends % max(1, self._count(topic))
+
+    def _count(self, topic: str) -> int:
+        """Partitions that are served of `topic`; our brokers have topics of their own."""
+        own = OWN_PARTITIONS if self.speaks_frames and is_own_topic(topic) else 0
+        return self.topics.get(topic, own)
 
     def _open(self, topic: str, partition: int) -> MemoryLog:
         """The log of a partition that is served. Raises TopicNotAccepted, PartitionClosed."""
-        if not 0 <= partition < self.topics.get(topic, 0):
+        if not 0 <= partition < self._count(topic):
             raise TopicNotAccepted(topic)
         log = self.log(topic, partition)
         if log.closed:
@@ -174,9 +218,31 @@ class Answers:
         if isinstance(sent, SendRequest) and sent.checksum not in (-1, checksum(body)):
             raise RemoteProtocolError("checksum")
         self.sends += 1
+        if (first_id := self._wait(sent.topic, partition, [(sent.flag, body)], sent.tx_key)) is not None:
+            return send_reply(first_id, partition, -1, self.replicas)
         identity = self._new_id()
         offset = self._store(caller, sent.tx_key, partial(log.append, body, identity, sent.flag))
         return send_reply(identity, partition, offset, self.replicas)
+
+    def _wait(
+        self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]], tx_key: str | None
+    ) -> int | None:
+        """The first id of records (flag, body) that are to wait for their time; None if they are not. Raises
+        RemoteProtocolError, DelayRefused."""
+        if tx_key is not None and any(flag & DELAYED_FLAG for flag, _ in records):
+            raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
+        if records and is_half(*records[0]):
+            return self.halves.take(topic, partition, records)
+        return self.delays.take(topic, partition, records)
+
+    def _commit(self, half: FakeHalf) -> tuple[int, int]:
+        identity = self._new_id()
+        return identity, self.log(half.topic, half.partition).append(half.body, identity, half.flag & ~DELAYED_FLAG)
+
+    def _deliver(self, *, everything: bool = False) -> None:
+        """What is due, or all that waits, goes to its partition."""
+        for each in self.delays.take_due(everything=everything):
+            self.log(each.topic, each.partition).append(each.body, self._new_id(), each.flag)
 
     # --- frames -------------------------------------------------------------------------------------------------------
 
@@ -227,6 +293,14 @@ class Answers:
                 request = TransactionRequest.from_ext(frame.ext)
                 kind = TransactionType(request.type)
                 return _Reply({}, self.transactions.verb(kind, request.tx_key, caller, request.qualifier).encode())
+            case RequestCode.CANCEL_DELAYED:
+                cancel = CancelDelayedRequest.from_ext(frame.ext)
+                state = self.delays.cancel(cancel.topic, cancel.partition, cancel.message_id)
+                return _Reply(CancelDelayedReply(state).to_ext())
+            case RequestCode.END_HALF:
+                return _Reply(self.halves.end(EndHalfRequest.from_ext(frame.ext)).to_ext())
+            case RequestCode.CHECK_HALVES:
+                return self._check(caller, frame)
             case RequestCode.SET_STATUS:
                 role = self.role or ("leader" if self.leader is None else "follower")
                 return _Reply({}, b'{"role": "%s"}' % role.encode())
@@ -243,6 +317,9 @@ class Answers:
         sizes, records = split_batch(frame.body, request.records)
         found = checked(records, sizes.tolist())
         self.sends += 1
+        waiting = [(each.flag, records[each.start + HEADER_BYTES : each.end]) for each in found]
+        if (first_id := self._wait(request.topic, partition, waiting, request.tx_key)) is not None:
+            return _Reply(send_reply(first_id, partition, -1, self.replicas).to_ext())
         ids = [self._new_id() for _ in found]
         offset = self._store(caller, request.tx_key, lambda: log.append_all(records, found, ids))
         return _Reply(send_reply(ids[0], partition, offset, self.replicas).to_ext())
@@ -258,8 +335,13 @@ class Answers:
             here, found = found[:count], found[count:]
             try:
                 log = self._open(request.topics[topic], partition)
+                waiting = [(each.flag, parts.records[each.start + HEADER_BYTES : each.end]) for each in here]
+                first_id = self._wait(request.topics[topic], partition, waiting, None)
             except MetaqError as error:
                 rows.append((0, 0, partition, response_code(error)))
+                continue
+            if first_id is not None:
+                rows.append((first_id, -1, partition, ResponseCode.SUCCESS))
                 continue
             ids = [self._new_id() for _ in here]
             rows.append((ids[0], log.append_all(parts.records, here, ids), partition, ResponseCode.SUCCESS))
@@ -289,17 +371,43 @@ class Answers:
             self._parked.append(_Parked(caller, frame.opaque, request, time.monotonic() + request.wait_ms / 1000))
         return reply
 
+    def _check(self, caller: Connected, frame: Frame) -> _Reply | None:
+        request = CheckHalvesRequest.from_ext(frame.ext)
+        halves = self.halves.checked(request)
+        if halves or not request.wait_ms:
+            return _Reply({}, b"".join(encode_checked(halves)))
+        deadline = time.monotonic() + request.wait_ms / 1000
+        self._parked_checks.append(_ParkedCheck(caller, frame.opaque, request, deadline))
+        return None
+
+    def _answer_checks(self, now: float) -> list[Connected]:
+        """As `_answer_parked`, for those who wait for questions."""
+        waiting, self._parked_checks = self._parked_checks, []
+        answered: list[Connected] = []
+        for parked in waiting:
+            halves = self.halves.checked(parked.request)
+            if halves or parked.deadline <= now:
+                body = b"".join(encode_checked(halves))
+                self._reply(parked.caller, parked.opaque, ResponseCode.SUCCESS, {}, body)
+                answered.append(parked.caller)
+            else:
+                self._parked_checks.append(parked)
+        return answered
+
     def _patience(self) -> float | None:
         """Seconds until `_answer_parked` has to be called, whatever happens; None: for ever."""
-        if not self._parked:
-            return None
-        return max(0.0, min(parked.deadline for parked in self._parked) - time.monotonic())
+        patience = [parked.deadline - time.monotonic() for parked in self._parked]
+        patience += [parked.deadline - time.monotonic() for parked in self._parked_checks]
+        asked = self.halves.patience(parked.request.group for parked in self._parked_checks)
+        patience += [each for each in (self.delays.patience, asked) if each is not None]
+        return max(0.0, min(patience)) if patience else None
 
     def _answer_parked(self) -> list[Connected]:
         """Answer the pulls for which there is something, or whose time is over; whose they are."""
+        self._deliver()
         now = time.monotonic()
+        answered = self._answer_checks(now)
         waiting, self._parked = self._parked, []
-        answered: list[Connected] = []
         for parked in waiting:
             reply = self._pulled(parked.request, last=parked.deadline <= now)
             if reply is None:
@@ -320,8 +428,8 @@ class Answers:
         elif request.verify and (damage := log.damage_at(offset)) is not None:
             damaged_from, offset = offset, damage
             code = ResponseCode.PULL_OFFSET_MOVED
-        elif request.tags:
-            found = log.tagged(offset, request.tags)
+        elif request.tags or request.where:
+            found = log.chosen(offset, request.tags, parse_where(request.where) if request.where else None)
             runs, offset = len(found), log.end
             body = encode_runs(found) + b"".join(log.slice(start, size) for start, size in found)
             code = ResponseCode.SUCCESS if runs else ResponseCode.PULL_NOT_FOUND
@@ -344,7 +452,11 @@ class Answers:
     def _text(self, caller: Connected, request: WireRequest) -> bytes:
         match request:
             case Version():
-                ours = f"0.1 {MANY_MARK} {FRAMES_MARK}" if self.takes_many else f"0.1 {FRAMES_MARK}"
+                marks = [*([MANY_MARK] if self.takes_many else []), *([WHERE_MARK] if self.takes_where else [])]
+                marks += [COMPRESSED_MARK] if self.knows_compressed else []
+                marks += [DELAYS_MARK] if self.takes_delays else []
+                marks += [HALVES_MARK] if self.takes_halves else []
+                ours = " ".join(("0.1", *marks, FRAMES_MARK))
                 return encode_result(Status.SUCCESS, ours if self.speaks_frames else "1.4.6.2", request.opaque)
             case Put():
                 return self._put(caller, request)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from metaq.client.connection import Endpoint
-from metaq.client.metadata import TopicView
+from metaq.client.metadata import TopicView, with_own_partitions
 from metaq.client.values import TopicPartition
 from metaq.protocol.limits import check_topic
 from metaq.protocol.record import Buffer, payload_bytes
@@ -37,13 +37,17 @@ class FakeBroker(Answers):
     """A broker in a thread. Start it as a context manager; every attribute below may be changed while it runs.
 
     speaks_frames: False = it answers as a Java broker does. takes_many: False = as our first ones, which did not know
-    SEND_MANY. silent: it reads and never answers (a hung broker).
+    SEND_MANY. takes_delays: False = it keeps no messages until their time. takes_halves: False = it keeps no half
+    messages. takes_where: False = as older ones, which do not filter by content. knows_compressed: False = as those
+    that did not know compressed messages; else it takes them for every topic, as with acceptCompressed=true. silent: it
+    reads and never answers (a hung broker).
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
     with. leader: the URL of another node, "" if none is known: it is a node of a broker set that does not lead, and
     refuses every frame but SET_STATUS. role: what it says there that it is, by default `leader` or `follower`.
     replicas: on how many nodes it says that messages are; 0: it does not say.
     max_transfer_bytes: most that it answers a `get` with, as maxTransferSize. sends, pulls, connections: how many were
-    taken. transactions: those that are open.
+    taken. transactions: those that are open. delays.waiting: messages that wait for their time, by the clock given.
+    halves.waiting: half messages that wait for their outcome; halves.decided: by id, what became of others.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class FakeBroker(Answers):
     ) -> None:
         super().__init__(topics, broker_id, speaks_frames=speaks_frames, clock=clock)
         self.connections = 0
+        self.handled: dict[tuple[str, TopicPartition], int] = {}
+        """Up to which offset `handle_all` has come, by group and partition."""
         self._reserved = socket.socket()  # bound, and never listening
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", port))
@@ -100,16 +106,24 @@ class FakeBroker(Answers):
             for session in list(self._sessions.values()):
                 self._drop(session)
 
-        self._run_there(drop_all)
+        self.run_there(drop_all)
 
     def append(self, topic: str, partition: int, *payloads: Buffer, flag: int = 0) -> list[int]:
         """Store messages directly; return their offsets. Parked pulls are answered."""
         offsets: list[int] = []
         log = self.log(topic, partition)
-        self._run_there(
+        self.run_there(
             lambda: offsets.extend(log.append(body, self._new_id(), flag) for body in map(payload_bytes, payloads))
         )
         return offsets
+
+    def deliver_delayed(self) -> None:
+        """Deliver all messages that wait, now, whatever their times. Parked pulls are answered."""
+        self.run_there(lambda: self._deliver(everything=True))
+
+    def ask_for_halves(self) -> None:
+        """Ask producers that check transactions for the outcome of all half messages that wait, now."""
+        self.run_there(self.halves.make_due)
 
     def append_damaged(self, topic: str, partition: int, payload: Buffer) -> None:
         """Store a message whose last byte is not what its checksum says. Parked pulls are answered."""
@@ -119,7 +133,7 @@ class FakeBroker(Answers):
             log.append(payload, self._new_id(), 0)
             log.data[-1] ^= 1
 
-        self._run_there(store)
+        self.run_there(store)
 
     def bodies(self, topic: str, partition: int) -> list[bytes]:
         """The bodies stored in a partition, in order."""
@@ -131,7 +145,8 @@ class FakeBroker(Answers):
 
     # --- its thread -------------------------------------------------------------------------------------------------
 
-    def _run_there(self, call: Callable[[], object]) -> None:
+    def run_there(self, call: Callable[[], object]) -> None:
+        """Call it on the broker's thread, which owns the logs, and wait until it has returned."""
         done = threading.Event()
 
         def run() -> None:
@@ -246,7 +261,8 @@ class FakeCluster:
         check_topic(topic)
         brokers = [self._brokers[number] for number in sorted(self._brokers)]
         partitions = (each for broker in brokers for each in broker.partitions if each.topic == topic)
-        return TopicView(tuple(sorted(partitions)), {broker.broker_id: broker.endpoint for broker in brokers})
+        endpoints = {broker.broker_id: broker.endpoint for broker in brokers}
+        return TopicView(with_own_partitions(topic, sorted(partitions), endpoints), endpoints)
 
     def topics(self) -> Collection[str]:
         return {topic for broker in self._brokers.values() for topic in broker.topics}

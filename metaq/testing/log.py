@@ -19,6 +19,7 @@ from metaq.protocol.record import (
     tag_hash,
     tag_hash_of_body,
 )
+from metaq.protocol.where import Where
 
 __all__ = ["MemoryLog", "checked"]
 
@@ -106,9 +107,16 @@ class MemoryLog:
             max_bytes = max(max_bytes, self.sizes(offset, len(self.data))[0])
         return bytes(self.data[start : start + max_bytes])
 
-    def tagged(self, offset: int, tags: Iterable[str]) -> list[tuple[int, int]]:
-        """(offset, size) of the records from `offset` on that have one of the tags."""
+    def chosen(self, offset: int, tags: Iterable[str], where: Where | None) -> list[tuple[int, int]]:
+        """(offset, size) of the records from `offset` on that have one of the tags, if there are any, and for which the
+        filter holds, if there is one."""
         wanted = {tag_hash(tag) for tag in tags}
         ends = [*self.starts[1:], self.end]
         known = zip(self.starts, ends, self.tags, strict=False)
-        return [(start, end - start) for start, end, tag in known if start >= offset and tag in wanted]
+        found = [(start, end - start) for start, end, tag in known if start >= offset and (not wanted or tag in wanted)]
+        return found if where is None else [each for each in found if where.holds_for(*self._record(*each))]
+
+    def _record(self, offset: int, size: int) -> tuple[bytes, int]:
+        """Body and flag."""
+        record = self.slice(offset, size)
+        return record[HEADER_BYTES:], HEADER.unpack_from(record)[3]

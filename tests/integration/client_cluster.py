@@ -27,7 +27,7 @@ class Brokers:
         self,
         connect: str,
         directory: Path,
-        topics: Mapping[str, int],
+        topics: Mapping[str, int | str],
         max_segment_size: int = 1 << 30,
         session_seconds: float = SESSION_SECONDS,
         zone: str = "",
@@ -69,7 +69,7 @@ class Brokers:
 def running_brokers(
     connect: str,
     directory: Path,
-    topics: Mapping[str, int],
+    topics: Mapping[str, int | str],
     count: int = 1,
     max_segment_size: int = 1 << 30,
     session_seconds: float = SESSION_SECONDS,

@@ -25,6 +25,7 @@ TOPICS = [
     "piped:1",
     "stopped:1",
     "whole:1",
+    "typed:1",
 ]
 OPTIONS = ("--brokers", "2")
 
@@ -63,6 +64,24 @@ def test_a_file_is_sent_and_the_summary_is_json_on_demand(cluster, tmp_path):
     ]
     (row,) = map(json.loads, consumed(cluster, "--topic", "tagged", "--tag", "t2", "--json"))
     assert (row["payload"], row["tag"], row["topic"]) == ("other", "t2", "tagged")
+
+
+def test_properties_and_a_time_to_live_are_those_of_every_line(cluster):
+    options = "--property", "region=EU", "--property", "n:int=7", "--property", "raw:bytes=/w=="
+    ran = cluster.run("produce", "--topic", "typed", *options, "--ttl", "600", stdin=b"a")
+    assert ran.code == 0
+    assert cluster.run("produce", "--topic", "typed", "--ttl", "0.001", stdin=b"b").code == 0
+    properties = [json.loads(line)["properties"] for line in consumed(cluster, "--topic", "typed", "--json")]
+    assert sorted(properties, key=len) == [{}, {"region": "EU", "n": 7, "raw": {"base64": "/w=="}}]
+    assert sorted(consumed(cluster, "--topic", "typed", "--format", "%h %s\\n")) == [" b", "region=EU,n=7,raw=/w== a"]
+    in_group = consumed(cluster, "--topic", "typed", "--group", "g", "--timeout", "2")
+    assert in_group == ["a"]
+
+
+def test_compression_needs_a_topic_that_allows_it(cluster):
+    ran = cluster.run("produce", "--topic", "typed", "--compression", "zstd", stdin=b"again " * 1000)
+    assert ran.code == 1
+    assert "topic typed takes no compressed messages: set acceptCompressed=true" in ran.err
 
 
 def test_one_key_keeps_to_one_partition(cluster):

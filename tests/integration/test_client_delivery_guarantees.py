@@ -73,10 +73,10 @@ def test_blocking_sends_go_on_when_a_broker_is_killed(chroot, tmp_path):
 
 
 def test_what_was_sent_is_read_with_everything_its_producer_set(producer, consumer):
-    result = producer.send("t", b"payload", tag="buy", keys=["k"], headers={"h": "1"})
+    result = producer.send("t", b"payload", tag="buy", keys=["k"], properties={"h": "1"})
     (message,) = read(consumer, 1)
     assert (message.id, message.partition, message.offset) == (result.message_id, result.partition, result.offset)
-    assert (message.payload, message.tag, message.keys, message.headers) == (b"payload", "buy", ("k",), {"h": "1"})
+    assert (message.payload, message.tag, message.keys, message.properties) == (b"payload", "buy", ("k",), {"h": "1"})
     assert message.timestamp is not None
     assert abs(message.timestamp - datetime.now(UTC)) < timedelta(minutes=1)
 

@@ -1,4 +1,4 @@
-"""Every Python example of docs/client.md runs as it stands, on a real cluster."""
+"""Every Python example of docs/client.md and docs/filters.md runs as it stands, on a real cluster."""
 
 import re
 import signal
@@ -8,7 +8,8 @@ import pytest
 
 from tests.integration.client_cluster import running_brokers
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text("utf-8")
+PAGES = [Path(__file__).resolve().parents[2] / "docs" / name for name in ("client.md", "filters.md")]
+TEXT = "".join(page.read_text("utf-8") for page in PAGES)
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
@@ -19,7 +20,11 @@ def test_the_page_has_examples():
 @pytest.fixture(scope="module")
 def cluster(zookeeper, tmp_path_factory):
     connect = f"{zookeeper.connect_string}/docs"
-    with running_brokers(connect, tmp_path_factory.mktemp("docs"), {"trades": 2}) as brokers:
+    with running_brokers(
+        connect,
+        tmp_path_factory.mktemp("docs"),
+        {"trades": 2, "orders": 1, "questions": 1, "%REPLY%": 1, "logs": "1\nacceptCompressed=true"},
+    ) as brokers:
         yield {"localhost:2181": connect, "broker-1:8123": f"127.0.0.1:{brokers.running[0].port}"}
 
 
@@ -30,6 +35,6 @@ def test_an_example_runs(cluster, number, capsys, tmp_path):
         source = source.replace(shown, real)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        exec(compile(source, f"docs/client.md, example {number + 1}", "exec"), {})
+        exec(compile(source, f"docs, example {number + 1}", "exec"), {})
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -482,3 +482,49 @@ def test_a_group_with_thousands_of_offsets_is_removed(sessions, view):
     ZooKeeperOffsetStore(sessions[0]).commit("g", {name: Offset(-1, 1) for name in names}, None)
     remove_group(sessions[1], "g")
     assert view.groups() == []
+
+
+def test_a_member_may_subscribe_to_a_topic_more_and_all_members_see_it(sessions: list[ZkSession]) -> None:
+    """A node of a consumer is read once by other members, so it is made anew, in one step."""
+    first, second = Member(sessions[0]).joined(), Member(sessions[1], topics=("t", "more")).joined()
+    wait_for(lambda: len(first.membership.snapshot().consumers["t"]) == 2, "both members")
+    first.membership.subscribe("more")
+    first.membership.subscribe("more")
+    me = first.membership.consumer_id
+    wait_for(lambda: me in second.membership.snapshot().consumers["more"], "its new topic")
+    both = sorted((me, second.membership.consumer_id))
+    for member in (first, second):
+        seen = member.membership.snapshot
+        wait_for(lambda seen=seen: sorted(seen().consumers["more"]) == both, "both with it")  # type: ignore[misc]
+        assert sorted(member.membership.snapshot().consumers["t"]) == both
+    registration = BrokerRegistration(sessions[2], BROKER)
+    registration.register([TopicRegistration("more", 2)])
+    wait_for(lambda: first.membership.snapshot().partitions["more"] == ("0-0", "0-1"), "its partitions")
+    assert first.membership.claim("more", "0-1")
+    registration.unregister()
+
+
+def test_a_topic_that_was_subscribed_to_later_stays_with_the_next_session(sessions: list[ZkSession]) -> None:
+    first, second = Member(sessions[0]).joined(), Member(sessions[1], topics=("t", "more")).joined()
+    first.membership.subscribe("more")
+    expire(sessions[0])
+    me = first.membership.consumer_id
+    wait_for(lambda: first.membership.session_id, "the next session")
+    wait_for(lambda: me in second.membership.snapshot().consumers["more"], "its new topic")
+    wait_for(lambda: me in first.membership.snapshot().consumers["more"], "its new topic")
+
+
+def test_a_member_that_subscribes_before_it_joins_or_while_it_is_out_does_so_when_it_registers(
+    sessions: list[ZkSession],
+) -> None:
+    first = Member(sessions[0])
+    first.membership.subscribe("more")
+    first.joined()
+    me = first.membership.consumer_id
+    assert first.membership.snapshot().consumers == {"t": (me,), "more": (me,)}
+    first.membership.step_out()
+    first.membership.subscribe("third")
+    first.membership.rejoin()
+    wait_for(lambda: me in first.membership.snapshot().consumers["third"], "the third topic")
+    with pytest.raises(ConfigError, match="','"):
+        first.membership.subscribe("a,b")

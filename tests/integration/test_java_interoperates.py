@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.javapeer import JavaBroker, JavaClient
-from metaq import Consumer, ConsumerConfig, Message, Producer, TopicPartition
+from metaq import Consumer, ConsumerConfig, Message, Producer, Retry, TopicPartition
 from tests.integration.client_cluster import read, running_brokers
 from tests.integration.java_peers import received, require_java
 from tests.waiting import DEADLINE, eventually
@@ -129,3 +130,34 @@ def test_our_handlers_retry_and_reject_on_a_java_broker(java_broker: JavaBroker,
     assert rejected == [b"bad"]
     with Consumer(chroot, group="g", topics=["t"]) as consumer:
         assert [message.payload for message in read(consumer, 1)] == [b"flushes the last"]
+
+
+def test_a_java_member_is_not_disturbed_by_retries_of_ours_in_its_group(chroot: str, tmp_path: Path) -> None:
+    """It subscribes to none of the topics in which failed messages wait, and keeps what it owns."""
+    seen: list[tuple[bytes, int]] = []
+
+    def handler(message: Message) -> None:
+        seen.append((message.payload, message.attempts))
+        if message.attempts < 3:
+            raise ValueError("not yet")
+
+    with (
+        running_brokers(chroot, tmp_path, {"t": 2}),
+        Producer(chroot) as producer,
+        JavaClient(chroot, tmp_path / "client.log") as client,
+    ):
+        client.join("t", "g")
+        with Consumer(chroot, group="g", topics=["t"]) as consumer:
+            retry = Retry(attempts=3, first=0.05, most=0.05)
+            worker = threading.Thread(target=consumer.run, args=(handler,), kwargs={"retry": retry})
+            worker.start()
+            eventually(lambda: [each.topic for each in consumer.assignment()] == ["t"], what="its share")
+            (ours,) = consumer.assignment()
+            theirs = TopicPartition("t", 0, 1 - ours.partition)
+            producer.send("t", b"for us", partition=ours)
+            eventually(lambda: seen == [(b"for us", 1), (b"for us", 2), (b"for us", 3)], what="three attempts")
+            producer.send("t", b"for Java", partition=theirs)
+            assert received(client, "g", 1) == [(b"for Java", None)]
+            assert [each for each in consumer.assignment() if each.topic == "t"] == [ours]
+            consumer.stop()
+            worker.join(DEADLINE)

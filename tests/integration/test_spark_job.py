@@ -31,7 +31,15 @@ def test_a_second_drain_appends_what_is_new_and_restore_sends_it_all(here, clust
     rows, where = str(tmp_path / "rows"), ("--zookeeper", cluster.zookeeper)
     drain = ("drain", rows, "--topic", "days", "--group", "nightly", *where)
     with Producer(cluster.zookeeper) as producer:
-        producer.send("days", b"1", tag="buy", attribute="old", keys=["o-1"], headers={"trace": "é"}, key="k")
+        producer.send(
+            "days",
+            b"1",
+            tag="buy",
+            attribute="old",
+            keys=["o-1"],
+            properties={"trace": "é", "amount": 7, "raw": b"7"},
+            key="k",
+        )
         assert ran(capsys, *drain)["messages"] == 1
         for number in range(2, 60):
             producer.send("days", str(number).encode(), key="k", keys=["o-1"])
@@ -45,7 +53,8 @@ def test_a_second_drain_appends_what_is_new_and_restore_sends_it_all(here, clust
     back = list(browse(cluster.zookeeper, "again"))
     assert [message.payload for message in back] == [str(number).encode() for number in range(1, 60)]
     first = back[0]
-    assert (first.tag, first.attribute, first.keys, first.headers) == ("buy", "old", ("o-1", "k"), {"trace": "é"})
+    assert (first.tag, first.attribute, first.keys) == ("buy", "old", ("o-1", "k"))
+    assert first.properties == {"trace": "é", "amount": 7, "raw": b"7"}
 
 
 def test_what_fails_in_spark_ends_with_the_code_for_that(here, cluster, tmp_path, capsys):

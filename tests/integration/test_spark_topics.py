@@ -170,10 +170,15 @@ def test_times_bound_what_is_read(spark, cluster, producer):
 
 def test_headers_are_a_column_if_asked_for(spark, cluster, producer):
     here = TopicPartition("head", 1, 0)
-    producer.send("head", b"x", headers={"trace": "7", "from": "é"}, partition=here)
+    producer.send("head", b"x", properties={"trace": "7", "from": "é", "n": 12, "raw": b"\xff"}, partition=here)
     producer.send("head", b"y", tag="t", partition=here)
     rows = read(spark, cluster, "head", includeHeaders="true").orderBy("offset").collect()
-    assert [tuple(each) for each in rows[0].headers] == [("trace", b"7"), ("from", "é".encode())]
+    assert [tuple(each) for each in rows[0].headers] == [
+        ("trace", b"7"),
+        ("from", "é".encode()),
+        ("n", b"12"),
+        ("raw", b"\xff"),
+    ]
     assert rows[1].headers is None
     assert read(spark, cluster, "head").columns == SPARK_SCHEMA.fieldNames()
     given = {"zookeeper": cluster.zookeeper, "subscribe": "head"}

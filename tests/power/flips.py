@@ -97,7 +97,7 @@ class FlipLife(BrokerLife):
         self._count += 1
         name = f"m{self._count}"
         payload = body_of(name, 20 + self._count % 5 * 7)
-        _, attribute = encode_attributes(keys=[f"key{self._count % 3}"], headers={"n": "v"})
+        _, attribute = encode_attributes(keys=[f"key{self._count % 3}"], properties={"n": "v"})
         return name, bytes(encode_body(payload, _FLAG, attribute))
 
     _count = 0

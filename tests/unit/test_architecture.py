@@ -36,7 +36,7 @@ class Layer:
 
 
 LAYERS = (
-    Layer("metaq.protocol", theirs=("isal", "numpy", "simplejson")),
+    Layer("metaq.protocol", theirs=("isal", "numpy", "simplejson", "zstandard")),
     Layer("metaq.broker.store", ours=("metaq.protocol",), theirs=("isal", "numpy")),
     Layer(
         "metaq.coordination",
@@ -51,7 +51,7 @@ LAYERS = (
     Layer(
         "metaq.client",
         ours=("metaq.protocol", "metaq.coordination", "metaq.version"),
-        theirs=("isal", "numpy", "pyarrow", "simplejson"),
+        theirs=("fastavro", "google", "isal", "msgpack", "numpy", "pyarrow", "simplejson"),
     ),
     Layer(
         "metaq.spark_connector",

@@ -69,14 +69,28 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| waiting pulls of a connection | {MAX_PARKED_PULLS} |",
         "| waiting pulls of all connections | {MAX_ALL_PARKED_PULLS} |",
         "| wait of a pull | {MAX_WAIT_MS:s/1000} |",
+        "has leased, or released | {SHARED_MAX_HELD} |",
+        "looks ahead | {SHARED_MAX_AHEAD} (12 MB) and {SHARED_AHEAD_BYTES:bytes}; {SHARED_MAX_AHEAD_ORDERED} with keys",
+        "of a shared group between others | {SHARED_MAX_RANGES} |",
+        "rows of a SETTLE | {MAX_ACQUIRED}; {MAX_SETTLEMENTS} |",
+        "counted by partition | {SHARED_MAX_QUEUES} |",
+        "by their state when they have grown to {SHARED_LOG_BYTES:bytes}.",
         "| a connection without traffic | {server.IDLE_SECONDS:s} |",
         "| index units of a partition in memory | {MAX_UNSTORED_UNITS} ({MAX_UNSTORED_UNITS:bytes*32}), "
         "{UNITS_IN_MEMORY} after a start |",
         "| index units of all partitions in memory | {MAX_UNITS:bytes*32}, but {LEAST_UNITS} units each in any case |",
         "When more than {GROUPED_FROM} partitions are due for a checkpoint, up to {MAX_GROUP} at a time",
         "(by hand or after {RESET_SECONDS:minutes})",
+        "Each turn delivers at most {DELAYED_TURN_RECORDS} messages or {DELAYED_TURN_BYTES:bytes};",
+        "is tried again after {DELAYED_RETRY_SECONDS:range};",
+        "The oldest segment ({DELAYED_SEGMENT_BYTES:bytes}) goes when",
+        "a log of more than {DELAYED_LOG_BYTES:bytes} is of",
+        "looks at the clock after {DELAYED_SLEEP_SECONDS:s} at the latest",
+        "has gone is given to another one after {HALVES_LOST_SECONDS:s}",
+        "of the last {HALVES_DECIDED} half messages are remembered",
     ),
     "docs/protocol.md": (
+        "`file:line in function`; at most {MAX_CAUSE_CHARACTERS} characters",
         "a put whose body is larger than {MAX_BODY_BYTES:bytes} with 500",
         "a line above {MAX_LINE_BYTES:bytes}:",
         "A frame is shorter than {MAX_FRAME_BYTES:bytes+1}, and its header has at most {MAX_FRAME_HEADER_BYTES:bytes}.",
@@ -86,17 +100,31 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "number of rows of the table, 1 … {MAX_PARTS};",
         "and beyond {MAX_SEQUENCES} producers and partitions",
         "most data in the answer (at most {MAX_PULL_BYTES:bytes}, or",
+        "with the size of its content in its header, of at most {MAX_PAYLOAD_BYTES:bytes}.",
         "how long the broker may wait for data, 0 … {MAX_WAIT_MS};",
         "there are {TABLE_RECORDS} records or more",
         "most messages in the answer, 1 … {MAX_FOUND_MESSAGES}; default {DEFAULT_FOUND_MESSAGES}",
         "its bound of {MAX_SEARCH_BYTES:bytes} read or {MAX_SEARCH_SECONDS:seconds}.",
         "an answer may have up to {SAME_ID} messages with one id",
+        "1 … {MAX_MEMBER_CHARACTERS} printable characters",
+        "most messages, 1 … {MAX_ACQUIRED:plain}, and bytes",
+        "how long they are leased, 1 … {MAX_LEASE_MS} |",
+        "number of rows in its body, 1 … {MAX_SETTLEMENTS}:",
         "runs {MAX_RUNNING_SEARCHES} searches at once and lets {MAX_WAITING_SEARCHES} wait",
+        "`limit`: 0 … {MAX_LISTED_DELAYED},",
+    ),
+    "docs/messages.md": (
+        "`lease_seconds` ({SharedConfig.lease_seconds:plain}) only says",
+        "has at most {SHARED_MAX_HELD} messages leased or released on one partition, and looks {SHARED_MAX_AHEAD} "
+        "messages or {SHARED_AHEAD_BYTES:bytes} ahead ({SHARED_MAX_AHEAD_ORDERED} with",
     ),
     "docs/client.md": (
+        "as much work as `threads` do in {PREFETCH_SECONDS:s},",
         "also after a lost answer, for up to {LEADER_SECONDS:s}.",
         "or no leader answers within {LEADER_SECONDS:s}, is the commit unknown",
         "`max_requests_in_flight` ({ProducerConfig.max_requests_in_flight}) requests",
+        "`compression_from_bytes` ({ProducerConfig.compression_from_bytes}) go as they are",
+        "A payload may have {MAX_PAYLOAD_BYTES:bytes} before compression and {MAX_BODY_BYTES:bytes} after it.",
         "`max_batch_bytes` ({ProducerConfig.max_batch_bytes:bytes}) or `max_batch_records` "
         "({ProducerConfig.max_batch_records})",
         "`delivery_timeout_seconds`, {ProducerConfig.delivery_timeout_seconds:s})",
@@ -110,6 +138,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "may come up to {PING_SECONDS:s} later",
         "stay where they are for {ZONE_SETTLE_SECONDS:s}, so",
         "A future ends at most {producer/tuning.LOOK_SECONDS:s} after its deadline",
+        "ends with `RequestTimedOut` at most {producer/tuning.LOOK_SECONDS:s} after its timeout",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
         "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",
         "`ordered_wait_messages`, {ProducerConfig.ordered_wait_messages}, of them during `ordered_wait_seconds`, "
@@ -177,10 +206,14 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         "Measured with 10,240 partitions: 4 to 5 KB of memory for each (120 MB in all at rest, with ZooKeeper), 14 "
         "open files after a start, and 2 s of processor time from the start of the process to serving, with 10 GB",
         "2 to 3 GB/s of 1 KiB messages from the page cache, 0.6 GB/s of 128 B.",
+        "Of each message 16 bytes are in memory: a broker with 5 million, spread over a year, has 160 MB in all.",
+        "some 5 s of processor time for 5 million",
     ),
     "docs/protocol.md": ("topic `t` (3 partitions)",),
     "docs/client.md": (
+        "no consumer gets the message after 60 s.",  # ttl=60
         "the last 4,096 that it has processed",  # Java's
+        "with a broker that has time to spare within 50 ms.",  # measured: bench/delays.py
     ),
     "docs/compatibility.md": (
         "A record of 512 KiB or more",  # Java's, as the next

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import metaq.client.config
-from metaq import ConnectionConfig, ConsumerConfig, ProducerConfig
+from metaq import ConnectionConfig, ConsumerConfig, ProducerConfig, SharedConfig
 from metaq.broker.configuration.config import REPLICATION_KEYS, SYSTEM_KEYS, ZOOKEEPER_KEYS, parse_config
 from metaq.broker.configuration.settings import BrokerConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-CLASSES: tuple[Any, ...] = (ProducerConfig, ConsumerConfig, ConnectionConfig)
+CLASSES: tuple[Any, ...] = (ProducerConfig, ConsumerConfig, SharedConfig, ConnectionConfig)
 HEAD = """# Settings of producers and consumers
 
-Each is a keyword argument of the class that heads its table; a `ConnectionConfig` goes into the other two as
+Each is a keyword argument of the class that heads its table; a `ConnectionConfig` goes into the others as
 `connection=`. The unit is part of the name. A value out of its range raises `ConfigError`, which names the setting and
 the remedy. [client.md](client.md) describes how they work together; the broker's settings are in
 [broker.md](broker.md#serverini), with a [sample server.ini](server.ini).

@@ -101,9 +101,10 @@ def test_a_keys_words_join_the_other_keys(way: Way, key: str | bytes, keys: list
 
 
 def test_a_key_goes_with_tag_attribute_and_headers(way: Way) -> None:
-    way.send(key="k", tag="buy", attribute="old", headers={"n": "1"})
+    way.send(key="k", tag="buy", attribute="old", properties={"n": "1", "amount": 2.5})
     message = way.message()
-    assert (message.keys, message.tag, message.attribute, message.headers) == (("k",), "buy", "old", {"n": "1"})
+    assert (message.keys, message.tag, message.attribute) == (("k",), "buy", "old")
+    assert message.properties == {"n": "1", "amount": 2.5}
 
 
 def test_a_consumed_message_keeps_its_own_keys(tmp_path: Any) -> None:
@@ -113,10 +114,11 @@ def test_a_consumed_message_keeps_its_own_keys(tmp_path: Any) -> None:
 
 
 NO_TEXTS: list[tuple[Mapping[str, object], str]] = [
-    ({"headers": {"n": 1}}, r"headers\['n'\]=1 is no text.*'1'"),
-    ({"headers": {"n": None}}, r"headers\['n'\]=None.*leave it out"),
-    ({"headers": {"n": b"v"}}, r"headers\['n'\]=b'v'.*decode"),
-    ({"headers": {5: "v"}}, r"name of a header=5"),
+    ({"properties": {"n": [1]}}, r"properties\['n'\]=\[1\] is no str, int, float, bool or bytes but list.*'\[1\]'"),
+    ({"properties": {"n": None}}, r"properties\['n'\]=None.*leave it out"),
+    ({"properties": {"n": bytearray(b"v")}}, r"properties\['n'\]=.*write bytes"),
+    ({"properties": {5: "v"}}, r"name of a property=5"),
+    ({"properties": ["v"]}, r"properties=\['v'\] is no dict but list: write"),
     ({"tag": 5}, r"tag=5"),
     ({"attribute": b"a"}, r"attribute=b'a'"),
     ({"keys": "abc"}, r"keys='abc'.*\['abc'\]"),

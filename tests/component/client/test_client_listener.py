@@ -25,7 +25,9 @@ FAST = ConsumerConfig(
 class Running:
     """A listener on a thread of its own, over the partitions of one fake broker."""
 
-    def __init__(self, broker, handler, batch=1, max_retries=2, reject=None, threads=1, accept=None, config=FAST):
+    def __init__(
+        self, broker, handler, batch=1, max_retries=2, reject=None, threads=1, accept=None, config=FAST, failed=None
+    ):
         self.broker = broker
         self.rejected: list[tuple[bytes, str]] = []
         self.may_work = True
@@ -46,6 +48,7 @@ class Running:
                 max_retries,
                 reject or (lambda message, error: self.rejected.append((message.payload, str(error)))),
                 threads,
+                failed,
             ),
             self.core,
             self.fetcher,

@@ -78,7 +78,7 @@ def test_a_message_goes_to_a_configured_partition_whoever_is_there(make, cluster
     assert (result.partition, result.pending) == (keyed, False)
     cluster.unregister(brokers[keyed.broker])
     saved = producer.send("t", b"3", key="k")
-    assert saved == (0, keyed, -1, None)
+    assert saved == (0, keyed, -1, None, None)
     assert saved.pending
     assert producer.waiting(keyed) == 1
 

@@ -132,9 +132,9 @@ def test_a_partition_that_is_not_there_is_refused(producer):
         producer.send("t", b"", partition=TopicPartition("other", 0, 0))
 
 
-def test_tag_keys_headers_and_attribute_are_stored_with_the_message(broker, producer):
-    producer.send("t", b"p", tag="buy", keys=["k1", "k2"], headers={"h": "v"}, attribute="a")
-    flag, raw = encode_attributes("a", "buy", ["k1", "k2"], {"h": "v"})
+def test_tag_keys_properties_and_attribute_are_stored_with_the_message(broker, producer):
+    producer.send("t", b"p", tag="buy", keys=["k1", "k2"], properties={"h": "v", "n": 1}, attribute="a")
+    flag, raw = encode_attributes("a", "buy", ["k1", "k2"], {"h": "v", "n": 1})
     (body,) = stored(broker)
     assert body == len(raw).to_bytes(4, "big") + raw + b"p"
     assert decode_attribute(raw, flag).keys == ("k1", "k2")

@@ -25,7 +25,7 @@ def test_a_client_that_is_gone_before_its_parked_pull_is_answered_ends_no_broker
                 client.close()
                 broker.log("t", 0).append(b"1", 1, 0)
 
-            broker._run_there(cut_and_append)
+            broker.run_there(cut_and_append)
         assert broker.append("t", 0, b"2")
 
 

@@ -12,8 +12,9 @@ from pyspark.sql.types import StructType
 from metaq.client.questions.brokers import Source
 from metaq.client.values import TopicPartition
 from metaq.coordination.move_records import Move, MoveState
+from metaq.protocol.compression import compress
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, CorruptRecord
-from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.record import COMPRESSED_FLAG, HEADER_BYTES, encode_attributes, encode_body
 from metaq.spark_connector import reader as module
 from metaq.spark_connector.offsets import DataLoss, OffsetRange
 from metaq.spark_connector.options import ReadOptions
@@ -197,3 +198,52 @@ def test_damage_is_data_loss_with_its_range_or_passed_over(now, caplog, protocol
         ]
     joined = {number * SIZE for number in bad}
     assert all(f"[{start}, " in caplog.text for start in joined if protocol == "auto" or start - SIZE not in joined)
+
+
+LONG = b"again and again " * 100
+
+
+def mixed(*packed, **options):
+    """(flag, body) of a message."""
+    flag, raw = encode_attributes(**options)
+    payload = b"no frame" if packed == (b"bad",) else compress(LONG, 3)
+    return flag | COMPRESSED_FLAG, encode_body(payload, flag, raw)
+
+
+def read_all(broker, count, planned_ms=0, **options):
+    size = sum(len(each) + HEADER_BYTES for each in broker.bodies("t", 0))
+    assert len(broker.bodies("t", 0)) == count
+    given = ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", **options})
+    where = OffsetRange(ZERO, broker.endpoint, 0, size, planned_ms=planned_ms)
+    return list(read_partition(given, InputPartition(where)))
+
+
+@pytest.mark.parametrize("options", [{}, {"metaq.check.crcs": "true"}, {"metaq.protocol": "text"}])
+def test_compressed_payloads_come_as_they_were_sent(options):
+    with FakeBroker(topics={"t": 1}) as broker:
+        broker.append("t", 0, b"plain")
+        for tag in ("a", "b"):
+            flag, body = mixed(tag=tag)
+            broker.append("t", 0, body, flag=flag)
+        (found,) = map(pa.Table.from_batches, [read_all(broker, 3, **options)])
+    assert found["value"].to_pylist() == [b"plain", LONG, LONG]
+    assert found["tag"].to_pylist() == [None, "a", "b"]
+
+
+def test_a_payload_that_cannot_be_unpacked_is_data_loss():
+    with FakeBroker(topics={"t": 1}) as broker:
+        for packed in ((), (b"bad",), ()):
+            flag, body = mixed(*packed)
+            broker.append("t", 0, body, flag=flag)
+        with pytest.raises(CorruptRecord, match="no Zstandard frame"):
+            read_all(broker, 3)
+        assert rows(read_all(broker, 3, failOnDataLoss="false")) == [LONG, LONG]
+
+
+def test_what_had_expired_when_the_query_was_planned_is_left_out_however_late_a_task_is_repeated():
+    with FakeBroker(topics={"t": 1}) as broker:
+        for expires in (None, "1000", "1001"):
+            flag, raw = encode_attributes(reserved=None if expires is None else {"metaq.expires": expires})
+            broker.append("t", 0, encode_body(str(expires).encode(), flag, raw), flag=flag)
+        assert rows(read_all(broker, 3, planned_ms=1000)) == [b"None", b"1001"]
+        assert rows(read_all(broker, 3)) == [b"None", b"1000", b"1001"]

@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 from metaq.broker.broker import Broker, WorkerThreads
 from metaq.broker.configuration.config import BrokerConfig, parse_config
 from metaq.broker.configuration.reload import Reloader
+from metaq.broker.configuration.settings import BrokerOptions
 from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.filters.table import load_filters
 from metaq.broker.network.session import Session
@@ -162,6 +163,7 @@ class Harness:
         filters: str = "",
         files: Files = REAL_FILES,
         reactor: Clock | None = None,
+        options: BrokerOptions = BrokerOptions(),  # noqa: B008
     ) -> None:
         self.reactor = reactor or Clock()
         self.threads = Threads()
@@ -189,6 +191,7 @@ class Harness:
             rng=random.Random(1),
             on_topic=lambda name, config: self.topics_seen.append(name),
             filters=load_filters(self.config),
+            options=options,
         )
         self.broker.reloader = Reloader("server.ini", self.broker, self._read, self._use, self._publish)
         self.broker.transactions.open()

@@ -186,6 +186,21 @@ def test_the_promises_of_a_broker_set_are_inherited_and_follow_the_flush_mode():
     assert {(topic.min_in_sync, topic.replicas) for topic in unset.topics.values()} == {(1, None)}
 
 
+def test_a_section_may_change_a_topic_of_our_own_and_a_pattern_that_begins_as_it_does_all_of_them():
+    found = config(
+        "numPartitions=4", "", "[topic=%DEAD%*]\ndeletePolicy=delete,720\nnumPartitions=2\n[topic=%DEAD%a]\n[topic=*]"
+    )
+
+    def settings(name):
+        topic = found.topic(name)
+        return topic and (topic.partitions, topic.delete_policy.max_age_s // 3600)
+
+    assert settings("%DEAD%b") == (2, 720)
+    assert settings("%DEAD%a") == (4, 168)
+    assert settings("%RETRY%b") == (1, 168)  # a pattern for all topics is not meant for it
+    assert settings("other") == (4, 168)
+
+
 def test_a_node_and_its_zone_may_stand_in_the_file():
     assert (config().node, config().zone) == (None, "")
     found = config(topics="[replication]\nnode=a-1\nzone=eu\n[topic=t]")

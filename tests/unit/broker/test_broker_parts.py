@@ -12,7 +12,7 @@ from metaq.broker.configuration.schedule import Schedule, parse_schedule
 from metaq.broker.message_ids import MessageIds
 from metaq.broker.metrics import RESET_SECONDS, Metrics, format_number
 from metaq.broker.runtime.timers import ScheduledCalls, repeat
-from metaq.protocol.errors import ConfigError, PartitionClosed, TopicNotAccepted
+from metaq.protocol.errors import ConfigError, PartitionClosed, TopicNotAccepted, WrongPartition
 from metaq.protocol.message_id import message_id, message_ids_from, store_time_ms
 
 # --- message ids ------------------------------------------------------------------------------------------------------
@@ -212,3 +212,21 @@ def test_any_partition_is_chosen_evenly(harness):
     harness.broker.partitions._rng = random.Random(7)
     chosen = [harness.broker.partitions.choose("t") for _ in range(3000)]
     assert all(900 < chosen.count(partition) < 1100 for partition in range(3))
+
+
+def test_topics_of_our_own_are_taken_without_a_section_and_have_one_partition(harness):
+    """Whatever numPartitions of [system] is: a group's failed messages need no more."""
+    partitions, appeared = harness.broker.partitions, []
+    partitions._on_topic = lambda name, topic: appeared.append((name, topic.partitions))
+    for name in ("%RETRY%audit", "%DEAD%audit", "%REPLY%"):
+        assert partitions.for_put(name, 0).topic == name
+        with pytest.raises(WrongPartition):
+            partitions.for_put(name, 1)
+    assert appeared == [("%RETRY%audit", 1), ("%DEAD%audit", 1), ("%REPLY%", 1)]
+    assert partitions.stored_topics()["%DEAD%audit"].partitions == 1
+
+
+@pytest.mark.parametrize("name", ["%RETRY%", "%RETRY%a%b", "%RETRY%a/b", "%DEAD%" + "g" * 240, "%REPLY%x", "%OTHER%a"])
+def test_other_names_of_that_kind_are_not_taken(harness, name):
+    with pytest.raises(TopicNotAccepted):
+        harness.broker.partitions.for_put(name, 0)

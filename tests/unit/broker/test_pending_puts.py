@@ -10,7 +10,8 @@ from metaq.broker.network import session
 from metaq.broker.network.pending_puts import PUT_OVERHEAD_BYTES, PendingPuts
 from metaq.broker.requests import put as put_module
 from metaq.broker.requests import send as send_module
-from metaq.broker.requests.pull import Loading, Pull
+from metaq.broker.requests.parkable import Loading
+from metaq.broker.requests.pull import Pull
 from metaq.broker.requests.put import PutGroup
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum

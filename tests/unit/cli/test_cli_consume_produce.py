@@ -7,7 +7,7 @@ import pytest
 
 from metaq.cli.app import run
 from metaq.cli.consume import IdleTimer, Output
-from metaq.cli.produce import LineChunk, Progressed, _print_summary, _send_lines, line_chunks
+from metaq.cli.produce import LineChunk, Progressed, _print_summary, _send_lines, line_chunks, parse_property
 from metaq.client.message import Message
 from metaq.client.questions.records import decode_records
 from metaq.client.values import TopicPartition
@@ -175,3 +175,36 @@ def test_the_summary_of_produce_says_on_how_many_nodes_all_messages_are(capsys, 
     assert capsys.readouterr().err.strip().endswith(ends)
     _print_summary("t", progressed, as_json=True)
     assert json.loads(capsys.readouterr().out)["replicas"] == least
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("region=EU", ("region", "EU")),
+        ("note=a=b:c", ("note", "a=b:c")),
+        ("empty=", ("empty", "")),
+        ("n:int=-7", ("n", -7)),
+        ("x:float=0.5", ("x", 0.5)),
+        ("yes:bool=true", ("yes", True)),
+        ("raw:bytes=/w==", ("raw", b"\xff")),
+        ("t:str=7", ("t", "7")),
+    ],
+)
+def test_a_property_has_a_name_perhaps_a_type_and_a_value(text, expected):
+    name, value = parse_property(text)
+    assert (name, type(value), value) == (expected[0], type(expected[1]), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("region", "has no '=': write NAME=VALUE"),
+        ("n:long=7", "'long' is no type: choose str, int, float, bool, bytes"),
+        ("n:int=x", "'x' is no int"),
+        ("n:bool=1", "'1' is no bool"),
+        ("n:bytes=/w", "'/w' is no bytes"),
+    ],
+)
+def test_a_wrong_property_is_refused(text, said):
+    with pytest.raises(ValueError, match=said):
+        parse_property(text)

@@ -18,7 +18,7 @@ def message(payload=b"buy \xc3\xa4", message_id=OUR_ID, **attributes):
 
 
 def full_message():
-    return message(tag="fx", keys=["o-1", "o-2"], headers={"a": "1"})
+    return message(tag="fx", keys=["o-1", "o-2"], properties={"a": "1", "b": 2, "c": b"\xff", "d": True})
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def full_message():
         ("%s", b"buy \xc3\xa4"),
         ("%t [%p] at %o: %s\\n", b"trades [2-3] at 4096: buy \xc3\xa4\n"),
         ("%b|%i|%k|%K|%g|%S", b"2|%d|o-1 o-2|7|fx|6" % OUR_ID),
-        ("%T %h %a", b"1700000000123 a=1 "),
+        ("%T %h %a", b"1700000000123 a=1,b=2,c=/w==,d=true "),
         ("100%%\\t\\\\\\x41\\0", b"100%\t\\A\0"),
         ("ä", b"\xc3\xa4"),
         ("", b""),
@@ -57,3 +57,7 @@ def test_json_has_the_payload_as_text_or_else_as_hex():
     assert binary["payload_hex"] == "ff00"
     assert "payload" not in binary
     assert binary["partition"] == "2-3"
+
+
+def test_json_has_properties_with_their_types_and_bytes_as_base64():
+    assert message_fields(full_message())["properties"] == {"a": "1", "b": 2, "c": {"base64": "/w=="}, "d": True}

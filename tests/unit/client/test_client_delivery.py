@@ -83,7 +83,9 @@ def test_records_with_a_table_of_sizes_are_found_as_those_without(payloads, data
 
 ATTRIBUTES = st.one_of(
     st.just({}),
-    st.sampled_from([{"tag": "x"}, {"attribute": "a"}, {"tag": "é", "keys": ["k1", "k2"]}, {"headers": {"h": "v"}}]),
+    st.sampled_from(
+        [{"tag": "x"}, {"attribute": "a"}, {"tag": "é", "keys": ["k1", "k2"]}, {"properties": {"h": "v", "n": 1}}]
+    ),
 )
 
 

@@ -46,6 +46,7 @@ class Peer:
     """A connection whose answers are set beforehand; `asked` are the requests' ext fields."""
 
     speaks_frames = True
+    takes_where = True
 
     def __init__(self, *answers: tuple[ResponseCode, Mapping[str, str | int], bytes]) -> None:
         self.endpoint = Endpoint("peer", 1)

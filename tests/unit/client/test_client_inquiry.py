@@ -32,7 +32,8 @@ class Peer:
     endpoint = Endpoint("host", 8123)
 
     def __init__(self, *replies: Reply, frames: bool) -> None:
-        self.speaks_frames = frames
+        self.speaks_frames = self.takes_where = frames
+        self.knows_compressed = False
         self.asked: list[Any] = []
         self._replies = list(replies)
 

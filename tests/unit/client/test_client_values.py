@@ -46,16 +46,16 @@ def make_message(identity=1, **attributes):
 
 
 def test_a_message_gives_what_its_producer_set():
-    message = make_message(tag="buy", keys=["a", "b"], headers={"h": "1"}, attribute="old")
+    message = make_message(tag="buy", keys=["a", "b"], properties={"h": "1"}, attribute="old")
     assert (message.topic, message.partition, message.payload) == ("trades", HERE, b"payload")
-    assert (message.tag, message.keys, message.headers, message.attribute) == ("buy", ("a", "b"), {"h": "1"}, "old")
+    assert (message.tag, message.keys, message.properties, message.attribute) == ("buy", ("a", "b"), {"h": "1"}, "old")
     assert message.next_offset == 100 + 20 + len(message.body)
 
 
 def test_a_message_without_attributes_is_its_body():
     message = make_message()
     assert message.payload is message.body
-    assert (message.tag, message.attribute, message.keys, dict(message.headers)) == (None, None, (), {})
+    assert (message.tag, message.attribute, message.keys, dict(message.properties)) == (None, None, (), {})
 
 
 def test_the_time_of_a_message_is_in_its_id_unless_a_java_broker_made_it():

@@ -69,11 +69,15 @@ def test_every_frame_comes_back(ext, opaque, remark):
     st.none() | st.text(max_size=10),
     st.none() | st.text(max_size=10),
     st.lists(st.text(max_size=5), max_size=3),
-    st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    st.dictionaries(
+        st.text(max_size=5),
+        st.text(max_size=5) | st.integers() | st.floats() | st.booleans() | st.binary(max_size=5),
+        max_size=3,
+    ),
 )
-def test_attributes_come_back_or_are_refused(attribute, tag, keys, headers):
+def test_attributes_come_back_or_are_refused(attribute, tag, keys, properties):
     try:
-        flag, raw = encode_attributes(attribute, tag, keys, headers)
+        flag, raw = encode_attributes(attribute, tag, keys, properties)
     except LocalProtocolError:
         return
     except UnicodeEncodeError:
@@ -81,7 +85,10 @@ def test_attributes_come_back_or_are_refused(attribute, tag, keys, headers):
     found = decode_attribute(raw if flag else None, flag)
     single = attribute if tag is None else tag
     if flag & 2:
-        assert (found.attribute, found.tag, found.keys, dict(found.headers)) == (attribute, tag, tuple(keys), headers)
+        assert (found.attribute, found.tag, found.keys) == (attribute, tag, tuple(keys))
+        assert [(name, type(value), value) for name, value in found.properties.items()] == [
+            (name, type(value), value) for name, value in properties.items()
+        ]
     else:
         assert (found.attribute, found.tag) == (single, single)
 

@@ -217,6 +217,14 @@ class Client:
         """It ends at the moment at which the wire does."""
 
     @property
+    def takes_delays(self) -> bool:
+        return self._stream is not None and self._stream.takes_delays
+
+    @property
+    def takes_halves(self) -> bool:
+        return self._stream is not None and self._stream.takes_halves
+
+    @property
     def takes_sequences(self) -> bool:
         return self._stream is not None and self._stream.takes_sequences
 

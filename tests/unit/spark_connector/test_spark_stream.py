@@ -27,7 +27,7 @@ def reader(held, monkeypatch, moves=(), **options):
     monkeypatch.setattr(made, "_open", lambda: None)
     monkeypatch.setattr(made, "_moves", lambda: moves)
     monkeypatch.setattr("metaq.spark_connector.stream.split", lambda _cluster, _options, ranges: ranges)
-    monkeypatch.setattr("metaq.spark_connector.stream.with_nodes", lambda _cluster, ranges: ranges)
+    monkeypatch.setattr("metaq.spark_connector.stream.for_tasks", lambda _cluster, _options, ranges: ranges)
     return made
 
 

@@ -86,7 +86,7 @@ def told(item):
     if isinstance(item, bytes):
         return item
     assert item.flag
-    return (item.payload, item.keys, item.tag, item.attribute, dict(item.headers))
+    return (item.payload, item.keys, item.tag, item.attribute, dict(item.properties))
 
 
 class Recorder:
@@ -157,6 +157,21 @@ def test_attributes_and_headers_are_written_as_map_and_as_kafkas_array(sent):
     assert sent == [("out", [(b"3", (), None, None, {"h": "v"})], None)]
 
 
+def test_a_header_that_is_no_text_becomes_bytes(sent):
+    kafkas = pa.RecordBatch.from_pydict({"value": ["3"], "headers": pa.array([[{"key": "h", "value": b"\xff"}]])})
+    MetaqWriter(TO_OUT, schema("value string").add("headers", KAFKAS)).write(iter([kafkas]))
+    assert sent == [("out", [(b"3", (), None, None, {"h": b"\xff"})], None)]
+
+
+def test_typed_headers_become_what_they_were(sent):
+    typed = {"n": b"\x03i-7", "raw": b"\x03x/w==", "yes": b"\x03b1", "h": b"v", "metaq.type": b"text/x"}
+    rows = [[{"key": name, "value": value} for name, value in typed.items()]]
+    options = WriteOptions.parse({"zookeeper": "z", "topic": "out", "typedHeaders": "true"})
+    batch = pa.RecordBatch.from_pydict({"value": ["3"], "headers": pa.array(rows)})
+    MetaqWriter(options, schema("value string").add("headers", KAFKAS)).write(iter([batch]))
+    assert sent == [("out", [(b"3", (), None, None, {"n": -7, "raw": b"\xff", "yes": True, "h": "v"})], None)]
+
+
 def test_rows_go_to_their_topics_in_order(sent):
     write(BY_ROW, "topic string,value string", topic=["x", "y", "x"], value=["1", "2", "3"])
     assert sent == [("x", [b"1", b"3"], None), ("y", [b"2"], None)]
@@ -169,7 +184,7 @@ def test_rows_go_to_their_topics_in_order(sent):
         ("topic string,value string", {"topic": ["a", None], "value": ["1", "2"]}, "column topic is null"),
         ("key binary,value string", {"key": [b"\xff"], "value": ["1"]}, "column key is not UTF-8"),
         ("value string", {"value": ["1"], "headers": [[{"key": "h", "value": None}]]}, "has 'h' twice, or null"),
-        ("value string", {"value": ["1"], "headers": [[{"key": "h", "value": b"\xff"}]]}, "of 'h' is not UTF-8"),
+        ("value string", {"value": ["1"], "headers": [[{"key": "metaq.x", "value": b"v"}]]}, "'metaq.x' is reserved"),
         ("value string", {"value": ["1"], "headers": [[{"key": "a\x01", "value": "1"}]]}, "0x01 or 0x02"),
     ],
 )

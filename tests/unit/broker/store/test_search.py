@@ -20,7 +20,7 @@ FLAG = 3
 
 
 def body(*keys: str, payload: bytes = b"payload") -> bytes:
-    flag, attribute = encode_attributes(keys=keys, headers={"n": "v"})
+    flag, attribute = encode_attributes(keys=keys, properties={"n": "v"})
     assert flag == FLAG
     return bytes(encode_body(payload, flag, attribute))
 

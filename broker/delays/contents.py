@@ -1,0 +1,447 @@
+"""What one internal log of delayed messages says: which wait, and which were delivered or cancelled. Reactor thread.
+
+It is derived from the log's index units, and the marks in it (store/delayed_records.py). A node that follows reads on
+as the log grows; one that leads knows what it appends. A mark of a delivery counts as far as the messages are in their
+partition, which only a leader decides (`lead`): until then they are in the table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from metaq.protocol.errors import StoreError
+from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
+
+from .. import tuning
+from ..store.delayed_records import (
+    FRONT_BYTES,
+    MARKS,
+    DelayTarget,
+    Group,
+    Ids,
+    MarkKind,
+    Marks,
+    Sizes,
+    decode_marks,
+    overhead,
+    place_of,
+)
+from ..store.files import Files
+from ..store.index import IndexDamaged, UnitArray
+from ..store.partition_log import PartitionLog
+from ..store.scan import walk
+from ..store.segment import Segment
+from ..store.segments import Snapshot
+from .table import NOWHERE, DelayTable
+
+__all__ = ["DelayedLog", "Late", "read_records"]
+
+_log = logging.getLogger(__name__)
+
+Find = Callable[[str, int], PartitionLog | None]
+"""Store.find."""
+
+
+class _Held(NamedTuple):
+    """What a mark says of deliveries, not known to have happened. mark: its byte offset."""
+
+    mark: int
+    group: Group
+
+
+class _Unsettled(NamedTuple):
+    """Delivered by this leader, but a power cut may take it back. mark: byte offset of the mark. end: where the
+    messages end in `target`. least: the first byte here of the records that are needed then."""
+
+    mark: int
+    target: PartitionLog
+    end: int
+    least: int
+
+
+class Late:
+    """Messages that are due and that their partition does not take. retry_at: monotonic seconds."""
+
+    def __init__(self, why: str, pause: float) -> None:
+        self.table = DelayTable()
+        self.why = why
+        self.pause = pause
+        self.retry_at = 0.0
+
+
+class DelayedLog:
+    """One of the two logs."""
+
+    def __init__(self, log: PartitionLog) -> None:
+        self.log = log
+        self.table = DelayTable()
+        self.late: dict[DelayTarget, Late] = {}
+        self.counts: Counter[DelayTarget] = Counter()
+        """How many wait for each partition, late ones too."""
+        self.live_bytes = 0
+        """Of the records that wait."""
+        self.cancelled: OrderedDict[int, DelayTarget] = OrderedDict()
+        """Of the last ones: an answer that was lost with a broker is given again by the next one."""
+        self.reading = False
+        """Whether a thread reads what is due now."""
+        self.table_unsafe = False
+        """Whether something is due that is not safe yet."""
+        self._live: Counter[int] = Counter()  # records that wait, by where their segment begins
+        self._places: dict[
+            int, tuple[DelayTarget, bool]
+        ] = {}  # by tag: the partition, and whether they were written anew
+        self._renewals = log.renewals
+        self._read_to = log.first_offset
+        self._held: list[_Held] = []
+        self._unsettled: deque[_Unsettled] = deque()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return sum(map(len, self.tables()))
+
+    def tables(self) -> Iterator[DelayTable]:
+        """All, that of the partitions that take nothing now, too. `table` is the first one."""
+        yield self.table
+        for late in self.late.values():
+            yield late.table
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of the log, which `read_on` would read."""
+        if self._is_other:
+            return self.log.end_offset - self.log.first_offset
+        return self.log.end_offset - self._read_to
+
+    @property
+    def _is_other(self) -> bool:
+        """Whether the log was cut, or has lost what was not read: all is to be read again."""
+        return self.log.renewals != self._renewals or self._read_to < self.log.first_offset
+
+    def forget(self) -> None:
+        """Read all again."""
+        log = self.log
+        self.table.clear()
+        self.late.clear()
+        self.counts.clear()
+        self._live.clear()
+        self.cancelled.clear()
+        self._held.clear()
+        self._unsettled.clear()
+        self.live_bytes = 0
+        self._renewals, self._read_to = log.renewals, log.first_offset
+
+    def read_on(self, most_units: int | None = None) -> None:
+        """Take what has come, to the log's end, or about so many records. Raises StoreError."""
+        if self._is_other:
+            self.forget()
+        left = most_units
+        for units in self._units():
+            self._take(units)
+            self._read_to = int(units["offset"][-1]) + int(units["size"][-1])
+            if left is not None:
+                left -= len(units)
+                if left <= 0:
+                    return
+        if left is None:
+            self._read_to = self.log.end_offset  # damage may be last
+
+    def _units(self) -> Iterator[UnitArray]:
+        for segment in list(self.log.segments):
+            if segment.end > self._read_to:
+                yield from self._units_of_segment(segment)
+
+    def _units_of_segment(self, segment: Segment) -> Iterator[UnitArray]:
+        index = segment.index
+        if index is not None:
+            try:
+                number = index.starting_before(self._read_to)
+                while number < len(index):
+                    units = index.units(number, number + tuning.DELAYED_UNITS)
+                    number += len(units)
+                    yield units
+                return
+            except IndexDamaged as damage:
+                _log.warning("%s: what waits is read from the records", damage)
+        start = max(self._read_to, segment.first_offset) - segment.first_offset
+        scans = self.snapshot().look(segment, partial(_scan, segment, start))
+        for units in scans:
+            yield units
+
+    def snapshot(self) -> Snapshot:
+        """With what is not safe yet, too."""
+        return self.log.segments.snapshot()._replace(visible_end=self.log.end_offset)
+
+    def _take(self, units: UnitArray) -> None:
+        tags = units["tag"]
+        marks = []
+        for tag in np.unique(tags).tolist():
+            chosen = tags == tag
+            if tag in MARKS:
+                marks += np.flatnonzero(chosen).tolist()
+                continue
+            if tag not in self._places:
+                self._places[tag] = self._place_at(int(units["offset"][chosen.argmax()]))
+            self._take_pending(*self._places[tag], units[chosen])
+        for number in sorted(marks):
+            offset, size = int(units["offset"][number]), int(units["size"][number])
+            record = self.snapshot().read(offset, size)
+            found = decode_marks(record)
+            if found is None:  # a partition's name has the hash of a mark's
+                self._take_pending(*place_of(record), units[number : number + 1])
+            else:
+                self._take_marks(offset, found)
+
+    def _place_at(self, offset: int) -> tuple[DelayTarget, bool]:
+        return place_of(self.snapshot().read(offset, FRONT_BYTES))
+
+    def _take_pending(self, place: DelayTarget, anew: bool, units: UnitArray) -> None:
+        ids, offsets = units["id"].astype(np.int64), units["offset"].astype(np.int64)
+        sizes = units["size"].astype(np.int64) - anew  # as it was written at first
+        if anew:
+            before = self.table.move(ids, offsets)
+            known = before != NOWHERE
+            if known.any():
+                self._tally(before[known], -1)
+                self._tally(offsets[known], 1)
+                ids, offsets, sizes = ids[~known], offsets[~known], sizes[~known]
+        if len(ids):
+            self._add(place, ids, offsets, int(sizes.sum()))
+
+    def _take_marks(self, offset: int, marks: Marks) -> None:
+        if marks.kind is MarkKind.DELIVERED:
+            self._settle(marks.settled)
+            self._held += [_Held(offset, group) for group in marks.groups]
+        for group in marks.groups:
+            if marks.kind is MarkKind.CANCELLED:
+                self.cancel(group)
+            elif marks.kind is MarkKind.RETURNED:
+                self._held = [_Held(held.mark, _without(held.group, group.ids)) for held in self._held]
+
+    def _settle(self, settled: int) -> None:
+        done = [held.group for held in self._held if held.mark < settled]
+        if done:
+            self._held = [held for held in self._held if held.mark >= settled]
+            for group in done:
+                self.remove(group.place, group.ids, group.sizes)
+
+    # --- leading ------------------------------------------------------------------------------------------------------
+
+    def lead(self, find: Find) -> list[Group]:
+        """Read to the end, and decide which deliveries have happened; those that have not, for marks that say so.
+        Raises StoreError."""
+        self.read_on()
+        returned = []
+        for mark, group in self._held:
+            target = find(*group.place)
+            there = _there(group, target)
+            lost = ~there & (group.ids != NOWHERE)
+            if lost.any():
+                returned.append(Group(group.place, group.ids[lost], group.sizes[lost]))
+            if there.any():
+                offsets = self.remove(group.place, group.ids[there], group.sizes[there])
+                if target is not None:
+                    end = group.base + int(group.sizes[there].sum())
+                    self._unsettled.append(_Unsettled(mark, target, end, int(offsets.min(initial=mark))))
+        self._held.clear()
+        return returned
+
+    def appended(self) -> None:
+        """The leader has appended what it knows."""
+        self._read_to = self.log.end_offset
+
+    def insert(self, place: DelayTarget, ids: Ids, offsets: Ids, size: int) -> None:
+        """Appended by this leader: these wait. size: of their records."""
+        self._add(place, ids, offsets, size)
+        self.appended()
+
+    def delivered(self, group: Group, target: PartitionLog, mark: int) -> None:
+        """Appended by this leader: they lie in `target`, as the mark at this byte offset says."""
+        offsets = self.remove(group.place, group.ids, group.sizes)
+        self._unsettled.append(_Unsettled(mark, target, group.end, int(offsets.min(initial=mark))))
+
+    def settled(self, *, copied: bool) -> int:
+        """What marks below this byte offset say cannot be lost any more. copied: the partitions have to be visible, as
+        what every node of a set has is."""
+        unsettled = self._unsettled
+        while unsettled:
+            _, target, end, _ = unsettled[0]
+            if target.synced_end < end or (copied and target.visible_end < end):
+                return unsettled[0].mark
+            unsettled.popleft()
+        return self.log.end_offset
+
+    @property
+    def needed_from(self) -> int:
+        """The first byte of what a power cut may make wait again; the log's end if there is nothing."""
+        return min((each.least for each in self._unsettled), default=self.log.end_offset)
+
+    def rewritten(self, ids: Ids, offsets: Ids) -> None:
+        """Appended by this leader: the records of these, if they still wait, lie at `offsets` now."""
+        for table in self.tables():
+            before = table.move(ids, offsets)
+            known = before != NOWHERE
+            self._tally(before[known], -1)
+            self._tally(offsets[known], 1)
+
+    def set_late(self, place: DelayTarget, ids: Ids, why: str, pause: float) -> Late:
+        """Their partition does not take these now."""
+        late = self.late.get(place)
+        if late is None:
+            late = self.late[place] = Late(why, pause)
+        offsets = self.table.remove(ids)
+        known = offsets != NOWHERE
+        late.table.insert(ids[known], offsets[known])
+        return late
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def find(self, ids: Ids) -> Ids:
+        """Where the records of these lie, NOWHERE if they do not wait."""
+        found = self.table.find(ids)
+        for table in islice(self.tables(), 1, None):
+            found = np.maximum(found, table.find(ids))
+        return found
+
+    def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
+        """They do not wait any more; the byte offsets of those that did. sizes: of their records in the partition."""
+        found = self.table.remove(ids)
+        if (found == NOWHERE).any():
+            for table in islice(self.tables(), 1, None):
+                found = np.maximum(found, table.remove(ids))
+        known = found != NOWHERE
+        count = int(known.sum())
+        if self.counts[place] <= count:
+            del self.counts[place]
+        else:
+            self.counts[place] -= count
+        self.live_bytes -= int(sizes[known].sum()) + count * overhead(place)
+        offsets: Ids = found[known]
+        self._tally(offsets, -1)
+        return offsets
+
+    def cancel(self, group: Group) -> None:
+        """A mark says that they are not delivered."""
+        self.remove(group.place, group.ids, group.sizes)
+        self.cancelled.update(dict.fromkeys(group.ids.tolist(), group.place))
+        while len(self.cancelled) > tuning.DELAYED_CANCELLED:
+            self.cancelled.popitem(last=False)
+
+    def _add(self, place: DelayTarget, ids: Ids, offsets: Ids, size: int) -> None:
+        self.table.insert(ids, offsets)
+        self.counts[place] += len(ids)
+        self.live_bytes += size
+        self._tally(offsets, 1)
+
+    def live_in(self, segment: Segment) -> int:
+        """How many of its records wait."""
+        return self._live[segment.first_offset]
+
+    def _tally(self, offsets: Ids, sign: int) -> None:
+        if not len(offsets):
+            return
+        segments = self.log.segments
+        if offsets.min() < segments.first_offset:  # a follower's segment may go before what is behind it is read
+            self._tally(offsets[offsets >= segments.first_offset], sign)
+            return
+        first, last = segments.number_at(int(offsets.min())), segments.number_at(int(offsets.max()))
+        if first == last:
+            self._live[segments[first].first_offset] += sign * len(offsets)
+            return
+        starts = [each.first_offset for each in segments[first : last + 1]]
+        counts = np.bincount(np.searchsorted(starts, offsets, "right") - 1, minlength=len(starts)).tolist()
+        for start, count in zip(starts, counts, strict=True):
+            if count:
+                self._live[start] += sign * count
+
+
+def _without(group: Group, ids: Ids) -> Group:
+    """The sizes stay where they were, so that the others' places do."""
+    chosen = np.isin(group.ids, ids)
+    return group if not chosen.any() else group._replace(ids=np.where(chosen, NOWHERE, group.ids))
+
+
+def _there(group: Group, target: PartitionLog | None) -> npt.NDArray[np.bool_]:
+    """Which of its messages are in the partition. What retention, or an operator with the whole partition, has taken
+    away is believed to have been; so is what cannot be read."""
+    everything = np.ones(len(group.ids), np.bool_)
+    if target is None or group.base < target.first_offset:
+        return everything
+    there: npt.NDArray[np.bool_] = group.base + group.sizes.cumsum() <= target.end_offset
+    if not there.any():
+        return there
+    try:
+        snapshot = target.segments.snapshot()._replace(visible_end=target.end_offset)
+        header = snapshot.read(group.base, HEADER_BYTES)
+    except StoreError as error:
+        _log.error("it cannot be told whether delayed messages are in %s: %s", target.directory, error)
+        return everything
+    return there if HEADER.unpack(header)[2] == group.first_id else ~everything
+
+
+def _scan(segment: Segment, start: int, files: Files, fd: int) -> list[UnitArray]:
+    """The units of a segment without an index."""
+    found = []
+    for scan in walk(files, fd, start, segment.size, segment.first_offset):
+        if len(scan.units):
+            found.append(scan.units)
+        else:
+            _log.error("%s: records of delayed messages are damaged, up to byte %d", segment.path, scan.end)
+    return found
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+ReadBytes = Callable[[int, int], Buffer | None]
+"""read(byte offset, most bytes): None if that would have to wait for the disk."""
+
+_SPAN_BYTES = 64 << 10
+_FIRST_BYTES = 4096
+
+
+def read_records(read: ReadBytes, offsets: Ids, most_bytes: int) -> list[bytes] | None:
+    """The whole records at these offsets, of their first ones so many as have `most_bytes`, and one at least.
+
+    Neighbours are read together. None if `read` gives it. Raises what it raises.
+    """
+    order = offsets.argsort(kind="stable").tolist()
+    starts = offsets.tolist()
+    found: list[bytes] = [b""] * len(starts)
+    sizes = [0] * len(starts)
+    data: Buffer = b""
+    base = 0
+    for number, which in enumerate(order):
+        start = starts[which]
+        if start + HEADER_BYTES > base + len(data):
+            span = number
+            while span + 1 < len(order) and starts[order[span + 1]] - start < _SPAN_BYTES:
+                span += 1
+            got = read(start, starts[order[span]] - start + _FIRST_BYTES)
+            if got is None:
+                return None
+            data, base = got, start
+        place = start - base
+        length: int = HEADER.unpack_from(data, place)[0]
+        sizes[which] = size = HEADER_BYTES + (length if 0 <= length <= MAX_FRAME_BYTES else 0)  # else it is damaged
+        found[which] = bytes(data[place : place + size])
+    total = 0
+    for which, size in enumerate(sizes):
+        total += size
+        if total > most_bytes and which:
+            return found[:which]
+        if len(found[which]) < size:
+            got = read(starts[which], size)
+            if got is None:
+                return None
+            found[which] = bytes(got)
+    return found

@@ -1,0 +1,674 @@
+"""Delayed messages: taken into an internal log, delivered into their partitions when they are due.
+
+A message is due by the wall clock. Timers run by the monotonic one, sleep a second at most, and look at the wall clock
+again: a clock that steps forward delivers at once what is due by it, one that steps back delivers later.
+
+A delivery is one append to the internal log, the mark, and one to each partition behind it, in one turn of the reactor.
+The mark counts as far as the messages are in their partition (contents.py), so a crash in between, and a leader that
+has only a part of both, neither loses a message nor delivers it twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from metaq.protocol.delays import (
+    COUNTER_MASK,
+    CancelDelayedReply,
+    CancelDelayedRequest,
+    Cancelled,
+    due_ms,
+    due_of,
+    pending_id,
+)
+from metaq.protocol.errors import MetaqError
+from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT, message_id_list, store_times_ms
+from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer
+
+from .. import tuning
+from ..runtime.reactor import ReactorTime, Timer
+from ..store.batch import encode_puts
+from ..store.delayed_records import (
+    DelayTarget,
+    Group,
+    Ids,
+    MarkKind,
+    Marks,
+    Pending,
+    Sizes,
+    decode_pending,
+    encode_marks,
+    encode_pending,
+    place_tag,
+    units_of,
+)
+from ..store.internal_logs import DELAYED_TOPIC
+from ..store.partition_log import PartitionLog
+from ..store.store import Append, Store
+from .cleaning import Cleaning
+from .contents import DelayedLog, Late, read_records
+from .table import NOWHERE
+
+if TYPE_CHECKING:
+    from ..writing import Write, Writing
+
+__all__ = ["DelayedDelivery", "Delays", "Pended"]
+
+_log = logging.getLogger(__name__)
+
+
+class Pended(NamedTuple):
+    """Records of one partition's delayed messages, to be appended to `log`; `Delays.noted` once they are."""
+
+    owner: Delays
+    log: DelayedLog
+    place: DelayTarget
+    ids: Ids
+    sizes: Sizes
+    buffers: Sequence[Buffer]
+    now_ms: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records."""
+        return int(self.sizes.sum())
+
+    def units(self, offset: int) -> bytes:
+        """The index units of the records at byte `offset`."""
+        return units_of(offset, self.ids, self.sizes, place_tag(self.place), self.now_ms).tobytes()
+
+
+class DelayedDelivery(NamedTuple):
+    """What one turn gives to one partition. wanted: when each should have come, Unix ms."""
+
+    group: Group
+    write: Write
+    wanted: Ids
+
+
+class Delays:
+    """Of one broker. Reactor thread.
+
+    `enabled` is False on a node that copies another one's partitions, which delivers nothing. `lead` sets it, `follow`
+    takes it back.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        make_write: Callable[[PartitionLog, Sequence[Buffer], Buffer], Write],
+        clock: Callable[[], float],
+        reactor: ReactorTime,
+        in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
+        *,
+        enabled: bool = True,
+        topic: str = DELAYED_TOPIC,
+    ) -> None:
+        """store: open. make_write: makes a Write of an append. clock: seconds since 1970. topic: that of the logs."""
+        self.enabled = False
+        self.writing: Writing
+        """To be set before anything is asked."""
+        self.delivered = 0
+        """Messages, since the start."""
+        self.damaged = 0
+        """Messages that could not be read when they were due, since the start."""
+        self.store = store
+        self._topic = topic
+        self._make_write = make_write
+        self._clock = clock
+        self.in_thread = in_thread
+        self.seconds = reactor.seconds
+        self.call_later = reactor.callLater
+        self._logs: dict[PartitionLog, DelayedLog] = {}
+        self._counter = 0
+        self._crowded = False  # whether an id may be in use already
+        self._timer: Timer | None = None
+        self._wakes_at = _NEVER
+        self._retry_at = 0.0  # of marks that could not be written
+        self._lateness: deque[int] = deque(maxlen=tuning.DELAYED_LATENESS)
+        self._returned: dict[PartitionLog, list[Group]] = {}
+        self._last_settled: dict[PartitionLog, int] = {}
+        self._cleaning = Cleaning(self)
+        if enabled:
+            self.lead()
+
+    # --- messages come ------------------------------------------------------------------------------------------------
+
+    def due(self, flag: int, body: Buffer) -> int:
+        """When a delayed message that comes now is due, Unix ms. Raises RemoteProtocolError."""
+        return self._due(flag, body, self.now_ms())
+
+    def _due(self, flag: int, body: Buffer, now_ms: int) -> int:
+        return due_of(flag, body, now_ms)
+
+    def check(self, target: PartitionLog) -> None:
+        """Raise DiskFull or StoreError if nothing can wait for this partition now."""
+        self._contents(target.waits)
+
+    def pend(
+        self,
+        target: PartitionLog,
+        dues: Sequence[int],
+        flags: Sequence[int],
+        checksums: Sequence[int],
+        bodies: Sequence[Buffer],
+        taken: Sequence[int],
+    ) -> Pended:
+        """Records of delayed messages for a partition that `check` has passed. dues: `due` of each. taken: an ordinary
+        id for each."""
+        work = self._pend(target, dues, (flags, checksums, bodies, taken))
+        while True:
+            try:
+                next(work)
+            except StopIteration as done:
+                pended: Pended = done.value
+                return pended
+
+    def pend_in_slices(
+        self,
+        target: PartitionLog,
+        flags: Sequence[int],
+        checksums: Sequence[int],
+        bodies: Sequence[Buffer],
+        taken: Sequence[int],
+    ) -> Generator[None, None, Pended]:
+        """The same with pauses, for messages that nobody has looked at. Raises what `due` and `check` do."""
+        now_ms = self.now_ms()
+        dues: list[int] = []
+        for start in range(0, len(bodies), tuning.DELAYED_SLICE_RECORDS):
+            if start:
+                yield
+            chosen = slice(start, start + tuning.DELAYED_SLICE_RECORDS)
+            dues += [self._due(flag, body, now_ms) for flag, body in zip(flags[chosen], bodies[chosen], strict=True)]
+        return (yield from self._pend(target, dues, (flags, checksums, bodies, taken)))
+
+    def _pend(
+        self,
+        target: PartitionLog,
+        dues: Sequence[int],
+        columns: tuple[Sequence[int], Sequence[int], Sequence[Buffer], Sequence[int]],
+    ) -> Generator[None, None, Pended]:
+        contents = self._contents(target.waits)
+        ids = self._ids(np.array(dues, np.int64))
+        numbers = ids.tolist()
+        place = target.topic, target.partition
+        buffers: list[Buffer] = []
+        sizes: list[int] = []
+        for start in range(0, len(dues), tuning.DELAYED_SLICE_RECORDS):
+            if start:
+                yield
+            chosen = slice(start, start + tuning.DELAYED_SLICE_RECORDS)
+            flags, checksums, bodies, taken = columns
+            more, widths = encode_pending(
+                place, flags[chosen], checksums[chosen], bodies[chosen], taken[chosen], numbers[chosen]
+            )
+            buffers += more
+            sizes += widths
+        return Pended(self, contents, place, ids, np.array(sizes, np.int64), buffers, self.now_ms())
+
+    def _contents(self, waits: bool) -> DelayedLog:
+        """Raises DiskFull, StoreError."""
+        log = self.store.internal_log(self._topic, waits)
+        if self.store.space.full:
+            self.store.space.check(log.directory, journaled=waits)
+        return self._of(log)
+
+    def _of(self, log: PartitionLog) -> DelayedLog:
+        found = self._logs.get(log)
+        if found is None:
+            found = self._logs[log] = self._new_contents(log)
+        return found
+
+    def _new_contents(self, log: PartitionLog) -> DelayedLog:
+        return DelayedLog(log)
+
+    def _ids(self, dues: Ids) -> Ids:
+        counter = self._counter
+        self._counter += len(dues)
+        self._crowded = self._crowded or self._counter > COUNTER_MASK
+        counters = np.arange(counter, counter + len(dues)) & COUNTER_MASK
+        while True:
+            ids: Ids = (dues - EPOCH_MS) << TIME_SHIFT | counters
+            if not (self._crowded and any((each.find(ids) != NOWHERE).any() for each in self._logs.values())):
+                return ids
+            dues = dues + 1  # four million wait for the same millisecond
+
+    def noted(self, pended: Pended, base: int) -> None:
+        """These were appended from byte `base` on: they are to be delivered."""
+        offsets = np.empty(len(pended.ids), np.int64)
+        offsets[0] = base
+        np.cumsum(pended.sizes[:-1], out=offsets[1:])
+        offsets[1:] += base
+        pended.log.insert(pended.place, pended.ids, offsets, pended.size)
+        self._wake_by(due_ms(int(pended.ids.min())))
+
+    # --- time passes --------------------------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """Wall clock, Unix ms."""
+        return int(self._clock() * 1000)
+
+    def _wake_by(self, due: float) -> None:
+        """due: Unix ms."""
+        if due < self._wakes_at and self.enabled:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._wakes_at = due
+            self._timer = self.call_later(self._seconds_until(due), self._wake)
+
+    def _seconds_until(self, due: float) -> float:
+        """Never 0 for what is not due yet: clocks and floats may differ by less than they can say."""
+        if due <= self.now_ms():
+            return 0.0
+        return min(tuning.DELAYED_SLEEP_SECONDS, max(tuning.DELAYED_LEAST_SECONDS, due / 1000 - self._clock()))
+
+    def _wake(self) -> None:
+        self._timer, self._wakes_at = None, _NEVER
+        if not self.enabled:
+            return
+        try:
+            self._turn()
+        except Exception:
+            _log.exception("delayed messages are not delivered now")
+            self._retry_at = self.seconds() + tuning.DELAYED_RETRY_SECONDS[1]
+        finally:
+            self._sleep()
+
+    def _turn(self) -> None:
+        for contents in list(self._logs.values()):
+            self._deliver_late(contents)
+            self._deliver_due(contents)
+
+    def _sleep(self) -> None:
+        """Until something is due."""
+        now_ms, seconds = self.now_ms(), self.seconds()
+        wake_at = self._wanted_at(now_ms, seconds)
+        if self._retry_at > seconds:
+            wake_at = max(wake_at, now_ms + max(tuning.DELAYED_LEAST_SECONDS, self._retry_at - seconds) * 1000)
+        self._wake_by(wake_at)
+
+    def _wanted_at(self, now_ms: float, seconds: float) -> float:
+        """When the next turn is due, Unix ms. The arguments are now, by both clocks."""
+        least = tuning.DELAYED_LEAST_SECONDS
+        wake_at = _NEVER
+        for contents in self._logs.values():
+            if contents.reading:
+                continue
+            first = contents.table.first
+            if first is not None:
+                due: float = due_ms(first)
+                if due <= now_ms and contents.table_unsafe:
+                    due = now_ms + tuning.DELAYED_UNSAFE_SECONDS * 1000
+                wake_at = min(wake_at, due)
+            for late in contents.late.values():
+                wake_at = min(wake_at, now_ms + max(least, late.retry_at - seconds) * 1000)
+        return wake_at
+
+    # --- delivering ---------------------------------------------------------------------------------------------------
+
+    def _deliver_due(self, contents: DelayedLog) -> None:
+        """A turn's part of what is due."""
+        if contents.reading or self.seconds() < self._retry_at:
+            return
+        due_before = pending_id(self.now_ms() + 1, 0)
+        ids, offsets = contents.table.until(due_before, tuning.DELAYED_TURN_RECORDS)
+        safe = offsets < contents.log.durability.safe_end
+        contents.table_unsafe = not safe.all()
+        if contents.table_unsafe:
+            ids, offsets = ids[safe], offsets[safe]
+        if len(ids):
+            self._read(contents, ids, offsets)
+
+    def _deliver_late(self, contents: DelayedLog) -> None:
+        seconds = self.seconds()
+        for place, late in list(contents.late.items()):
+            if not len(late.table):
+                del contents.late[place]
+            elif late.retry_at <= seconds and not contents.reading and seconds >= self._retry_at:
+                try:
+                    self.writing.log(*place, place[1])
+                except MetaqError as error:
+                    self._pause(late, str(error))
+                    continue
+                late.pause = tuning.DELAYED_RETRY_SECONDS[0]
+                self._read(contents, *late.table.until(_ALL, tuning.DELAYED_TURN_RECORDS))
+
+    def _pause(self, late: Late, why: str) -> None:
+        late.why = why
+        late.retry_at = self.seconds() + late.pause
+        late.pause = min(late.pause * 2, tuning.DELAYED_RETRY_SECONDS[1])
+
+    def _read(self, contents: DelayedLog, ids: Ids, offsets: Ids) -> None:
+        """Have the records of these given, at once if the page cache has them."""
+        most = tuning.DELAYED_TURN_BYTES
+        records = read_records(contents.log.segments.read, offsets, most)
+        if records is not None:
+            self._give(contents, ids, records)
+            return
+        contents.reading = True
+        read = partial(read_records, contents.log.segments.snapshot().read, offsets, most)
+        self.in_thread(read).addBoth(self._has_read, contents, contents.log.renewals, ids, offsets)
+
+    def _has_read(self, result: Any, contents: DelayedLog, renewals: int, ids: Ids, offsets: Ids) -> None:
+        contents.reading = False
+        if not self.enabled or contents.log.renewals != renewals or self._logs.get(contents.log) is not contents:
+            return
+        try:
+            if isinstance(result, list):
+                ids, offsets = ids[: len(result)], offsets[: len(result)]
+                waits = (contents.find(ids) == offsets).tolist()  # some may have been cancelled meanwhile
+                records = [record for record, waiting in zip(result, waits, strict=True) if waiting]
+                if records:
+                    self._give(contents, ids[np.array(waits)], records)
+            else:
+                _log.error("delayed messages cannot be read, trying again: %s", result.value)
+                self._retry_at = self.seconds() + tuning.DELAYED_RETRY_SECONDS[1]
+        except Exception:
+            _log.exception("delayed messages are not delivered now")
+            self._retry_at = self.seconds() + tuning.DELAYED_RETRY_SECONDS[1]
+        finally:
+            self._sleep()
+
+    def _decoded(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> list[Pending]:
+        """Those that can be read; the others are dropped. ids: theirs, and perhaps more."""
+        found, damaged = [], []
+        for expected, record in zip(ids.tolist(), records, strict=False):
+            pending = decode_pending(record)
+            if pending is None or pending.id != expected:
+                damaged.append(expected)
+            else:
+                found.append(pending)
+        if damaged:
+            self.drop_damaged(contents, damaged)
+        return found
+
+    def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
+        """Append these to their partitions, behind a mark; ids: theirs, and perhaps more."""
+        groups: defaultdict[DelayTarget, list[Pending]] = defaultdict(list)
+        for pending in self._decoded(contents, ids, records):
+            groups[pending.place].append(pending)
+        deliveries = []
+        for place, messages in groups.items():
+            late = contents.late.get(place)
+            if late is not None and len(late.table) and late.retry_at > self.seconds():
+                contents.set_late(place, _ids_of(messages), late.why, 0.0)
+                continue
+            try:
+                deliveries.append(self._delivery(place, messages))
+            except MetaqError as error:
+                self._not_taken(contents, place, _ids_of(messages), error)
+        if deliveries:
+            self._append(contents, deliveries)
+
+    def _delivery(self, place: DelayTarget, messages: Sequence[Pending]) -> DelayedDelivery:
+        """Raises what refuses a put."""
+        log = self.writing.log(*place, place[1])
+        count = len(messages)
+        first_id = self.writing.message_ids.next(count)
+        puts = [(each.flag & ~DELAYED_FLAG, each.checksum, each.body) for each in messages]
+        base = log.end_offset
+        write = self._make_write(log, *encode_puts(puts, base, message_id_list(first_id, count)))
+        ids, taken = _ids_of(messages), np.array([each.taken for each in messages], np.int64)
+        sizes = np.array([HEADER_BYTES + len(each.body) for each in messages], np.int64)
+        wanted = np.maximum(store_times_ms(ids), store_times_ms(taken))
+        return DelayedDelivery(Group(place, ids, sizes, base, first_id), write, wanted)
+
+    def _append(self, contents: DelayedLog, deliveries: Sequence[DelayedDelivery]) -> None:
+        mark, _ = self._append_marked(contents, deliveries)
+        if mark.error is not None:
+            _log.error("delayed messages are not delivered now: %s", mark.error)
+            self._retry_at = self.seconds() + tuning.DELAYED_RETRY_SECONDS[1]
+            return
+        now_ms = self.now_ms()
+        for each in deliveries:
+            if each.write.error is not None:
+                self._not_taken(contents, each.group.place, each.group.ids, each.write.error)
+                continue
+            self._lateness.extend((now_ms - each.wanted).tolist())
+
+    def _append_marked(self, contents: DelayedLog, deliveries: Sequence[DelayedDelivery]) -> tuple[Write, list[Write]]:
+        """The mark, without which nothing else is appended, and what is appended and not safe yet. Those that their
+        partition does not take have an error, and wait as before."""
+        log = contents.log
+        mark_at = log.end_offset
+        marks = Marks(MarkKind.DELIVERED, self._settled(contents), [each.group for each in deliveries])
+        mark = self._mark_write(log, marks)
+        mark.delayed_for = deliveries[0].write.log
+
+        def writes() -> Iterator[Write]:
+            yield mark
+            if mark.error is None:
+                for each in deliveries:
+                    yield each.write
+
+        waiting = self.writing.append(writes())
+        if mark.error is not None:
+            return mark, []
+        contents.appended()
+        self._last_settled[log] = marks.settled
+        for each in deliveries:
+            if each.write.error is not None:
+                self._returned.setdefault(log, []).append(Group(each.group.place, each.group.ids, each.group.sizes))
+                continue
+            contents.delivered(each.group, each.write.log, mark_at)
+            self.delivered += len(each.group.ids)
+        if self._returned:
+            self._tell_returned()
+        return mark, waiting
+
+    def _not_taken(self, contents: DelayedLog, place: DelayTarget, ids: Ids, error: MetaqError) -> None:
+        late = contents.late.get(place)
+        if late is None:
+            _log.warning("delayed messages of %s-%d wait: %s", *place, error)
+        late = contents.set_late(place, ids, str(error), tuning.DELAYED_RETRY_SECONDS[0])
+        self._pause(late, str(error))
+
+    def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
+        """The records of these lie elsewhere now, behind what marks say of them."""
+
+    def drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
+        """What cannot be read will never be; nobody knows whose it was."""
+        _log.error(
+            "%s: %d delayed messages that are due are damaged, the first one has the id %d",
+            contents.log.directory,
+            len(ids),
+            ids[0],
+        )
+        self.damaged += len(ids)
+        group = Group(("", 0), np.array(ids, np.int64), np.zeros(len(ids), np.int64))
+        if self._append_marks(contents, Marks(MarkKind.CANCELLED, 0, [group])) is None:
+            contents.remove(*group[:3])
+
+    # --- marks --------------------------------------------------------------------------------------------------------
+
+    def _mark_write(self, log: PartitionLog, marks: Marks) -> Write:
+        data, unit = encode_marks(marks, self.now_ms(), log.end_offset)
+        return self._make_write(log, (data,), unit)
+
+    def _append_marks(self, contents: DelayedLog, marks: Marks) -> MetaqError | None:
+        """Why they are not appended. Nobody waits for them."""
+        data, unit = encode_marks(marks, self.now_ms(), contents.log.end_offset)
+        append = Append(contents.log, (data,), unit)
+        self.store.append_many((append,))
+        if append.error is None:
+            contents.appended()
+        return append.error
+
+    def _settled(self, contents: DelayedLog) -> int:
+        return contents.settled(copied=self.writing.copies is not None)
+
+    def _tell_returned(self) -> None:
+        """Have the logs say what did not happen. What cannot be written is tried again."""
+        for log, groups in list(self._returned.items()):
+            error = self._append_marks(self._of(log), Marks(MarkKind.RETURNED, 0, groups))
+            if error is None:
+                del self._returned[log]
+            else:
+                _log.warning("deliveries that have failed stay in %s: %s", log.directory, error)
+
+    # --- leading and following ----------------------------------------------------------------------------------------
+
+    def lead(self) -> None:
+        """Know what the logs say, and deliver from now on. Raises StoreError."""
+        for log in self.store.internal_logs(self._topic):
+            contents = self._of(log)
+            if returned := contents.lead(self.store.find):
+                self._returned[log] = returned
+            self._crowded = self._crowded or len(contents) > 0
+        self._tell_returned()
+        self.enabled = True
+        self._retry_at = 0.0
+        if self._logs:
+            self.call_later(0, self._begin)
+
+    def _begin(self) -> None:
+        if self.enabled:
+            self._sleep()
+
+    def follow(self) -> None:
+        """Deliver nothing from now on; another node does. What is in memory is read again."""
+        if self.enabled:
+            self.enabled = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer, self._wakes_at = None, _NEVER
+            self._logs.clear()
+            self._returned.clear()
+            self._last_settled.clear()
+            self._cleaning.stop()
+
+    def read_ahead(self) -> None:
+        """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises
+        StoreError."""
+        for log in self.store.internal_logs(self._topic):
+            self._of(log).read_on()
+
+    def tick(self) -> None:
+        """Keep up with the leader, or keep the logs short. To be called about once a second."""
+        if not self.enabled:
+            for log in self.store.internal_logs(self._topic):
+                self._of(log).read_on(tuning.DELAYED_FOLLOWED_UNITS)
+            return
+        if self._returned:
+            self._tell_returned()
+        for contents in self._logs.values():
+            self._tell_settled(contents)
+            self._cleaning.consider(contents)
+
+    def _tell_settled(self, contents: DelayedLog) -> None:
+        """A log that is at rest says at last that all its deliveries have happened."""
+        written = self._last_settled.get(contents.log)
+        if written is None:
+            return
+        settled = self._settled(contents)
+        if settled == contents.log.end_offset:
+            del self._last_settled[contents.log]
+            self._append_marks(contents, Marks(MarkKind.DELIVERED, settled, ()))
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._logs.values()))
+
+    def counts(self) -> Counter[DelayTarget]:
+        """How many wait for each partition."""
+        total: Counter[DelayTarget] = Counter()
+        for contents in self._logs.values():
+            total.update(contents.counts)
+        return total
+
+    def count(self, place: DelayTarget) -> int:
+        """How many wait for a partition."""
+        return sum(contents.counts[place] for contents in self._logs.values())
+
+    def late(self) -> dict[DelayTarget, tuple[int, str]]:
+        """How many are due for partitions that do not take them now, and why not."""
+        found: dict[DelayTarget, tuple[int, str]] = {}
+        for contents in self._logs.values():
+            for place, late in contents.late.items():
+                if len(late.table):
+                    found[place] = found.get(place, (0, ""))[0] + len(late.table), late.why
+        return found
+
+    @property
+    def live_bytes(self) -> int:
+        """Of the records that wait."""
+        return sum(contents.live_bytes for contents in self._logs.values())
+
+    def lateness_ms(self, part: float) -> int:
+        """How late the last deliveries were, at most: of this part of them, 0.0 … 1.0. 0 without any."""
+        if not self._lateness:
+            return 0
+        return int(np.quantile(np.array(self._lateness), part, method="higher"))
+
+    def contents(self) -> Sequence[DelayedLog]:
+        """Of the logs that there are."""
+        return tuple(self._logs.values())
+
+    def cancel(self, request: CancelDelayedRequest) -> Deferred[CancelDelayedReply]:
+        """Answered when it is as safe as the messages. Fails with what refuses a put, StoreError."""
+        return ensureDeferred(self._cancel((request.topic, request.partition), request.message_id))
+
+    async def _cancel(self, place: DelayTarget, message_id: int) -> CancelDelayedReply:
+        for contents in self._logs.values():
+            if contents.cancelled.get(message_id) == place:
+                before = self._make_write(contents.log, (), b"")
+                before.delayed_for, before.end = self.store.find(*place), contents.log.end_offset
+                await self._until_safe(before, [before])
+                return CancelDelayedReply(Cancelled.CANCELLED)
+        ids = np.array([message_id], np.int64)
+        for contents in self._logs.values():
+            offsets = contents.find(ids)
+            if offsets[0] == NOWHERE:
+                continue
+            read = partial(read_records, contents.log.segments.snapshot().read, offsets, 0)
+            (record,) = await self.in_thread(read)
+            pending = decode_pending(record)
+            if pending is None or pending.place != place:
+                return CancelDelayedReply(Cancelled.UNKNOWN)
+            if self._logs.get(contents.log) is not contents or contents.find(ids)[0] == NOWHERE:
+                break
+            await self._append_cancelled(contents, pending, ids)
+            return CancelDelayedReply(Cancelled.CANCELLED)
+        late = due_ms(message_id) <= self.now_ms()
+        return CancelDelayedReply(Cancelled.LATE if late else Cancelled.UNKNOWN)
+
+    async def _append_cancelled(self, contents: DelayedLog, pending: Pending, ids: Ids) -> None:
+        await self._until_safe(*self._cancel_now(contents, pending, ids))
+
+    def _cancel_now(self, contents: DelayedLog, pending: Pending, ids: Ids) -> tuple[Write, list[Write]]:
+        """Have a mark say so: it, and what is not safe yet. Raises what refuses it."""
+        group = Group(pending.place, ids, np.array([HEADER_BYTES + len(pending.body)], np.int64))
+        write = self._mark_write(contents.log, Marks(MarkKind.CANCELLED, 0, [group]))
+        write.delayed_for = self.store.find(*pending.place)
+        waiting = self.writing.append((write,))
+        if write.error is not None:
+            raise write.error
+        contents.appended()
+        contents.cancel(group)
+        return write, waiting
+
+    async def _until_safe(self, write: Write, waiting: Sequence[Write]) -> None:
+        """Raises why `write` is not."""
+        if waiting:
+            safe: Deferred[None] = Deferred()
+            self.writing.when_safe(waiting, partial(safe.callback, None))
+            await safe
+        if write.failure is not None:
+            raise write.failure
+
+
+def _ids_of(messages: Sequence[Pending]) -> Ids:
+    return np.array([each.id for each in messages], np.int64)
+
+
+_NEVER = float("inf")
+_ALL = (1 << 63) - 1

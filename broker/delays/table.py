@@ -1,0 +1,258 @@
+"""Which delayed messages wait, in the order of their times: ids and where their records lie, 16 bytes each.
+
+An id begins with the time (protocol/delays.py), so ids in order are messages in the order of their times. What came
+last lies in one leaf, `_recent`; when that is full it is dealt out to the others, each of which has a range of ids. A
+leaf is two sorted arrays and what was added since they were sorted. So nothing ever moves more than a leaf at once, and
+a message costs O(log n), with numpy for all of a batch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from ..store.delayed_records import Ids
+
+__all__ = ["NOWHERE", "DelayTable"]
+
+Places = npt.NDArray[np.intp]
+
+NOWHERE = -1
+_LEAF = 4096
+"""A leaf with more is divided. 32 KiB of ids: to insert into it costs 20 µs."""
+
+_RECENT = 1 << 14
+_UNSORTED = 512
+_NONE: Ids = np.empty(0, np.int64)
+_NOWHERE: Places = np.empty(0, np.intp)
+_NO_IDS: tuple[Ids, Ids] = (_NONE, _NONE)
+
+
+class _Leaf:
+    """Ids in order, with the byte offsets of their records, and in arrays of their own those that came since."""
+
+    __slots__ = ("added_ids", "added_offsets", "ids", "offsets")
+
+    def __init__(self, ids: Ids = _NONE, offsets: Ids = _NONE) -> None:
+        self.ids = ids
+        self.offsets = offsets
+        self.added_ids = array("q")
+        self.added_offsets = array("q")
+
+    def __len__(self) -> int:
+        return len(self.ids) + len(self.added_ids)
+
+    def add(self, ids: Ids, offsets: Ids) -> None:
+        self.added_ids.frombytes(ids.tobytes())
+        self.added_offsets.frombytes(offsets.tobytes())
+
+    def sort(self) -> None:
+        """Afterwards nothing is in `added_ids`."""
+        if not self.added_ids:
+            return
+        ids, offsets = np.array(self.added_ids, np.int64), np.array(self.added_offsets, np.int64)
+        self.added_ids, self.added_offsets = array("q"), array("q")
+        if len(ids) > 1:
+            order = ids.argsort(kind="stable")
+            ids, offsets = ids[order], offsets[order]
+        if not len(self.ids):
+            self.ids, self.offsets = ids, offsets
+            return
+        if ids[0] > self.ids[-1]:
+            self.ids, self.offsets = np.concatenate((self.ids, ids)), np.concatenate((self.offsets, offsets))
+            return
+        places = self.ids.searchsorted(ids)
+        self.ids, self.offsets = np.insert(self.ids, places, ids), np.insert(self.offsets, places, offsets)
+
+    def find(self, ids: Ids) -> tuple[npt.NDArray[np.bool_], Places]:
+        """Which of these are here, and the places of those; ids: in order."""
+        self.sort()
+        if not len(self.ids):
+            return np.zeros(len(ids), np.bool_), _NOWHERE
+        places = self.ids.searchsorted(ids)
+        here = self.ids[np.minimum(places, len(self.ids) - 1)] == ids
+        return here, places[here]
+
+    def least(self) -> int | None:
+        self.sort()
+        return int(self.ids[0]) if len(self.ids) else None
+
+
+_Use = Callable[[_Leaf, Places, Places], Ids]
+
+
+class DelayTable:
+    """One thread. Each id is there once. Arrays of ids may be in any order, results are in the same."""
+
+    def __init__(self) -> None:
+        self._recent = _Leaf()
+        self._leaves = [_Leaf()]
+        self._firsts: list[int] = []
+        """Of each leaf but the first one, the id from which on ids belong to it."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def insert(self, ids: Ids, offsets: Ids) -> None:
+        """Ids that are not there yet."""
+        self._count += len(ids)
+        recent = self._recent
+        recent.add(ids, offsets)
+        if len(recent) > _RECENT:
+            recent.sort()
+            self._recent = _Leaf()
+            self._deal(recent.ids, recent.offsets)
+
+    def remove(self, ids: Ids) -> Ids:
+        """Take these out: where their records lie, NOWHERE for those that are not there."""
+        return self._each(ids, self._take)
+
+    def find(self, ids: Ids) -> Ids:
+        """As `remove`, and they stay."""
+        return self._each(ids, lambda leaf, here, places: leaf.offsets[places])
+
+    def move(self, ids: Ids, offsets: Ids) -> Ids:
+        """Their records lie at `offsets` from now on: where they lay before, NOWHERE for those that are not there,
+        which stay so."""
+        order = ids.argsort(kind="stable")
+        wanted = offsets[order]
+
+        def replace(leaf: _Leaf, here: Places, places: Places) -> Ids:
+            before = leaf.offsets[places]
+            leaf.offsets[places] = wanted[here]
+            return before
+
+        return self._each(ids, replace)
+
+    def clear(self) -> None:
+        """Take all out."""
+        self._recent, self._leaves, self._firsts, self._count = _Leaf(), [_Leaf()], [], 0
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def first(self) -> int | None:
+        """The least id."""
+        found = [least for least in (self._recent.least(), self._first_leaf().least()) if least is not None]
+        return min(found, default=None)
+
+    def until(self, end: int, most: int) -> tuple[Ids, Ids]:
+        """The first ids below `end`, at most so many, in order, and where their records lie."""
+        return self._range(0, 0, end, most)
+
+    def after(self, start: int, most: int) -> tuple[Ids, Ids]:
+        """The first ids above `start`, likewise."""
+        return self._range(bisect_right(self._firsts, start), start + 1, None, most)
+
+    def lying_before(self, offset: int) -> Iterator[tuple[Ids, Ids]]:
+        """Those whose records lie before byte `offset`, leaf by leaf, in no order. Nothing may change meanwhile but
+        offsets, and what is removed."""
+        for leaf in [self._recent, *self._leaves]:
+            leaf.sort()
+            chosen = leaf.offsets < offset
+            yield leaf.ids[chosen], leaf.offsets[chosen]
+
+    def all_offsets(self) -> Iterator[Ids]:
+        """Leaf by leaf."""
+        for leaf in [self._recent, *self._leaves]:
+            leaf.sort()
+            yield leaf.offsets
+
+    # --- leaves -------------------------------------------------------------------------------------------------------
+
+    def _first_leaf(self) -> _Leaf:
+        """The first one that is not empty, if there is any; empty ones before it go."""
+        while not len(self._leaves[0]) and len(self._leaves) > 1:
+            del self._leaves[0], self._firsts[0]
+        return self._leaves[0]
+
+    def _range(self, number: int, start: int, end: int | None, most: int) -> tuple[Ids, Ids]:
+        pieces = [_between(self._recent, start, end, most)]
+        left = most
+        for leaf in self._leaves[number:]:
+            piece = _between(leaf, start, end, left)
+            pieces.append(piece)
+            left -= len(piece[0])
+            if not left or (end is not None and len(leaf) > len(piece[0])):
+                break
+        ids = np.concatenate([ids for ids, _ in pieces])
+        offsets = np.concatenate([offsets for _, offsets in pieces])
+        order = ids.argsort(kind="stable")[:most]
+        return ids[order], offsets[order]
+
+    def _shares(self, ids: Ids) -> list[tuple[int, int, int]]:
+        """Of ids in order: which leaf those from `start` to `end` belong to."""
+        firsts, shares, start = self._firsts, [], 0
+        while start < len(ids):
+            number = bisect_right(firsts, ids[start])
+            end = len(ids) if number == len(firsts) else int(ids.searchsorted(firsts[number]))
+            shares.append((number, start, end))
+            start = end
+        return shares
+
+    def _deal(self, ids: Ids, offsets: Ids) -> None:
+        """Give these, which are in order, to the leaves that they belong to."""
+        for number, start, end in reversed(self._shares(ids)):  # a leaf that is divided moves those behind it
+            leaf = self._leaves[number]
+            leaf.add(ids[start:end], offsets[start:end])
+            if len(leaf.added_ids) > _UNSORTED or len(leaf) > _LEAF:
+                leaf.sort()
+                if len(leaf) > _LEAF:
+                    self._divide(number)
+
+    def _divide(self, number: int) -> None:
+        leaf = self._leaves[number]
+        pieces = max(2, -(-len(leaf) * 4 // (_LEAF * 3)))  # each three quarters full
+        bounds = [len(leaf) * piece // pieces for piece in range(pieces + 1)]
+        parts = [_Leaf(leaf.ids[start:end].copy(), leaf.offsets[start:end].copy()) for start, end in pairwise(bounds)]
+        self._leaves[number : number + 1] = parts
+        self._firsts[number:number] = [int(part.ids[0]) for part in parts[1:]]
+
+    def _each(self, ids: Ids, use: _Use) -> Ids:
+        """use(leaf, which of the ids in order are there, their places) for each leaf that has some; the offsets that
+        it gives."""
+        order = ids.argsort(kind="stable")
+        wanted = ids[order]
+        result = np.full(len(ids), NOWHERE, np.int64)
+        here, places = self._recent.find(wanted)
+        if len(places):
+            which = here.nonzero()[0]
+            result[which] = use(self._recent, which, places)
+        left = (~here).nonzero()[0]
+        rest = wanted[left]
+        for number, start, end in self._shares(rest):
+            leaf = self._leaves[number]
+            here, places = leaf.find(rest[start:end])
+            if len(places):
+                which = left[start:end][here]
+                result[which] = use(leaf, which, places)
+        found = np.empty(len(ids), np.int64)
+        found[order] = result
+        return found
+
+    def _take(self, leaf: _Leaf, here: Places, places: Places) -> Ids:
+        offsets = leaf.offsets[places]
+        count = len(places)
+        self._count -= count
+        if int(places[-1]) == count - 1:  # the first ones, which are due: the usual case
+            leaf.ids, leaf.offsets = leaf.ids[count:], leaf.offsets[count:]
+            return offsets
+        leaf.ids, leaf.offsets = np.delete(leaf.ids, places), np.delete(leaf.offsets, places)
+        return offsets
+
+
+def _between(leaf: _Leaf, start: int, end: int | None, most: int) -> tuple[Ids, Ids]:
+    """Copies of the first ones in [start, end)."""
+    leaf.sort()
+    first = int(leaf.ids.searchsorted(start)) if start else 0
+    last = len(leaf.ids) if end is None else int(leaf.ids.searchsorted(end))
+    last = min(last, first + most)
+    return (leaf.ids[first:last].copy(), leaf.offsets[first:last].copy()) if last > first else _NO_IDS

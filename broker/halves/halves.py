@@ -1,0 +1,390 @@
+"""Half messages: taken into an internal log, and given to their partitions when their transaction is committed.
+
+They are delayed messages (broker/delays) of another kind: when one is due, a producer of its group is asked for the
+outcome, one that waits with CHECK_HALVES. A commit is a delivery at once, behind its mark; a rollback is a
+cancellation. Each question leaves a mark, too, so that another leader, or a broker that was started again, goes on
+counting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from metaq.protocol.errors import HalfRefused, NotLeader
+from metaq.protocol.halves import (
+    CheckedHalf,
+    CheckHalvesRequest,
+    EndHalfReply,
+    EndHalfRequest,
+    HalfOutcome,
+    HalfState,
+    half_of,
+)
+from metaq.protocol.record import Buffer
+
+from .. import tuning
+from ..delays.contents import DelayedLog, read_records
+from ..delays.delays import Delays
+from ..delays.table import NOWHERE
+from ..runtime.reactor import ReactorTime
+from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
+from ..store.internal_logs import HALVES_TOPIC
+from ..store.partition_log import PartitionLog
+from ..store.store import Store
+from ..writing import Write
+from .contents import HalfLog, Questions
+from .groups import NEVER, Groups, Half, Poll
+
+__all__ = ["HalfFigures", "Halves"]
+
+_log = logging.getLogger(__name__)
+
+Checked = Sequence[CheckedHalf]
+
+
+class HalfFigures(NamedTuple):
+    """Half messages of one group whose first check is due, or was. asked: those that are asked for; parked: those that
+    are not any more. askers: producers that wait for questions."""
+
+    asked: int
+    parked: int
+    askers: int
+
+
+class Halves(Delays):
+    """Of one broker. Reactor thread. Led and followed as Delays are."""
+
+    def __init__(
+        self,
+        store: Store,
+        make_write: Callable[[PartitionLog, Sequence[Buffer], Buffer], Write],
+        clock: Callable[[], float],
+        reactor: ReactorTime,
+        in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
+        *,
+        first_seconds: float,
+        checks: int,
+        enabled: bool = True,
+    ) -> None:
+        """first_seconds: the first check comes so long after its message. checks: questions for each of them. The rest:
+        as for Delays."""
+        self._first_seconds = first_seconds
+        self._groups: Groups[Checked] = Groups(checks)
+        self._given: dict[object, list[Half]] = {}  # by caller, since its last question
+        self._reading: set[Poll[Checked]] = set()  # a worker thread reads what they are to get
+        self._ending: dict[int, list[Deferred[None]]] = {}  # outcomes that are not safe yet: who else waits for them
+        self.committed = self.rolled_back = self.questions = 0
+        """Half messages, and questions for one, since the start."""
+        super().__init__(store, make_write, clock, reactor, in_thread, enabled=enabled, topic=HALVES_TOPIC)
+
+    # --- half messages come -------------------------------------------------------------------------------------------
+
+    def _due(self, flag: int, body: Buffer, now_ms: int) -> int:
+        _, after = half_of(flag, body)
+        return now_ms + (int(self._first_seconds * 1000) if after is None else after)
+
+    def check(self, target: PartitionLog) -> None:
+        """As Delays.check; HalfRefused if too many wait."""
+        if len(self) >= tuning.HALVES_MOST:
+            raise HalfRefused(
+                f"{len(self)} half messages of this broker wait for their outcome: see `metaq halves list`, and start "
+                "a producer that checks them"
+            )
+        super().check(target)
+
+    def _new_contents(self, log: PartitionLog) -> DelayedLog:
+        return HalfLog(log)
+
+    def _half_logs(self) -> Iterator[HalfLog]:
+        for contents in self._logs.values():
+            yield cast(HalfLog, contents)
+
+    # --- checks become due --------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        super()._turn()
+        self._end_polls(lambda poll: poll.ends_at <= self.seconds())
+        for name in self._groups.wanted():
+            self._hand_out(name)
+
+    def _wanted_at(self, now_ms: float, seconds: float) -> float:
+        pause = max(tuning.DELAYED_LEAST_SECONDS, self._groups.next_at() - seconds)
+        return min(super()._wanted_at(now_ms, seconds), now_ms + pause * 1000)
+
+    def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
+        """The first check of these is due."""
+        found = self._decoded(contents, ids, records)
+        half_log = cast(HalfLog, contents)
+        half_log.set_due(np.array([each.id for each in found], np.int64))
+        for pending in found:
+            group, _ = half_of(pending.flag, pending.body)
+            asked, last_ms = half_log.questions.get(pending.id, Questions(0, 0))
+            at = self.seconds()
+            if asked:
+                at += max(0.0, self._pause_after(asked) - max(0, self.now_ms() - last_ms) / 1000)
+            self._groups.add(Half(pending.id, group, pending.place, asked, at, last_ms))
+
+    def _pause_after(self, asked: int) -> float:
+        """Seconds from one question to the next one."""
+        pause: float = self._first_seconds * 2 ** (asked - 1)
+        return min(pause, max(self._first_seconds, tuning.HALVES_MOST_PAUSE_SECONDS))
+
+    # --- producers are asked ------------------------------------------------------------------------------------------
+
+    def checks(self, request: CheckHalvesRequest, caller: object) -> Deferred[Checked]:
+        """What this producer is to find out, once there is something, or its time is over. Fails with NotLeader when
+        the broker leads no longer."""
+        self._end_polls(lambda poll: poll.caller is caller and poll.group == request.group)
+        if (given := self._given.pop(caller, None)) and (
+            others := [half for half in given if half.group != request.group]
+        ):
+            self._given[caller] = others
+        answer: Deferred[Checked] = Deferred()
+        poll = Poll(caller, request.group, request.limit, self.seconds() + request.wait_ms / 1000, answer)
+        self._groups.wait(poll)
+        self._hand_out(request.group)
+        if not request.wait_ms:
+            for over in self._groups.take_polls(lambda each: each is poll):
+                over.answer.callback(())
+        self._sleep()
+        return answer
+
+    def _end_polls(self, is_over: Callable[[Poll[Checked]], bool]) -> None:
+        """Answer those of which this is true: there is nothing for them."""
+        for poll in [*self._groups.take_polls(is_over), *filter(is_over, self._reading)]:
+            if not poll.answer.called:
+                poll.answer.callback(())
+
+    def connection_lost(self, caller: object) -> None:
+        """Whatever this caller was asked for goes to another one."""
+        self._end_polls(lambda poll: poll.caller is caller)
+        soon = self.seconds() + tuning.HALVES_LOST_SECONDS
+        for half in self._given.pop(caller, ()):
+            if self._groups.get(half.id) is half and soon < half.at < NEVER:
+                self._groups.put_off(half, soon)
+        if self.enabled:
+            self._sleep()
+
+    def _hand_out(self, name: str) -> None:
+        """Answer those who wait for this group, while something is due."""
+        if not self.enabled:
+            return
+        while (poll := self._groups.next_poll(name)) is not None:
+            halves = self._groups.take(name, poll.limit, self.seconds())
+            if not halves:
+                self._groups.wait_first(poll)
+                return
+            self._read_for(poll, halves)
+
+    def _read_for(self, poll: Poll[Checked], halves: Sequence[Half]) -> None:
+        """Answer with these, whose records may have to be read from the disk first."""
+        ids = np.array([half.id for half in halves], np.int64)
+        for contents in self._half_logs():
+            offsets = contents.asked.find(ids)
+            here = offsets != NOWHERE
+            if not here.any():
+                continue
+            for half, chosen in zip(halves, here.tolist(), strict=True):
+                if not chosen:  # in the other log: the next one gets them
+                    self._groups.put_off(half, half.at)
+            chosen_halves = [half for half, chosen in zip(halves, here.tolist(), strict=True) if chosen]
+            most = tuning.HALVES_TURN_BYTES
+            records = read_records(contents.log.segments.read, offsets[here], most)
+            if records is not None:
+                self._answer(records, contents, poll, chosen_halves)
+                return
+            self._reading.add(poll)
+            read = partial(read_records, contents.log.segments.snapshot().read, offsets[here], most)
+            self.in_thread(read).addBoth(self._answer, contents, poll, chosen_halves)
+            return
+        self._groups.wait_first(poll)
+
+    def _answer(self, result: Any, contents: HalfLog, poll: Poll[Checked], halves: Sequence[Half]) -> None:
+        """result: their records, perhaps of the first ones alone, or the failure to read them."""
+        self._reading.discard(poll)
+        waiting = [half if self._groups.get(half.id) is half else None for half in halves]
+        if not isinstance(result, list):
+            _log.error("half messages cannot be read, trying again: %s", result.value)
+            later = self.seconds() + tuning.DELAYED_RETRY_SECONDS[1]
+            for half in filter(None, waiting):
+                self._groups.put_off(half, later)
+            self._wait_again(poll)
+            return
+        for half in filter(None, waiting[len(result) :]):
+            self._groups.put_off(half, half.at)
+        wanted = [(half, record) for half, record in zip(waiting, result, strict=False) if half is not None]
+        ids = np.array([half.id for half, _ in wanted], np.int64)
+        messages = self._decoded(contents, ids, [record for _, record in wanted])
+        for half_id in set(ids.tolist()).difference(each.id for each in messages):
+            self._groups.discard(half_id)  # damaged
+        if not messages or poll.answer.called or not self.enabled:
+            for pending in messages:
+                if (left := self._groups.get(pending.id)) is not None:
+                    self._groups.put_off(left, left.at)
+            self._wait_again(poll)
+            return
+        self._ask(contents, poll, messages)
+
+    def _wait_again(self, poll: Poll[Checked]) -> None:
+        if not poll.answer.called:
+            if self.enabled:
+                self._groups.wait_first(poll)
+                self._sleep()
+            else:
+                poll.answer.callback(())
+
+    def _ask(self, contents: HalfLog, poll: Poll[Checked], messages: Sequence[Pending]) -> None:
+        now_ms, seconds = self.now_ms(), self.seconds()
+        given = self._given.setdefault(poll.caller, [])
+        checked = []
+        for pending in messages:
+            half = self._groups.get(pending.id)
+            assert half is not None
+            half.asked += 1
+            half.last_ms = now_ms
+            self._groups.put_off(half, seconds + self._pause_after(half.asked))
+            given.append(half)
+            topic, partition = pending.place
+            asked = topic, partition, half.asked, pending.taken
+            checked.append(CheckedHalf(*asked, pending.id, pending.flag, pending.checksum, pending.body))
+        self.questions += len(checked)
+        self._tell_asked(contents, messages)
+        poll.answer.callback(checked)
+
+    def _tell_asked(self, contents: HalfLog, messages: Sequence[Pending]) -> None:
+        """Have the log say how often producers were asked. If it cannot, a restart forgets these questions."""
+        groups = []
+        for pending in messages:
+            half = self._groups.get(pending.id)
+            asked, last = (
+                contents.questions.get(pending.id, Questions(0, 0)) if half is None else (half.asked, half.last_ms)
+            )
+            if asked:
+                ids, times = np.array([pending.id], np.int64), np.array([asked], np.int64)
+                groups.append(Group(pending.place, ids, times, last))
+        if not groups:
+            return
+        for group in groups:
+            contents.asked_for(group)
+        error = self._append_marks(contents, Marks(MarkKind.ASKED, 0, groups))
+        if error is not None:
+            _log.warning("questions for half messages are not written down: %s", error)
+
+    def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
+        self._tell_asked(cast(HalfLog, contents), messages)
+
+    def drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
+        super().drop_damaged(contents, ids)
+        for half_id in ids:
+            self._groups.discard(half_id)
+
+    # --- outcomes -----------------------------------------------------------------------------------------------------
+
+    def end(self, request: EndHalfRequest) -> Deferred[EndHalfReply]:
+        """Answered when the outcome is as safe as the messages. Fails with what refuses a put, StoreError."""
+        place = request.topic, request.partition
+        return ensureDeferred(self._end(place, request.message_id, HalfOutcome(request.outcome)))
+
+    async def _end(self, place: DelayTarget, half_id: int, outcome: HalfOutcome) -> EndHalfReply:
+        found = await self._find(place, half_id)
+        if found is not None:
+            await self._decide(*found, outcome)
+        if half_id in self._ending:
+            others: Deferred[None] = Deferred()
+            self._ending[half_id].append(others)
+            await others
+        for contents in self._half_logs():
+            decision = contents.decided.get(half_id)
+            if decision is not None and decision.place == place:
+                return EndHalfReply(decision.outcome, decision.message_id, decision.offset)
+        return EndHalfReply(HalfOutcome.UNKNOWN)
+
+    async def _find(self, place: DelayTarget, half_id: int) -> tuple[HalfLog, Pending] | None:
+        """Its record, if it waits for this partition."""
+        ids = np.array([half_id], np.int64)
+        for contents in self._half_logs():
+            offsets = contents.find(ids)
+            if offsets[0] == NOWHERE:
+                continue
+            records = None
+            if offsets[0] < contents.log.segments.visible_end:
+                records = read_records(contents.log.segments.read, offsets, 0)
+            if records is None:  # its producer may have been answered before all nodes of the set have it
+                records = await self.in_thread(partial(read_records, contents.snapshot().read, offsets, 0))
+            (pending,) = self._decoded(contents, ids, records) or (None,)
+            still = self._logs.get(contents.log) is contents and contents.find(ids)[0] != NOWHERE
+            return (contents, pending) if pending is not None and pending.place == place and still else None
+        return None
+
+    async def _decide(self, contents: HalfLog, pending: Pending, outcome: HalfOutcome) -> None:
+        """Raises what refuses it; then it waits as before."""
+        if outcome is HalfOutcome.COMMITTED:
+            write, waiting = self._commit(contents, pending)
+        else:
+            write, waiting = self._roll_back(contents, pending)
+        self._groups.discard(pending.id)
+        self._ending[pending.id] = []
+        try:
+            await self._until_safe(write, waiting)
+        finally:
+            for other in self._ending.pop(pending.id):
+                other.callback(None)
+
+    def _commit(self, contents: HalfLog, pending: Pending) -> tuple[Write, list[Write]]:
+        delivery = self._delivery(pending.place, (pending,))
+        mark, waiting = self._append_marked(contents, (delivery,))
+        error = mark.error or delivery.write.error
+        if error is not None:
+            raise error
+        contents.decide(delivery.group, committed=True)
+        self.committed += 1
+        return delivery.write, waiting
+
+    def _roll_back(self, contents: HalfLog, pending: Pending) -> tuple[Write, list[Write]]:
+        ids = np.array([pending.id], np.int64)
+        write, waiting = self._cancel_now(contents, pending, ids)
+        contents.decide(Group(pending.place, ids, ids), committed=False)
+        self.rolled_back += 1
+        return write, waiting
+
+    # --- leading and following ----------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        if self.enabled:
+            error = NotLeader(self.writing.partitions.broker_id, "")
+            for poll in self._groups.clear():
+                poll.answer.errback(error)
+            self._given.clear()
+        super().follow()
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, HalfFigures]:
+        """By group."""
+        return {name: HalfFigures(group.asked, group.parked, len(group.polls)) for name, group in self._groups.all()}
+
+    def states(self) -> Counter[HalfState]:
+        """How many half messages there are of each."""
+        figures = self.figures().values()
+        asked, parked = sum(each.asked for each in figures), sum(each.parked for each in figures)
+        counts = Counter({HalfState.ASKED: asked, HalfState.PARKED: parked})
+        counts[HalfState.WAITING] = len(self) - asked - parked
+        return counts
+
+    def state(self, half_id: int) -> tuple[HalfState, Half | None]:
+        """Of one that waits."""
+        half = self._groups.get(half_id)
+        if half is None:
+            return HalfState.WAITING, None
+        return HalfState.PARKED if self._groups.is_parked(half) else HalfState.ASKED, half
+
+    def next_check_ms(self, half: Half) -> int | None:
+        """When a producer may be asked for it again, Unix ms; None if never."""
+        return None if half.at == NEVER else int(self.now_ms() + (half.at - self.seconds()) * 1000)

@@ -1,0 +1,88 @@
+"""CHECK_HALVES' answer, and LIST_HALVES: how many half messages wait for their outcome, and which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from metaq.protocol.delays import due_ms
+from metaq.protocol.halves import CheckedHalf, ListHalvesRequest, encode_checked, half_of
+from metaq.protocol.message_id import store_time_ms
+
+from .. import tuning
+from ..halves.halves import Halves
+from ..store.delayed_records import Pending
+from .answers import Bytes, answer_frame
+from .delayed import following, read_pendings
+
+__all__ = ["checked_frame", "list_halves"]
+
+
+def checked_frame(opaque: int, halves: Sequence[CheckedHalf]) -> Bytes:
+    """The answer with these."""
+    body = encode_checked(halves)
+    return [answer_frame(opaque, {}, body=sum(map(len, body))), *body]
+
+
+def list_halves(halves: Halves, request: ListHalvesRequest) -> Deferred[dict[str, Any]]:
+    """What becomes the JSON of the answer."""
+    return ensureDeferred(_list(halves, request))
+
+
+async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "count": len(halves),
+        "states": {state.value: count for state, count in sorted(halves.states().items())},
+        "groups": {name: figures._asdict() for name, figures in halves.figures().items()},
+        "halves": [],
+        "next": 0,
+    }
+    after, looked_at = request.after, 0
+    found: list[dict[str, Any]] = answer["halves"]
+    while len(found) < request.limit and looked_at < tuning.DELAYED_LOOKED_AT:
+        most = min(tuning.DELAYED_TURN_RECORDS, max(request.limit - len(found), 16))
+        batches, ids = following(halves, after, most)
+        if not ids:
+            return answer
+        read: list[Pending] = await halves.in_thread(partial(read_pendings, batches))
+        messages = {each.id: each for each in read}
+        for half_id in ids:
+            looked_at += 1
+            answer["next"] = after = half_id
+            pending = messages.get(half_id)
+            if pending is not None and (described := _described(halves, pending, request)) is not None:
+                found.append(described)
+                if len(found) == request.limit:
+                    break
+        else:
+            answer["next"] = 0 if len(ids) < most else after
+            if len(ids) < most:
+                return answer
+    return answer
+
+
+def _described(halves: Halves, pending: Pending, request: ListHalvesRequest) -> dict[str, Any] | None:
+    """None: it is not asked for."""
+    group, _ = half_of(pending.flag, pending.body)
+    state, half = halves.state(pending.id)
+    topic, partition = pending.place
+    if any(
+        asked not in ("", is_so)
+        for asked, is_so in zip((request.topic, request.group, request.state), (topic, group, state), strict=True)
+    ):
+        return None
+    return {
+        "id": pending.id,
+        "state": state.value,
+        "group": group,
+        "topic": topic,
+        "partition": partition,
+        "bytes": len(pending.body),
+        "taken": store_time_ms(pending.taken),
+        "first": due_ms(pending.id),
+        "next": due_ms(pending.id) if half is None else halves.next_check_ms(half),
+        "asked": 0 if half is None else half.asked,
+    }

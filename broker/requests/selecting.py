@@ -1,0 +1,201 @@
+"""Filters by content (docs/filters.md) on the records that a pull looks at, step by step.
+
+A step reads a bounded stretch and judges it in slices until its time is over. What is chosen is kept until it is worth
+an answer, so that a filter that rejects most does not cost a request for each stretch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from metaq.protocol.record import HEADER_BYTES, Buffer, blank_headers, headers_at, matching_checksums
+from metaq.protocol.where import Where, matching
+
+from .. import tuning
+from ..runtime.reactor import ReactorTime
+from ..store.index import UnitArray
+
+__all__ = ["ByteSpan", "ChosenRecords", "Selection", "Stretch", "TurnTime", "reads_of", "stretch_of", "wanted_of"]
+
+
+class ByteSpan(NamedTuple):
+    """Bytes [start, end) of a partition."""
+
+    start: int
+    end: int
+
+
+class TurnTime:
+    """How long filters may still work in this turn of the reactor, all pulls together. Lives on the reactor thread."""
+
+    def __init__(self, reactor: ReactorTime) -> None:
+        self._reactor = reactor
+        self._left = tuning.WHERE_TURN_SECONDS
+        self._is_used = False
+
+    def deadline(self) -> float:
+        """Until when, by `seconds`; it may be over already."""
+        if not self._is_used:
+            self._is_used = True
+            self._reactor.callLater(0, self._next_turn)
+        return self._reactor.seconds() + self._left
+
+    def seconds(self) -> float:
+        """The reactor's clock."""
+        return self._reactor.seconds()
+
+    def used_until(self, deadline: float) -> None:
+        """The work has ended that had this deadline."""
+        self._left = max(0.0, deadline - self._reactor.seconds())
+
+    def _next_turn(self) -> None:
+        self._left = tuning.WHERE_TURN_SECONDS
+        self._is_used = False
+
+
+class Stretch(NamedTuple):
+    """Records to be judged: their units, their bytes, and where in these each begins. next_offset: behind them, and
+    behind what lies between them and the next ones that a tag does not rule out."""
+
+    units: UnitArray
+    data: Buffer
+    starts: npt.NDArray[np.int64]
+    next_offset: int
+
+    def behind(self, offset: int) -> Stretch | None:
+        """What is left of it from the record at `offset` on; None: nothing."""
+        number = int(np.searchsorted(self.units["offset"], offset))
+        if number == len(self.units):
+            return None
+        return Stretch(self.units[number:], self.data, self.starts[number:], self.next_offset)
+
+
+def reads_of(found: UnitArray) -> tuple[list[ByteSpan], int]:
+    """What one step reads of the records in `found`, and how many of them that are: neighbours at once, with small gaps
+    between them."""
+    starts, sizes = found["offset"].astype(np.int64), found["size"].astype(np.int64)
+    ends = starts + sizes
+    count = max(1, int(np.searchsorted(np.cumsum(sizes), tuning.WHERE_STEP_BYTES, "right")))
+    apart = np.flatnonzero(starts[1:count] - ends[: count - 1] > tuning.WHERE_GAP_BYTES) + 1
+    if len(apart) >= tuning.WHERE_STEP_READS:
+        count = int(apart[tuning.WHERE_STEP_READS - 1])
+        apart = apart[: tuning.WHERE_STEP_READS - 1]
+    firsts, lasts = [0, *apart.tolist()], [*(apart - 1).tolist(), count - 1]
+    return [ByteSpan(int(starts[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)], count
+
+
+def stretch_of(units: UnitArray, spans: list[ByteSpan], parts: list[Buffer], next_offset: int) -> Stretch:
+    """What was read. parts: the bytes of each span."""
+    offsets = units["offset"].astype(np.int64)
+    if len(parts) == 1:
+        return Stretch(units, parts[0], offsets - spans[0].start, next_offset)
+    span_starts = np.array([each.start for each in spans], np.int64)
+    lengths = np.array([len(each) for each in parts], np.int64)
+    shifts = np.cumsum(lengths) - lengths - span_starts
+    starts = offsets + shifts[np.searchsorted(span_starts, offsets, "right") - 1]
+    return Stretch(units, b"".join(parts), starts, next_offset)
+
+
+class ChosenRecords:
+    """Records that a pull will be answered: runs of adjacent ones, and their bytes."""
+
+    def __init__(self) -> None:
+        self.runs: list[ByteSpan] = []
+        self.parts: list[Buffer] = []
+        self.size = 0
+
+    def add(self, offset: int, records: Buffer) -> None:
+        """Adjacent ones that lie behind all others."""
+        end = offset + len(records)
+        if self.runs and self.runs[-1].end == offset:
+            self.runs[-1] = ByteSpan(self.runs[-1].start, end)
+        else:
+            self.runs.append(ByteSpan(offset, end))
+        self.parts.append(records)
+        self.size += len(records)
+
+
+class Selection:
+    """The filter of one pull, and what it has chosen. Lives on the reactor thread."""
+
+    def __init__(self, where: Where, time: TurnTime) -> None:
+        self.chosen = ChosenRecords()
+        self._where = where
+        self._time = time
+        self._slice = max(tuning.WHERE_LEAST_SLICE, tuning.WHERE_SLICE_RECORDS // max(1, where.conditions))
+        self._slice_bytes = tuning.WHERE_STEP_BYTES // max(1, where.conditions)
+        self._give_by: float | None = None
+
+    def judge(self, stretch: Stretch, max_bytes: int) -> int:
+        """Choose among the records of a stretch, as far as this turn's time and `max_bytes` of chosen ones allow; at
+        least a slice. Returns where to go on."""
+        units, data, starts, next_offset = stretch
+        sizes = units["size"].astype(np.int64)
+        ends = np.cumsum(sizes)
+        deadline = self._time.deadline()
+        begin = 0
+        try:
+            while begin < len(starts):
+                passed = int(ends[begin - 1]) if begin else 0
+                most = int(np.searchsorted(ends, passed + self._slice_bytes, "right"))
+                end = min(begin + self._slice, max(begin + 1, most))
+                wanted = begin + np.flatnonzero(wanted_of(self._where, data, starts[begin:end], sizes[begin:end]))
+                taken = self._choose(stretch, wanted, sizes, max_bytes)
+                if taken < len(wanted):
+                    return int(units[wanted[taken]]["offset"])
+                begin = end
+                if self._time.seconds() >= deadline:
+                    break
+        finally:
+            self._time.used_until(deadline)
+        return int(units[begin]["offset"]) if begin < len(starts) else next_offset
+
+    def _choose(
+        self, stretch: Stretch, wanted: npt.NDArray[np.intp], sizes: npt.NDArray[np.int64], max_bytes: int
+    ) -> int:
+        """Keep these, as many as the answer has room for; returns how many. The first one of all it always has."""
+        if not len(wanted):
+            return 0
+        chosen, room = self.chosen, max_bytes - self.chosen.size
+        offsets, starts, sizes = stretch.units["offset"][wanted], stretch.starts[wanted], sizes[wanted]
+        count = int(np.searchsorted(np.cumsum(sizes), room, "right"))
+        if not chosen.runs:
+            count = max(1, count)
+        ends = starts + sizes
+        apart = np.flatnonzero(offsets[1:count] != offsets[: count - 1] + sizes[: count - 1]) + 1
+        most = tuning.PULL_MAX_RUNS - len(chosen.runs)
+        firsts = [0, *apart.tolist()] if count else []
+        if len(firsts) > most:
+            count, firsts = firsts[most], firsts[:most]
+        for first, behind in zip(firsts, [*firsts[1:], count], strict=True):
+            # a copy, as what it is taken from is much more than what is kept
+            chosen.add(int(offsets[first]), bytes(stretch.data[int(starts[first]) : int(ends[behind - 1])]))
+        if chosen.runs and self._give_by is None:
+            self._give_by = self._time.seconds() + tuning.WHERE_GATHER_SECONDS
+        return count
+
+    def is_worth_an_answer(self, max_bytes: int) -> bool:
+        """Whether what is chosen should be given before more is looked at."""
+        if self._give_by is None:
+            return False
+        full = self.chosen.size >= max_bytes // 2 or len(self.chosen.runs) >= tuning.PULL_MAX_RUNS
+        return full or self._time.seconds() >= self._give_by
+
+
+def wanted_of(
+    where: Where, data: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """The records for which the filter holds, and those that are damaged: only a reader's check of what it gets tells
+    that, and nobody must miss a message because of it."""
+    wanted = matching(where, data, starts, sizes)
+    rest = np.flatnonzero(~wanted)
+    if len(rest):
+        starts, sizes = starts[rest], sizes[rest]
+        headers = headers_at(data, starts)
+        good = (headers["length"] == sizes - HEADER_BYTES) & ~blank_headers(headers)
+        good &= matching_checksums(memoryview(data), starts + HEADER_BYTES, starts + sizes, headers["checksum"])
+        wanted[rest[~good]] = True
+    return wanted

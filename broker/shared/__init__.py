@@ -1,0 +1,1 @@
+"""Shared consumption: one partition for many consumers, which lease its messages one by one."""

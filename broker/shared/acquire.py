@@ -1,0 +1,80 @@
+"""ACQUIRE and SETTLE: what a shared consumer asks, and how it is answered."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.frames import Frame
+from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.shared import (
+    AcquireReply,
+    AcquireRequest,
+    SettleRequest,
+    decode_settlements,
+    encode_leased,
+)
+from metaq.protocol.statuses import ResponseCode
+
+from ..requests.answers import Answer, Bytes, answer_frame, body_frame, then
+from ..requests.parkable import Parkable, Step
+from ..requests.reading import Reading
+from .groups import Leases, SharedGroups
+from .rows import SharedKey
+
+__all__ = ["Acquire", "answer_settle"]
+
+_MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
+"""Records of one answer, whatever is asked for; the rest of a frame is room for the rows."""
+
+
+class Acquire(Parkable):
+    """One ACQUIRE under way. Lives on the reactor thread."""
+
+    __slots__ = ("_groups", "_reading", "_request", "deadline", "key", "opaque")
+
+    def __init__(self, groups: SharedGroups, reading: Reading, frame: Frame) -> None:
+        """Raises RemoteProtocolError, InvalidName for a frame that is no ACQUIRE."""
+        request = AcquireRequest.from_ext(frame.ext)
+        self._groups = groups
+        self._reading = reading
+        self._request = request
+        self.opaque = frame.opaque
+        self.key = SharedKey(request.group, request.topic, request.partition)
+        self.deadline = reading.seconds() + request.wait_ms / 1000
+        reading.metrics.get(request.topic)
+
+    @property
+    def expired(self) -> bool:
+        return self._reading.seconds() >= self.deadline
+
+    @property
+    def max_bytes(self) -> int:
+        return min(self._request.max_bytes, self._reading.max_pull_bytes, _MOST_BYTES)
+
+    def step(self) -> Bytes | Deferred[Bytes] | Step:
+        """Raises SharedRefused, StoreError, what Partitions.find raises."""
+        request = self._request
+        request.max_bytes = self.max_bytes
+        leases = self._groups.acquire(request)
+        return Step.WAIT if leases is None else leases.addCallback(self._answer)
+
+    def nothing(self) -> Bytes:
+        self._reading.metrics.get_missed(self._request.topic)
+        return answer_frame(self.opaque, AcquireReply(0).to_ext(), ResponseCode.PULL_NOT_FOUND)
+
+    def _answer(self, leases: Leases) -> Bytes:
+        grants, parts, _ = leases.handed
+        reply = AcquireReply(len(grants), leases.waiting, leases.damaged_bytes)
+        if not grants:  # all of them were damaged: there may be others
+            return answer_frame(self.opaque, reply.to_ext(), ResponseCode.PULL_NOT_FOUND)
+        token = leases.token
+        rows = b"".join([encode_leased(offset, token, attempts, size) for offset, size, _, attempts in grants])
+        body_bytes = len(rows) + sum(map(len, parts))
+        return [answer_frame(self.opaque, reply.to_ext(), body=body_bytes) + rows, *parts]
+
+
+def answer_settle(groups: SharedGroups, frame: Frame) -> Answer:
+    """Raises RemoteProtocolError, what Partitions.find raises."""
+    request = SettleRequest.from_ext(frame.ext)
+    outcomes = groups.settle(request, decode_settlements(frame.body, request.records))
+    return then(outcomes, lambda outcomes: body_frame(frame.opaque, outcomes))

@@ -1,0 +1,609 @@
+"""All shared groups of a broker: who may lease what, written down before it is answered, and read again at a start.
+
+What one turn of the reactor leases, settles and passes over becomes one record of an internal log (rows.py), at the
+beginning of the next turn, and is answered then: sixty-four members cost a few appends. An answer to SETTLE waits until
+that record is as safe as the partition's messages; one to ACQUIRE until it is written, and in a broker set until the
+others have it, so that a new leader does not lease the same message again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import ceil
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import MetaqError, NotMaster, SharedRefused
+from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
+from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
+
+from .. import tuning
+from ..network.long_poll import ParkedPulls
+from ..partitions import Partitions
+from ..requests.reading import Reading
+from ..runtime.reactor import ReactorTime
+from ..store.damage import Damaged, Soundness
+from ..store.internal_logs import SHARED_TOPIC
+from ..store.partition_log import PartitionLog
+from ..store.sequence_rows import internal_record
+from ..store.store import Store
+from ..store.threads import call_safely
+from ..writing import Write, Writing
+from .queue import Handed, SharedQueue
+from .rows import (
+    SharedKey,
+    changed_section,
+    done_section,
+    encode_body,
+    forgotten_section,
+    leased_section,
+    state_section,
+)
+from .state import Grant, HeldState, Limits, SharedState
+from .stored import StoredState, StoredStates
+
+__all__ = ["LIMITS", "Leases", "SharedGroups"]
+
+_log = logging.getLogger(__name__)
+
+LIMITS = Limits(
+    tuning.SHARED_MAX_HELD,
+    tuning.SHARED_MAX_AHEAD,
+    tuning.SHARED_MAX_AHEAD_ORDERED,
+    tuning.SHARED_AHEAD_BYTES,
+    tuning.SHARED_MAX_RANGES,
+    tuning.SHARED_SHARE,
+)
+
+_RECORD_BYTES = 4 << 20
+"""Sections of one record, unless a single one has more: far below what a start takes for the length of a record."""
+
+_TOKEN_SHIFT = 20
+"""A token is the milliseconds of a start, above so many bits of a number that grows."""
+
+Fire = Callable[[MetaqError | None], None]
+"""Answers somebody: with why it could not be written down, or None."""
+
+
+class Leases:
+    """What one ACQUIRE has leased, in the order in which it is to be worked on."""
+
+    __slots__ = ("damaged_bytes", "handed", "token", "waiting")
+
+    def __init__(self, handed: Handed, token: int, waiting: int, damaged_bytes: int) -> None:
+        """waiting: messages that could be leased at once. damaged_bytes: passed over for these."""
+        self.handed = handed
+        self.token = token
+        self.waiting = waiting
+        self.damaged_bytes = damaged_bytes
+
+
+class _Gathered:
+    """What one turn has to write to one internal log. written: who is answered then; safe: who waits for more."""
+
+    def __init__(self) -> None:
+        self.sections: list[bytes] = []
+        self.written: list[Fire] = []
+        self.safe: list[Fire] = []
+
+
+class SharedGroups:
+    """Lives on the reactor thread.
+
+    `enabled` is False on a node that follows: nothing is served then. `rebuild` sets it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        partitions: Partitions,
+        writing: Writing,
+        reading: Reading,
+        parked: ParkedPulls,
+        reactor: ReactorTime,
+        clock: Callable[[], float],
+        *,
+        limits: Limits = LIMITS,
+        enabled: bool = True,
+    ) -> None:
+        """store: open. clock: seconds since 1970."""
+        self.enabled = False
+        self.leased = self.acknowledged = self.redelivered = self.refused = 0
+        """Messages since the start: leased, acknowledged, leased again, and settlements that came too late."""
+        self._store = store
+        self._partitions = partitions
+        self._writing = writing
+        self._reading = reading
+        self._parked = parked
+        self._reactor = reactor
+        self._clock = clock
+        self._limits = limits
+        self._queues: dict[SharedKey, SharedQueue] = {}
+        self._by_partition: dict[tuple[str, int], list[SharedQueue]] = {}
+        self._stored: dict[PartitionLog, StoredStates] = {}
+        self._gathered: dict[bool, _Gathered] = {}
+        self._flush_due = False
+        self._serial = 0
+        self._token = 0
+        self._waking: dict[SharedKey, None] = {}
+        self._timers: dict[SharedKey, tuple[float, Any]] = {}
+        self._compactions: dict[PartitionLog, Iterator[None]] = {}
+        self._compacted: dict[PartitionLog, tuple[int, int]] = {}  # where its newest state begins and ends
+        self._state_bytes: dict[PartitionLog, int] = {}
+        if enabled:
+            self.rebuild()
+
+    @property
+    def takes_shared(self) -> bool:
+        """Whether messages are leased here. Not with 1.x's replication, which copies messages alone."""
+        return self._writing.takes_sequences and self._partitions.takes_puts
+
+    # --- leasing ------------------------------------------------------------------------------------------------------
+
+    def acquire(self, request: AcquireRequest) -> Deferred[Leases] | None:
+        """Lease messages; None: there is none now. Raises SharedRefused, StoreError, what Partitions.find raises."""
+        queue = self._queue_for(request)
+        state = queue.state
+        queue.seen(request.member)
+        now = self._reactor.seconds()
+        if queue.log is not None:
+            state.cut(queue.log.first_offset)
+        state.expire(now)
+        queue.order_by_key(request.ordered)
+        queue.look()
+        if not state.available:
+            if queue.failure is not None:
+                raise queue.failure
+            self._set_timer(queue, waits=True)
+            return None
+        count = min(request.max_records, ceil(state.available / (1 + self._parked.waiting(queue.key))))
+        seconds = request.lease_ms / 1000
+        self._token += 1
+        token = self._token
+        grants = state.acquire(count, request.max_bytes, now + seconds, token, request.member)
+        if not grants:
+            self._set_timer(queue, waits=True)
+            return None
+        self.leased += len(grants)
+        self.redelivered += sum(grant.attempts > 1 for grant in grants)
+        until_ms = self._now_ms() + request.lease_ms
+        gathered = self._gather(queue, leased_section(queue.key, grants, token, until_ms, request.member))
+        answer: Deferred[Leases] = Deferred()
+        where = gathered.written if self._writing.copies is None else gathered.safe
+        where.append(partial(self._written, queue, grants, token, answer))
+        if state.available:
+            self._wake(queue)
+        return answer
+
+    def _queue_for(self, request: AcquireRequest) -> SharedQueue:
+        if not self.takes_shared:
+            raise NotMaster(self._partitions.broker_id, "in metaq 1.x's replication, which copies no leases")
+        key = SharedKey(request.group, request.topic, request.partition)
+        log = self._partitions.find(request.topic, request.partition)
+        queue = self._queues.get(key)
+        if queue is None:
+            if len(self._queues) >= tuning.SHARED_MAX_QUEUES:
+                raise SharedRefused(
+                    f"this broker has {len(self._queues)} shared groups and partitions already: remove groups that "
+                    "nobody uses with `metaq shared delete`"
+                )
+            low = 0 if log is None else log.first_offset if request.start == "earliest" else log.visible_end
+            queue = self._add(key, SharedState(low, self._limits))
+            self._write_state(queue)
+        if log is not None and not queue.is_watching:
+            queue.log = log
+            queue.is_watching = True
+            self.watch(log)
+        return queue
+
+    def _written(
+        self,
+        queue: SharedQueue,
+        grants: Sequence[Grant],
+        token: int,
+        answer: Deferred[Leases],
+        error: MetaqError | None,
+    ) -> None:
+        """What was leased is written down: read it. Or it could not be: nobody has it."""
+        if error is not None:
+            queue.state.revoke(grants, token)
+            self._wake(queue)
+            answer.errback(error)
+            return
+        try:
+            handed = queue.read(grants)
+        except MetaqError as failed:
+            self._unread(queue, grants, token, answer, failed)
+            return
+        if isinstance(handed, Deferred):
+            handed.addCallbacks(
+                partial(self._read, queue, token, answer),
+                lambda failure: self._unread(queue, grants, token, answer, failure.value),
+            )
+        else:
+            self._read(queue, token, answer, handed)
+
+    def _unread(
+        self,
+        queue: SharedQueue,
+        grants: Sequence[Grant],
+        token: int,
+        answer: Deferred[Leases],
+        error: BaseException,
+    ) -> None:
+        self._release(queue, [Settlement(each.offset, token, 0, SettleAction.RETURN) for each in grants])
+        answer.errback(error)
+
+    def _read(self, queue: SharedQueue, token: int, answer: Deferred[Leases], handed: Handed) -> None:
+        for grant in handed.damaged:
+            found = queue.examine(grant.offset)
+            found.addCallback(partial(self._examined, queue, grant, token))
+        damaged = sum(grant.size for grant in handed.damaged)
+        answer.callback(Leases(handed, token, queue.state.available, damaged))
+
+    def _examined(self, queue: SharedQueue, grant: Grant, token: int, place: Soundness | BaseException) -> None:
+        """A leased record had failed its check. Nobody was given it."""
+        if isinstance(place, Damaged):
+            queue.damaged_bytes += grant.size
+            self._settle(queue, [Settlement(grant.offset, token, 0, SettleAction.ACK)])
+        else:
+            self._release(queue, [Settlement(grant.offset, token, 0, SettleAction.RETURN)])
+
+    # --- settling -----------------------------------------------------------------------------------------------------
+
+    def settle(self, request: SettleRequest, settlements: Sequence[Settlement]) -> Deferred[bytes] | bytes:
+        """An outcome for each. Fails with StoreError, NotLeader and what else says that nobody knows."""
+        self._partitions.find(request.topic, request.partition)  # raises where it is not served
+        queue = self._queues.get(SharedKey(request.group, request.topic, request.partition))
+        if queue is None:
+            return bytes([SettleOutcome.GONE]) * len(settlements)
+        outcomes, gathered = self._settle(queue, settlements)
+        if gathered is None:
+            return outcomes
+        answer: Deferred[bytes] = Deferred()
+        gathered.safe.append(lambda error: answer.callback(outcomes) if error is None else answer.errback(error))
+        return answer
+
+    def _settle(self, queue: SharedQueue, settlements: Sequence[Settlement]) -> tuple[bytes, _Gathered | None]:
+        state, now = queue.state, self._reactor.seconds()
+        now_ms = self._now_ms()
+        state.expire(now)
+        outcomes = bytearray()
+        done: list[tuple[int, int]] = []
+        changes: list[tuple[int, int, int, HeldState]] = []
+        for offset, token, ms, action in settlements:
+            if action == SettleAction.ACK:
+                size = state.size_of(offset)
+                outcome = state.ack(offset, token)
+                if outcome is SettleOutcome.DONE:
+                    done.append((offset, offset + size))
+            elif action == SettleAction.EXTEND:
+                outcome = state.extend(offset, token, now + ms / 1000)
+                if outcome is SettleOutcome.DONE:
+                    changes.append((offset, now_ms + ms, state.attempts_of(offset), HeldState.LEASED))
+            else:
+                counts = action != SettleAction.RETURN
+                outcome = state.release(offset, token, now, ms / 1000 if counts else 0.0, counts=counts)
+                if outcome is SettleOutcome.DONE:
+                    until = now_ms + ms if counts and ms else 0
+                    changes.append((offset, until, state.attempts_of(offset), HeldState.DELAYED))
+            outcomes.append(outcome)
+        self.acknowledged += len(done)
+        self.refused += len(outcomes) - len(done) - len(changes)
+        gathered = None
+        if done:
+            gathered = self._gather(queue, done_section(queue.key, done))
+        if changes:
+            gathered = self._gather(queue, changed_section(queue.key, changes))
+        if gathered is not None:
+            self._wake(queue)
+        return bytes(outcomes), gathered
+
+    def _release(self, queue: SharedQueue, settlements: Sequence[Settlement]) -> None:
+        """Without anybody who waits for it."""
+        self._settle(queue, settlements)
+
+    # --- who waits ----------------------------------------------------------------------------------------------------
+
+    def watch(self, log: PartitionLog) -> None:
+        """Have what becomes visible of this log looked at, if a group shares it. To be called before its first use, and
+        whenever somebody else has begun to watch it."""
+        queues = self._by_partition.get((log.topic, log.partition))
+        if not queues:
+            return
+        others = log.on_visible
+        if getattr(others, "func", None) is SharedGroups._became_visible:
+            return
+        log.on_visible = partial(SharedGroups._became_visible, self, others)
+
+    def _became_visible(self, others: Callable[[PartitionLog], None] | None, log: PartitionLog) -> None:
+        if others is not None:
+            others(log)
+        if not self.enabled:
+            return
+        for queue in self._by_partition.get((log.topic, log.partition), ()):
+            if queue.log is None:
+                queue.log = log
+            if queue.is_asked:
+                queue.look()
+
+    def _wake(self, queue: SharedQueue) -> None:
+        """In the next turn have those who wait ask again, as long as there is something for them."""
+        if not (queue.state.available or queue.failure) or not self._parked.waiting(queue.key):
+            self._set_timer(queue)
+            return
+        if not self._waking:
+            self._reactor.callLater(0, self._wake_all)
+        self._waking[queue.key] = None
+
+    def _wake_all(self) -> None:
+        waking, self._waking = self._waking, {}
+        for key in waking:
+            queue = self._queues.get(key)
+            if queue is not None:
+                self._wake_those_of(queue)
+
+    def _wake_those_of(self, queue: SharedQueue) -> None:
+        state = queue.state
+        self._parked.wake_some(queue.key, lambda: bool(state.available or queue.failure))
+        self._set_timer(queue)
+
+    def _set_timer(self, queue: SharedQueue, *, waits: bool = False) -> None:
+        """For those who wait: look again when a lease ends, or a released message comes back. waits: somebody is going
+        to."""
+        when, key = queue.state.next_time, queue.key
+        if when is None or not (waits or self._parked.waiting(key)):
+            return
+        timer = self._timers.get(key)
+        if timer is not None:
+            if timer[0] <= when:
+                return
+            timer[1].cancel()
+        delay = max(0.0, when - self._reactor.seconds())
+        self._timers[key] = when, self._reactor.callLater(delay, self._time_has_come, key)
+
+    def _time_has_come(self, key: SharedKey) -> None:
+        self._timers.pop(key, None)
+        queue = self._queues.get(key)
+        if queue is None or not self.enabled:
+            return
+        queue.state.expire(self._reactor.seconds())
+        self._wake(queue)
+
+    # --- writing it down ----------------------------------------------------------------------------------------------
+
+    def _gather(self, queue: SharedQueue, section: bytes) -> _Gathered:
+        waits = queue.log is not None and queue.log.waits
+        if queue.mode != waits:  # what the other log says of it counts no more
+            return self._write_state(queue)
+        return self._gather_in(waits, section)
+
+    def _write_state(self, queue: SharedQueue) -> _Gathered:
+        """Write all that is known, what has just been changed included."""
+        queue.mode = queue.log is not None and queue.log.waits
+        section = state_section(queue.key, queue.state, self._reactor.seconds(), self._now_ms())
+        return self._gather_in(queue.mode, section)
+
+    def _gather_in(self, waits: bool, section: bytes) -> _Gathered:
+        gathered = self._gathered.get(waits)
+        if gathered is None:
+            gathered = self._gathered[waits] = _Gathered()
+        gathered.sections.append(section)
+        if not self._flush_due:
+            self._flush_due = True
+            self._reactor.callLater(0, self._flush)
+        return gathered
+
+    def _skipped(self, queue: SharedQueue, start: int, end: int) -> None:
+        self._gather(queue, done_section(queue.key, [(start, end)], skipped=True))
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        gathered, self._gathered = self._gathered, {}
+        for waits, each in gathered.items():
+            self._append(waits, each)
+
+    def _append(self, waits: bool, gathered: _Gathered) -> None:
+        writes: list[Write] = []
+        waiting: list[Write] = []
+        try:
+            internal = self._store.internal_log(SHARED_TOPIC, waits)
+            for sections in _cut(gathered.sections):
+                self._serial += 1
+                body = encode_body(self._serial, sections)
+                data, unit = internal_record(body, self._now_id(), internal.segments.end_offset)
+                write = Write(internal, (data,), unit)
+                writes.append(write)
+                waiting += self._writing.append((write,))
+        except MetaqError as error:
+            failure: MetaqError | None = error
+        else:
+            failure = next((write.error for write in writes if write.error is not None), None)
+        for fire in gathered.written:
+            call_safely(fire, failure)
+        if not gathered.safe:
+            return
+        if failure is not None or not waiting:
+            for fire in gathered.safe:
+                call_safely(fire, failure)
+            return
+
+        def safe() -> None:
+            refused = next((write.error for write in waiting if write.error is not None), None)
+            for fire in gathered.safe:
+                call_safely(fire, refused)
+
+        self._writing.when_safe(waiting, safe)
+
+    # --- starting, leading, following ---------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Know what the store's internal logs say, and serve from now on. At the start, and when this node begins to
+        lead. Raises StoreError."""
+        self._clear()
+        found: dict[SharedKey, tuple[StoredState, bool]] = {}
+        serial = 0
+        for log in self._store.internal_logs(SHARED_TOPIC):
+            stored = self._read_on(log)
+            serial = max(serial, stored.serial)
+            for key, each in stored.take_all().items():
+                if key not in found or found[key][0].serial < each.serial:
+                    found[key] = each, log.waits
+        self._serial = max(self._serial, serial)
+        self._token = max(self._token, self._now_ms() << _TOKEN_SHIFT)
+        now, now_ms = self._reactor.seconds(), self._now_ms()
+        self.enabled = True
+        for key, (stored_state, waits) in found.items():
+            state = stored_state.state
+            if state is None:
+                continue
+            partition = self._store.find(key.topic, key.partition)
+            changed = state.clip(0 if partition is None else partition.end_offset)
+            self._token = max(self._token, state.biggest_token)
+            state.begin(now, now_ms)
+            queue = self._add(key, state)
+            queue.mode = waits
+            queue.log = partition
+            if self._writing.copies is not None:  # rows that are not safe yet were not read, and others follow them
+                self._write_state(queue)
+            if changed:  # other messages may come in the place of those that were lost
+                _log.warning(
+                    "what group %s had of %s-%d goes over the partition's end: the partition has lost messages", *key
+                )
+                self._write_state(queue)
+
+    def stop(self) -> None:
+        """This node leads no longer."""
+        self.enabled = False
+        self._clear()
+
+    def read_ahead(self) -> None:
+        """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises
+        StoreError."""
+        for log in self._store.internal_logs(SHARED_TOPIC):
+            self._read_on(log)
+
+    def _clear(self) -> None:
+        self._queues.clear()
+        self._by_partition.clear()
+        for _, timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._compactions.clear()
+        self._compacted.clear()
+
+    def _read_on(self, log: PartitionLog, most_bytes: int | None = None) -> StoredStates:
+        stored = self._stored.get(log)
+        if stored is None:
+            stored = self._stored[log] = StoredStates(log, self._limits)
+        stored.read_on(most_bytes)
+        return stored
+
+    def _add(self, key: SharedKey, state: SharedState) -> SharedQueue:
+        queue = SharedQueue(key, state, self._reading, self._reactor, self._wake, self._skipped)
+        self._queues[key] = queue
+        self._by_partition.setdefault((key.topic, key.partition), []).append(queue)
+        return queue
+
+    # --- time passes --------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Keep the logs short, and those of a node that follows read. To be called about once a second."""
+        for log in self._store.internal_logs(SHARED_TOPIC):
+            if not self.enabled:
+                self._read_on(log, tuning.SHARED_READ_BYTES)
+            elif log in self._compacted:
+                start, end = self._compacted[log]
+                if log.synced_end >= end:
+                    del self._compacted[log]
+                    self._store.drop_internal_before(log, start)
+            elif log not in self._compactions and log.read_only is None:
+                most = max(tuning.SHARED_LOG_BYTES, 4 * self._state_bytes.get(log, 0))
+                if log.end_offset - log.first_offset > most:
+                    self._compact(log)
+
+    def _compact(self, log: PartitionLog) -> None:
+        """Write what is known to a new segment, some in each turn; those before it go once that is on the disk."""
+        try:
+            self._flush()
+            log.roll()
+        except (OSError, MetaqError) as error:
+            _log.warning("%s is not made shorter now: %s", log.directory, error)
+            return
+        self._compactions[log] = self._write_states(log, log.end_offset)
+        self._go_on_compacting(log)
+
+    def _go_on_compacting(self, log: PartitionLog) -> None:
+        steps = self._compactions.get(log)
+        if steps is None:
+            return
+        if next(steps, True) is True:
+            del self._compactions[log]
+        else:
+            self._reactor.callLater(0, self._go_on_compacting, log)
+
+    def _write_states(self, log: PartitionLog, start: int) -> Iterator[None]:
+        queues = [queue for queue in self._queues.values() if queue.mode == log.waits]
+        for number, queue in enumerate(queues):
+            if self._queues.get(queue.key) is queue and queue.mode == log.waits:
+                self._write_state(queue)
+            if number % tuning.SHARED_SNAPSHOTS == tuning.SHARED_SNAPSHOTS - 1:
+                yield
+        self._flush()
+        if log.read_only is None:
+            self._compacted[log] = start, log.end_offset
+            self._state_bytes[log] = log.end_offset - start
+            log.checkpoint()
+
+    # --- operators ----------------------------------------------------------------------------------------------------
+
+    def queues(self, group: str = "") -> list[SharedQueue]:
+        """Of a group, or of all; sorted."""
+        return [queue for key, queue in sorted(self._queues.items()) if group in ("", key.group)]
+
+    def forget(self, group: str) -> Deferred[int]:
+        """Forget a group; of how many partitions. Fails with SharedRefused if it has members."""
+        queues = self.queues(group)
+        for queue in queues:
+            if queue.state.leased or queue.is_asked or self._parked.waiting(queue.key):
+                raise SharedRefused(
+                    f"group {group} has members, or leased messages, on {queue.key.topic}-{queue.key.partition}: stop "
+                    "its members, and wait until their leases have ended"
+                )
+        if not queues:
+            raise SharedRefused(f"there is no shared group {group} here")
+        answer: Deferred[int] = Deferred()
+        gathered: _Gathered | None = None
+        for queue in queues:
+            gathered = self._gather_in(bool(queue.mode), forgotten_section(queue.key))
+            del self._queues[queue.key]
+            self._by_partition[queue.key.topic, queue.key.partition].remove(queue)
+        assert gathered is not None
+        count = len(queues)
+        gathered.safe.append(lambda error: answer.callback(count) if error is None else answer.errback(error))
+        return answer
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
+
+    def _now_id(self) -> int:
+        return max(0, self._now_ms() - EPOCH_MS) << TIME_SHIFT
+
+
+def _cut(sections: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Into records."""
+    taken: list[bytes] = []
+    size = 0
+    for section in sections:
+        if taken and size + len(section) > _RECORD_BYTES:
+            yield taken
+            taken, size = [], 0
+        taken.append(section)
+        size += len(section)
+    if taken:
+        yield taken

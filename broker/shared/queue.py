@@ -1,0 +1,350 @@
+"""One group on one partition: looks ahead in the partition for its state, and reads what was leased."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from twisted.internet.defer import Deferred
+
+from metaq.protocol.errors import MetaqError, OffsetOutOfRange, SharedRefused
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    HEADER,
+    HEADER_BYTES,
+    MAX_PRIORITY,
+    PRIORITY_MASK,
+    PRIORITY_SHIFT,
+    PROPERTIES_FLAG,
+    Buffer,
+    attribute_of,
+    checksum,
+    headers_at,
+    key_hash,
+    keys_of_attribute,
+)
+
+from .. import tuning
+from ..requests.reading import Reading
+from ..runtime.reactor import ReactorTime
+from ..store.damage import Damaged, Soundness
+from ..store.files import NotCached
+from ..store.index import UnitArray
+from ..store.partition_log import PartitionLog
+from ..store.segments import Snapshot
+from .lines import NO_KEY
+from .rows import SharedKey
+from .state import Grant, SharedState
+
+__all__ = ["Handed", "SharedQueue"]
+
+_log = logging.getLogger(__name__)
+
+
+class Handed(NamedTuple):
+    """What was read of leased records, in their order. damaged: those that fail their check."""
+
+    grants: list[Grant]
+    parts: list[Buffer]
+    damaged: list[Grant]
+
+
+class _Span(NamedTuple):
+    """Leased records back to back: bytes [start, end) of the partition."""
+
+    start: int
+    end: int
+    grants: list[Grant]
+
+
+class SharedQueue:
+    """Reactor thread."""
+
+    def __init__(
+        self,
+        key: SharedKey,
+        state: SharedState,
+        reading: Reading,
+        reactor: ReactorTime,
+        on_more: Callable[[SharedQueue], None],
+        on_skipped: Callable[[SharedQueue, int, int], None],
+    ) -> None:
+        """on_more: called when messages may be leased that could not be before. on_skipped: called with bytes
+        [start, end) that hold no record."""
+        self.key = key
+        self.state = state
+        self.log: PartitionLog | None = None
+        """None while the partition has no data."""
+        self.mode: bool | None = None
+        """Whether the internal log that has its rows is the one for group commit; None: no log has any."""
+        self.has_mode = False
+        """Whether a member has said since the start how the group takes messages with keys."""
+        self.is_watching = False
+        """Whether it is told what becomes visible of the partition."""
+        self._members: dict[str, float] = {}  # when each has asked last, by the reactor's clock
+        self._asked_at = -tuning.SHARED_MEMBER_SECONDS
+        self.damaged_bytes = 0
+        """Passed over since the start."""
+        self.failure: MetaqError | None = None
+        """Why the partition could not be looked at."""
+        self._reading = reading
+        self._reactor = reactor
+        self._on_more = on_more
+        self._on_skipped = on_skipped
+        self._looking = False
+        self._epoch = 0  # of what is looked at: what comes of an earlier one counts no more
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    def order_by_key(self, ordered: bool) -> None:
+        """Raises SharedRefused if other members have leased messages in the other way."""
+        state = self.state
+        if state.ordered == ordered:
+            self.has_mode = True
+            return
+        if self.has_mode and state.leased:
+            have, wants = ("in order", "in any order") if state.ordered else ("in any order", "in order")
+            raise SharedRefused(
+                f"group {self.key.group} takes messages with a key of {self.key.topic} {have}, and this member wants "
+                f"them {wants}: give ordered_by_key the same value for all members, or stop the others first"
+            )
+        self.has_mode = True
+        self._epoch += 1
+        state.look_again(ordered=ordered)
+
+    def seen(self, member: str) -> None:
+        """A member asks."""
+        self._asked_at = self._members[member] = self._reactor.seconds()
+        if len(self._members) > tuning.SHARED_MEMBERS:
+            self._members = self.members
+
+    @property
+    def members(self) -> dict[str, float]:
+        """Those that have asked not long ago, and when; only the latest of very many."""
+        since = self._reactor.seconds() - tuning.SHARED_MEMBER_SECONDS
+        found = sorted(self._members.items(), key=lambda item: item[1])[-tuning.SHARED_MEMBERS // 2 :]
+        return {name: at for name, at in found if at >= since}
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a member asked not long ago."""
+        return self._reactor.seconds() - self._asked_at < tuning.SHARED_MEMBER_SECONDS
+
+    # --- looking ahead ------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Look at a slice of what comes next, and at the others in later turns."""
+        if self._looking:
+            return
+        self._looking = True
+        self.failure = None
+        self._look(self._epoch)
+
+    def _look(self, epoch: int) -> None:
+        """One slice. Calls itself again while there is more, once what it needs is there."""
+        log, state = self.log, self.state
+        if log is None or epoch != self._epoch:
+            self._looking = False
+            if log is not None:
+                self.look()
+            return
+        before = state.available
+        try:
+            state.cut(log.first_offset)
+            if state.scanned >= log.visible_end or not state.wants_more:
+                self._looking = False
+                return
+            with self._reading.cold_reads.cached_only:
+                waiting = self._look_at_slice(log, epoch)
+        except NotCached as missing:
+            waiting = self._reading.cold_reads.run(self.key.group, missing.load)
+        except OffsetOutOfRange:  # retention was faster
+            waiting = None
+        except Exception as error:
+            self._read_failed(error, epoch)
+            return
+        if state.available > before:
+            self._on_more(self)
+        if waiting is None:
+            self._reactor.callLater(0, self._look, epoch)
+        else:
+            waiting.addCallbacks(lambda _: self._look(epoch), lambda failure: self._read_failed(failure.value, epoch))
+
+    def _read_failed(self, error: BaseException, epoch: int) -> None:
+        if isinstance(error, OffsetOutOfRange):
+            self._look(epoch)
+        elif isinstance(error, MetaqError):
+            self._failed(error)
+        else:
+            _log.error("group %s cannot look ahead in %s-%d", *self.key, exc_info=error)
+            self._looking = False
+
+    def _failed(self, error: MetaqError) -> None:
+        """Members are told, and whoever asks next has it tried again."""
+        self._looking = False
+        self.failure = error
+        _log.warning("group %s cannot look ahead in %s-%d: %s", *self.key, error)
+        self._on_more(self)
+
+    def _look_at_slice(self, log: PartitionLog, epoch: int) -> Deferred[None] | None:
+        """None: done. Else it is to be tried again when that fires."""
+        state = self.state
+        start = state.scanned
+        known = log.segments.damage.at(start) if len(log.segments.damage) else None
+        if known is not None:
+            self._skip(known.start, known.end)
+            return None
+        units = log.lookup.units(start, tuning.SHARED_SCAN_BYTES, tuning.SHARED_SCAN_RECORDS)
+        if len(units) and len(log.segments.damage):
+            units = log.segments.damage.in_front(units)
+        if not len(units) or int(units[0]["offset"]) != start:
+            found = self._reading.examinations.examine(log, self.key.group, start)
+            return found.addCallback(partial(self._examined, epoch))
+        end = int(units[-1]["offset"]) + int(units[-1]["size"])
+        data = log.segments.read(start, end - start)
+        if data is None:
+            read = partial(log.segments.snapshot().read, start, end - start)
+            cold = self._reading.cold_reads.run(self.key.group, read)
+            return cold.addCallback(lambda found: self._take(units, start, end, found, epoch))
+        self._take(units, start, end, data, epoch)
+        return None
+
+    def _skip(self, start: int, end: int) -> None:
+        """Bytes without a record."""
+        state = self.state
+        start = max(start, state.scanned)
+        state.skip(start, end)
+        state.scanned = end
+        self.damaged_bytes += end - start
+        self._on_skipped(self, start, end)
+
+    def _examined(self, epoch: int, place: Soundness | BaseException) -> None:
+        if isinstance(place, BaseException):
+            raise place
+        if epoch != self._epoch:
+            return
+        state, (first, second) = self.state, place
+        if isinstance(place, Damaged):
+            self._skip(first, second)
+        elif first == state.scanned:  # too large for its index, or without one
+            log = self.log
+            assert log is not None
+            data = log.segments.read(first, HEADER_BYTES + 65_536)
+            if data is None:
+                data = log.segments.snapshot().read(first, HEADER_BYTES + 65_536)
+            units = np.zeros(1, [("offset", np.int64), ("size", np.int32)])
+            units["offset"], units["size"] = first, second
+            self._take(units, first, first + second, data, epoch)
+        else:  # the group began inside of a record
+            state.skip(state.scanned, first)
+            state.scanned = first
+
+    def _take(self, units: UnitArray, start: int, end: int, data: Buffer, epoch: int) -> None:
+        state = self.state
+        if epoch != self._epoch or state.scanned != start:
+            return
+        offsets = units["offset"].astype(np.int64)
+        sizes = units["size"].astype(np.int32)
+        flags = headers_at(data, offsets - start)["flag"]
+        urgent = flags & PRIORITY_MASK
+        priorities = None
+        if urgent.any():
+            priorities = np.minimum(urgent >> PRIORITY_SHIFT, MAX_PRIORITY).astype(np.uint8)
+        keys = _keys(data, offsets - start, sizes, flags) if state.ordered else None
+        state.look(end, offsets, sizes, priorities, keys)
+
+    # --- what was leased ----------------------------------------------------------------------------------------------
+
+    def read(self, grants: Sequence[Grant]) -> Handed | Deferred[Handed]:
+        """The leased records, at once if the page cache has them. Raises, or fails with, StoreError."""
+        log = self.log
+        assert log is not None
+        spans = _spans(grants)
+        parts: list[Buffer] = []
+        for span in spans:
+            part = log.segments.read(span.start, span.end - span.start)
+            if part is None or len(part) != span.end - span.start:
+                snapshot = log.segments.snapshot()
+                return self._reading.cold_reads.run(self.key.group, partial(_read_cold, snapshot, spans))
+            parts.append(part)
+        return _checked(spans, parts)
+
+    def examine(self, offset: int) -> Deferred[Soundness | BaseException]:
+        """What lies where a leased record failed its check. Never fails."""
+        log = self.log
+        assert log is not None
+        return self._reading.examinations.examine(log, self.key.group, offset)
+
+
+def _keys(data: Buffer, starts: UnitArray, sizes: UnitArray, flags: UnitArray) -> list[int]:
+    """Of each record the hash of its first key; NO_KEY for none."""
+    keys = []
+    both = ATTRIBUTE_FLAG | PROPERTIES_FLAG
+    view = memoryview(data)
+    for start, size, flag in zip(starts.tolist(), sizes.tolist(), flags.tolist(), strict=True):
+        key = NO_KEY
+        if flag & both == both:
+            attribute = attribute_of(view[start + HEADER_BYTES : start + size], flag)
+            found = keys_of_attribute(attribute) if attribute is not None else []
+            if found:
+                key = key_hash(found[0])
+        keys.append(key)
+    return keys
+
+
+def _spans(grants: Sequence[Grant]) -> list[_Span]:
+    """Those that follow each other in the partition, too, together."""
+    spans: list[_Span] = []
+    first, end = 0, grants[0].offset
+    start = end
+    for number, (offset, size, _, _) in enumerate(grants):
+        if offset != end or offset - start >= tuning.SPAN_BYTES:
+            spans.append(_Span(start, end, list(grants[first:number])))
+            first, start = number, offset
+        end = offset + size
+    spans.append(_Span(start, end, list(grants[first:])))
+    return spans
+
+
+def _read_cold(log: Snapshot, spans: Sequence[_Span]) -> Handed:
+    """Worker thread. A span never goes over the end of a segment, where the index units of a slice end, too."""
+    parts: list[Buffer] = []
+    for span in spans:
+        data = b""
+        while len(data) < span.end - span.start:
+            more = log.read(span.start + len(data), span.end - span.start - len(data))
+            if not more:
+                break
+            data += more
+        parts.append(data)
+    return _checked(spans, parts)
+
+
+def _checked(spans: Sequence[_Span], parts: Sequence[Buffer]) -> Handed:
+    """By their checksums."""
+    good: list[Grant] = []
+    good_parts: list[Buffer] = []
+    damaged: list[Grant] = []
+    for span, part in zip(spans, parts, strict=True):
+        view = memoryview(part)
+        bad = [grant for grant in span.grants if not _is_good(view, grant.offset - span.start, grant.size)]
+        if not bad:
+            good += span.grants
+            good_parts.append(part)
+            continue
+        damaged += bad
+        for grant in span.grants:
+            if grant not in bad:
+                good.append(grant)
+                good_parts.append(view[grant.offset - span.start : grant.offset - span.start + grant.size])
+    return Handed(good, good_parts, damaged)
+
+
+def _is_good(data: memoryview, start: int, size: int) -> bool:
+    if start + size > len(data):
+        return False
+    length, expected, _, _ = HEADER.unpack_from(data, start)
+    return bool(length == size - HEADER_BYTES) and checksum(data[start + HEADER_BYTES : start + size]) == expected

@@ -1,0 +1,246 @@
+"""What the broker keeps of shared groups: sections in records of the internal logs `/shared` (store/internal_logs.py).
+
+    a record's body    version u16 | serial u64 | sections
+    a section          kind u8 | partition u32 | bytes of the group u16 | of the topic u16 | group | topic | payload
+    LEASED             token u64 | until i64 | bytes of the member u16 | count u32 | member |
+                       count × (offset u64 | size u32 | attempts u32 | priority u8)
+    DONE, SKIPPED      count u32 | count × (start u64 | end u64)
+    CHANGED            count u32 | count × (offset u64 | until i64 | attempts u32 | state u8)
+    STATE              low u64 | ranges u32 | held u32 | ranges × (start u64 | end u64 | records u32) |
+                       held × (offset u64 | token u64 | until i64 | size u32 | attempts u32 | priority u8 | state u8)
+    FORGOTTEN          nothing
+
+All big-endian. until: Unix milliseconds. DONE: the records [start, end); SKIPPED: bytes without a record. STATE takes
+the place of all that was said of the group and partition before, FORGOTTEN too. serial: grows by each record, in both
+logs together: of a group and partition that are in both, the one with the higher serial counts, which begins with a
+STATE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from struct import Struct, error
+from typing import NamedTuple
+
+import numpy as np
+
+from metaq.protocol.errors import StoreError
+from metaq.protocol.record import HEADER, HEADER_BYTES
+
+from ..store.segments import Snapshot
+from .state import Grant, HeldState, SharedState
+
+__all__ = [
+    "RowKind",
+    "RowSection",
+    "SharedKey",
+    "apply",
+    "changed_section",
+    "done_section",
+    "encode_body",
+    "forgotten_section",
+    "leased_section",
+    "read_bodies",
+    "read_state",
+    "sections",
+    "state_section",
+]
+
+_VERSION = 1
+_HEAD = Struct(">HQ")
+_SECTION = Struct(">BIHH")
+_LEASED = Struct(">QqHI")
+_COUNT = Struct(">I")
+_STATE = Struct(">QII")
+_GRANT = Struct(">QIBI")
+_RANGE = Struct(">QQ")
+_GRANT_ROW = np.dtype([("offset", ">u8"), ("size", ">u4"), ("priority", "u1"), ("attempts", ">u4")])
+_RANGE_ROW = np.dtype([("start", ">u8"), ("end", ">u8")])
+_CHANGE_ROW = np.dtype([("offset", ">u8"), ("until", ">i8"), ("attempts", ">u4"), ("state", "u1")])
+_COUNTED_ROW = np.dtype([("start", ">u8"), ("end", ">u8"), ("records", ">u4")])
+_HELD_ROW = np.dtype(
+    [
+        ("offset", ">u8"),
+        ("token", ">u8"),
+        ("until", ">i8"),
+        ("size", ">u4"),
+        ("attempts", ">u4"),
+        ("priority", "u1"),
+        ("state", "u1"),
+    ]
+)
+_READ_BYTES = 4 << 20
+_STATES = {1: HeldState.LEASED, 2: HeldState.DELAYED}
+_NUMBERS = {state: number for number, state in _STATES.items()}
+
+
+class RowKind(IntEnum):
+    """Of a section."""
+
+    LEASED = 1
+    DONE = 2
+    CHANGED = 3
+    SKIPPED = 4
+    STATE = 5
+    FORGOTTEN = 6
+
+
+class SharedKey(NamedTuple):
+    """A group on a partition of this broker."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+class RowSection(NamedTuple):
+    """payload: as the module says, by its kind."""
+
+    kind: RowKind
+    key: SharedKey
+    payload: memoryview
+
+
+def encode_body(serial: int, encoded: Sequence[bytes]) -> bytes:
+    """The body of a record with these sections."""
+    return _HEAD.pack(_VERSION, serial) + b"".join(encoded)
+
+
+def _section(kind: RowKind, key: SharedKey, payload: bytes) -> bytes:
+    group, topic = key.group.encode("utf-8"), key.topic.encode("utf-8")
+    return _SECTION.pack(kind, key.partition, len(group), len(topic)) + group + topic + payload
+
+
+def leased_section(key: SharedKey, grants: Sequence[Grant], token: int, until_ms: int, member: str) -> bytes:
+    """These were leased."""
+    name = member.encode("utf-8")
+    rows = b"".join([_GRANT.pack(*grant) for grant in grants])
+    return _section(RowKind.LEASED, key, _LEASED.pack(token, until_ms, len(name), len(grants)) + name + rows)
+
+
+def done_section(key: SharedKey, ranges: Sequence[tuple[int, int]], *, skipped: bool = False) -> bytes:
+    """The records at [start, end) are done; skipped: bytes that hold none."""
+    kind = RowKind.SKIPPED if skipped else RowKind.DONE
+    return _section(kind, key, _COUNT.pack(len(ranges)) + b"".join([_RANGE.pack(*each) for each in ranges]))
+
+
+def changed_section(key: SharedKey, changes: Sequence[tuple[int, int, int, HeldState]]) -> bytes:
+    """Offset, until (Unix ms), attempts and state (LEASED or DELAYED) of each record that was released or extended."""
+    rows = [(offset, until, attempts, _NUMBERS[state]) for offset, until, attempts, state in changes]
+    return _section(RowKind.CHANGED, key, _COUNT.pack(len(rows)) + np.array(rows, _CHANGE_ROW).tobytes())
+
+
+def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -> bytes:
+    """All that is known. now, now_ms: as for SharedState.begin."""
+    ranges = list(state.ranges())
+    held = []
+    for offset, each in state.items():
+        timed = each.state in _NUMBERS  # the others may be leased at once
+        until = now_ms + int((each.until - now) * 1000) if timed else 0
+        number = _NUMBERS[each.state if timed else HeldState.DELAYED]
+        held.append((offset, each.token, until, each.size, each.attempts, each.priority, number))
+    rows = np.array(ranges, _COUNTED_ROW).tobytes() + np.array(held, _HELD_ROW).tobytes()
+    return _section(RowKind.STATE, key, _STATE.pack(state.low, len(ranges), len(held)) + rows)
+
+
+def forgotten_section(key: SharedKey) -> bytes:
+    """Nothing is known any more."""
+    return _section(RowKind.FORGOTTEN, key, b"")
+
+
+def read_bodies(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """The bodies of an internal log's records, in their order, each with where it ends. Ends with the record that has
+    the last of `most_bytes`. Raises StoreError."""
+    last = None if most_bytes is None else first_offset + most_bytes
+    size = _READ_BYTES if most_bytes is None else min(_READ_BYTES, most_bytes)
+    offset, rest = first_offset, b""
+    while (last is None or offset - len(rest) < last) and (data := snapshot.read(offset, size)):
+        base = offset - len(rest)
+        offset += len(data)
+        rest += data
+        start = 0
+        while start + HEADER_BYTES <= len(rest):
+            end = start + HEADER_BYTES + HEADER.unpack_from(rest, start)[0]
+            if end > len(rest):
+                break
+            yield base + end, rest[start + HEADER_BYTES : end]
+            start = end
+        rest = rest[start:]
+
+
+def sections(body: bytes) -> tuple[int, Iterator[RowSection]]:
+    """The serial of a record, and its sections. Raises StoreError, also while they are taken."""
+    try:
+        version, serial = _HEAD.unpack_from(body)
+    except error as wrong:
+        raise StoreError(f"rows of shared groups cannot be read: {wrong}") from wrong
+    if version != _VERSION:
+        raise StoreError(f"rows of shared groups of version {version}: a newer broker has written them")
+    return serial, _sections(memoryview(body))
+
+
+def _sections(body: memoryview) -> Iterator[RowSection]:
+    place = _HEAD.size
+    try:
+        while place < len(body):
+            kind, partition, group_bytes, topic_bytes = _SECTION.unpack_from(body, place)
+            place += _SECTION.size
+            group = str(body[place : place + group_bytes], "utf-8")
+            place += group_bytes
+            topic = str(body[place : place + topic_bytes], "utf-8")
+            place += topic_bytes
+            size = _payload_bytes(RowKind(kind), body, place)
+            if place + size > len(body):
+                raise StoreError("rows of shared groups cannot be read: a record has a part of a section")
+            yield RowSection(RowKind(kind), SharedKey(group, topic, partition), body[place : place + size])
+            place += size
+    except (error, UnicodeDecodeError, ValueError) as wrong:
+        raise StoreError(f"rows of shared groups cannot be read: {wrong}") from wrong
+
+
+def _payload_bytes(kind: RowKind, body: memoryview, place: int) -> int:
+    if kind is RowKind.LEASED:
+        _, _, name, count = _LEASED.unpack_from(body, place)
+        return int(_LEASED.size + name + count * _GRANT_ROW.itemsize)
+    if kind is RowKind.STATE:
+        _, ranges, held = _STATE.unpack_from(body, place)
+        return int(_STATE.size + ranges * _COUNTED_ROW.itemsize + held * _HELD_ROW.itemsize)
+    if kind is RowKind.FORGOTTEN:
+        return 0
+    row = _CHANGE_ROW if kind is RowKind.CHANGED else _RANGE_ROW
+    return int(_COUNT.size + _COUNT.unpack_from(body, place)[0] * row.itemsize)
+
+
+def apply(section: RowSection, state: SharedState) -> None:
+    """Have a state that is read know what a section says; not for STATE and FORGOTTEN."""
+    kind, payload = section.kind, section.payload
+    if kind is RowKind.LEASED:
+        token, until, name, count = _LEASED.unpack_from(payload)
+        place = _LEASED.size
+        member = str(payload[place : place + name], "utf-8")
+        rows = np.frombuffer(payload, _GRANT_ROW, count, place + name)
+        state.read_grants([Grant._make(row) for row in rows.tolist()], token, until, member)
+        return
+    (count,) = _COUNT.unpack_from(payload)
+    if kind is RowKind.CHANGED:
+        for offset, until, attempts, number in np.frombuffer(payload, _CHANGE_ROW, count, _COUNT.size).tolist():
+            state.read_change(offset, until, attempts, _STATES[number])
+        return
+    records = int(kind is RowKind.DONE)
+    for start, end in np.frombuffer(payload, _RANGE_ROW, count, _COUNT.size).tolist():
+        state.read_done(start, end, records)
+
+
+def read_state(payload: memoryview, state: SharedState) -> None:
+    """Have a new state know what a section STATE says."""
+    low, ranges, held = _STATE.unpack_from(payload)
+    state.low = state.scanned = low
+    place = _STATE.size
+    for start, end, records in np.frombuffer(payload, _COUNTED_ROW, ranges, place).tolist():
+        state.read_done(start, end, records)
+    place += ranges * _COUNTED_ROW.itemsize
+    for offset, token, until, size, attempts, priority, number in np.frombuffer(
+        payload, _HELD_ROW, held, place
+    ).tolist():
+        state.read_grants([Grant(offset, size, priority, attempts)], token, until, "", _STATES[number])

@@ -1,0 +1,601 @@
+"""What one group has of one partition: a core without I/O, clock or log. queue.py feeds it and does what it says.
+
+    done        below `low` everything is; above it what was acknowledged, as ranges
+    held        leased, or released and not leased again: each with its attempts and the token of its last lease
+    waiting     looked at (`scanned`), and leased by nobody yet: in a line for each priority
+    unknown     from `scanned` on
+
+Invariants, checked by tests after every step (`check`):
+- every record from `low` to `scanned` is done, held or waiting, and is one of them only;
+- a record is leased to one member at most, until `until`;
+- with `ordered`, of the records with one key only the first that is not done is held, or may be leased.
+
+Times are seconds of the caller's clock, which never goes back. A state that is read from a log, which nobody asks yet,
+has Unix milliseconds instead; `begin` makes seconds of them.
+
+An expired lease is its holder's until another one gets the message: the token decides.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from metaq.protocol.record import MAX_PRIORITY
+from metaq.protocol.shared import SettleOutcome
+
+from .lines import NO_KEY, Again, Line, QueuedMessage
+
+__all__ = ["NO_KEY", "Grant", "HeldMessage", "HeldState", "Limits", "SharedState"]
+
+_MOST_MS = 8 * 24 * 3600 * 1000
+"""More than any time that a client may name: a clock that was set back adds no more."""
+
+
+class HeldState(Enum):
+    """Where a held record is."""
+
+    LEASED = "leased"
+    READY = "ready"
+    """It may be leased again."""
+    DELAYED = "delayed"
+    """It may be leased again at its time."""
+    UNSEEN = "unseen"
+    """As READY, once the partition has been looked at as far as that."""
+
+
+_LEASED, _READY, _DELAYED, _UNSEEN = HeldState
+
+
+class HeldMessage:
+    """A record that was leased and is not done. until: when its lease ends, or when it may be leased again."""
+
+    __slots__ = ("attempts", "key", "member", "priority", "size", "state", "token", "until")
+
+    def __init__(
+        self, size: int, priority: int, attempts: int, token: int, until: float, member: str, key: int = NO_KEY
+    ) -> None:
+        self.size = size
+        self.priority = priority
+        self.key = key
+        self.attempts = attempts
+        self.token = token
+        self.until = until
+        self.member = member
+        self.state = _LEASED
+
+
+class Grant(NamedTuple):
+    """A record that was leased just now. attempts: this time included."""
+
+    offset: int
+    size: int
+    priority: int
+    attempts: int
+
+
+class Limits(NamedTuple):
+    """held: records that are leased or were released. ahead, ahead_bytes: that are looked at in front of their lease.
+    ranges: of acknowledged records. share: every so many-th record is the one that has waited longest."""
+
+    held: int
+    ahead: int
+    ahead_ordered: int
+    ahead_bytes: int
+    ranges: int
+    share: int
+
+
+class SharedState:
+    """See the module. Reactor thread."""
+
+    def __init__(self, low: int, limits: Limits) -> None:
+        """low: byte offset at which the group begins."""
+        self.low = low
+        self.scanned = low
+        """Byte offset up to which the partition was looked at."""
+        self.ordered = False
+        self.leased = 0
+        self.done_above = 0
+        """Records that are done from `low` on."""
+        self._limits = limits
+        self._held: dict[int, HeldMessage] = {}
+        self._ranges: dict[int, tuple[int, int]] = {}  # of what is done: its start -> its end, its records
+        self._range_of_end: dict[int, int] = {}
+        self._lines = [Line() for _ in range(MAX_PRIORITY + 1)]
+        self._again = [Again() for _ in range(MAX_PRIORITY + 1)]
+        self._first_of_keys = [Again() for _ in range(MAX_PRIORITY + 1)]  # lines of an ordered group
+        self._in_lines = 0
+        self._ready = 0  # held ones that are READY
+        self._keys: dict[int, deque[tuple[int, int, int]]] = {}
+        """Of each key that has a record in a line or held: offset, size and priority of those that wait behind it."""
+        self._behind_keys = 0
+        self._ahead_bytes = 0
+        self._ends: list[tuple[float, int, list[int]]] = []  # of leases: (when, token, offsets), a heap
+        self._ending = 0  # offsets in it
+        self._delays: list[tuple[float, int]] = []  # (when, offset), a heap
+        self._known_end = low  # behind it nothing is held or done
+        self._handed = 0
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    @property
+    def available(self) -> int:
+        """Records that may be leased now; an upper bound."""
+        return self._in_lines + self._ready
+
+    @property
+    def held(self) -> int:
+        """Records that are leased, or were released."""
+        return len(self._held)
+
+    @property
+    def delayed(self) -> int:
+        """Records that wait until they may be leased again."""
+        return sum(held.state is _DELAYED for held in self._held.values())
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether more of the partition is to be looked at."""
+        ahead = self._in_lines + self._ready + self._behind_keys
+        most = self._limits.ahead_ordered if self.ordered else self._limits.ahead
+        return ahead < most and (self._ahead_bytes < self._limits.ahead_bytes or not ahead)
+
+    @property
+    def next_time(self) -> float | None:
+        """When `expire` has something to do, or earlier."""
+        times = [heap[0][0] for heap in (self._ends, self._delays) if heap]
+        return min(times, default=None)
+
+    def members(self) -> dict[str, int]:
+        """How many records each member has leased."""
+        found: dict[str, int] = {}
+        for held in self._held.values():
+            if held.state is _LEASED:
+                found[held.member] = found.get(held.member, 0) + 1
+        return found
+
+    def most_attempts(self) -> int:
+        """Of the records that are held."""
+        return max((held.attempts for held in self._held.values()), default=0)
+
+    # --- leasing ------------------------------------------------------------------------------------------------------
+
+    def acquire(self, count: int, max_bytes: int, until: float, token: int, member: str) -> list[Grant]:
+        """Lease at most `count` records of `max_bytes` together; the first one whatever its size.
+
+        Call `expire` before. until: when the leases end. token: no lease of the group has had it.
+        """
+        granted: list[Grant] = []
+        size = 0
+        levels = [each for each in range(MAX_PRIORITY, -1, -1) if self._has_level(each)]
+        while len(granted) < count and (found := self._next(levels)) is not None:
+            priority, record, line = found
+            if granted and size + record.size > max_bytes:
+                break
+            size += record.size
+            granted.append(self._lease(priority, record, line, until, token, member))
+            self._handed += 1
+        if granted:
+            offsets = [grant.offset for grant in granted]
+            self._ends_at(until, token, offsets)
+        return granted
+
+    def _has_level(self, priority: int) -> bool:
+        return bool(self._lines[priority].count or self._again[priority] or self._first_of_keys[priority])
+
+    def _next(self, levels: list[int]) -> tuple[int, QueuedMessage, Line | Again] | None:
+        """Priority and place of the record to lease next, which stays there. levels: priorities that have some, the
+        highest first."""
+        oldest = self._handed % self._limits.share == self._limits.share - 1
+        oldest = (oldest and len(levels) > 1) or len(self._ranges) >= self._limits.ranges
+        found: tuple[int, QueuedMessage, Line | Again] | None = None
+        full = len(self._held) >= self._limits.held
+        for priority in levels:
+            first = self._first(priority, full)
+            if first is None:
+                continue
+            if not oldest:
+                return priority, *first
+            if found is None or first[0].offset < found[1].offset:
+                found = priority, *first
+        return found
+
+    def _first(self, priority: int, full: bool) -> tuple[QueuedMessage, Line | Again] | None:
+        """The first record of a priority; of those that are held, if no other one may be."""
+        again = self._again[priority]
+        while (returned := again.peek()) is not None and not self._is_ready(returned.offset):
+            again.pop()
+        found: tuple[QueuedMessage, Line | Again] | None = None if returned is None else (returned, again)
+        if full:
+            return found
+        for line in (self._lines[priority], self._first_of_keys[priority]):
+            if (first := line.peek()) is not None and (found is None or first.offset < found[0].offset):
+                found = first, line
+        return found
+
+    def _is_ready(self, offset: int) -> bool:
+        held = self._held.get(offset)
+        return held is not None and held.state is _READY
+
+    def _lease(
+        self, priority: int, record: QueuedMessage, line: Line | Again, until: float, token: int, member: str
+    ) -> Grant:
+        offset, size, key = record
+        self.leased += 1
+        line.pop()
+        if line is self._again[priority]:
+            self._ready -= 1
+            held = self._held[offset]
+            held.attempts += 1
+            held.state, held.until, held.token, held.member = _LEASED, until, token, member
+            return Grant(offset, size, priority, held.attempts)
+        self._in_lines -= 1
+        self._ahead_bytes -= size
+        self._held[offset] = HeldMessage(size, priority, 1, token, until, member, key)
+        return Grant(offset, size, priority, 1)
+
+    def _ends_at(self, until: float, token: int, offsets: list[int]) -> None:
+        heappush(self._ends, (until, token, offsets))
+        self._ending += len(offsets)
+        if self._ending > 2 * len(self._held) + 4096:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Forget the ends of leases that have ended otherwise."""
+        kept: list[tuple[float, int, list[int]]] = []
+        for when, token, offsets in self._ends:
+            left = [each for each in offsets if self._has(each, token)]
+            if left:
+                kept.append((when, token, left))
+        heapify(kept)
+        self._ends = kept
+        self._ending = sum(len(offsets) for _, _, offsets in kept)
+
+    def _has(self, offset: int, token: int) -> bool:
+        held = self._held.get(offset)
+        return held is not None and held.state is _LEASED and held.token == token
+
+    def expire(self, now: float) -> int:
+        """Have what is due come back; how many records may be leased that could not be before."""
+        before = self._ready
+        while self._ends and self._ends[0][0] <= now:
+            _, token, offsets = heappop(self._ends)
+            self._ending -= len(offsets)
+            later: dict[float, list[int]] = {}
+            for offset in offsets:
+                if not self._has(offset, token):
+                    continue
+                held = self._held[offset]
+                if held.until <= now:
+                    self._come_back(offset, held)
+                else:
+                    later.setdefault(held.until, []).append(offset)
+            for until, extended in later.items():
+                heappush(self._ends, (until, token, extended))
+                self._ending += len(extended)
+        while self._delays and self._delays[0][0] <= now:
+            offset = heappop(self._delays)[1]
+            delayed = self._held.get(offset)
+            if delayed is not None and delayed.state is _DELAYED and delayed.until <= now:
+                self._come_back(offset, delayed)
+        return self._ready - before
+
+    def _come_back(self, offset: int, held: HeldMessage) -> None:
+        """It may be leased again."""
+        self.leased -= held.state is _LEASED
+        if offset >= self.scanned:
+            held.state = _UNSEEN
+            return
+        self._make_ready(offset, held)
+
+    def _make_ready(self, offset: int, held: HeldMessage) -> None:
+        held.state = _READY
+        self._ready += 1
+        self._again[held.priority].add(QueuedMessage(offset, held.size, held.key))
+
+    # --- settling -----------------------------------------------------------------------------------------------------
+
+    def _find(self, offset: int, token: int) -> HeldMessage | SettleOutcome:
+        held = self._held.get(offset)
+        if held is None:
+            return SettleOutcome.GONE
+        return held if held.token == token else SettleOutcome.LOST
+
+    def size_of(self, offset: int) -> int:
+        """Of a held record, with its header; 0 of any other one."""
+        held = self._held.get(offset)
+        return 0 if held is None else held.size
+
+    def attempts_of(self, offset: int) -> int:
+        """Of a held record."""
+        return self._held[offset].attempts
+
+    def ack(self, offset: int, token: int) -> SettleOutcome:
+        """The record is done."""
+        held = self._find(offset, token)
+        if isinstance(held, SettleOutcome):
+            return held
+        self._drop(offset, held)
+        self._mark_done(offset, offset + held.size, 1)
+        return SettleOutcome.DONE
+
+    def _drop(self, offset: int, held: HeldMessage) -> None:
+        """It is held no longer; the next one with its key may be leased."""
+        del self._held[offset]
+        self.leased -= held.state is _LEASED
+        self._ready -= held.state is _READY
+        if held.key != NO_KEY:
+            self._next_of_key(held.key)
+
+    def _next_of_key(self, key: int) -> None:
+        behind = self._keys.get(key)
+        if behind is None:
+            return
+        while behind:
+            offset, size, priority = behind.popleft()
+            self._behind_keys -= 1
+            if offset >= self.low:
+                self._first_of_keys[priority].add(QueuedMessage(offset, size, key))
+                self._in_lines += 1
+                return
+            self._ahead_bytes -= size
+        del self._keys[key]
+
+    def release(self, offset: int, token: int, now: float, delay: float, *, counts: bool = True) -> SettleOutcome:
+        """The record may be leased again in `delay` seconds. counts: False = the attempt does not count."""
+        held = self._find(offset, token)
+        if isinstance(held, SettleOutcome):
+            return held
+        if not counts and held.state is _LEASED:
+            held.attempts -= 1
+        if held.state is _READY and delay <= 0:
+            return SettleOutcome.DONE
+        self.leased -= held.state is _LEASED
+        self._ready -= held.state is _READY
+        if delay > 0:
+            held.state, held.until = _DELAYED, now + delay
+            heappush(self._delays, (held.until, offset))
+        else:
+            held.state = _DELAYED
+            self._come_back(offset, held)
+        return SettleOutcome.DONE
+
+    def extend(self, offset: int, token: int, until: float) -> SettleOutcome:
+        """The lease ends then."""
+        held = self._find(offset, token)
+        if isinstance(held, SettleOutcome):
+            return held
+        earlier = held.state is not _LEASED or until < held.until
+        self.leased += held.state is not _LEASED
+        self._ready -= held.state is _READY
+        held.state, held.until = _LEASED, until
+        if earlier:
+            self._ends_at(until, token, [offset])
+        return SettleOutcome.DONE
+
+    def revoke(self, grants: Iterable[Grant], token: int) -> None:
+        """Undo an `acquire` whose answer could not be given."""
+        for grant in grants:
+            if self._has(grant.offset, token):
+                self.release(grant.offset, token, 0.0, 0.0, counts=False)
+
+    # --- what is done -------------------------------------------------------------------------------------------------
+
+    def _mark_done(self, start: int, end: int, records: int) -> None:
+        if end <= self.low:
+            return
+        before = self._range_of_end.pop(start, None)
+        if before is not None:
+            _, count = self._ranges.pop(before)
+            start, records = before, records + count
+            self.done_above -= count
+        behind = self._ranges.pop(end, None)
+        if behind is not None:
+            del self._range_of_end[behind[0]]
+            end, records = behind[0], records + behind[1]
+            self.done_above -= behind[1]
+        if start <= self.low:
+            self.low = end
+            return
+        self._ranges[start] = end, records
+        self._range_of_end[end] = start
+        self.done_above += records
+
+    def skip(self, start: int, end: int) -> None:
+        """These bytes hold no record: nobody has to acknowledge them."""
+        if start >= self._known_end or not any(first <= start < last for first, (last, _) in self._ranges.items()):
+            self._mark_done(start, end, 0)
+
+    # --- looking ahead ------------------------------------------------------------------------------------------------
+
+    def look(
+        self,
+        end: int,
+        offsets: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int32],
+        priorities: npt.NDArray[np.uint8] | None,
+        keys: Sequence[int] | None,
+    ) -> None:
+        """These are the records from `scanned` to `end`. priorities: None = all are 0. keys: if `ordered`."""
+        self.scanned = end
+        if len(offsets) and int(offsets[0]) < self._known_end:
+            new = self._unknown(offsets, keys)
+            if not new.all():
+                keys = None if keys is None else [key for key, is_new in zip(keys, new.tolist(), strict=True) if is_new]
+                offsets, sizes = offsets[new], sizes[new]
+                priorities = None if priorities is None else priorities[new]
+        self._ahead_bytes += int(sizes.sum(dtype=np.int64))
+        if keys is not None:
+            levels = [0] * len(offsets) if priorities is None else priorities.tolist()
+            for record in zip(offsets.tolist(), sizes.tolist(), levels, keys, strict=True):
+                self._line_up(*record)
+            return
+        self._in_lines += len(offsets)
+        if priorities is None:
+            self._lines[0].add(offsets, sizes)
+            return
+        for priority in np.unique(priorities).tolist():
+            chosen = priorities == priority
+            self._lines[priority].add(offsets[chosen], sizes[chosen])
+
+    def _line_up(self, offset: int, size: int, priority: int, key: int) -> None:
+        """A record of an ordered group: behind those with its key that wait, or are leased."""
+        if key != NO_KEY:
+            behind = self._keys.get(key)
+            if behind is not None:
+                behind.append((offset, size, priority))
+                self._behind_keys += 1
+                return
+            self._keys[key] = deque()
+        self._first_of_keys[priority].add(QueuedMessage(offset, size, key))
+        self._in_lines += 1
+
+    def _unknown(self, offsets: npt.NDArray[np.int64], keys: Sequence[int] | None) -> npt.NDArray[np.bool_]:
+        """Those that are neither done nor held. HeldMessage ones are seen now."""
+        new = np.ones(len(offsets), bool)
+        if self._ranges:
+            starts = np.array(sorted(self._ranges), np.int64)
+            ends = np.array([self._ranges[start][0] for start in starts.tolist()], np.int64)
+            number = np.searchsorted(starts, offsets, "right") - 1
+            new &= (number < 0) | (offsets >= ends[number])
+        new &= offsets >= self.low
+        for place, offset in enumerate(offsets.tolist()):
+            held = self._held.get(offset)
+            if held is None:
+                continue
+            new[place] = False
+            if keys is not None and keys[place] != NO_KEY:
+                held.key = keys[place]
+                self._keys.setdefault(held.key, deque())
+            if held.state is _UNSEEN:
+                self._make_ready(offset, held)
+        return new
+
+    def look_again(self, *, ordered: bool) -> None:
+        """Forget what waits, and look at it anew. ordered: whether the group takes the messages of a key in order."""
+        self.ordered = ordered
+        self.scanned = self.low
+        lines: list[Line | Again] = [*self._lines, *self._again, *self._first_of_keys]
+        for line in lines:
+            line.clear()
+        self._keys.clear()
+        self._in_lines = self._ready = self._behind_keys = self._ahead_bytes = 0
+        for held in self._held.values():
+            held.key = NO_KEY
+            if held.state is _READY:
+                held.state = _UNSEEN
+        self._know_end()
+
+    def _know_end(self) -> None:
+        ends = [end for end, _ in self._ranges.values()]
+        ends += [offset + held.size for offset, held in self._held.items()]
+        self._known_end = max(ends, default=self.low)
+
+    # --- the partition changes ----------------------------------------------------------------------------------------
+
+    def cut(self, first: int) -> int:
+        """Retention has taken what lies below `first`; how many held records went with it."""
+        if first <= self.low:
+            return 0
+        gone = [offset for offset in self._held if offset < first]
+        for start in [start for start in self._ranges if start <= first]:
+            end, count = self._ranges.pop(start)
+            del self._range_of_end[end]
+            self.done_above -= count
+            first = max(first, end)
+        self.low = first
+        for offset in gone:
+            self._drop(offset, self._held[offset])
+        if self.scanned < first:
+            self.scanned = first
+        for again in self._again:
+            while (returned := again.peek()) is not None and returned.offset < first:
+                again.pop()
+        lines: list[Line | Again] = [*self._lines, *self._first_of_keys]
+        for line in lines:
+            while (head := line.peek()) is not None and head.offset < first:
+                line.pop()
+                self._in_lines -= 1
+                self._ahead_bytes -= head.size
+                if head.key != NO_KEY:
+                    self._next_of_key(head.key)
+        return len(gone)
+
+    def clip(self, end: int) -> bool:
+        """The partition ends there, and other records may follow: forget what was known behind it. Before `begin`.
+
+        Whether anything was."""
+        changed = self.low > end
+        self.low = min(self.low, end)
+        for offset in [offset for offset, held in self._held.items() if offset + held.size > end]:
+            del self._held[offset]
+            changed = True
+        for start in [start for start, (stop, _) in self._ranges.items() if stop > end]:
+            stop, count = self._ranges.pop(start)
+            del self._range_of_end[stop]
+            self.done_above -= count
+            changed = True
+            if start < end:
+                self._ranges[start] = end, count
+                self._range_of_end[end] = start
+                self.done_above += count
+        return changed
+
+    # --- a state that is read from a log ------------------------------------------------------------------------------
+
+    def read_grants(
+        self, grants: Iterable[Grant], token: int, until_ms: int, member: str, state: HeldState = _LEASED
+    ) -> None:
+        """These were leased, or held otherwise."""
+        for offset, size, priority, attempts in grants:
+            held = self._held[offset] = HeldMessage(size, priority, attempts, token, until_ms, member)
+            held.state = state
+
+    def read_done(self, start: int, end: int, records: int = 1) -> None:
+        """A record was acknowledged, or bytes were passed over."""
+        self._held.pop(start, None)
+        self._mark_done(start, end, records)
+
+    def read_change(self, offset: int, until_ms: int, attempts: int, state: HeldState) -> None:
+        """A held record was released, or its lease extended."""
+        held = self._held.get(offset)
+        if held is not None:
+            held.state, held.until, held.attempts = state, until_ms, attempts
+
+    def begin(self, now: float, now_ms: int) -> None:
+        """Serve from now on what was read. now, now_ms: the same moment by the caller's clock, and as Unix time."""
+        self.scanned = self.low
+        self._know_end()
+        for offset, held in self._held.items():
+            left = min(held.until - now_ms, _MOST_MS) / 1000
+            held.until = now + left
+            if left <= 0:
+                held.state = _UNSEEN
+            elif held.state is _LEASED:
+                self.leased += 1
+                self._ends_at(held.until, held.token, [offset])
+            else:
+                heappush(self._delays, (held.until, offset))
+
+    # --- writing it down ----------------------------------------------------------------------------------------------
+
+    def ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Start, end and records of what is done from `low` on."""
+        for start, (end, count) in self._ranges.items():
+            yield start, end, count
+
+    def items(self) -> Iterator[tuple[int, HeldMessage]]:
+        """What is held, by offset."""
+        return iter(self._held.items())
+
+    @property
+    def biggest_token(self) -> int:
+        """Of all leases that are remembered; 0 for none."""
+        return max((held.token for held in self._held.values()), default=0)

@@ -1,0 +1,66 @@
+"""What an internal log `/shared` says of shared groups, read on as it grows: at the start, and by nodes that follow."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..store.partition_log import PartitionLog
+from .rows import RowKind, RowSection, SharedKey, apply, read_bodies, read_state, sections
+from .state import Limits, SharedState
+
+__all__ = ["StoredState", "StoredStates"]
+
+
+class StoredState(NamedTuple):
+    """serial: of the last record that says something of it. state: None if it was forgotten."""
+
+    serial: int
+    state: SharedState | None
+
+
+class StoredStates:
+    """Of one log. Reactor thread. A log whose end was cut, or that has lost rows which were not read, is read again."""
+
+    def __init__(self, log: PartitionLog, limits: Limits) -> None:
+        self._log = log
+        self._limits = limits
+        self._renewals = log.renewals
+        self._read_to = 0
+        self._states: dict[SharedKey, StoredState] = {}
+        self.serial = 0
+        """The biggest that was read."""
+
+    def read_on(self, most_bytes: int | None = None) -> None:
+        """Read what has come, to the log's end, or about `most_bytes`. Raises StoreError."""
+        log = self._log
+        if log.renewals != self._renewals or self._read_to < log.first_offset:
+            self._renewals = log.renewals
+            self._read_to = log.first_offset
+            self._states.clear()
+        for end, body in read_bodies(log.segments.snapshot(), self._read_to, most_bytes):
+            serial, found = sections(body)
+            for section in found:
+                self._take(serial, section)
+            self.serial = max(self.serial, serial)
+            self._read_to = end
+
+    def _take(self, serial: int, section: RowSection) -> None:
+        key = section.key
+        state: SharedState | None = None
+        if section.kind is RowKind.STATE:
+            state = SharedState(0, self._limits)
+            read_state(section.payload, state)
+        elif section.kind is RowKind.FORGOTTEN:
+            state = None
+        elif (known := self._states.get(key)) is not None and known.state is not None:
+            state = known.state
+            apply(section, state)
+        else:  # the other log has what was before: its later rows begin with a STATE
+            return
+        self._states[key] = StoredState(serial, state)
+
+    def take_all(self) -> dict[SharedKey, StoredState]:
+        """What was read, which belongs to the caller from now on: the log is read again if it is asked for anew."""
+        states, self._states = self._states, {}
+        self._read_to = -1
+        return states

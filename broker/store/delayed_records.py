@@ -1,0 +1,277 @@
+"""What lies in the internal logs of delayed messages (internal_logs.py; broker/delays): those that wait, and marks.
+
+A record has an attribute whose hash stands in its index unit (record.tag_hash_of_body). So the units alone say which
+messages wait, when each is due, and for which partition.
+
+    one that waits   header, flag 1 | n i32 | n bytes <topic>-<partition> | taken i64 | flag i32 | checksum u32 | body
+    written anew     the same with a `/` in front of the topic: it takes the place of an older one with its id
+    marks            header, flag 1 | n i32 | n bytes /delivered …        | version u16 | settled i64 | groups
+    a group          bytes u16 | topic | partition u32 | base i64 | first id i64 | count u32 | count × id i64 |
+                     count × size u32                                                                   all big-endian
+
+The header's id of one that waits is its pending id (protocol/delays.py). taken: the ordinary id that it got when it
+came, which tells when that was. flag, checksum and body: as they were sent.
+
+A group of `/delivered` says that these pending messages are the records from byte `base` on of that partition, of these
+sizes, the first one with `first id`. It lies in front of them, so it counts only as far as they are there.
+`/cancelled`: they are not delivered. `/returned`: what a group said of them did not happen: they wait. There base and
+first id are 0. `/asked`, of half messages: a producer was asked for their outcome, each `size` times so far, the last
+time at `base` (Unix ms). settled: whatever marks below this byte offset of the log say has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from struct import Struct, error
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from isal.isal_zlib import crc32
+
+from metaq.protocol.errors import StoreError
+from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
+from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, Buffer, checksum, tag_hash
+
+from .index import UNIT, UNIT_DTYPE
+
+__all__ = [
+    "FRONT_BYTES",
+    "MARKS",
+    "DelayTarget",
+    "Group",
+    "Ids",
+    "MarkKind",
+    "Marks",
+    "Pending",
+    "Sizes",
+    "decode_marks",
+    "decode_pending",
+    "encode_marks",
+    "encode_pending",
+    "overhead",
+    "place_of",
+    "place_tag",
+    "taken_at",
+    "units_of",
+]
+
+_VERSION = 1
+_ANEW = "/"
+_LENGTH = Struct(">i")
+_HEAD = Struct(">qiI")
+_MARKS_HEAD = Struct(">Hq")
+_NAME_LENGTH = Struct(">H")
+_GROUP = Struct(">IqqI")
+_IDS, _SIZES = np.dtype(">i8"), np.dtype(">u4")
+_TAKEN = Struct(">q")
+
+DelayTarget = tuple[str, int]
+"""Topic and partition."""
+
+Ids = npt.NDArray[np.int64]
+Sizes = npt.NDArray[np.int64]
+
+
+class MarkKind(StrEnum):
+    """What marks say. No topic begins with `/`."""
+
+    DELIVERED = "/delivered"
+    CANCELLED = "/cancelled"
+    RETURNED = "/returned"
+    ASKED = "/asked"
+
+
+MARKS = {tag_hash(kind): kind for kind in MarkKind}
+"""By the hash in their index units. A partition's may be the same by chance: the record tells."""
+
+
+# --- those that wait --------------------------------------------------------------------------------------------------
+
+
+class Pending(NamedTuple):
+    """One that waits, read again. body: as it was sent, with its attribute."""
+
+    id: int
+    place: DelayTarget
+    taken: int
+    flag: int
+    checksum: int
+    body: bytes
+
+
+@lru_cache(1 << 14)
+def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
+    """What is in front of `taken`: its bytes, their CRC-32, and the tag hash."""
+    name = f"{_ANEW if anew else ''}{place[0]}-{place[1]}"
+    encoded = name.encode("utf-8")
+    front = _LENGTH.pack(len(encoded)) + encoded
+    return front, crc32(front), tag_hash(name)
+
+
+def place_tag(place: DelayTarget, *, anew: bool = False) -> int:
+    """The hash in the index units of what waits for it."""
+    return _front(place, anew)[2]
+
+
+def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
+    """For which partition a record waits, of its first bytes, and whether it was written anew. Raises StoreError."""
+    try:
+        (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
+        start = HEADER_BYTES + _LENGTH.size
+        name = bytes(record[start : start + name_bytes]).decode("utf-8")
+        topic, _, partition = name.removeprefix(_ANEW).rpartition("-")
+        return (topic, int(partition)), name.startswith(_ANEW)
+    except (error, ValueError) as wrong:
+        raise StoreError(f"a delayed message cannot be read: {wrong}") from wrong
+
+
+def overhead(place: DelayTarget) -> int:
+    """How much larger a record is here than in its partition."""
+    return len(_front(place)[0]) + _HEAD.size
+
+
+def encode_pending(
+    place: DelayTarget,
+    flags: Sequence[int],
+    checksums: Sequence[int],
+    bodies: Sequence[Buffer],
+    taken: Sequence[int],
+    ids: Sequence[int],
+    *,
+    anew: bool = False,
+) -> tuple[list[Buffer], list[int]]:
+    """The records, in buffers, and the size of each."""
+    front, front_crc, _ = _front(place, anew)
+    more = len(front) + _HEAD.size
+    buffers: list[Buffer] = []
+    sizes = []
+    head_of, pack = _HEAD.pack, HEADER.pack
+    for flag, crc, body, taken_id, pending_id in zip(flags, checksums, bodies, taken, ids, strict=True):
+        head = head_of(taken_id, flag, crc)
+        length = more + len(body)
+        found = crc32(body, crc32(head, front_crc)) & 0x7FFFFFFF
+        buffers += (pack(length, found, pending_id, ATTRIBUTE_FLAG) + front + head, body)
+        sizes.append(length + HEADER_BYTES)
+    return buffers, sizes
+
+
+def decode_pending(record: bytes) -> Pending | None:
+    """A whole record; None if it is damaged, or none of these."""
+    length, crc, pending_id, flag = HEADER.unpack_from(record)
+    if length != len(record) - HEADER_BYTES or flag != ATTRIBUTE_FLAG or checksum(record[HEADER_BYTES:]) != crc:
+        return None
+    try:
+        (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
+        start = HEADER_BYTES + _LENGTH.size + name_bytes
+        topic, _, partition = record[start - name_bytes : start].decode("utf-8").removeprefix(_ANEW).rpartition("-")
+        taken, sent_flag, sent_checksum = _HEAD.unpack_from(record, start)
+        return Pending(
+            pending_id, (topic, int(partition)), taken, sent_flag, sent_checksum, record[start + _HEAD.size :]
+        )
+    except (error, ValueError):
+        return None
+
+
+FRONT_BYTES = HEADER_BYTES + _LENGTH.size + 256 + _TAKEN.size
+"""The first bytes of a record that surely have `taken`: a partition's name is no longer than a directory's may be."""
+
+
+def taken_at(record: Buffer) -> int | None:
+    """`taken` of the record that begins here; None if the bytes do not go so far."""
+    if len(record) < HEADER_BYTES + _LENGTH.size:
+        return None
+    (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
+    start = HEADER_BYTES + _LENGTH.size + name_bytes
+    if name_bytes < 0 or len(record) < start + _TAKEN.size:
+        return None
+    taken: int = _TAKEN.unpack_from(record, start)[0]
+    return taken
+
+
+def units_of(offset: int, ids: Ids, sizes: Sizes, tag: int, now_ms: int) -> npt.NDArray[np.void]:
+    """The index units of records that lie back to back from byte `offset` on; now_ms: their store time."""
+    units = np.zeros(len(ids), UNIT_DTYPE)
+    units["offset"][1:] = np.cumsum(sizes[:-1])
+    units["offset"] += offset
+    units["id"], units["size"], units["time_ms"], units["tag"] = ids, sizes, now_ms, tag
+    return units
+
+
+# --- marks ------------------------------------------------------------------------------------------------------------
+
+
+class Group(NamedTuple):
+    """What is said of some pending messages of one partition. sizes: of their records there, header included."""
+
+    place: DelayTarget
+    ids: Ids
+    sizes: Sizes
+    base: int = 0
+    first_id: int = 0
+
+    @property
+    def end(self) -> int:
+        """Byte offset in the partition where the last one ends."""
+        return self.base + int(self.sizes.sum())
+
+
+class Marks(NamedTuple):
+    """A record of marks."""
+
+    kind: MarkKind
+    settled: int
+    groups: Sequence[Group]
+
+
+def encode_marks(marks: Marks, now_ms: int, offset: int) -> tuple[bytes, bytes]:
+    """The record and its index unit, for byte `offset` of the log."""
+    kind = marks.kind
+    body = b"".join([_LENGTH.pack(len(kind)), kind.encode(), *_body(marks)])
+    record_id = max(0, now_ms - EPOCH_MS) << TIME_SHIFT
+    unit = UNIT.pack(offset, record_id, now_ms, HEADER_BYTES + len(body), tag_hash(kind))
+    return HEADER.pack(len(body), checksum(body), record_id, ATTRIBUTE_FLAG) + body, unit
+
+
+def _body(marks: Marks) -> Iterator[bytes]:
+    yield _MARKS_HEAD.pack(_VERSION, marks.settled)
+    for place, ids, sizes, base, first_id in marks.groups:
+        topic = place[0].encode("utf-8")
+        yield _NAME_LENGTH.pack(len(topic)) + topic + _GROUP.pack(place[1], base, first_id, len(ids))
+        yield ids.astype(_IDS).tobytes()
+        yield sizes.astype(_SIZES).tobytes()
+
+
+def decode_marks(record: bytes) -> Marks | None:
+    """A whole record; None if it has another attribute. Raises StoreError: it is damaged, or a newer broker's."""
+    length, crc, _, _ = HEADER.unpack_from(record)
+    if length != len(record) - HEADER_BYTES or checksum(record[HEADER_BYTES:]) != crc:
+        raise StoreError("marks of delayed messages are damaged")
+    try:
+        (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
+        start = HEADER_BYTES + _LENGTH.size + name_bytes
+        name = record[start - name_bytes : start].decode("utf-8")
+        if name not in list(MarkKind):
+            return None
+        version, settled = _MARKS_HEAD.unpack_from(record, start)
+        if version != _VERSION:
+            raise StoreError(f"marks of delayed messages of version {version}: a newer broker has written them")
+        return Marks(MarkKind(name), settled, list(_groups(record, start + _MARKS_HEAD.size)))
+    except (error, ValueError) as wrong:
+        raise StoreError(f"marks of delayed messages cannot be read: {wrong}") from wrong
+
+
+def _groups(record: bytes, start: int) -> Iterator[Group]:
+    while start < len(record):
+        (topic_bytes,) = _NAME_LENGTH.unpack_from(record, start)
+        start += _NAME_LENGTH.size + topic_bytes
+        topic = record[start - topic_bytes : start].decode("utf-8")
+        partition, base, first_id, count = _GROUP.unpack_from(record, start)
+        start += _GROUP.size
+        ids = np.frombuffer(record, _IDS, count, start).astype(np.int64)
+        start += count * _IDS.itemsize
+        sizes = np.frombuffer(record, _SIZES, count, start).astype(np.int64)
+        start += count * _SIZES.itemsize
+        yield Group((topic, partition), ids, sizes, base, first_id)

@@ -1,0 +1,67 @@
+"""How often a handler gets a message on which it fails, and after which pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from metaq.protocol.errors import ConfigError
+from metaq.protocol.limits import MAX_DELAY_SECONDS
+
+from ..config import check_number
+
+__all__ = ["Retry"]
+
+_MAX_ATTEMPTS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A failed message goes back to the broker and comes again after a pause, to any member of the group; after the
+    last attempt it goes to the group's dead letters. With the defaults the attempts take up to 6.3 hours.
+
+    Raises ConfigError for what is out of range.
+    """
+
+    attempts: int = 16
+    """How often a handler may get a message, the first time included: 1 or more."""
+    first: float = 1.0
+    """Longest pause after the first failure, seconds, above 0."""
+    factor: float = 2.0
+    """By how much the longest pause grows with each failure: 1 or more."""
+    most: float = 7200.0
+    """Where it stops to grow, seconds: `first` or more, at most a year."""
+    jitter: float = 1.0
+    """Which part of a pause is left to chance, 0 … 1. 1: anything between nothing and the longest pause, so that what
+    failed together does not come again together. 0: always the longest pause."""
+    ordered: bool = False
+    """Keep the order: the partition waits for its failed message, and goes on behind it when that has been processed or
+    lies among the dead letters. Nothing goes back to the broker meanwhile."""
+
+    def __post_init__(self) -> None:
+        check_number("attempts", self.attempts)
+        for name in ("first", "factor", "most"):
+            check_number(name, getattr(self, name), whole=False)
+        check_number("jitter", self.jitter, whole=False, may_be_0=True)
+        if self.attempts > _MAX_ATTEMPTS:
+            raise ConfigError("attempts", self.attempts, f"choose at most {_MAX_ATTEMPTS}")
+        if self.factor < 1:
+            raise ConfigError("factor", self.factor, "choose 1 or more: pauses do not become shorter")
+        if not self.first <= self.most <= MAX_DELAY_SECONDS:
+            raise ConfigError("most", self.most, f"choose first ({self.first:g}) … {MAX_DELAY_SECONDS} seconds")
+        if self.jitter > 1:
+            raise ConfigError("jitter", self.jitter, "choose 0 … 1, the part of a pause that is left to chance")
+        if not isinstance(self.ordered, bool):
+            raise ConfigError("ordered", repr(self.ordered), "choose True or False")
+
+    def longest_pause(self, failures: int) -> float:
+        """Seconds, after so many failures (1 or more) of a message."""
+        try:
+            return min(self.most, self.first * self.factor ** (failures - 1))
+        except OverflowError:
+            return self.most
+
+    def pause(self, failures: int, random: Callable[[], float]) -> float:
+        """As longest_pause, with its part of chance. random: a number in [0, 1)."""
+        longest = self.longest_pause(failures)
+        return longest * (1 - self.jitter + self.jitter * random())

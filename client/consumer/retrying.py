@@ -1,0 +1,137 @@
+"""Where a message goes on which a handler has failed: to the broker until it comes again, or to the dead letters."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from random import random, shuffle
+from typing import NamedTuple, Protocol
+
+from metaq.coordination.logs import get_log
+from metaq.protocol.errors import BrokerUnavailable
+from metaq.protocol.own_topics import dead_topic, retry_topic
+from metaq.protocol.retries import MAX_CAUSE_CHARACTERS, Failure, encode_failed, shortened
+
+from ..message import Message
+from ..values import SendResult, TopicPartition
+from .retry import Retry
+
+__all__ = ["FailedMessages", "FailedSender", "Sending", "cause_of"]
+
+log = get_log(__name__)
+
+_FILE_CHARACTERS = 300
+"""The end of a file's name is what tells it from others."""
+
+
+class FailedSender(Protocol):
+    """What is needed of a Producer."""
+
+    def partitions(self, topic: str) -> tuple[TopicPartition, ...]: ...
+    def send_batch_async(
+        self, topic: str, payloads: Sequence[Message], *, partition: TopicPartition
+    ) -> Future[Sequence[SendResult]]: ...
+    def close(self, timeout: float = 10.0) -> None: ...
+
+
+class Sending(NamedTuple):
+    """A message on its way to `partition`."""
+
+    future: Future[Sequence[SendResult]]
+    partition: TopicPartition
+
+
+def cause_of(error: BaseException) -> str:
+    """Type and text of an exception, and in a second line where the program has raised it."""
+    text = " ".join("".join(traceback.format_exception_only(error)).split())
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    places = [f"{each.filename[-_FILE_CHARACTERS:]}:{each.lineno} in {each.name}" for each in frames]
+    room = MAX_CAUSE_CHARACTERS - sum(len(each) + 1 for each in places)
+    return shortened("\n".join([text if len(text) <= room else text[: room - 1] + "…", *places]))
+
+
+class FailedMessages:
+    """Sends failed messages for one run of a handler. Any thread. The sender is made at the first failure.
+
+    takes: whether a broker, by its id, keeps messages until their time; asked once for each broker that does. now: Unix
+    seconds.
+    """
+
+    def __init__(
+        self,
+        retry: Retry,
+        group: str,
+        make_sender: Callable[[], FailedSender],
+        takes: Callable[[int], bool],
+        *,
+        now: Callable[[], float] = time.time,
+        random: Callable[[], float] = random,
+    ) -> None:
+        """Raises InvalidName for a group whose name is too long for its topics."""
+        self.retry = retry
+        self.retry_topic, self.dead_topic = retry_topic(group), dead_topic(group)
+        self._make_sender = make_sender
+        self._takes = takes
+        self._now = now
+        self._random = random
+        self._lock = threading.Lock()
+        self._sender: FailedSender | None = None
+        self._taking: set[int] = set()
+
+    def failure(self, message: Message, error: Exception, attempts: int) -> Failure:
+        """That handling `message`, the original, has failed so many times by now."""
+        return Failure(message.origin, attempts, cause_of(error), int(self._now() * 1000))
+
+    def is_last(self, failure: Failure) -> bool:
+        """Whether the message may not be tried again."""
+        return failure.attempts >= self.retry.attempts
+
+    def pause(self, failures: int) -> float:
+        """Seconds until the next attempt."""
+        return self.retry.pause(failures, self._random)
+
+    def send(self, message: Message, failure: Failure, avoided: Collection[int] = ()) -> Sending:
+        """Begin to send it to where it waits for the next attempt, or to the dead letters if there is none.
+
+        message: the original. avoided: brokers that it could not be sent to a moment ago. Prefers the broker that it
+        came from. Raises MetaqError.
+        """
+        pause = None if self.is_last(failure) else self.pause(failure.attempts)
+        topic = self.dead_topic if pause is None else self.retry_topic
+        delay_ms = None if pause is None else math.ceil(pause * 1000)
+        flag, body = encode_failed(message.flag, message.body, failure, delay_ms)
+        sender = self._open()
+        partition = self._choose(sender.partitions(topic), message.partition.broker, avoided, topic)
+        future = sender.send_batch_async(topic, [Message(partition, 0, 0, flag, body)], partition=partition)
+        return Sending(future, partition)
+
+    def _open(self) -> FailedSender:
+        with self._lock:
+            if self._sender is None:
+                self._sender = self._make_sender()
+            return self._sender
+
+    def _choose(
+        self, partitions: Sequence[TopicPartition], home: int, avoided: Collection[int], topic: str
+    ) -> TopicPartition:
+        ordered = list(partitions)
+        shuffle(ordered)
+        ordered.sort(key=lambda each: (each.broker in avoided, each.broker != home))
+        for each in ordered:
+            if each.broker in self._taking:
+                return each
+            if self._takes(each.broker):
+                self._taking.add(each.broker)
+                return each
+        raise BrokerUnavailable(f"no broker that can be reached now takes messages of {topic}")
+
+    def close(self, timeout: float) -> None:
+        """End the sender, if there is one."""
+        with self._lock:
+            sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close(timeout)

@@ -1,0 +1,138 @@
+"""Messages that the broker keeps until their time: from the options of a send to the record, and the results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import overload
+
+from metaq.protocol.delays import due_ms, pending_ids
+from metaq.protocol.errors import LocalProtocolError
+from metaq.protocol.limits import MAX_DELAY_SECONDS
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    DELAY_PROPERTY,
+    DELAYED_FLAG,
+    DUE_PROPERTY,
+    HALF_PROPERTY,
+    Buffer,
+    attribute_of,
+    property_of,
+)
+
+from ..values import SendResult, TopicPartition
+
+__all__ = ["DelayedResults", "Timing", "delay_properties", "due_at", "refuse_delay", "timing_of"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+_DUE, _HALF = DUE_PROPERTY.encode(), HALF_PROPERTY.encode()
+
+
+class Timing(IntEnum):
+    """What a record says of its time. Only records of one kind go in one batch (protocol/delays.py)."""
+
+    NOW = 0
+    DUE = 1
+    DELAY = 2
+    HALF = 3
+    """It waits for the outcome of its transaction (protocol/halves.py)."""
+
+
+def delay_properties(deliver_at: datetime | None, delay: float | None) -> Mapping[str, str]:
+    """The property that says when a message is to be delivered. Raises TypeError, LocalProtocolError."""
+    if deliver_at is not None and delay is not None:
+        raise LocalProtocolError(f"deliver_at={deliver_at} and delay={delay} are both given: choose one")
+    if deliver_at is not None:
+        if not isinstance(deliver_at, datetime):
+            raise TypeError(
+                f"deliver_at={deliver_at!r} is no datetime but {type(deliver_at).__name__}: use delay=seconds"
+            )
+        if deliver_at.tzinfo is None:
+            raise LocalProtocolError(
+                f"deliver_at={deliver_at} has no time zone: write datetime.now(UTC) + …, or add .astimezone()"
+            )
+        due = -((_EPOCH - deliver_at) // _MS)  # up, so that it is never early
+        if deliver_at - datetime.now(UTC) > timedelta(seconds=MAX_DELAY_SECONDS):
+            raise _too_late(f"deliver_at={deliver_at}")
+        return {DUE_PROPERTY: str(max(0, due))}
+    if isinstance(delay, bool) or not isinstance(delay, int | float):
+        raise TypeError(f"delay={delay!r} is no number of seconds but {type(delay).__name__}")
+    if not delay >= 0:
+        raise LocalProtocolError(f"delay={delay} is below 0: choose a number of seconds from now on")
+    if delay > MAX_DELAY_SECONDS:
+        raise _too_late(f"delay={delay}")
+    return {DELAY_PROPERTY: str(math.ceil(round(delay * 1000, 6)))}
+
+
+def _too_late(what: str) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"{what} is more than {MAX_DELAY_SECONDS // 86400} days ahead, which no broker keeps: choose an earlier time"
+    )
+
+
+def refuse_delay(options: Mapping[str, object]) -> None:
+    """For a transaction. Raises LocalProtocolError."""
+    for name in ("deliver_at", "delay"):
+        if options.get(name) is not None:
+            raise LocalProtocolError(
+                f"{name}={options[name]} in a transaction: send the message outside, or without it"
+            )
+
+
+def timing_of(flag: int, body: Buffer) -> Timing:
+    """Of a record."""
+    if not flag & DELAYED_FLAG:
+        return Timing.NOW
+    attribute = attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None
+    if attribute is not None and property_of(attribute, _HALF) is not None:
+        return Timing.HALF
+    return Timing.DELAY if attribute is None or property_of(attribute, _DUE) is None else Timing.DUE
+
+
+def due_at(pending_id: int) -> datetime:
+    """When the message is due."""
+    return _EPOCH + timedelta(milliseconds=due_ms(pending_id))
+
+
+class DelayedResults(Sequence[SendResult]):
+    """The results of one batch of messages that wait, computed when looked at."""
+
+    __slots__ = ("_first_id", "_ids", "_waits", "partition", "replicas")
+
+    def __init__(
+        self, first_id: int, partition: TopicPartition, waits: Sequence[int], replicas: int | None = None
+    ) -> None:
+        """waits: protocol.delays.wait_of each."""
+        self.partition = partition
+        self.replicas = replicas
+        self._first_id = first_id
+        self._waits = waits
+        self._ids: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    @property
+    def message_ids(self) -> list[int]:
+        """All ids."""
+        if self._ids is None:
+            self._ids = pending_ids(self._first_id, self._waits)
+        return self._ids
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        pending_id = self.message_ids[index]
+        return SendResult(pending_id, self.partition, -1, self.replicas, due_at(pending_id))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} results, partition {self.partition}, first due {due_at(self.message_ids[0])}>"

@@ -1,0 +1,272 @@
+"""Requests and replies: a message that asks for an answer, and the answer.
+
+A request says in `metaq.reply-to` where its reply goes, `topic broker-partition inbox`: one partition of the reply
+topic, and the tag that the reply gets, which is this producer's own. `metaq.correlation` numbers the requests of an
+inbox, and the reply repeats it. The requester reads that partition from the end that it had before the first request,
+with a tag filter and long polling, as a Consumer does (consumer/core.py, consumer/fetcher.py): a broker that is
+restarted or led by another node is read on. It joins no group and leaves no trace in ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from isal.isal_zlib import crc32
+
+from metaq.coordination.interrupts import Aside, BackgroundThread
+from metaq.coordination.logs import get_log
+from metaq.protocol.errors import ClientError, ConfigError, MetaqError, NoPartition, RequestTimedOut
+from metaq.protocol.record import CORRELATION, REPLY_TO, Buffer, payload_bytes
+
+from ..config import ConsumerConfig, ProducerConfig, Protocol
+from ..connection import Endpoint
+from ..consumer.core import ConsumerCore
+from ..consumer.fetcher import Fetcher
+from ..message import Message
+from ..metadata import UNKNOWN, Metadata
+from ..pool import ConnectionPool
+from ..questions.asking import READER_GROUP
+from ..questions.partitions import max_offset
+from ..timers import END_SECONDS, Timers
+from ..values import TopicPartition
+from . import tuning
+from .building import OwnOptions, SendOptions, build_body
+from .futures import SendFuture
+from .outgoing import Outgoing
+from .packing import Packer
+from .routing import no_partition
+
+__all__ = ["ReplyTo", "Requester", "reply_options"]
+
+log = get_log(__name__)
+
+_TAKEN = 1000
+"""Replies handed to their futures at once."""
+_RETRY_SECONDS = 1.0
+"""Longest pause before a partition whose broker is away is read again: its replies have deadlines."""
+_CHOSEN_BY_THE_REQUEST = ("tag", "key", "partition")
+
+
+class ReplyTo(NamedTuple):
+    """Where the reply to a request goes. inbox: the tag that it gets."""
+
+    partition: TopicPartition
+    inbox: str
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic} {self.partition} {self.inbox}"
+
+    @classmethod
+    def parse(cls, text: str) -> ReplyTo:
+        """Raises ValueError."""
+        topic, place, inbox = text.split(" ")
+        return cls(TopicPartition.parse(topic, place), inbox)
+
+
+def reply_options(request: Message, options: SendOptions) -> tuple[ReplyTo, OwnOptions]:
+    """Where the reply to `request` goes, and its options. Raises ClientError: it is no request; ConfigError."""
+    own = request.attributes.reserved
+    try:
+        to, correlation = ReplyTo.parse(own[REPLY_TO]), own[CORRELATION]
+    except (KeyError, ValueError):
+        raise ClientError(f"{request!r} asks for no reply: Producer.request() sends messages that do") from None
+    for name in _CHOSEN_BY_THE_REQUEST:
+        if options.get(name) is not None:
+            raise ConfigError(name, options.get(name), "leave it out: the request says where its reply goes")
+    return to, {**options, "tag": to.inbox, "partition": to.partition, "reserved": {CORRELATION: correlation}}
+
+
+class _Request(Outgoing):
+    """Not for a store of undelivered messages: nobody would wait for the answer."""
+
+    __slots__ = ()
+    storable = False
+
+
+class _Pending(NamedTuple):
+    future: SendFuture[Message]
+    deadline: float
+    topic: str
+
+
+class Requester:
+    """The requests of one producer. Any thread.
+
+    late: replies that came when nobody waited for them any more, duplicates among them.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        metadata: Metadata,
+        protocol: Protocol,
+        begin: Callable[[Outgoing], None],
+        packer: Packer | None,
+        clock: Callable[[], float] = time.monotonic,
+        random: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """begin: sends a message that no thread is blocked for (Driver.begin). random: chooses among the partitions of
+        the reply topic."""
+        self.late = 0
+        self._config = config
+        self._metadata = metadata
+        self._begin = begin
+        self._packer = packer
+        self._clock = clock
+        self._random = random
+        self._inbox = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+        self._pending: dict[str, _Pending] = {}
+        self._home: TopicPartition | None = None
+        self._opening = Aside("metaq-requests-open")
+        self._lock = threading.Lock()  # of `_opened`
+        self._closed = False
+        reading = ConsumerConfig(connection=config.connection, damage="skip", error_max_seconds=_RETRY_SECONDS)
+        self._pool = ConnectionPool(config.connection, protocol)
+        self._timers = Timers("metaq-requests")
+        self._core = ConsumerCore(READER_GROUP, reading, tags=frozenset((self._inbox,)), follow=self._pool.follow)
+        self._fetcher = Fetcher(self._core, self._pool, self._endpoint_of, self._timers)
+        self._thread: BackgroundThread | None = None
+        metadata.on_change(self._view_changed)
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def request(self, topic: str, payload: Buffer, deadline: float, options: SendOptions) -> SendFuture[Message]:
+        """Blocks for the first connection to the broker of the replies only. Raises as Producer.request."""
+        home = self._home
+        if home is None or home.broker not in self._metadata.view(home.topic).endpoints:
+            home = self._opening.do(self._opened, deadline)
+        correlation = str(next(self._numbers))
+        reserved = {REPLY_TO: str(ReplyTo(home, self._inbox)), CORRELATION: correlation}
+        own: OwnOptions = {**options, "reserved": reserved}
+        flag, body = build_body(payload_bytes(payload), own, self._packer)
+        outgoing = _Request(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
+        outgoing.message, outgoing.key, outgoing.fixed = payload, options.get("key"), options.get("partition")
+        outgoing.report = partial(self._sent, correlation)
+        future: SendFuture[Message] = SendFuture()
+        self._pending[correlation] = _Pending(future, deadline, topic)
+        if len(self._pending) == 1:
+            self._fetcher.wake()  # it looks at deadlines from now on
+        if self._closed:
+            self._fail_all(ClientError("this producer is closed"))
+        try:
+            self._begin(outgoing)
+        except BaseException:
+            self._pending.pop(correlation, None)
+            raise
+        return future
+
+    def _sent(self, correlation: str, error: Exception | None, _result: object) -> None:
+        """The request is stored, or will not be."""
+        if error is not None and (pending := self._pending.pop(correlation, None)) is not None:
+            pending.future.outcome.settle(error, None)
+
+    # --- where replies are read -------------------------------------------------------------------------------------
+
+    def _opened(self, deadline: float) -> TopicPartition:
+        """The partition that replies to the next request go to, which is read from before that on. One thread at a
+        time; where no interrupt comes."""
+        with self._lock:
+            if self._closed:
+                raise ClientError("this producer is closed")
+            topic = self._config.reply_topic
+            view = self._metadata.view(topic)
+            if self._home is not None and self._home.broker in view.endpoints:
+                return self._home
+            if not view.partitions:
+                if self._home is not None:  # its broker is the only one, and may be between two lives
+                    return self._home
+                raise no_partition(topic)
+            chosen = view.partitions[int(self._random() * len(view.partitions))]
+            if chosen.partition == UNKNOWN:
+                raise NoPartition(
+                    f"without ZooKeeper nobody knows the partitions of topic {topic!r} that replies go to: name their "
+                    f"number in Producer.direct(partitions={{{topic!r}: 1}})"
+                )
+            if chosen not in self._core.owned:
+                seconds = max(0.0, deadline - self._clock())
+                connection = self._pool.connection(view.endpoints[chosen.broker], seconds)
+                begin = max_offset(connection, chosen, max(0.001, deadline - self._clock()))
+                self._core.claim([chosen], [begin], announced=True)
+                self._fetcher.serve_soon()
+            if self._thread is None:
+                self._thread = BackgroundThread(self._run, "metaq-requests")
+            self._home = chosen
+            return chosen
+
+    def _endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
+        return self._metadata.view(partition.topic).endpoints.get(partition.broker)
+
+    def _view_changed(self, topic: str) -> None:
+        if not self._closed and self._thread is not None:
+            self._pool.listed(self._metadata.view(topic).endpoints)
+
+    # --- the background thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        core, fetcher = self._core, self._fetcher
+        look = 0.0
+        while not self._closed:
+            try:
+                core.acknowledge()
+                fetcher.listen()
+                replies = core.take(_TAKEN)
+                core.under_way = False
+                fetcher.serve()
+                for reply in replies:
+                    self._take(reply)
+                now = self._clock()
+                if self._pending and now >= look:
+                    look = now + tuning.LOOK_SECONDS
+                    self._expire(now)
+                if not replies:
+                    fetcher.wait(max(0.0, look - now) if self._pending else tuning.IDLE_SECONDS)
+            except Exception:  # a bug, or what a log handler raises: the other requests are answered all the same
+                log.exception("taking replies failed")
+                time.sleep(tuning.LOOK_SECONDS)
+
+    def _take(self, reply: Message) -> None:
+        pending = self._pending.pop(reply.attributes.reserved.get(CORRELATION, ""), None)
+        if pending is None:
+            self.late += 1
+            log.info("a reply that nobody waits for is dropped: %s %s", reply.partition, reply.offset)
+        else:
+            pending.future.outcome.settle(None, reply)
+
+    def _expire(self, now: float) -> None:
+        for correlation, pending in list(self._pending.items()):
+            if pending.deadline <= now and self._pending.pop(correlation, None) is not None:
+                error = RequestTimedOut(f"no reply to a request to topic {pending.topic!r} came in time")
+                pending.future.outcome.settle(error, None)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _fail_all(self, error: MetaqError) -> None:
+        while self._pending:
+            try:
+                _, pending = self._pending.popitem()
+            except KeyError:
+                return
+            pending.future.outcome.settle(error, None)
+
+    def close(self, timeout: float = END_SECONDS) -> None:
+        """Fail what is pending, and end the thread and the connections. Where no interrupt comes. Idempotent."""
+        self._closed = True
+        self._fetcher.wake()
+        self._fail_all(ClientError("the producer was closed before the reply came"))
+        thread = self._thread
+        if thread is not None and not thread.is_current:
+            thread.join(timeout / 2)
+        self._core.lose(list(self._core.owned.values()))
+        self._timers.close(timeout / 4)
+        self._pool.close(timeout / 4)
+
+    def close_elsewhere(self) -> None:
+        """In a process that was forked off: that process's copies of the sockets."""
+        self._pool.close()

@@ -1,0 +1,115 @@
+"""Senders of values: what serializers make payloads of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack
+
+from metaq.protocol.errors import ConfigError
+from metaq.protocol.record import Buffer
+
+from ..message import Message
+from ..serializers.base import Serializer
+from ..values import SendResult
+from .building import SendOptions
+from .outgoing import OnDelivery
+
+if TYPE_CHECKING:
+    from .producer import Producer
+
+__all__ = ["TypedProducer", "TypedSends"]
+
+T = TypeVar("T")
+
+
+class Sends(Protocol):
+    """What a transaction and a producer have in common."""
+
+    def send(
+        self, topic: str, payload: Buffer, *, timeout: float | None = None, **options: Unpack[SendOptions]
+    ) -> SendResult: ...
+
+    def send_batch(
+        self,
+        topic: str,
+        payloads: Iterable[Buffer | Message],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Sequence[SendResult]: ...
+
+
+class TypedSends(Generic[T]):
+    """Sends values where another object sends payloads, with the serializer's content type. It owns nothing: make one
+    wherever you need it. Each method is that of the same name there, and raises what the serializer raises, too."""
+
+    def __init__(self, sender: Sends, serializer: Serializer[T]) -> None:
+        if isinstance(serializer, type) or not isinstance(serializer, Serializer):
+            raise ConfigError("serializer", repr(serializer), "give it a serializer, such as Json()")
+        self._sends = sender
+        self._serializer = serializer
+
+    def _options(self, options: SendOptions) -> SendOptions:
+        options["content_type"] = self._serializer.content_type
+        return options
+
+    def send(self, topic: str, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]) -> SendResult:
+        """As Producer.send."""
+        return self._sends.send(topic, self._serializer.dumps(value), timeout=timeout, **self._options(options))
+
+    def send_batch(
+        self, topic: str, values: Iterable[T], *, timeout: float | None = None, **options: Unpack[SendOptions]
+    ) -> Sequence[SendResult]:
+        """As Producer.send_batch."""
+        payloads = list(map(self._serializer.dumps, values))
+        return self._sends.send_batch(topic, payloads, timeout=timeout, **self._options(options))
+
+
+class TypedProducer(TypedSends[T]):
+    """A Producer's other ways to send, for values."""
+
+    def __init__(self, producer: Producer, serializer: Serializer[T]) -> None:
+        super().__init__(producer, serializer)
+        self._producer = producer
+
+    def send_async(
+        self, topic: str, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]
+    ) -> Future[SendResult]:
+        """As Producer.send_async."""
+        payload = self._serializer.dumps(value)
+        return self._producer.send_async(topic, payload, timeout=timeout, **self._options(options))
+
+    def produce(
+        self,
+        topic: str,
+        value: T,
+        *,
+        on_delivery: OnDelivery | None = None,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> None:
+        """As Producer.produce."""
+        payload = self._serializer.dumps(value)
+        self._producer.produce(topic, payload, on_delivery=on_delivery, timeout=timeout, **self._options(options))
+
+    def request(
+        self, topic: str, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]
+    ) -> Future[Message]:
+        """As Producer.request; `message.decode` reads the reply."""
+        payload = self._serializer.dumps(value)
+        return self._producer.request(topic, payload, timeout=timeout, **self._options(options))
+
+    def reply(
+        self, request: Message, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]
+    ) -> SendResult:
+        """As Producer.reply."""
+        payload = self._serializer.dumps(value)
+        return self._producer.reply(request, payload, timeout=timeout, **self._options(options))
+
+    def send_batch_async(
+        self, topic: str, values: Iterable[T], *, timeout: float | None = None, **options: Unpack[SendOptions]
+    ) -> Future[Sequence[SendResult]]:
+        """As Producer.send_batch_async."""
+        payloads = list(map(self._serializer.dumps, values))
+        return self._producer.send_batch_async(topic, payloads, timeout=timeout, **self._options(options))

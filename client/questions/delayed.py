@@ -1,0 +1,105 @@
+"""Messages that wait for their time at a broker, as operators and clients ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import simplejson
+
+from metaq.protocol.delays import ListDelayedRequest
+from metaq.protocol.errors import RemoteProtocolError, RequestRefused
+from metaq.protocol.limits import MAX_LISTED_DELAYED
+from metaq.protocol.statuses import RequestCode, ResponseCode
+
+from ..values import TopicPartition
+from .asking import Asked, ask, need_frames
+
+__all__ = ["DelayedPage", "WaitingMessage", "each_delayed", "list_delayed"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class WaitingMessage(NamedTuple):
+    """id: as in SendResult.message_id. due: when it is delivered. taken: when the broker took it. size: bytes of its
+    body."""
+
+    id: int
+    topic: str
+    partition: int
+    due: datetime
+    taken: datetime | None
+    size: int
+
+
+class DelayedPage(NamedTuple):
+    """An answer. total: how many wait, of the topic or of all. topics: how many wait for each. late: by
+    `<topic>-<partition>` how many are due and why their partition does not take them. next: what the next page is asked
+    for with, 0 if this is the last one."""
+
+    total: int
+    topics: Mapping[str, int]
+    late: Mapping[str, Mapping[str, Any]]
+    messages: list[WaitingMessage]
+    next: int
+
+
+def list_delayed(
+    connection: Asked, topic: str = "", limit: int = 100, after: int = 0, timeout: float | None = None
+) -> DelayedPage:
+    """How many messages wait, and at most `limit` (0 … 1000) of them in the order of their times. topic: "" = all.
+    after: `next` of the page before. A page may have fewer where many messages are of other topics.
+
+    Raises RequestRefused for a broker that keeps none (Java, or older than ours).
+    """
+    need_frames(connection, "keeps no delayed messages", "ask one of ours")
+    request = ListDelayedRequest(topic, limit, after)
+    frame = ask(
+        connection,
+        RequestCode.LIST_DELAYED,
+        request.to_ext(),
+        TopicPartition(topic, -1, -1),
+        timeout,
+        (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
+    )
+    if frame.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        raise RequestRefused(frame.code, f"{connection.endpoint} keeps no delayed messages: it is older, update it")
+    try:
+        return _page(simplejson.loads(bytes(frame.body)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise RemoteProtocolError(f"{connection.endpoint} answered with no list of messages: {error!r}") from error
+
+
+def each_delayed(
+    connection: Asked, topic: str = "", most: int | None = None, timeout: float | None = None
+) -> Iterator[WaitingMessage]:
+    """One after the other, at most `most`, asked for as they are taken. Raises as `list_delayed`."""
+    after = 0
+    while most is None or most > 0:
+        page = list_delayed(connection, topic, min(MAX_LISTED_DELAYED, most or MAX_LISTED_DELAYED), after, timeout)
+        yield from page.messages
+        if most is not None:
+            most -= len(page.messages)
+        after = page.next
+        if not after:
+            return
+
+
+def _page(said: Mapping[str, Any]) -> DelayedPage:
+    messages = [
+        WaitingMessage(
+            int(each["id"]),
+            str(each["topic"]),
+            int(each["partition"]),
+            _time(each["due"]),
+            None if each["taken"] is None else _time(each["taken"]),
+            int(each["bytes"]),
+        )
+        for each in said["messages"]
+    ]
+    return DelayedPage(int(said["count"]), dict(said["topics"]), dict(said["late"]), messages, int(said["next"]))
+
+
+def _time(ms: Any) -> datetime:
+    return _EPOCH + timedelta(milliseconds=int(ms))

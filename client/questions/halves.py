@@ -1,0 +1,148 @@
+"""Half messages at a broker, as producers and operators ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import simplejson
+
+from metaq.protocol.errors import RemoteProtocolError, RequestRefused
+from metaq.protocol.halves import (
+    CheckedHalf,
+    CheckHalvesRequest,
+    EndHalfReply,
+    EndHalfRequest,
+    HalfOutcome,
+    HalfState,
+    ListHalvesRequest,
+    decode_checked,
+)
+from metaq.protocol.limits import MAX_LISTED_HALVES
+from metaq.protocol.statuses import RequestCode, ResponseCode
+
+from ..values import TopicPartition
+from .asking import Asked, ask, need_frames
+
+__all__ = ["HalvesPage", "WaitingHalf", "check_halves", "each_half", "end_half", "list_halves"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def end_half(
+    connection: Asked, partition: TopicPartition, half_id: int, outcome: HalfOutcome, timeout: float | None = None
+) -> EndHalfReply:
+    """Commit a half message or roll it back; what was decided, by this answer or one before."""
+    ext = EndHalfRequest(partition.topic, partition.partition, half_id, outcome).to_ext()
+    return EndHalfReply.from_ext(ask(connection, RequestCode.END_HALF, ext, partition, timeout).ext)
+
+
+def check_halves(
+    connection: Asked, group: str, broker: int, limit: int, wait_seconds: float, timeout: float
+) -> list[CheckedHalf]:
+    """Half messages of the group whose outcome is asked for, at most `limit`, once there is one; [] after
+    `wait_seconds`."""
+    ext = CheckHalvesRequest(group, limit, int(wait_seconds * 1000)).to_ext()
+    frame = ask(connection, RequestCode.CHECK_HALVES, ext, TopicPartition("", broker, -1), timeout)
+    return decode_checked(frame.body)
+
+
+class WaitingHalf(NamedTuple):
+    """id: as in SendResult.message_id. taken: when the broker took it. first_check, next_check: when a producer is
+    asked for the first time, and for the next time, None if never. asked: how often one was. size: bytes of its body.
+    """
+
+    id: int
+    state: HalfState
+    group: str
+    topic: str
+    partition: int
+    taken: datetime | None
+    first_check: datetime
+    next_check: datetime | None
+    asked: int
+    size: int
+
+
+class HalvesPage(NamedTuple):
+    """An answer. total, states: of all half messages of the broker. groups: by producer group, of those whose first
+    check is due: `asked`, `parked`, and `askers`, how many producers wait for questions. next: what the next page is
+    asked for with, 0 if this is the last one."""
+
+    total: int
+    states: Mapping[str, int]
+    groups: Mapping[str, Mapping[str, int]]
+    halves: list[WaitingHalf]
+    next: int
+
+
+def list_halves(
+    connection: Asked,
+    topic: str = "",
+    group: str = "",
+    state: str = "",
+    limit: int = 100,
+    after: int = 0,
+    timeout: float | None = None,
+) -> HalvesPage:
+    """How many half messages wait, and at most `limit` (0 … 1000) of them, in the order of their first checks. topic,
+    group, state: of these alone; "" = all. after: `next` of the page before. A page may have fewer where many are of
+    other topics or groups.
+
+    Raises RequestRefused for a broker that keeps none (Java, or older than ours).
+    """
+    need_frames(connection, "keeps no half messages", "ask one of ours")
+    frame = ask(
+        connection,
+        RequestCode.LIST_HALVES,
+        ListHalvesRequest(topic, group, state, limit, after).to_ext(),
+        TopicPartition(topic, -1, -1),
+        timeout,
+        (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
+    )
+    if frame.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        raise RequestRefused(frame.code, f"{connection.endpoint} keeps no half messages: it is older, update it")
+    try:
+        return _page(simplejson.loads(bytes(frame.body)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise RemoteProtocolError(f"{connection.endpoint} answered with no list of halves: {error!r}") from error
+
+
+def each_half(
+    connection: Asked, topic: str = "", group: str = "", state: str = "", most: int | None = None
+) -> Iterator[WaitingHalf]:
+    """One after the other, at most `most`, asked for as they are taken. Raises as `list_halves`."""
+    after = 0
+    while most is None or most > 0:
+        limit = min(MAX_LISTED_HALVES, most or MAX_LISTED_HALVES)
+        page = list_halves(connection, topic, group, state, limit, after)
+        yield from page.halves
+        if most is not None:
+            most -= len(page.halves)
+        after = page.next
+        if not after:
+            return
+
+
+def _page(said: Mapping[str, Any]) -> HalvesPage:
+    halves = [
+        WaitingHalf(
+            int(each["id"]),
+            HalfState(each["state"]),
+            str(each["group"]),
+            str(each["topic"]),
+            int(each["partition"]),
+            _time(each["taken"]),
+            _EPOCH + timedelta(milliseconds=int(each["first"])),
+            _time(each["next"]),
+            int(each["asked"]),
+            int(each["bytes"]),
+        )
+        for each in said["halves"]
+    ]
+    return HalvesPage(int(said["count"]), dict(said["states"]), dict(said["groups"]), halves, int(said["next"]))
+
+
+def _time(ms: Any) -> datetime | None:
+    return None if ms is None else _EPOCH + timedelta(milliseconds=int(ms))

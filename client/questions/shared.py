@@ -1,0 +1,88 @@
+"""What brokers have of shared groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import simplejson
+
+from metaq.protocol.errors import RemoteProtocolError, RequestRefused
+from metaq.protocol.limits import SHARED_MARK
+from metaq.protocol.shared import SharedForgetRequest, SharedStatusRequest
+from metaq.protocol.statuses import RequestCode, Status
+
+from ..connection import Connection
+from ..values import TopicPartition
+from .asking import ask
+
+__all__ = ["SharedPartition", "forget_shared_group", "shared_status"]
+
+
+class SharedPartition(NamedTuple):
+    """A shared group on one partition.
+
+    left: messages that are not acknowledged, leased ones too. delayed: released ones that wait for their time.
+    most_attempts: of those that are leased or were released. oldest_ms: how long ago the first that is not acknowledged
+    was stored; None: there is none, or its broker does not know. ordered: messages of a key come one at a time.
+    members: those that have asked within a minute, or have leased messages, and how many each has.
+    """
+
+    group: str
+    partition: TopicPartition
+    left: int
+    leased: int
+    delayed: int
+    most_attempts: int
+    oldest_ms: int | None
+    ordered: bool
+    damaged_bytes: int
+    members: Mapping[str, int]
+
+
+def shared_status(
+    connection: Connection, broker_id: int, group: str = "", timeout: float | None = None
+) -> list[SharedPartition]:
+    """Those of one broker; group: "" = all. Raises RequestRefused if the broker has no shared groups."""
+    _need_shared(connection)
+    frame = ask(connection, RequestCode.SHARED_STATUS, SharedStatusRequest(group).to_ext(), _none(broker_id), timeout)
+    try:
+        return [_row(broker_id, each) for each in simplejson.loads(bytes(frame.body))]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RemoteProtocolError(f"{connection.endpoint} answered what is no status of shared groups") from error
+
+
+def forget_shared_group(connection: Connection, broker_id: int, group: str, timeout: float | None = None) -> int:
+    """Have one broker forget a group; of how many partitions. Raises SharedRefused if it has members there, or is not
+    there."""
+    _need_shared(connection)
+    frame = ask(connection, RequestCode.SHARED_FORGET, SharedForgetRequest(group).to_ext(), _none(broker_id), timeout)
+    count = simplejson.loads(bytes(frame.body))
+    if not isinstance(count, int):
+        raise RemoteProtocolError(f"{connection.endpoint} answered what is no number of partitions")
+    return count
+
+
+def _none(broker_id: int) -> TopicPartition:
+    return TopicPartition("", broker_id, -1)
+
+
+def _need_shared(connection: Connection) -> None:
+    if not connection.takes_shared:
+        text = f"{connection.endpoint} has no shared groups: its version says no {SHARED_MARK}"
+        raise RequestRefused(Status.BAD_REQUEST, text)
+
+
+def _row(broker_id: int, found: Mapping[str, Any]) -> SharedPartition:
+    return SharedPartition(
+        found["group"],
+        TopicPartition(found["topic"], broker_id, found["partition"]),
+        found["left"],
+        found["leased"],
+        found["delayed"],
+        found["mostAttempts"],
+        found["oldestMs"],
+        found["ordered"],
+        found["damagedBytes"],
+        found["members"],
+    )

@@ -1,0 +1,72 @@
+"""Avro, by the extra `avro` (fastavro)."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+from metaq.protocol.errors import ConfigError
+
+from .base import missing_library
+
+__all__ = ["Avro"]
+
+_MARK = b"\xc3\x01"
+_PRINT_BYTES = 8
+_START = len(_MARK) + _PRINT_BYTES
+
+
+class Avro:
+    """Values of one schema in Avro's single-object encoding: C3 01, the schema's CRC-64-AVRO fingerprint, the value.
+
+    The fingerprint says by which schema a value was written. Give the reader the older ones, and it reads their values
+    as the newest schema's: that is how a schema changes while old messages and old producers are there.
+    """
+
+    def __init__(self, schema: Any, *older: Any) -> None:
+        """schema: what is written, and what values are read as, as Python's form of Avro's JSON. older: schemas that
+        values may have been written by, too.
+
+        Raises ConfigError: fastavro is not installed, or a schema is wrong.
+        """
+        try:
+            import fastavro
+            from fastavro import schema as schemas
+        except ImportError:
+            raise missing_library("Avro", "fastavro", "avro") from None
+        self._fastavro = fastavro
+        self._writers: dict[bytes, Any] = {}
+        for each in (*older, schema):
+            try:
+                parsed = fastavro.parse_schema(each)
+                canonical = schemas.to_parsing_canonical_form(parsed)
+            except Exception as error:  # of many kinds
+                raise ConfigError("schema", repr(each), f"is no Avro schema: {error}") from error
+            self._print = _fingerprint(schemas, canonical)
+            self._writers[self._print] = parsed
+        self._schema = self._writers[self._print]
+        named = isinstance(self._schema, dict) and "name" in self._schema
+        name = self._schema["name"] if named else canonical.strip('"')
+        self.content_type = f"avro/binary;schema={name}"
+
+    def dumps(self, value: Any) -> bytes:
+        out = BytesIO()
+        self._fastavro.schemaless_writer(out, self._schema, value, strict=True)
+        return b"".join((_MARK, self._print, out.getvalue()))
+
+    def loads(self, payload: bytes) -> Any:
+        if payload[: len(_MARK)] != _MARK or len(payload) < _START:
+            raise ValueError("it is not in Avro's single-object encoding")
+        fingerprint = payload[len(_MARK) : _START]
+        writer = self._writers.get(fingerprint)
+        if writer is None:
+            raise ValueError(
+                f"it was written by a schema with the fingerprint {fingerprint[::-1].hex()}, which is not known here: "
+                "name that schema, too: Avro(newest, older)"
+            )
+        return self._fastavro.schemaless_reader(BytesIO(payload[_START:]), writer, self._schema)
+
+
+def _fingerprint(schemas: Any, canonical: str) -> bytes:
+    """Eight bytes, the lowest first, as the encoding wants them."""
+    return bytes.fromhex(schemas.fingerprint(canonical, "CRC-64-AVRO"))

@@ -1,0 +1,77 @@
+"""What a serializer is, and how a reader chooses among several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from metaq.protocol.errors import ConfigError, ValueUnreadable
+
+if TYPE_CHECKING:
+    from ..message import Message
+
+__all__ = ["Deserializer", "Serializer", "ValueReader", "deserializers", "missing_library"]
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Serializer(Protocol[T]):
+    """Values of one kind as bytes, and back. It is used on any thread, also on several at once.
+
+    content_type: names the kind, in messages and in errors; printable ASCII, such as `application/json`.
+    """
+
+    content_type: str
+
+    def dumps(self, value: T) -> bytes:
+        """The payload. What it raises comes out of the send."""
+
+    def loads(self, payload: bytes) -> T:
+        """The value. What it raises becomes the cause of a ValueUnreadable."""
+
+
+Deserializer = Serializer[Any] | Iterable[Serializer[Any]]
+"""One, or several, among which each message's content type chooses."""
+
+
+class ValueReader:
+    """Reads the values of messages. Any thread."""
+
+    def __init__(self, serializers: Iterable[Serializer[Any]]) -> None:
+        """The first is for messages that do not say of which type they are."""
+        self._by_type: Mapping[str, Serializer[Any]] = {each.content_type: each for each in serializers}
+        self._first = next(iter(self._by_type.values()))
+
+    def value_of(self, message: Message) -> Any:
+        """Raises ValueUnreadable, and CorruptRecord as `message.payload`."""
+        kind = message.content_type
+        serializer = self._first if kind is None else self._by_type.get(kind)
+        where = f"topic {message.topic}, partition {message.partition}, offset {message.offset}"
+        if serializer is None:
+            known = ", ".join(self._by_type)
+            raise ValueUnreadable(
+                f"{where}: its type is {kind}, and what reads it here is for {known}: name a deserializer for its type"
+            )
+        payload = message.payload
+        try:
+            return serializer.loads(payload)
+        except Exception as error:
+            said = "says no type" if kind is None else f"is of type {kind}"
+            raise ValueUnreadable(
+                f"{where}: it {said}, and cannot be read as {serializer.content_type}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def deserializers(option: str, given: object) -> ValueReader:
+    """Raises ConfigError unless `given` is one Serializer or several."""
+    several = [given] if isinstance(given, Serializer) else list(given) if isinstance(given, Iterable) else []
+    if not several or not all(isinstance(each, Serializer) and not isinstance(each, type) for each in several):
+        remedy = "give it a serializer, such as Json(), or a list of them"
+        raise ConfigError(option, repr(given), remedy)
+    return ValueReader(several)
+
+
+def missing_library(option: str, library: str, extra: str) -> ConfigError:
+    """For a serializer whose library is not installed."""
+    return ConfigError(option, library, f"is not installed: pip install 'metaq[{extra}]'")

@@ -1,0 +1,25 @@
+"""A message that is leased to this member."""
+
+from __future__ import annotations
+
+from ..message import Message
+
+__all__ = ["SharedMessage"]
+
+
+class SharedMessage(Message):
+    """A Message that this member has for some time.
+
+    attempts: how often it was leased, to any member, this time included: 1 = nobody has had it before. lease_until:
+    when the lease ends, by time.monotonic(), as far as this member knows.
+    """
+
+    attempts: int = 1
+    lease_until: float = 0.0
+    token: int = 0
+    """Of this lease, for the broker."""
+    is_settled: bool = False
+    """Whether it was acknowledged or released, or lost, so that nothing more can be said of it."""
+    handed_at: float = 0.0
+    is_kept: bool = False
+    """Whether its lease is extended while a handler works on it."""

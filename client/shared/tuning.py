@@ -1,0 +1,27 @@
+"""The shared consumer's constants that were tuned: unit, reason. Benchmark: `python -m bench.shared`."""
+
+from __future__ import annotations
+
+PREFETCH_SECONDS = 0.1
+"""So much work is leased ahead: many round trips to a broker, and little that others wait for."""
+
+REFILL_PART = 0.5
+"""More is asked for when so much of what is leased ahead is used up: requests stay few."""
+
+FIRST_PREFETCH = 1
+"""Messages leased ahead by each worker before anybody knows how long one takes."""
+
+RATE_WEIGHT = 0.1
+"""Of the newest message in the mean time that one takes."""
+
+STALE_PART = 0.5
+"""A message that has waited here for so much of its lease goes back to the broker, unworked."""
+
+KEEP_PART = 0.5
+"""run() extends a lease when so much of it has passed."""
+
+MAX_SETTLED = 4096
+"""Settlements of one request; the broker takes more."""
+
+SETTLE_AT = 256
+"""So many settlements of a partition wait for no others."""

@@ -1,0 +1,271 @@
+"""`metaq dead-letters`: what a group's handlers could not process, sending it again, and dropping it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+import click
+
+from metaq.client.dead_letters import DeadLetter, DeadLetters, RedriveTo
+from metaq.protocol.errors import MessageNotFound
+from metaq.protocol.topic_partition import TopicPartition
+
+from .cluster import open_cluster, tell_absent, zk_timeout
+from .options import GROUP, TIME, Parsed, confirm, dry_run_option, json_option, with_options, yes_option, zk_option
+from .output import message_fields, show
+
+__all__ = ["dead_letters"]
+
+LISTED = 100
+"""Dead letters that `list` shows if it is not told how many: a screen or two."""
+
+_SHOWN_BYTES = 40
+
+
+def _name(text: str) -> str:
+    """`<broker>-<partition>:<offset>`."""
+    partition, colon, offset = text.partition(":")
+    if not colon or not offset.isdecimal():
+        raise ValueError(f"{text!r} is not a dead letter: write it as `list` shows it, for example 0-0:4096")
+    TopicPartition.parse("", partition)
+    return text
+
+
+NAME = Parsed("NAME", _name)
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """List and show the dead letters of a group; send them again, or drop them.
+
+    A message lies there when it has failed as often as `run(retry=Retry(attempts=...))` allows. Each has a NAME, as
+    0-0:4096. --since and --until are about the time of its last failure.
+
+    \b
+    Example
+      metaq dead-letters list --group mailer
+      metaq dead-letters redrive --group mailer --cause Timeout --yes
+    """
+
+
+def _group_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--zk and --group."""
+    return zk_option(click.option("--group", "-g", type=GROUP, required=True, help="Whose dead letters.")(command))
+
+
+def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options that choose letters, handed over as one argument `chosen` for DeadLetters.read."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        def call(
+            since: datetime | None,
+            until: datetime | None,
+            cause: str | None,
+            key: str | None,
+            limit: int | None,
+            **others: Any,
+        ) -> Any:
+            chosen = {"since": since, "until": until, "cause": cause, "key": key, "limit": limit}
+            return command(chosen=chosen, **others)
+
+        return with_options(
+            call,
+            command,
+            click.option("--since", type=TIME, help="Failed last at this time or later."),
+            click.option("--until", type=TIME, help="Failed last at this time or earlier."),
+            click.option("--cause", help="This text in the cause or its place, whatever its case."),
+            click.option("--key", "-k", help="One of the keys of the message, exactly."),
+            click.option(
+                "--limit",
+                "-n",
+                type=click.IntRange(1),
+                default=limit,
+                show_default=limit is not None,
+                help="At most so many." if limit else "At most so many; default: all.",
+            ),
+        )
+
+    return decorate
+
+
+@contextmanager
+def _opened(zk: str, group: str) -> Iterator[DeadLetters]:
+    with open_cluster(zk) as cluster:
+        tell_absent(cluster)
+    with DeadLetters(zk, group=group, start_timeout_seconds=zk_timeout()) as letters:
+        yield letters
+
+
+@dead_letters.command("list")
+@_group_option
+@json_option
+@_filter_options(LISTED)
+def list_letters(zk: str, group: str, as_json: bool, chosen: dict[str, Any]) -> None:
+    """The dead letters of a group, the oldest of each partition first.
+
+    \b
+    Example
+      metaq dead-letters list --group mailer --since 2026-01-31T08:00:00Z --cause Timeout
+    """
+    limit: int = chosen.pop("limit")
+    with _opened(zk, group) as letters:
+        found = list(islice(letters.read(**chosen, limit=limit + 1), limit + 1))
+    columns = ("NAME", "TOPIC", "PARTITION", "OFFSET", "FAILED", "ATTEMPTS", "KEYS", "PAYLOAD", "CAUSE")
+    show(as_json, [_as_json(each) for each in found[:limit]], columns, map(_row, found[:limit]))
+    if len(found) > limit:
+        print("there are more: choose a larger --limit, or narrow --since and --until", file=sys.stderr)
+
+
+@dead_letters.command("show")
+@_group_option
+@json_option
+@click.argument("name", type=NAME)
+def show_letter(zk: str, group: str, as_json: bool, name: str) -> None:
+    """One dead letter with all that is known of it.
+
+    Exit code 1 if there is none of this NAME, or it has been redriven or dropped.
+
+    \b
+    Example
+      metaq dead-letters show --group mailer 0-0:4096
+    """
+    with _opened(zk, group) as letters:
+        value = _as_json(letters.get(name))
+    show(as_json, value, ("NAME", "VALUE"), [(field, _shown(each)) for field, each in value.items()])
+
+
+@dead_letters.command("redrive")
+@_group_option
+@json_option
+@_filter_options(None)
+@dry_run_option
+@yes_option
+@click.option(
+    "--to",
+    type=click.Choice(["topic", "group"]),
+    default="topic",
+    show_default=True,
+    help="Its topic, so that all groups that read it get it again, or this group alone.",
+)
+@click.argument("names", type=NAME, nargs=-1, metavar="[NAME]...")
+def redrive_letters(
+    zk: str,
+    group: str,
+    as_json: bool,
+    chosen: dict[str, Any],
+    dry_run: bool,
+    yes: bool,
+    to: RedriveTo,
+    names: tuple[str, ...],
+) -> None:
+    """Send dead letters again, as they were, and mark them as done: those named, or all that the options choose.
+
+    Key, tag and properties are kept; attempts begin anew. If it is interrupted, do it again: at most the letter that
+    was under way is sent twice.
+
+    \b
+    Example
+      metaq dead-letters redrive --group mailer --cause Timeout --yes
+      metaq dead-letters redrive --group mailer 0-0:4096 --to group --yes
+    """
+    rows: list[dict[str, object]] = []
+    with _opened(zk, group) as letters:
+        count = _count(letters, chosen, names)
+        if not dry_run and count:
+            confirm(f"Send {_dead(count)} of group {group} again, to {_target(to)}?", yes=yes)
+        found = letters.read(**chosen, names=names or None)
+        try:
+            if dry_run:
+                rows = [_redriven(each, None, None) for each in found]
+            else:
+                for each in letters.redrive(found, to=to):
+                    rows.append(_redriven(each.letter, each.result.partition, each.result.offset))
+        finally:  # what was done before an error is done
+            columns = ("NAME", "TOPIC", "PARTITION", "OFFSET")
+            show(as_json, rows, columns, [tuple(row.values()) for row in rows])
+            _tell(f"{'would send' if dry_run else 'sent'} {_dead(len(rows))} again", as_json)
+
+
+@dead_letters.command("drop")
+@_group_option
+@_filter_options(None)
+@dry_run_option
+@yes_option
+@click.argument("names", type=NAME, nargs=-1, metavar="[NAME]...")
+def drop_letters(zk: str, group: str, chosen: dict[str, Any], dry_run: bool, yes: bool, names: tuple[str, ...]) -> None:
+    """Mark dead letters as done without sending them again: those named, or all that the options choose.
+
+    \b
+    Example
+      metaq dead-letters drop --group mailer --until 2026-01-31T08:00:00Z --yes
+    """
+    with _opened(zk, group) as letters:
+        count = _count(letters, chosen, names)
+        if not dry_run and count:
+            confirm(f"Drop {_dead(count)} of group {group}?", yes=yes)
+            count = letters.drop(letters.read(**chosen, names=names or None))
+    click.echo(f"{'would drop' if dry_run else 'dropped'} {_dead(count)} of group {group}")
+
+
+def _count(letters: DeadLetters, chosen: dict[str, Any], names: Iterable[str]) -> int:
+    """How many are chosen. Raises MessageNotFound for a name that there is not."""
+    wanted = set(names)
+    missing, count = set(wanted), 0
+    for each in letters.read(**chosen, names=wanted or None):
+        missing.discard(each.name)
+        count += 1
+    if missing:
+        raise MessageNotFound(
+            f"group {letters.group!r} has no dead letter {', '.join(sorted(missing))} that the options choose: "
+            f"`metaq dead-letters list --group {letters.group}` shows those that there are"
+        )
+    return count
+
+
+def _dead(count: int) -> str:
+    return f"{count} dead letter{'' if count == 1 else 's'}"
+
+
+def _target(to: RedriveTo) -> str:
+    return "this group" if to == "group" else "their topics"
+
+
+def _tell(text: str, as_json: bool) -> None:
+    click.echo(text, err=as_json)
+
+
+def _redriven(letter: DeadLetter, partition: TopicPartition | None, offset: int | None) -> dict[str, object]:
+    topic = letter.original.topic if partition is None else partition.topic
+    return {"name": letter.name, "topic": topic, "partition": partition and str(partition), "offset": offset}
+
+
+def _as_json(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "name": letter.name,
+        "failed": letter.failed.isoformat(timespec="milliseconds"),
+        "attempts": letter.attempts,
+        "cause": letter.cause,
+        "place": letter.place,
+        **message_fields(letter.original),
+    }
+
+
+def _row(letter: DeadLetter) -> tuple[object, ...]:
+    original, payload = letter.original, letter.original.payload
+    shown = payload[:_SHOWN_BYTES].decode("utf-8", "replace") + ("…" if len(payload) > _SHOWN_BYTES else "")
+    place = letter.name, original.topic, str(original.partition), str(original.offset)
+    failed = letter.failed.isoformat(" ", "seconds").removesuffix("+00:00") + "Z"
+    return (*place, failed, letter.attempts, " ".join(original.keys), shown, letter.cause)
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={each}" for name, each in value.items())
+    return value if isinstance(value, str) or value is None else str(value)

@@ -1,0 +1,167 @@
+"""`metaq delayed`: messages that wait for their time are listed, counted and cancelled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from heapq import merge
+from itertools import islice
+from typing import Any
+
+import click
+
+from metaq.client.producer.cancelling import cancel_at
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.delayed import WaitingMessage, each_delayed, list_delayed
+from metaq.client.values import TopicPartition
+from metaq.protocol.delays import Cancelled
+from metaq.protocol.errors import ClientError
+
+from .cluster import open_cluster, tell_absent
+from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
+from .output import say, show
+
+__all__ = ["asked_brokers", "delayed"]
+
+
+@click.group()
+def delayed() -> None:
+    """Look at messages that wait for their time, and cancel them.
+
+    \b
+    Example
+      metaq delayed count
+      metaq delayed list --topic orders
+      metaq delayed cancel --topic orders --partition 0-1 1661382018505637889
+    """
+
+
+_topic_option = click.option("--topic", "-t", type=TOPIC, help="Of this topic; by default of all.")
+_broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this broker only; by default all.")
+
+
+def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
+    """This one, or all that are there; those that are not are told of. Raises what `Cluster.endpoint` does."""
+    if broker is not None:
+        cluster.endpoint(broker)
+        return [broker]
+    tell_absent(cluster)
+    return sorted(number for number, nodes in cluster.view.brokers().items() if nodes.master is not None)
+
+
+def _at(broker: int) -> TopicPartition:
+    return TopicPartition("", broker, -1)
+
+
+@delayed.command("count")
+@zk_option
+@_topic_option
+@_broker_option
+@json_option
+def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool) -> None:
+    """How many messages wait, by topic.
+
+    LATE are due, and their partition does not take them: WHY.
+
+    \b
+    Example
+      metaq delayed count --topic orders
+    """
+    counts: Counter[str] = Counter()
+    late: Counter[str] = Counter()
+    why: dict[str, str] = {}
+    with open_cluster(zk) as cluster:
+        for each in asked_brokers(cluster, broker):
+            page = cluster.ask(_at(each), lambda connection: list_delayed(connection, topic or "", 0))
+            counts.update({name: count for name, count in page.topics.items() if topic in (None, name)})
+            for place, said in page.late.items():
+                name = place.rpartition("-")[0]
+                if topic in (None, name):
+                    late[name] += int(said["count"])
+                    why[name] = f"{each}-{place.rpartition('-')[2]}: {said['why']}"
+    rows = [
+        {"topic": name, "count": count, "late": late[name], "why": why.get(name)}
+        for name, count in sorted(counts.items())
+    ]
+    show(as_json, rows, ("TOPIC", "COUNT", "LATE", "WHY"), (tuple(row.values()) for row in rows))
+
+
+@delayed.command("list")
+@zk_option
+@_topic_option
+@_broker_option
+@click.option("--limit", "-n", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@json_option
+def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, as_json: bool) -> None:
+    """The next messages to be delivered, in the order of their times (UTC).
+
+    \b
+    Example
+      metaq delayed list --topic orders --limit 20
+    """
+    with open_cluster(zk) as cluster:
+        found = [
+            _each(each, cluster.ask(_at(each), lambda connection: list(each_delayed(connection, topic or "", limit))))
+            for each in asked_brokers(cluster, broker)
+        ]
+    chosen = list(islice(merge(*found, key=lambda pair: pair[1].due), limit))
+    columns = ("ID", "TOPIC", "PARTITION", "DUE", "TAKEN", "BYTES")
+    show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
+
+
+def _each(broker: int, messages: Sequence[WaitingMessage]) -> Iterator[tuple[int, WaitingMessage]]:
+    return ((broker, message) for message in messages)
+
+
+def _json(broker: int, message: WaitingMessage) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "topic": message.topic,
+        "partition": f"{broker}-{message.partition}",
+        "due": message.due.isoformat(timespec="milliseconds"),
+        "taken": None if message.taken is None else message.taken.isoformat(timespec="milliseconds"),
+        "bytes": message.size,
+    }
+
+
+def _row(broker: int, message: WaitingMessage) -> tuple[object, ...]:
+    number, *others = _json(broker, message).values()
+    return (str(number), *others)  # to be copied: not grouped by thousands
+
+
+@delayed.command("cancel")
+@zk_option
+@dry_run_option
+@yes_option
+@json_option
+@click.option("--topic", "-t", type=TOPIC, required=True, help="Their topic.")
+@click.option("--partition", "-p", type=PARTITION, required=True, help="Their partition, as `list` shows it.")
+@click.argument("ids", type=click.IntRange(1), nargs=-1, required=True, metavar="ID...")
+def cancel_delayed(
+    zk: str, dry_run: bool, yes: bool, as_json: bool, topic: str, partition: PartitionName, ids: Sequence[int]
+) -> None:
+    """Have messages not delivered. Exits with 1 unless all of them are cancelled.
+
+    \b
+    Example
+      metaq delayed cancel --topic orders --partition 0-1 1661382018505637889 --yes
+    """
+    place = TopicPartition(topic, partition.broker_id, partition.partition)
+    if dry_run:
+        click.echo(f"would cancel {len(ids)} messages that wait for {topic} {partition}")
+        return
+    confirm(f"Cancel {len(ids)} messages that wait for {topic} {partition}?", yes=yes)
+    with open_cluster(zk) as cluster:
+        states = {each: cluster.ask(place, partial(cancel_at, partition=place, message_id=each)) for each in ids}
+    say(as_json, states, "\n".join(f"{each}: {_SAID[state]}" for each, state in states.items()))
+    left = sum(state is not Cancelled.CANCELLED for state in states.values())
+    if left:
+        raise ClientError(f"{left} of {len(ids)} messages are not cancelled")
+
+
+_SAID = {
+    Cancelled.CANCELLED: "cancelled",
+    Cancelled.LATE: "too late: its time has come, it is delivered",
+    Cancelled.UNKNOWN: "no such message waits for this partition",
+}

@@ -1,0 +1,205 @@
+"""`metaq halves`: half messages, which wait for the outcome of their transaction, are listed and decided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from heapq import merge
+from itertools import islice
+from typing import Any
+
+import click
+
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.halves import WaitingHalf, each_half, end_half, list_halves
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import ClientError
+from metaq.protocol.halves import HalfOutcome, HalfState
+
+from .cluster import open_cluster
+from .delayed import asked_brokers
+from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
+from .output import say, show
+
+__all__ = ["halves"]
+
+
+@click.group()
+def halves() -> None:
+    """Look at half messages, whose transaction is not decided yet, and decide it.
+
+    \b
+    Example
+      metaq halves count
+      metaq halves list --state parked
+      metaq halves commit --topic transfers --partition 0-1 1661382018505637889
+    """
+
+
+_topic_option = click.option("--topic", "-t", type=TOPIC, default="", help="Of this topic; by default of all.")
+_group_option = click.option("--group", "-g", default="", help="Of this producer group; by default of all.")
+_broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this broker only; by default all.")
+
+
+def _at(broker: int) -> TopicPartition:
+    return TopicPartition("", broker, -1)
+
+
+@halves.command("count")
+@zk_option
+@_broker_option
+@json_option
+def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
+    """How many wait, by producer group. WAITING, of all groups, still have their producer's word to come.
+
+    ASKED were due, and producers of the group are asked for them; PARKED were asked for as often as may be, and wait
+    for you. ASKERS: producers that wait for questions; with 0 nobody can be asked.
+
+    \b
+    Example
+      metaq halves count
+    """
+    asked: Counter[str] = Counter()
+    parked: Counter[str] = Counter()
+    askers: Counter[str] = Counter()
+    waiting = 0
+    with open_cluster(zk) as cluster:
+        for each in asked_brokers(cluster, broker):
+            page = cluster.ask(_at(each), partial(list_halves, limit=0))
+            waiting += page.states[HalfState.WAITING]
+            for name, figures in page.groups.items():
+                asked[name] += figures["asked"]
+                parked[name] += figures["parked"]
+                askers[name] += figures["askers"]
+    rows: list[dict[str, Any]] = [{"group": None, "waiting": waiting, "asked": None, "parked": None, "askers": None}]
+    rows += [
+        {"group": name, "waiting": None, "asked": asked[name], "parked": parked[name], "askers": askers[name]}
+        for name in sorted(askers)
+    ]
+    columns = ("GROUP", "WAITING", "ASKED", "PARKED", "ASKERS")
+    show(as_json, rows, columns, (tuple(row.values()) for row in rows))
+
+
+@halves.command("list")
+@zk_option
+@_topic_option
+@_group_option
+@click.option("--state", type=click.Choice([each.value for each in HalfState]), help="In this state; by default any.")
+@_broker_option
+@click.option("--limit", "-n", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@json_option
+def list_of_halves(
+    zk: str, topic: str, group: str, state: str | None, broker: int | None, limit: int, as_json: bool
+) -> None:
+    """Half messages, in the order of their first checks. NEXT: when a producer is asked again (UTC).
+
+    \b
+    Example
+      metaq halves list --topic transfers --state parked
+    """
+    with open_cluster(zk) as cluster:
+        found = [
+            [(each, half) for half in _list(cluster, each, topic, group, state or "", limit)]
+            for each in asked_brokers(cluster, broker)
+        ]
+    chosen = list(islice(merge(*found, key=lambda pair: pair[1].first_check), limit))
+    columns = ("ID", "TOPIC", "PARTITION", "GROUP", "STATE", "TAKEN", "ASKED", "NEXT", "BYTES")
+    show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
+
+
+def _list(cluster: Cluster, broker: int, topic: str, group: str, state: str, limit: int) -> list[WaitingHalf]:
+    return cluster.ask(_at(broker), lambda connection: list(each_half(connection, topic, group, state, limit)))
+
+
+def _json(broker: int, half: WaitingHalf) -> dict[str, Any]:
+    return {
+        "id": half.id,
+        "topic": half.topic,
+        "partition": f"{broker}-{half.partition}",
+        "group": half.group,
+        "state": half.state.value,
+        "taken": None if half.taken is None else half.taken.isoformat(timespec="milliseconds"),
+        "asked": half.asked,
+        "next": None if half.next_check is None else half.next_check.isoformat(timespec="milliseconds"),
+        "bytes": half.size,
+    }
+
+
+def _row(broker: int, half: WaitingHalf) -> tuple[object, ...]:
+    number, *others = _json(broker, half).values()
+    return (str(number), *others)  # to be copied: not grouped by thousands
+
+
+def _decide(
+    outcome: HalfOutcome, zk: str, dry_run: bool, yes: bool, as_json: bool, place: TopicPartition, ids: Sequence[int]
+) -> None:
+    what, where = _WORDS[outcome], f"{place.topic} {place.broker}-{place.partition}"
+    if dry_run:
+        click.echo(f"would {what} {len(ids)} half messages of {where}")
+        return
+    confirm(f"{what.capitalize()} {len(ids)} half messages of {where}?", yes=yes)
+    with open_cluster(zk) as cluster:
+        found = {
+            each: HalfOutcome(
+                cluster.ask(place, partial(end_half, partition=place, half_id=each, outcome=outcome)).outcome
+            )
+            for each in ids
+        }
+    say(as_json, found, "\n".join(f"{each}: {_said(state, outcome)}" for each, state in found.items()))
+    left = sum(state is not outcome for state in found.values())
+    if left:
+        raise ClientError(f"{left} of {len(ids)} half messages are not {outcome.value}")
+
+
+_WORDS = {HalfOutcome.COMMITTED: "commit", HalfOutcome.ROLLED_BACK: "roll back"}
+
+
+def _said(state: HalfOutcome, wanted: HalfOutcome) -> str:
+    if state is HalfOutcome.UNKNOWN:
+        return "no such half message waits for this partition"
+    return state.value if state is wanted else f"{state.value} already"
+
+
+def _partition_options(command: Any) -> Any:
+    for option in (
+        click.argument("ids", type=click.IntRange(1), nargs=-1, required=True, metavar="ID..."),
+        click.option("--partition", "-p", type=PARTITION, required=True, help="Their partition, as `list` shows it."),
+        click.option("--topic", "-t", type=TOPIC, required=True, help="Their topic."),
+        json_option,
+        yes_option,
+        dry_run_option,
+        zk_option,
+    ):
+        command = option(command)
+    return command
+
+
+@halves.command("commit")
+@_partition_options
+def commit_halves(
+    zk: str, dry_run: bool, yes: bool, as_json: bool, topic: str, partition: PartitionName, ids: Sequence[int]
+) -> None:
+    """Have consumers see them: their transactions are committed. Exits with 1 unless all of them are.
+
+    \b
+    Example
+      metaq halves commit --topic transfers --partition 0-1 1661382018505637889 --yes
+    """
+    place = TopicPartition(topic, partition.broker_id, partition.partition)
+    _decide(HalfOutcome.COMMITTED, zk, dry_run, yes, as_json, place, ids)
+
+
+@halves.command("rollback")
+@_partition_options
+def roll_back_halves(
+    zk: str, dry_run: bool, yes: bool, as_json: bool, topic: str, partition: PartitionName, ids: Sequence[int]
+) -> None:
+    """Drop them: their transactions are not committed. Exits with 1 unless all of them are dropped.
+
+    \b
+    Example
+      metaq halves rollback --topic transfers --partition 0-1 1661382018505637889 --yes
+    """
+    place = TopicPartition(topic, partition.broker_id, partition.partition)
+    _decide(HalfOutcome.ROLLED_BACK, zk, dry_run, yes, as_json, place, ids)

@@ -1,0 +1,168 @@
+"""`metaq shared`: shared groups, what is left for them, and forgetting them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import click
+
+from metaq.client.nearest import did_you_mean
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.shared import SharedPartition, forget_shared_group, shared_status
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused, RequestTimedOut
+
+from .cluster import open_cluster, tell_absent
+from .options import GROUP, confirm, json_option, yes_option, zk_option
+from .output import UNKNOWN, show
+
+__all__ = ["shared"]
+
+
+@click.group()
+def shared() -> None:
+    """List, describe and delete the groups of shared consumers.
+
+    \b
+    Example
+      metaq shared list
+      metaq shared describe thumbnails
+    """
+
+
+@shared.command("list")
+@zk_option
+@json_option
+def list_shared(zk: str, as_json: bool) -> None:
+    """All shared groups: members, messages that are not acknowledged, and how many of them are leased.
+
+    \b
+    Example
+      metaq shared list --json
+    """
+    with open_cluster(zk) as cluster:
+        tell_absent(cluster)
+        found, silent = _ask_all(cluster)
+    names = sorted({each.group for each in found})
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        parts = [each for each in found if each.group == name]
+        rows.append(
+            {
+                "group": name,
+                "topics": sorted({each.partition.topic for each in parts}),
+                "members": len({member for each in parts for member in each.members}),
+                "left": sum(each.left for each in parts),
+                "leased": sum(each.leased for each in parts),
+            }
+        )
+    cells = [(row["group"], ", ".join(row["topics"]), row["members"], row["left"], row["leased"]) for row in rows]
+    show(as_json, rows, ("GROUP", "TOPICS", "MEMBERS", "LEFT", "LEASED"), cells)
+    _tell_silent(silent)
+
+
+@shared.command("describe")
+@zk_option
+@json_option
+@click.argument("group", type=GROUP)
+def describe_shared(zk: str, as_json: bool, group: str) -> None:
+    """What GROUP has of each partition: messages that are not acknowledged (LEFT), those of them that members have
+    leased, and released ones that wait for their time (DELAYED); the most attempts of one of these; how many seconds
+    ago the first that is not acknowledged was stored; and the members, with what each has leased.
+
+    \b
+    Example
+      metaq shared describe thumbnails
+    """
+    with open_cluster(zk) as cluster:
+        tell_absent(cluster)
+        found, silent = _ask_all(cluster, group)
+        if not found and not silent:
+            others = sorted({each.group for each in _ask_all(cluster)[0]})
+            raise _unknown(group, others)
+    members: Counter[str] = Counter()
+    for each in found:
+        members.update(each.members)
+    value = {"group": group, "members": dict(sorted(members.items())), "partitions": [_as_json(each) for each in found]}
+    columns = ("TOPIC", "PARTITION", "LEFT", "LEASED", "DELAYED", "ATTEMPTS", "OLDEST", "MEMBERS")
+    show(as_json, value, columns, [_cells(each) for each in found])
+    _tell_silent(silent)
+
+
+@shared.command("delete")
+@zk_option
+@yes_option
+@click.argument("group", type=GROUP)
+def delete_shared(zk: str, yes: bool, group: str) -> None:
+    """Have all brokers forget GROUP, which must have no members. If members come again, it begins as a new group.
+
+    \b
+    Example
+      metaq shared delete thumbnials --yes
+    """
+    with open_cluster(zk) as cluster:
+        tell_absent(cluster, "not changed")
+        found, silent = _ask_all(cluster, group)
+        if not found and not silent:
+            raise _unknown(group, sorted({each.group for each in _ask_all(cluster)[0]}))
+        left = sum(each.left for each in found)
+        confirm(f"Forget group {group}, for which {left} messages are left?", yes=yes)
+        count = 0
+        for broker_id in sorted({each.partition.broker for each in found}):
+            forget = partial(forget_shared_group, broker_id=broker_id, group=group)
+            count += cluster.ask(TopicPartition("", broker_id, 0), forget)
+    click.echo(f"forgot group {group} on {count} partitions")
+    _tell_silent(silent)
+
+
+def _ask_all(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
+    """What all brokers say, and why those that say nothing are silent. Brokers without shared groups have none."""
+    found: list[SharedPartition] = []
+    silent: dict[int, str] = {}
+    for broker_id, nodes in cluster.view.brokers().items():
+        if nodes.master is None:
+            continue
+        try:
+            ask = partial(shared_status, broker_id=broker_id, group=group)
+            found += cluster.ask(TopicPartition("", broker_id, 0), ask)
+        except RequestRefused:
+            continue
+        except (BrokerUnavailable, RequestTimedOut) as error:
+            silent[broker_id] = str(error)
+    return sorted(found), silent
+
+
+def _tell_silent(silent: dict[int, str]) -> None:
+    if silent:
+        told = "; ".join(f"broker {broker_id}: {why}" for broker_id, why in silent.items())
+        raise BrokerUnavailable(f"without what these brokers have: {told}: start them, and try again")
+
+
+def _unknown(group: str, others: Sequence[str]) -> ClientError:
+    near = did_you_mean(group, others, "`metaq shared list` shows those that there are")
+    return ClientError(f"there is no shared group {group!r}: {near}")
+
+
+def _as_json(each: SharedPartition) -> dict[str, object]:
+    return {
+        "topic": each.partition.topic,
+        "partition": str(each.partition),
+        "left": each.left,
+        "leased": each.leased,
+        "delayed": each.delayed,
+        "most_attempts": each.most_attempts,
+        "oldest_seconds": None if each.oldest_ms is None else each.oldest_ms / 1000,
+        "ordered_by_key": each.ordered,
+        "damaged_bytes": each.damaged_bytes,
+        "members": dict(each.members),
+    }
+
+
+def _cells(each: SharedPartition) -> tuple[object, ...]:
+    oldest = ("" if not each.left else UNKNOWN) if each.oldest_ms is None else f"{each.oldest_ms / 1000:.1f}"
+    members = ", ".join(f"{name} {count}" for name, count in each.members.items())
+    figures = each.left, each.leased, each.delayed, each.most_attempts
+    return each.partition.topic, str(each.partition), *figures, oldest, members

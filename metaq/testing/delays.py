@@ -1,0 +1,73 @@
+"""Messages that wait for their time, in the memory of a FakeBroker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from metaq.protocol.delays import Cancelled, due_of, pending_id
+from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.record import DELAYED_FLAG, Buffer
+
+__all__ = ["FakeDelays", "WaitingRecord"]
+
+
+class WaitingRecord(NamedTuple):
+    """due: Unix ms. flag, body: as they are delivered."""
+
+    id: int
+    topic: str
+    partition: int
+    due: int
+    flag: int
+    body: bytes
+
+
+class FakeDelays:
+    """What waits. One thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """clock: seconds since 1970."""
+        self.waiting: list[WaitingRecord] = []
+        self._clock = clock
+        self._counter = 0
+
+    def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int | None:
+        """The first id of these (flag, body) if they are to wait; None if none is. Raises RemoteProtocolError, as a
+        broker refuses what it cannot keep."""
+        delayed = [bool(flag & DELAYED_FLAG) for flag, _ in records]
+        if not any(delayed):
+            return None
+        if not all(delayed):
+            raise RemoteProtocolError("delayed messages and others cannot be in one batch: send two")
+        now_ms = int(self._clock() * 1000)
+        found = []
+        for number, (flag, body) in enumerate(records, self._counter):
+            due = due_of(flag, body, now_ms)
+            identity = pending_id(due, number)
+            found.append(WaitingRecord(identity, topic, partition, due, flag & ~DELAYED_FLAG, bytes(body)))
+        self._counter += len(records)
+        self.waiting += found
+        return found[0].id
+
+    def cancel(self, topic: str, partition: int, identity: int) -> Cancelled:
+        """What CANCEL_DELAYED answers."""
+        for each in self.waiting:
+            if each[:3] == (identity, topic, partition):
+                self.waiting.remove(each)
+                return Cancelled.CANCELLED
+        return Cancelled.UNKNOWN
+
+    def take_due(self, *, everything: bool = False) -> list[WaitingRecord]:
+        """Those whose time has come, or all of them, in the order of their times; they wait no longer."""
+        now_ms = int(self._clock() * 1000)
+        due = sorted(each for each in self.waiting if everything or each.due <= now_ms)
+        self.waiting = [each for each in self.waiting if each not in due]
+        return due
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds until the next one is due; None if nothing waits."""
+        if not self.waiting:
+            return None
+        return max(0.0, min(each.due for each in self.waiting) / 1000 - self._clock()) + 0.001

@@ -1,0 +1,90 @@
+"""A handler and its retries without ZooKeeper: what Consumer.run(handler, retry=…) does, on the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from metaq.client.config import check_texts
+from metaq.client.consumer.retry import Retry
+from metaq.client.consumer.retrying import FailedMessages
+from metaq.client.decoding import Records, decode_walking
+from metaq.client.message import Message, as_original
+from metaq.client.producer import Producer
+from metaq.client.values import TopicPartition
+from metaq.protocol.own_topics import dead_topic
+
+from .broker import FakeBroker, FakeCluster
+
+__all__ = ["dead_letters", "handle_all"]
+
+_SEND_SECONDS = 10.0
+
+
+def handle_all(
+    broker: FakeBroker, handler: Callable[[Message], object], *, group: str, topics: Iterable[str], retry: Retry
+) -> int:
+    """Call `handler` with each message that `topics` of the broker have, from where an earlier call for `group` ended,
+    and again with those that it fails on, until nothing is left. Returns how many calls it took.
+
+    Pauses are skipped: what waits, other delayed messages included, is delivered when everything else is handled.
+    Raises what the handler raises that is no Exception, ConfigError, InvalidName, and MetaqError if the broker refuses.
+    """
+    calls = 0
+    with Producer(metadata=FakeCluster([broker])) as producer:
+        failed = FailedMessages(retry, group, lambda: producer, lambda _: True)
+        names = (*check_texts("topics", topics), failed.retry_topic)
+        while True:
+            messages = [each for name in names for each in _read(broker, group, name)]
+            if not messages:
+                broker.deliver_delayed()
+                messages = [each for name in names for each in _read(broker, group, name)]
+            if not messages:
+                return calls
+            for message in messages:
+                calls += _handle(message, handler, failed)
+
+
+def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedMessages) -> int:
+    """All calls with a message until it is handled, or has left."""
+    tries = 0
+    while True:
+        message = as_original(copy, tries)
+        tries += 1
+        try:
+            handler(message)
+        except Exception as error:
+            failure = failed.failure(message, error, message.attempts)
+            if failed.retry.ordered and not failed.is_last(failure):
+                continue
+            failed.send(message, failure).future.result(_SEND_SECONDS)
+        return tries
+
+
+def dead_letters(broker: FakeBroker, group: str) -> list[Message]:
+    """The dead letters of a group, as they lie there: payload, tag and keys are those of the original, `attempts` and
+    `origin` say the rest."""
+    return [each for partition in _partitions(broker, dead_topic(group)) for each in _messages(broker, partition, 0)]
+
+
+def _read(broker: FakeBroker, group: str, topic: str) -> Iterator[Message]:
+    """What is new to the group."""
+    for partition in _partitions(broker, topic):
+        key = group, partition
+        found = list(_messages(broker, partition, broker.handled.get(key, 0)))
+        if found:
+            broker.handled[key] = found[-1].next_offset
+        yield from found
+
+
+def _partitions(broker: FakeBroker, topic: str) -> list[TopicPartition]:
+    numbers = sorted(partition for name, partition in list(broker.logs) if name == topic)
+    return [TopicPartition(topic, broker.broker_id, number) for number in numbers]
+
+
+def _messages(broker: FakeBroker, partition: TopicPartition, offset: int) -> Iterator[Message]:
+    data: list[bytes] = []
+    log = broker.log(partition.topic, partition.partition)
+    first = max(offset, log.first)
+    broker.run_there(lambda: data.append(log.slice(first, log.end - first)))
+    (records,) = data
+    return decode_walking(Records(records, 0, len(records), first, None), partition).messages

@@ -1,0 +1,152 @@
+"""Delayed messages: when one is due, the ids of those that wait, and CANCEL_DELAYED and LIST_DELAYED.
+
+A delayed message is an ordinary send whose record has DELAYED_FLAG and, in its property list, `metaq.due` (Unix
+milliseconds) or `metaq.delay` (milliseconds, by the broker's clock). All records of a batch are delayed or none is. The
+answer's msgId is the id of the first pending message, its offset -1:
+
+    pending id = (due - EPOCH_MS) << TIME_SHIFT | counter
+
+The counters of a batch follow each other, so whoever knows how much later than the first one each is due knows their
+ids (`pending_ids`). If counters run out for a millisecond, the broker delivers the whole batch a millisecond later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from .errors import RemoteProtocolError
+from .fields import INT64_MIN, ExtFields, Field, PartitionField, TopicField, choice, number
+from .limits import INT64_MAX, MAX_DELAY_SECONDS, MAX_LISTED_DELAYED
+from .message_id import EPOCH_MS, TIME_SHIFT
+from .record import (
+    ATTRIBUTE_FLAG,
+    DELAY_PROPERTY,
+    DUE_PROPERTY,
+    HALF_PROPERTY,
+    PROPERTIES_FLAG,
+    Buffer,
+    attribute_of,
+    property_of,
+)
+
+__all__ = [
+    "COUNTER_MASK",
+    "CancelDelayedReply",
+    "CancelDelayedRequest",
+    "Cancelled",
+    "ListDelayedRequest",
+    "due_ms",
+    "due_of",
+    "pending_id",
+    "pending_ids",
+    "wait_of",
+]
+
+COUNTER_MASK = (1 << TIME_SHIFT) - 1
+"""Four million messages may be due in the same millisecond."""
+
+_DUE, _DELAY, _HALF = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode(), HALF_PROPERTY.encode()
+_LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG
+_MOST_DIGITS = 15
+_LAST_MS = (INT64_MAX >> TIME_SHIFT) + EPOCH_MS
+
+
+def pending_id(due: int, counter: int) -> int:
+    """due: Unix ms, behind EPOCH_MS."""
+    return (due - EPOCH_MS) << TIME_SHIFT | counter & COUNTER_MASK
+
+
+def pending_ids(first_id: int, waits: Sequence[int]) -> list[int]:
+    """Those of a batch whose first one is `first_id`. waits: `wait_of` each."""
+    due, counter = due_ms(first_id) - waits[0], first_id & COUNTER_MASK
+    return [pending_id(due + wait, counter + place) for place, wait in enumerate(waits)]
+
+
+def due_ms(pending_id: int) -> int:
+    """When a pending message is due, Unix ms."""
+    return (pending_id >> TIME_SHIFT) + EPOCH_MS
+
+
+def wait_of(flag: int, body: Buffer) -> int:
+    """What a delayed record says: the number of `metaq.due`, or of `metaq.delay`. All of a batch say the same one.
+
+    Raises RemoteProtocolError if it says neither.
+    """
+    return _said(flag, body)[1]
+
+
+def due_of(flag: int, body: Buffer, now_ms: int) -> int:
+    """When a delayed record is due, Unix ms; it may be over. now_ms: the broker's clock. Raises RemoteProtocolError."""
+    delay, value = _said(flag, body)
+    due = value + now_ms if delay else value
+    if due > now_ms + MAX_DELAY_SECONDS * 1000 or due > _LAST_MS:
+        name = DELAY_PROPERTY if delay else DUE_PROPERTY
+        raise RemoteProtocolError(
+            f"{name}={value} is more than {MAX_DELAY_SECONDS // 86400} days ahead of the broker's clock ({now_ms} ms): "
+            "choose an earlier time"
+        )
+    if due <= EPOCH_MS:
+        raise RemoteProtocolError(f"{DUE_PROPERTY}={value} is before the year 2011: it is milliseconds since 1970")
+    return due
+
+
+def _said(flag: int, body: Buffer) -> tuple[bool, int]:
+    attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
+    if attribute is not None:
+        if property_of(attribute, _HALF) is not None:
+            raise RemoteProtocolError("delayed messages and half messages cannot be in one batch: send two")
+        value = property_of(attribute, _DUE)
+        if (delay := value is None) and (value := property_of(attribute, _DELAY)) is None:
+            attribute = None
+        elif value is not None and value.isdigit() and len(value) <= _MOST_DIGITS:
+            return delay, int(value)
+    if attribute is None:
+        raise RemoteProtocolError(
+            f"a record with the flag for delay (4) has no property {DUE_PROPERTY} or {DELAY_PROPERTY}: add one"
+        )
+    text = (value or b"").decode("utf-8", "replace")[:40]
+    raise RemoteProtocolError(f"{DELAY_PROPERTY if delay else DUE_PROPERTY}={text!r} is no number of milliseconds")
+
+
+class Cancelled(StrEnum):
+    """What became of a message that was to be cancelled."""
+
+    CANCELLED = "cancelled"
+    """It is not delivered, now or before."""
+    LATE = "late"
+    """Its time has come: it is delivered."""
+    UNKNOWN = "unknown"
+    """None with this id waits for the partition. It may have been cancelled long ago."""
+
+
+@dataclass(slots=True)
+class CancelDelayedRequest(ExtFields):
+    """CANCEL_DELAYED: a message that waits for this partition is not to be delivered. message_id: its pending id."""
+
+    topic: TopicField
+    partition: PartitionField
+    message_id: Annotated[int, number("msgId", 1, INT64_MAX)]
+
+
+@dataclass(slots=True)
+class CancelDelayedReply(ExtFields):
+    """Given when the cancellation is as safe as the topic's messages. state: one of Cancelled."""
+
+    state: Annotated[str, choice("state", [each.value for each in Cancelled])]
+
+
+@dataclass(slots=True)
+class ListDelayedRequest(ExtFields):
+    """LIST_DELAYED: how many messages wait, and those behind the pending id `after`, in the order of their times.
+
+    topic: of this one; "" of all. limit: at most so many, 0 for their number only. The answer's body is JSON:
+    `count` (of the topic, or of all), `topics` (name → count), `messages` (each with id, due, topic, partition, bytes,
+    taken, in Unix ms), and `next`: the `after` of the request that goes on, 0 if there is nothing more.
+    """
+
+    topic: Annotated[str, Field("topic", missing="", left_out=True)] = ""
+    limit: Annotated[int, number("limit", 0, MAX_LISTED_DELAYED)] = 100
+    after: Annotated[int, number("after", INT64_MIN, INT64_MAX, left_out=True)] = 0

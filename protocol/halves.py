@@ -1,0 +1,233 @@
+"""Half messages: sends whose transaction is not decided yet, and END_HALF, CHECK_HALVES and LIST_HALVES.
+
+A half message is an ordinary send whose record has DELAYED_FLAG and, in its property list, `metaq.half`: the producer
+group, any of whose producers may be asked for the outcome; perhaps `metaq.check-after`, too. All records of a batch are
+half messages or none is. The answer's msgId is the id of the first one, as that of a delayed message (delays.py): the
+time in it is that of the first check. Ids of a batch follow each other. The offset is -1.
+
+The body of CHECK_HALVES' answer has one item for each half message:
+
+    topic bytes u16 | topic | partition u32 | asked u32 | taken i64 | record: header, body            all big-endian
+
+asked: how often a producer was asked for it, with this time. taken: an ordinary message id, of when it came. The
+header's id is the half message's, its flag, checksum and body are as they were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from struct import Struct, error
+from typing import Annotated, NamedTuple
+
+from .errors import InvalidName, RemoteProtocolError
+from .fields import ExtFields, Field, PartitionField, TopicField, choice, number
+from .limits import (
+    INT64_MAX,
+    MAX_CHECK_AFTER_SECONDS,
+    MAX_CHECK_WAIT_MS,
+    MAX_CHECKED_HALVES,
+    MAX_LISTED_HALVES,
+    check_group,
+)
+from .record import (
+    ATTRIBUTE_FLAG,
+    CHECK_AFTER_PROPERTY,
+    DELAY_PROPERTY,
+    DELAYED_FLAG,
+    DUE_PROPERTY,
+    HALF_PROPERTY,
+    HEADER,
+    HEADER_BYTES,
+    PROPERTIES_FLAG,
+    Buffer,
+    attribute_of,
+    checksum,
+    property_of,
+)
+
+__all__ = [
+    "CheckHalvesRequest",
+    "CheckedHalf",
+    "EndHalfReply",
+    "EndHalfRequest",
+    "HalfOutcome",
+    "HalfState",
+    "ListHalvesRequest",
+    "decode_checked",
+    "encode_checked",
+    "half_of",
+    "is_half",
+]
+
+_HALF, _CHECK_AFTER = HALF_PROPERTY.encode(), CHECK_AFTER_PROPERTY.encode()
+_TIMES = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode()
+_LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG | DELAYED_FLAG
+_MOST_DIGITS = 15
+_NAME_LENGTH = Struct(">H")
+_ITEM = Struct(">IIq")
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def is_half(flag: int, body: Buffer) -> bool:
+    """Whether a record with DELAYED_FLAG is a half message."""
+    if flag & _LIST_FLAGS != _LIST_FLAGS:
+        return False
+    attribute = attribute_of(body, flag)
+    return attribute is not None and property_of(attribute, _HALF) is not None
+
+
+def half_of(flag: int, body: Buffer) -> tuple[str, int | None]:
+    """The producer group of a half message, and after how many milliseconds it is to be checked first; None: the broker
+    says. Raises RemoteProtocolError: it is none, or says what cannot be."""
+    attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
+    group = None if attribute is None else property_of(attribute, _HALF)
+    if attribute is None or group is None:
+        raise RemoteProtocolError("half messages and others cannot be in one batch: send two")
+    if any(property_of(attribute, name) is not None for name in _TIMES):
+        raise RemoteProtocolError("a half message cannot be delayed, too: send it without deliver_at and delay")
+    try:
+        name = check_group(str(group, "utf-8"))
+    except (InvalidName, UnicodeDecodeError) as wrong:
+        raise RemoteProtocolError(f"{HALF_PROPERTY}: {wrong}") from wrong
+    after = property_of(attribute, _CHECK_AFTER)
+    if after is None:
+        return name, None
+    if not (after.isdigit() and len(after) <= _MOST_DIGITS and int(after) <= MAX_CHECK_AFTER_SECONDS * 1000):
+        raise RemoteProtocolError(
+            f"{CHECK_AFTER_PROPERTY}={str(after, 'utf-8', 'replace')[:40]!r} is no number of milliseconds up to "
+            f"{MAX_CHECK_AFTER_SECONDS * 1000}"
+        )
+    return name, int(after)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+class HalfOutcome(StrEnum):
+    """What became of a half message."""
+
+    COMMITTED = "committed"
+    """It is in its partition."""
+    ROLLED_BACK = "rolled-back"
+    """No consumer ever sees it."""
+    UNKNOWN = "unknown"
+    """In an answer of a broker: no such half message waits, and what became of it is not known any more. Of a
+    transaction: it is not decided yet, and a producer will be asked."""
+
+
+class HalfState(StrEnum):
+    """Of a half message that waits."""
+
+    WAITING = "waiting"
+    """For the answer of its producer; nobody has been asked yet."""
+    ASKED = "asked"
+    """Its first check is due, or was; it is asked for again until the outcome is known."""
+    PARKED = "parked"
+    """It was asked for as often as may be: only an operator, or a late answer, decides it."""
+
+
+_ANSWERS = [HalfOutcome.COMMITTED.value, HalfOutcome.ROLLED_BACK.value]
+
+
+@dataclass(slots=True)
+class EndHalfRequest(ExtFields):
+    """END_HALF: the outcome of a half message of this partition. Idempotent. message_id: that of the half message."""
+
+    topic: TopicField
+    partition: PartitionField
+    message_id: Annotated[int, number("msgId", 1, INT64_MAX)]
+    outcome: Annotated[str, choice("outcome", _ANSWERS)]
+
+
+@dataclass(slots=True)
+class EndHalfReply(ExtFields):
+    """Given when the decision is as safe as the topic's messages. outcome: what was decided, which may be something
+    else than was asked for. message_id, offset: of the message that consumers see; 0 and -1 if there is none."""
+
+    outcome: Annotated[str, choice("outcome", [each.value for each in HalfOutcome])]
+    message_id: Annotated[int, number("msgId", 0, INT64_MAX)] = 0
+    offset: Annotated[int, number("offset", -1, INT64_MAX)] = -1
+
+
+@dataclass(slots=True)
+class CheckHalvesRequest(ExtFields):
+    """CHECK_HALVES: half messages of this producer group whose outcome is to be found out, at most `limit`.
+
+    Answered when there is one, after wait_ms at the latest. They are given to nobody else for a while. The asker has
+    done with those of the answer before.
+    """
+
+    group: Annotated[str, Field("group")]
+    limit: Annotated[int, number("limit", 1, MAX_CHECKED_HALVES)] = 32
+    wait_ms: Annotated[int, number("waitMs", 0, MAX_CHECK_WAIT_MS)] = 0
+
+
+@dataclass(slots=True)
+class ListHalvesRequest(ExtFields):
+    """LIST_HALVES: how many half messages wait, and those behind the id `after`, in the order of their first checks.
+
+    topic, group, state: of these alone; "" of all. limit: at most so many, 0 for their number only. The answer's body
+    is JSON: `count` and `states` (of all; state → count), `groups` (of those whose first check is due: group → asked,
+    parked, and `askers`, producers that wait for questions), `halves` (each with id, state, group, topic, partition,
+    bytes, taken, first (check) and next (check), in Unix ms, asked), and `next`: the `after` of the request that goes
+    on, 0 if there is nothing more.
+    """
+
+    topic: Annotated[str, Field("topic", missing="", left_out=True)] = ""
+    group: Annotated[str, Field("group", missing="", left_out=True)] = ""
+    state: Annotated[str, choice("state", ["", *(each.value for each in HalfState)])] = ""
+    limit: Annotated[int, number("limit", 0, MAX_LISTED_HALVES)] = 100
+    after: Annotated[int, number("after", 0, INT64_MAX, left_out=True)] = 0
+
+
+# --- the body of CHECK_HALVES' answer ---------------------------------------------------------------------------------
+
+
+class CheckedHalf(NamedTuple):
+    """An item. See the module."""
+
+    topic: str
+    partition: int
+    asked: int
+    taken: int
+    id: int
+    flag: int
+    checksum: int
+    body: Buffer
+
+
+def encode_checked(halves: Iterable[CheckedHalf]) -> list[Buffer]:
+    """The body, in pieces."""
+    pieces: list[Buffer] = []
+    for topic, partition, asked, taken, half_id, flag, crc, body in halves:
+        name = topic.encode("utf-8")
+        front = _NAME_LENGTH.pack(len(name)) + name + _ITEM.pack(partition, asked, taken)
+        pieces += (front + HEADER.pack(len(body), crc, half_id, flag), body)
+    return pieces
+
+
+def decode_checked(data: Buffer) -> list[CheckedHalf]:
+    """The inverse. Raises RemoteProtocolError."""
+    found, start, view = [], 0, memoryview(data)
+    try:
+        while start < len(view):
+            (name_bytes,) = _NAME_LENGTH.unpack_from(view, start)
+            start += _NAME_LENGTH.size + name_bytes
+            topic = str(view[start - name_bytes : start], "utf-8")
+            partition, asked, taken = _ITEM.unpack_from(view, start)
+            length, crc, half_id, flag = HEADER.unpack_from(view, start + _ITEM.size)
+            start += _ITEM.size + HEADER_BYTES
+            if not 0 <= length <= len(view) - start:
+                raise RemoteProtocolError(f"a half message has {length} bytes, and {len(view) - start} are left")
+            body = bytes(view[start : start + length])
+            start += length
+            if checksum(body) != crc:
+                raise RemoteProtocolError(f"half message {half_id} has a wrong checksum")
+            found.append(CheckedHalf(topic, partition, asked, taken, half_id, flag, crc, body))
+    except (error, UnicodeDecodeError) as wrong:
+        raise RemoteProtocolError(f"half messages cannot be read: {wrong}") from wrong
+    return found

@@ -1,0 +1,108 @@
+"""Values of message properties, and how each is written in a record's property list.
+
+| value | as written | e.g. |
+|---|---|---|
+| str | as it is; one that begins with 0x03 with 0x03 `s` in front | `EU` |
+| int | 0x03 `i` and the number in decimal | 0x03 `i-7` |
+| float | 0x03 `f` and the shortest decimal that is read as the same number (Python's repr) | 0x03 `f0.5` |
+| bool | 0x03 `b` and 0 or 1 | 0x03 `b1` |
+| bytes | 0x03 `x` and their base64 | 0x03 `x/wA=` |
+
+So text is written as it always was, and a reader that knows nothing of types shows the others readably.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from base64 import b64decode, b64encode
+
+from .errors import LocalProtocolError
+from .limits import INT64_MAX
+
+__all__ = [
+    "RESERVED_PREFIX",
+    "TYPE_MARK",
+    "PropertyValue",
+    "decode_value",
+    "encode_value",
+    "property_text",
+]
+
+PropertyValue = str | int | float | bool | bytes
+"""What a property may be. An int has 64 bits at most, signed; a float is finite."""
+
+TYPE_MARK = "\x03"
+"""Begins a value that is no text, or a text that begins with it."""
+
+RESERVED_PREFIX = "metaq."
+"""Begins the names of metaq's own properties, which users' may not."""
+
+_INT64_MIN = -INT64_MAX - 1
+_is_int = re.compile(r"-?[0-9]{1,19}").fullmatch
+_is_float = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?").fullmatch
+_BOOLS = {"0": False, "1": True}
+
+
+def encode_value(value: PropertyValue, name: str = "value") -> str:
+    """As it is written in a property list. name: what errors call it.
+
+    Raises TypeError for a value of another type; LocalProtocolError for an int of more than 64 bits, and for NaN and
+    infinity, which neither JSON nor a filter's expression has a word for.
+    """
+    if isinstance(value, str):
+        return f"{TYPE_MARK}s{value}" if value.startswith(TYPE_MARK) else value
+    if isinstance(value, bool):  # before int, which it is, too
+        return f"{TYPE_MARK}b{int(value)}"
+    if isinstance(value, int):
+        if not _INT64_MIN <= value <= INT64_MAX:
+            raise LocalProtocolError(f"properties[{name!r}]={value} has more than 64 bits: write it as a text")
+        return f"{TYPE_MARK}i{int(value)}"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise LocalProtocolError(f"properties[{name!r}]={value} is no finite number: leave it out, or write a text")
+        return f"{TYPE_MARK}f{float(value)!r}"
+    if isinstance(value, bytes):
+        return f"{TYPE_MARK}x{b64encode(value).decode('ascii')}"
+    if value is None:
+        remedy = "leave it out"
+    elif isinstance(value, bytearray | memoryview):
+        remedy = "write bytes(...)"
+    else:
+        remedy = f"write it as one of these, for example {str(value)!r}"
+    raise TypeError(
+        f"properties[{name!r}]={value!r} is no str, int, float, bool or bytes but {type(value).__name__}: {remedy}"
+    )
+
+
+def decode_value(text: str) -> PropertyValue:
+    """The value that is written as `text`. What `encode_value` never writes is a text, and is returned as it is: other
+    programs may have written it."""
+    if not text.startswith(TYPE_MARK):
+        return text
+    kind, written = text[1:2], text[2:]
+    if kind == "s":
+        return written
+    if kind == "i" and _is_int(written) and _INT64_MIN <= (number := int(written)) <= INT64_MAX:
+        return number
+    if kind == "f" and _is_float(written) and math.isfinite(real := float(written)):
+        return real
+    if kind == "b" and written in _BOOLS:
+        return _BOOLS[written]
+    if kind == "x":
+        try:
+            return b64decode(written.encode("ascii"), validate=True)
+        except ValueError:  # no ASCII, or no base64
+            return text
+    return text
+
+
+def property_text(value: PropertyValue) -> str:
+    """A value for people, and for what knows only texts: true and false, numbers in decimal, bytes as base64."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return b64encode(value).decode("ascii")
+    return repr(value)

@@ -1,0 +1,221 @@
+"""What a message carries while it waits for another attempt, and as a dead letter. No I/O.
+
+The record has the body of the original, with properties of ours behind those of the original:
+
+    metaq.origin     topic/broker-partition/offset/id/flag of the original, where it was stored first
+    metaq.attempts   how often a handler has failed on it, decimal
+    metaq.cause      what the last one raised, and in a second line where; at most MAX_CAUSE_CHARACTERS
+    metaq.failed     when that was, Unix ms, decimal
+    metaq.delay      ms, decimal, if it shall come again (delays.py)
+
+An attribute of 1.x, which is no property list, becomes the properties TAGS and ATTR. One that cannot stand in a list,
+as it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored` makes the original of it, byte for byte
+but without `metaq.due` and `metaq.delay`, which were about its first delivery.
+
+A dead letter is done when it has been sent again or dropped. A log loses no single record, so another record without
+a payload, behind it in the same partition, says so:
+
+    metaq.done       redriven or dropped, a blank, and the byte positions of dead letters of this partition, with commas
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from dataclasses import dataclass
+
+from .errors import RemoteProtocolError
+from .record import (
+    ATTRIBUTE_FLAG,
+    DELAY_PROPERTY,
+    DELAYED_FLAG,
+    DUE_PROPERTY,
+    PROPERTIES_FLAG,
+    Buffer,
+    attribute_of,
+    encode_body,
+    payload_start,
+    property_of,
+)
+from .topic_partition import TopicPartition
+
+__all__ = [
+    "ATTEMPTS_PROPERTY",
+    "CAUSE_PROPERTY",
+    "DONE_PROPERTY",
+    "FAILED_PROPERTY",
+    "MAX_CAUSE_CHARACTERS",
+    "MAX_DONE_OFFSETS",
+    "ORIGIN_PROPERTY",
+    "Done",
+    "Failure",
+    "Origin",
+    "done_of",
+    "encode_done",
+    "encode_failed",
+    "failure_of",
+    "restored",
+    "shortened",
+]
+
+ORIGIN_PROPERTY = "metaq.origin"
+ATTEMPTS_PROPERTY = "metaq.attempts"
+CAUSE_PROPERTY = "metaq.cause"
+FAILED_PROPERTY = "metaq.failed"
+DONE_PROPERTY = "metaq.done"
+_ATTRIBUTE_PROPERTY = "metaq.attribute"
+
+MAX_CAUSE_CHARACTERS = 1000
+"""Longest `metaq.cause`: enough for a sentence and a place, so that thousands of failures fit into memory."""
+
+MAX_DONE_OFFSETS = 1000
+"""Dead letters that one record says to be done."""
+
+_NAME_END, _ITEM_END = b"\x01", b"\x02"
+_OURS = tuple(
+    name.encode() + _NAME_END
+    for name in (
+        *(ORIGIN_PROPERTY, ATTEMPTS_PROPERTY, CAUSE_PROPERTY, FAILED_PROPERTY, _ATTRIBUTE_PROPERTY),
+        *(DUE_PROPERTY, DELAY_PROPERTY),
+    )
+)
+_LIST = ATTRIBUTE_FLAG | PROPERTIES_FLAG
+_ORIGIN = re.compile(r"([^/]+)/(\d{1,9})-(\d{1,9})/(\d{1,19})/(-?\d{1,19})/(-?\d{1,10})")
+_DONE = re.compile(rb"(redriven|dropped) (\d{1,19}(?:,\d{1,19})*)")
+_MARKS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a message was stored first: its partition (with topic and broker), its byte position there, its id."""
+
+    partition: TopicPartition
+    offset: int
+    id: int
+
+    @property
+    def topic(self) -> str:
+        return self.partition.topic
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How handling a message has failed so far. attempts: from 1 on. failed_ms: Unix ms, of the last one.
+
+    cause: type and text of what was raised; behind a line end the place in the program.
+    """
+
+    origin: Origin
+    attempts: int
+    cause: str
+    failed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Dead letters that are done, by their byte positions in the partition in which this stands. how: `redriven` or
+    `dropped`."""
+
+    how: str
+    offsets: tuple[int, ...]
+
+
+def encode_done(done: Done) -> tuple[int, bytes]:
+    """Flag and body of the record. At most MAX_DONE_OFFSETS."""
+    assert 0 < len(done.offsets) <= MAX_DONE_OFFSETS
+    value = f"{done.how} {','.join(map(str, done.offsets))}"
+    return _LIST, encode_body(b"", _LIST, f"{DONE_PROPERTY}\x01{value}\x02".encode())
+
+
+def done_of(flag: int, body: Buffer) -> Done | None:
+    """What a record says to be done; None if it says nothing of that kind."""
+    attribute = attribute_of(body, flag) if flag & _LIST == _LIST else None
+    value = None if attribute is None else property_of(attribute, DONE_PROPERTY.encode())
+    found = None if value is None else _DONE.fullmatch(value)
+    return None if found is None else Done(found[1].decode(), tuple(map(int, found[2].split(b","))))
+
+
+def shortened(cause: str) -> str:
+    """`cause` as a property can hold it: no control characters but line ends, at most MAX_CAUSE_CHARACTERS."""
+    clean = _MARKS.sub(" ", cause.encode("utf-8", "replace").decode("utf-8"))
+    return clean if len(clean) <= MAX_CAUSE_CHARACTERS else clean[: MAX_CAUSE_CHARACTERS - 1] + "…"
+
+
+def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None = None) -> tuple[int, bytes]:
+    """Flag and body of the record that waits for another attempt, or is a dead letter (delay_ms=None).
+
+    flag, body: of the original. 0.05 to 1 KB longer than the original.
+    """
+    origin = failure.origin
+    place = f"{origin.topic}/{origin.partition}/{origin.offset}/{origin.id}/{flag & ~DELAYED_FLAG}"
+    ours = {
+        ORIGIN_PROPERTY: place,
+        ATTEMPTS_PROPERTY: str(failure.attempts),
+        CAUSE_PROPERTY: shortened(failure.cause),
+        FAILED_PROPERTY: str(failure.failed_ms),
+    }
+    if delay_ms is not None:
+        ours[DELAY_PROPERTY] = str(delay_ms)
+    items = [*_items(flag, body), *(f"{name}\x01{value}".encode() for name, value in ours.items())]
+    failed_flag = (flag | _LIST) & ~DELAYED_FLAG | (0 if delay_ms is None else DELAYED_FLAG)
+    attribute = b"".join(item + _ITEM_END for item in items)
+    return failed_flag, encode_body(body[payload_start(body, flag) :], failed_flag, attribute)
+
+
+def failure_of(flag: int, body: Buffer) -> Failure | None:
+    """What a record says of its failures; None if it says nothing, as it never failed. Raises RemoteProtocolError."""
+    found = _read(flag, body)
+    return found and found[0]
+
+
+def restored(flag: int, body: bytes) -> tuple[int, bytes]:
+    """Flag and body of the original of a failed record. Raises RemoteProtocolError for one that never failed."""
+    found = _read(flag, body)
+    if found is None:
+        raise RemoteProtocolError(f"the record has no property {ORIGIN_PROPERTY}: it is no message that failed")
+    _, original_flag, attribute = found
+    payload = body[payload_start(body, flag) :]
+    if not original_flag & ATTRIBUTE_FLAG:
+        return original_flag, payload
+    if original_flag & PROPERTIES_FLAG:
+        kept = b"".join(item + _ITEM_END for item in attribute.split(_ITEM_END) if item and not item.startswith(_OURS))
+        return original_flag, encode_body(payload, original_flag, kept)
+    encoded = property_of(attribute, _ATTRIBUTE_PROPERTY.encode())
+    try:
+        text = property_of(attribute, b"ATTR") or b"" if encoded is None else b64decode(encoded, validate=True)
+    except Base64Error as error:
+        raise RemoteProtocolError(f"{_ATTRIBUTE_PROPERTY} is no base64") from error
+    return original_flag, encode_body(payload, original_flag, text)
+
+
+def _items(flag: int, body: bytes) -> list[bytes]:
+    """The original's attribute as items of a property list."""
+    attribute = attribute_of(body, flag)
+    if attribute is None:
+        return []
+    if flag & PROPERTIES_FLAG:
+        return [item for item in attribute.split(_ITEM_END) if item and not item.startswith(_OURS)]
+    if _NAME_END in attribute or _ITEM_END in attribute:
+        return [_ATTRIBUTE_PROPERTY.encode() + _NAME_END + b64encode(attribute)]
+    return [b"TAGS" + _NAME_END + attribute, b"ATTR" + _NAME_END + attribute]
+
+
+def _read(flag: int, body: Buffer) -> tuple[Failure, int, bytes] | None:
+    """The failure, the original's flag, and the property list."""
+    attribute = attribute_of(body, flag) if flag & _LIST == _LIST else None
+    place = None if attribute is None else property_of(attribute, ORIGIN_PROPERTY.encode())
+    if attribute is None or place is None:
+        return None
+    found = _ORIGIN.fullmatch(place.decode("utf-8", "replace"))
+    attempts = property_of(attribute, ATTEMPTS_PROPERTY.encode()) or b""
+    failed = property_of(attribute, FAILED_PROPERTY.encode()) or b""
+    if found is None or not attempts.isdigit() or not failed.isdigit() or len(attempts) > 9 or len(failed) > 18:
+        raise RemoteProtocolError(f"{ORIGIN_PROPERTY}, {ATTEMPTS_PROPERTY} or {FAILED_PROPERTY} of a record is damaged")
+    topic, broker, partition, offset, identity, original_flag = found.groups()
+    origin = Origin(TopicPartition(topic, int(broker), int(partition)), int(offset), int(identity))
+    cause = (property_of(attribute, CAUSE_PROPERTY.encode()) or b"").decode("utf-8", "replace")
+    return Failure(origin, int(attempts), cause, int(failed)), int(original_flag), attribute

@@ -1,0 +1,226 @@
+"""ACQUIRE, SETTLE and SHARED_STATUS: one partition for many consumers, which lease its messages (docs/protocol.md).
+
+    answer to ACQUIRE   rows, then the records in the order of the rows
+        a row           offset u64 | token u64 | attempts u32 | size of the record u32
+    body of SETTLE      rows
+        a row           offset u64 | token u64 | milliseconds u32 | action u8
+    answer to SETTLE    outcome u8 of each row
+
+All big-endian. token: of one lease; another lease of the same message has another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Annotated, NamedTuple
+
+from .errors import RemoteProtocolError
+from .fields import ExtFields, Field, PartitionField, TopicField, choice, flag, number
+from .limits import (
+    INT32_MAX,
+    INT64_MAX,
+    MAX_ACQUIRED,
+    MAX_LEASE_MS,
+    MAX_MEMBER_CHARACTERS,
+    MAX_RELEASE_MS,
+    MAX_SETTLEMENTS,
+    check_group,
+)
+from .pulls import MAX_WAIT_MS
+from .record import HEADER_BYTES, Buffer
+
+__all__ = [
+    "STARTS",
+    "AcquireReply",
+    "AcquireRequest",
+    "Leased",
+    "SettleAction",
+    "SettleOutcome",
+    "SettleRequest",
+    "Settlement",
+    "SharedForgetRequest",
+    "SharedStatusRequest",
+    "decode_leased",
+    "decode_outcomes",
+    "decode_settlements",
+    "encode_leased",
+    "encode_settlements",
+]
+
+STARTS = "earliest", "latest"
+"""Where a group may begin on a partition that it has never asked for."""
+
+_LEASED = Struct(">QQII")
+_SETTLED = Struct(">QQIB")
+
+
+def _read_member(text: str) -> str:
+    if not 1 <= len(text) <= MAX_MEMBER_CHARACTERS or not text.isprintable():
+        raise RemoteProtocolError(
+            f"extFields.member={text[:40]!r} is no name of a member: 1 … {MAX_MEMBER_CHARACTERS} printable characters"
+        )
+    return text
+
+
+def _read_group(text: str) -> str:
+    return check_group(text)
+
+
+GroupField = Annotated[str, Field("group", _read_group)]
+
+
+@dataclass(slots=True)
+class AcquireRequest(ExtFields):
+    """ACQUIRE: lease at most `max_records` messages of `max_bytes` bytes together (one may be larger) to `member` for
+    `lease_ms`.
+
+    wait_ms: as in PullRequest. start: where the group begins, if it has never asked for this partition: one of STARTS.
+    ordered: whether messages with one key are leased one at a time, in their order. All members have to say the same.
+    """
+
+    topic: TopicField
+    partition: PartitionField
+    group: GroupField
+    member: Annotated[str, Field("member", _read_member)]
+    max_records: Annotated[int, number("maxRecords", 1, MAX_ACQUIRED)]
+    max_bytes: Annotated[int, number("maxBytes", 1, INT32_MAX)]
+    lease_ms: Annotated[int, number("leaseMs", 1, MAX_LEASE_MS)]
+    wait_ms: Annotated[int, number("waitMs", 0, MAX_WAIT_MS)] = 0
+    start: Annotated[str, choice("start", STARTS)] = "earliest"
+    ordered: Annotated[bool, flag("ordered", left_out=True)] = False
+
+
+@dataclass(slots=True)
+class AcquireReply(ExtFields):
+    """Answer to ACQUIRE, SUCCESS or PULL_NOT_FOUND. records: rows in the body. waiting: messages that could be leased
+    at once, at least. damaged: bytes of the partition that were passed over for this answer, because they hold no
+    good record.
+    """
+
+    records: Annotated[int, number("records", 0, MAX_ACQUIRED)]
+    waiting: Annotated[int, number("waiting", 0, INT64_MAX)] = 0
+    damaged: Annotated[int, number("damaged", 0, INT64_MAX, left_out=True)] = 0
+
+
+class Leased(NamedTuple):
+    """A leased record. attempts: how often it was leased, this time included."""
+
+    offset: int
+    token: int
+    attempts: int
+    record: memoryview
+
+
+encode_leased = _LEASED.pack
+"""encode_leased(offset, token, attempts, size of the record): a row of the answer to ACQUIRE."""
+
+
+def decode_leased(body: memoryview, count: int) -> list[Leased]:
+    """The rows and records of an answer to ACQUIRE. Raises RemoteProtocolError if they do not fill the body."""
+    position = count * _LEASED.size
+    if len(body) < position:
+        raise RemoteProtocolError(f"{count} leased records have a body of {len(body)} bytes only")
+    leased: list[Leased] = []
+    for offset, token, attempts, size in _LEASED.iter_unpack(body[:position]):
+        if size < HEADER_BYTES:
+            raise RemoteProtocolError(f"a leased record has {size} bytes")
+        leased.append(Leased(offset, token, attempts, body[position : position + size]))
+        position += size
+    if position != len(body):
+        raise RemoteProtocolError(f"leased records end at byte {position} of {len(body)}")
+    return leased
+
+
+class SettleAction(IntEnum):
+    """What becomes of a leased message."""
+
+    ACK = 1
+    """It is done, for good."""
+    RELEASE = 2
+    """It may be leased again, in so many milliseconds."""
+    EXTEND = 3
+    """The lease ends in so many milliseconds from now."""
+    RETURN = 4
+    """It may be leased again, and nobody has worked on it: the attempt does not count."""
+
+
+class SettleOutcome(IntEnum):
+    """What became of a settlement."""
+
+    DONE = 0
+    LOST = 1
+    """The lease had ended, and the message has been leased again since: nothing was changed."""
+    GONE = 2
+    """The message is not leased and waits for nobody who has it: it was acknowledged, or retention has taken it."""
+
+
+class Settlement(NamedTuple):
+    """A row of SETTLE. ms: of RELEASE and EXTEND."""
+
+    offset: int
+    token: int
+    ms: int
+    action: int
+
+
+@dataclass(slots=True)
+class SettleRequest(ExtFields):
+    """SETTLE: what becomes of `records` leased messages, the rows of the body."""
+
+    topic: TopicField
+    partition: PartitionField
+    group: GroupField
+    records: Annotated[int, number("records", 1, MAX_SETTLEMENTS)]
+
+
+def encode_settlements(settlements: Sequence[Settlement]) -> bytes:
+    """The body of a SETTLE."""
+    return b"".join([_SETTLED.pack(*each) for each in settlements])
+
+
+_ACTIONS = frozenset(action.value for action in SettleAction)
+
+
+def decode_settlements(body: Buffer, count: int) -> list[Settlement]:
+    """The rows of a SETTLE. Raises RemoteProtocolError."""
+    if len(body) != count * _SETTLED.size:
+        raise RemoteProtocolError(f"{count} settlements have a body of {len(body)} bytes")
+    rows = list(map(Settlement._make, _SETTLED.iter_unpack(body)))
+    for offset, token, ms, action in rows:
+        if action not in _ACTIONS:
+            raise RemoteProtocolError(f"a settlement has the action {action}, not one of {sorted(_ACTIONS)}")
+        if offset > INT64_MAX or token > INT64_MAX:
+            raise RemoteProtocolError(f"a settlement has an offset or a token above {INT64_MAX}")
+        if ms > (MAX_LEASE_MS if action == SettleAction.EXTEND else MAX_RELEASE_MS):
+            raise RemoteProtocolError(
+                f"a settlement has {ms} ms, more than {MAX_LEASE_MS} (a lease) or {MAX_RELEASE_MS} (a release)"
+            )
+    return rows
+
+
+_OUTCOMES = frozenset(outcome.value for outcome in SettleOutcome)
+
+
+def decode_outcomes(body: Buffer, count: int) -> list[SettleOutcome]:
+    """The answer to a SETTLE of so many rows. Raises RemoteProtocolError."""
+    outcomes = bytes(body)
+    if len(outcomes) != count or not _OUTCOMES.issuperset(outcomes):
+        raise RemoteProtocolError(f"the answer to {count} settlements has {len(outcomes)} outcomes, or others")
+    return [SettleOutcome(each) for each in outcomes]
+
+
+@dataclass(slots=True)
+class SharedStatusRequest(ExtFields):
+    """SHARED_STATUS: what shared groups have of this broker's partitions, as JSON. group: "" = all of them."""
+
+    group: Annotated[str, Field("group")] = ""
+
+
+@dataclass(slots=True)
+class SharedForgetRequest(ExtFields):
+    """SHARED_FORGET: forget what a shared group has of this broker's partitions. It must have no members."""
+
+    group: GroupField

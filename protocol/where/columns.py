@@ -1,0 +1,337 @@
+"""A filter on many records at once: what `Where.holds_for` says of each, without bytecode for each.
+
+The attributes of the records are copied into the rows of a matrix, those of similar length together; payloads are
+never looked at. The bytes 0x01 and 0x02 that end names and values are found in all rows by one comparison, so where
+names and values begin and end are arrays too, and a condition is asked of a column of values. Comparisons with = and IN
+of texts, and of numbers of up to 15 digits, are arithmetic on arrays; anything else is asked of the predicate itself,
+once for each value that occurs. `python -m bench.where` says what that costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..limits import MAX_WHERE_ATTRIBUTE
+from ..properties import TYPE_MARK
+from ..record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, HEADER_DTYPE, PROPERTIES_FLAG, Buffer
+from .expression import And, Condition, Constant, Expression, Or
+from .predicates import COMPARISONS, CompareNumber, CompareText, In, IsNull, Predicate
+from .values import FALSE, TRUE, UNKNOWN
+from .where import PropertyName, Where, value_of
+
+__all__ = ["matching"]
+
+_WIDTHS = np.array((64, 128, 256, 512, 1024))
+"""Of matrices, if attributes differ in length too much for one. A longer attribute is decoded by itself."""
+
+_WASTE = 2
+"""One matrix has all attributes if it is so many times as wide as they are on average, at most."""
+
+_BLOCK_BYTES = 256 << 10
+"""Of one matrix: it and what is found in it stay in a core's cache."""
+
+_FEW = 24
+"""A matrix with fewer rows costs more than decoding each."""
+
+_HEAD_DTYPE = np.dtype([*((name, HEADER_DTYPE[name].str) for name in HEADER_DTYPE.names or ()), ("attribute", ">i4")])
+"""A record's header and the length of its attribute, if it has one."""
+_LENGTH_BYTES = _HEAD_DTYPE.itemsize - HEADER_BYTES
+
+_NAME_END, _VALUE_END = 1, 2
+_TYPED, _INT, _FLOAT = ord(TYPE_MARK), ord("i"), ord("f")
+_ZERO, _DOT, _MINUS, _PLUS = ord("0"), ord("."), ord("-"), ord("+")
+
+_DIGITS = 15
+"""So many make an integer that a double holds exactly, and so does its quotient by a power of ten."""
+_POWERS = 10.0 ** np.arange(_DIGITS + 1)
+
+_FEW_TEXTS = 8
+"""Texts of an IN that are compared with every value, one after the other."""
+
+_Ints = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
+_Truths = npt.NDArray[np.uint8]
+
+
+def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints) -> _Bools:
+    """For each record data[start : start + size], header included, whether the filter holds for it.
+
+    starts: ascending. Checksums are not compared, nor whether the header's length is that of the record.
+    """
+    found = np.full(len(starts), where.holds_for_none)
+    begins, lengths, flags = _attributes(data, starts, sizes)
+    asked = lengths >= 0
+    if not any(each.is_whole for each in where.names):
+        asked &= (flags & PROPERTIES_FLAG) != 0
+    rows = np.flatnonzero(asked)
+    for width, chosen in _matrices(begins[rows] - 1, lengths[rows] + 2, len(data)):
+        step = max(_FEW, _BLOCK_BYTES // width) if width else len(chosen)
+        for first in range(0, len(chosen), step):
+            some = rows[chosen[first : first + step]]
+            if width and len(some) >= _FEW:
+                block = _Block(data, begins[some], lengths[some], flags[some], width)
+                found[some] = block.truths(where.expression, where) == TRUE
+                continue
+            for row, begin, length, flag in zip(
+                some.tolist(), begins[some].tolist(), lengths[some].tolist(), flags[some].tolist(), strict=True
+            ):
+                found[row] = where.holds_for_attribute(bytes(data[begin : begin + length]), flag)
+    return found
+
+
+def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _Ints]]:
+    """Which of the rows go into a matrix of which width; 0: into none. widths: what each needs at least; the data has
+    `end` bytes."""
+    if not len(widths):
+        return
+    widest = -(-int(widths.max()) // 16) * 16
+    if widest <= min(_WASTE * widths.mean(), _WIDTHS[-1]):
+        chosen = np.full(len(widths), widest)
+    else:
+        chosen = np.append(_WIDTHS, 0)[np.searchsorted(_WIDTHS, widths)]
+    chosen[begins + chosen > end] = 0
+    for width in np.unique(chosen).tolist():
+        yield width, np.flatnonzero(chosen == width)
+
+
+def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints, npt.NDArray[np.int32]]:
+    """Where each record's attribute begins, its length, and the flags. -1: there is none, or one that does not fit, or
+    that no filter looks into."""
+    room = len(data) - _HEAD_DTYPE.itemsize + 1
+    inside = int(np.searchsorted(starts, room))
+    heads = np.zeros(len(starts), _HEAD_DTYPE)
+    if inside:
+        anywhere = np.ndarray(room, f"V{_HEAD_DTYPE.itemsize}", data, 0, (1,))
+        heads[:inside] = anywhere[starts[:inside]].view(_HEAD_DTYPE)
+    for row in range(inside, len(starts)):  # its body, in front of the end of the data, is too short for an attribute
+        heads[row] = (*HEADER.unpack_from(data, int(starts[row])), 0)
+    flags = heads["flag"].astype(np.int32)
+    lengths = heads["attribute"].astype(np.int64)
+    room_for = sizes - (HEADER_BYTES + _LENGTH_BYTES)
+    lengths[((flags & ATTRIBUTE_FLAG) == 0) | (room_for < 0) | (lengths > room_for) | (lengths < 0)] = -1
+    lengths[lengths > MAX_WHERE_ATTRIBUTE] = -1
+    return starts + _HEAD_DTYPE.itemsize, lengths, flags
+
+
+class _Column(NamedTuple):
+    """The values of one property, raw, in the rows that have it: flat[start : end] of the block.
+
+    typed: of each, whether it is written as another value than a text.
+    """
+
+    asked: PropertyName
+    rows: _Ints
+    starts: _Ints
+    ends: _Ints
+    typed: _Bools
+
+    def of(self, chosen: _Ints | _Bools) -> _Column:
+        """Of some of the rows."""
+        return _Column(self.asked, self.rows[chosen], self.starts[chosen], self.ends[chosen], self.typed[chosen])
+
+
+class _Numbers(NamedTuple):
+    """The values of a column as numbers, NaN for none. sure: False where the value has to be looked at by itself."""
+
+    values: npt.NDArray[np.float64]
+    sure: _Bools
+
+
+class _Block:
+    """Attributes as the rows of a matrix, which is `flat`, each behind and in front of a 0x02: so each item of a
+    property list is between two of them."""
+
+    def __init__(self, data: Buffer, begins: _Ints, lengths: _Ints, flags: npt.NDArray[np.int32], width: int) -> None:
+        """width: two more than each length at least; data has so many bytes from each begin - 1 on."""
+        count = self._count = len(begins)
+        anywhere = np.ndarray(len(data) - width + 1, f"V{width}", data, 0, (1,))
+        self._matrix = anywhere[begins - 1]
+        self._width = width
+        self._flat: npt.NDArray[np.uint8] = self._matrix.view(np.uint8)
+        self._firsts = np.arange(1, count * width, width)
+        self._ends = self._firsts + lengths
+        self._flat[self._firsts - 1] = _VALUE_END
+        self._flat[self._ends] = _VALUE_END
+        self._listed = (flags & PROPERTIES_FLAG) != 0
+        self._all_listed = bool(self._listed.all())
+        self._list_ends = self._ends if self._all_listed else np.where(self._listed, self._ends, 0)
+        self._marks = np.flatnonzero((self._flat - np.uint8(_NAME_END)) < _VALUE_END)  # each 0x01 and 0x02
+        self._columns: dict[str, _Column] = {}
+        self._numbers: dict[str, _Numbers] = {}
+        self._bytes: bytes | None = None
+
+    def truths(self, expression: Expression, where: Where, needed: _Bools | None = None) -> _Truths:
+        """What the expression says of each row. Rows that are not `needed` (None: all are) may have any answer."""
+        if isinstance(expression, Condition):
+            return self._condition(expression, where, needed)
+        if isinstance(expression, And | Or):
+            combine: Callable[[_Truths, _Truths], _Truths]
+            combine, decided = (np.minimum, FALSE) if isinstance(expression, And) else (np.maximum, TRUE)
+            found = self.truths(expression.of[0], where, needed)
+            for each in expression.of[1:]:
+                open_ = found != decided
+                needed = open_ if needed is None else needed & open_
+                if not needed.any():
+                    break
+                found = combine(found, self.truths(each, where, needed))
+            return found
+        if isinstance(expression, Constant):
+            return np.full(self._count, expression.truth, np.uint8)
+        return np.uint8(TRUE) - self.truths(expression.of, where, needed)
+
+    # --- columns ------------------------------------------------------------------------------------------------------
+
+    def _column(self, asked: PropertyName) -> _Column:
+        column = self._columns.get(asked.name)
+        if column is None:
+            column = self._columns[asked.name] = self._find_column(asked)
+        return column
+
+    def _find_column(self, asked: PropertyName) -> _Column:
+        item, marks = asked.item, self._marks
+        behind = len(item) - 1
+        found = np.flatnonzero(self._flat[marks - behind] == _VALUE_END)
+        begins = marks[found] - behind
+        # no item lies in two rows: a row begins with a 0x02, and a name has none
+        found = found[(self._texts(np.maximum(begins, 0), len(item)) == item) & (begins >= 0)]
+        name_ends = marks[found]
+        rows = name_ends // self._width
+        inside = name_ends < self._list_ends[rows]
+        if not inside.all():  # a payload looks so
+            found, name_ends, rows = found[inside], name_ends[inside], rows[inside]
+        if len(rows) > 1 and not (last := np.append(rows[1:] != rows[:-1], True)).all():
+            # of a name that is there twice the last one counts
+            found, name_ends, rows = found[last], name_ends[last], rows[last]
+        following = found + 1
+        ends = marks[following]
+        while (within := self._flat[ends] != _VALUE_END).any():  # a 0x01 in a value
+            following = following + within
+            ends = marks[following]
+        starts = name_ends + 1
+        if asked.is_whole and not self._all_listed:
+            plain = np.flatnonzero(~self._listed)
+            rows = np.concatenate((rows, plain))
+            starts = np.concatenate((starts, self._firsts[plain]))
+            ends = np.concatenate((ends, self._ends[plain]))
+        typed = np.zeros(len(rows), np.bool_)
+        if asked.is_typed:
+            typed = (self._bytes_at(starts) == _TYPED) & (ends > starts)
+        return _Column(asked, rows, starts, ends, typed)
+
+    def _texts(self, starts: _Ints, length: int) -> npt.NDArray[np.bytes_]:
+        """flat[start : start + length], which must lie inside, of each."""
+        if not len(starts):
+            return np.empty(0, f"S{length}")
+        texts: npt.NDArray[np.bytes_] = np.ndarray(len(self._flat) - length + 1, f"S{length}", self._flat, 0, (1,))
+        return texts[starts]
+
+    def _bytes_at(self, positions: _Ints) -> npt.NDArray[np.uint8]:
+        """A position behind the end has the last byte."""
+        return self._flat[np.minimum(positions, len(self._flat) - 1)]
+
+    # --- conditions ---------------------------------------------------------------------------------------------------
+
+    def _condition(self, condition: Condition, where: Where, needed: _Bools | None) -> _Truths:
+        predicate = condition.predicate
+        column = self._column(where.name(condition.name))
+        truths = np.full(self._count, predicate.test(None), np.uint8)
+        if isinstance(predicate, IsNull):
+            truths[column.rows] = FALSE
+            return truths
+        if needed is not None:
+            chosen = needed[column.rows]
+            if not chosen.all():
+                column = column.of(chosen)
+        if not len(column.rows):
+            return truths
+        if isinstance(predicate, CompareText) and predicate.comparison in ("=", "<>"):
+            self._compare_texts(column, (predicate.text,), predicate, truths, predicate.comparison == "=")
+        elif isinstance(predicate, In) and not (predicate.numbers or predicate.bools):
+            if len(predicate.texts) <= _FEW_TEXTS:
+                self._compare_texts(column, tuple(predicate.texts), predicate, truths, True)
+            else:
+                self._ask_each(column, predicate, truths)
+        elif isinstance(predicate, CompareNumber):
+            self._compare_numbers(column, predicate, truths, COMPARISONS[predicate.comparison], float(predicate.number))
+        elif isinstance(predicate, In) and not (predicate.texts or predicate.bools):
+            self._compare_numbers(column, predicate, truths, np.isin, np.array(list(predicate.numbers), np.float64))
+        else:
+            self._ask_each(column, predicate, truths)
+        return truths
+
+    def _compare_texts(
+        self, column: _Column, texts: tuple[str, ...], predicate: Predicate, truths: _Truths, positive: bool
+    ) -> None:
+        """Bytes that are no UTF-8 stand for characters that no filter has, so equal texts are equal bytes."""
+        lengths = column.ends - column.starts
+        equal = np.zeros(len(lengths), np.bool_)
+        for text in texts:
+            encoded = text.encode("utf-8")
+            of_length = np.flatnonzero(lengths == len(encoded))
+            if encoded:
+                equal[of_length] |= self._texts(column.starts[of_length], len(encoded)) == encoded
+            else:
+                equal[of_length] = True
+        truths[column.rows] = np.where(equal == positive, np.uint8(TRUE), np.uint8(FALSE))
+        if column.typed.any():
+            self._ask_each(column.of(column.typed), predicate, truths)
+
+    def _compare_numbers(
+        self, column: _Column, predicate: Predicate, truths: _Truths, compare: Callable[[Any, Any], Any], literal: Any
+    ) -> None:
+        """A literal that a double rounds has more digits than each value that is compared here, and stays larger."""
+        numbers = self._as_numbers(column)
+        found = compare(numbers.values, literal).astype(np.uint8) * np.uint8(TRUE)
+        found[np.isnan(numbers.values)] = UNKNOWN
+        truths[column.rows] = found
+        if not numbers.sure.all():
+            self._ask_each(column.of(~numbers.sure), predicate, truths)
+
+    def _as_numbers(self, column: _Column) -> _Numbers:
+        """Of values such as 12, -7.25, 0x03 i12 and 0x03 f0.5, with at most _DIGITS digits; others are not sure."""
+        kinds = self._bytes_at(column.starts + 1)
+        starts = column.starts + np.where(column.typed, 2, 0)
+        typed_number = column.typed & ((kinds == _INT) | (kinds == _FLOAT))
+        signs = self._bytes_at(starts)
+        negative = signs == _MINUS
+        starts = starts + (negative | ((signs == _PLUS) & ~column.typed))
+        lengths = column.ends - starts
+        sure = (lengths > 0) & (lengths <= _DIGITS + 1) & (typed_number | ~column.typed)
+        longest = int(lengths[sure].max()) if sure.any() else 0
+        digits = np.zeros(len(starts), np.int64)
+        count = np.zeros(len(starts), np.int64)
+        fraction = np.full(len(starts), -1)  # digits behind the dot
+        for place in range(longest):
+            there = sure & (place < lengths)
+            each = self._bytes_at(starts + place)
+            digit = each - np.uint8(_ZERO)
+            is_digit = there & (digit <= 9)
+            is_dot = there & (each == _DOT) & (fraction < 0) & (count > 0)
+            sure &= ~there | is_digit | is_dot
+            digits = np.where(is_digit, digits * 10 + digit, digits)
+            count += is_digit
+            fraction += is_digit & (fraction >= 0)
+            fraction[is_dot] = 0
+        sure &= (count <= _DIGITS) & (fraction != 0) & ~((fraction > 0) & column.typed & (kinds == _INT))
+        values = digits / _POWERS[np.clip(fraction, 0, _DIGITS)]
+        np.negative(values, out=values, where=negative)
+        values[~sure] = np.nan
+        return _Numbers(values, sure)
+
+    def _ask_each(self, column: _Column, predicate: Predicate, truths: _Truths) -> None:
+        """What the predicate says of each value, asked once for each that occurs."""
+        if self._bytes is None:
+            self._bytes = self._matrix.tobytes()
+        raws = map(self._bytes.__getitem__, map(slice, column.starts.tolist(), column.ends.tolist()))
+        known: dict[bytes, int] = {}
+        answers: list[int] = []
+        for raw in raws:
+            answer = known.get(raw)
+            if answer is None:
+                answer = known[raw] = predicate.test(value_of(raw, column.asked.is_typed))
+            answers.append(answer)
+        truths[column.rows] = answers

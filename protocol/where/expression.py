@@ -1,0 +1,76 @@
+"""Predicates joined by AND, OR and NOT. `truth` is what an expression means; columns.py must agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .predicates import Predicate
+from .values import FALSE, TRUE, NullableValue, Truth, negated
+
+__all__ = ["And", "Condition", "Constant", "Expression", "Not", "Or", "PropertyLookup", "truth"]
+
+PropertyLookup = Callable[[str], NullableValue]
+"""The value of a message's property by its name; None if the message does not have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """TRUE or FALSE."""
+
+    truth: Truth
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Condition:
+    """A predicate on the property `name`."""
+
+    name: str
+    predicate: Predicate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Not:
+    of: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class And:
+    """Of two or more."""
+
+    of: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Or:
+    """Of two or more."""
+
+    of: tuple[Expression, ...]
+
+
+Expression = Constant | Condition | Not | And | Or
+
+
+def truth(expression: Expression, lookup: PropertyLookup) -> Truth:
+    """Whether the expression holds for the message whose properties `lookup` finds. Pure; raises nothing."""
+    if isinstance(expression, Condition):
+        return expression.predicate.test(lookup(expression.name))
+    if isinstance(expression, And):
+        least: Truth = TRUE
+        for each in expression.of:
+            found = truth(each, lookup)
+            if found == FALSE:
+                return FALSE
+            least = min(least, found)
+        return least
+    if isinstance(expression, Or):
+        greatest: Truth = FALSE
+        for each in expression.of:
+            found = truth(each, lookup)
+            if found == TRUE:
+                return TRUE
+            greatest = max(greatest, found)
+        return greatest
+    if isinstance(expression, Not):
+        return negated(truth(expression.of, lookup))
+    return expression.truth

@@ -1,0 +1,157 @@
+"""What can be asked of one property. `test(value)` answers; a value that cannot be compared is as unknown as none."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+from .values import FALSE, TRUE, UNKNOWN, NullableValue, Truth, as_bool, as_number, truth_of
+
+__all__ = ["COMPARISONS", "CompareBool", "CompareNumber", "CompareText", "In", "IsNull", "Like", "Literal", "Predicate"]
+
+Literal = str | int | float | bool
+
+COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+class Predicate(Protocol):
+    """Immutable. Any thread."""
+
+    def test(self, value: NullableValue) -> Truth:
+        """What the predicate says of a property with this value; None: the message does not have it."""
+
+
+class IsNull:
+    """`name IS NULL`."""
+
+    def test(self, value: NullableValue) -> Truth:
+        return truth_of(value is None)
+
+
+class CompareText:
+    """`name < 'text'`. Texts compare by their code points; with a number, the text must be one, too."""
+
+    def __init__(self, comparison: str, text: str) -> None:
+        self.comparison = comparison
+        self.text = text
+        self._compare = COMPARISONS[comparison]
+        self._number = as_number(text)
+        self._bool = as_bool(text)
+
+    def test(self, value: NullableValue) -> Truth:
+        if isinstance(value, str):
+            return truth_of(self._compare(value, self.text))
+        if isinstance(value, bool):
+            if self._bool is None or self.comparison not in ("=", "<>"):
+                return UNKNOWN
+            return truth_of(self._compare(value, self._bool))
+        number = as_number(value)
+        if number is None or self._number is None:
+            return UNKNOWN
+        return truth_of(self._compare(number, self._number))
+
+
+class CompareNumber:
+    """`name < 5`."""
+
+    def __init__(self, comparison: str, number: int | float) -> None:
+        self.comparison = comparison
+        self.number = number
+        self._compare = COMPARISONS[comparison]
+
+    def test(self, value: NullableValue) -> Truth:
+        number = as_number(value)
+        return UNKNOWN if number is None else truth_of(self._compare(number, self.number))
+
+
+class CompareBool:
+    """`name = TRUE`, which `name` alone says too."""
+
+    def __init__(self, flag: bool) -> None:
+        self.flag = flag
+
+    def test(self, value: NullableValue) -> Truth:
+        found = as_bool(value)
+        return UNKNOWN if found is None else truth_of(found is self.flag)
+
+
+class In:
+    """`name IN (…)`: equal to one of the literals. As an OR of `=`, and at the cost of one."""
+
+    def __init__(self, literals: Iterable[Literal]) -> None:
+        literals = tuple(literals)
+        self.texts = frozenset(each for each in literals if isinstance(each, str))
+        self.bools = frozenset(each for each in literals if isinstance(each, bool))
+        self.numbers = frozenset(each for each in literals if not isinstance(each, str | bool))
+        self._text_numbers = frozenset(map(as_number, self.texts))
+        self._text_bools = frozenset(map(as_bool, self.texts))
+
+    def test(self, value: NullableValue) -> Truth:
+        if value is None or isinstance(value, bytes):
+            return UNKNOWN
+        number, flag = as_number(value), as_bool(value)
+        if isinstance(value, str):
+            equal = value in self.texts
+            unknown = (number is None and bool(self.numbers)) or (flag is None and bool(self.bools))
+        elif isinstance(value, bool):
+            equal = flag in self._text_bools
+            unknown = bool(self.numbers) or None in self._text_bools
+        else:
+            equal = number is not None and number in self._text_numbers
+            unknown = number is None or bool(self.bools) or None in self._text_numbers
+        if equal or (number is not None and number in self.numbers) or (flag is not None and flag in self.bools):
+            return TRUE
+        return UNKNOWN if unknown else FALSE
+
+
+class Like:
+    """`name LIKE 'pattern'`: `%` is any text, `_` any one character; the escape character makes them themselves.
+
+    Costs the length of the value times that of the pattern at most: what stands between two % is looked for once, from
+    the left.
+    """
+
+    def __init__(self, pattern: str, escape: str = "") -> None:
+        """Raises ValueError if the escape character stands in front of something else than itself, % or _."""
+        pieces: list[list[str]] = [[]]
+        rest = iter(pattern)
+        for each in rest:
+            if each == escape:
+                each = next(rest, "")
+                if each not in (escape, "%", "_") or not each:
+                    raise ValueError(f"{escape!r} stands in front of {each!r}")
+                pieces[-1].append(re.escape(each))
+            elif each == "%":
+                pieces.append([])
+            else:
+                pieces[-1].append("." if each == "_" else re.escape(each))
+        first, *others = (re.compile("".join(piece), re.DOTALL) for piece in pieces)
+        self._first = first
+        self._middle = tuple(each.search for each in others[:-1])
+        self._last = re.compile(f"(?:{others[-1].pattern})\\Z", re.DOTALL) if others else None
+        self._last_length = len(pieces[-1])
+
+    def test(self, value: NullableValue) -> Truth:
+        return truth_of(self._matches(value)) if isinstance(value, str) else UNKNOWN
+
+    def _matches(self, text: str) -> bool:
+        if self._last is None:
+            return self._first.fullmatch(text) is not None
+        found = self._first.match(text)
+        if found is None:
+            return False
+        for search in self._middle:
+            found = search(text, found.end())
+            if found is None:
+                return False
+        start = len(text) - self._last_length
+        return start >= found.end() and self._last.match(text, start) is not None

@@ -1,0 +1,59 @@
+"""Truth values, and what the value of a property means beside a text, a number or a truth value."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final, Literal
+
+from ..limits import MAX_WHERE_NUMBER
+from ..properties import PropertyValue
+
+__all__ = ["FALSE", "TRUE", "UNKNOWN", "NullableValue", "Truth", "as_bool", "as_number", "negated", "truth_of"]
+
+Truth = Literal[0, 1, 2]
+"""SQL's three-valued logic as numbers in this order: AND is the least, OR the greatest, NOT is 2 less the value."""
+
+FALSE: Final = 0
+UNKNOWN: Final = 1
+TRUE: Final = 2
+
+NullableValue = PropertyValue | None
+"""Of a property; None: the message does not have it."""
+
+_is_whole = re.compile(r"[+-]?[0-9]+").fullmatch
+_is_decimal = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?").fullmatch
+_NEGATED: tuple[Truth, Truth, Truth] = (TRUE, UNKNOWN, FALSE)
+_BOOLS = {"true": True, "false": False}
+
+
+def truth_of(condition: bool) -> Truth:
+    """TRUE or FALSE."""
+    return TRUE if condition else FALSE
+
+
+def negated(truth: Truth) -> Truth:
+    """NOT."""
+    return _NEGATED[truth]
+
+
+def as_number(value: NullableValue) -> int | float | None:
+    """The value as a number; None if it is none. A text is one if it is a decimal number of at most MAX_WHERE_NUMBER
+    characters, without blanks, that a double can hold: Kafka's and Java 1.x's producers write numbers so.
+    """
+    if isinstance(value, str):
+        if len(value) > MAX_WHERE_NUMBER or not _is_decimal(value):
+            return None
+        if _is_whole(value):
+            return int(value)
+        value = float(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def as_bool(value: NullableValue) -> bool | None:
+    """The value as a truth value; None if it is none. The texts true and false are, in upper or lower case."""
+    if isinstance(value, bool):
+        return value
+    return _BOOLS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None

@@ -1,0 +1,115 @@
+"""A parsed filter, and how it is asked about one record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from ..limits import MAX_WHERE_ATTRIBUTE
+from ..properties import RESERVED_PREFIX, decode_value
+from ..record import ATTRIBUTE_FLAG, PROPERTIES_FLAG, RESERVED_PROPERTIES, Buffer, attribute_of
+from .expression import And, Condition, Expression, Not, Or, truth
+from .parser import parse_expression
+from .values import TRUE, NullableValue
+
+__all__ = ["PropertyName", "Where", "parse_where", "value_of"]
+
+_WHOLE = frozenset(("TAGS", "ATTR"))
+"""What an attribute without a property list is: 1.x's, which is the tag."""
+
+_NAME_END, _VALUE_END = b"\x01", b"\x02"
+
+
+class PropertyName:
+    """A property that a filter asks for. is_typed: its value may be another than a text. is_whole: it is also what an
+    attribute without a property list says."""
+
+    __slots__ = ("is_typed", "is_whole", "item", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_typed = name not in RESERVED_PROPERTIES and not name.startswith(RESERVED_PREFIX)
+        self.is_whole = name in _WHOLE
+        self.item = b"".join((_VALUE_END, name.encode("utf-8"), _NAME_END))
+        """What is written in front of the value, the end of the property before it included."""
+
+    def raw_value(self, attribute: bytes, flag: int) -> bytes | None:
+        """The value as it is written in the attribute of a record with these flags; None if it is not there. Of a name
+        that is there twice the last one counts, as in `decode_attribute`."""
+        if not flag & PROPERTIES_FLAG:
+            return attribute if self.is_whole else None
+        item = self.item
+        start = attribute.rfind(item) + len(item)
+        if start < len(item):
+            if not attribute.startswith(item[1:]):
+                return None
+            start = len(item) - 1
+        end = attribute.find(_VALUE_END, start)
+        return attribute[start:] if end < 0 else attribute[start:end]
+
+
+def value_of(raw: bytes, is_typed: bool) -> NullableValue:
+    """The value that is written so. Bytes that are no UTF-8 are replaced, as Java does."""
+    text = raw.decode("utf-8", "replace")
+    return decode_value(text) if is_typed else text
+
+
+class Where:
+    """A filter by content. Immutable, any thread; pickled as its text."""
+
+    __slots__ = ("_names", "conditions", "expression", "holds_for_none", "names", "text")
+
+    def __init__(self, text: str) -> None:
+        """Raises InvalidWhere."""
+        self.text = text
+        self.expression = parse_expression(text)
+        self._names = {each: PropertyName(each) for each in _names_in(self.expression)}
+        self.names = tuple(self._names.values())
+        """The properties that it asks for, each once."""
+        self.conditions = sum(1 for _ in _names_in(self.expression))
+        """What it asks of them, each of which costs something for every message; 0: it holds for all, or for none."""
+        self.holds_for_none = truth(self.expression, lambda name: None) == TRUE
+        """Whether it holds for a message without properties."""
+
+    def __reduce__(self) -> tuple[type[Where], tuple[str]]:
+        return Where, (self.text,)
+
+    def __repr__(self) -> str:
+        return f"Where({self.text!r})"
+
+    def name(self, name: str) -> PropertyName:
+        """One of `names`."""
+        return self._names[name]
+
+    def holds_for(self, body: Buffer, flag: int) -> bool:
+        """Whether it holds for the record with this body and flag. Costs some microseconds; for many: `matching`."""
+        return self.holds_for_attribute(attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None, flag)
+
+    def holds_for_attribute(self, attribute: bytes | None, flag: int) -> bool:
+        """The same, by the attribute alone; None: there is none, or one that does not fit its body."""
+        if attribute is None or len(attribute) > MAX_WHERE_ATTRIBUTE:
+            return self.holds_for_none
+        names = self._names
+
+        def lookup(name: str) -> NullableValue:
+            asked = names[name]
+            raw = asked.raw_value(attribute, flag)
+            return None if raw is None else value_of(raw, asked.is_typed)
+
+        return truth(self.expression, lookup) == TRUE
+
+
+@lru_cache(maxsize=256)
+def parse_where(text: str) -> Where:
+    """The filter of this text, kept for the next time that it is asked for. Raises InvalidWhere."""
+    return Where(text)
+
+
+def _names_in(expression: Expression) -> Iterator[str]:
+    if isinstance(expression, Condition):
+        yield expression.name
+    elif isinstance(expression, And | Or):
+        for each in expression.of:
+            yield from _names_in(each)
+    elif isinstance(expression, Not):
+        yield from _names_in(expression.of)

@@ -1,0 +1,262 @@
+"""run(retry=…) and dead letters on real brokers: pauses, attempts, members, redriving, dropping."""
+
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from metaq import Consumer, ConsumerConfig, DeadLetters, Retry, TopicPartition
+from metaq.errors import ClientError, ConfigError, MessageNotFound
+from tests.integration.cli_helpers import Operator
+from tests.integration.client_cluster import SESSION_SECONDS
+from tests.waiting import DEADLINE, eventually
+
+TOPICS = {"t": 2, "other": 1}
+CONFIG = ConsumerConfig(
+    session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1, retry_step_seconds=0.1, retry_max_seconds=0.2
+)
+SOON = Retry(attempts=3, first=0.05, factor=1.0, most=0.05, jitter=0)
+
+
+def member(brokers, group="g", **arguments):
+    return Consumer(brokers.connect, group=group, topics=["t"], config=CONFIG, **arguments)
+
+
+class Running:
+    """run(retry=…) on a thread of its own. fails: payloads, each with how often the handler still fails on it."""
+
+    def __init__(self, consumer, retry=SOON, fails=None, **arguments):
+        self.consumer, self.error = consumer, None
+        self.fails, self.calls = Counter(fails or {}), []
+        self.thread = threading.Thread(target=self._run, args=(retry, arguments))
+        self.thread.start()
+
+    def handle(self, message):
+        self.calls.append((message.payload, message.attempts, message, time.time()))
+        if self.fails[message.payload] > 0:
+            self.fails[message.payload] -= 1
+            raise ValueError(f"cannot take {message.payload!r}")
+
+    def attempts(self, payload):
+        assert self.error is None, self.error
+        return [attempts for each, attempts, *_ in self.calls if each == payload]
+
+    def _run(self, retry, arguments):
+        try:
+            self.consumer.run(self.handle, retry=retry, **arguments)
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.consumer.close()
+        self.thread.join(DEADLINE)
+        assert not self.thread.is_alive()
+        assert self.error is None, self.error
+
+
+def test_a_failed_message_comes_again_as_it_was_while_its_partition_goes_on(brokers, producer):
+    place = TopicPartition("t", 0, 0)
+    sent = producer.send("t", b"flaky", partition=place, tag="buy", keys=["order-7"], attribute="old")
+    producer.send("t", b"behind", partition=place)
+    with Running(member(brokers), fails={b"flaky": 2}) as running:
+        eventually(lambda: running.attempts(b"flaky") == [1, 2, 3], 20, "the third attempt")
+        again = running.calls[-1][2]
+        assert (again.partition, again.offset, again.id) == (place, sent.offset, sent.message_id)
+        assert (again.tag, again.keys, again.attribute) == ("buy", ("order-7",), "old")
+        assert again.origin.offset == sent.offset
+        eventually(lambda: running.attempts(b"behind"), 20)
+    with DeadLetters(brokers.connect, group="g") as letters:
+        assert letters.count() == 0
+
+
+def test_what_waits_has_passed_the_filter_already_and_a_start_at_the_end_passes_nothing_over(brokers, producer):
+    """Members of a group may be started with other options while messages wait."""
+    producer.send("t", b"flaky", tag="buy")
+    retry = Retry(attempts=3, first=1.0, factor=1.0, most=1.0, jitter=0)
+    with Running(member(brokers, tags={"buy"}), retry, fails={b"flaky": 9}) as first:
+        eventually(lambda: first.attempts(b"flaky") == [1], 20)
+    with Running(member(brokers, tags={"sell"}, start="always_latest"), retry) as second:
+        eventually(lambda: second.attempts(b"flaky") == [2], 20)
+
+
+def test_pauses_are_kept_and_other_messages_do_not_wait_for_them(brokers, producer):
+    retry = Retry(attempts=3, first=0.5, factor=2.0, jitter=0)
+    producer.send("t", b"flaky", partition=TopicPartition("t", 0, 0))
+    with Running(member(brokers), retry, fails={b"flaky": 2}) as running:
+        eventually(lambda: running.attempts(b"flaky"), 20)
+        producer.send("t", b"behind", partition=TopicPartition("t", 0, 0))
+        eventually(lambda: len(running.attempts(b"flaky")) == 3, 20)
+    times = [when for payload, _, _, when in running.calls if payload == b"flaky"]
+    assert 0.5 <= times[1] - times[0] < 3.0
+    assert 1.0 <= times[2] - times[1] < 4.0
+    behind = next(when for payload, _, _, when in running.calls if payload == b"behind")
+    assert behind < times[1]
+
+
+def test_another_member_gets_it_and_the_group_commits_in_its_topic(brokers, producer):
+    """The member that failed on it may be gone: it belongs to the group."""
+    producer.send("t", b"flaky", partition=TopicPartition("t", 0, 0))
+    retry = Retry(attempts=3, first=2.0, factor=1.0, most=2.0, jitter=0)
+    with Running(member(brokers), retry, fails={b"flaky": 9}) as first:
+        eventually(lambda: first.attempts(b"flaky") == [1], 20)
+        eventually(lambda: "%RETRY%g" in {each.topic for each in first.consumer.assignment()}, 20)
+    with Running(member(brokers), retry) as second:
+        eventually(lambda: second.attempts(b"flaky") == [2], 20, "the second attempt at the other member")
+
+
+def test_after_the_last_attempt_it_is_a_dead_letter_that_says_all_of_itself(brokers, producer):
+    began = datetime.now(UTC) - timedelta(seconds=1)
+    sent = producer.send("t", b"bad", key="order-7", tag="buy")
+    producer.send("t", b"worse", key="order-8")
+    with Running(member(brokers), fails={b"bad": 9, b"worse": 9}) as running:
+        eventually(lambda: len(running.calls) == 6, 20, "all attempts")
+        with DeadLetters(brokers.connect, group="g") as letters:
+            eventually(lambda: letters.count() == 2, 20)
+            (found,) = letters.read(key="order-7")
+            assert (found.original.payload, found.original.tag, found.original.keys) == (b"bad", "buy", ("order-7",))
+            assert (found.original.partition, found.original.offset) == (sent.partition, sent.offset)
+            assert (found.attempts, found.cause) == (3, "ValueError: cannot take b'bad'")
+            assert found.place.endswith(" in handle")
+            assert "test_client_retries.py:" in found.place
+            assert began < found.failed <= datetime.now(UTC)
+            assert letters.get(found.name) == found
+            assert len(list(letters.read())) == 2
+            assert len(list(letters.read(limit=1))) == 1
+            assert next(iter(letters.read(cause="TAKE B'WORSE'", since=began))).original.payload == b"worse"
+            assert list(letters.read(until=began)) == list(letters.read(cause="nothing like it")) == []
+
+
+def test_redriven_letters_are_sent_as_they_were_and_come_once(brokers, producer):
+    for number in range(6):
+        producer.send("t", b"%d" % number, key=f"order-{number}")
+    running = Running(member(brokers), fails={b"%d" % number: 3 for number in range(6)})
+    with running, DeadLetters(brokers.connect, group="g") as letters:
+        eventually(lambda: letters.count() == 6, 20)
+        done = list(letters.redrive(letters.read(key="order-3")))
+        assert [each.letter.original.payload for each in done] == [b"3"]
+        assert done[0].result.partition == done[0].letter.original.partition, "its key leads there"
+        assert letters.count() == 5
+        with pytest.raises(MessageNotFound, match="redriven or dropped"):
+            letters.get(done[0].letter.name)
+        eventually(lambda: running.attempts(b"3") == [1, 2, 3, 1], 20, "another first attempt")
+        again = list(letters.redrive(letters.read(limit=2), to="group"))
+        assert [each.result.partition.topic for each in again] == ["%RETRY%g"] * 2
+        assert letters.drop(letters.read()) == 3
+        assert letters.count() == 0
+        payloads = [each.letter.original.payload for each in again]
+        eventually(lambda: all(running.attempts(each) == [1, 2, 3, 1] for each in payloads), 20)
+    assert sum(len(running.attempts(b"%d" % number)) for number in range(6)) == 6 * 3 + 3
+
+
+def test_in_order_nothing_overtakes_a_failed_message(brokers, producer):
+    retry = Retry(attempts=3, first=0.01, most=0.01, ordered=True)
+    producer.send_batch("t", [b"a", b"bad", b"b", b"dead", b"c"], partition=TopicPartition("t", 0, 1))
+    with Running(member(brokers), retry, fails={b"bad": 2, b"dead": 9}) as running:
+        eventually(lambda: running.attempts(b"c"), 20)
+    assert [payload for payload, *_ in running.calls] == [b"a", *[b"bad"] * 3, b"b", *[b"dead"] * 3, b"c"]
+    assert running.attempts(b"bad") == [1, 2, 3]
+    with DeadLetters(brokers.connect, group="g") as letters:
+        assert [each.original.payload for each in letters.read()] == [b"dead"]
+
+
+def test_of_a_batch_only_what_fails_by_itself_is_tried_again(brokers, producer):
+    producer.send_batch("t", [b"%d" % number for number in range(20)], partition=TopicPartition("t", 0, 0))
+    seen: Counter[bytes] = Counter()
+    failures = Counter({b"7": 3})
+
+    def handle(messages):
+        seen.update(each.payload for each in messages)
+        for each in messages:
+            if failures[each.payload] > 0:
+                failures[each.payload] -= 1
+                raise ValueError
+
+    consumer = member(brokers)
+    thread = threading.Thread(target=consumer.run_batches, args=(handle,), kwargs={"retry": SOON, "max_messages": 50})
+    thread.start()
+    eventually(lambda: seen[b"7"] >= 4 and len(seen) == 20, 20)
+    consumer.close()
+    thread.join(DEADLINE)
+    with DeadLetters(brokers.connect, group="g") as letters:
+        assert letters.count() == 0
+
+
+def test_what_does_not_go_together_is_refused_and_names_both(brokers):
+    with member(brokers) as consumer:
+        for arguments, words in (
+            ({"max_retries": 3}, ["retry", "max_retries=3"]),
+            ({"on_reject": print}, ["retry", "on_reject"]),
+        ):
+            with pytest.raises(ConfigError) as found:
+                consumer.run(print, retry=SOON, **arguments)
+            assert all(word in str(found.value) for word in words)
+        with pytest.raises(ConfigError, match="make it a Retry"):
+            consumer.run(print, retry=3)
+        consumer.stop()
+        consumer.run(print, retry=SOON)
+        for call in (consumer.poll, lambda: consumer.run(print)):
+            with pytest.raises(ClientError, match=r"after run\(retry="):
+                call()
+        assert consumer.commit() == 0
+
+
+def test_a_member_without_retries_gets_nothing_of_what_waits(brokers, producer):
+    producer.send("t", b"bad", partition=TopicPartition("t", 0, 0))
+    with Running(member(brokers), fails={b"bad": 1}) as running:
+        eventually(lambda: running.attempts(b"bad") == [1, 2], 20)
+        with member(brokers) as other:
+            eventually(lambda: other.poll(timeout=0.1) is not None and len(other.assignment()) == 1, 20)
+            assert {each.topic for each in other.assignment()} == {"t"}
+            assert {each.topic for each in running.consumer.assignment()} == {"t", "%RETRY%g"}
+
+
+def test_a_message_that_never_failed_is_no_dead_letter(brokers, producer):
+    assert producer.partitions("%DEAD%g") == (TopicPartition("%DEAD%g", 0, 0),)
+    producer.send("%DEAD%g", b"by hand")
+    with DeadLetters(brokers.connect, group="g") as letters:
+        assert letters.count() == 0
+
+
+def test_operators_see_what_waits_and_what_is_dead(brokers, producer):
+    operator = Operator(brokers.connect)
+    for number in range(3):
+        producer.send("t", b"%d" % number, key=f"order-{number}")
+    retry = Retry(attempts=2, first=30.0, most=30.0, jitter=0)
+    with Running(member(brokers), retry, fails={b"0": 1, b"1": 1}) as running:
+        eventually(lambda: len(running.calls) == 3, 20)
+        eventually(lambda: operator.json("groups", "describe", "g")["waiting_retries"] == 2, 20, "what waits")
+    with Running(
+        member(brokers, "other"), Retry(attempts=1), fails={b"%d" % number: 9 for number in range(3)}
+    ) as dying:
+        eventually(lambda: len(dying.calls) == 3, 20)
+        eventually(lambda: operator.json("groups", "describe", "other")["dead_letters"] == 3, 20, "dead letters")
+    assert (
+        "3 dead letters: see `metaq dead-letters list --group other`" in operator.ran("groups", "describe", "other").out
+    )
+    told = operator.ran("monitor", "--group", "other", "--min-memory", "0").out
+    assert "warning group other: 3 dead letters" in told
+    assert "no live broker has its topic" not in told
+    listed = operator.json("dead-letters", "list", "--group", "other")
+    assert sorted(each["payload"] for each in listed) == ["0", "1", "2"]
+    assert {each["attempts"] for each in listed} == {1}
+    assert listed[0]["cause"].startswith("ValueError: cannot take b'")
+    name = listed[0]["name"]
+    shown = operator.json("dead-letters", "show", "--group", "other", name)
+    assert shown == listed[0]
+    assert "stdin gives no answer" in operator.ran("dead-letters", "drop", "--group", "other").err
+    assert "there are more" in operator.ran("dead-letters", "list", "--group", "other", "-n", "2").err
+    would = operator.ran("dead-letters", "redrive", "--group", "other", "--dry-run", "--key", "order-1")
+    assert "would send 1 dead letter again" in would.out
+    (sent,) = operator.json("dead-letters", "redrive", "--group", "other", name, "--yes")
+    assert (sent["name"], sent["topic"]) == (name, "t")
+    assert "dropped 2 dead letters" in operator.ran("dead-letters", "drop", "--group", "other", "--yes").out
+    assert operator.json("dead-letters", "list", "--group", "other") == []
+    assert "has no dead letter" in operator.refused("dead-letters", "redrive", "--group", "other", name, "--yes")
+    names = {each["topic"] for each in operator.json("topics", "list")}
+    assert names == {"t", "other"}
+    assert {"%DEAD%other", "%RETRY%g"} <= {each["topic"] for each in operator.json("topics", "list", "--all")}

@@ -1,0 +1,70 @@
+"""Shared consumers of a broker set whose leader is killed: the next one knows leases, attempts and acknowledgements."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq import Producer, SharedConfig, SharedConsumer, SharedMessage
+from tests.integration.test_sets_clients import BrokerSet
+from tests.waiting import eventually
+
+TOPIC = "t"
+
+
+@pytest.fixture
+def nodes(chroot: str, tmp_path: Path) -> Iterator[BrokerSet]:
+    found = BrokerSet(chroot, tmp_path)
+    try:
+        found.start("a", "east")
+        found.start("b", "west")
+        found.begin()
+        yield found
+    finally:
+        found.stop()
+
+
+def taken(consumer: SharedConsumer, count: int) -> list[SharedMessage]:
+    messages: list[SharedMessage] = []
+
+    def all_came() -> bool:
+        messages.extend(consumer.poll(0.2, count - len(messages)))
+        return len(messages) == count
+
+    eventually(all_came, what=f"{count} messages")
+    return messages
+
+
+def test_the_next_leader_knows_leases_attempts_and_acknowledgements(nodes: BrokerSet) -> None:
+    with Producer(nodes.connect) as producer:
+        for number in range(12):
+            producer.send(TOPIC, b"%d" % number)
+    config = SharedConfig(prefetch=0, lease_seconds=60)
+    with SharedConsumer(nodes.connect, group="g", topics=[TOPIC], config=config) as consumer:
+        first = taken(consumer, 6)
+        consumer.ack(*first[:2])
+        consumer.release(first[2])
+        consumer.flush()
+        former, epoch = nodes.leader, nodes.epoch
+        nodes.nodes[former].kill()
+        eventually(lambda: nodes.epoch > epoch and nodes.view.master is not None, what="an election")
+        with SharedConsumer(nodes.connect, group="g", topics=[TOPIC], config=config) as other:
+            rest = taken(other, 7)
+            assert {each.payload for each in rest} == {b"%d" % number for number in range(12)} - {
+                each.payload for each in (*first[:2], *first[3:])
+            }
+            again = [each for each in rest if each.payload == first[2].payload]
+            assert [each.attempts for each in again] == [2]
+            assert other.poll(1.0) == []
+            consumer.ack(*first[3:])
+            other.ack(*rest)
+            consumer.flush(60)
+            other.flush(60)
+            assert (consumer.counts, other.counts) == ((5, 0), (7, 0))
+            nodes.start(former, "east")
+            nodes.wait_for_election(epoch)
+            time.sleep(0.5)
+            assert other.poll(0.5) == []

@@ -1,0 +1,78 @@
+"""What is wrong with a run: each checker gives sentences, none if all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from .facts import ATTEMPTS, PAUSE, Facts, failures_of
+
+__all__ = ["CHECKERS", "judge", "repeated"]
+
+
+def nothing_is_lost(facts: Facts) -> Iterator[str]:
+    """An acknowledged message is processed, or lies among the dead letters."""
+    for number in sorted(facts.unsettled()):
+        yield f"{number} was acknowledged, and was neither processed nor is it a dead letter"
+
+
+def only_the_hopeless_are_dead(facts: Facts) -> Iterator[str]:
+    dead = {each.number for each in facts.letters}
+    for number in sorted(dead):
+        if failures_of(number) < ATTEMPTS:
+            yield f"{number} fails {failures_of(number)} times only, and is a dead letter"
+    for number in sorted(facts.succeeded):
+        if failures_of(number) >= ATTEMPTS:
+            yield f"{number} always fails, and was processed"
+
+
+def dead_letters_have_had_all_attempts(facts: Facts) -> Iterator[str]:
+    for each in facts.letters:
+        if each.attempts != ATTEMPTS:
+            yield f"{each.number} is a dead letter after {each.attempts} attempts, not {ATTEMPTS}"
+
+
+def attempts_count_from_one(facts: Facts) -> Iterator[str]:
+    """No attempt is left out, and none comes behind the one that succeeds or is the last. (A repetition may begin
+    anew.)"""
+    for number, calls in sorted(facts.calls_by_number().items()):
+        had = {each.attempt for each in calls}
+        most = min(failures_of(number) + 1, ATTEMPTS)
+        expected = set(range(1, max(had) + 1))
+        if had != expected:
+            yield f"{number} had the attempts {sorted(had)}"
+        if max(had) > most:
+            yield f"{number} had attempt {max(had)}, and {most} are right"
+        settled = number in facts.succeeded or any(each.number == number for each in facts.letters)
+        if settled and max(had) < most:
+            yield f"{number} was settled after attempt {max(had)}, and {most} are right"
+
+
+def nothing_comes_early(facts: Facts) -> Iterator[str]:
+    """No attempt begins less than the pause behind the first one before it."""
+    for number, calls in sorted(facts.calls_by_number().items()):
+        first: dict[int, float] = {}
+        for each in calls:
+            first[each.attempt] = min(each.began, first.get(each.attempt, each.began))
+        for attempt, began in first.items():
+            before = first.get(attempt - 1)
+            if before is not None and began < before + PAUSE:
+                yield f"{number}: attempt {attempt} came {began - before:.3f} s after the one before, not {PAUSE}"
+
+
+CHECKERS: tuple[Callable[[Facts], Iterator[str]], ...] = (
+    nothing_is_lost,
+    only_the_hopeless_are_dead,
+    dead_letters_have_had_all_attempts,
+    attempts_count_from_one,
+    nothing_comes_early,
+)
+
+
+def judge(facts: Facts) -> list[str]:
+    return [f"{checker.__name__}: {each}" for checker in CHECKERS for each in checker(facts)]
+
+
+def repeated(facts: Facts) -> tuple[int, int]:
+    """How many calls repeat an attempt, and how many dead letters another one: at least once is the promise."""
+    attempts = {(each.number, each.attempt) for each in facts.calls}
+    return len(facts.calls) - len(attempts), len(facts.letters) - len({each.number for each in facts.letters})

@@ -1,0 +1,95 @@
+"""What is wrong in a history of a shared group. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+__all__ = ["Confirmed", "Event", "Handed", "Released", "parse", "problems"]
+
+SLACK_SECONDS = 1.0
+"""A lease begins when the broker decides, and its member hears of it later: at most so much on a busy machine."""
+
+
+class Handed(NamedTuple):
+    """A message was handed to a member."""
+
+    member: str
+    offset: int
+    attempts: int
+    time: float
+
+
+class Released(NamedTuple):
+    """A member was going to release it for so long."""
+
+    member: str
+    offset: int
+    delay: float
+    time: float
+
+
+class Confirmed(NamedTuple):
+    """The broker had confirmed its acknowledgement."""
+
+    member: str
+    offset: int
+    time: float
+
+
+Event = Handed | Released | Confirmed
+
+
+def parse(member: str, lines: Iterable[str]) -> list[Event]:
+    """A member's file; a killed one may have written a part of its last line."""
+    events: list[Event] = []
+    for line in lines:
+        if not line.endswith("\n"):
+            break
+        kind, offset, *rest = line.split()
+        if kind == "H":
+            events.append(Handed(member, int(offset), int(rest[0]), float(rest[1])))
+        elif kind == "R":
+            events.append(Released(member, int(offset), float(rest[0]), float(rest[1])))
+        else:
+            events.append(Confirmed(member, int(offset), float(rest[0])))
+    return events
+
+
+def problems(events: Sequence[Event], sent: Iterable[int], lease: float) -> list[str]:
+    """One text for each. sent: the offsets of acknowledged messages; all of them have been acknowledged by members, as
+    the broker says."""
+    by_offset: dict[int, list[Event]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: event.time):
+        by_offset[event.offset].append(event)
+    found = [f"message @{each} was never handed to anybody" for each in sent if not by_offset.get(each)]
+    for offset, history in by_offset.items():
+        found += _of_one(offset, history, lease)
+    return found
+
+
+def _of_one(offset: int, history: Sequence[Event], lease: float) -> list[str]:
+    found: list[str] = []
+    last: Handed | None = None
+    released: Released | None = None
+    confirmed: Confirmed | None = None
+    for event in history:
+        if isinstance(event, Released):
+            released = event
+        elif isinstance(event, Confirmed):
+            confirmed = event
+        else:
+            if confirmed is not None:
+                found.append(f"@{offset} was handed to {event.member} after {confirmed.member} had acknowledged it")
+            if last is not None and event.attempts <= last.attempts:
+                found.append(f"@{offset} came with attempt {event.attempts} after {last.attempts}")
+            if released is not None:
+                if event.time < released.time + released.delay:
+                    found.append(f"@{offset} came {released.time + released.delay - event.time:.3f} s too early")
+            elif last is not None and event.time < last.time + lease - SLACK_SECONDS:
+                found.append(
+                    f"@{offset} was handed to {event.member} {event.time - last.time:.3f} s after {last.member} got it"
+                )
+            last, released = event, None
+    return found

@@ -1,0 +1,298 @@
+"""ACQUIRE and SETTLE through the whole broker without a port: what is leased, answered, written down and read again."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.shared import (
+    AcquireReply,
+    AcquireRequest,
+    Leased,
+    SettleAction,
+    Settlement,
+    SettleOutcome,
+    SettleRequest,
+    SharedForgetRequest,
+    SharedStatusRequest,
+    decode_leased,
+    decode_outcomes,
+    encode_settlements,
+)
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.unit.broker.harness import Harness, Peer, put
+
+Make = Callable[..., Harness]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Harness] = []
+
+    def make_one(**more: Any) -> Harness:
+        made.append(Harness(tmp_path, **more))
+        return made[-1]
+
+    yield make_one
+    for harness in made[-1:]:
+        harness.close()
+
+
+def acquire(
+    member: str = "m", most: int = 10, *, topic: str = "t", group: str = "g", lease_ms: int = 30_000, **more: Any
+) -> bytes:
+    request = AcquireRequest(topic, 0, group, member, most, 1 << 20, lease_ms, **more)
+    return encode_frame(RequestCode.ACQUIRE, 5, request.to_ext())
+
+
+def settle(*settlements: Settlement, topic: str = "t", group: str = "g") -> bytes:
+    body = encode_settlements(settlements)
+    request = SettleRequest(topic, 0, group, len(settlements))
+    return encode_frame(RequestCode.SETTLE, 6, request.to_ext(), len(body)) + body
+
+
+def leased(harness: Harness, peer: Peer, request: bytes) -> list[Leased]:
+    """What an ACQUIRE is answered; [] for nothing."""
+    peer.send(request)
+    harness.turn()
+    harness.threads.run()
+    (frame,) = peer.frames()
+    if frame.code == ResponseCode.PULL_NOT_FOUND:
+        return []
+    assert frame.code == ResponseCode.SUCCESS, frame.remark
+    return decode_leased(memoryview(frame.body), AcquireReply.from_ext(frame.ext).records)
+
+
+def bodies(found: list[Leased]) -> list[bytes]:
+    return [bytes(each.record[HEADER_BYTES:]) for each in found]
+
+
+def settled(harness: Harness, peer: Peer, *settlements: Settlement, **more: Any) -> list[SettleOutcome]:
+    peer.send(settle(*settlements, **more))
+    harness.turn()
+    harness.threads.run()
+    (frame,) = peer.frames()
+    assert frame.code == ResponseCode.SUCCESS, frame.remark
+    return decode_outcomes(frame.body, len(settlements))
+
+
+def ack(each: Leased) -> Settlement:
+    return Settlement(each.offset, each.token, 0, SettleAction.ACK)
+
+
+def filled(harness: Harness, count: int, topic: str = "t", flag: int = 0, first: int = 0) -> Peer:
+    peer = harness.connect()
+    for number in range(first, first + count):
+        peer.send(put(topic, 0, b"%d" % number, flag=flag))
+    harness.threads.run()
+    harness.turn()
+    peer.answers()
+    return peer
+
+
+def status(harness: Harness, peer: Peer) -> dict[str, Any]:
+    import simplejson
+
+    frame = peer.ask_frame(encode_frame(RequestCode.SHARED_STATUS, 9, SharedStatusRequest("g").to_ext()))
+    (found,) = simplejson.loads(bytes(frame.body))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_two_members_get_different_messages_and_what_is_acknowledged_never_comes_again(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 5)
+    first = leased(harness, peer, acquire("a", 2))
+    second = leased(harness, peer, acquire("b", 10))
+    assert (bodies(first), bodies(second)) == ([b"0", b"1"], [b"2", b"3", b"4"])
+    assert {each.attempts for each in (*first, *second)} == {1}
+    assert settled(harness, peer, *map(ack, first)) == [SettleOutcome.DONE] * 2
+    harness.reactor.advance(31)
+    again = leased(harness, peer, acquire("a"))
+    assert [(bytes(each.record[HEADER_BYTES:]), each.attempts) for each in again] == [(b"2", 2), (b"3", 2), (b"4", 2)]
+    assert settled(harness, peer, ack(second[0])) == [SettleOutcome.LOST]
+    assert settled(harness, peer, *map(ack, again)) == [SettleOutcome.DONE] * 3
+    assert settled(harness, peer, ack(again[0])) == [SettleOutcome.GONE]
+    found = status(harness, peer)
+    assert (found["left"], found["leased"], found["available"]) == (0, 0, 0)
+
+
+def test_a_waiting_request_is_answered_when_a_message_comes_or_a_lease_ends_or_one_is_released(make: Make) -> None:
+    harness = make()
+    peer, other = filled(harness, 1), harness.connect()
+    (first,) = leased(harness, peer, acquire("a", lease_ms=10_000))
+    other.send(acquire("b", wait_ms=60_000, lease_ms=10_000))
+    harness.turn()
+    assert other.frames() == []
+    harness.reactor.advance(10)
+    harness.turn()
+    (frame,) = other.frames()
+    assert AcquireReply.from_ext(frame.ext).records == 1
+    (held,) = decode_leased(memoryview(frame.body), 1)
+    assert (held.offset, held.attempts) == (first.offset, 2)
+    peer.send(acquire("a", wait_ms=60_000))
+    harness.turn()
+    settled(harness, other, Settlement(held.offset, held.token, 0, SettleAction.RELEASE))
+    harness.turn()
+    (frame,) = peer.frames()
+    assert decode_leased(memoryview(frame.body), 1)[0].attempts == 3
+    peer.send(acquire("a", wait_ms=60_000))
+    harness.turn()
+    filled(harness, 1, first=7)
+    harness.reactor.advance(0)
+    harness.turn()
+    harness.turn()
+    (frame,) = peer.frames()
+    assert bodies(decode_leased(memoryview(frame.body), 1)) == [b"7"]
+
+
+def test_members_that_wait_share_what_comes(make: Make) -> None:
+    harness = make()
+    filled(harness, 1)
+    waiting = [harness.connect() for _ in range(4)]
+    leased(harness, waiting[0], acquire("x"))
+    for number, peer in enumerate(waiting):
+        peer.send(acquire(f"m{number}", wait_ms=60_000))
+    harness.turn()
+    source = harness.connect()
+    source.send(b"".join(put("t", 0, b"%d" % number) for number in range(8)))
+    for _ in range(4):
+        harness.turn()
+    counts = [AcquireReply.from_ext(frame.ext).records for peer in waiting for frame in peer.frames()]
+    assert counts == [2, 2, 2, 2]
+
+
+def test_urgent_messages_are_handed_out_before_those_that_came_first(make: Make) -> None:
+    harness = make()
+    filled(harness, 30)
+    peer = filled(harness, 2, flag=9 << 4, first=100)
+    assert bodies(leased(harness, peer, acquire("a", 4))) == [b"100", b"101", b"0", b"1"]
+
+
+def test_a_group_begins_where_it_said_first(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 3)
+    assert leased(harness, peer, acquire(start="latest")) == []
+    filled(harness, 1, first=3)
+    assert bodies(leased(harness, peer, acquire(start="earliest"))) == [b"3"]
+    assert bodies(leased(harness, peer, acquire(group="other"))) == [b"0", b"1", b"2", b"3"]
+
+
+def test_leases_attempts_and_acknowledgements_outlive_the_broker(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 6)
+    first = leased(harness, peer, acquire("a", 3, lease_ms=20_000))
+    settled(
+        harness,
+        peer,
+        ack(first[1]),
+        Settlement(first[2].offset, first[2].token, 5000, SettleAction.RELEASE),
+    )
+    harness.store.close()  # as a kill would leave it: nothing more is said to the groups
+    harness = make()
+    peer = harness.connect()
+    assert bodies(leased(harness, peer, acquire("b"))) == [b"3", b"4", b"5"]
+    harness.reactor.advance(5)
+    harness.time += 5
+    again = leased(harness, peer, acquire("b"))
+    assert [(bytes(each.record[HEADER_BYTES:]), each.attempts) for each in again] == [(b"2", 2)]
+    assert settled(harness, peer, ack(first[0])) == [SettleOutcome.DONE]
+    harness.reactor.advance(31)
+    assert bodies(leased(harness, peer, acquire("b"))) == [b"2", b"3", b"4", b"5"]
+
+
+def test_with_group_commit_an_acknowledgement_is_answered_when_it_is_on_the_disk(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 1, "safe")
+    peer.send(acquire(topic="safe"))
+    harness.turn()
+    (frame,) = peer.frames()
+    (found,) = decode_leased(memoryview(frame.body), 1)
+    harness.threads.run()
+    peer.send(settle(ack(found), topic="safe"))
+    harness.turn()
+    assert peer.frames() == []
+    harness.threads.run()
+    assert [frame.code for frame in peer.frames()] == [ResponseCode.SUCCESS]
+
+
+def test_all_members_take_keys_in_order_or_none(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 2)
+    leased(harness, peer, acquire("a", 1))
+    frame = peer.ask_frame(acquire("b", 1, ordered=True))
+    assert frame.code == ResponseCode.SHARED_REFUSED
+    assert "ordered_by_key" in frame.remark
+    harness.reactor.advance(31)
+    assert len(leased(harness, peer, acquire("b", 1, ordered=True))) == 1
+
+
+def test_the_internal_log_is_made_shorter_and_says_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metaq.broker.tuning.SHARED_LOG_BYTES", 2000)
+    harness = make()
+    peer = filled(harness, 50)
+    for number in range(40):
+        (found,) = leased(harness, peer, acquire("a", 1))
+        if number % 2:
+            settled(harness, peer, ack(found))
+    (log,) = harness.store.internal_logs("/shared")
+    assert log.first_offset == 0
+    for _ in range(4):
+        harness.broker.shared.tick()
+        harness.turn()
+        harness.threads.run()
+    assert log.first_offset > 0
+    harness.store.close()
+    harness = make()
+    peer = harness.connect()
+    assert len(leased(harness, peer, acquire("b", 100))) == 10
+    harness.reactor.advance(31)
+    again = leased(harness, peer, acquire("b", 100))
+    assert len(again) == 30
+    assert {each.attempts for each in again} == {2}
+
+
+def test_a_group_without_members_is_forgotten_and_begins_anew(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 2)
+    settled(harness, peer, *map(ack, leased(harness, peer, acquire())))
+    forget = encode_frame(RequestCode.SHARED_FORGET, 9, SharedForgetRequest("g").to_ext())
+    assert peer.ask_frame(forget).code == ResponseCode.SHARED_REFUSED
+    harness.reactor.advance(61)
+    peer.send(forget)
+    harness.turn()
+    assert [frame.code for frame in peer.frames()] == [ResponseCode.SUCCESS]
+    assert bodies(leased(harness, peer, acquire())) == [b"0", b"1"]
+    harness.store.close()
+    harness = make()
+    assert leased(harness, harness.connect(), acquire()) == []
+
+
+def test_a_damaged_message_is_passed_over_and_counted(make: Make, tmp_path: Path) -> None:
+    harness = make()
+    peer = filled(harness, 3)
+    (file,) = (tmp_path / "data" / "t-0").glob("*.meta")
+    data = bytearray(file.read_bytes())
+    data[HEADER_BYTES + 1 + HEADER_BYTES] ^= 0xFF
+    file.write_bytes(data)
+    assert bodies(leased(harness, peer, acquire())) == [b"0", b"2"]
+    harness.threads.run()
+    harness.turn()
+    harness.threads.run()
+    assert status(harness, peer)["damagedBytes"] == HEADER_BYTES + 1
+    assert harness.broker.metrics.damaged_bytes == HEADER_BYTES + 1
+    harness.reactor.advance(31)
+    assert bodies(leased(harness, peer, acquire())) == [b"0", b"2"]
+
+
+def test_the_version_says_that_messages_are_leased_here(make: Make) -> None:
+    answer = make().connect().ask(b"version 1\r\n")
+    assert "shared/1" in answer.text.split()
+
+
+def test_a_frame_without_a_member_is_refused(make: Make) -> None:
+    frame: Frame = make().connect().ask_frame(encode_frame(RequestCode.ACQUIRE, 1, {"topic": "t", "partition": 0}))
+    assert frame.code == ResponseCode.MESSAGE_ILLEGAL

@@ -1,0 +1,124 @@
+"""Compressed messages: which topics take them, by which verb they come, and whom they are given to."""
+
+import pytest
+
+from metaq.broker.filters.message import FilteredMessage
+from metaq.protocol.compression import compress
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.record import COMPRESSED_FLAG, checksum, encode_record, iter_headers
+from metaq.protocol.sends import SendRequest, decode_rows
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import Value, encode_get, encode_put
+from tests.unit.broker.harness import Harness, put, raw_batch
+from tests.unit.broker.test_send_many import many
+
+PACKED = COMPRESSED_FLAG
+
+
+@pytest.fixture
+def harness(tmp_path):
+    harness = Harness(tmp_path, topics="[topic=packed]\nnumPartitions=2\nacceptCompressed=true\n")
+    yield harness
+    harness.threads.run()
+    harness.close()
+
+
+def stored(harness, topic, partition=0):
+    log = harness.store.find(topic, partition)
+    return [] if log is None else [each.flag for each in iter_headers(log.segments.read(0, 1 << 20))]
+
+
+def batch(topic, *flags):
+    return raw_batch(topic, 0, [encode_record(b"x", 0, flag) for flag in flags])
+
+
+def test_the_version_says_that_compressed_messages_are_known(peer):
+    assert "compressed/1" in peer.ask(b"version 7\r\n").text.split()
+
+
+def test_a_put_is_taken_where_the_topic_allows_it_and_refused_elsewhere_with_the_setting(harness, peer):
+    assert peer.ask(put("packed", 0, flag=PACKED | 1)).code == Status.SUCCESS
+    refused = peer.ask(put("t", 0, flag=PACKED))
+    assert refused.code == Status.ERROR
+    assert "takes no compressed messages: set acceptCompressed=true" in refused.text
+    assert (stored(harness, "packed"), stored(harness, "t")) == ([PACKED | 1], [])
+
+
+@pytest.mark.parametrize(("flag", "crc", "said"), [(PACKED, 0, "acceptCompressed"), (0, 1, "Checksum failure")])
+def test_a_numbered_send_that_is_refused_is_told_why_and_the_number_is_free(harness, peer, flag, crc, said):
+    def send(flag, crc, opaque):
+        ext = SendRequest("t", 0, flag, checksum(b"x") ^ crc, None, 9, 1).to_ext()
+        return encode_frame(RequestCode.SEND, opaque, ext, 1) + b"x"
+
+    refused = peer.ask_frame(send(flag, crc, 1))
+    assert (refused.code, said in refused.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
+    assert peer.ask_frame(send(0, 0, 2)).code == ResponseCode.SUCCESS
+    assert stored(harness, "t") == [0]
+
+
+def test_of_the_puts_of_a_run_only_compressed_ones_are_refused(harness, peer):
+    flags = [PACKED if number == 70 else 0 for number in range(200)]
+    peer.send(b"".join(put("t", 0, opaque=number, flag=flag) for number, flag in enumerate(flags, 1)))
+    codes = [answer.code for answer in peer.answers()]
+    assert codes == [Status.ERROR if flag else Status.SUCCESS for flag in flags]
+    assert stored(harness, "t") == [0] * 199
+    peer.send(b"".join(put("packed", 0, opaque=number, flag=flag) for number, flag in enumerate(flags, 1)))
+    assert [answer.code for answer in peer.answers()] == [Status.SUCCESS] * 200
+
+
+def test_a_batch_with_a_compressed_message_is_taken_or_refused_as_a_whole(harness, peer):
+    assert peer.ask_frame(batch("packed", 0, PACKED)).code == ResponseCode.SUCCESS
+    refused = peer.ask_frame(batch("t", 0, 0, PACKED))
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "topic t takes no compressed messages" in refused.remark
+    assert (stored(harness, "packed"), stored(harness, "t")) == ([0, PACKED], [])
+
+
+def test_of_many_parts_only_those_are_refused_that_have_a_compressed_message(harness, peer):
+    plain, packed = encode_record(b"x", 0, 0), encode_record(b"x", 0, PACKED)
+    parts = [("t", 0, [plain]), ("t", 1, [plain, packed]), ("packed", 0, [packed]), ("t", 2, [plain])]
+    answer = peer.ask_frame(many(parts))
+    codes = decode_rows(answer.body, 4).codes
+    assert codes == [0, ResponseCode.MESSAGE_ILLEGAL, 0, 0]
+    assert "acceptCompressed" in answer.remark
+    assert [stored(harness, *each) for each in (("t", 0), ("t", 1), ("packed", 0), ("t", 2))] == [
+        [0],
+        [],
+        [PACKED],
+        [0],
+    ]
+
+
+def test_a_transaction_refuses_the_put(peer):
+    body = b"x"
+    peer.ask(b"transaction TX:s:1 s BEGIN 1\r\n")
+    refused = peer.ask(encode_put("t", 0, PACKED, checksum(body), 2, body, "TX:s:1"))
+    assert refused.code != Status.SUCCESS
+    assert "acceptCompressed" in refused.text
+    assert peer.ask(encode_put("packed", 0, PACKED, checksum(body), 3, body, "TX:s:1")).code == Status.SUCCESS
+
+
+def test_a_1x_client_is_refused_the_topic_with_a_clear_text_and_ours_is_not(peer):
+    for topic in ("packed", "t"):
+        peer.ask(put(topic, 0))
+    refused = peer.ask(encode_get("packed", "g", 0, 0, 1000, 7))
+    assert refused.code == Status.ERROR
+    assert (
+        "compressed messages (acceptCompressed=true), which a client of metaq 1.x cannot read: group g" in refused.text
+    )
+    assert isinstance(peer.ask(encode_get("packed", "g", 0, 0, 1000, 7, unpacks=True)), Value)
+    assert isinstance(peer.ask(encode_get("packed", "meta-slave-group_1", 0, 0, 1000, 7)), Value)
+    assert isinstance(peer.ask(encode_get("t", "g", 0, 0, 1000, 7)), Value)
+
+
+def test_a_reload_changes_what_is_taken(harness, peer):
+    assert peer.ask(put("t", 0, flag=PACKED)).code == Status.ERROR
+    harness.ini = harness.ini.replace("[topic=t]\n", "[topic=t]\nacceptCompressed=true\n")
+    harness.broker.reload_config()
+    harness.threads.run()
+    assert peer.ask(put("t", 0, flag=PACKED)).code == Status.SUCCESS
+
+
+def test_a_filter_of_the_broker_sees_the_payload_as_it_was_sent():
+    payload = b"L" * 1000
+    assert FilteredMessage("t", 0, 0, 1, PACKED, compress(payload, 3)).payload == payload

@@ -1,0 +1,616 @@
+"""Delayed messages of one broker: delivered once, in order, never early, whatever happens in between."""
+
+import errno
+import json
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from metaq.broker import tuning
+from metaq.broker.store.internal_logs import DELAYED_TOPIC
+from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest, due_ms, pending_ids
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.message_id import store_time_ms
+from metaq.protocol.record import (
+    DELAYED_FLAG,
+    attribute_of,
+    checksum,
+    encode_attributes,
+    encode_body,
+    encode_record,
+    iter_headers,
+    property_of,
+)
+from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendReply, SendRequest, decode_rows, encode_parts
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import encode_put
+from tests.doubles.store import FaultyFiles
+from tests.unit.broker.harness import NOW, Harness, put
+
+OK, ILLEGAL = ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL
+NOW_MS = int(NOW * 1000)
+ALICE = 1
+
+
+def delayed(payload, delay=None, due=None):
+    """Flag and body."""
+    own = {"metaq.due": str(due)} if delay is None else {"metaq.delay": str(delay)}
+    flag, attribute = encode_attributes(reserved=own)
+    flag |= DELAYED_FLAG
+    return flag, encode_body(payload, flag, attribute)
+
+
+def send(topic, partition, payload, delay=None, due=None, producer=0, sequence=0, opaque=1):
+    flag, body = delayed(payload, delay, due)
+    ext = SendRequest(topic, partition, flag, checksum(body), None, producer, sequence).to_ext()
+    return encode_frame(RequestCode.SEND, opaque, ext, len(body)) + body
+
+
+def records_of(items):
+    return [encode_record(body, 0, flag) for flag, body in items]
+
+
+def batch(topic, partition, items, producer=0, sequence=0):
+    records = records_of(items)
+    payload = np.array(list(map(len, records)), ">u4").tobytes() + b"".join(records)
+    ext = SendBatchRequest(topic, partition, len(records), None, producer, sequence).to_ext()
+    return encode_frame(RequestCode.SEND_BATCH, 1, ext, len(payload)) + payload
+
+
+def many(parts, producer=0, sequences=()):
+    """parts: (topic, partition, items) of each."""
+    topics = list(dict.fromkeys(part[0] for part in parts))
+    table = [(topics.index(topic), partition, len(items)) for topic, partition, items in parts]
+    records = [record for _, _, items in parts for record in records_of(items)]
+    body = encode_parts(table, list(map(len, records)), sequences) + b"".join(records)
+    ext = SendManyRequest(tuple(topics), len(parts), len(records), producer).to_ext()
+    return encode_frame(RequestCode.SEND_MANY, 1, ext, len(body)) + body
+
+
+class Lives:
+    """One broker after the other over the same files."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.files = FaultyFiles()
+        self.time = NOW
+        self.start()
+
+    def start(self):
+        self.harness = Harness(self.directory, files=self.files)
+        self.harness.time = self.time
+        self.peer = self.harness.connect()
+
+    def kill(self):
+        """kill -9, and another start."""
+        self.files.kill()
+        self.files.heal()
+        self.start()
+
+    def restart(self):
+        self.harness.close()
+        self.start()
+
+    def ask(self, data):
+        self.peer.send(data)
+        self.work()
+        (frame,) = self.peer.frames()
+        return frame
+
+    def work(self):
+        for _ in range(20):  # a batch is taken in slices
+            self.harness.turn()
+            if not self.harness.threads.run():
+                break
+
+    def wait(self, seconds, step=0.05):
+        """Let both clocks go on."""
+        for _ in range(round(seconds / step)):
+            self.time = self.harness.time = self.harness.time + step
+            self.harness.reactor.advance(step)
+            self.harness.threads.run()
+
+    @property
+    def delays(self):
+        return self.harness.broker.delays
+
+    def stored(self, topic="t", partition=0):
+        """(payload, id, flag) of each message."""
+        log = self.harness.store.find(topic, partition)
+        if log is None or log.visible_end == log.first_offset:
+            return []
+        data = log.segments.snapshot().read(log.first_offset, log.visible_end - log.first_offset)
+        found = []
+        for each in iter_headers(data):
+            body = data[each.start + 20 : each.end]
+            attribute = attribute_of(body, each.flag)
+            found.append((body[0 if attribute is None else 4 + len(attribute) :], each.id, each.flag))
+        return found
+
+    def payloads(self, topic="t", partition=0):
+        return [payload for payload, _, _ in self.stored(topic, partition)]
+
+
+@pytest.fixture
+def lives(tmp_path):
+    lives = Lives(tmp_path)
+    yield lives
+    lives.files.heal()
+    lives.harness.close()
+
+
+def place(frame):
+    assert frame.code == OK, frame.remark
+    reply = SendReply.from_ext(frame.ext)
+    return reply.message_id, reply.offset
+
+
+LOOSE_AND_SAFE = ["t", "safe"]
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+def test_a_message_comes_at_its_time_and_not_before(lives, topic):
+    message_id, offset = place(lives.ask(send(topic, 0, b"later", delay=1500)))
+    assert (offset, due_ms(message_id)) == (-1, NOW_MS + 1500)
+    place(lives.ask(send(topic, 0, b"sooner", due=NOW_MS + 700)))
+    lives.wait(0.65)
+    assert lives.payloads(topic) == []
+    lives.wait(0.1)
+    assert lives.payloads(topic) == [b"sooner"]
+    lives.wait(0.7)
+    assert len(lives.delays) == 1
+    lives.wait(0.1)
+    (_, first_id, flag), (payload, last_id, _) = lives.stored(topic)
+    assert payload == b"later"
+    assert not flag & DELAYED_FLAG
+    assert first_id < last_id
+    assert (store_time_ms(last_id) or 0) >= NOW_MS + 1500
+    assert len(lives.delays) == 0
+
+
+def test_what_is_delivered_keeps_its_properties(lives):
+    place(lives.ask(send("t", 0, b"a", due=NOW_MS + 10)))
+    lives.wait(0.1)
+    log = lives.harness.store.get("t", 0)
+    data = bytes(log.segments.read(0, 1000))
+    (header,) = iter_headers(data)
+    attribute = attribute_of(data[20:], header.flag)
+    assert attribute is not None
+    assert property_of(attribute, b"metaq.due") == str(NOW_MS + 10).encode()
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+def test_a_batch_comes_message_by_message_in_the_order_of_their_times(lives, topic):
+    waits = [300, 100, 200, 0, 100]
+    items = [delayed(b"%d" % number, wait) for number, wait in enumerate(waits)]
+    message_id, _ = place(lives.ask(batch(topic, 0, items)))
+    assert [due_ms(each) - NOW_MS for each in pending_ids(message_id, waits)] == waits
+    lives.wait(0.5, 0.01)
+    assert lives.payloads(topic) == [b"3", b"1", b"4", b"2", b"0"]
+
+
+def test_the_parts_of_a_send_many_are_judged_each_on_its_own(lives):
+    plain = [(0, b"plain")]
+    mixed = [delayed(b"x", 100), (0, b"y")]
+    frame = lives.ask(
+        many(
+            [("t", 0, [delayed(b"a", 100), delayed(b"b", 50)]), ("t", 1, plain), ("safe", 0, mixed), ("safe", 1, plain)]
+        )
+    )
+    rows = decode_rows(frame.body, 4)
+    assert rows.codes == [OK, OK, ILLEGAL, OK]
+    assert rows.offsets[:2] == [-1, 0]
+    assert "cannot be in one batch" in frame.remark
+    assert lives.payloads("t", 1) == lives.payloads("safe", 1) == [b"plain"]
+    lives.wait(0.2)
+    assert lives.payloads("t", 0) == [b"b", b"a"]
+    assert due_ms(rows.ids[0]) == NOW_MS + 100
+
+
+def test_a_text_put_with_the_flag_waits_too(lives):
+    flag, body = delayed(b"text", 100)
+    lives.peer.send(encode_put("t", 0, flag, checksum(body), 7, body) + put("t", 0, b"now", 8))
+    first, second = lives.peer.answers()
+    assert (first.code, first.text.split()[2], second.text.split()[2]) == (Status.SUCCESS, "-1", "0")
+    assert lives.payloads() == [b"now"]
+    lives.wait(0.2)
+    assert lives.payloads() == [b"now", b"text"]
+
+
+YEAR_MS = 366 * 24 * 3600 * 1000
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({"delay": YEAR_MS + 1}, "366 days"),
+        ({"due": NOW_MS + YEAR_MS + 1}, "366 days"),
+        ({"due": 12}, "2011"),
+        ({"due": "soon"}, "no number"),
+        ({"delay": -1}, "no number"),
+    ],
+)
+def test_a_time_that_no_broker_can_keep_is_refused(lives, what, why):
+    for frame in (send("t", 0, b"a", **what), batch("t", 0, [delayed(b"a", **what)])):
+        answer = lives.ask(frame)
+        assert answer.code == ILLEGAL
+        assert why in answer.remark
+    assert len(lives.delays) == 0
+
+
+def test_the_flag_without_a_time_is_refused(lives):
+    answer = lives.ask(batch("t", 0, [(DELAYED_FLAG, b"a")]))
+    assert (answer.code, "metaq.due" in answer.remark) == (ILLEGAL, True)
+
+
+def test_a_delayed_message_in_a_transaction_is_refused_and_both_are_named(lives):
+    flag, body = delayed(b"a", 1)
+    ext = SendRequest("t", 0, flag, checksum(body), "TX:x:1").to_ext()
+    answer = lives.ask(encode_frame(RequestCode.SEND, 1, ext, len(body)) + body)
+    assert answer.code == ILLEGAL
+    assert "delayed" in answer.remark
+    assert "transaction" in answer.remark
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_waits_survives_a_restart_and_what_is_due_comes_at_once_in_order(lives, topic, clean):
+    items = [delayed(b"%d" % number, wait) for number, wait in enumerate([5000, 300, 200, 9_000_000])]
+    place(lives.ask(batch(topic, 0, items)))
+    place(lives.ask(send(topic, 1, b"other", delay=100)))
+    lives.time += 6
+    (lives.restart if clean else lives.kill)()
+    assert len(lives.delays) == 5
+    assert lives.delays.counts() == Counter({(topic, 0): 4, (topic, 1): 1})
+    lives.wait(0.05)
+    assert lives.payloads(topic) == [b"2", b"1", b"0"]
+    assert lives.payloads(topic, 1) == [b"other"]
+    (lives.restart if clean else lives.kill)()
+    lives.wait(1)
+    assert lives.payloads(topic) == [b"2", b"1", b"0"]
+    assert len(lives.delays) == 1
+
+
+def test_a_delivery_gives_others_their_turn(lives):
+    count = 3 * tuning.DELAYED_TURN_RECORDS
+    place(lives.ask(batch("t", 0, [delayed(b"%d" % number, 100) for number in range(count)])))
+    other = lives.harness.connect()
+    lives.harness.reactor.callLater(0.2, other.send, batch("t", 0, [(0, b"new")]))
+    lives.wait(0.2, 0.2)
+    assert len(lives.payloads()) == count + 1
+    assert lives.payloads().index(b"new") == tuning.DELAYED_TURN_RECORDS
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize("left", [0, 10, 25, 60, 75])
+def test_a_kill_in_the_middle_of_a_delivery_neither_loses_nor_repeats(lives, topic, left):
+    """The mark is there, and of the messages only so many bytes."""
+    items = [delayed(b"%d" % number, 100 + number) for number in range(4)]
+    place(lives.ask(batch(topic, 0, items)))
+    lives.time += 1
+    lives.harness.time = lives.time
+    lives.harness.reactor.advance(1)
+    lives.files.kill()
+    log = lives.harness.store.get(topic, 0)
+    os.truncate(log.segments.active.path, left)
+    lives.files.heal()
+    lives.start()
+    lives.wait(0.2)
+    assert lives.payloads(topic) == [b"0", b"1", b"2", b"3"]
+    place(lives.ask(batch(topic, 0, [(0, b"more")])))
+    lives.kill()
+    lives.wait(0.2)
+    assert lives.payloads(topic) == [b"0", b"1", b"2", b"3", b"more"]
+    assert len(lives.delays) == 0
+
+
+@pytest.mark.parametrize("change", [1, 2])
+def test_a_write_that_fails_is_tried_again(lives, change):
+    """That of the mark, and that of the messages."""
+    place(lives.ask(batch("t", 0, [(0, b"first")])))
+    place(lives.ask(batch("t", 0, [delayed(b"a", 100), delayed(b"b", 100)])))
+    lives.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lives.files.fail_at = lives.files.changes + change
+    lives.wait(0.15)
+    assert lives.payloads() == [b"first"]
+    assert len(lives.delays) == 2
+    lives.files.heal()
+    lives.harness.store.space.look_now()
+    place(lives.ask(batch("t", 0, [(0, b"between")])))
+    lives.wait(6)
+    assert lives.payloads() == [b"first", b"between", b"a", b"b"]
+    lives.kill()
+    lives.wait(6)
+    assert lives.payloads() == [b"first", b"between", b"a", b"b"]
+
+
+def test_a_failed_delivery_is_not_believed_after_a_kill(lives):
+    """Another message lies where its messages were to be."""
+    place(lives.ask(batch("t", 0, [(0, b"first")])))
+    place(lives.ask(batch("t", 0, [delayed(b"a", 100), delayed(b"b", 100)])))
+    lives.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lives.files.fail_at = lives.files.changes + 2
+    lives.wait(0.15)
+    lives.files.heal()
+    lives.harness.store.space.look_now()
+    place(lives.ask(batch("t", 0, [(0, b"between" * 30)])))
+    lives.kill()
+    assert len(lives.delays) == 2
+    lives.wait(1)
+    assert lives.payloads() == [b"first", b"between" * 30, b"a", b"b"]
+
+
+def test_a_closed_partition_waits_and_others_do_not(lives):
+    place(lives.ask(batch("t", 0, [delayed(b"%d" % number, 100 + number) for number in range(700)])))
+    place(lives.ask(send("t", 1, b"other", delay=200)))
+    lives.harness.broker.partitions.close("t", 0, 0)
+    lives.wait(1.1)
+    assert lives.payloads("t", 1) == [b"other"]
+    ((name, (count, why)),) = lives.delays.late().items()
+    assert (name, count) == (("t", 0), 700)
+    assert "closed" in why
+    assert lives.delays.count(("t", 0)) == 700
+    lives.harness.broker.partitions.open("t")
+    lives.wait(6)
+    assert lives.payloads("t", 0) == [b"%d" % number for number in range(700)]
+    assert lives.delays.late() == {}
+
+
+# --- cancelling and listing -------------------------------------------------------------------------------------------
+
+
+def cancel(lives, topic, partition, message_id):
+    frame = lives.ask(
+        encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest(topic, partition, message_id).to_ext())
+    )
+    assert frame.code == OK, frame.remark
+    return frame.ext["state"]
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+def test_a_cancelled_message_never_comes(lives, topic):
+    waits = [100, 200, 300]
+    first, _ = place(lives.ask(batch(topic, 0, [delayed(b"%d" % number, wait) for number, wait in enumerate(waits)])))
+    ids = pending_ids(first, waits)
+    assert cancel(lives, topic, 1, ids[1]) == "unknown"
+    assert cancel(lives, topic, 0, ids[1]) == "cancelled"
+    assert cancel(lives, topic, 0, ids[1]) == "cancelled"
+    assert lives.delays.count((topic, 0)) == 2
+    lives.wait(0.15)
+    assert cancel(lives, topic, 0, ids[0]) == "late"
+    assert cancel(lives, topic, 0, ids[2] + 1) == "unknown"
+    lives.kill()
+    lives.wait(1)
+    assert lives.payloads(topic) == [b"0", b"2"]
+    assert cancel(lives, topic, 0, ids[1]) == "cancelled"  # its answer may have been lost with the broker
+
+
+def test_a_cancellation_is_answered_when_it_is_safe(lives):
+    message_id, _ = place(lives.ask(send("safe", 0, b"a", delay=1000)))
+    lives.peer.send(encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest("safe", 0, message_id).to_ext()))
+    function, done = lives.harness.threads.waiting.pop(0)  # it reads the record
+    done(function())
+    assert lives.peer.frames() == []
+    other = lives.harness.connect()
+    other.send(encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest("safe", 0, message_id).to_ext()))
+    assert other.frames() == []
+    lives.harness.threads.run()
+    for peer in (lives.peer, other):
+        (frame,) = peer.frames()
+        assert frame.ext["state"] == "cancelled"
+
+
+def listed(lives, **request):
+    frame = lives.ask(encode_frame(RequestCode.LIST_DELAYED, 1, ListDelayedRequest(**request).to_ext()))
+    assert frame.code == OK, frame.remark
+    return json.loads(bytes(frame.body))
+
+
+def test_what_waits_is_listed_and_counted_by_topic(lives):
+    place(lives.ask(batch("t", 1, [delayed(b"x" * number, 1000 * number) for number in range(1, 6)])))
+    place(lives.ask(send("safe", 0, b"s", delay=2500)))
+    answer = listed(lives, limit=3)
+    assert (answer["count"], answer["topics"]) == (6, {"safe": 1, "t": 5})
+    assert [each["topic"] for each in answer["messages"]] == ["t", "t", "safe"]
+    rest = listed(lives, limit=10, after=answer["next"])
+    assert [each["due"] - NOW_MS for each in rest["messages"]] == [3000, 4000, 5000]
+    assert rest["messages"][0]["taken"] == NOW_MS
+    assert rest["next"] == 0 or not listed(lives, after=rest["next"])["messages"]
+    one = listed(lives, topic="safe")
+    assert (one["count"], [each["topic"] for each in one["messages"]]) == (1, ["safe"])
+    assert listed(lives, limit=0)["messages"] == []
+    assert listed(lives, topic="none")["count"] == 0
+
+
+# --- numbered sends ---------------------------------------------------------------------------------------------------
+
+
+def numbered(kind, topic, payload, sequence):
+    if kind == "one":
+        return send(topic, 0, payload, 1000, None, ALICE, sequence)
+    if kind == "batch":
+        return batch(topic, 0, [delayed(payload, 1000), delayed(payload + b"2", 2000)], ALICE, sequence)
+    return many([(topic, 0, [delayed(payload, 1000), delayed(payload + b"2", 2000)])], ALICE, [sequence])
+
+
+def answered(kind, frame):
+    if kind != "many":
+        return place(frame)
+    rows = decode_rows(frame.body, 1)
+    assert rows.codes == [OK], frame.remark
+    return rows.ids[0], rows.offsets[0]
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize("kind", ["one", "batch", "many"])
+def test_a_repeated_send_waits_once_and_is_answered_as_the_first(lives, kind, topic):
+    first = answered(kind, lives.ask(numbered(kind, topic, b"a", 7)))
+    assert answered(kind, lives.ask(numbered(kind, topic, b"a", 7))) == first
+    lives.kill()
+    assert answered(kind, lives.ask(numbered(kind, topic, b"a", 7))) == first
+    place(lives.ask(batch(topic, 0, [(0, b"plain")], ALICE, 8)))
+    assert lives.ask(batch(topic, 0, [(0, b"late")], ALICE, 7)).code == ResponseCode.STALE_SEQUENCE
+    lives.wait(3)
+    assert lives.payloads(topic) == ([b"plain", b"a"] if kind == "one" else [b"plain", b"a", b"a2"])
+    second = answered(kind, lives.ask(numbered(kind, topic, b"b", 9)))
+    lives.wait(3)
+    assert answered(kind, lives.ask(numbered(kind, topic, b"b", 9))) == second
+    lives.wait(3)
+    assert len(lives.payloads(topic)) == (3 if kind == "one" else 5)
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize("left", [0, 10, 30, 60, 90])
+def test_a_kill_in_the_middle_of_a_numbered_write_leaves_nothing_of_it(lives, topic, left):
+    place(lives.ask(batch(topic, 0, [delayed(b"before", 1000)])))
+    (log,) = lives.harness.store.internal_logs(DELAYED_TOPIC)
+    before = log.end_offset
+    lives.peer.send(numbered("batch", topic, b"a", 1))
+    lives.files.kill()
+    os.truncate(log.segments.active.path, before + left)
+    lives.files.heal()
+    lives.start()
+    assert len(lives.delays) == 1
+    place(lives.ask(numbered("batch", topic, b"a", 1)))
+    lives.kill()
+    place(lives.ask(numbered("batch", topic, b"a", 1)))
+    lives.wait(3)
+    assert lives.payloads(topic) == [b"before", b"a", b"a2"]
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_steps_forward_delivers_by_the_new_time(lives):
+    place(lives.ask(send("t", 0, b"a", due=NOW_MS + 3_600_000)))
+    lives.wait(0.5)
+    lives.time = lives.harness.time = lives.harness.time + 3600
+    lives.wait(1.0)
+    assert lives.payloads() == [b"a"]
+
+
+def test_a_clock_that_steps_back_delivers_later_and_never_early(lives):
+    place(lives.ask(send("t", 0, b"a", delay=500)))
+    lives.wait(0.4)
+    lives.time = lives.harness.time = lives.harness.time - 60
+    lives.wait(59.9, 0.1)
+    assert lives.payloads() == []
+    lives.wait(0.5, 0.1)
+    assert lives.payloads() == [b"a"]
+
+
+# --- many for one millisecond -----------------------------------------------------------------------------------------
+
+
+def test_ids_that_are_in_use_are_not_given_again(lives, monkeypatch):
+    from metaq.broker.delays import delays
+
+    monkeypatch.setattr(delays, "COUNTER_MASK", 3)
+    ids = [place(lives.ask(send("t", 0, b"%d" % number, due=NOW_MS + 1000)))[0] for number in range(10)]
+    assert len(set(ids)) == 10
+    assert Counter(due_ms(each) - NOW_MS for each in ids) == {1000: 4, 1001: 4, 1002: 2}
+    lives.wait(1.2)
+    assert sorted(lives.payloads()) == [b"%d" % number for number in range(10)]
+
+
+# --- cleaning ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Segments of a few kibibytes."""
+    from metaq.broker.store import internal_logs
+
+    small = internal_logs.InternalTopic("metaqdelayed", 4096)
+    monkeypatch.setitem(internal_logs.INTERNAL_TOPICS, DELAYED_TOPIC, small)
+    monkeypatch.setattr(tuning, "DELAYED_LOG_BYTES", 8192)
+    lives = Lives(tmp_path)
+    yield lives
+    lives.files.heal()
+    lives.harness.close()
+
+
+def tick(lives, times=6):
+    for _ in range(times):
+        lives.delays.tick()
+        lives.wait(0.5)
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+def test_segments_in_which_nothing_waits_go(small, topic):
+    for number in range(20):
+        place(small.ask(batch(topic, 0, [delayed(b"x" * 200, 100) for _ in range(10)])))
+        small.wait(0.2)
+        if number % 5 == 4:
+            small.harness.store.get(topic, 0).checkpoint()
+            tick(small, 2)
+    (log,) = small.harness.store.internal_logs(DELAYED_TOPIC)
+    assert len(small.payloads(topic)) == 200
+    assert log.first_offset > 20_000
+    small.kill()
+    tick(small, 1)
+    assert len(small.payloads(topic)) == 200
+    assert len(small.delays) == 0
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_waits_long_is_written_anew_and_keeps_its_id(small, topic, killed):
+    first, _ = place(small.ask(batch(topic, 0, [delayed(b"long%d" % number, 3_600_000) for number in range(10)])))
+    for number in range(20):
+        place(small.ask(batch(topic, 0, [delayed(b"x" * 200, 100) for _ in range(10)])))
+        small.wait(0.2)
+        if number % 4 == 3:
+            small.harness.store.get(topic, 0).checkpoint()
+            tick(small, 4)
+    (log,) = small.harness.store.internal_logs(DELAYED_TOPIC)
+    assert log.first_offset > 10_000
+    assert len(small.delays) == 10
+    if killed:
+        small.kill()
+    assert small.delays.counts() == Counter({(topic, 0): 10})
+    ids = pending_ids(first, [3_600_000] * 10)
+    assert cancel(small, topic, 0, ids[4]) == "cancelled"
+    live = small.delays.live_bytes
+    small.kill()
+    assert small.delays.live_bytes == live
+    small.time = small.harness.time = small.harness.time + 3600
+    small.wait(1)
+    assert small.payloads(topic)[200:] == [b"long%d" % number for number in range(10) if number != 4]
+
+
+def test_metaq_check_finds_nothing_wrong_with_what_waits(lives, capsys):
+    from metaq.cli.app import run
+
+    for topic in LOOSE_AND_SAFE:
+        place(lives.ask(batch(topic, 0, [delayed(b"a", 100), delayed(b"b", 1000)])))
+    lives.wait(0.2)
+    lives.files.kill()
+    lives.files.heal()
+    run(["check", str(lives.directory / "data"), "--json"])
+    report = capsys.readouterr().out
+    lives.start()
+    assert "metaqdelayed" not in report
+    assert json.loads(report)["damaged"] is False
+
+
+# --- following --------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_follows_delivers_nothing_and_knows_what_to_do_when_it_leads(lives):
+    place(lives.ask(batch("t", 0, [delayed(b"%d" % number, 100 * number) for number in range(1, 6)])))
+    lives.wait(0.25)
+    assert lives.payloads() == [b"1", b"2"]
+    lives.delays.follow()
+    lives.wait(1)
+    assert lives.payloads() == [b"1", b"2"]
+    lives.delays.tick()
+    lives.delays.lead()
+    assert len(lives.delays) == 3
+    lives.wait(0.1)
+    assert lives.payloads() == [b"1", b"2", b"3", b"4", b"5"]
+    lives.kill()
+    lives.wait(0.1)
+    assert lives.payloads() == [b"1", b"2", b"3", b"4", b"5"]

@@ -1,0 +1,536 @@
+"""Half messages of one broker: seen once if they are committed, never otherwise, and asked for until that is known."""
+
+import numpy as np
+import pytest
+import simplejson
+
+from metaq.broker import tuning
+from metaq.broker.configuration.settings import BrokerOptions
+from metaq.broker.store.internal_logs import HALVES_TOPIC, INTERNAL_TOPICS, InternalTopic
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.halves import (
+    CheckHalvesRequest,
+    EndHalfReply,
+    EndHalfRequest,
+    HalfOutcome,
+    ListHalvesRequest,
+    decode_checked,
+)
+from metaq.protocol.record import (
+    DELAYED_FLAG,
+    attribute_of,
+    checksum,
+    encode_attributes,
+    encode_body,
+    encode_record,
+    iter_headers,
+)
+from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.doubles.store import FaultyFiles
+from tests.unit.broker.harness import NOW, Harness
+
+OK, ILLEGAL = ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL
+COMMIT, ROLL_BACK = HalfOutcome.COMMITTED, HalfOutcome.ROLLED_BACK
+ALICE = 1
+
+
+def half(payload, group="bank", **more):
+    """Flag and body."""
+    flag, attribute = encode_attributes(reserved={"metaq.half": group, **more})
+    flag |= DELAYED_FLAG
+    return flag, encode_body(payload, flag, attribute)
+
+
+def send(payload, group="bank", topic="t", partition=0, producer=0, sequence=0, **more):
+    flag, body = half(payload, group, **more)
+    ext = SendRequest(topic, partition, flag, checksum(body), None, producer, sequence).to_ext()
+    return encode_frame(RequestCode.SEND, 1, ext, len(body)) + body
+
+
+def batch(items, topic="t", partition=0):
+    records = [encode_record(body, 0, flag) for flag, body in items]
+    payload = np.array(list(map(len, records)), ">u4").tobytes() + b"".join(records)
+    ext = SendBatchRequest(topic, partition, len(records)).to_ext()
+    return encode_frame(RequestCode.SEND_BATCH, 1, ext, len(payload)) + payload
+
+
+class Lives:
+    """One broker after the other over the same files."""
+
+    def __init__(self, directory, options):
+        self.directory = directory
+        self.options = options
+        self.files = FaultyFiles()
+        self.time = NOW
+        self.start()
+
+    def start(self):
+        self.harness = Harness(self.directory, files=self.files, options=self.options)
+        self.harness.time = self.time
+        self.peer = self.harness.connect()
+
+    def kill(self):
+        """kill -9, and another start."""
+        self.files.kill()
+        self.files.heal()
+        self.start()
+
+    def restart(self):
+        self.harness.close()
+        self.start()
+
+    def ask(self, data, peer=None):
+        peer = peer or self.peer
+        peer.send(data)
+        self.work()
+        (frame,) = peer.frames()
+        return frame
+
+    def work(self):
+        for _ in range(20):
+            self.harness.turn()
+            if not self.harness.threads.run():
+                break
+
+    def wait(self, seconds, step=0.1):
+        """Let both clocks go on."""
+        for _ in range(round(seconds / step)):
+            self.time = self.harness.time = self.harness.time + step
+            self.harness.reactor.advance(step)
+            self.harness.threads.run()
+
+    @property
+    def halves(self):
+        return self.harness.broker.halves
+
+    def sent(self, *arguments, **options):
+        """The id of a half message."""
+        frame = self.ask(send(*arguments, **options))
+        assert frame.code == OK, frame.remark
+        reply = SendReply.from_ext(frame.ext)
+        assert reply.offset == -1
+        return reply.message_id
+
+    def end(self, half_id, outcome, topic="t", partition=0):
+        ext = EndHalfRequest(topic, partition, half_id, outcome).to_ext()
+        frame = self.ask(encode_frame(RequestCode.END_HALF, 1, ext))
+        assert frame.code == OK, frame.remark
+        return EndHalfReply.from_ext(frame.ext)
+
+    def poll(self, group="bank", wait_ms=0, limit=32, peer=None):
+        """Ask for questions; they come as a frame."""
+        (peer or self.peer).send(
+            encode_frame(RequestCode.CHECK_HALVES, 7, CheckHalvesRequest(group, limit, wait_ms).to_ext())
+        )
+        self.work()
+
+    def questions(self, peer=None):
+        """(payload, how often it was asked for) of each half message that a poll has been given; None without one."""
+        frames = (peer or self.peer).frames()
+        if not frames:
+            return None
+        (frame,) = frames
+        assert frame.code == OK, frame.remark
+        return [(payload_of(each.body, each.flag), each.asked) for each in decode_checked(frame.body)]
+
+    def asked(self, group="bank", limit=32):
+        self.poll(group, limit=limit)
+        return self.questions()
+
+    def listed(self, **options):
+        frame = self.ask(encode_frame(RequestCode.LIST_HALVES, 1, ListHalvesRequest(**options).to_ext()))
+        assert frame.code == OK, frame.remark
+        return simplejson.loads(bytes(frame.body))
+
+    def stored(self, topic="t", partition=0):
+        """(payload, flag) of each message."""
+        log = self.harness.store.find(topic, partition)
+        if log is None or log.visible_end == log.first_offset:
+            return []
+        data = log.segments.snapshot().read(log.first_offset, log.visible_end - log.first_offset)
+        return [(payload_of(data[each.start + 20 : each.end], each.flag), each.flag) for each in iter_headers(data)]
+
+    def payloads(self, topic="t", partition=0):
+        return [payload for payload, _ in self.stored(topic, partition)]
+
+
+def payload_of(body, flag):
+    attribute = attribute_of(body, flag)
+    return bytes(body[0 if attribute is None else 4 + len(attribute) :])
+
+
+@pytest.fixture
+def lives(tmp_path):
+    lives = Lives(tmp_path, BrokerOptions(half_check_seconds=6.0, half_checks=4))
+    yield lives
+    lives.files.heal()
+    lives.harness.close()
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+def test_half_message_is_in_no_partition_until_it_is_committed(lives):
+    first = lives.sent(b"one")
+    second = lives.sent(b"two")
+    lives.wait(30)
+    assert lives.payloads() == []
+    reply = lives.end(second, COMMIT)
+    assert lives.payloads() == [b"two"]
+    assert (reply.outcome, reply.offset) == (COMMIT, 0)
+    assert lives.end(first, COMMIT).offset > 0
+    assert lives.payloads() == [b"two", b"one"]
+
+
+def test_delivered_message_has_lost_the_flag_and_keeps_its_properties(lives):
+    lives.end(lives.sent(b"one"), COMMIT)
+    ((_, flag),) = lives.stored()
+    assert flag & DELAYED_FLAG == 0
+    assert flag & 3 == 3
+
+
+def test_rolled_back_message_is_never_seen_nor_asked_for(lives):
+    half_id = lives.sent(b"one")
+    assert lives.end(half_id, ROLL_BACK) == EndHalfReply(ROLL_BACK, 0, -1)
+    lives.wait(30)
+    assert lives.asked() == []
+    lives.restart()
+    assert lives.payloads() == []
+    assert len(lives.halves) == 0
+
+
+def test_repeated_outcome_is_answered_as_the_first_one(lives):
+    half_id = lives.sent(b"one")
+    first = lives.end(half_id, COMMIT)
+    assert lives.end(half_id, COMMIT) == first
+    assert lives.payloads() == [b"one"]
+
+
+def test_contradicting_outcome_is_told_what_was_decided(lives):
+    committed, rolled_back = lives.sent(b"one"), lives.sent(b"two")
+    lives.end(committed, COMMIT)
+    lives.end(rolled_back, ROLL_BACK)
+    assert lives.end(committed, ROLL_BACK).outcome == COMMIT
+    assert lives.end(rolled_back, COMMIT).outcome == ROLL_BACK
+    assert lives.payloads() == [b"one"]
+
+
+@pytest.mark.parametrize("end", ["restart", "kill"])
+def test_outcomes_are_known_after_a_restart(lives, end):
+    committed, rolled_back, open_half = lives.sent(b"one"), lives.sent(b"two"), lives.sent(b"three")
+    first = lives.end(committed, COMMIT)
+    lives.end(rolled_back, ROLL_BACK)
+    getattr(lives, end)()
+    assert lives.end(committed, ROLL_BACK) == first
+    assert lives.end(rolled_back, COMMIT).outcome == ROLL_BACK
+    assert lives.end(open_half, COMMIT).outcome == COMMIT
+    assert lives.payloads() == [b"one", b"three"]
+
+
+def test_unknown_half_message_is_said_to_be_unknown(lives):
+    half_id = lives.sent(b"one")
+    assert lives.end(half_id + 1, COMMIT).outcome == HalfOutcome.UNKNOWN
+    assert lives.end(half_id, COMMIT, partition=1).outcome == HalfOutcome.UNKNOWN
+    assert lives.payloads() == []
+
+
+def test_two_answers_at_the_same_time_are_given_the_same_decision(lives):
+    half_id = lives.sent(b"one", topic="safe")
+    peers = [lives.harness.connect() for _ in range(2)]
+    for peer, outcome in zip(peers, (COMMIT, ROLL_BACK), strict=True):
+        peer.send(encode_frame(RequestCode.END_HALF, 1, EndHalfRequest("safe", 0, half_id, outcome).to_ext()))
+    lives.work()
+    outcomes = [EndHalfReply.from_ext(frame.ext).outcome for peer in peers for frame in peer.frames()]
+    assert outcomes == [COMMIT, COMMIT]
+    assert lives.payloads("safe") == [b"one"]
+
+
+def test_commit_that_the_partition_refuses_leaves_the_half_message_waiting(lives):
+    half_id = lives.sent(b"one")
+    partitions = lives.harness.broker.partitions
+    partitions.close("t", 0, 0)
+    frame = lives.ask(encode_frame(RequestCode.END_HALF, 1, EndHalfRequest("t", 0, half_id, COMMIT).to_ext()))
+    assert frame.code == ResponseCode.NO_PERMISSION
+    partitions.open("t")
+    assert lives.end(half_id, COMMIT).outcome == COMMIT
+    assert lives.payloads() == [b"one"]
+
+
+# --- sends ------------------------------------------------------------------------------------------------------------
+
+
+def test_repeated_numbered_half_message_is_kept_once(lives):
+    first = lives.sent(b"one", producer=ALICE, sequence=1)
+    assert lives.sent(b"one", producer=ALICE, sequence=1) == first
+    lives.kill()
+    assert lives.sent(b"one", producer=ALICE, sequence=1) == first
+    lives.end(first, COMMIT)
+    assert lives.sent(b"one", producer=ALICE, sequence=1) == first
+    assert lives.payloads() == [b"one"]
+
+
+def test_half_messages_of_a_batch_are_decided_each_by_itself(lives):
+    frame = lives.ask(batch([half(b"one"), half(b"two"), half(b"three")]))
+    assert frame.code == OK, frame.remark
+    first = SendReply.from_ext(frame.ext).message_id
+    lives.end(first + 2, COMMIT)
+    lives.end(first, ROLL_BACK)
+    lives.end(first + 1, COMMIT)
+    assert lives.payloads() == [b"three", b"two"]
+
+
+def test_batch_of_half_messages_and_others_is_refused(lives):
+    flag, attribute = encode_attributes(reserved={"metaq.delay": "1"})
+    delayed = flag | DELAYED_FLAG, encode_body(b"late", flag, attribute)
+    for items in ([half(b"one"), (0, b"plain")], [half(b"one"), delayed], [delayed, half(b"one")]):
+        frame = lives.ask(batch(items))
+        assert frame.code == ILLEGAL
+        assert "one batch" in frame.remark
+    assert len(lives.halves) == len(lives.harness.broker.delays) == 0
+
+
+def test_half_message_cannot_be_delayed_too(lives):
+    frame = lives.ask(send(b"one", **{"metaq.delay": "5"}))
+    assert frame.code == ILLEGAL
+    assert "half message" in frame.remark
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"group": ""}, {"group": "a b"}, {"metaq.check-after": "-1"}, {"metaq.check-after": "9" * 14}]
+)
+def test_wrong_properties_are_refused(lives, wrong):
+    frame = lives.ask(send(b"one", **wrong))
+    assert frame.code == ILLEGAL
+
+
+def test_too_many_half_messages_are_refused_with_a_remedy(lives, monkeypatch):
+    monkeypatch.setattr(tuning, "HALVES_MOST", 2)
+    first = lives.sent(b"one")
+    lives.sent(b"two")
+    frame = lives.ask(send(b"three"))
+    assert frame.code == ILLEGAL
+    assert "metaq halves list" in frame.remark
+    lives.end(first, ROLL_BACK)
+    lives.sent(b"three")
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_asked_before_the_first_check_is_due(lives):
+    lives.sent(b"one")
+    lives.wait(5.5)
+    assert lives.asked() == []
+    lives.wait(1)
+    assert lives.asked() == [(b"one", 1)]
+
+
+def test_message_says_itself_when_its_first_check_is(lives):
+    lives.sent(b"soon", **{"metaq.check-after": "1000"})
+    lives.sent(b"late", **{"metaq.check-after": "60000"})
+    lives.wait(2)
+    assert lives.asked() == [(b"soon", 1)]
+
+
+def test_producer_that_waits_is_asked_as_soon_as_the_check_is_due(lives):
+    lives.sent(b"one")
+    lives.poll(wait_ms=30_000)
+    lives.wait(5.9)
+    assert lives.questions() is None
+    lives.wait(0.3)
+    assert lives.questions() == [(b"one", 1)]
+
+
+def test_poll_is_answered_when_its_time_is_over(lives):
+    lives.poll(wait_ms=2000)
+    lives.wait(1.9)
+    assert lives.questions() is None
+    lives.wait(1.2)
+    assert lives.questions() == []
+
+
+def test_only_producers_of_the_group_are_asked(lives):
+    lives.sent(b"one", "bank")
+    lives.wait(7)
+    assert lives.asked("shop") == []
+    assert lives.asked("bank") == [(b"one", 1)]
+
+
+def test_half_message_is_given_to_one_producer_at_a_time(lives):
+    first, second = lives.harness.connect(), lives.harness.connect()
+    lives.sent(b"one")
+    for peer in (first, second):
+        lives.poll(wait_ms=10_000, peer=peer)
+    lives.wait(7)
+    assert lives.questions(first) == [(b"one", 1)]
+    assert lives.questions(second) is None
+
+
+def test_pauses_between_questions_double_until_it_is_parked(lives):
+    lives.sent(b"one")
+    at = []
+    start = lives.time
+    for _ in range(1200):
+        lives.wait(0.1)
+        if lives.asked():
+            at.append(round(lives.time - start))
+    assert at == [6, 12, 24, 48]
+    assert lives.listed()["states"] == {"asked": 0, "parked": 1, "waiting": 0}
+
+
+def test_parked_half_message_waits_for_an_operator(lives):
+    half_id = lives.sent(b"one")
+    for _ in range(200):
+        lives.wait(1, step=1)
+        lives.asked()
+    assert [each["state"] for each in lives.listed()["halves"]] == ["parked"]
+    lives.restart()
+    lives.wait(100, step=1)
+    assert lives.asked() == []
+    assert [each["state"] for each in lives.listed(state="parked")["halves"]] == ["parked"]
+    lives.end(half_id, COMMIT)
+    assert lives.payloads() == [b"one"]
+    assert lives.listed()["count"] == 0
+
+
+@pytest.mark.parametrize("end", ["restart", "kill"])
+def test_questions_are_counted_on_after_a_restart(lives, end):
+    lives.sent(b"one")
+    lives.wait(7)
+    assert lives.asked() == [(b"one", 1)]
+    lives.wait(7)
+    assert lives.asked() == [(b"one", 2)]
+    getattr(lives, end)()
+    lives.wait(10)
+    assert lives.asked() == []
+    lives.wait(3)
+    assert lives.asked() == [(b"one", 3)]
+
+
+def test_check_that_became_due_while_the_broker_was_down_comes_at_once(lives):
+    lives.sent(b"one")
+    lives.harness.close()
+    lives.time += 3600
+    lives.start()
+    lives.wait(0.5)
+    assert lives.asked() == [(b"one", 1)]
+
+
+def test_producer_that_goes_is_replaced_by_another_one_soon(lives):
+    lives.sent(b"one")
+    gone = lives.harness.connect()
+    lives.poll(wait_ms=10_000, peer=gone)
+    lives.wait(7)
+    assert lives.questions(gone) == [(b"one", 1)]
+    gone.lose()
+    assert lives.asked() == []
+    lives.wait(1.5)
+    assert lives.asked() == [(b"one", 2)]
+
+
+def test_nothing_is_given_to_a_producer_that_went_while_it_waited(lives):
+    gone = lives.harness.connect()
+    lives.poll(wait_ms=10_000, peer=gone)
+    lives.sent(b"one")
+    gone.lose()
+    lives.wait(7)
+    assert lives.asked() == [(b"one", 1)]
+
+
+def test_answers_are_bounded_by_count(lives):
+    for number in range(5):
+        lives.sent(b"%d" % number)
+    lives.wait(7)
+    assert [len(lives.asked(limit=2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_answers_are_bounded_by_bytes(lives, monkeypatch):
+    monkeypatch.setattr(tuning, "HALVES_TURN_BYTES", 1000)
+    for number in range(5):
+        lives.sent(b"%d" % number * 400)
+    lives.wait(7)
+    counts = []
+    while found := lives.asked():
+        counts.append(len(found))
+    assert sum(counts) == 5
+    assert max(counts) == 2
+
+
+def test_both_modes_of_flushing_are_asked_for(lives):
+    lives.sent(b"loose")
+    lives.sent(b"safe", topic="safe")
+    lives.wait(7)
+    assert sorted(lives.asked() + lives.asked()) == [(b"loose", 1), (b"safe", 1)]
+
+
+def test_half_message_that_is_decided_is_not_asked_for_again(lives):
+    half_id = lives.sent(b"one")
+    lives.wait(7)
+    assert lives.asked() == [(b"one", 1)]
+    lives.end(half_id, COMMIT)
+    lives.wait(20)
+    assert lives.asked() == []
+    assert lives.halves.figures() == {}
+
+
+def test_follower_is_no_more_asked_and_says_who_leads(lives):
+    lives.sent(b"one")
+    lives.poll(wait_ms=10_000)
+    lives.halves.follow()
+    lives.work()
+    (frame,) = lives.peer.frames()
+    assert frame.code == ResponseCode.NOT_LEADER
+    lives.halves.lead()
+    lives.wait(7)
+    assert lives.asked() == [(b"one", 1)]
+
+
+# --- cleaning ---------------------------------------------------------------------------------------------------------
+
+
+def test_counts_of_questions_survive_that_a_record_is_written_anew(lives, monkeypatch):
+    monkeypatch.setattr(tuning, "DELAYED_LOG_BYTES", 1)
+    monkeypatch.setitem(INTERNAL_TOPICS, HALVES_TOPIC, InternalTopic("metaqhalves", 100_000))
+    lives.sent(b"kept")
+    lives.wait(7)
+    assert lives.asked() == [(b"kept", 1)]
+    log = lives.harness.store.internal_log(HALVES_TOPIC, False)
+    for _ in range(10):
+        lives.end(lives.sent(b"x" * 30_000), ROLL_BACK)
+    for _ in range(20):
+        lives.halves.tick()
+        lives.harness.store.tick()
+        lives.wait(1, step=1)
+    assert log.first_offset > 0
+    lives.restart()
+    lives.wait(20)
+    assert lives.asked() == [(b"kept", 2)]
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+def test_list_tells_of_all_and_is_filtered(lives):
+    first = lives.sent(b"one", "bank")
+    second = lives.sent(b"two!", "shop", partition=1)
+    lives.wait(7)
+    lives.asked("shop")
+    third = lives.sent(b"three", "bank", topic="safe")
+    listed = lives.listed()
+    assert listed["count"] == 3
+    assert listed["states"] == {"asked": 2, "parked": 0, "waiting": 1}
+    assert listed["groups"]["shop"] == {"asked": 1, "parked": 0, "askers": 0}
+    assert [each["id"] for each in listed["halves"]] == [first, second, third]
+    assert [each["asked"] for each in listed["halves"]] == [0, 1, 0]
+    assert listed["next"] == 0
+    for options, expected in (
+        ({"topic": "t"}, [first, second]),
+        ({"group": "shop"}, [second]),
+        ({"state": "waiting"}, [third]),
+        ({"after": first}, [second, third]),
+        ({"limit": 0}, []),
+    ):
+        assert [each["id"] for each in lives.listed(**options)["halves"]] == expected, options
+    page = lives.listed(limit=2)
+    assert page["next"] == second

@@ -1,0 +1,218 @@
+"""PULL with a filter by content: what is given, how far a pull gets, and for how long it may work (docs/filters.md)."""
+
+import sys
+import types
+from typing import Any
+
+from metaq.broker import tuning
+from metaq.broker.requests.selecting import Selection
+from metaq.protocol.pulls import PullReply, decode_runs
+from metaq.protocol.record import encode_record, iter_headers, payload_start
+from metaq.protocol.statuses import ResponseCode
+from metaq.protocol.text import encode_version
+from tests.properties import LISTED, body_with
+from tests.unit.broker.harness import Harness, pull, raw_batch
+
+SUCCESS, NOTHING = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND
+
+
+def send(peer, several, topic="t"):
+    """Messages with these properties, each with its number as payload; where each begins."""
+    records = [encode_record(body_with(each, b"%d" % number), 0, LISTED) for number, each in enumerate(several)]
+    peer.ask_frame(raw_batch(topic, 0, records))
+    offsets, end = [], 0
+    for each in records:
+        offsets.append(end)
+        end += len(each)
+    return [*offsets, end]
+
+
+def reply(frame):
+    return PullReply.from_ext(frame.ext)
+
+
+def given(frame):
+    """(offset, payload) of what an answer has."""
+    found = []
+    for offset, data in decode_runs(frame.body, reply(frame).runs):
+        for header in iter_headers(data):
+            body = bytes(data[header.start + 20 : header.end])
+            found.append((offset + header.start, body[payload_start(body, header.flag) :]))
+    return found
+
+
+def turns(harness, peer, most=1000):
+    """Let the pull under way go on until it is answered."""
+    for _ in range(most):
+        if frames := peer.frames():
+            (frame,) = frames
+            return frame
+        harness.threads.run()
+        harness.turn()
+    raise AssertionError("no answer")
+
+
+def test_only_messages_for_which_the_filter_holds_are_given(peer):
+    offsets = send(peer, [{"region": "EU", "amount": number} for number in range(9)])
+    frame = peer.ask_frame(pull("t", 0, 0, where="region = 'EU' AND amount BETWEEN 3 AND 4"))
+    assert frame.code == SUCCESS
+    assert given(frame) == [(offsets[3], b"3"), (offsets[4], b"4")]
+    assert (reply(frame).runs, reply(frame).next_offset, reply(frame).behind) == (1, offsets[-1], 0)
+
+
+def test_runs_are_as_of_tags(peer):
+    offsets = send(peer, [{"n": number % 3} for number in range(9)])
+    frame = peer.ask_frame(pull("t", 0, 0, where="n <> 1"))
+    assert reply(frame).runs == 4
+    assert [offset for offset, _ in given(frame)] == [offsets[n] for n in range(9) if n % 3 != 1]
+
+
+def test_tags_and_filter_must_both_hold(peer):
+    some = [{"TAGS": tag, "n": n} for tag in "ab" for n in range(3)]
+    offsets = send(peer, some)
+    frame = peer.ask_frame(pull("t", 0, 0, tags=("b",), where="n > 1 OR TAGS = 'a'"))
+    assert given(frame) == [(offsets[5], b"5")]
+
+
+def test_a_filter_that_rejects_everything_moves_the_position(peer, harness):
+    offsets = send(peer, [{"n": number} for number in range(9)])
+    frame = peer.ask_frame(pull("t", 0, 0, where="n > 100"))
+    assert (frame.code, reply(frame).next_offset) == (NOTHING, offsets[-1])
+
+
+def test_a_pull_waits_for_a_message_that_is_wanted(peer, harness):
+    send(peer, [{"n": 1}])
+    peer.send(pull("t", 0, 0, where="n = 2", wait_ms=1000))
+    assert peer.frames() == []
+    other = harness.connect()
+    send(other, [{"n": 1}])
+    harness.turn()
+    assert peer.frames() == []
+    send(other, [{"n": 2}])
+    harness.turn()
+    frame = turns(harness, peer)
+    assert [payload for _, payload in given(frame)] == [b"0"]
+
+
+def test_a_long_stretch_is_looked_at_step_by_step(peer, harness, monkeypatch):
+    monkeypatch.setattr(tuning, "WHERE_STEP_BYTES", 200)
+    judged = []
+    judge = Selection.judge
+
+    def counted(*given):
+        judged.append(1)
+        return judge(*given)
+
+    monkeypatch.setattr(Selection, "judge", counted)
+    offsets = send(peer, [{"n": number} for number in range(100)])
+    peer.send(pull("t", 0, 0, where="n = 98", wait_ms=1000))
+    assert peer.frames() == []
+    while not (frames := peer.frames()):
+        harness.turn()
+    assert len(judged) == 17  # six records of 32 bytes or so each time
+    assert given(frames[0]) == [(offsets[98], b"98")]
+    assert reply(frames[0]).next_offset == offsets[-1]
+
+
+def test_a_pull_that_may_not_wait_looks_at_more_than_one_step(peer, harness, monkeypatch):
+    """Else each of many answers would say nothing but how far it came."""
+    monkeypatch.setattr(tuning, "WHERE_STEP_BYTES", 200)
+    offsets = send(peer, [{"n": number} for number in range(20)])
+    peer.send(pull("t", 0, 0, where="n = 19"))
+    assert given(turns(harness, peer)) == [(offsets[19], b"19")]
+
+
+def test_a_pull_whose_time_is_over_says_how_far_it_came(peer, harness, monkeypatch):
+    monkeypatch.setattr(tuning, "WHERE_STEP_BYTES", 200)
+    offsets = send(peer, [{"n": number} for number in range(100)])
+    peer.send(pull("t", 0, 0, where="n = 99", wait_ms=1))
+    harness.reactor.advance(0.5)
+    (frame,) = peer.frames()
+    assert frame.code == NOTHING
+    assert reply(frame).next_offset in offsets[2:20]
+
+
+def test_what_was_chosen_is_given_after_a_while_though_there_is_more_to_look_at(peer, harness, monkeypatch):
+    monkeypatch.setattr(tuning, "WHERE_STEP_BYTES", 200)
+    offsets = send(peer, [{"n": number} for number in range(100)])
+    peer.send(pull("t", 0, 0, where="n = 1", wait_ms=60_000))
+    assert peer.frames() == []
+    harness.reactor.advance(tuning.WHERE_GATHER_SECONDS)
+    (frame,) = peer.frames()
+    assert given(frame) == [(offsets[1], b"1")]
+    assert reply(frame).next_offset < offsets[-1]
+
+
+def test_an_answer_has_no_more_than_was_asked_for_but_one_message_at_least(peer, harness):
+    offsets = send(peer, [{"n": number} for number in range(10)])
+    size = offsets[1]
+    frame = turns_of(harness, peer, pull("t", 0, 0, 2 * size + 5, where="n >= 0"))
+    assert (given(frame), reply(frame).next_offset) == ([(0, b"0"), (size, b"1")], offsets[2])
+    frame = turns_of(harness, peer, pull("t", 0, 0, 1, where="n > 3"))
+    assert (given(frame), reply(frame).next_offset) == ([(offsets[4], b"4")], offsets[5])
+
+
+def turns_of(harness, peer, data):
+    peer.send(data)
+    return turns(harness, peer)
+
+
+def test_chunks_after_each_other_give_everything_once(peer, harness, monkeypatch):
+    monkeypatch.setattr(tuning, "WHERE_STEP_BYTES", 300)
+    monkeypatch.setattr(tuning, "PULL_MAX_RUNS", 2)
+    offsets = send(peer, [{"n": number % 7} for number in range(200)])
+    position, found = 0, []
+    while position < offsets[-1]:
+        frame = turns_of(harness, peer, pull("t", 0, position, 150, where="n IN (1, 4, 5)"))
+        assert reply(frame).next_offset > position
+        found += given(frame)
+        position = reply(frame).next_offset
+    assert found == [(offsets[n], b"%d" % n) for n in range(200) if n % 7 in (1, 4, 5)]
+
+
+def test_records_far_from_each_other_are_read_apart(peer, harness, monkeypatch):
+    monkeypatch.setattr(tuning, "WHERE_GAP_BYTES", 0)
+    monkeypatch.setattr(tuning, "WHERE_STEP_READS", 3)
+    offsets = send(peer, [{"TAGS": "a" if number % 2 else "b", "n": number} for number in range(40)])
+    peer.send(pull("t", 0, 0, tags=("a",), where="n > 20", wait_ms=1000))
+    assert [offset for offset, _ in given(turns(harness, peer))] == [offsets[n] for n in range(21, 40, 2)]
+
+
+def test_a_damaged_record_is_given_to_whoever_finds_that(peer, tmp_path):
+    offsets = send(peer, [{"n": number} for number in range(30)])
+    with open(tmp_path / "data" / "t-0" / f"{0:020d}.meta", "r+b") as file:
+        file.seek(offsets[7] + 30)
+        file.write(b"?")
+    frame = peer.ask_frame(pull("t", 0, 0, where="n = 3"))
+    assert [offset for offset, _ in given(frame)] == [offsets[3], offsets[7]]
+
+
+def test_what_is_no_filter_is_refused_with_the_place(peer):
+    frame = peer.ask_frame(pull("t", 0, 0, where="n = = 5"))
+    assert frame.code == ResponseCode.MESSAGE_ILLEGAL
+    assert frame.remark == "where: at character 5: expected a literal ('text', a number, TRUE or FALSE), found '='"
+
+
+def test_the_version_says_that_pulls_are_filtered(peer):
+    assert "where/1" in peer.ask(encode_version(1)).text.split()
+
+
+def test_a_groups_own_filter_sees_what_is_left(tmp_path, monkeypatch):
+    module: Any = types.ModuleType("my_filters")
+    asked = []
+
+    def even(group, message):
+        asked.append(message.payload)
+        return int(message.payload) % 2 == 0
+
+    module.even = even
+    monkeypatch.setitem(sys.modules, "my_filters", module)
+    harness = Harness(tmp_path, topics="[topic=orders]\nnumPartitions=1\ngroup.g=my_filters:even\n")
+    peer = harness.connect()
+    offsets = send(peer, [{"n": number} for number in range(10)], "orders")
+    frame = turns_of(harness, peer, pull("orders", 0, 0, group="g", where="n > 5"))
+    assert given(frame) == [(offsets[6], b"6"), (offsets[8], b"8")]
+    assert asked == [b"6", b"7", b"8", b"9"]
+    frame = turns_of(harness, peer, pull("orders", 0, 0, group="g", where="n = 5"))
+    assert (frame.code, reply(frame).next_offset) == (NOTHING, offsets[-1])
+    harness.close()

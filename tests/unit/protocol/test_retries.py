@@ -1,0 +1,147 @@
+"""What a message carries while it waits for another attempt, and the way back to the original."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    DELAYED_FLAG,
+    PROPERTIES_FLAG,
+    attribute_of,
+    decode_attribute,
+    encode_attributes,
+    encode_body,
+    key_hash,
+    key_hashes,
+    payload_start,
+    property_of,
+    tag_hash,
+    tag_hash_of_body,
+)
+from metaq.protocol.retries import (
+    MAX_CAUSE_CHARACTERS,
+    Failure,
+    Origin,
+    encode_failed,
+    failure_of,
+    restored,
+    shortened,
+)
+from metaq.protocol.topic_partition import TopicPartition
+
+ORIGIN = Origin(TopicPartition("orders", 3, 17), 1 << 40, 1661382015569625088)
+FAILURE = Failure(ORIGIN, 2, "ValueError: no\nmail.py:7 in send", 1_700_000_000_000)
+
+TEXT = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]))
+WORD = st.text(st.characters(categories=["L", "N"]), min_size=1)
+
+
+def record(payload, flag=0, **attributes):
+    bits, attribute = encode_attributes(**attributes)
+    return flag | bits, encode_body(payload, bits, attribute)
+
+
+@given(
+    st.binary(max_size=50),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "attribute": TEXT,
+            "tag": TEXT,
+            "keys": st.lists(WORD, max_size=3),
+        },
+    ),
+    st.sampled_from([0, 8, 0x50, 256]),
+    st.one_of(st.none(), st.integers(0, 1 << 34)),
+)
+def test_the_original_comes_back_byte_for_byte(payload, attributes, bits, delay_ms):
+    flag, body = record(payload, bits, **attributes)
+    failed_flag, failed_body = encode_failed(flag, body, FAILURE, delay_ms)
+    assert restored(failed_flag, failed_body) == (flag, body)
+    assert failure_of(failed_flag, failed_body) == FAILURE
+    assert bool(failed_flag & DELAYED_FLAG) == (delay_ms is not None)
+    attribute = attribute_of(failed_body, failed_flag)
+    assert attribute is not None
+    said = property_of(attribute, b"metaq.delay")
+    assert said == (None if delay_ms is None else b"%d" % delay_ms)
+
+
+@given(st.binary(max_size=50), st.binary(max_size=20))
+def test_an_attribute_of_1_x_comes_back_whatever_its_bytes_are(attribute, payload):
+    flag, body = ATTRIBUTE_FLAG, encode_body(payload, ATTRIBUTE_FLAG, attribute)
+    assert restored(*encode_failed(flag, body, FAILURE)) == (flag, body)
+
+
+def test_a_message_that_fails_again_carries_the_last_failure_only():
+    flag, body = record(b"p", tag="a", keys=["k"])
+    first = encode_failed(flag, body, FAILURE, 1000)
+    later = Failure(ORIGIN, 3, "TypeError: other", 1_700_000_001_000)
+    again_flag, again_body = restored(*first)
+    second = encode_failed(again_flag, again_body, later, 2000)
+    assert failure_of(*second) == later
+    assert restored(*second) == (flag, body)
+    assert second[1].count(b"metaq.origin") == 1
+
+
+def test_brokers_find_tag_and_keys_of_a_failed_message():
+    flag, body = record(b"p", tag="buy", keys=["order-7", "c-3"])
+    failed_flag, failed_body = encode_failed(flag, body, FAILURE, 5)
+    end = payload_start(failed_body, failed_flag)
+    assert tag_hash_of_body(failed_body, failed_flag) == tag_hash("buy")
+    assert key_hashes(failed_body, 4, end) == [key_hash("order-7"), key_hash("c-3")]
+    lone_flag, lone_body = record(b"p", tag="buy")
+    lone = encode_failed(lone_flag, lone_body, FAILURE)
+    assert decode_attribute(attribute_of(lone[1], lone[0]), lone[0])[:2] == ("buy", "buy")
+
+
+def test_the_time_of_an_earlier_delivery_does_not_count_for_the_next_one():
+    """Else a message that was delayed once would come again at once, as its time is over."""
+    attribute = b"metaq.due\x011600000000000\x02a\x01b\x02metaq.delay\x01700\x02"
+    flag = ATTRIBUTE_FLAG | PROPERTIES_FLAG
+    failed_flag, failed_body = encode_failed(flag, encode_body(b"p", flag, attribute), FAILURE, 9)
+    found = attribute_of(failed_body, failed_flag)
+    assert found is not None
+    assert property_of(found, b"metaq.due") is None
+    assert property_of(found, b"metaq.delay") == b"9"
+    assert restored(failed_flag, failed_body) == (flag, encode_body(b"p", flag, b"a\x01b\x02"))
+
+
+def test_a_message_that_never_failed_says_nothing():
+    assert failure_of(0, b"payload") is None
+    flag, body = record(b"p", tag="a", keys=["b"])
+    assert failure_of(flag, body) is None
+    with pytest.raises(RemoteProtocolError, match="no message that failed"):
+        restored(flag, body)
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        b"metaq.origin\x01orders\x02metaq.attempts\x011\x02metaq.failed\x011\x02",
+        b"metaq.origin\x01orders/0-1/2/3/0\x02metaq.attempts\x01x\x02metaq.failed\x011\x02",
+        b"metaq.origin\x01orders/0-1/2/3/0\x02metaq.attempts\x011\x02",
+        b"metaq.origin\x01orders/0-1/2/3/0\x02metaq.attempts\x01" + b"1" * 10 + b"\x02metaq.failed\x011\x02",
+    ],
+)
+def test_what_is_no_failure_is_refused(attribute):
+    flag = ATTRIBUTE_FLAG | PROPERTIES_FLAG
+    with pytest.raises(RemoteProtocolError, match=r"metaq\.origin"):
+        failure_of(flag, encode_body(b"p", flag, attribute))
+
+
+@given(st.text())
+def test_a_cause_is_bounded_and_stays_readable(text):
+    found = shortened(text)
+    assert len(found) <= MAX_CAUSE_CHARACTERS
+    assert "\x01" not in found
+    assert "\x02" not in found
+    flag, body = encode_failed(0, b"p", Failure(ORIGIN, 1, text, 5))
+    failure = failure_of(flag, body)
+    assert failure is not None
+    assert failure.cause == found
+
+
+def test_a_long_cause_shows_that_it_was_cut():
+    assert shortened("x" * 5000) == "x" * (MAX_CAUSE_CHARACTERS - 1) + "…"

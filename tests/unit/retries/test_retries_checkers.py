@@ -1,0 +1,105 @@
+"""The checkers of runs in which everything is killed: what each must reject, and what it must accept."""
+
+import pytest
+
+from tests.retries.checkers import CHECKERS, judge, repeated
+from tests.retries.facts import ATTEMPTS, PAUSE, Call, Facts, Letter, Note, failures_of, payload_of, read_facts
+
+FINE, ONCE, TWICE, HOPELESS = 0, 4, 6, 7  # by their numbers: how often each fails
+
+
+def calls(number, *attempts, began=100.0, pause=PAUSE):
+    return [Call(number, attempt, began + index * pause) for index, attempt in enumerate(attempts)]
+
+
+def good():
+    return Facts(
+        {FINE, ONCE, TWICE, HOPELESS},
+        [*calls(FINE, 1), *calls(ONCE, 1, 2), *calls(TWICE, 1, 2, 3), *calls(HOPELESS, 1, 2, 3)],
+        {FINE, ONCE, TWICE},
+        [Letter(HOPELESS, ATTEMPTS, "0-0:0")],
+    )
+
+
+def test_the_numbers_used_here_fail_as_they_should():
+    assert [failures_of(each) for each in (FINE, ONCE, TWICE, HOPELESS)] == [0, 1, 2, ATTEMPTS]
+    assert payload_of(14) == b"14 2"
+
+
+def test_a_good_run_has_no_problem_and_repetitions_are_counted():
+    facts = good()
+    assert judge(facts) == []
+    facts.calls += [*calls(ONCE, 1, 2, began=200.0), *calls(FINE, 1)]  # a member was killed before its commit
+    facts.letters.append(Letter(HOPELESS, ATTEMPTS, "1-0:0"))
+    facts.acked.discard(TWICE)  # nobody knows whether it is stored
+    assert judge(facts) == []
+    assert repeated(facts) == (3, 1)
+
+
+def test_a_run_that_is_not_over_tells_what_is_missing():
+    facts = good()
+    facts.succeeded.discard(ONCE)
+    facts.letters.clear()
+    assert facts.unsettled() == {ONCE, HOPELESS}
+
+
+def lost(facts):
+    facts.succeeded.discard(TWICE)
+
+
+def dead_too_soon(facts):
+    facts.letters.append(Letter(ONCE, ATTEMPTS, "0-0:9"))
+
+
+def hopeless_processed(facts):
+    facts.succeeded.add(HOPELESS)
+
+
+def too_few_attempts(facts):
+    facts.letters[0] = Letter(HOPELESS, ATTEMPTS - 1, "0-0:0")
+
+
+def an_attempt_left_out(facts):
+    facts.calls = [each for each in facts.calls if (each.number, each.attempt) != (TWICE, 2)]
+
+
+def an_attempt_too_many(facts):
+    facts.calls += calls(ONCE, 3, began=200.0)
+
+
+def a_success_too_soon(facts):
+    facts.calls = [each for each in facts.calls if (each.number, each.attempt) != (TWICE, 3)]
+
+
+def early(facts):
+    facts.calls = [each for each in facts.calls if each.number != ONCE] + calls(ONCE, 1, 2, pause=PAUSE - 0.01)
+
+
+@pytest.mark.parametrize(
+    ("injure", "checker"),
+    [
+        (lost, "nothing_is_lost"),
+        (dead_too_soon, "only_the_hopeless_are_dead"),
+        (hopeless_processed, "only_the_hopeless_are_dead"),
+        (too_few_attempts, "dead_letters_have_had_all_attempts"),
+        (an_attempt_left_out, "attempts_count_from_one"),
+        (an_attempt_too_many, "attempts_count_from_one"),
+        (a_success_too_soon, "attempts_count_from_one"),
+        (early, "nothing_comes_early"),
+    ],
+)
+def test_each_checker_rejects_what_is_wrong(injure, checker):
+    facts = good()
+    injure(facts)
+    assert {problem.partition(":")[0] for problem in judge(facts)} == {checker}
+    assert checker in {each.__name__ for each in CHECKERS}
+
+
+def test_what_processes_have_noted_is_read_back(tmp_path):
+    for life in range(2):
+        Note(tmp_path / f"acked-producer-{life}").write(life * 8)
+    note = Note(tmp_path / "calls-consumer-0-1")
+    note.write("call", 8, 1, 12.5)
+    note.write("done", 8)
+    facts = read_facts(tmp_path)
+    assert facts == Facts({0, 8}, [Call(8, 1, 12.5)], {8})

@@ -1,0 +1,39 @@
+"""The checker of histories of shared groups finds each kind of wrong, in histories written by hand."""
+
+import pytest
+
+from tests.shared_kills.checker import Confirmed, Handed, Released, parse, problems
+
+LEASE = 3.0
+
+
+def test_a_history_without_fault_has_no_problems() -> None:
+    history: list[Handed | Released | Confirmed] = [
+        Handed("a", 0, 1, 1.0),
+        Handed("b", 0, 2, 4.5),
+        Confirmed("b", 0, 4.6),
+        Handed("a", 50, 1, 1.0),
+        Released("a", 50, 0.3, 1.1),
+        Handed("b", 50, 2, 1.5),
+    ]
+    assert problems(history, [0, 50], LEASE) == []
+
+
+@pytest.mark.parametrize(
+    ("history", "what"),
+    [
+        ([], "never handed"),
+        ([Handed("a", 0, 1, 1.0), Handed("b", 0, 2, 1.5)], "0.500 s after a got it"),
+        ([Handed("a", 0, 1, 1.0), Handed("b", 0, 1, 5.0)], "attempt 1 after 1"),
+        ([Handed("a", 0, 1, 1.0), Confirmed("a", 0, 1.1), Handed("b", 0, 2, 9.0)], "after a had acknowledged"),
+        ([Handed("a", 0, 1, 1.0), Released("a", 0, 0.3, 1.1), Handed("b", 0, 2, 1.2)], "too early"),
+    ],
+)
+def test_each_fault_is_found(history: list[Handed | Released | Confirmed], what: str) -> None:
+    found = problems(history, [0], LEASE)
+    assert any(what in each for each in found), found
+
+
+def test_the_last_line_of_a_killed_member_may_be_cut() -> None:
+    lines = ["H 0 1 1.000000\n", "R 0 0.3 1.100000\n", "C 50 1.2\n", "H 99 "]
+    assert parse("m", lines) == [Handed("m", 0, 1, 1.0), Released("m", 0, 0.3, 1.1), Confirmed("m", 50, 1.2)]
