@@ -26,4 +26,4 @@ def body_with(properties: Mapping[str, PropertyValue], payload: bytes = b"") -> 
 
 def sent_with(properties: Mapping[str, PropertyValue]) -> dict[str, Any]:
     """Arguments of `send` for a message with these."""
-    return {"headers": {name: encode_value(value) for name, value in properties.items()}}
+    return {"properties": properties}

@@ -149,7 +149,7 @@ class PutGroup:
             batch = self._last
             if type(put) is _Send and put.sequence:
                 batch = self._numbered(put)
-            elif put.flag & DELAYED_FLAG:
+            elif put.flag & DELAYED_FLAG and type(put) is _Send:  # the flag of a text put is its sender's own
                 if partition == ANY:
                     partition = self._writing.partitions.choose(put.topic)
                 batch = self._delayed(put, partition)
@@ -162,7 +162,7 @@ class PutGroup:
                 if batch.dues:
                     batch.dues.pop()
                 raise ChecksumMismatch
-            if put.flag & COMPRESSED_FLAG:
+            if put.flag & COMPRESSED_FLAG and type(put) is _Send:
                 self._writing.check_flags(put.topic, put.flag)
         except MetaqError as error:
             self._writing.metrics.put(put.topic, 1, len(body))
@@ -327,23 +327,15 @@ class PutGroup:
 
 
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Answer:
-    """Falls back to a PutGroup for few puts, refused or delayed puts, or a synchronous slave."""
+    """Falls back to a PutGroup for few puts, refused puts, or a synchronous slave."""
     few = len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST
-    bits = int(np.bitwise_or.reduce(run.flags)) if not few and any(run.flags) else 0
-    alone = bool(bits & DELAYED_FLAG) or (bool(bits & COMPRESSED_FLAG) and _has_packed(writing, run))
-    logs = None if few or alone else writing.logs(run.topics, run.partitions)
+    logs = None if few else writing.logs(run.topics, run.partitions)
     if logs is not None and (checksums(run.bodies) == np.array(run.checksums)).all():
         return _Run(writing, answers, run, logs).commit()
     group = PutGroup(writing, answers)
     for put in run.puts():
         group.add(put)
     return group.commit()
-
-
-def _has_packed(writing: Writing, run: PutRun) -> bool:
-    """Whether it has a compressed message for a topic that does not take such."""
-    flagged = {topic for topic, flag in zip(run.topics, run.flags, strict=True) if flag & COMPRESSED_FLAG}
-    return not all(map(writing.partitions.takes_compressed, flagged))
 
 
 class _Run:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -13,7 +15,7 @@ from twisted.internet.defer import Deferred
 from metaq.protocol.errors import DelayRefused, MetaqError, RemoteProtocolError, TransactionRefused
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
-from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER, HEADER_BYTES, Buffer
+from metaq.protocol.record import DELAYED_FLAG, HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.remoting import (
     CompleteTransactionRequest,
     TransactionOutcomeReply,
@@ -132,7 +134,7 @@ class TransactionVerbs:
         puts: Sequence[tuple[int, int, Buffer]],
         opaque: int,
     ) -> Bytes:
-        first_id = self._put(connection, sent.tx_key, sent.topic, sent.partition, puts, opaque)
+        first_id = self._put(connection, sent.tx_key, sent.topic, sent.partition, puts, opaque, framed=True)
         replicas = 0 if self._writing.copies is None else 1
         return reply_frame(opaque, send_reply(first_id, sent.partition, -1, replicas))
 
@@ -144,19 +146,23 @@ class TransactionVerbs:
         partition: int,
         puts: Sequence[tuple[int, int, Buffer]],
         opaque: int,
+        framed: bool = False,
     ) -> int:
         try:
             if not self._writing.has_transactions:
                 raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
-            if any(flag & DELAYED_FLAG for flag, _, _ in puts):
-                raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
-            for flag, _, _ in puts:
-                if flag & COMPRESSED_FLAG:
-                    self._writing.check_flags(topic, flag)
+            if framed:
+                self._check_flags(topic, puts)
             return self._transactions.put(connection, key or NULL_KEY, topic, partition, puts, opaque)
         except MetaqError:
             self._writing.metrics.put_refused(topic, len(puts))
             raise
+
+    def _check_flags(self, topic: str, puts: Sequence[tuple[int, int, Buffer]]) -> None:
+        flags = reduce(or_, (flag for flag, _, _ in puts), 0)
+        if flags & DELAYED_FLAG:
+            raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
+        self._writing.check_flags(topic, flags)
 
     # --- operators ----------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ def halves() -> None:
     """
 
 
-_topic_option = click.option("--topic", "-t", type=TOPIC, default="", help="Of this topic; by default of all.")
+_topic_option = click.option("--topic", "-t", type=TOPIC, help="Of this topic; by default of all.")
 _group_option = click.option("--group", "-g", default="", help="Of this producer group; by default of all.")
 _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this broker only; by default all.")
 
@@ -90,7 +90,7 @@ def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
 @click.option("--limit", "-n", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
 @json_option
 def list_of_halves(
-    zk: str, topic: str, group: str, state: str | None, broker: int | None, limit: int, as_json: bool
+    zk: str, topic: str | None, group: str, state: str | None, broker: int | None, limit: int, as_json: bool
 ) -> None:
     """Half messages, in the order of their first checks. NEXT: when a producer is asked again (UTC).
 
@@ -100,7 +100,7 @@ def list_of_halves(
     """
     with open_cluster(zk) as cluster:
         found = [
-            [(each, half) for half in _list(cluster, each, topic, group, state or "", limit)]
+            [(each, half) for half in _list(cluster, each, topic or "", group, state or "", limit)]
             for each in asked_brokers(cluster, broker)
         ]
     chosen = list(islice(merge(*found, key=lambda pair: pair[1].first_check), limit))

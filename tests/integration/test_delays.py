@@ -78,7 +78,7 @@ def test_a_move_waits_for_delayed_messages_and_takes_no_more_of_them(chroot: str
 
         def waits_for() -> str:
             done = subprocess.run(seen, check=True, capture_output=True, text=True, timeout=DEADLINE)
-            return "".join(str(each.get("waitsFor")) for each in json.loads(done.stdout))
+            return "".join(str(each["waits_for"]) for each in json.loads(done.stdout))
 
         eventually(lambda: "1 for t-0" in waits_for(), what="the move to wait, with the first one delivered")
         assert soon.due is not None

@@ -13,11 +13,13 @@ from metaq.client.questions.records import BegunPull
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.where import Where
 from tests.integration.client_cluster import read, running_brokers
+from tests.integration.java_sides import ON_DISK_WHEN_ANSWERED
 from tests.properties import sent_with
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"orders": 2}
 WHERE = "region = 'EU' AND amount >= 90"
+JAVA_SETTINGS = ON_DISK_WHEN_ANSWERED  # else the last message of a partition is not visible for a while
 CONFIG = ConsumerConfig(auto_commit_seconds=0.2)
 
 

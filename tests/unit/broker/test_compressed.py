@@ -8,7 +8,7 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, encode_record, iter_headers
 from metaq.protocol.sends import SendRequest, decode_rows
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
-from metaq.protocol.text import Value, encode_get, encode_put
+from metaq.protocol.text import Value, encode_get
 from tests.unit.broker.harness import Harness, put, raw_batch
 from tests.unit.broker.test_send_many import many
 
@@ -28,6 +28,11 @@ def stored(harness, topic, partition=0):
     return [] if log is None else [each.flag for each in iter_headers(log.segments.read(0, 1 << 20))]
 
 
+def send(topic, opaque, transaction=None):
+    ext = SendRequest(topic, 0, PACKED, checksum(b"x"), transaction).to_ext()
+    return encode_frame(RequestCode.SEND, opaque, ext, 1) + b"x"
+
+
 def batch(topic, *flags):
     return raw_batch(topic, 0, [encode_record(b"x", 0, flag) for flag in flags])
 
@@ -36,12 +41,12 @@ def test_the_version_says_that_compressed_messages_are_known(peer):
     assert "compressed/1" in peer.ask(b"version 7\r\n").text.split()
 
 
-def test_a_put_is_taken_where_the_topic_allows_it_and_refused_elsewhere_with_the_setting(harness, peer):
-    assert peer.ask(put("packed", 0, flag=PACKED | 1)).code == Status.SUCCESS
-    refused = peer.ask(put("t", 0, flag=PACKED))
-    assert refused.code == Status.ERROR
-    assert "takes no compressed messages: set acceptCompressed=true" in refused.text
-    assert (stored(harness, "packed"), stored(harness, "t")) == ([PACKED | 1], [])
+def test_a_send_is_taken_where_the_topic_allows_it_and_refused_elsewhere_with_the_setting(harness, peer):
+    assert peer.ask_frame(send("packed", 1)).code == ResponseCode.SUCCESS
+    refused = peer.ask_frame(send("t", 2))
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "takes no compressed messages: set acceptCompressed=true" in refused.remark
+    assert (stored(harness, "packed"), stored(harness, "t")) == ([PACKED], [])
 
 
 @pytest.mark.parametrize(("flag", "crc", "said"), [(PACKED, 0, "acceptCompressed"), (0, 1, "Checksum failure")])
@@ -56,14 +61,12 @@ def test_a_numbered_send_that_is_refused_is_told_why_and_the_number_is_free(harn
     assert stored(harness, "t") == [0]
 
 
-def test_of_the_puts_of_a_run_only_compressed_ones_are_refused(harness, peer):
-    flags = [PACKED if number == 70 else 0 for number in range(200)]
+@pytest.mark.parametrize("count", [1, 200])
+def test_the_bit_means_nothing_in_a_text_put(harness, peer, count):
+    flags = [PACKED if number == count // 2 else 0 for number in range(count)]
     peer.send(b"".join(put("t", 0, opaque=number, flag=flag) for number, flag in enumerate(flags, 1)))
-    codes = [answer.code for answer in peer.answers()]
-    assert codes == [Status.ERROR if flag else Status.SUCCESS for flag in flags]
-    assert stored(harness, "t") == [0] * 199
-    peer.send(b"".join(put("packed", 0, opaque=number, flag=flag) for number, flag in enumerate(flags, 1)))
-    assert [answer.code for answer in peer.answers()] == [Status.SUCCESS] * 200
+    assert [answer.code for answer in peer.answers()] == [Status.SUCCESS] * count
+    assert stored(harness, "t") == flags
 
 
 def test_a_batch_with_a_compressed_message_is_taken_or_refused_as_a_whole(harness, peer):
@@ -89,13 +92,11 @@ def test_of_many_parts_only_those_are_refused_that_have_a_compressed_message(har
     ]
 
 
-def test_a_transaction_refuses_the_put(peer):
-    body = b"x"
+def test_a_transaction_refuses_the_send(peer):
     peer.ask(b"transaction TX:s:1 s BEGIN 1\r\n")
-    refused = peer.ask(encode_put("t", 0, PACKED, checksum(body), 2, body, "TX:s:1"))
-    assert refused.code != Status.SUCCESS
-    assert "acceptCompressed" in refused.text
-    assert peer.ask(encode_put("packed", 0, PACKED, checksum(body), 3, body, "TX:s:1")).code == Status.SUCCESS
+    refused = peer.ask_frame(send("t", 2, "TX:s:1"))
+    assert (refused.code, "acceptCompressed" in refused.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
+    assert peer.ask_frame(send("packed", 3, "TX:s:1")).code == ResponseCode.SUCCESS
 
 
 def test_a_1x_client_is_refused_the_topic_with_a_clear_text_and_ours_is_not(peer):
@@ -112,11 +113,11 @@ def test_a_1x_client_is_refused_the_topic_with_a_clear_text_and_ours_is_not(peer
 
 
 def test_a_reload_changes_what_is_taken(harness, peer):
-    assert peer.ask(put("t", 0, flag=PACKED)).code == Status.ERROR
+    assert peer.ask_frame(batch("t", 0, PACKED)).code == ResponseCode.MESSAGE_ILLEGAL
     harness.ini = harness.ini.replace("[topic=t]\n", "[topic=t]\nacceptCompressed=true\n")
     harness.broker.reload_config()
     harness.threads.run()
-    assert peer.ask(put("t", 0, flag=PACKED)).code == Status.SUCCESS
+    assert peer.ask_frame(batch("t", 0, PACKED)).code == ResponseCode.SUCCESS
 
 
 def test_a_filter_of_the_broker_sees_the_payload_as_it_was_sent():

@@ -25,7 +25,6 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendReply, SendRequest, decode_rows, encode_parts
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
-from metaq.protocol.text import encode_put
 from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import NOW, Harness, put
 
@@ -209,14 +208,11 @@ def test_the_parts_of_a_send_many_are_judged_each_on_its_own(lives):
     assert due_ms(rows.ids[0]) == NOW_MS + 100
 
 
-def test_a_text_put_with_the_flag_waits_too(lives):
-    flag, body = delayed(b"text", 100)
-    lives.peer.send(encode_put("t", 0, flag, checksum(body), 7, body) + put("t", 0, b"now", 8))
-    first, second = lives.peer.answers()
-    assert (first.code, first.text.split()[2], second.text.split()[2]) == (Status.SUCCESS, "-1", "0")
-    assert lives.payloads() == [b"now"]
-    lives.wait(0.2)
-    assert lives.payloads() == [b"now", b"text"]
+@pytest.mark.parametrize("count", [1, 200])
+def test_the_flag_of_a_text_put_is_its_senders_own(lives, count):
+    lives.peer.send(b"".join(put("t", 0, b"now", opaque, flag=-1) for opaque in range(count)))
+    assert [answer.code for answer in lives.peer.answers()] == [Status.SUCCESS] * count
+    assert [flag for _, _, flag in lives.stored("t", 0)] == [-1] * count
 
 
 YEAR_MS = 366 * 24 * 3600 * 1000
