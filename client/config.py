@@ -388,7 +388,7 @@ class ConsumerConfig:
 
 @dataclass(frozen=True, slots=True)
 class SharedConfig:
-    """How a shared consumer leases messages, and what becomes of those whose handler fails."""
+    """How a shared consumer leases messages."""
 
     lease_seconds: float = 30.0
     """How long a message is this member's; after that, unless the lease is extended, another one may get it."""
@@ -401,9 +401,6 @@ class SharedConfig:
     """How long a broker may park a request when there is nothing to lease."""
     settle_linger_ms: int = 10
     """How long an acknowledgement waits for others to go with it; 0 = not at all."""
-    retry_step_seconds: float = 0.5
-    retry_max_seconds: float = 60.0
-    """run(): how long a message is kept back whose handler failed: step × 1, 2, 3 … by its attempts, up to max."""
     error_min_seconds: float = 0.05
     error_max_seconds: float = 2.0
     """Pause after a failed request to a partition's broker, doubling from min to max, with jitter."""
@@ -416,7 +413,7 @@ class SharedConfig:
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:
-        _check_settings(self, "prefetch", "settle_linger_ms", "retry_step_seconds", "retry_max_seconds")
+        _check_settings(self, "prefetch", "settle_linger_ms")
         most = MAX_LEASE_MS / 1000
         if not 0.001 <= self.lease_seconds <= most:
             raise ConfigError("lease_seconds", self.lease_seconds, f"choose 0.001 … {most:g} seconds")

@@ -14,7 +14,7 @@ from .config import check_number
 from .connection import Endpoint
 from .values import TopicPartition
 
-__all__ = ["UNKNOWN", "DirectMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
+__all__ = ["UNKNOWN", "DirectMetadata", "LentMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
 
 UNKNOWN = -1
 """As a partition: the broker chooses one. As a broker: nobody told its id."""
@@ -71,6 +71,16 @@ class Metadata(Protocol):
 
     def close(self, timeout: float = 10.0) -> None:
         """End the session behind it, within `timeout` seconds. Idempotent."""
+
+
+class LentMetadata:
+    """Another's metadata, which is left open."""
+
+    def __init__(self, owner: Metadata) -> None:
+        self.view, self.topics, self.is_set, self.on_change = owner.view, owner.topics, owner.is_set, owner.on_change
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Its owner does that."""
 
 
 def parse_address(address: str) -> Endpoint:

@@ -79,6 +79,7 @@ class AcquireRequest(ExtFields):
 
     wait_ms: as in PullRequest. start: where the group begins, if it has never asked for this partition: one of STARTS.
     ordered: whether messages with one key are leased one at a time, in their order. All members have to say the same.
+    where: a filter by content (docs/filters.md), "" = none: what it leaves out counts as acknowledged, for the group.
     """
 
     topic: TopicField
@@ -91,6 +92,7 @@ class AcquireRequest(ExtFields):
     wait_ms: Annotated[int, number("waitMs", 0, MAX_WAIT_MS)] = 0
     start: Annotated[str, choice("start", STARTS)] = "earliest"
     ordered: Annotated[bool, flag("ordered", left_out=True)] = False
+    where: Annotated[str, Field("where", left_out=True)] = ""
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from twisted.internet.defer import Deferred
 from metaq.protocol.errors import MetaqError, NotMaster, SharedRefused
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
+from metaq.protocol.where import parse_where
 
 from .. import tuning
 from ..network.long_poll import ParkedPulls
@@ -40,6 +41,7 @@ from .rows import (
     encode_body,
     forgotten_section,
     leased_section,
+    skipped_section,
     state_section,
 )
 from .state import Grant, HeldState, Limits, SharedState
@@ -153,6 +155,7 @@ class SharedGroups:
             state.cut(queue.log.first_offset)
         state.expire(now)
         queue.order_by_key(request.ordered)
+        queue.where = parse_where(request.where) if request.where else None
         queue.look()
         if not state.available:
             if queue.failure is not None:
@@ -397,8 +400,8 @@ class SharedGroups:
             self._reactor.callLater(0, self._flush)
         return gathered
 
-    def _skipped(self, queue: SharedQueue, start: int, end: int) -> None:
-        self._gather(queue, done_section(queue.key, [(start, end)], skipped=True))
+    def _skipped(self, queue: SharedQueue, ranges: Sequence[tuple[int, int, int]]) -> None:
+        self._gather(queue, skipped_section(queue.key, ranges))
 
     def _flush(self) -> None:
         self._flush_due = False

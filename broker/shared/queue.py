@@ -26,9 +26,11 @@ from metaq.protocol.record import (
     key_hash,
     keys_of_attribute,
 )
+from metaq.protocol.where import Where
 
 from .. import tuning
 from ..requests.reading import Reading
+from ..requests.selecting import wanted_of
 from ..runtime.reactor import ReactorTime
 from ..store.damage import Damaged, Soundness
 from ..store.files import NotCached
@@ -70,10 +72,10 @@ class SharedQueue:
         reading: Reading,
         reactor: ReactorTime,
         on_more: Callable[[SharedQueue], None],
-        on_skipped: Callable[[SharedQueue, int, int], None],
+        on_skipped: Callable[[SharedQueue, Sequence[tuple[int, int, int]]], None],
     ) -> None:
-        """on_more: called when messages may be leased that could not be before. on_skipped: called with bytes
-        [start, end) that hold no record."""
+        """on_more: called when messages may be leased that could not be before. on_skipped: called with
+        bytes that nobody has to acknowledge, each time with their start, their end and how many records they hold."""
         self.key = key
         self.state = state
         self.log: PartitionLog | None = None
@@ -82,6 +84,8 @@ class SharedQueue:
         """Whether the internal log that has its rows is the one for group commit; None: no log has any."""
         self.has_mode = False
         """Whether a member has said since the start how the group takes messages with keys."""
+        self.where: Where | None = None
+        """The filter of the member that has asked last. Members check what they get by their own."""
         self.is_watching = False
         """Whether it is told what becomes visible of the partition."""
         self._members: dict[str, float] = {}  # when each has asked last, by the reactor's clock
@@ -197,7 +201,10 @@ class SharedQueue:
         if known is not None:
             self._skip(known.start, known.end)
             return None
-        units = log.lookup.units(start, tuning.SHARED_SCAN_BYTES, tuning.SHARED_SCAN_RECORDS)
+        most = tuning.SHARED_SCAN_RECORDS
+        if self.where is not None:
+            most = max(tuning.WHERE_LEAST_SLICE, tuning.WHERE_SLICE_RECORDS // max(1, self.where.conditions))
+        units = log.lookup.units(start, tuning.SHARED_SCAN_BYTES, most)
         if len(units) and len(log.segments.damage):
             units = log.segments.damage.in_front(units)
         if not len(units) or int(units[0]["offset"]) != start:
@@ -219,7 +226,7 @@ class SharedQueue:
         state.skip(start, end)
         state.scanned = end
         self.damaged_bytes += end - start
-        self._on_skipped(self, start, end)
+        self._on_skipped(self, [(start, end, 0)])
 
     def _examined(self, epoch: int, place: Soundness | BaseException) -> None:
         if isinstance(place, BaseException):
@@ -246,6 +253,8 @@ class SharedQueue:
         state = self.state
         if epoch != self._epoch or state.scanned != start:
             return
+        if self.where is not None:
+            units = self._leave_out(self.where, units, start, data)
         offsets = units["offset"].astype(np.int64)
         sizes = units["size"].astype(np.int32)
         flags = headers_at(data, offsets - start)["flag"]
@@ -255,6 +264,23 @@ class SharedQueue:
             priorities = np.minimum(urgent >> PRIORITY_SHIFT, MAX_PRIORITY).astype(np.uint8)
         keys = _keys(data, offsets - start, sizes, flags) if state.ordered else None
         state.look(end, offsets, sizes, priorities, keys)
+
+    def _leave_out(self, where: Where, units: UnitArray, start: int, data: Buffer) -> UnitArray:
+        """The others. What the group has to do with already is not asked again: its members judge that."""
+        offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
+        wanted = wanted_of(where, data, offsets - start, sizes) | (offsets < self.state.known_end)
+        left_out = np.flatnonzero(~wanted)
+        if not len(left_out):
+            return units
+        ends = offsets + sizes
+        firsts = np.flatnonzero(offsets[left_out[1:]] != ends[left_out[:-1]]) + 1
+        ranges = []
+        for run in np.split(left_out, firsts):
+            first, end, records = int(offsets[run[0]]), int(ends[run[-1]]), len(run)
+            self.state.skip(first, end, records)
+            ranges.append((first, end, records))
+        self._on_skipped(self, ranges)
+        return units[wanted]
 
     # --- what was leased ----------------------------------------------------------------------------------------------
 

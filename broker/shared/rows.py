@@ -4,16 +4,17 @@
     a section          kind u8 | partition u32 | bytes of the group u16 | of the topic u16 | group | topic | payload
     LEASED             token u64 | until i64 | bytes of the member u16 | count u32 | member |
                        count × (offset u64 | size u32 | attempts u32 | priority u8)
-    DONE, SKIPPED      count u32 | count × (start u64 | end u64)
+    DONE               count u32 | count × (start u64 | end u64)
+    SKIPPED            count u32 | count × (start u64 | end u64 | records u32)
     CHANGED            count u32 | count × (offset u64 | until i64 | attempts u32 | state u8)
     STATE              low u64 | ranges u32 | held u32 | ranges × (start u64 | end u64 | records u32) |
                        held × (offset u64 | token u64 | until i64 | size u32 | attempts u32 | priority u8 | state u8)
     FORGOTTEN          nothing
 
-All big-endian. until: Unix milliseconds. DONE: the records [start, end); SKIPPED: bytes without a record. STATE takes
-the place of all that was said of the group and partition before, FORGOTTEN too. serial: grows by each record, in both
-logs together: of a group and partition that are in both, the one with the higher serial counts, which begins with a
-STATE.
+All big-endian. until: Unix milliseconds. DONE: the record [start, end); SKIPPED: bytes that nobody has to acknowledge,
+because the group's filter leaves out the records in them, or there is none. STATE takes the place of all that was said
+of the group and partition before, FORGOTTEN too. serial: grows by each record, in both logs together: of a group and
+partition that are in both, the one with the higher serial counts, which begins with a STATE.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ __all__ = [
     "read_bodies",
     "read_state",
     "sections",
+    "skipped_section",
     "state_section",
 ]
 
@@ -86,6 +88,9 @@ class RowKind(IntEnum):
     FORGOTTEN = 6
 
 
+_ROWS = {RowKind.DONE: _RANGE_ROW, RowKind.SKIPPED: _COUNTED_ROW, RowKind.CHANGED: _CHANGE_ROW}
+
+
 class SharedKey(NamedTuple):
     """A group on a partition of this broker."""
 
@@ -119,10 +124,14 @@ def leased_section(key: SharedKey, grants: Sequence[Grant], token: int, until_ms
     return _section(RowKind.LEASED, key, _LEASED.pack(token, until_ms, len(name), len(grants)) + name + rows)
 
 
-def done_section(key: SharedKey, ranges: Sequence[tuple[int, int]], *, skipped: bool = False) -> bytes:
-    """The records at [start, end) are done; skipped: bytes that hold none."""
-    kind = RowKind.SKIPPED if skipped else RowKind.DONE
-    return _section(kind, key, _COUNT.pack(len(ranges)) + b"".join([_RANGE.pack(*each) for each in ranges]))
+def done_section(key: SharedKey, ranges: Sequence[tuple[int, int]]) -> bytes:
+    """The records at [start, end) are done."""
+    return _section(RowKind.DONE, key, _COUNT.pack(len(ranges)) + b"".join([_RANGE.pack(*each) for each in ranges]))
+
+
+def skipped_section(key: SharedKey, ranges: Sequence[tuple[int, int, int]]) -> bytes:
+    """Nobody has to acknowledge the bytes [start, end), which hold so many records."""
+    return _section(RowKind.SKIPPED, key, _COUNT.pack(len(ranges)) + np.array(ranges, _COUNTED_ROW).tobytes())
 
 
 def changed_section(key: SharedKey, changes: Sequence[tuple[int, int, int, HeldState]]) -> bytes:
@@ -208,7 +217,7 @@ def _payload_bytes(kind: RowKind, body: memoryview, place: int) -> int:
         return int(_STATE.size + ranges * _COUNTED_ROW.itemsize + held * _HELD_ROW.itemsize)
     if kind is RowKind.FORGOTTEN:
         return 0
-    row = _CHANGE_ROW if kind is RowKind.CHANGED else _RANGE_ROW
+    row = _ROWS[kind]
     return int(_COUNT.size + _COUNT.unpack_from(body, place)[0] * row.itemsize)
 
 
@@ -227,9 +236,8 @@ def apply(section: RowSection, state: SharedState) -> None:
         for offset, until, attempts, number in np.frombuffer(payload, _CHANGE_ROW, count, _COUNT.size).tolist():
             state.read_change(offset, until, attempts, _STATES[number])
         return
-    records = int(kind is RowKind.DONE)
-    for start, end in np.frombuffer(payload, _RANGE_ROW, count, _COUNT.size).tolist():
-        state.read_done(start, end, records)
+    for start, end, *records in np.frombuffer(payload, _ROWS[kind], count, _COUNT.size).tolist():
+        state.read_done(start, end, *records)
 
 
 def read_state(payload: memoryview, state: SharedState) -> None:

@@ -408,10 +408,15 @@ class SharedState:
         self._range_of_end[end] = start
         self.done_above += records
 
-    def skip(self, start: int, end: int) -> None:
-        """These bytes hold no record: nobody has to acknowledge them."""
+    @property
+    def known_end(self) -> int:
+        """Where what was leased or done ends; behind it all is new."""
+        return self._known_end
+
+    def skip(self, start: int, end: int, records: int = 0) -> None:
+        """Nobody has to acknowledge these bytes, which hold so many records."""
         if start >= self._known_end or not any(first <= start < last for first, (last, _) in self._ranges.items()):
-            self._mark_done(start, end, 0)
+            self._mark_done(start, end, records)
 
     # --- looking ahead ------------------------------------------------------------------------------------------------
 

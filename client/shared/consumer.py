@@ -14,12 +14,24 @@ from typing import TYPE_CHECKING, Self
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import BackgroundThread
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import ClientError, ConfigError, RequestTimedOut
+from metaq.protocol.errors import ClientError, ConfigError, MetaqError, RequestTimedOut
 from metaq.protocol.limits import MAX_LEASE_MS, MAX_MEMBER_CHARACTERS, MAX_RELEASE_MS, check_group, check_topic
 from metaq.protocol.shared import STARTS
 
-from ..config import SharedConfig, check_call_back, check_call_backs, check_number, check_texts, config_or_default
-from ..metadata import Metadata
+from ..config import (
+    ProducerConfig,
+    SharedConfig,
+    check_call_back,
+    check_call_backs,
+    check_number,
+    check_texts,
+    check_where,
+    config_or_default,
+)
+from ..consumer.listener import RetryLater
+from ..consumer.retry import Retry
+from ..consumer.retrying import FailedMessages, FailedSender
+from ..metadata import LentMetadata, Metadata
 from ..pool import ConnectionPool
 from ..timers import END_SECONDS, TimeLeft
 from ..values import TopicPartition
@@ -30,13 +42,14 @@ from .message import SharedMessage
 if TYPE_CHECKING:
     from ..zookeeper import ZooKeeperMetadata
 
-__all__ = ["OnExhausted", "SharedConsumer"]
+__all__ = ["SharedConsumer"]
 
 log = get_log(__name__)
 
-OnExhausted = Callable[[SharedMessage, BaseException | None], object]
-"""on_exhausted(message, error): it has had max_attempts, the last of which ended with `error`; None if its member has
-ended, or let its lease run out. When this returns the message counts as done; if it raises, the message comes again."""
+_NO_WORD = "its members have ended, or let their leases run out, before they said what became of it"
+"""The cause of a dead letter whose last attempt ended so."""
+
+_RETRY = Retry()
 
 
 class SharedConsumer:
@@ -56,8 +69,7 @@ class SharedConsumer:
         start: str = "earliest",
         lease_seconds: float | None = None,
         ordered_by_key: bool = False,
-        max_attempts: int | None = None,
-        on_exhausted: OnExhausted | None = None,
+        where: str | None = None,
         on_lost: Callable[[SharedMessage], object] | None = None,
         member: str | None = None,
         root: str = "/meta",
@@ -70,8 +82,9 @@ class SharedConsumer:
         group: shared groups have names of their own; one that a Consumer has, too, has nothing in common with it.
         start: where the group begins on a partition that no member has asked for yet: "earliest" or "latest".
         lease_seconds: as in SharedConfig, which it overrides. ordered_by_key: messages that were sent with the same key
-        are leased one at a time, in their order; all members must say the same. max_attempts: after so many a message
-        goes to on_exhausted instead of the handler; None, or without on_exhausted: it keeps coming. on_lost: called
+        are leased one at a time, in their order; all members must say the same. where: only messages for whose
+        properties this holds (docs/filters.md; filtered by the broker, checked again here); the others count as
+        acknowledged, for the whole group, so all members should say the same. on_lost: called
         with a message that was acknowledged or extended too late, when another member may have it; on a thread of the
         consumer, which it must not hold up. member: what operators see; None: one is made of host and process.
         metadata: where the topics are, instead of ZooKeeper.
@@ -86,17 +99,14 @@ class SharedConsumer:
             raise ConfigError("start", repr(start), f"choose {' or '.join(map(repr, STARTS))}")
         if not isinstance(ordered_by_key, bool):
             raise ConfigError("ordered_by_key", repr(ordered_by_key), "choose True or False")
-        if max_attempts is not None:
-            check_number("max_attempts", max_attempts)
-        check_call_backs(on_exhausted=on_exhausted, on_lost=on_lost)
+        chosen = check_where(where)
+        check_call_backs(on_lost=on_lost)
         self.group = check_group(group)
         self.topics = tuple(map(check_topic, check_texts("topics", topics)))
         if not self.topics:
             raise ConfigError("topics", "none", "name at least one topic")
         self.member = _member(member)
         self._config = config
-        self._max_attempts = max_attempts if on_exhausted is not None else None
-        self._on_exhausted = on_exhausted
         self._on_lost = on_lost
         self._clock = clock
         self._guard = ForkGuard("SharedConsumer")
@@ -108,7 +118,8 @@ class SharedConsumer:
 
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata
-        self._core = SharedCore(config, self._lost)
+        self._sender: FailedSender | None = None  # of dead letters
+        self._core = SharedCore(config, self._lost, where=chosen)
         self._driver = SharedDriver(
             self._core,
             config,
@@ -117,6 +128,7 @@ class SharedConsumer:
             self.topics,
             start,
             ordered_by_key,
+            "" if chosen is None else chosen.text,
             metadata,
             self._pool,
             clock,
@@ -231,18 +243,38 @@ class SharedConsumer:
 
     # --- handlers -----------------------------------------------------------------------------------------------------
 
-    def run(self, handler: Callable[[SharedMessage], object], *, threads: int = 1, keep_leases: bool = True) -> None:
+    def run(
+        self,
+        handler: Callable[[SharedMessage], object],
+        *,
+        threads: int = 1,
+        keep_leases: bool = True,
+        retry: Retry = _RETRY,
+    ) -> None:
         """Call `handler` with each message, on so many threads, until stop() or close(). A message whose handler
-        returns is acknowledged. One whose handler raises an Exception is released, and comes again after a pause
-        (SharedConfig.retry_step_seconds); what else it raises ends run(), which raises it.
+        returns is acknowledged. One whose handler raises an Exception comes again after a pause, to any member; what
+        else it raises ends run(), which raises it.
 
-        keep_leases: extend a lease while its handler works. False: a handler that hangs loses its message.
-        Raises as `poll`.
+        keep_leases: extend a lease while its handler works. False: a handler that hangs loses its message. retry: the
+        pauses, and after how many attempts a message is one of the group's dead letters (DeadLetters); those that are
+        sent to the group again come here, too. Raises as `poll`; ConfigError for Retry(ordered=True); InvalidName for
+        a group whose name is too long for its dead letters.
         """
         check_call_back("handler", handler)
         check_number("threads", threads)
+        if not isinstance(retry, Retry):
+            raise ConfigError("retry", repr(retry), "give it a Retry")
+        if retry.ordered:
+            raise ConfigError(
+                "retry",
+                "Retry(ordered=True)",
+                "leave out ordered: a SharedConsumer has no partition that could wait; with ordered_by_key=True those "
+                "behind a message with the same key wait for its next attempt",
+            )
         self._check_open()
-        run = _Run(self, handler, keep_leases)
+        failed = FailedMessages(retry, self.group, self._make_sender, lambda broker: True)
+        self._driver.also_take(failed.retry_topic)
+        run = _Run(self, handler, keep_leases, failed)
         with self._driver.changed:
             self._stopped = False
             self._core.workers = threads
@@ -279,6 +311,8 @@ class SharedConsumer:
             self._driver.changed.notify_all()
         if not self._driver.end(left.part(0.8)):
             log.warning("group %s: brokers have not confirmed everything before the end", self.group)
+        if self._sender is not None:
+            self._sender.close(left.part(0.5))
         self._pool.close(left.part(0.5))
         self._metadata.close(max(left.seconds, END_SECONDS))
 
@@ -295,19 +329,31 @@ class SharedConsumer:
         if self._closed:
             raise ClientError("this SharedConsumer is closed")
 
-    def _retry_delay(self, message: SharedMessage) -> float:
-        config = self._config
-        return min(config.retry_max_seconds, config.retry_step_seconds * message.attempts)
+    def _make_sender(self) -> FailedSender:
+        from ..producer import Producer  # a consumer that never fails does without one
+
+        with self._driver.changed:
+            if self._sender is None:
+                config = ProducerConfig(connection=self._config.connection)
+                self._sender = Producer(config=config, metadata=LentMetadata(self._metadata))
+            return self._sender
 
 
 class _Run:
     """One run of a handler."""
 
-    def __init__(self, consumer: SharedConsumer, handler: Callable[[SharedMessage], object], keep: bool) -> None:
+    def __init__(
+        self,
+        consumer: SharedConsumer,
+        handler: Callable[[SharedMessage], object],
+        keep: bool,
+        failed: FailedMessages,
+    ) -> None:
         self.failure: BaseException | None = None
         self._consumer = consumer
         self._handler = handler
         self._keep = keep
+        self._failed = failed
 
     def work(self) -> None:
         """A worker's thread."""
@@ -328,56 +374,59 @@ class _Run:
             self._consumer._driver.changed.notify_all()
 
     def _handle(self, message: SharedMessage) -> None:
-        consumer = self._consumer
-        most = consumer._max_attempts
-        if most is not None and message.attempts > most:  # members have ended over it
-            self._exhausted(message, None)
+        consumer, most = self._consumer, self._failed.retry.attempts
+        if message.attempts > most:  # members have ended over it
+            self._bury(message, message.attempts - 1, TimeoutError(_NO_WORD))
             return
         try:
             self._handler(message)
         except Exception as error:
             if message.is_settled:
                 log.warning("group %s: the handler of a settled message failed", consumer.group, exc_info=error)
-            elif most is not None and message.attempts >= most:
-                self._exhausted(message, error)
+            elif message.attempts >= most:
+                self._bury(message, message.attempts, error)
             else:
-                delay = consumer._retry_delay(message)
-                log.warning(
-                    "group %s: the handler failed on %s %s @%d, attempt %d: again in %g s",
-                    consumer.group,
-                    message.topic,
-                    message.partition,
-                    message.offset,
-                    message.attempts,
-                    delay,
-                    exc_info=error,
-                )
-                consumer.release(message, delay=delay)
+                self._try_again(message, "the handler failed", error)
         except BaseException:
             consumer.release(message)
             raise
         else:
             consumer.ack(message)
 
-    def _exhausted(self, message: SharedMessage, error: BaseException | None) -> None:
+    def _try_again(self, message: SharedMessage, what: str, error: BaseException) -> None:
+        pause = self._failed.pause(message.attempts)
+        log.warning(
+            "group %s: %s on %s %s @%d, attempt %d: again in %g s",
+            self._consumer.group,
+            what,
+            message.topic,
+            message.partition,
+            message.offset,
+            message.attempts,
+            pause,
+            exc_info=None if isinstance(error, RetryLater) else error,
+        )
+        self._consumer.release(message, delay=pause)
+
+    def _bury(self, message: SharedMessage, attempts: int, error: Exception) -> None:
+        """Make it a dead letter. It is acknowledged when that is stored: if this fails, it comes again."""
         consumer = self._consumer
-        assert consumer._on_exhausted is not None
+        failure = self._failed.failure(message, error, attempts)
         try:
-            consumer._on_exhausted(message, error)
-        except Exception as failure:
-            delay = consumer._retry_delay(message)
-            log.error(
-                "group %s: on_exhausted failed on %s %s @%d: again in %g s",
-                consumer.group,
-                message.topic,
-                message.partition,
-                message.offset,
-                delay,
-                exc_info=failure,
-            )
-            consumer.release(message, delay=delay)
-        else:
-            consumer.ack(message)
+            self._failed.send(message, failure).future.result()
+        except MetaqError as refusal:
+            self._try_again(message, "no broker has taken a dead letter", refusal)
+            return
+        log.error(
+            "group %s: %s %s @%d is a dead letter after %d attempts: %s",
+            consumer.group,
+            message.topic,
+            message.partition,
+            message.offset,
+            attempts,
+            failure.cause,
+        )
+        consumer.ack(message)
 
 
 def _member(name: str | None) -> str:

@@ -13,11 +13,14 @@ from typing import NamedTuple
 
 from metaq.coordination.backoff import Backoff
 from metaq.protocol.limits import MAX_ACQUIRED
+from metaq.protocol.own_topics import is_own_topic
 from metaq.protocol.record import MAX_PRIORITY
 from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
+from metaq.protocol.where import Where
 
 from ..config import SharedConfig
 from ..values import TopicPartition
+from ..wall_clock import WallClock, now_ms
 from . import tuning
 from .message import SharedMessage
 
@@ -69,16 +72,26 @@ class SharedCore:
     idle: who waits for a message now, as the driver counts them. workers: who work on messages, run()'s threads, or 1.
     """
 
-    def __init__(self, config: SharedConfig, on_lost: Callable[[SharedMessage], None] = lambda message: None) -> None:
-        """on_lost: called with a message whose settlement came too late: another member has it, or has had it."""
+    def __init__(
+        self,
+        config: SharedConfig,
+        on_lost: Callable[[SharedMessage], None] = lambda message: None,
+        *,
+        where: Where | None = None,
+        now_ms: WallClock = now_ms,
+    ) -> None:
+        """on_lost: called with a message whose settlement came too late: another member has it, or has had it. where:
+        what it does not hold for is acknowledged, and given to nobody."""
         self.idle = 0
         self.workers = 1
         self.is_due = False
         """Whether `next_time` is earlier than it was; for the driver, which sets it back."""
         self.acknowledged = self.lost = self.damaged = 0
-        """Messages since the start."""
+        """Messages since the start; acknowledged ones with those that were left out, or had expired."""
         self._config = config
         self._on_lost = on_lost
+        self._where = where
+        self._now_ms = now_ms
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._turn: deque[_Partition] = deque()  # who is asked next
         self._buffers: list[deque[SharedMessage]] = [deque() for _ in range(MAX_PRIORITY + 1)]
@@ -114,8 +127,10 @@ class SharedCore:
                 self._buffered -= 1
                 if message.lease_until - now < self._config.lease_seconds * tuning.STALE_PART:
                     self._settle(message, SettleAction.RETURN, 0, now)
-                    continue
-                taken.append(message)
+                elif message.has_expired(self._now_ms()):
+                    self._settle(message, SettleAction.ACK, 0, now)
+                else:
+                    taken.append(message)
         for message in taken:
             message.handed_at = now
             if keep:
@@ -132,9 +147,17 @@ class SharedCore:
         for message in messages:
             if self._closing:
                 self._settle(message, SettleAction.RETURN, 0, now)
-                continue
-            self._buffers[message.priority].append(message)
-            self._buffered += 1
+            elif self._leaves_out(message):
+                self._settle(message, SettleAction.ACK, 0, now)
+            else:
+                self._buffers[message.priority].append(message)
+                self._buffered += 1
+
+    def _leaves_out(self, message: SharedMessage) -> bool:
+        """A filter that a message has passed once is not asked when it comes again from the group's own topic."""
+        if self._where is None or is_own_topic(message.leased_from.topic):
+            return False
+        return not self._where.holds_for(message.body, message.flag)
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
         """It came with a wrong checksum: the broker may read it again, or find its damage."""
@@ -166,15 +189,16 @@ class SharedCore:
     def extend(self, message: SharedMessage, seconds: float, now: float) -> None:
         """Its lease ends in so many seconds."""
         message.lease_until = now + seconds
-        self._say(message, Settlement(message.offset, message.token, round(seconds * 1000), SettleAction.EXTEND), now)
+        ms = round(seconds * 1000)
+        self._say(message, Settlement(message.leased_at, message.token, ms, SettleAction.EXTEND), now)
 
     def _settle(self, message: SharedMessage, action: SettleAction, ms: int, now: float) -> None:
         message.is_settled = True
         self._kept.pop(id(message), None)
-        self._say(message, Settlement(message.offset, message.token, ms, action), now)
+        self._say(message, Settlement(message.leased_at, message.token, ms, action), now)
 
     def _say(self, message: SharedMessage, settlement: Settlement, now: float) -> None:
-        found = self._partitions[message.partition]
+        found = self._partitions[message.leased_from]
         found.due.append(_Due(message, settlement, 0))
         count = len(found.due)
         if count == 1:

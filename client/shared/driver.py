@@ -15,6 +15,7 @@ from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestRefused, RequestTimedOut, SharedRefused
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import SHARED_MARK
+from metaq.protocol.own_topics import is_own_topic
 from metaq.protocol.record import HEADER, HEADER_BYTES
 from metaq.protocol.shared import (
     AcquireReply,
@@ -28,6 +29,7 @@ from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 
 from ..config import SharedConfig
 from ..connection import Connection, Endpoint
+from ..message import Message, as_original
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..questions.asking import accepted
@@ -58,6 +60,7 @@ class SharedDriver:
         topics: Sequence[str],
         start: str,
         ordered: bool,
+        where: str,
         metadata: Metadata,
         pool: ConnectionPool,
         clock: Callable[[], float] = time.monotonic,
@@ -68,9 +71,10 @@ class SharedDriver:
         self._config = config
         self._group = group
         self._member = member
-        self._topics = topics
+        self._topics = tuple(topics)
         self._start = start
         self._ordered = ordered
+        self._where = where
         self._metadata = metadata
         self._pool = pool
         self._clock = clock
@@ -85,6 +89,12 @@ class SharedDriver:
         self._look()
         self._metadata.on_change(lambda topic: self._topics_changed())
         self._thread = BackgroundThread(self._run, "metaq-shared")
+
+    def also_take(self, topic: str) -> None:
+        """Lease messages of this topic, too. Any thread."""
+        if topic not in self._topics:
+            self._topics = (*self._topics, topic)
+            self._topics_changed()
 
     def ring(self) -> None:
         """Something has changed that the core may act on."""
@@ -200,6 +210,7 @@ class SharedDriver:
                 action.wait_ms,
                 self._start,
                 self._ordered,
+                self._where,
             )
             ext = request.to_ext()
             connection.submit(
@@ -233,10 +244,16 @@ class SharedDriver:
         until = now + self._config.lease_seconds
         good: list[SharedMessage] = []
         damaged: list[SharedMessage] = []
+        may_be_copies = is_own_topic(partition.topic)
         for offset, token, attempts, record in leased:
             length, checksum, identity, flag = HEADER.unpack_from(record)
             body = bytes(record[HEADER_BYTES:])
-            message = SharedMessage(partition, offset, identity, flag, body)
+            original = Message(partition, offset, identity, flag, body)
+            if may_be_copies:
+                original = as_original(original)
+                attempts += original.attempts - 1
+            message = SharedMessage(*original)
+            message.leased_from, message.leased_at = partition, offset
             message.attempts, message.token, message.lease_until = attempts, token, until
             right = len(body) == length and crc32(body) & 0x7FFFFFFF == checksum
             (good if right else damaged).append(message)

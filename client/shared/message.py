@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from ..message import Message
+from ..values import TopicPartition
 
 __all__ = ["SharedMessage"]
 
 
 class SharedMessage(Message):
-    """A Message that this member has for some time.
+    """A Message that this member has for some time. One of the dead letters that was sent to its group again is the
+    message as it was: partition, offset and id are those of the first time.
 
     attempts: how often it was leased, to any member, this time included: 1 = nobody has had it before. lease_until:
-    when the lease ends, by time.monotonic(), as far as this member knows.
+    when the lease ends, by time.monotonic(), as far as this member knows. leased_from, leased_at: the partition and the
+    byte position in it that the lease is of.
     """
+
+    leased_from: TopicPartition
+    leased_at: int
 
     attempts: int = 1
     lease_until: float = 0.0

@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-TOPICS = {"pictures": 1, "broken-pictures": 1}
+TOPICS = {"pictures": 1}
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "messages.md").read_text("utf-8")
 
 
-def test_the_examples_of_the_section_run(brokers):
+def test_the_examples_of_the_section_run(brokers, capsys):
     (section,) = re.findall(r"^## Many consumers of one partition.*?(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
     examples = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert len(examples) == 4
@@ -18,3 +18,4 @@ def test_the_examples_of_the_section_run(brokers):
     done = names["done"]
     assert isinstance(done, list)
     assert {name for name, _ in done} >= {"portrait.jpg", "archive/0.jpg", "archive/499.jpg"}
+    assert capsys.readouterr().out == "b'report.docx' 3 ValueError: this is no picture\n"

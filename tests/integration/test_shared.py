@@ -3,10 +3,12 @@
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from metaq import SharedConfig, SharedConsumer, SharedMessage
+from metaq import DeadLetters, Retry, SharedConfig, SharedConsumer, SharedMessage
 from metaq.errors import ConfigError, SharedRefused
 from tests.waiting import eventually
 
@@ -74,32 +76,89 @@ def test_a_member_that_ends_without_a_word_leaves_its_messages_to_others_when_it
         assert second.poll(1.5) == []
 
 
-def test_what_fails_comes_again_and_then_goes_to_on_exhausted(brokers, producer):
-    producer.send("many", b"poison")
+RETRY = Retry(attempts=3, first=0.05, factor=1, jitter=0)
+
+
+def test_what_fails_comes_again_then_is_a_dead_letter_and_comes_once_more_when_that_is_redriven(brokers, producer):
+    producer.send("many", b"poison", key="k", properties={"n": 1})
     producer.send("many", b"good")
-    handled, exhausted = [], []
+    handled, is_mended = [], False
 
     def handle(message: SharedMessage):
-        handled.append((message.payload, message.attempts))
-        if message.payload == b"poison":
+        place = (message.topic, message.keys, dict(message.properties)) if message.payload == b"poison" else None
+        handled.append((message.payload, message.attempts, place))
+        if message.payload == b"poison" and not is_mended:
             raise ValueError("it cannot be read")
 
-    consumer = SharedConsumer(
-        brokers.connect,
-        group="g",
-        topics=["many"],
-        max_attempts=3,
-        on_exhausted=lambda message, error: exhausted.append((message.payload, message.attempts, str(error))),
-        config=SharedConfig(retry_step_seconds=0.05),
-    )
-    thread = threading.Thread(target=consumer.run, args=(handle,), kwargs={"threads": 2}, daemon=True)
-    thread.start()
-    eventually(lambda: exhausted, what="on_exhausted")
-    consumer.flush()
-    consumer.close()
-    thread.join(10)
-    assert sorted(handled) == [(b"good", 1), (b"poison", 1), (b"poison", 2), (b"poison", 3)]
-    assert exhausted == [(b"poison", 3, "it cannot be read")]
+    with (
+        SharedConsumer(brokers.connect, group="g", topics=["many"]) as consumer,
+        DeadLetters(brokers.connect, group="g") as letters,
+    ):
+        run = partial(consumer.run, handle, threads=2, retry=RETRY)
+        threading.Thread(target=run, daemon=True).start()
+        eventually(letters.count, what="a dead letter")
+        (letter,) = letters.read()
+        assert (letter.original.payload, letter.attempts, letter.cause) == (
+            b"poison",
+            3,
+            "ValueError: it cannot be read",
+        )
+        place = ("many", ("k",), {"n": 1})
+        assert sorted(handled) == [(b"good", 1, None), *((b"poison", number, place) for number in (1, 2, 3))]
+        eventually(lambda: consumer.counts[0] == 2, what="that both are done")
+        is_mended = True
+        handled.clear()
+        assert len(list(letters.redrive([letter], to="group"))) == 1
+        eventually(lambda: handled, what="the redriven message")
+        assert handled == [(b"poison", 1, place)]
+        eventually(lambda: consumer.counts[0] == 3, what="that it is done")
+        assert letters.count() == 0
+
+
+def test_a_message_whose_members_die_of_it_is_a_dead_letter_that_says_so(brokers, producer):
+    producer.send("jobs", b"deadly")
+    for attempt in (1, 2):
+        with SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=0.2) as consumer:
+            assert taken(consumer, 1)[0].attempts == attempt
+    with (
+        SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer,
+        DeadLetters(brokers.connect, group="g") as letters,
+    ):
+        run = partial(consumer.run, pytest.fail, retry=replace(RETRY, attempts=2))
+        threading.Thread(target=run, daemon=True).start()
+        eventually(letters.count, what="a dead letter")
+        (letter,) = letters.read()
+        assert (letter.original.payload, letter.attempts) == (b"deadly", 2)
+        assert "let their leases run out" in letter.cause
+
+
+def test_a_filter_leaves_messages_out_for_the_whole_group_and_for_good(brokers, producer):
+    for number in range(500):
+        producer.send_async("jobs", b"%d" % number, properties={"n": number})
+    producer.flush()
+    where = "n >= 240 AND n < 245"
+    with SharedConsumer(brokers.connect, group="g", topics=["jobs"], where=where) as consumer:
+        messages = taken(consumer, 5)
+        assert [message.payload for message in messages] == [b"240", b"241", b"242", b"243", b"244"]
+        assert consumer.poll(0.3) == []
+        consumer.ack(*messages)
+        consumer.flush()
+        assert consumer.counts == (5, 0)  # the broker left out the others
+    with SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer:
+        assert consumer.poll(0.5) == []
+        producer.send("jobs", b"new", properties={"n": 1})
+        assert [message.payload for message in taken(consumer, 1)] == [b"new"]
+    with SharedConsumer(brokers.connect, group="other", topics=["jobs"]) as consumer:
+        assert len(taken(consumer, 501)) == 501
+
+
+def test_what_has_expired_is_given_to_nobody(brokers, producer):
+    producer.send("jobs", b"stale", ttl=0.05)
+    time.sleep(0.1)
+    producer.send("jobs", b"fresh", ttl=60)
+    with SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer:
+        assert [message.payload for message in taken(consumer, 1)] == [b"fresh"]
+        assert consumer.poll(0.3) == []
 
 
 def test_a_handler_may_work_longer_than_its_lease(brokers, producer):
@@ -109,17 +168,17 @@ def test_a_handler_may_work_longer_than_its_lease(brokers, producer):
 
     def handle(message):
         times.append(message.attempts)
-        time.sleep(2.5)
+        time.sleep(4.5)
         done.set()
 
     with (
-        SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=0.8) as consumer,
+        SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=2.0) as consumer,
         SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as other,
     ):
         thread = threading.Thread(target=consumer.run, args=(handle,), daemon=True)
         thread.start()
         eventually(lambda: times, what="the handler")
-        assert other.poll(2.0) == []
+        assert other.poll(3.5) == []
         assert done.wait(10)
         eventually(lambda: consumer.counts[0] == 1, what="the acknowledgement")
         assert consumer.counts == (1, 0)
@@ -194,7 +253,15 @@ def test_options_that_there_are_not_are_refused_with_what_to_choose(brokers):
         ({"start": "middle"}, "earliest"),
         ({"lease_seconds": 0}, "lease_seconds"),
         ({"topics": []}, "topics"),
-        ({"max_attempts": 0}, "max_attempts"),
+        ({"where": "n >"}, "where"),
     ):
         with pytest.raises(ConfigError, match=text):
             SharedConsumer(brokers.connect, **{"group": "g", "topics": ["jobs"]} | options)
+
+
+def test_the_order_of_a_partition_cannot_wait_for_a_retry(brokers):
+    with SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer:
+        with pytest.raises(ConfigError, match="ordered_by_key"):
+            consumer.run(print, retry=Retry(ordered=True))
+        with pytest.raises(ConfigError, match="give it a Retry"):
+            consumer.run(print, retry=3)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.record import HEADER_BYTES, attribute_of, decode_attribute
 from metaq.protocol.shared import (
     AcquireReply,
     AcquireRequest,
@@ -23,6 +23,7 @@ from metaq.protocol.shared import (
     encode_settlements,
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.properties import LISTED, body_with
 from tests.unit.broker.harness import Harness, Peer, put
 
 Make = Callable[..., Harness]
@@ -85,12 +86,22 @@ def ack(each: Leased) -> Settlement:
 
 def filled(harness: Harness, count: int, topic: str = "t", flag: int = 0, first: int = 0) -> Peer:
     peer = harness.connect()
-    for number in range(first, first + count):
-        peer.send(put(topic, 0, b"%d" % number, flag=flag))
+    send(harness, peer, [b"%d" % number for number in range(first, first + count)], topic, flag)
+    return peer
+
+
+def send(harness: Harness, peer: Peer, bodies: list[bytes], topic: str = "t", flag: int = 0) -> None:
+    for body in bodies:
+        peer.send(put(topic, 0, body, flag=flag))
     harness.threads.run()
     harness.turn()
     peer.answers()
-    return peer
+
+
+def numbered(found: list[Leased]) -> list[object]:
+    """The property n of each."""
+    raw = [attribute_of(each.record[HEADER_BYTES:], LISTED) for each in found]
+    return [decode_attribute(each, LISTED).properties["n"] for each in raw]
 
 
 def status(harness: Harness, peer: Peer) -> dict[str, Any]:
@@ -296,3 +307,33 @@ def test_the_version_says_that_messages_are_leased_here(make: Make) -> None:
 def test_a_frame_without_a_member_is_refused(make: Make) -> None:
     frame: Frame = make().connect().ask_frame(encode_frame(RequestCode.ACQUIRE, 1, {"topic": "t", "partition": 0}))
     assert frame.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+def test_what_a_filter_leaves_out_is_done_for_the_group_over_restarts_and_what_it_holds_for_is_not(make: Make) -> None:
+    harness = make()
+    peer = harness.connect()
+    send(harness, peer, [body_with({"n": number}) for number in range(6)], flag=LISTED)
+    found = leased(harness, peer, acquire(most=1))
+    assert numbered(found) == [0]
+    found += leased(harness, peer, acquire(where="n = 7 OR n = 9"))
+    assert numbered(found) == [0, 1, 2, 3, 4, 5]  # these had been looked at: their member checks them
+    settled(harness, peer, *map(ack, found))
+    send(harness, peer, [body_with({"n": number}) for number in range(6, 12)], flag=LISTED)
+    found = leased(harness, peer, acquire(where="n = 7 OR n = 9"))
+    assert numbered(found) == [7, 9]
+    assert status(harness, peer)["left"] == 2
+    settled(harness, peer, ack(found[1]))
+    harness.close()
+    harness = make()
+    peer = harness.connect()
+    assert status(harness, peer)["left"] == 1
+    harness.reactor.advance(31)
+    assert numbered(leased(harness, peer, acquire())) == [7]
+
+
+def test_a_filter_that_cannot_be_read_is_refused(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 1)
+    frame = peer.ask_frame(acquire(where="n >"))
+    assert frame.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "where" in frame.remark

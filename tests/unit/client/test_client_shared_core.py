@@ -1,0 +1,117 @@
+"""What a shared consumer says of the messages that it was leased, without a broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from metaq.client.config import SharedConfig
+from metaq.client.message import Message
+from metaq.client.shared.core import Acquiring, Settle, SharedCore
+from metaq.client.shared.message import SharedMessage
+from metaq.client.values import TopicPartition
+from metaq.protocol.record import EXPIRES_FLAG, encode_attributes, encode_body
+from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
+from metaq.protocol.where import parse_where
+from tests.properties import LISTED, body_with
+
+T = TopicPartition("t", 0, 0)
+NOW_MS = 1_000_000
+
+
+class Leasing:
+    """A core with one partition, whose broker leases what a test says. Seconds pass as a test says."""
+
+    def __init__(self, where: str | None = None, partition: TopicPartition = T) -> None:
+        self.lost: list[SharedMessage] = []
+        self.now = 0.0
+        self.partition = partition
+        config = SharedConfig(settle_linger_ms=0, lease_seconds=10.0)
+        chosen = None if where is None else parse_where(where)
+        self.core = SharedCore(config, self.lost.append, where=chosen, now_ms=lambda: NOW_MS + round(self.now * 1000))
+        self.core.use([partition])
+        self.core.idle = 10
+
+    def lease(self, *messages: Message) -> None:
+        assert [type(each) for each in self.core.actions(self.now)] == [Acquiring]
+        arrived = []
+        for number, message in enumerate(messages):
+            shared = SharedMessage(*message)
+            shared.leased_from, shared.leased_at, shared.token = self.partition, number, 100 + number
+            shared.lease_until = self.now + 10.0
+            arrived.append(shared)
+        self.core.arrived(self.partition, arrived, 0, self.now)
+
+    def said(self, outcome: SettleOutcome = SettleOutcome.DONE) -> list[Settlement]:
+        said: list[Settlement] = []
+        for action in self.core.actions(self.now):
+            if isinstance(action, Settle):
+                said += action.settlements
+                self.core.settled(action.partition, [outcome] * len(action.settlements))
+        return said
+
+
+def message(payload: bytes = b"x", flag: int = 0, partition: TopicPartition = T) -> Message:
+    return Message(partition, 7, 8, flag, payload)
+
+
+def orders(*amounts: int) -> list[Message]:
+    return [message(body_with({"amount": each}), LISTED) for each in amounts]
+
+
+def test_what_the_filter_does_not_hold_for_is_acknowledged_unseen() -> None:
+    leasing = Leasing("amount > 10")
+    leasing.lease(*orders(5, 15, 25, 6))
+    taken = leasing.core.take(10, leasing.now)
+    assert [each.properties["amount"] for each in taken] == [15, 25]
+    assert leasing.said() == [Settlement(number, 100 + number, 0, SettleAction.ACK) for number in (0, 3)]
+
+
+def test_a_message_that_comes_to_the_group_again_has_passed_the_filter_already() -> None:
+    leasing = Leasing("amount > 10", TopicPartition("%RETRY%g", 0, 0))
+    leasing.lease(*orders(5))
+    (taken,) = leasing.core.take(1, leasing.now)
+    leasing.core.ack(taken, leasing.now)
+    assert (taken.partition, taken.offset) == (T, 7)  # where it was first, and not where the lease is
+    assert leasing.said() == [Settlement(0, 100, 0, SettleAction.ACK)]
+
+
+@pytest.mark.parametrize(("seconds", "comes"), [(0.0, True), (2.0, False)])
+def test_what_expires_while_it_is_here_is_acknowledged_unseen(seconds: float, comes: bool) -> None:
+    flag, text = encode_attributes(reserved={"metaq.expires": str(NOW_MS + 1000)})
+    leasing = Leasing()
+    leasing.lease(message(encode_body(b"x", flag, text), flag | EXPIRES_FLAG), message())
+    leasing.now = seconds
+    assert [each.payload for each in leasing.core.take(10, leasing.now)] == [b"x"] * (1 + comes)
+    assert leasing.said() == ([] if comes else [Settlement(0, 100, 0, SettleAction.ACK)])
+
+
+def test_a_message_that_waited_for_half_of_its_lease_goes_back_unworked() -> None:
+    leasing = Leasing()
+    leasing.lease(message())
+    leasing.now = 5.1
+    assert leasing.core.take(1, leasing.now) == []
+    assert leasing.said() == [Settlement(0, 100, 0, SettleAction.RETURN)]
+
+
+def test_an_acknowledgement_that_came_too_late_is_told() -> None:
+    leasing = Leasing()
+    leasing.lease(message(), message())
+    first, second = leasing.core.take(2, leasing.now)
+    leasing.core.ack(first, leasing.now)
+    leasing.said(SettleOutcome.LOST)
+    leasing.core.release(second, 1.5, leasing.now)
+    assert leasing.said() == [Settlement(1, 101, 1500, SettleAction.RELEASE)]
+    assert leasing.lost == [first]
+    assert (leasing.core.acknowledged, leasing.core.lost) == (0, 1)
+
+
+def test_a_lease_is_kept_while_a_handler_works_and_not_after_that() -> None:
+    leasing = Leasing()
+    leasing.lease(message())
+    (taken,) = leasing.core.take(1, leasing.now, keep=True)
+    leasing.now = 5.1
+    assert leasing.said() == [Settlement(0, 100, 10_000, SettleAction.EXTEND)]
+    leasing.core.ack(taken, leasing.now)
+    leasing.now = 11.0
+    assert leasing.said() == [Settlement(0, 100, 0, SettleAction.ACK)]
+    assert leasing.said() == []
