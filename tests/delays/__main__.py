@@ -22,7 +22,8 @@ def main() -> int:
         found = live(Path(directory), options.kills, options.seconds, options.seed)
     bad = found.lost, found.twice, found.early, found.came_although_cancelled
     print(
-        f"{options.kills} kills in {time.monotonic() - started:.0f} s: {found.acknowledged} messages acknowledged, "
+        f"{options.kills} kills of the broker and {found.sender_kills} of processes with producers in "
+        f"{time.monotonic() - started:.0f} s: {found.acknowledged} messages acknowledged, "
         f"{found.cancelled} of them cancelled; lost {len(found.lost)}, twice {len(found.twice)}, early "
         f"{len(found.early)}, came although cancelled {len(found.came_although_cancelled)}; failed {len(found.failed)}"
     )

@@ -1,8 +1,11 @@
-"""A broker that is killed again and again while producers send delayed messages and cancel some, and what it stored."""
+"""A broker and producers that are killed again and again, with delayed messages, of which some are cancelled, and what
+is stored then."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -56,9 +59,10 @@ def stored(data: Path) -> Iterator[Stored]:
 class Sending(threading.Thread):
     """Sends in one way until told to stop; knows what was acknowledged, with its result, and what was cancelled."""
 
-    def __init__(self, topic: str, way: str, address: str, seed: int) -> None:
+    def __init__(self, topic: str, way: str, address: str, seed: int, name: str = "") -> None:
         super().__init__(daemon=True)
         self.topic = topic
+        self._own = name.encode()
         self.way = way
         self.acknowledged: dict[bytes, SendResult] = {}
         self.cancelled: set[bytes] = set()
@@ -83,7 +87,8 @@ class Sending(threading.Thread):
 
     def _payload(self) -> bytes:
         self._count += 1
-        return b"%s/%s/%d/" % (self.topic.encode(), self.way.encode(), self._count) + b"x" * (self._count % 97)
+        place = self._own, self.topic.encode(), self.way.encode(), self._count
+        return b"%s/%s/%s/%d/" % place + b"x" * (self._count % 97)
 
     def _when(self) -> dict[str, Any]:
         seconds = self._random.choice((0.0, 0.01, 0.3, LONGEST_SECONDS)) * self._random.random()
@@ -159,10 +164,12 @@ class Proxy(threading.Thread):
 
 
 class Findings(NamedTuple):
-    """Payloads that should not be so. acknowledged: how many messages were; cancelled: how many of them."""
+    """Payloads that should not be so. acknowledged: how many messages were; cancelled: how many of them.
+    sender_kills: of processes with producers."""
 
     acknowledged: int
     cancelled: int
+    sender_kills: int
     lost: list[bytes]
     twice: list[bytes]
     early: list[bytes]
@@ -170,23 +177,33 @@ class Findings(NamedTuple):
     failed: list[MetaqError]
 
 
-def judge(found: list[Stored], threads: list[Sending]) -> Findings:
-    """What the threads know beside what lies in the partitions."""
-    acknowledged = {payload: result for each in threads for payload, result in each.acknowledged.items()}
+def due_ms_of(result: SendResult) -> int:
+    assert result.due is not None
+    return round(result.due.timestamp() * 1000)
+
+
+def judge(found: list[Stored], threads: list[Sending], books: list[Path], sender_kills: int) -> Findings:
+    """What the threads, and the processes by their books, know beside what lies in the partitions."""
+    dues = {payload: due_ms_of(result) for each in threads for payload, result in each.acknowledged.items()}
+    for path in books:
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        for line in lines:
+            if line.endswith(b"\n"):  # its process was killed while it wrote the last one
+                payload, due = line.split()
+                dues[payload] = int(due)
     cancelled = {payload for each in threads for payload in each.cancelled}
     undecided = {payload for each in threads for payload in each.undecided}
     counts = Counter(each.payload for each in found)
-    dues = {payload: result.due for payload, result in acknowledged.items()}
     early = []
     for each in found:
-        due = dues.get(each.payload)
-        due_ms = each.due_ms if due is None else round(due.timestamp() * 1000)
+        due_ms = dues.get(each.payload, each.due_ms)
         if due_ms is not None and each.time_ms < due_ms:
             early.append(each.payload)
     return Findings(
-        len(acknowledged),
+        len(dues),
         len(cancelled),
-        [each for each in acknowledged if each not in counts and each not in cancelled and each not in undecided],
+        sender_kills,
+        [each for each in dues if each not in counts and each not in cancelled and each not in undecided],
         [payload for payload, count in counts.items() if count > 1],
         early,
         [each for each in cancelled if each in counts],
@@ -195,7 +212,8 @@ def judge(found: list[Stored], threads: list[Sending]) -> Findings:
 
 
 def live(directory: Path, kills: int, seconds: float, seed: int) -> Findings:
-    """A broker with so many kills, one after about so many seconds each; then until all is delivered."""
+    """A broker with so many kills, one after about so many seconds each, and between them as many kills of processes
+    with producers; then until all is delivered."""
     rng = random.Random(seed)
     ini = server_ini(directory / "data", TOPICS)
     proxy = Proxy()
@@ -208,12 +226,19 @@ def live(directory: Path, kills: int, seconds: float, seed: int) -> Findings:
     ]
     for each in threads:
         each.start()
-    for _ in range(kills):
-        time.sleep(rng.uniform(0.5, 1.5) * seconds)
+    books = [directory / f"sender-{number}.books" for number in range(2)]
+    senders = [_sender(proxy.address, seed, path) for path in books]
+    for kill in range(kills):
+        time.sleep(rng.uniform(0.2, 0.8) * seconds)
+        _end(senders[kill % 2])
+        senders[kill % 2] = _sender(proxy.address, seed + kill + 1, books[kill % 2])
+        time.sleep(rng.uniform(0.3, 0.7) * seconds)
         broker.kill()
         broker = RunningBroker(directory, ini)
         proxy.port = broker.port
     time.sleep(seconds)
+    for sender in senders:
+        _end(sender)
     for each in threads:
         each.stopping.set()
     for each in threads:
@@ -222,4 +247,16 @@ def live(directory: Path, kills: int, seconds: float, seed: int) -> Findings:
     time.sleep(LONGEST_SECONDS + 1.0)
     assert broker.stop() == 0
     proxy.close()
-    return judge(list(stored(directory / "data")), threads)
+    return judge(list(stored(directory / "data")), threads, books, kills + len(senders))
+
+
+def _sender(address: str, seed: int, path: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "tests.delays.sender", address, str(seed), str(path)]
+    return subprocess.Popen(words, stdin=subprocess.PIPE)
+
+
+def _end(sender: subprocess.Popen[bytes]) -> None:
+    sender.kill()
+    sender.wait()
+    assert sender.stdin is not None
+    sender.stdin.close()
