@@ -35,10 +35,11 @@ SESSION_SECONDS = 2.0
 
 
 class BrokerSet:
-    """Nodes of the set 0."""
+    """Nodes of the set 0. settings: more lines of the topic's section in server.ini."""
 
-    def __init__(self, connect: str, directory: Path) -> None:
+    def __init__(self, connect: str, directory: Path, settings: str = "") -> None:
         self.connect = connect
+        self._settings = f"numPartitions={PARTITIONS}\n{settings}"
         self._directory = directory
         self.nodes: dict[str, RunningBroker] = {}
         self._session = ZkSession(connect)
@@ -47,7 +48,7 @@ class BrokerSet:
         directory = self._directory / name
         (directory / "data").mkdir(parents=True, exist_ok=True)
         zookeeper = f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}"
-        ini = server_ini(directory / "data", {TOPIC: f"numPartitions={PARTITIONS}"}, zookeeper=zookeeper)
+        ini = server_ini(directory / "data", {TOPIC: self._settings}, zookeeper=zookeeper)
         if name in self.nodes:  # where it was
             ini = ini.replace("serverPort=0", f"serverPort={self.nodes[name].port}")
         module = ("-m", "metaq", "broker", "--node", name, "--zone", zone, "-f")

@@ -1,0 +1,85 @@
+"""Requests and replies, compressed messages and those that expire, in a broker set whose leader is killed meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq import Consumer, Message, Producer, ProducerConfig
+from metaq.protocol.record import COMPRESSED_FLAG
+from tests.integration.test_sets_clients import BrokerSet
+from tests.waiting import DEADLINE, eventually
+
+TOPIC = "t"
+LONG = b'{"name": "value", "again": "and again"}' * 200
+
+
+@pytest.fixture
+def nodes(chroot: str, tmp_path: Path) -> Iterator[BrokerSet]:
+    found = BrokerSet(chroot, tmp_path, "acceptCompressed=true")
+    try:
+        found.start("a", "east")
+        found.start("b", "west")
+        found.begin()
+        yield found
+    finally:
+        found.stop()
+
+
+def kill_leader(nodes: BrokerSet) -> None:
+    former, epoch = nodes.leader, nodes.epoch
+    nodes.nodes[former].kill()
+    eventually(lambda: nodes.epoch > epoch and nodes.view.master is not None, what="an election")
+
+
+def test_requests_are_answered_by_way_of_the_next_leader(nodes: BrokerSet) -> None:
+    with (
+        Producer(nodes.connect) as server,
+        Producer(nodes.connect) as asking,
+        Consumer(nodes.connect, group="servers", topics=[TOPIC]) as consumer,
+    ):
+
+        def answer(request: Message) -> None:
+            server.reply(request, request.payload.upper(), timeout=DEADLINE)
+
+        thread = threading.Thread(target=consumer.run, args=(answer,), kwargs={"max_retries": None})
+        thread.start()
+        try:
+            assert asking.request(TOPIC, b"before", timeout=DEADLINE).result().payload == b"BEFORE"
+            under_way = [asking.request(TOPIC, b"m%d" % number, timeout=DEADLINE) for number in range(50)]
+            kill_leader(nodes)
+            after = [asking.request(TOPIC, b"a%d" % number, timeout=DEADLINE) for number in range(50)]
+            assert [each.result().payload for each in under_way] == [b"M%d" % number for number in range(50)]
+            assert [each.result().payload for each in after] == [b"A%d" % number for number in range(50)]
+        finally:
+            consumer.stop()
+            thread.join(DEADLINE)
+        assert not thread.is_alive()
+
+
+def test_the_next_leader_has_compressed_messages_as_they_were_and_gives_out_none_that_has_expired(
+    nodes: BrokerSet,
+) -> None:
+    config = ProducerConfig(compression="zstd", delivery_timeout_seconds=DEADLINE)
+    with Producer(nodes.connect, config=config) as producer:
+        for number in range(20):
+            producer.send(TOPIC, b"%d" % number + LONG, properties={"n": number}, ttl=0.5 if number % 2 else 600.0)
+        kill_leader(nodes)
+        producer.send(TOPIC, b"20" + LONG, properties={"n": 20}, ttl=600.0)
+    time.sleep(0.6)
+    messages: list[Message] = []
+    with Consumer(nodes.connect, group="g", topics=[TOPIC], where="n >= 4") as consumer:
+
+        def all_came() -> bool:
+            messages.extend(consumer.poll(timeout=0.2))
+            return len(messages) >= 9
+
+        eventually(all_came, what="nine messages")
+        assert consumer.poll(timeout=0.5) == []
+    assert sorted(int(each.properties["n"]) for each in messages) == list(range(4, 21, 2))
+    assert {each.payload.removeprefix(b"%d" % int(each.properties["n"])) for each in messages} == {LONG}
+    assert all(each.flag & COMPRESSED_FLAG for each in messages)
