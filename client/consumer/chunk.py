@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metaq.protocol.errors import CorruptRecord
-from metaq.protocol.record import EXPIRES_FLAG
+from metaq.protocol.record import COMPRESSED_FLAG, EXPIRES_FLAG
 from metaq.protocol.where import Where
 
 from ..decoding import Decoded, Records, decode_sized, decode_walking, in_bytes
@@ -133,9 +133,30 @@ class Chunk(Records):
         self._pass(rows.num_rows)
         return rows if columns.expires is None else _living(rows, columns.expires[first : self._taken] > now_ms)
 
+    def keep_unpackable(self, taken: list[Message]) -> list[Message]:
+        """What `take` has just returned, up to the first message that cannot be unpacked: it and those behind it are
+        left here again. Raises CorruptRecord if that is the first one."""
+        for number, message in enumerate(taken):
+            if message.flag & COMPRESSED_FLAG:
+                try:
+                    message.payload  # noqa: B018
+                except CorruptRecord:
+                    self.give_back(taken[number:])
+                    if not number:
+                        raise
+                    return taken[:number]
+        return taken
+
     def pass_unreadable(self) -> None:
-        """The first message left is one that `take_batch` has raised CorruptRecord for, as it cannot be unpacked."""
-        self._pass(1)
+        """The first message left is one that CorruptRecord was raised for, as it cannot be unpacked."""
+        if self._columns is not None:
+            self._pass(1)
+            return
+        assert self._decoded is not None
+        (message,) = islice(self._decoded.messages, 1)
+        self.last_id = message.id
+        self._taken += 1
+        self._move(message.next_offset if self._taken < self._decoded.total else self._decoded.end)
 
     def _pass(self, count: int) -> None:
         """So many rows of `_columns` are done with."""

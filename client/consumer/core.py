@@ -329,16 +329,17 @@ class ConsumerCore:
                 self._touched.clear()
                 self.under_way = False
 
-    def take(self, limit: int) -> list[Message]:
-        """At most `limit` messages that are there now, chunk by chunk of each partition in turn. Raises CorruptRecord,
-        and what `accept` and on_damaged raise."""
+    def take(self, limit: int, *, unpacks: bool = False) -> list[Message]:
+        """At most `limit` messages that are there now, chunk by chunk of each partition in turn. unpacks: their
+        payloads are wanted at once, so one that cannot be unpacked is damage. Raises CorruptRecord, and what `accept`
+        and on_damaged raise."""
         messages: list[Message] = []
         with self.lock:
             while len(messages) < limit and (found := self._next()) is not None:
                 cursor, chunk = found
                 self._begin(cursor)
                 try:
-                    messages += self._take_from(cursor, chunk, limit - len(messages))
+                    messages += self._take_from(cursor, chunk, limit - len(messages), unpacks)
                 except CorruptRecord as error:
                     self._damaged(cursor, chunk, error, report=not messages)
                     if messages:
@@ -375,7 +376,7 @@ class ConsumerCore:
                     return EMPTY
                 if batch.num_rows:
                     return batch
-        messages = self.take(limit)
+        messages = self.take(limit, unpacks=True)
         return record_batch(messages) if messages else EMPTY
 
     def _begin(self, cursor: PartitionCursor) -> None:
@@ -383,8 +384,10 @@ class ConsumerCore:
         self._touched[cursor] = None
         cursor.handing_out()
 
-    def _take_from(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
+    def _take_from(self, cursor: PartitionCursor, chunk: Chunk, limit: int, unpacks: bool) -> list[Message]:
         taken = self.next_messages(cursor, chunk, limit)
+        if unpacks:
+            taken = chunk.keep_unpackable(taken)
         messages = self.living(taken) if chunk.may_expire else taken
         if messages and self._accept is not None:
             try:
