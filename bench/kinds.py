@@ -43,9 +43,10 @@ _SHARED_SECONDS = 120.0
 class Kinds:
     """The commands; all but shared() use the producer that it is given."""
 
-    def __init__(self, zk_connect: str, producer: Producer) -> None:
+    def __init__(self, zk_connect: str, producer: Producer, sleep: Callable[[float], None] = time.sleep) -> None:
         self._zk_connect = zk_connect
         self._producer = producer
+        self._sleep = sleep
         self._numbered = 0
 
     @property
@@ -104,9 +105,11 @@ class Kinds:
     def shared(
         self, topic: str, group: str, members: int, threads: int, processes: int, work: int, count: int, size: int
     ) -> Answer:
-        """Members with some threads each, in some processes, share numbered messages, each of which takes `work` ms: the
-        rate from the first message that one has to the last that one has finished. The members are there before the
-        messages come."""
+        """Members with some threads each, in some processes, share numbered messages, each of which takes `work` ms.
+
+        The rate is from the first message that one has to the last that one has finished. The members are there before
+        the messages come.
+        """
         first_number, self._numbered = self._numbered, self._numbered + count
         with ExitStack() as stack:
             groups = [
@@ -115,7 +118,7 @@ class Kinds:
             ]
             for each in groups:
                 each.begin()
-            time.sleep(_SETTLE_SECONDS)
+            self._sleep(_SETTLE_SECONDS)
             for number in range(first_number, first_number + count, BATCH):
                 last_number = min(number + BATCH, first_number + count)
                 self._producer.send_batch(topic, [numbered(each, size) for each in range(number, last_number)])
@@ -123,7 +126,7 @@ class Kinds:
             while (done := sum(each.count() for each in groups)) < count:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{done} of {count} messages in {_SHARED_SECONDS:.0f} s")
-                time.sleep(_COUNT_SECONDS)
+                self._sleep(_COUNT_SECONDS)
             found = [each.end() for each in groups]
         worked = [each for each in found if each.count]
         seconds = max(each.last for each in worked) - min(each.first for each in worked)

@@ -190,14 +190,10 @@ class Generator:
     def _send_stamps(self, topic: str, per_second: int, count: int, size: int) -> None:
         padding = bytes(size - STAMP.size)
         send = self._client.send_async
-        send_paced(
-            lambda number: send(topic, STAMP.pack(number, time.perf_counter_ns()) + padding), per_second, count
-        )
+        send_paced(lambda number: send(topic, STAMP.pack(number, time.perf_counter_ns()) + padding), per_second, count)
 
 
-def send_by_threads(
-    send: Callable[[str, bytes], object], topic: str, threads: int, count: int, size: int
-) -> Answer:
+def send_by_threads(send: Callable[[str, bytes], object], topic: str, threads: int, count: int, size: int) -> Answer:
     """Every thread calls `send`, which waits for its acknowledgement, again and again."""
     data = bytes(size)
     numbers = itertools.count()

@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from metaq import SharedConsumer
+from metaq.client.connection import Endpoint
+from metaq.client.metadata import DirectMetadata
 
-__all__ = ["Members", "Worked", "numbered"]
+__all__ = ["DIRECT", "Members", "Worked", "numbered"]
 
+DIRECT = "direct:"
+"""What is connected to begins with it if it is a broker's host:port instead of ZooKeeper."""
 _NUMBER = struct.Struct(">q")
 
 
@@ -56,7 +60,7 @@ class _Process:
         self._threads: list[_Thread] = []
         self._runs: list[threading.Thread] = []
         self._count = threads
-        self.consumers = [SharedConsumer(connect, group=group, topics=[topic]) for _ in range(members)]
+        self.consumers = [_member(connect, topic, group) for _ in range(members)]
 
     def begin(self) -> None:
         """Have all members ask for messages."""
@@ -92,6 +96,15 @@ class _Process:
             len(self._threads),
             [number for each in self._threads for number in each.numbers],
         )
+
+
+def _member(connect: str, topic: str, group: str) -> SharedConsumer:
+    if not connect.startswith(DIRECT):
+        return SharedConsumer(connect, group=group, topics=[topic])
+    host, _, port = connect.removeprefix(DIRECT).rpartition(":")
+    return SharedConsumer(
+        group=group, topics=[topic], metadata=DirectMetadata(Endpoint(host, int(port)), 0, {topic: 1})
+    )
 
 
 class Members:

@@ -257,8 +257,8 @@ def _kinds() -> tuple[Scenario, ...]:
         Scenario(
             "delayed-lateness",
             "how late delayed messages come",
-            f"{LATENCY_PER_SECOND:,} messages a second, due in 1 to 4 s, from the time when each is due to the listener or "
-            "the poll that returns it; negative if it comes early.",
+            f"{LATENCY_PER_SECOND:,} messages a second, due in 1 to 4 s: from the time when each is due to the "
+            "listener or the poll that returns it, negative if it comes early.",
             "kinds",
             _same(LATENESS, OURS, ROCKETMQ),
             (Bar(OURS, least=0.0, figure="min_ms"), Bar(OURS, most=50.0, figure="p99_ms")),

@@ -205,8 +205,8 @@ public final class RocketPeer implements Client {
         }
         final AtomicReference<Received> taking = new AtomicReference<>(received);
         this.shared.put(topic + ' ' + group, taking);
-        this.producer.fetchPublishMessageQueues(topic);
         final MQClientInstance client = this.producer.getDefaultMQProducerImpl().getMqClientFactory();
+        client.updateTopicRouteInfoFromNameServer(topic); // without it a producer that has sent nothing knows no broker
         // 0: each member may pop from every queue
         client.getMQClientAPIImpl().setMessageRequestMode(client.findBrokerAddressInPublish(BROKER), topic, group,
             MessageRequestMode.POP, 0, REQUEST_MILLIS);
