@@ -271,8 +271,13 @@ def _kinds() -> tuple[Scenario, ...]:
                 "Half message, no work, commit. Ours waits for both answers, RocketMQ's client for that of the half "
                 "message.",
                 "kinds",
-                _same(f"transactions transactions {threads} {{count}} {{size}}", OURS, ROCKETMQ),
-                twice,
+                _same(
+                    f"transactions transactions {threads} {{count}} {{size}}",
+                    OURS,
+                    *([OURS_ONE_CORE] if threads > 1 else []),
+                    ROCKETMQ,
+                ),
+                (*twice, *([Bar(OURS_ONE_CORE, least=2.0, of=ROCKETMQ)] if threads > 1 else [])),
             )
             for threads in TRANSACTION_THREADS
         ),
