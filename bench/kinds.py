@@ -128,7 +128,7 @@ class Kinds:
                     raise TimeoutError(f"{done} of {count} messages in {_SHARED_SECONDS:.0f} s")
                 self._sleep(_COUNT_SECONDS)
             found = [each.end() for each in groups]
-        worked = [each for each in found if each.count]
+        worked = [each for each in found if each.finished]
         seconds = max(each.last for each in worked) - min(each.first for each in worked)
         seen = [number for each in found for number in each.numbers]
         if {*seen} != {*range(first_number, first_number + count)}:

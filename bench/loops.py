@@ -277,20 +277,18 @@ def answer(commands: Commands, line: str, more: Sequence[Callable[..., Answer]] 
     more: commands that this system has beside those of all.
     """
     name, *words = line.split()
-    known: dict[str, Callable[..., Answer]] = {
-        command.__name__: command
-        for command in (
-            commands.send_blocking,
-            commands.send_async,
-            commands.produce,
-            commands.futures,
-            commands.send_batch,
-            commands.consume,
-            commands.consume_arrow,
-            commands.latency,
-            *more,
-        )
-    }
+    all_commands: Sequence[Callable[..., Answer]] = (
+        commands.send_blocking,
+        commands.send_async,
+        commands.produce,
+        commands.futures,
+        commands.send_batch,
+        commands.consume,
+        commands.consume_arrow,
+        commands.latency,
+        *more,
+    )
+    known = {command.__name__: command for command in all_commands}
     if name not in known:
         return {"error": f"unknown command {name!r}, known are {sorted(known)}"}
     try:

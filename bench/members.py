@@ -35,7 +35,7 @@ class Worked(NamedTuple):
     time.monotonic(), which is the machine's; how many threads had any; the numbers of the messages.
     """
 
-    count: int
+    finished: int
     first: float
     last: float
     workers: int

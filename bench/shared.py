@@ -82,8 +82,8 @@ def measure_metaq(members: int = MEMBERS, messages: int = MESSAGES, processes: i
             time.sleep(0.02)
         used = cpu_seconds(broker.pid) - before
         found = [group.end() for group in groups]
-        seconds = max(each.last for each in found) - min(each.first for each in found if each.count)
-        twice = sum(each.count for each in found) - messages
+        seconds = max(each.last for each in found) - min(each.first for each in found if each.finished)
+        twice = sum(each.finished for each in found) - messages
         return {"per_second": messages / seconds, "broker_us": used / messages * 1e6, "twice": twice}
 
 

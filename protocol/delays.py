@@ -98,9 +98,9 @@ def _said(flag: int, body: Buffer) -> tuple[bool, int]:
     attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
     if attribute is not None:
         if attribute.startswith(_DELAY_FIRST) and attribute.find(_ITEM_END) == len(attribute) - 1:  # the usual case
-            value = attribute[len(_DELAY_FIRST) : -1]
-            if value.isdigit() and len(value) <= _MOST_DIGITS:
-                return True, int(value)
+            number = attribute[len(_DELAY_FIRST) : -1]
+            if number.isdigit() and len(number) <= _MOST_DIGITS:
+                return True, int(number)
         if property_of(attribute, _HALF) is not None:
             raise RemoteProtocolError("delayed messages and half messages cannot be in one batch: send two")
         value = property_of(attribute, _DUE)

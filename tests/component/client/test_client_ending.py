@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -74,16 +73,15 @@ class Threads:
         assert self.broker.begun.acquire(timeout=SECONDS)
         for number, half_id in enumerate(ids[1:], 1):
             self.begin(half_id)
-            self.until(lambda number=number: len(self.waiting) == number)
+            self.until_waiting(number)
 
     @property
     def waiting(self):
         return next(iter(self.ender._gathered.values()), [])
 
-    @staticmethod
-    def until(condition: Callable[[], bool]) -> None:
+    def until_waiting(self, number: int) -> None:
         end = time.monotonic() + SECONDS
-        while not condition():
+        while len(self.waiting) != number:
             assert time.monotonic() < end
             threading.Event().wait(0.001)
 
