@@ -28,6 +28,10 @@ __all__ = [
     "PollArrow",
     "percentiles",
     "rate",
+    "receive_stamps",
+    "send_by_threads",
+    "send_paced",
+    "send_pipelined",
     "serve",
 ]
 
@@ -38,7 +42,7 @@ PollArrow = Callable[[], Any]
 """Returns the next messages as one pyarrow.RecordBatch with a column `payload`; it may be empty."""
 
 LATENCY_TIMEOUT_SECONDS = 60.0
-STAMP = struct.Struct(">iq")  # number of the message, monotonic nanoseconds of its send call
+STAMP = struct.Struct(">iq")  # number of the message, monotonic nanoseconds of its send call, or when it is due
 
 
 class Sent(Protocol):
@@ -107,6 +111,7 @@ def percentiles(nanoseconds: Sequence[int]) -> Answer:
     ordered, count = sorted(nanoseconds), len(nanoseconds)
     return {
         "count": count,
+        "min_ms": ordered[0] / 1e6,
         "p50_ms": ordered[count // 2] / 1e6,
         "p99_ms": ordered[count * 99 // 100] / 1e6,
         "p99.9_ms": ordered[count * 999 // 1000] / 1e6,
@@ -122,35 +127,11 @@ class Generator:
 
     def send_blocking(self, topic: str, threads: int, count: int, size: int) -> Answer:
         """Every thread waits for each of its sends."""
-        data = bytes(size)
-        numbers = itertools.count()
-        send = self._client.send
-
-        def sender() -> None:
-            while next(numbers) < count:
-                send(topic, data)
-
-        start = time.perf_counter_ns()
-        with ThreadPoolExecutor(threads) as pool:
-            running = [pool.submit(sender) for _ in range(threads)]
-        elapsed = time.perf_counter_ns() - start
-        for each in running:
-            each.result()
-        return rate(count, elapsed)
+        return send_by_threads(self._client.send, topic, threads, count, size)
 
     def send_async(self, topic: str, window: int, count: int, size: int) -> Answer:
         """One thread, at most `window` sends without an answer."""
-        data = bytes(size)
-        send = self._client.send_async
-        unanswered: deque[Sent] = deque()
-        start = time.perf_counter_ns()
-        for _ in range(count):
-            if len(unanswered) == window:
-                unanswered.popleft().result()
-            unanswered.append(send(topic, data))
-        for future in unanswered:
-            future.result()
-        return rate(count, time.perf_counter_ns() - start)
+        return send_pipelined(self._client.send_async, topic, window, count, size)
 
     def produce(self, topic: str, count: int, size: int) -> Answer:
         """One thread, single sends with a call-back each, one flush at the end."""
@@ -201,23 +182,60 @@ class Generator:
         """From the send call to the poll that returns the message, both here; percentiles of the last `count` in ms."""
         nanoseconds = [0] * (warm_up + count)
         with self._client.consume(topic, group) as poll, ThreadPoolExecutor(1) as pool:
-            receiving = pool.submit(_receive_stamps, poll, self._client.data, nanoseconds)
+            receiving = pool.submit(receive_stamps, poll, self._client.data, nanoseconds)
             self._send_stamps(topic, per_second, warm_up + count, size)
             receiving.result()
         return percentiles(nanoseconds[warm_up:])
 
     def _send_stamps(self, topic: str, per_second: int, count: int, size: int) -> None:
         padding = bytes(size - STAMP.size)
-        unanswered: deque[Sent] = deque()
-        start = time.perf_counter_ns()
-        for number in range(count):
-            early = start + number * 1_000_000_000 // per_second - time.perf_counter_ns()
-            if early > 0:
-                time.sleep(early / 1e9)
-            stamp = STAMP.pack(number, time.perf_counter_ns())
-            unanswered.append(self._client.send_async(topic, stamp + padding))
-        for future in unanswered:
-            future.result()
+        send = self._client.send_async
+        send_paced(lambda number: send(topic, STAMP.pack(number, time.perf_counter_ns()) + padding), per_second, count)
+
+
+def send_by_threads(send: Callable[[str, bytes], object], topic: str, threads: int, count: int, size: int) -> Answer:
+    """Every thread calls `send`, which waits for its acknowledgement, again and again."""
+    data = bytes(size)
+    numbers = itertools.count()
+
+    def sender() -> None:
+        while next(numbers) < count:
+            send(topic, data)
+
+    start = time.perf_counter_ns()
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(sender) for _ in range(threads)]
+    elapsed = time.perf_counter_ns() - start
+    for each in running:
+        each.result()
+    return rate(count, elapsed)
+
+
+def send_pipelined(send: Callable[[str, bytes], Sent], topic: str, window: int, count: int, size: int) -> Answer:
+    """One thread, at most `window` sends without an answer."""
+    data = bytes(size)
+    unanswered: deque[Sent] = deque()
+    start = time.perf_counter_ns()
+    for _ in range(count):
+        if len(unanswered) == window:
+            unanswered.popleft().result()
+        unanswered.append(send(topic, data))
+    for future in unanswered:
+        future.result()
+    return rate(count, time.perf_counter_ns() - start)
+
+
+def send_paced(send: Callable[[int], Sent], per_second: int, count: int) -> None:
+    """Call `send` with each number at its time; all are acknowledged on return."""
+    unanswered: deque[Sent] = deque()
+    start = time.perf_counter_ns()
+    for number in range(count):
+        early = start + number * 1_000_000_000 // per_second - time.perf_counter_ns()
+        if early > 0:
+            time.sleep(early / 1e9)
+        unanswered.append(send(number))
+    for future in unanswered:
+        future.result()
 
 
 def _drain(take: Callable[[], tuple[int, int]], count: int, timeout: int) -> Answer:
@@ -236,12 +254,15 @@ def _drain(take: Callable[[], tuple[int, int]], count: int, timeout: int) -> Ans
     return {**rate(seen - first, time.perf_counter_ns() - start), "bytes": size}
 
 
-def _receive_stamps(poll: Poll, data: Callable[[Any], bytes], nanoseconds: list[int]) -> None:
+def receive_stamps(
+    poll: Poll, data: Callable[[Any], bytes], nanoseconds: list[int], clock: Callable[[], int] = time.perf_counter_ns
+) -> None:
+    """For each message, by its number, how long after its stamp it was polled. clock: that of the stamps."""
     deadline = time.monotonic() + LATENCY_TIMEOUT_SECONDS
     missing = len(nanoseconds)
     while missing:
         messages = poll()
-        now = time.perf_counter_ns()
+        now = clock()
         for message in messages:
             number, sent = STAMP.unpack_from(data(message))
             nanoseconds[number] = now - sent
@@ -250,22 +271,24 @@ def _receive_stamps(poll: Poll, data: Callable[[Any], bytes], nanoseconds: list[
             raise TimeoutError(f"{missing} messages missing after {LATENCY_TIMEOUT_SECONDS:.0f} s")
 
 
-def answer(commands: Commands, line: str) -> Answer:
-    """Run one line's command; its numbers are passed as int. A failure is an answer with the key "error"."""
+def answer(commands: Commands, line: str, more: Sequence[Callable[..., Answer]] = ()) -> Answer:
+    """Run one line's command; its numbers are passed as int. A failure is an answer with the key "error".
+
+    more: commands that this system has beside those of all.
+    """
     name, *words = line.split()
-    known: dict[str, Callable[..., Answer]] = {
-        command.__name__: command
-        for command in (
-            commands.send_blocking,
-            commands.send_async,
-            commands.produce,
-            commands.futures,
-            commands.send_batch,
-            commands.consume,
-            commands.consume_arrow,
-            commands.latency,
-        )
-    }
+    all_commands: Sequence[Callable[..., Answer]] = (
+        commands.send_blocking,
+        commands.send_async,
+        commands.produce,
+        commands.futures,
+        commands.send_batch,
+        commands.consume,
+        commands.consume_arrow,
+        commands.latency,
+        *more,
+    )
+    known = {command.__name__: command for command in all_commands}
     if name not in known:
         return {"error": f"unknown command {name!r}, known are {sorted(known)}"}
     try:
@@ -274,7 +297,7 @@ def answer(commands: Commands, line: str) -> Answer:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def serve(commands: Commands) -> None:
-    """Answer standard input's lines until it ends."""
+def serve(commands: Commands, more: Sequence[Callable[..., Answer]] = ()) -> None:
+    """Answer standard input's lines until it ends. more: as of answer()."""
     for line in sys.stdin:
-        print(json.dumps(answer(commands, line)), flush=True)
+        print(json.dumps(answer(commands, line, more)), flush=True)

@@ -47,6 +47,12 @@ BATCH = 500
 
 JAVA_PARTITIONS = 8192
 
+DELAY_SECONDS = 3600
+"""Of sends whose rate is measured: nothing is delivered meanwhile, which would slow down who sent most before."""
+MEMBERS = 64
+WORK_MS = 1
+TRANSACTION_THREADS = (1, 64)
+
 JAVA_THREADS = "java, 256 threads"
 OURS_ASYNCHRONOUS = "ours, asynchronous"
 OURS_ONE_PARTITION = "ours, one partition"
@@ -124,6 +130,11 @@ STAGES = (
         {"bench": Topic(), "loose": Topic(synchronous=False)},
         synchronous=True,
     ),
+    Stage(
+        "kinds",
+        "kinds of messages, one partition, asynchronous flush",
+        {"delayed": Topic(), "transactions": Topic(), "shared": Topic()},
+    ),
     Stage("1024", "1,024 partitions, asynchronous flush", {"many": Topic(1024), "one": Topic()}),
     Stage("1024-sync", "1,024 partitions, synchronous flush", {"many": Topic(1024), "one": Topic()}, synchronous=True),
     Stage(
@@ -157,6 +168,7 @@ def pipelined_command(topic: str, window: int = WINDOW) -> str:
 
 
 LATENCY = "latency {topic} {topic} {per_second} {warm_up} {count} {size}"
+LATENESS = "lateness {topic} {topic} {per_second} {warm_up} {count} {size}"
 CONSUME = "consume backlog {group} {count} 120"
 BROKER_BAR = Bar(MIXED, least=1.2, of=JAVA)
 
@@ -212,6 +224,75 @@ def _many(partitions: int, size: int, synchronous: bool, bars: tuple[Bar, ...]) 
             (Bar(OURS, least=0.8, of=OURS_ONE_PARTITION),),
             size,
             touches="many",
+        ),
+    )
+
+
+def _shared_command(members: int, processes: int) -> str:
+    """MEMBERS threads in all; processes: of ours, RocketMQ's members are in one JVM."""
+    return f"shared shared shared-{members} {members} {MEMBERS // members} {processes} {WORK_MS} {{count}} {{size}}"
+
+
+def _kinds() -> tuple[Scenario, ...]:
+    """Kinds of messages that Kafka and 1.x do not have, beside RocketMQ's."""
+    twice = (Bar(OURS, least=2.0, of=ROCKETMQ),)
+    delayed = f"of messages that are delivered in {DELAY_SECONDS // 60} minutes"
+    return (
+        Scenario(
+            "delayed-blocking-1",
+            "delayed sends, one thread, blocking",
+            f"One thread that waits for each of its sends {delayed}.",
+            "kinds",
+            _same(f"delayed_blocking delayed 1 {{count}} {{size}} {DELAY_SECONDS}", OURS, ROCKETMQ),
+            twice,
+        ),
+        Scenario(
+            "delayed-pipelined",
+            "delayed sends, pipelined",
+            f"One thread, at most {WINDOW} sends without an acknowledgement, {delayed}.",
+            "kinds",
+            _same(f"delayed_async delayed {WINDOW} {{count}} {{size}} {DELAY_SECONDS}", OURS, ROCKETMQ),
+            twice,
+        ),
+        Scenario(
+            "delayed-lateness",
+            "how late delayed messages come",
+            f"{LATENCY_PER_SECOND:,} messages a second, due in 1 to 4 s: from the time when each is due to the "
+            "listener or the poll that returns it, negative if it comes early.",
+            "kinds",
+            _same(LATENESS, OURS, ROCKETMQ),
+            (Bar(OURS, least=0.0, figure="min_ms"), Bar(OURS, most=50.0, figure="p99_ms")),
+            figures=("min_ms", "p50_ms", "p99_ms", "max_ms"),
+        ),
+        *(
+            Scenario(
+                f"transactions-{threads}",
+                f"transactional sends, {threads} thread{'s' * (threads > 1)}",
+                "Half message, no work, commit. Ours waits for both answers, RocketMQ's client for that of the half "
+                "message.",
+                "kinds",
+                _same(
+                    f"transactions transactions {threads} {{count}} {{size}}",
+                    OURS,
+                    *([OURS_ONE_CORE] if threads > 1 else []),
+                    ROCKETMQ,
+                ),
+                (*twice, *([Bar(OURS_ONE_CORE, least=2.0, of=ROCKETMQ)] if threads > 1 else [])),
+            )
+            for threads in TRANSACTION_THREADS
+        ),
+        Scenario(
+            "shared",
+            f"shared consumption, {MEMBERS} members on one partition",
+            f"{MEMBERS} members with a thread each, {WORK_MS} ms of work a message, at most "
+            f"{MEMBERS * 1000 // WORK_MS:,} messages/s. RocketMQ's members are push consumers in POP mode.",
+            "kinds",
+            {
+                OURS: Run(OURS, _shared_command(MEMBERS, 4)),
+                ROCKETMQ: Run(ROCKETMQ, _shared_command(MEMBERS, 4)),
+            },
+            (Bar(OURS, least=3.0, of=ROCKETMQ),),
+            size=128,
         ),
     )
 
@@ -357,6 +438,7 @@ SCENARIOS = (
         (Bar(OURS, most=8.0, figure="p99_ms"),),
         figures=("p50_ms", "p99_ms", "p99.9_ms", "max_ms"),
     ),
+    *_kinds(),
     *_many(1024, 128, False, (Bar(OURS, least=53_000),)),
     *_many(1024, 128, True, (Bar(OURS, least=39_000), Bar(OURS, least=4.0, of=JAVA))),
     *_many(10_240, 512, False, (Bar(OURS, least=36_000),)),

@@ -1,14 +1,13 @@
-"""`python -m bench.shared`: many members on one partition, 1 ms of work for each message, beside RocketMQ's POP
-consumer; and how soon an urgent message is handed out in front of a hundred thousand others.
+"""`python -m bench.shared`: many members on one partition, 1 ms of work for each message, without ZooKeeper; and how
+soon an urgent message is handed out in front of a hundred thousand others. Beside RocketMQ's POP consumer:
+`python -m bench --scenario shared`.
 
-A member is a SharedConsumer with one thread, as it is by default; RocketMQ's is a push consumer in POP mode with one
-thread. Work is a sleep. Time counts from the first message that a member has to the last that one has finished.
+A member is a SharedConsumer with one thread, as it is by default. Work is a sleep. Time counts from the first message
+that a member has to the last that one has finished.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,15 +23,14 @@ from metaq import Producer, ProducerConfig, SharedConfig, SharedConsumer
 from metaq.client.connection import Endpoint
 from metaq.client.metadata import DirectMetadata
 
-from .maven import build, java_class_path
-from .peers import HEAP, PROJECT, peer_versions, start_rocketmq
+from .members import DIRECT, Members, numbered
 from .processes import Server, cpu_seconds, free_port
 
-__all__ = ["measure_metaq", "measure_rocketmq", "urgent_latency"]
+__all__ = ["measure_metaq", "urgent_latency"]
 
 TOPIC = "jobs"
-BODY = b"x" * 100
-WORK_SECONDS = 0.001
+BODY_BYTES = 100
+WORK_MS = 1
 MEMBERS = 64
 PROCESSES = 4
 MESSAGES = 200_000
@@ -41,63 +39,8 @@ URGENT = 200
 _BATCH = 1000
 
 
-# --- a process with some members --------------------------------------------------------------------------------------
-
-
 def _metadata(port: int) -> DirectMetadata:
     return DirectMetadata(Endpoint("127.0.0.1", port), 0, {TOPIC: 1})
-
-
-def _work(port: int, members: int, messages: int) -> None:
-    """Prints when the first message came and the last was done, by time.monotonic(), and how many there were."""
-    counts = [0] * members
-    first: list[float] = []
-
-    def member(number: int) -> None:
-        def handle(_: object) -> None:
-            if not first:
-                first.append(time.monotonic())
-            time.sleep(WORK_SECONDS)
-            counts[number] += 1
-
-        consumers[number].run(handle)
-
-    consumers = [SharedConsumer(group="g", topics=[TOPIC], metadata=_metadata(port)) for _ in range(members)]
-    threads = [threading.Thread(target=member, args=(number,), daemon=True) for number in range(members)]
-    print("ready", flush=True)
-    sys.stdin.readline()
-    for thread in threads:
-        thread.start()
-    while sys.stdin.readline().strip() == "count":
-        print(json.dumps([sum(counts), first[0] if first else 0.0, time.monotonic()]), flush=True)
-    for consumer in consumers:
-        consumer.close()
-    print(json.dumps(sum(counts)), flush=True)
-
-
-class _Members:
-    def __init__(self, port: int, members: int, messages: int) -> None:
-        arguments = json.dumps([port, members, messages])
-        command = [sys.executable, "-m", "bench.shared", "--members-of", arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.answer() == "ready"
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def ask(self, line: str) -> Any:
-        self.tell(line)
-        return json.loads(self.answer())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 # --- metaq ------------------------------------------------------------------------------------------------------------
@@ -117,8 +60,8 @@ def _start_metaq(directory: Path, stack: ExitStack) -> tuple[int, Server]:
 
 def _fill(port: int, messages: int) -> None:
     with Producer(metadata=_metadata(port), config=ProducerConfig()) as producer:
-        for _ in range(messages // _BATCH):
-            producer.send_batch(TOPIC, [BODY] * _BATCH)
+        for first in range(0, messages, _BATCH):
+            producer.send_batch(TOPIC, [numbered(number, BODY_BYTES) for number in range(first, first + _BATCH)])
 
 
 def measure_metaq(members: int = MEMBERS, messages: int = MESSAGES, processes: int = PROCESSES) -> dict[str, float]:
@@ -127,23 +70,21 @@ def measure_metaq(members: int = MEMBERS, messages: int = MESSAGES, processes: i
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="metaq-shared-")))
         port, broker = _start_metaq(directory, stack)
         _fill(port, messages)
-        groups = []
-        for _ in range(processes):
-            groups.append(_Members(port, members // processes, messages))
-            stack.callback(groups[-1].close)
+        connect = f"{DIRECT}127.0.0.1:{port}"
+        groups = [
+            stack.enter_context(Members(connect, TOPIC, "g", members // processes, 1, WORK_MS))
+            for _ in range(processes)
+        ]
         before = cpu_seconds(broker.pid)
         for group in groups:
-            group.tell("go")
-        while True:
-            told = [group.ask("count") for group in groups]
-            if sum(count for count, _, _ in told) >= messages:
-                break
+            group.begin()
+        while sum(group.count() for group in groups) < messages:
             time.sleep(0.02)
         used = cpu_seconds(broker.pid) - before
-        begun = min(first for _, first, _ in told if first)
-        seconds = max(at for _, _, at in told) - begun
-        done = sum(group.ask("stop") for group in groups)
-        return {"per_second": messages / seconds, "broker_us": used / messages * 1e6, "twice": done - messages}
+        found = [group.end() for group in groups]
+        seconds = max(each.last for each in found) - min(each.first for each in found if each.finished)
+        twice = sum(each.finished for each in found) - messages
+        return {"per_second": messages / seconds, "broker_us": used / messages * 1e6, "twice": twice}
 
 
 def urgent_latency(waiting: int = WAITING, urgent: int = URGENT) -> dict[str, float]:
@@ -166,7 +107,7 @@ def urgent_latency(waiting: int = WAITING, urgent: int = URGENT) -> dict[str, fl
                 took.append(time.monotonic() - float(message.payload))
                 came.set()
             else:
-                time.sleep(WORK_SECONDS)
+                time.sleep(WORK_MS / 1000)
 
         thread = threading.Thread(target=consumer.run, args=(handle,), daemon=True)
         thread.start()
@@ -181,43 +122,6 @@ def urgent_latency(waiting: int = WAITING, urgent: int = URGENT) -> dict[str, fl
         return {"median_ms": median(took) * 1e3, "p99_ms": took[int(len(took) * 0.99)] * 1e3, "max_ms": took[-1] * 1e3}
 
 
-# --- RocketMQ ---------------------------------------------------------------------------------------------------------
-
-
-def measure_rocketmq(members: int = MEMBERS, messages: int = MESSAGES) -> dict[str, float]:
-    """The same of RocketMQ's POP consumers, all in one JVM."""
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketmq-shared-")))
-        address, broker = start_rocketmq(directory, {TOPIC: 1}, False, stack)
-        build(PROJECT, "the benchmark's peers")
-        command = [
-            "java",
-            *HEAP,
-            f"-Duser.home={directory}",
-            "-cp",
-            java_class_path(PROJECT / "rocketmq"),
-            "metaq.bench.rocketmq.PopMembers",
-            address,
-            TOPIC,
-            str(members),
-            str(round(WORK_SECONDS * 1000)),
-            str(messages),
-        ]
-        before = cpu_seconds(broker.pid)
-        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-        if found.returncode:
-            raise RuntimeError(
-                f"PopMembers ended with {found.returncode}: {found.stdout[-2000:]}{found.stderr[-2000:]}"
-            )
-        answer = json.loads(found.stdout.splitlines()[-1])
-        used = cpu_seconds(broker.pid) - before
-        return {
-            "per_second": answer["messages"] / answer["seconds"],
-            "broker_us": used / messages * 1e6,
-            "twice": answer["twice"],
-        }
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -225,20 +129,13 @@ def measure_rocketmq(members: int = MEMBERS, messages: int = MESSAGES) -> dict[s
 @click.option("--members", default=MEMBERS, show_default=True, help="Members on the one partition.")
 @click.option("--messages", default=MESSAGES, show_default=True, help="Messages that they work on.")
 @click.option("--processes", default=PROCESSES, show_default=True, help="Processes that metaq's members run in.")
-@click.option("--rounds", default=3, show_default=True, help="Alternating runs of both systems.")
-@click.option("--only", type=click.Choice(["metaq", "rocketmq", "urgent"]), help="Measure one thing alone.")
-@click.option("--members-of", hidden=True)
-def main(members: int, messages: int, processes: int, rounds: int, only: str | None, members_of: str | None) -> None:
+@click.option("--rounds", default=3, show_default=True, help="Runs of each.")
+@click.option("--only", type=click.Choice(["metaq", "urgent"]), help="Measure one thing alone.")
+def main(members: int, messages: int, processes: int, rounds: int, only: str | None) -> None:
     """Measure shared consumption."""
-    if members_of is not None:
-        _work(*json.loads(members_of))
-        return
     for number in range(rounds):
         if only in (None, "metaq"):
             _show(f"metaq, run {number + 1}", measure_metaq(members, messages, processes))
-        if only in (None, "rocketmq"):
-            version = peer_versions(("rocketmq",))["rocketmq"]
-            _show(f"RocketMQ {version} POP, run {number + 1}", measure_rocketmq(members, messages))
         if only in (None, "urgent"):
             _show(f"urgent among {WAITING}, run {number + 1}", urgent_latency())
 

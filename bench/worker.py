@@ -11,8 +11,9 @@ from contextlib import closing, contextmanager
 from itertools import cycle
 from typing import Any
 
-from metaq import Consumer, Producer, TopicPartition
+from metaq import Consumer, Producer, ProducerConfig, TopicPartition
 
+from .kinds import PRODUCER_GROUP, Kinds
 from .loops import Generator, Poll, PollArrow, serve
 
 BATCHES_UNDER_WAY = 4
@@ -23,7 +24,8 @@ class Metaq:
 
     def __init__(self, zk_connect: str) -> None:
         self._zk_connect = zk_connect
-        self._producer = Producer(zk_connect)
+        self._producer = Producer(zk_connect, config=ProducerConfig(producer_group=PRODUCER_GROUP))
+        self.kinds = Kinds(zk_connect, self._producer)
         self._turns: dict[str, Iterator[TopicPartition] | None] = {}
         self.send = self._producer.send
 
@@ -91,7 +93,7 @@ def main() -> None:
     if options:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # as `taskset -c` does it
     with closing(Metaq(zk_connect)) as client:
-        serve(Generator(client))
+        serve(Generator(client), client.kinds.commands)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ COUNTER_MASK = (1 << TIME_SHIFT) - 1
 _DUE, _DELAY, _HALF = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode(), HALF_PROPERTY.encode()
 _LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG
 _MOST_DIGITS = 15
+_DELAY_FIRST, _ITEM_END = _DELAY + b"\x01", b"\x02"
 _LAST_MS = (INT64_MAX >> TIME_SHIFT) + EPOCH_MS
 
 
@@ -96,6 +97,10 @@ def due_of(flag: int, body: Buffer, now_ms: int) -> int:
 def _said(flag: int, body: Buffer) -> tuple[bool, int]:
     attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
     if attribute is not None:
+        if attribute.startswith(_DELAY_FIRST) and attribute.find(_ITEM_END) == len(attribute) - 1:  # the usual case
+            number = attribute[len(_DELAY_FIRST) : -1]
+            if number.isdigit() and len(number) <= _MOST_DIGITS:
+                return True, int(number)
         if property_of(attribute, _HALF) is not None:
             raise RemoteProtocolError("delayed messages and half messages cannot be in one batch: send two")
         value = property_of(attribute, _DUE)

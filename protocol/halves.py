@@ -1,4 +1,4 @@
-"""Half messages: sends whose transaction is not decided yet, and END_HALF, CHECK_HALVES and LIST_HALVES.
+"""Half messages: sends whose transaction is not decided yet, and END_HALF, END_HALVES, CHECK_HALVES and LIST_HALVES.
 
 A half message is an ordinary send whose record has DELAYED_FLAG and, in its property list, `metaq.half`: the producer
 group, any of whose producers may be asked for the outcome; perhaps `metaq.check-after`, too. All records of a batch are
@@ -8,6 +8,11 @@ time in it is that of the first check. Ids of a batch follow each other. The off
 The body of CHECK_HALVES' answer has one item for each half message:
 
     topic bytes u16 | topic | partition u32 | asked u32 | taken i64 | record: header, body            all big-endian
+
+The body of END_HALVES has an item for each half message, and that of its answer one for each of these, in their order:
+
+    message id i64 | outcome u8: 1 committed, 2 rolled back                                           all big-endian
+    outcome u8: the same, or 0 unknown | message id i64 | offset i64                                  all big-endian
 
 asked: how often a producer was asked for it, with this time. taken: an ordinary message id, of when it came. The
 header's id is the half message's, its flag, checksum and body are as they were sent.
@@ -28,6 +33,7 @@ from .limits import (
     MAX_CHECK_AFTER_SECONDS,
     MAX_CHECK_WAIT_MS,
     MAX_CHECKED_HALVES,
+    MAX_ENDED_HALVES,
     MAX_LISTED_HALVES,
     check_group,
 )
@@ -52,11 +58,16 @@ __all__ = [
     "CheckedHalf",
     "EndHalfReply",
     "EndHalfRequest",
+    "EndHalvesRequest",
     "HalfOutcome",
     "HalfState",
     "ListHalvesRequest",
     "decode_checked",
+    "decode_ended",
+    "decode_ends",
     "encode_checked",
+    "encode_ended",
+    "encode_ends",
     "half_of",
     "is_half",
 ]
@@ -67,6 +78,7 @@ _LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG | DELAYED_FLAG
 _MOST_DIGITS = 15
 _NAME_LENGTH = Struct(">H")
 _ITEM = Struct(">IIq")
+_END, _ENDED = Struct(">qB"), Struct(">Bqq")
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -154,6 +166,15 @@ class EndHalfReply(ExtFields):
 
 
 @dataclass(slots=True)
+class EndHalvesRequest(ExtFields):
+    """END_HALVES: the outcomes of at most MAX_ENDED_HALVES half messages of this partition, which are in the body. As
+    END_HALF for each: answered when all are safe. A refusal leaves those waiting that could not be decided."""
+
+    topic: TopicField
+    partition: PartitionField
+
+
+@dataclass(slots=True)
 class CheckHalvesRequest(ExtFields):
     """CHECK_HALVES: half messages of this producer group whose outcome is to be found out, at most `limit`.
 
@@ -182,6 +203,50 @@ class ListHalvesRequest(ExtFields):
     state: Annotated[str, choice("state", ["", *(each.value for each in HalfState)])] = ""
     limit: Annotated[int, number("limit", 0, MAX_LISTED_HALVES)] = 100
     after: Annotated[int, number("after", 0, INT64_MAX, left_out=True)] = 0
+
+
+# --- the bodies of END_HALVES and of its answer -----------------------------------------------------------------------
+
+_OUTCOMES = (HalfOutcome.UNKNOWN, HalfOutcome.COMMITTED, HalfOutcome.ROLLED_BACK)
+_NUMBERS = {outcome: number for number, outcome in enumerate(_OUTCOMES)}
+
+
+def encode_ends(outcomes: Iterable[tuple[int, HalfOutcome]]) -> bytes:
+    """The body of the request: ids of half messages and what becomes of them."""
+    return b"".join([_END.pack(half_id, _NUMBERS[outcome]) for half_id, outcome in outcomes])
+
+
+def decode_ends(data: Buffer) -> list[tuple[int, HalfOutcome]]:
+    """The inverse. Raises RemoteProtocolError."""
+    if not data or len(data) % _END.size or len(data) > MAX_ENDED_HALVES * _END.size:
+        raise RemoteProtocolError(
+            f"{len(data)} bytes are not the outcomes of 1 to {MAX_ENDED_HALVES} half messages, {_END.size} each"
+        )
+    found = []
+    for half_id, outcome in _END.iter_unpack(data):
+        if half_id < 1 or outcome not in (1, 2):
+            raise RemoteProtocolError(f"half message {half_id}: the outcome {outcome} is neither 1 nor 2")
+        found.append((half_id, _OUTCOMES[outcome]))
+    return found
+
+
+def encode_ended(replies: Iterable[EndHalfReply]) -> bytes:
+    """The body of the answer."""
+    return b"".join(
+        [_ENDED.pack(_NUMBERS[HalfOutcome(each.outcome)], each.message_id, each.offset) for each in replies]
+    )
+
+
+def decode_ended(data: Buffer) -> list[EndHalfReply]:
+    """The inverse. Raises RemoteProtocolError."""
+    if len(data) % _ENDED.size:
+        raise RemoteProtocolError(f"{len(data)} bytes are no answers about half messages, {_ENDED.size} each")
+    found = []
+    for outcome, message_id, offset in _ENDED.iter_unpack(data):
+        if outcome >= len(_OUTCOMES):
+            raise RemoteProtocolError(f"a half message has the outcome {outcome}")
+        found.append(EndHalfReply(_OUTCOMES[outcome], message_id, offset))
+    return found
 
 
 # --- the body of CHECK_HALVES' answer ---------------------------------------------------------------------------------

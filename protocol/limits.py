@@ -26,6 +26,7 @@ __all__ = [
     "MAX_CHECK_AFTER_SECONDS",
     "MAX_CHECK_WAIT_MS",
     "MAX_DELAY_SECONDS",
+    "MAX_ENDED_HALVES",
     "MAX_FOUND_MESSAGES",
     "MAX_FRAME_BYTES",
     "MAX_FRAME_HEADER_BYTES",
@@ -79,6 +80,9 @@ HALVES_MARK = "halves/1"
 
 MAX_CHECK_AFTER_SECONDS = 24 * 3600
 """How long after a half message came its first check may be."""
+
+MAX_ENDED_HALVES = 256
+"""Most half messages of one END_HALVES."""
 
 MAX_CHECKED_HALVES = 256
 """Most half messages of one answer to CHECK_HALVES."""

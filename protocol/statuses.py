@@ -68,6 +68,7 @@ class RequestCode(IntEnum):
     END_HALF = 1060
     CHECK_HALVES = 1061
     LIST_HALVES = 1062
+    END_HALVES = 1063
 
 
 class ResponseCode(IntEnum):

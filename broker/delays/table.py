@@ -219,6 +219,8 @@ class DelayTable:
     def _each(self, ids: Ids, use: _Use) -> Ids:
         """use(leaf, which of the ids in order are there, their places) for each leaf that has some; the offsets that
         it gives."""
+        if not self._count:  # as most are of the tables that a single id is looked for in
+            return np.full(len(ids), NOWHERE, np.int64)
         order = ids.argsort(kind="stable")
         wanted = ids[order]
         result = np.full(len(ids), NOWHERE, np.int64)

@@ -295,16 +295,45 @@ class Halves(Delays):
     async def _end(self, place: DelayTarget, half_id: int, outcome: HalfOutcome) -> EndHalfReply:
         found = await self._find(place, half_id)
         if found is not None:
-            await self._decide(*found, outcome)
+            contents, pending = found
+            await self._decide(contents, (pending,), outcome)
         if half_id in self._ending:
             others: Deferred[None] = Deferred()
             self._ending[half_id].append(others)
             await others
+        return self._decided(place, half_id) or EndHalfReply(HalfOutcome.UNKNOWN)
+
+    def end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> Deferred[list[EndHalfReply]]:
+        """The same for several, by their ids, in the order of these. What is committed of them goes behind one mark."""
+        return ensureDeferred(self._end_many(place, outcomes))
+
+    async def _end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> list[EndHalfReply]:
+        ids = np.unique(np.array([each for each, outcome in outcomes if outcome is HalfOutcome.COMMITTED], np.int64))
+        for contents in [*self._half_logs()]:
+            if self._logs.get(contents.log) is not contents:
+                continue
+            offsets = contents.find(ids)
+            here = (offsets != NOWHERE) & (offsets < contents.log.segments.visible_end)
+            if not here.any():
+                continue
+            # what would have to wait for the disk, or is too much at once, is committed one by one below
+            records = read_records(contents.log.segments.read, offsets[here], tuning.HALVES_TURN_BYTES)
+            found = [each for each in self._decoded(contents, ids[here], records or ()) if each.place == place]
+            if found:
+                await self._decide(contents, found, HalfOutcome.COMMITTED)
+        return [
+            self._decided(place, half_id) or await self._end(place, half_id, outcome) for half_id, outcome in outcomes
+        ]
+
+    def _decided(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
+        """What became of one, once that is safe."""
+        if half_id in self._ending:
+            return None
         for contents in self._half_logs():
             decision = contents.decided.get(half_id)
             if decision is not None and decision.place == place:
                 return EndHalfReply(decision.outcome, decision.message_id, decision.offset)
-        return EndHalfReply(HalfOutcome.UNKNOWN)
+        return None
 
     async def _find(self, place: DelayTarget, half_id: int) -> tuple[HalfLog, Pending] | None:
         """Its record, if it waits for this partition."""
@@ -323,28 +352,31 @@ class Halves(Delays):
             return (contents, pending) if pending is not None and pending.place == place and still else None
         return None
 
-    async def _decide(self, contents: HalfLog, pending: Pending, outcome: HalfOutcome) -> None:
-        """Raises what refuses it; then it waits as before."""
+    async def _decide(self, contents: HalfLog, halves: Sequence[Pending], outcome: HalfOutcome) -> None:
+        """Of one partition; several are committed. Raises what refuses it; then they wait as before."""
         if outcome is HalfOutcome.COMMITTED:
-            write, waiting = self._commit(contents, pending)
+            write, waiting = self._commit(contents, halves)
         else:
-            write, waiting = self._roll_back(contents, pending)
-        self._groups.discard(pending.id)
-        self._ending[pending.id] = []
+            (half,) = halves
+            write, waiting = self._roll_back(contents, half)
+        for half in halves:
+            self._groups.discard(half.id)
+            self._ending[half.id] = []
         try:
             await self._until_safe(write, waiting)
         finally:
-            for other in self._ending.pop(pending.id):
-                other.callback(None)
+            for half in halves:
+                for other in self._ending.pop(half.id):
+                    other.callback(None)
 
-    def _commit(self, contents: HalfLog, pending: Pending) -> tuple[Write, list[Write]]:
-        delivery = self._delivery(pending.place, (pending,))
+    def _commit(self, contents: HalfLog, halves: Sequence[Pending]) -> tuple[Write, list[Write]]:
+        delivery = self._delivery(halves[0].place, halves)
         mark, waiting = self._append_marked(contents, (delivery,))
         error = mark.error or delivery.write.error
         if error is not None:
             raise error
         contents.decide(delivery.group, committed=True)
-        self.committed += 1
+        self.committed += len(halves)
         return delivery.write, waiting
 
     def _roll_back(self, contents: HalfLog, pending: Pending) -> tuple[Write, list[Write]]:

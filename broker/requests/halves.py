@@ -1,4 +1,4 @@
-"""CHECK_HALVES' answer, and LIST_HALVES: how many half messages wait for their outcome, and which."""
+"""END_HALVES, CHECK_HALVES' answer, and LIST_HALVES: how many half messages wait for their outcome, and which."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import Any
 from twisted.internet.defer import Deferred, ensureDeferred
 
 from metaq.protocol.delays import due_ms
-from metaq.protocol.halves import CheckedHalf, ListHalvesRequest, encode_checked, half_of
+from metaq.protocol.frames import Frame
+from metaq.protocol.halves import (
+    CheckedHalf,
+    EndHalfReply,
+    EndHalvesRequest,
+    ListHalvesRequest,
+    decode_ends,
+    encode_checked,
+    encode_ended,
+    half_of,
+)
 from metaq.protocol.message_id import store_time_ms
 
 from .. import tuning
@@ -18,7 +28,19 @@ from ..store.delayed_records import Pending
 from .answers import Bytes, answer_frame
 from .delayed import following, read_pendings
 
-__all__ = ["checked_frame", "list_halves"]
+__all__ = ["checked_frame", "end_halves", "ended_frame", "list_halves"]
+
+
+def end_halves(halves: Halves, frame: Frame) -> Deferred[list[EndHalfReply]]:
+    """What became of each. Raises RemoteProtocolError."""
+    request = EndHalvesRequest.from_ext(frame.ext)
+    return halves.end_many((request.topic, request.partition), decode_ends(frame.body))
+
+
+def ended_frame(opaque: int, replies: Sequence[EndHalfReply]) -> Bytes:
+    """The answer with these."""
+    body = encode_ended(replies)
+    return [answer_frame(opaque, {}, body=len(body)), body]
 
 
 def checked_frame(opaque: int, halves: Sequence[CheckedHalf]) -> Bytes:

@@ -69,7 +69,7 @@ from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_
 from .delayed import list_delayed
 from .gate import Caller, Check, Gate, Nodes, PageRequest, Verb
 from .get import answer_get
-from .halves import checked_frame, list_halves
+from .halves import checked_frame, end_halves, ended_frame, list_halves
 from .lookup import Lookups
 from .pull import Pull
 from .put import PutAnswers, PutGroup, answer_run, answer_sync
@@ -195,6 +195,9 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             ListDelayedRequest.from_ext, partial(list_delayed, broker.delays), json_frame
         ),
         RequestCode.END_HALF: _framed(EndHalfRequest.from_ext, broker.halves.end),
+        RequestCode.END_HALVES: Verb(
+            lambda frame, caller: _answer(frame, end_halves(broker.halves, frame), ended_frame), _body_bytes
+        ),
         RequestCode.CHECK_HALVES: Verb(
             lambda frame, caller: _answer(
                 frame, broker.halves.checks(CheckHalvesRequest.from_ext(frame.ext), caller), checked_frame

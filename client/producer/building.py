@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, TypedDict, cast
 
 import numpy as np
@@ -80,7 +81,7 @@ def build_message(
 def build_half(topic: str, payload: Buffer, deadline: float, options: SendOptions, own: Mapping[str, str]) -> Outgoing:
     """A half message. own: its properties of metaq's. Raises as `build_message`."""
     payload = payload_bytes(payload)
-    flag, attribute = _encode(**options, reserved=own)
+    flag, attribute = _encode(**options, reserved=own) if options else _encode_own(tuple(own.items()))
     flag |= DELAYED_FLAG
     body = encode_body(payload, flag, attribute)
     if len(body) > MAX_BODY_BYTES:
@@ -104,7 +105,10 @@ def build_body(payload: bytes, options: SendOptions, packer: Packer | None = Non
     flag = 0
     body = payload
     if options:
-        flag, text = _encode(**options)
+        if "delay" in options and len(options) == 1 and isinstance(delay := options["delay"], int | float):
+            flag, text = _encode_delay(delay)
+        else:
+            flag, text = _encode(**options)
         if flag:
             body = encode_body(payload, flag, text)
     if len(body) > MAX_BODY_BYTES:
@@ -209,6 +213,18 @@ def _encode(
     if reserved and (DUE_PROPERTY in reserved or DELAY_PROPERTY in reserved):
         flag |= DELAYED_FLAG
     return flag, text
+
+
+@lru_cache(maxsize=64, typed=True)
+def _encode_delay(delay: float) -> tuple[int, bytes]:
+    """As `_encode` of a delay alone: programs have few of them."""
+    return _encode(delay=delay)
+
+
+@lru_cache(maxsize=64)
+def _encode_own(pairs: tuple[tuple[str, str], ...]) -> tuple[int, bytes]:
+    """As `_encode` of metaq's own properties alone, which are those of a producer group."""
+    return _encode(reserved=dict(pairs))
 
 
 def _checked_priority(priority: int) -> int:

@@ -41,6 +41,13 @@ class Timing(IntEnum):
     """It waits for the outcome of its transaction (protocol/halves.py)."""
 
 
+_FIRST = tuple(
+    (f"{name}\x01".encode(), timing)
+    for name, timing in ((DUE_PROPERTY, Timing.DUE), (DELAY_PROPERTY, Timing.DELAY), (HALF_PROPERTY, Timing.HALF))
+)
+"""How the property list of a message begins that says nothing else."""
+
+
 def delay_properties(deliver_at: datetime | None, delay: float | None) -> Mapping[str, str]:
     """The property that says when a message is to be delivered. Raises TypeError, LocalProtocolError."""
     if deliver_at is not None and delay is not None:
@@ -86,6 +93,10 @@ def timing_of(flag: int, body: Buffer) -> Timing:
     """Of a record."""
     if not flag & DELAYED_FLAG:
         return Timing.NOW
+    if type(body) is bytes:  # the usual case
+        for item, timing in _FIRST:
+            if body.startswith(item, 4):
+                return timing
     attribute = attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None
     if attribute is not None and property_of(attribute, _HALF) is not None:
         return Timing.HALF

@@ -23,11 +23,11 @@ from metaq.protocol.record import CHECK_AFTER_PROPERTY, DELAYED_FLAG, HALF_PROPE
 from ..connection import Connection
 from ..message import Message
 from ..questions.asking import Follow
-from ..questions.halves import end_half
 from ..values import SendResult
 from .building import SendOptions, build_half
 from .checking import Check, Checker, outcome_of
 from .delays import refuse_delay
+from .ending import Ender
 from .outgoing import Outgoing
 
 __all__ = ["Execute", "HalfTransactions", "TransactionResult"]
@@ -77,6 +77,7 @@ class HalfTransactions:
         self._request_seconds = request_seconds
         self._clock = clock
         self._sleep = sleep
+        self._ender = Ender(clock)
 
     def group(self, given: str | None) -> str:
         """The producer group. Raises ConfigError, InvalidName, TypeError."""
@@ -136,7 +137,7 @@ class HalfTransactions:
                 left = deadline - self._clock()
                 connection = self._connect(partition.topic, partition.broker, left)
                 wait = min(self._request_seconds, max(0.001, left))
-                return end_half(connection, partition, half.message_id, outcome, wait)
+                return self._ender.end(connection, partition, half.message_id, outcome, wait)
             except MetaqError as error:
                 if not (error.retriable or isinstance(error, NotLeader | NoPartition)):
                     raise

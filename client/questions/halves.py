@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import simplejson
 
 from metaq.protocol.errors import RemoteProtocolError, RequestRefused
+from metaq.protocol.frames import encode_frame
 from metaq.protocol.halves import (
     CheckedHalf,
     CheckHalvesRequest,
     EndHalfReply,
     EndHalfRequest,
+    EndHalvesRequest,
     HalfOutcome,
     HalfState,
     ListHalvesRequest,
     decode_checked,
+    decode_ended,
+    encode_ends,
 )
 from metaq.protocol.limits import MAX_LISTED_HALVES
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
 from ..values import TopicPartition
-from .asking import Asked, ask, need_frames
+from .asking import Asked, accepted, ask, need_frames
 
-__all__ = ["HalvesPage", "WaitingHalf", "check_halves", "each_half", "end_half", "list_halves"]
+__all__ = ["HalvesPage", "WaitingHalf", "check_halves", "each_half", "end_half", "end_halves", "list_halves"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -36,6 +40,23 @@ def end_half(
     """Commit a half message or roll it back; what was decided, by this answer or one before."""
     ext = EndHalfRequest(partition.topic, partition.partition, half_id, outcome).to_ext()
     return EndHalfReply.from_ext(ask(connection, RequestCode.END_HALF, ext, partition, timeout).ext)
+
+
+def end_halves(
+    connection: Asked,
+    partition: TopicPartition,
+    outcomes: Sequence[tuple[int, HalfOutcome]],
+    timeout: float | None = None,
+) -> list[EndHalfReply]:
+    """The same for several half messages, by their ids, at most MAX_ENDED_HALVES; an error may leave any undecided."""
+    ext, body = EndHalvesRequest(partition.topic, partition.partition).to_ext(), encode_ends(outcomes)
+    reply = connection.call(
+        lambda opaque: (encode_frame(RequestCode.END_HALVES, opaque, ext, len(body)), body), timeout
+    )
+    found = decode_ended(accepted(reply, connection, partition, ()).body)
+    if len(found) != len(outcomes):
+        raise RemoteProtocolError(f"{connection.endpoint} answered {len(found)} of {len(outcomes)} outcomes")
+    return found
 
 
 def check_halves(

@@ -21,7 +21,15 @@ from metaq.protocol.errors import (
     TransactionRefused,
 )
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
-from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, encode_checked, is_half
+from metaq.protocol.halves import (
+    CheckHalvesRequest,
+    EndHalfRequest,
+    EndHalvesRequest,
+    decode_ends,
+    encode_checked,
+    encode_ended,
+    is_half,
+)
 from metaq.protocol.limits import (
     COMPRESSED_MARK,
     DELAYS_MARK,
@@ -299,6 +307,10 @@ class Answers:
                 return _Reply(CancelDelayedReply(state).to_ext())
             case RequestCode.END_HALF:
                 return _Reply(self.halves.end(EndHalfRequest.from_ext(frame.ext)).to_ext())
+            case RequestCode.END_HALVES:
+                place = EndHalvesRequest.from_ext(frame.ext)
+                ends = [EndHalfRequest(place.topic, place.partition, *each) for each in decode_ends(frame.body)]
+                return _Reply({}, encode_ended([self.halves.end(each) for each in ends]))
             case RequestCode.CHECK_HALVES:
                 return self._check(caller, frame)
             case RequestCode.SET_STATUS:

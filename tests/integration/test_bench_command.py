@@ -46,3 +46,15 @@ def test_two_sittings_make_one_result(tmp_path: Path) -> None:
         assert (tmp_path / "plots" / f"{name}.png").exists()
     # a missed bar is the only reason for another code than 0
     assert ("missed:" in second.stdout) == (second.returncode == 1)
+
+
+def test_kinds_of_messages_are_measured(tmp_path: Path) -> None:
+    names = ("delayed-blocking-1", "delayed-pipelined", "delayed-lateness", "transactions-64", "shared")
+    done = bench(tmp_path, *(word for name in names for word in ("--scenario", name)))
+    assert done.returncode in {0, 1}, done.stderr
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert [each["scenario"] for each in content["scenarios"]] == [*names]
+    assert not any(each["failures"] for each in content["scenarios"])
+    runs = {each["scenario"]: each["runs"]["ours"] for each in content["scenarios"]}
+    assert all(run["min_ms"] >= 0.0 for run in runs["delayed-lateness"])
+    assert [(run["workers"], run["twice"]) for run in runs["shared"]] == [(64, 0)] * 2

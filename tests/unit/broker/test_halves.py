@@ -12,9 +12,12 @@ from metaq.protocol.halves import (
     CheckHalvesRequest,
     EndHalfReply,
     EndHalfRequest,
+    EndHalvesRequest,
     HalfOutcome,
     ListHalvesRequest,
     decode_checked,
+    decode_ended,
+    encode_ends,
 )
 from metaq.protocol.record import (
     DELAYED_FLAG,
@@ -53,6 +56,11 @@ def batch(items, topic="t", partition=0):
     payload = np.array(list(map(len, records)), ">u4").tobytes() + b"".join(records)
     ext = SendBatchRequest(topic, partition, len(records)).to_ext()
     return encode_frame(RequestCode.SEND_BATCH, 1, ext, len(payload)) + payload
+
+
+def end_halves(outcomes, topic="t", partition=0):
+    body = encode_ends(outcomes)
+    return encode_frame(RequestCode.END_HALVES, 1, EndHalvesRequest(topic, partition).to_ext(), len(body)) + body
 
 
 class Lives:
@@ -117,6 +125,11 @@ class Lives:
         frame = self.ask(encode_frame(RequestCode.END_HALF, 1, ext))
         assert frame.code == OK, frame.remark
         return EndHalfReply.from_ext(frame.ext)
+
+    def end_many(self, *outcomes, topic="t", partition=0):
+        frame = self.ask(end_halves(outcomes, topic, partition))
+        assert frame.code == OK, frame.remark
+        return decode_ended(frame.body)
 
     def poll(self, group="bank", wait_ms=0, limit=32, peer=None):
         """Ask for questions; they come as a frame."""
@@ -255,6 +268,78 @@ def test_commit_that_the_partition_refuses_leaves_the_half_message_waiting(lives
     partitions.open("t")
     assert lives.end(half_id, COMMIT).outcome == COMMIT
     assert lives.payloads() == [b"one"]
+
+
+# --- outcomes of several half messages --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["restart", "kill"])
+def test_several_outcomes_are_decided_at_once_and_known_after_a_restart(lives, end):
+    one, two, three, four = (lives.sent(payload) for payload in (b"one", b"two", b"three", b"four"))
+    replies = lives.end_many((four, COMMIT), (two, ROLL_BACK), (one, COMMIT))
+    assert [each.outcome for each in replies] == [COMMIT, ROLL_BACK, COMMIT]
+    assert lives.payloads() == [b"one", b"four"]
+    assert [replies[2].offset, replies[1].offset] == [0, -1]
+    assert replies[0].offset > 0
+    assert replies[0].message_id == replies[2].message_id + 1
+    getattr(lives, end)()
+    assert [lives.end(each, ROLL_BACK) for each in (four, two, one)] == replies
+    assert lives.end(three, COMMIT).outcome == COMMIT
+    assert lives.halves.committed == 1
+    assert lives.payloads() == [b"one", b"four", b"three"]
+
+
+def test_of_several_outcomes_one_may_be_unknown_decided_before_or_said_twice(lives):
+    one, two = lives.sent(b"one"), lives.sent(b"two")
+    first = lives.end(one, ROLL_BACK)
+    unknown, again, committed, repeated = lives.end_many((two + 1, COMMIT), (one, COMMIT), (two, COMMIT), (two, COMMIT))
+    assert unknown == EndHalfReply(HalfOutcome.UNKNOWN)
+    assert again == first
+    assert committed == repeated
+    assert lives.payloads() == [b"two"]
+
+
+def test_several_outcomes_wait_until_they_are_safe_and_another_answer_with_them(lives):
+    ids = [lives.sent(payload, topic="safe") for payload in (b"one", b"two")]
+    peers = [lives.harness.connect() for _ in range(2)]
+    peers[0].send(end_halves([(each, COMMIT) for each in ids], "safe"))
+    peers[1].send(encode_frame(RequestCode.END_HALF, 1, EndHalfRequest("safe", 0, ids[1], ROLL_BACK).to_ext()))
+    assert [peer.frames() for peer in peers] == [[], []]
+    lives.work()
+    (both,), (one,) = (peer.frames() for peer in peers)
+    assert decode_ended(both.body)[1] == EndHalfReply.from_ext(one.ext)
+    assert lives.payloads("safe") == [b"one", b"two"]
+
+
+def test_several_outcomes_of_another_partition_are_unknown_there(lives):
+    ids = [lives.sent(payload) for payload in (b"one", b"two")]
+    replies = lives.end_many(*((each, COMMIT) for each in ids), partition=1)
+    assert [each.outcome for each in replies] == [HalfOutcome.UNKNOWN] * 2
+    assert lives.payloads("t", 1) == lives.payloads() == []
+    assert len(lives.halves) == 2
+
+
+def test_several_outcomes_that_the_partition_refuses_leave_their_messages_waiting(lives):
+    outcomes = [(lives.sent(payload), COMMIT) for payload in (b"one", b"two")]
+    partitions = lives.harness.broker.partitions
+    partitions.close("t", 0, 0)
+    assert lives.ask(end_halves(outcomes)).code == ResponseCode.NO_PERMISSION
+    assert len(lives.halves) == 2
+    partitions.open("t")
+    assert [each.outcome for each in lives.end_many(*outcomes)] == [COMMIT, COMMIT]
+
+
+def test_many_bytes_are_committed_all_the_same(lives, monkeypatch):
+    monkeypatch.setattr(tuning, "HALVES_TURN_BYTES", 1)
+    ids = [lives.sent(payload) for payload in (b"one", b"two", b"three")]
+    assert [each.outcome for each in lives.end_many(*((each, COMMIT) for each in ids))] == [COMMIT] * 3
+    assert lives.payloads() == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize("body", [b"", bytes(9), b"\0" * 7 + b"\1\3", b"\0" * 7 + b"\1\1" + b"\0"])
+def test_wrong_outcomes_are_refused(lives, body):
+    frame = lives.ask(encode_frame(RequestCode.END_HALVES, 1, EndHalvesRequest("t", 0).to_ext(), len(body)) + body)
+    assert frame.code == ILLEGAL
 
 
 # --- sends ------------------------------------------------------------------------------------------------------------

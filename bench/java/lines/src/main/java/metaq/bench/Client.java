@@ -35,4 +35,27 @@ public interface Client extends AutoCloseable {
 
     /** Joins a group that begins at the earliest message; closing the result leaves it. */
     AutoCloseable consume(String topic, String group, Received received) throws Exception;
+
+    /** As send, for a message that is delivered at a time, in milliseconds as System.currentTimeMillis() tells it. */
+    default void sendAt(String topic, byte[] data, long due) throws Exception {
+        throw new UnsupportedOperationException("no delayed messages");
+    }
+
+    /** The same without waiting for the acknowledgement. */
+    default void sendAt(String topic, byte[] data, long due, Answered answered) throws Exception {
+        throw new UnsupportedOperationException("no delayed messages");
+    }
+
+    /** Sends a half message, does nothing, and commits. */
+    default void sendInTransaction(String topic, byte[] data) throws Exception {
+        throw new UnsupportedOperationException("no transactional messages");
+    }
+
+    /**
+     * Has `members` members with `threads` threads each share a topic's messages, whatever its partitions, each message
+     * for one of them. They stay; a further call only says who takes the data from now on, and returns when all may.
+     */
+    default void share(String topic, String group, int members, int threads, Received received) throws Exception {
+        throw new UnsupportedOperationException("no shared consumption");
+    }
 }

@@ -71,6 +71,20 @@ public final class Lines {
             case "latency":
                 return this.measurements.latency(words[0], words[1], number(words, 2), number(words, 3),
                     number(words, 4), number(words, 5));
+            case "delayed_blocking":
+                return this.measurements.delayedBlocking(words[0], number(words, 1), number(words, 2),
+                    number(words, 3), number(words, 4));
+            case "delayed_async":
+                return this.measurements.delayedAsync(words[0], number(words, 1), number(words, 2), number(words, 3),
+                    number(words, 4));
+            case "lateness":
+                return this.measurements.lateness(words[0], words[1], number(words, 2), number(words, 3),
+                    number(words, 4), number(words, 5));
+            case "transactions":
+                return this.measurements.transactions(words[0], number(words, 1), number(words, 2), number(words, 3));
+            case "shared":
+                return this.measurements.shared(words[0], words[1], number(words, 2), number(words, 3),
+                    number(words, 5), number(words, 6), number(words, 7));
             default:
                 throw new IllegalArgumentException("unknown command '" + name + "'");
         }

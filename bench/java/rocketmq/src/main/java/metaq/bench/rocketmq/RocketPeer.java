@@ -2,6 +2,7 @@ package metaq.bench.rocketmq;
 
 import java.io.PrintStream;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Semaphore;
@@ -11,13 +12,19 @@ import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.exception.MQClientException;
+import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.producer.TransactionSendResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageRequestMode;
 
 import metaq.bench.Client;
 import metaq.bench.Lines;
@@ -34,9 +41,18 @@ public final class RocketPeer implements Client {
     private static final int PULLED_AT_ONCE = 32;
     private static final int BATCHES_UNDER_WAY = 8;
     private static final int REGISTRATION_SECONDS = 60;
+    /** The broker's name in peers.py. */
+    private static final String BROKER = "peer";
+    private static final int REQUEST_MILLIS = 10_000;
+    /** Members ask the broker every 20 s what they may pop. */
+    private static final long SETTLE_MILLIS = 25_000;
 
     private final String nameServer;
     private final DefaultMQProducer producer = new DefaultMQProducer("bench");
+    /** Started when it is first used: it has a group of its own, as RocketMQ's documentation asks for. */
+    private TransactionMQProducer transactional;
+    /** Topic and group -> who takes the data of the members' messages. */
+    private final Map<String, AtomicReference<Received>> shared = new HashMap<>();
 
     private RocketPeer(final String nameServer) throws Exception {
         this.nameServer = nameServer;
@@ -131,6 +147,90 @@ public final class RocketPeer implements Client {
     }
 
     @Override
+    public void sendAt(final String topic, final byte[] data, final long due) throws Exception {
+        requireStored(this.producer.send(delivered(topic, data, due)));
+    }
+
+    @Override
+    public void sendAt(final String topic, final byte[] data, final long due, final Answered answered)
+            throws Exception {
+        this.producer.send(delivered(topic, data, due), callback(answered));
+    }
+
+    private static Message delivered(final String topic, final byte[] data, final long due) {
+        final Message message = new Message(topic, data);
+        message.setDeliverTimeMs(due);
+        return message;
+    }
+
+    /** The client waits for the answer to the half message, and sends the commit without waiting for one. */
+    @Override
+    public void sendInTransaction(final String topic, final byte[] data) throws Exception {
+        final TransactionSendResult result =
+                this.transactional().sendMessageInTransaction(new Message(topic, data), null);
+        requireStored(result);
+        if (result.getLocalTransactionState() != LocalTransactionState.COMMIT_MESSAGE) {
+            throw new IllegalStateException(result.toString());
+        }
+    }
+
+    private synchronized TransactionMQProducer transactional() throws MQClientException {
+        if (this.transactional == null) {
+            this.transactional = new TransactionMQProducer("bench-transactions");
+            this.transactional.setNamesrvAddr(this.nameServer);
+            this.transactional.setTransactionListener(new TransactionListener() {
+                @Override
+                public LocalTransactionState executeLocalTransaction(final Message message, final Object argument) {
+                    return LocalTransactionState.COMMIT_MESSAGE;
+                }
+
+                @Override
+                public LocalTransactionState checkLocalTransaction(final MessageExt message) {
+                    return LocalTransactionState.COMMIT_MESSAGE;
+                }
+            });
+            this.transactional.start();
+        }
+        return this.transactional;
+    }
+
+    /** Push consumers in POP mode: the broker lets each of them pop from every queue, and gets a receipt a message. */
+    @Override
+    public void share(final String topic, final String group, final int members, final int threads,
+            final Received received) throws Exception {
+        final AtomicReference<Received> there = this.shared.get(topic + ' ' + group);
+        if (there != null) {
+            there.set(received);
+            return;
+        }
+        final AtomicReference<Received> taking = new AtomicReference<>(received);
+        this.shared.put(topic + ' ' + group, taking);
+        final MQClientInstance client = this.producer.getDefaultMQProducerImpl().getMqClientFactory();
+        client.updateTopicRouteInfoFromNameServer(topic); // without it a producer that has sent nothing knows no broker
+        // 0: each member may pop from every queue
+        client.getMQClientAPIImpl().setMessageRequestMode(client.findBrokerAddressInPublish(BROKER), topic, group,
+            MessageRequestMode.POP, 0, REQUEST_MILLIS);
+        for (int i = 0; i < members; i++) {
+            final DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+            consumer.setNamesrvAddr(this.nameServer);
+            consumer.setInstanceName(group + '-' + i);
+            consumer.setClientRebalance(false);
+            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+            consumer.setConsumeThreadMin(threads);
+            consumer.setConsumeThreadMax(threads);
+            consumer.subscribe(topic, "*");
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                for (final MessageExt message : messages) {
+                    taking.get().received(message.getBody());
+                }
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+            consumer.start();
+        }
+        Thread.sleep(SETTLE_MILLIS);
+    }
+
+    @Override
     public AutoCloseable consume(final String topic, final String group, final Received received) throws Exception {
         final DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(this.nameServer);
@@ -161,5 +261,8 @@ public final class RocketPeer implements Client {
     @Override
     public void close() {
         this.producer.shutdown();
+        if (this.transactional != null) {
+            this.transactional.shutdown();
+        }
     }
 }

@@ -1,0 +1,140 @@
+"""Our load generator's commands for kinds of messages: delayed, transactional, shared; as loops.Generator's others.
+
+RocketPeer has the same ones. Sizes are bytes of a message's data, delays seconds.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any
+
+from metaq import Consumer, HalfOutcome, Producer
+
+from .loops import (
+    STAMP,
+    Answer,
+    percentiles,
+    rate,
+    receive_stamps,
+    send_by_threads,
+    send_paced,
+    send_pipelined,
+)
+from .members import Members, numbered
+
+__all__ = ["PRODUCER_GROUP", "Kinds"]
+
+PRODUCER_GROUP = "bench-transactions"
+SHORTEST_MS, LONGEST_MS = 1000, 4000
+"""When a message of `lateness` is due; RocketMQ's clock ticks once a second."""
+BATCH = 500
+_COUNT_SECONDS = 0.02
+_SETTLE_SECONDS = 1.0
+"""Until all members wait for messages."""
+_SHARED_SECONDS = 120.0
+
+
+class Kinds:
+    """The commands; all but shared() use the producer that it is given."""
+
+    def __init__(self, zk_connect: str, producer: Producer, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._zk_connect = zk_connect
+        self._producer = producer
+        self._sleep = sleep
+        self._numbered = 0
+
+    @property
+    def commands(self) -> Sequence[Callable[..., Answer]]:
+        """For loops.serve()."""
+        return self.delayed_blocking, self.delayed_async, self.lateness, self.transactions, self.shared
+
+    def delayed_blocking(self, topic: str, threads: int, count: int, size: int, seconds: int) -> Answer:
+        """Every thread waits for each of its sends of messages that are delivered in so many seconds."""
+
+        def send(topic: str, data: bytes) -> None:
+            self._producer.send(topic, data, delay=seconds)
+
+        return send_by_threads(send, topic, threads, count, size)
+
+    def delayed_async(self, topic: str, window: int, count: int, size: int, seconds: int) -> Answer:
+        """One thread, at most `window` such sends without an answer."""
+
+        def send(topic: str, data: bytes) -> Future[Any]:
+            return self._producer.send_async(topic, data, delay=seconds)
+
+        return send_pipelined(send, topic, window, count, size)
+
+    def lateness(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
+        """From the time when a message is due to the poll that returns it, by this machine's clock; percentiles of the
+        last `count` in ms, negative if it comes early."""
+        nanoseconds = [0] * (warm_up + count)
+        padding = bytes(size - STAMP.size)
+        rng = random.Random(1)
+
+        def send(number: int) -> Future[Any]:
+            due_ms = time.time_ns() // 1_000_000 + rng.randrange(SHORTEST_MS, LONGEST_MS)
+            data = STAMP.pack(number, due_ms * 1_000_000) + padding
+            return self._producer.send_async(topic, data, deliver_at=datetime.fromtimestamp(due_ms / 1000, UTC))
+
+        with (
+            Consumer(self._zk_connect, group=group, topics=[topic], start="earliest") as consumer,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            poll = lambda: consumer.poll(timeout=1.0)  # noqa: E731
+            receiving = pool.submit(receive_stamps, poll, attrgetter("payload"), nanoseconds, time.time_ns)
+            send_paced(send, per_second, len(nanoseconds))
+            receiving.result()
+        return percentiles(nanoseconds[warm_up:])
+
+    def transactions(self, topic: str, threads: int, count: int, size: int) -> Answer:
+        """Every thread sends a half message, does nothing, commits, and waits for the broker's answer to both."""
+
+        def send(topic: str, data: bytes) -> None:
+            result = self._producer.send_in_transaction(topic, data, execute=lambda _: True)
+            if result.outcome is not HalfOutcome.COMMITTED:
+                raise RuntimeError(f"the transaction is {result.outcome}: {result.cause}")
+
+        return send_by_threads(send, topic, threads, count, size)
+
+    def shared(
+        self, topic: str, group: str, members: int, threads: int, processes: int, work: int, count: int, size: int
+    ) -> Answer:
+        """Members with some threads each, in some processes, share numbered messages, each of which takes `work` ms.
+
+        The rate is from the first message that one has to the last that one has finished. The members are there before
+        the messages come.
+        """
+        first_number, self._numbered = self._numbered, self._numbered + count
+        with ExitStack() as stack:
+            groups = [
+                stack.enter_context(Members(self._zk_connect, topic, group, members // processes, threads, work))
+                for _ in range(processes)
+            ]
+            for each in groups:
+                each.begin()
+            self._sleep(_SETTLE_SECONDS)
+            for number in range(first_number, first_number + count, BATCH):
+                last_number = min(number + BATCH, first_number + count)
+                self._producer.send_batch(topic, [numbered(each, size) for each in range(number, last_number)])
+            deadline = time.monotonic() + _SHARED_SECONDS
+            while (done := sum(each.count() for each in groups)) < count:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{done} of {count} messages in {_SHARED_SECONDS:.0f} s")
+                self._sleep(_COUNT_SECONDS)
+            found = [each.end() for each in groups]
+        worked = [each for each in found if each.finished]
+        seconds = max(each.last for each in worked) - min(each.first for each in worked)
+        seen = [number for each in found for number in each.numbers]
+        if {*seen} != {*range(first_number, first_number + count)}:
+            raise RuntimeError(f"{count} messages were sent, {len({*seen})} came, some of them others")
+        return {
+            **rate(count, round(seconds * 1e9)),
+            "workers": sum(each.workers for each in found),
+            "twice": len(seen) - count,
+        }

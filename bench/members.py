@@ -1,0 +1,172 @@
+"""A process with members of a shared group: `python -m bench.members`, and what starts and asks it.
+
+A member is a SharedConsumer; work is a sleep, as a call of another service is one for this process.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from metaq import SharedConsumer
+from metaq.client.connection import Endpoint
+from metaq.client.metadata import DirectMetadata
+
+__all__ = ["DIRECT", "Members", "Worked", "numbered"]
+
+DIRECT = "direct:"
+"""What is connected to begins with it if it is a broker's host:port instead of ZooKeeper."""
+_NUMBER = struct.Struct(">q")
+
+
+def numbered(number: int, size: int) -> bytes:
+    """The payload of a message that is worth its number, `size` bytes."""
+    return _NUMBER.pack(number) + bytes(size - _NUMBER.size)
+
+
+class Worked(NamedTuple):
+    """What the members of a process did: when they began the first message and had finished the last, by
+    time.monotonic(), which is the machine's; how many threads had any; the numbers of the messages.
+    """
+
+    finished: int
+    first: float
+    last: float
+    workers: int
+    numbers: list[int]
+
+
+@dataclass(slots=True)
+class _Thread:
+    """One of a member's threads: what it has done, which only it changes."""
+
+    first: float = 0.0
+    last: float = 0.0
+    numbers: list[int] = field(default_factory=list)
+
+
+class _Process:
+    """The members."""
+
+    def __init__(self, connect: str, topic: str, group: str, members: int, threads: int, work_ms: int) -> None:
+        self._work_seconds = work_ms / 1000
+        self._local = threading.local()
+        self._threads: list[_Thread] = []
+        self._runs: list[threading.Thread] = []
+        self._count = threads
+        self.consumers = [_member(connect, topic, group) for _ in range(members)]
+
+    def begin(self) -> None:
+        """Have all members ask for messages."""
+        for consumer in self.consumers:
+            run = threading.Thread(target=consumer.run, args=(self._handle,), kwargs={"threads": self._count})
+            run.start()
+            self._runs.append(run)
+
+    def _handle(self, message: Any) -> None:
+        mine: _Thread | None = getattr(self._local, "mine", None)
+        if mine is None:
+            mine = self._local.mine = _Thread(time.monotonic())
+            self._threads.append(mine)
+        time.sleep(self._work_seconds)
+        mine.numbers.append(_NUMBER.unpack_from(message.payload)[0])
+        mine.last = time.monotonic()
+
+    def count(self) -> int:
+        return sum(len(each.numbers) for each in self._threads)
+
+    def end(self) -> Worked:
+        """Close the members: all that they did is settled."""
+        for consumer in self.consumers:
+            consumer.stop()
+        for run in self._runs:
+            run.join()
+        for consumer in self.consumers:
+            consumer.close()
+        return Worked(
+            self.count(),
+            min((each.first for each in self._threads), default=0.0),
+            max((each.last for each in self._threads), default=0.0),
+            len(self._threads),
+            [number for each in self._threads for number in each.numbers],
+        )
+
+
+def _member(connect: str, topic: str, group: str) -> SharedConsumer:
+    if not connect.startswith(DIRECT):
+        return SharedConsumer(connect, group=group, topics=[topic])
+    host, _, port = connect.removeprefix(DIRECT).rpartition(":")
+    return SharedConsumer(
+        group=group, topics=[topic], metadata=DirectMetadata(Endpoint(host, int(port)), 0, {topic: 1})
+    )
+
+
+class Members:
+    """The process, seen from the one that measures."""
+
+    def __init__(self, connect: str, topic: str, group: str, members: int, threads: int, work_ms: int) -> None:
+        arguments = map(str, (connect, topic, group, members, threads, work_ms))
+        command = [sys.executable, "-m", "bench.members", *arguments]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, line: str) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"a process with members ended with code {self.process.wait()} at {line!r}")
+        return json.loads(answer)
+
+    def begin(self) -> None:
+        """Returns when the members ask for messages."""
+        self._ask("begin")
+
+    def count(self) -> int:
+        """How many messages they have finished."""
+        return int(self._ask("count"))
+
+    def end(self) -> Worked:
+        """The members leave."""
+        return Worked(*self._ask("end"))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def main() -> None:
+    """Answer standard input's lines until it ends, or the members have ended."""
+    connect, topic, group, *numbers = sys.argv[1:]
+    members, threads, work_ms = map(int, numbers)
+    process = _Process(connect, topic, group, members, threads, work_ms)
+    for line in sys.stdin:
+        answer: Any = None
+        match line.strip():
+            case "begin":
+                process.begin()
+            case "count":
+                answer = process.count()
+            case "end":
+                answer = process.end()
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
