@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import DEFAULT_PORT, check_topic
-from metaq.protocol.own_topics import is_own_topic
+from metaq.protocol.own_topics import OWN_PARTITIONS, is_own_topic
 
 from .config import check_number
 from .connection import Endpoint
@@ -98,7 +98,7 @@ def parse_address(address: str) -> Endpoint:
 class DirectMetadata:
     """One broker by its address, as in metaq 1.x's direct mode.
 
-    Every topic has one partition, "the broker chooses", or as many as were named.
+    Every topic has one partition, "the broker chooses", or as many as were named; one of metaq's own has its first.
     """
 
     def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:
@@ -112,7 +112,8 @@ class DirectMetadata:
         self._views = {topic: self._made(topic, range(count)) for topic, count in partitions.items()}
 
     def view(self, topic: str) -> TopicView:
-        return self._views.get(topic) or self._made(check_topic(topic), (UNKNOWN,))
+        numbers = range(OWN_PARTITIONS) if is_own_topic(topic) else (UNKNOWN,)
+        return self._views.get(topic) or self._made(check_topic(topic), numbers)
 
     def _made(self, topic: str, numbers: Sequence[int]) -> TopicView:
         return TopicView(tuple(TopicPartition(topic, self._broker_id, each) for each in numbers), self._endpoints)
