@@ -24,7 +24,7 @@ from metaq.protocol.record import (
 
 from ..values import SendResult, TopicPartition
 
-__all__ = ["DelayedResults", "Timing", "delay_properties", "due_at", "refuse_delay", "timing_of"]
+__all__ = ["NOW", "DelayedResults", "Timing", "delay_properties", "due_at", "refuse_delay", "timing_of"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -39,6 +39,10 @@ class Timing(IntEnum):
     DELAY = 2
     HALF = 3
     """It waits for the outcome of its transaction (protocol/halves.py)."""
+
+
+NOW = Timing.NOW
+"""For what is done per message: to look it up in its enumeration takes a call of Python."""
 
 
 def delay_properties(deliver_at: datetime | None, delay: float | None) -> Mapping[str, str]:
@@ -85,7 +89,7 @@ def refuse_delay(options: Mapping[str, object]) -> None:
 def timing_of(flag: int, body: Buffer) -> Timing:
     """Of a record."""
     if not flag & DELAYED_FLAG:
-        return Timing.NOW
+        return NOW
     attribute = attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None
     if attribute is not None and property_of(attribute, _HALF) is not None:
         return Timing.HALF
