@@ -260,8 +260,8 @@ def payload_start(body: Buffer, flag: int) -> int:
     """Position of the payload in `body`; 0 if the body has no attribute or one that does not fit (no broker checks)."""
     if not flag & ATTRIBUTE_FLAG or len(body) < 4:
         return 0
-    length: int = _ATTRIBUTE_LENGTH.unpack_from(body)[0]
-    return 4 + length if 0 <= length <= len(body) - 4 else 0
+    end: int = 4 + _ATTRIBUTE_LENGTH.unpack_from(body)[0]
+    return end if 4 <= end <= len(body) else 0
 
 
 def attribute_of(body: Buffer, flag: int) -> bytes | None:
