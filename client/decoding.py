@@ -22,7 +22,6 @@ from metaq.protocol.record import (
     COMPRESSED_FLAG,
     HEADER,
     HEADER_BYTES,
-    PROPERTIES_FLAG,
     attribute_of,
     blank_headers,
     checksums,
@@ -51,7 +50,6 @@ __all__ = [
     "joined",
 ]
 
-_ATTRIBUTE_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG
 WRONG_CHECKSUM = "its checksum does not match"
 WRONG_LENGTH = "its length cannot be right"
 ZEROS = "there are zeros instead of it"
@@ -133,8 +131,8 @@ def _address(buffer: memoryview | bytes) -> int:
 
 class Decoded(NamedTuple):
     """`total` messages, and what they end at: byte offset `end` of the partition, where `damage` says what is wrong, if
-    it is not "". Behind the end of the messages there may be a cut record. flags: the bits that any of them has;
-    those of attributes may be missing.
+    it is not "". Behind the end of the messages there may be a cut record. flags: the bits that any of them has,
+    or any that the filters have left out.
 
     messages: an iterator, so that they are made when they are taken. Thousands that wait would be what the garbage
     collector goes through again and again; some hundred that are used up soon it never sees.
@@ -148,7 +146,7 @@ class Decoded(NamedTuple):
 
 
 def _decoded(messages: list[Message], end: int, damage: str, flags: int) -> Decoded:
-    return Decoded(iter(messages), len(messages), end, damage, flags)
+    return _make(Decoded, (iter(messages), len(messages), end, damage, flags))
 
 
 def decode_walking(
@@ -163,29 +161,39 @@ def decode_walking(
     data, start, end = records.data, records.start, records.end
     shift = records.offset - start
     messages: list[Message] = []
-    flags, usual = 0, _ATTRIBUTE_FLAGS
+    flags = last = 0
+    kind: type[Message] = PlainMessage
+    damage = ""
     append, unpack, crc = messages.append, HEADER.unpack_from, crc32
     body_start = start + HEADER_BYTES
     while body_start <= end:
         length, checksum, identity, flag = unpack(data, start)
         if length <= 0:
             if length < 0:
-                return _decoded(messages, start + shift, WRONG_LENGTH, flags)
+                damage = WRONG_LENGTH
+                break
             if is_blank(length, checksum, identity):
-                return _decoded(messages, start + shift, ZEROS, flags)
+                damage = ZEROS
+                break
         body_end = body_start + length
         if body_end > end:
             break
         body = data[body_start:body_end]
         if check and crc(body) & 0x7FFFFFFF != checksum:
-            return _decoded(messages, start + shift, WRONG_CHECKSUM, flags)
-        if (tags is None or _has_tag(body, flag, tags)) and (where is None or where.holds_for(body, flag)):
-            if flag > usual:  # costs less than to add it each time
-                flags |= flag
-            append(_make(Message, (partition, start + shift, identity, flag, body)))
+            damage = WRONG_CHECKSUM
+            break
+        if flag != last:  # seldom: what goes to one topic is mostly of one kind
+            last = flag
+            flags |= flag
+            kind = Message if flag else PlainMessage
+        append(_make(kind, (partition, start + shift, identity, flag, body)))
         start = body_end
         body_start = start + HEADER_BYTES
-    return _decoded(messages, start + shift, "", flags)
+    if tags is not None:
+        messages = [each for each in messages if _has_tag(each.body, each.flag, tags)]
+    if where is not None:
+        messages = [each for each in messages if where.holds_for(each.body, each.flag)]
+    return _decoded(messages, start + shift, damage, flags)
 
 
 class Good(NamedTuple):

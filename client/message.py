@@ -68,10 +68,13 @@ class Message(NamedTuple):
         flag = self.flag
         if not flag & _BESIDE:
             return self.body
-        if not flag & COMPRESSED_FLAG:
-            return self.body[payload_start(self.body, flag) :]
+        if flag & COMPRESSED_FLAG:
+            return self._unpacked()
+        return self.body[payload_start(self.body, flag) :]
+
+    def _unpacked(self) -> bytes:
         try:
-            return payload_of(self.body, flag)
+            return payload_of(self.body, self.flag)
         except PayloadUnreadable as error:
             raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
 

@@ -212,10 +212,10 @@ def encode_attributes(
         pairs.append((name, encode_value(value, name)))
     if reserved:
         pairs.extend(reserved.items())
-    for name, written in pairs:
-        if any(mark in text for mark in (_NAME_END, _VALUE_END) for text in (name, written)):
-            raise LocalProtocolError(f"property {name!r} has a byte 0x01 or 0x02, which separate properties")
-    text = "".join(f"{name}{_NAME_END}{written}{_VALUE_END}" for name, written in pairs)
+    text = "".join([f"{name}{_NAME_END}{written}{_VALUE_END}" for name, written in pairs])
+    if text.count(_NAME_END) > len(pairs) or text.count(_VALUE_END) > len(pairs):
+        name = next(name for name, written in pairs if _NAME_END in name + written or _VALUE_END in name + written)
+        raise LocalProtocolError(f"property {name!r} has a byte 0x01 or 0x02, which separate properties")
     flag = ATTRIBUTE_FLAG | PROPERTIES_FLAG
     if reserved and EXPIRES in reserved:
         flag |= EXPIRES_FLAG
@@ -260,8 +260,8 @@ def payload_start(body: Buffer, flag: int) -> int:
     """Position of the payload in `body`; 0 if the body has no attribute or one that does not fit (no broker checks)."""
     if not flag & ATTRIBUTE_FLAG or len(body) < 4:
         return 0
-    length: int = _ATTRIBUTE_LENGTH.unpack_from(body)[0]
-    return 4 + length if 0 <= length <= len(body) - 4 else 0
+    end: int = 4 + _ATTRIBUTE_LENGTH.unpack_from(body)[0]
+    return end if 4 <= end <= len(body) else 0
 
 
 def attribute_of(body: Buffer, flag: int) -> bytes | None:

@@ -46,6 +46,8 @@ class Caller(Protocol):
 Served: TypeAlias = Answer | Work | Parkable
 """An answer, work to be done in slices, or a pull to be stepped."""
 
+_UNDER_WAY = (Parkable, GeneratorType)
+
 
 class HttpPeer(NamedTuple):
     """Who asks by HTTP. Its requests have nothing in common, so it is no caller to a verb."""
@@ -174,7 +176,7 @@ class Gate:
             served = verb.serve(request, caller)
         except Exception as error:
             return _unless_one_way(request, _failed(request, error))
-        if isinstance(served, Parkable | GeneratorType):
+        if isinstance(served, _UNDER_WAY):
             return served
         return _settled(request, cast(Answer, served))
 

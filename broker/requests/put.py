@@ -144,12 +144,12 @@ class PutGroup:
         put: PutOrSend | None = request if type(request) is Put else self._decoded(cast(Frame, request))
         if put is None:
             return
-        body, partition = put.body, put.partition
+        flag, body, partition = put.flag, put.body, put.partition
         try:
             batch = self._last
             if type(put) is _Send and put.sequence:
                 batch = self._numbered(put)
-            elif put.flag & DELAYED_FLAG and type(put) is _Send:  # the flag of a text put is its sender's own
+            elif flag & DELAYED_FLAG and type(put) is _Send:  # the flag of a text put is its sender's own
                 if partition == ANY:
                     partition = self._writing.partitions.choose(put.topic)
                 batch = self._delayed(put, partition)
@@ -162,8 +162,8 @@ class PutGroup:
                 if batch.dues:
                     batch.dues.pop()
                 raise ChecksumMismatch
-            if put.flag & COMPRESSED_FLAG and type(put) is _Send:
-                self._writing.check_flags(put.topic, put.flag)
+            if flag & COMPRESSED_FLAG and type(put) is _Send:
+                self._writing.check_flags(put.topic, flag)
         except MetaqError as error:
             self._writing.metrics.put(put.topic, 1, len(body))
             if (repeated := self._repeated(put)) is not None:
@@ -172,7 +172,7 @@ class PutGroup:
             self._order.append(self._answers.refused(put, partition, error))
             return
         batch.requests.append(put)
-        batch.puts.append((put.flag, found, body))
+        batch.puts.append((flag, found, body))
         self._order.append(batch)
 
     def refuse(self, answer: bytes) -> None:
@@ -298,7 +298,7 @@ class PutGroup:
         return b"".join(each if isinstance(each, bytes) else next(answers[each]) for each in self._order)
 
     def _encoded_batch(self, batch: _Batch) -> list[bytes]:
-        partition = batch.partition
+        partition = (batch.delayed_for or batch.log).partition
         if batch.error is not None:
             error = self._answers.lost(batch.log, batch.error)
             return [self._answers.refused(put, partition, error) for put in batch.requests]

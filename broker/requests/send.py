@@ -347,9 +347,9 @@ class _ManyParts:
         offsets = [0] * self._count
         errors = dict(self._errors)
         for number, write in self._writes.items():
-            offsets[number] = write.answered_offset
-            if write.sequence or write.pending_id:
-                first_ids[number] = write.answered_id  # of a repeated one the first's
+            offsets[number] = write.base
+            if write.sequence or write.pending_id:  # of a repeated one the first's; of one that waits what it has now
+                first_ids[number], offsets[number] = write.answered_id, write.answered_offset
             if (failure := write.failure) is not None:
                 errors[number] = failure
         for number, error in errors.items():

@@ -146,7 +146,7 @@ def stamp_in_slices(
             yield from tags.hash_in_slices(stamped, first, flags)
         first = last
         if first == len(ids):
-            return stamped._replace(flags=found)
+            return stamped._replace(flags=found) if found else stamped
         yield
 
 

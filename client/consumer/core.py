@@ -432,8 +432,8 @@ class ConsumerCore:
     def next_messages(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
         """At most `limit` messages of its oldest chunk, which moves behind them. Raises CorruptRecord."""
         tags, where = self._tags, self._where
-        if cursor.partition.topic == self._retry_topic:  # what waits for another attempt has passed them already
-            tags = where = None
+        if (tags or where) and cursor.partition.topic == self._retry_topic:
+            tags = where = None  # what waits for another attempt has passed them already
         messages = chunk.take(cursor.partition, limit, tags, self._check_messages, where)
         if chunk.bytes_left and not messages:
             raise CorruptRecord.of(cursor.partition, chunk.offset, WRONG_LENGTH)

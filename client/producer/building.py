@@ -34,7 +34,7 @@ from ..config import MAX_BATCH_BODY_BYTES, check_ttl
 from ..message import Message
 from ..values import TopicPartition
 from ..wall_clock import now_ms
-from .delays import delay_properties, timing_of
+from .delays import Timing, delay_properties, timing_of
 from .outgoing import Outgoing, OutgoingBatch
 from .packing import Packer
 from .routing import key_bytes
@@ -86,15 +86,19 @@ def build_half(topic: str, payload: Buffer, deadline: float, options: SendOption
     body = encode_body(payload, flag, attribute)
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
-    return with_body(topic, payload, flag, body, deadline, options)
+    outgoing = with_body(topic, payload, flag, body, deadline, options)
+    outgoing.timing = Timing.HALF
+    return outgoing
 
 
 def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: float, options: SendOptions) -> Outgoing:
     """One message of what `build_body` made of it."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
-    outgoing.message, outgoing.key, outgoing.fixed = payload, options.get("key"), options.get("partition")
-    if flag & DELAYED_FLAG:
-        outgoing.timing = timing_of(flag, body)
+    outgoing.message = payload
+    if options:
+        outgoing.key, outgoing.fixed = options.get("key"), options.get("partition")
+        if flag & DELAYED_FLAG:
+            outgoing.timing = timing_of(flag, body)
     return outgoing
 
 
@@ -146,15 +150,15 @@ def build_batch(
     else:
         bodies, flags = [], [flag] * len(items)
         for index, item in enumerate(items):
-            if isinstance(item, Message):
+            if type(item) is bytes:
+                payload = item
+            elif isinstance(item, Message):
                 item_flag, body = item.flag, item.body if type(item.body) is bytes else payload_bytes(item.body)
                 if item_flag & COMPRESSED_FLAG and packer is None:
                     item_flag, body = unpacked_body(body, item_flag)
                 flags[index] = item_flag
                 bodies.append(body)
                 continue
-            if type(item) is bytes:
-                payload = item
             else:
                 items[index] = payload = payload_bytes(item)
             if packer is not None:
@@ -177,41 +181,48 @@ def build_batch(
 
 
 def _encode(
-    *,
     tag: str | None = None,
-    keys: Sequence[str] = (),
-    attribute: str | None = None,
-    properties: Mapping[str, PropertyValue] | None = None,
     key: str | bytes | None = None,
     partition: TopicPartition | None = None,
-    priority: int = 0,
-    **own: Any,
+    **more: Any,
 ) -> tuple[int, bytes]:
     """As encode_attributes, with the words of `key` among the keys and the bits of the priority. Raises TypeError,
     LocalProtocolError."""
-    if priority:
-        others: dict[str, Any] = {"tag": tag, "keys": keys, "attribute": attribute, "properties": properties}
-        flag, text = _encode(**others, key=key, partition=partition, **own)
-        return flag | _checked_priority(priority) << PRIORITY_SHIFT, text
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
+    if key is not None and not isinstance(key, (str, bytes)):
+        raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
+    if not more:  # the usual case
+        if key is None:
+            if tag is None:
+                return 0, b""
+            if type(tag) is str:
+                return encode_attributes(None, tag)
+        elif tag is None and (encoded := encode_key(key_bytes(key))) is not None:
+            return encoded
+    return _encode_more(tag, key, **more)
+
+
+def _encode_more(
+    tag: str | None,
+    key: str | bytes | None,
+    *,
+    keys: Sequence[str] = (),
+    attribute: str | None = None,
+    properties: Mapping[str, PropertyValue] | None = None,
+    priority: int = 0,
+    **own: Any,
+) -> tuple[int, bytes]:
+    """As `_encode`."""
     reserved = _own_properties(**own) if own else None
-    plain = not keys and attribute is None and not properties and not reserved
-    if key is not None:
-        if not isinstance(key, (str, bytes)):
-            raise TypeError(f"key={key!r}: a key is a text or bytes, not {type(key).__name__}: write str(...)")
-        if plain and tag is None:
-            encoded = encode_key(key_bytes(key))
-            if encoded is not None:
-                return encoded  # the usual case
-    elif plain and (tag is None or type(tag) is str):
-        return (0, b"") if tag is None else encode_attributes(None, tag)
     _check_options(tag, keys, attribute, properties)
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]
     flag, text = encode_attributes(attribute, tag, keys, properties, reserved)
     if reserved and (DUE_PROPERTY in reserved or DELAY_PROPERTY in reserved):
         flag |= DELAYED_FLAG
+    if priority:
+        flag |= _checked_priority(priority) << PRIORITY_SHIFT
     return flag, text
 
 
@@ -272,7 +283,7 @@ def _check_options(tag: object, keys: Sequence[object], attribute: object, prope
     for name, value in (("tag", tag), ("attribute", attribute)):
         if value is not None and not isinstance(value, str):
             raise no_text(name, value)
-    if isinstance(keys, str | bytes):
+    if isinstance(keys, (str, bytes)):
         raise TypeError(f"keys={keys!r}: keys is a list of texts: write keys=[{keys!r}], or key={keys!r}")
     for key in keys:
         if not isinstance(key, str):

@@ -24,7 +24,7 @@ from metaq.protocol.record import (
 
 from ..values import SendResult, TopicPartition
 
-__all__ = ["DelayedResults", "Timing", "delay_properties", "due_at", "refuse_delay", "timing_of"]
+__all__ = ["NOW", "DelayedResults", "Timing", "delay_properties", "due_at", "refuse_delay", "timing_of"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -40,6 +40,9 @@ class Timing(IntEnum):
     HALF = 3
     """It waits for the outcome of its transaction (protocol/halves.py)."""
 
+
+NOW = Timing.NOW
+"""For what is done per message: to look it up in its enumeration takes a call of Python."""
 
 _FIRST = tuple(
     (f"{name}\x01".encode(), timing)
@@ -92,7 +95,7 @@ def refuse_delay(options: Mapping[str, object]) -> None:
 def timing_of(flag: int, body: Buffer) -> Timing:
     """Of a record."""
     if not flag & DELAYED_FLAG:
-        return Timing.NOW
+        return NOW
     if type(body) is bytes:  # the usual case
         for item, timing in _FIRST:
             if body.startswith(item, 4):

@@ -21,7 +21,7 @@ from ..connection import Connection
 from ..values import BatchResults, SendResult, TopicPartition
 from ..waiting import Waiter
 from . import tuning
-from .delays import DelayedResults, Timing, due_at
+from .delays import NOW, DelayedResults, Timing, due_at
 from .futures import Callbacks, Outcome
 from .losses import Losses
 
@@ -130,7 +130,7 @@ class Outgoing(Waiter):
         self.body = body
         self.deadline = deadline
         self.size = HEADER_BYTES + len(body)
-        self.timing = Timing.NOW
+        self.timing = NOW
         self.attempts = 0
         self.cause: MetaqError | None = None  # why the last try failed
         self.key: str | bytes | None = None

@@ -14,7 +14,7 @@ from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, DeliveryFailed, RequestTimedOut
-from metaq.protocol.record import Buffer, payload_bytes
+from metaq.protocol.record import DELAYED_FLAG, Buffer, payload_bytes
 
 from ..config import (
     ProducerConfig,
@@ -555,17 +555,16 @@ class Producer:
         payload = payload_bytes(payload)
         flag, body = build_body(payload, options, self._packer)
         partition = options.get("partition")
-        timing = timing_of(flag, body)
         if options.get("key") is None and (self._gathers or partition is not None):
             where: Hashable = topic if partition is None else (topic, partition)
-            if timing:
-                where = where, timing
+            if flag & DELAYED_FLAG:
+                where = where, timing_of(flag, body)
             joined = self._core.join(where, flag, body, deadline, on_delivery)
             if joined is not None:
                 return SendFuture(*joined)
             gathered = GatheredBatch(where, topic, flag, body, deadline, on_delivery)
             gathered.fixed = partition
-            gathered.timing = timing
+            gathered.timing = timing_of(flag, body)
             self._driver.begin(gathered)
             return SendFuture(gathered.outcome, 0)
         outgoing = with_body(topic, payload, flag, body, deadline, options)

@@ -139,7 +139,7 @@ class PartitionQueue:
             count = following.count
             if size + following.size > max_bytes or records + count > min(max_records, queued - left):
                 break
-            if following.timing != first.timing:  # what waits for its time is never in a batch with other messages
+            if following.timing is not first.timing:  # what waits for its time is never in a batch with other messages
                 break
             size += following.size
             records += count
