@@ -112,8 +112,11 @@ class DirectMetadata:
         self._views = {topic: self._made(topic, range(count)) for topic, count in partitions.items()}
 
     def view(self, topic: str) -> TopicView:
-        numbers = range(OWN_PARTITIONS) if is_own_topic(topic) else (UNKNOWN,)
-        return self._views.get(topic) or self._made(check_topic(topic), numbers)
+        found = self._views.get(topic)
+        if found is None:
+            numbers = range(OWN_PARTITIONS) if is_own_topic(check_topic(topic)) else (UNKNOWN,)
+            found = self._made(topic, numbers)
+        return found
 
     def _made(self, topic: str, numbers: Sequence[int]) -> TopicView:
         return TopicView(tuple(TopicPartition(topic, self._broker_id, each) for each in numbers), self._endpoints)

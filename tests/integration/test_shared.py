@@ -124,7 +124,7 @@ def test_a_message_whose_members_die_of_it_is_a_dead_letter_that_says_so(brokers
         SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer,
         DeadLetters(brokers.connect, group="g") as letters,
     ):
-        run = partial(consumer.run, pytest.fail, retry=replace(RETRY, attempts=2))
+        run = partial(consumer.run, lambda message: pytest.fail("it is handed out"), retry=replace(RETRY, attempts=2))
         threading.Thread(target=run, daemon=True).start()
         eventually(letters.count, what="a dead letter")
         (letter,) = letters.read()
