@@ -14,6 +14,7 @@ from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
     COMPRESSED_FLAG,
     DELAY_PROPERTY,
     DELAYED_FLAG,
@@ -77,12 +78,20 @@ def build_message(
     return with_body(topic, payload, *build_body(payload, options, packer), deadline, options)
 
 
-def build_half(topic: str, payload: Buffer, deadline: float, options: SendOptions, own: Mapping[str, str]) -> Outgoing:
-    """A half message. own: its properties of metaq's. Raises as `build_message`."""
+def build_half(
+    topic: str,
+    payload: Buffer,
+    deadline: float,
+    options: SendOptions,
+    own: Mapping[str, str],
+    packer: Packer | None = None,
+) -> Outgoing:
+    """A half message. own: its properties of metaq's. packer: compresses its payload. Raises as `build_message`."""
     payload = payload_bytes(payload)
     flag, attribute = _encode(**options, reserved=own)
-    flag |= DELAYED_FLAG
-    body = encode_body(payload, flag, attribute)
+    packed, sent = (0, payload) if packer is None else packer.pack(payload)
+    flag |= DELAYED_FLAG | packed
+    body = encode_body(sent, flag, attribute)
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
     return with_body(topic, payload, flag, body, deadline, options)
@@ -137,6 +146,7 @@ def build_batch(
             "deliver_at or delay is given, and a Message keeps its own attributes: send its payload, or without a delay"
         )
     flags: list[int] | int = flag
+    waiting = 0
     if not flag and packer is None and set(map(type, items)) == {bytes}:  # the usual case, without a loop
         bodies = cast(list[bytes], items)
     else:
@@ -147,6 +157,7 @@ def build_batch(
                 if item_flag & COMPRESSED_FLAG and packer is None:
                     item_flag, body = unpacked_body(body, item_flag)
                 flags[index] = item_flag
+                waiting += item_flag & DELAYED_FLAG
                 bodies.append(body)
                 continue
             if type(item) is bytes:
@@ -167,8 +178,10 @@ def build_batch(
             f"{MAX_BATCH_RECORDS} messages and {MAX_BATCH_BODY_BYTES} bytes: send it in parts"
         )
     outgoing.message, outgoing.key, outgoing.fixed = items, options.get("key"), options.get("partition")
-    if flag & DELAYED_FLAG:
-        outgoing.timing = timing_of(flag, bodies[0])
+    if waiting and waiting != outgoing.count * DELAYED_FLAG:
+        raise LocalProtocolError("some messages of the batch are delayed and others are not: send them in two batches")
+    if waiting or flag & DELAYED_FLAG:
+        outgoing.timing = timing_of(DELAYED_FLAG | ATTRIBUTE_FLAG, bodies[0])
     return outgoing
 
 
