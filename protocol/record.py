@@ -254,7 +254,8 @@ def priority_of(flag: int) -> int:
 
 def priorities_of(flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """`priority_of` each."""
-    return np.minimum((flags & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY).astype(np.int32)
+    urgent: npt.NDArray[np.int32] = np.minimum((flags & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY).astype(np.int32)
+    return urgent
 
 
 def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:

@@ -1,4 +1,9 @@
-"""Each pair of message kinds works, or is refused by name, as docs/combinations.md says (tests.integration.combinations)."""
+"""Each pair of message kinds works, or is refused by name, as docs/combinations.md says.
+
+The cases are in tests/integration/combinations. All share one broker, whose clients go through a proxy that loses
+answers on request. The first half of each case runs before the first test; so what messages wait for, and Spark's
+jobs, are waited for once.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +58,10 @@ def prepared(
     request: pytest.FixtureRequest, zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prepared]:
     require_java()
-    chosen = [
+    chosen: list[Combination] = [
         item.callspec.params["case"]
         for item in request.session.items
-        if item.path == request.path and isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
     ]
     connect = f"{zookeeper.connect_string}/combinations"
     directory = tmp_path_factory.mktemp("combinations") / "side"

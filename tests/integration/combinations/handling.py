@@ -108,7 +108,8 @@ def _retry_filter(world: World, topic: str) -> Iterator[None]:
 @works(
     "retry",
     "batch",
-    "`run_batches(retry=…)` gives the messages of a failed batch one by one; only those that fail by themselves come again.",
+    "`run_batches(retry=…)` gives the messages of a failed batch one by one; only those that fail by themselves come "
+    "again.",
 )
 def _retry_batch(world: World, topic: str) -> Iterator[None]:
     world.producer.send_batch(topic, [b"a", b"bad", b"c"])
@@ -184,9 +185,9 @@ def _shared_check_back(world: World, topic: str) -> Iterator[None]:
 def _shared_transaction(world: World, topic: str) -> Iterator[None]:
     with world.producer.transaction() as tx:
         tx.send_batch(topic, [b"1", b"2"])
+    yield
     tx = world.steady.transaction()
     tx.send(topic, b"3")
-    yield
     assert [each.payload for each in world.lease(topic, 2)] == [b"1", b"2"]
     tx.commit()
     assert [each.payload for each in world.lease(topic)] == [b"3"]
@@ -227,7 +228,8 @@ def _shared_filter(world: World, topic: str) -> Iterator[None]:
 @works(
     "shared",
     "batch",
-    "The messages of a batch are leased one by one. `poll(max_messages=…)` takes many at once, and `ack` settles them together.",
+    "The messages of a batch are leased one by one. `poll(max_messages=…)` takes many at once, and `ack` settles them "
+    "together. A `SharedConsumer` has no `run_batches`.",
 )
 def _shared_batch(world: World, topic: str) -> Iterator[None]:
     payloads = [b"%d" % number for number in range(20)]
