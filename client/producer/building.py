@@ -14,7 +14,6 @@ from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
-    ATTRIBUTE_FLAG,
     COMPRESSED_FLAG,
     DELAY_PROPERTY,
     DELAYED_FLAG,
@@ -178,10 +177,15 @@ def build_batch(
             f"{MAX_BATCH_RECORDS} messages and {MAX_BATCH_BODY_BYTES} bytes: send it in parts"
         )
     outgoing.message, outgoing.key, outgoing.fixed = items, options.get("key"), options.get("partition")
-    if waiting and waiting != outgoing.count * DELAYED_FLAG:
-        raise LocalProtocolError("some messages of the batch are delayed and others are not: send them in two batches")
-    if waiting or flag & DELAYED_FLAG:
-        outgoing.timing = timing_of(DELAYED_FLAG | ATTRIBUTE_FLAG, bodies[0])
+    if waiting:
+        kinds = {timing_of(each, body) for each, body in zip(cast(list[int], flags), bodies, strict=True)}
+        if len(kinds) > 1:
+            raise LocalProtocolError(
+                "the messages of the batch wait for times of several kinds, or some for none: send a batch of each"
+            )
+        (outgoing.timing,) = kinds
+    elif flag & DELAYED_FLAG:
+        outgoing.timing = timing_of(flag, bodies[0])
     return outgoing
 
 

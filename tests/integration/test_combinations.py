@@ -58,11 +58,8 @@ def prepared(
     request: pytest.FixtureRequest, zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prepared]:
     require_java()
-    chosen: list[Combination] = [
-        item.callspec.params["case"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
-    ]
+    functions: list[Any] = [item for item in request.session.items if item.path == request.path]
+    chosen: list[Combination] = [each.callspec.params["case"] for each in functions if hasattr(each, "callspec")]
     connect = f"{zookeeper.connect_string}/combinations"
     directory = tmp_path_factory.mktemp("combinations") / "side"
     with running_side("ours", connect, directory, TOPICS) as side, World(side, chosen) as world:

@@ -28,8 +28,8 @@ def test_messages_that_wait_make_a_batch_that_waits(said, timing):
 
 def test_a_batch_with_messages_that_wait_and_others_is_refused():
     ordinary = Message(PLACE, -1, -1, 0, b"x")
-    for items in ([waiting(delay="5"), ordinary], [b"x", waiting(delay="5")]):
-        with pytest.raises(LocalProtocolError, match="some messages of the batch are delayed and others are not"):
+    for items in ([waiting(delay="5"), ordinary], [b"x", waiting(delay="5")], [waiting(delay="5"), waiting(due="7")]):
+        with pytest.raises(LocalProtocolError, match="wait for times of several kinds, or some for none"):
             build_batch("t", list(items), 0.0, {})
 
 
@@ -39,6 +39,6 @@ def test_a_half_message_is_compressed_and_chosen_by_its_payload():
     assert half.timing is Timing.HALF
     assert half.flag & COMPRESSED_FLAG
     assert len(half.body) < 200
-    assert payload_of(half.body, half.flag) == LONG
+    assert payload_of(bytes(half.body), half.flag) == LONG
     assert half.message == LONG  # what a selector of partitions sees
     assert not build_half("t", LONG, 0.0, {}, {"metaq.half": "bank"}).flag & COMPRESSED_FLAG

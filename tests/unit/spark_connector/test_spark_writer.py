@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, MapType, StringType, StructType
 
+from metaq.client.config import ProducerConfig
 from metaq.client.producer import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError
@@ -228,9 +229,14 @@ def test_the_column_priority_is_the_messages_priority(raw, kind):
 
 
 def test_payloads_are_compressed_with_and_without_attributes(raw, monkeypatch):
-    configs = []
-    original = writer.Producer
-    monkeypatch.setattr(writer, "Producer", lambda *given, config, **more: configs.append(config) or original())
+    configs: list[ProducerConfig] = []
+    raw_producer: Any = writer.Producer
+
+    def new_producer(*_given, config, **_more):
+        configs.append(config)
+        return raw_producer()
+
+    monkeypatch.setattr(writer, "Producer", new_producer)
     options = WriteOptions.parse({"zookeeper": "z", "topic": "out", "compression": "ZSTD"})
     write(options, "value string,tag string", value=["x" * 1000, "y" * 1000, "short"], tag=["t", None, "t"])
     ((packed, plain, short),) = raw
