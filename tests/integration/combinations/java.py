@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from metaq import Consumer, ConsumerConfig
+from metaq.protocol.record import COMPRESSED_FLAG
 from tests.waiting import eventually
 
 from .declared import refused, works
@@ -116,6 +117,7 @@ def _batch(world: World, topic: str) -> Iterator[None]:
 )
 def _compression(world: World, topic: str) -> str:
     world.packing.send(topic, LONG)
+    assert world.stored(topic)[0].flag & COMPRESSED_FLAG
     world.side.app.subscribe("too-old", topic, max_delay=100)
     log = world.side.directory / "client.log"
 
