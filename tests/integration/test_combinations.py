@@ -34,21 +34,19 @@ class Prepared:
     def __init__(self, world: World) -> None:
         self.world = world
         self.halves: dict[str, Generator[None]] = {}
-        self.failed: dict[str, BaseException] = {}
-        self.counts: dict[str, dict[str, int]] = {}
 
     def prepare(self, case: Combination) -> None:
         half: Any = case.case(self.world, case.topic)
         try:
             next(half)
         except Exception as error:
-            self.failed[case.topic] = error
+            self.world.failed[case.topic] = error
         else:
             self.halves[case.topic] = half
 
     def check(self, case: Combination) -> None:
-        if case.topic in self.failed:
-            raise self.failed[case.topic]
+        if case.topic in self.world.failed:
+            raise self.world.failed[case.topic]
         for _ in self.halves.pop(case.topic):
             raise AssertionError("a case has two halves")
 

@@ -32,7 +32,7 @@ def values(rows: list[Any]) -> list[bytes]:
 def _delay_read(world: World, topic: str) -> Iterator[None]:
     due = world.producer.send(topic, b"later", delay=DELAY).due
     world.producer.send(topic, b"tomorrow", deliver_at=datetime.now(UTC) + timedelta(days=1))
-    world.before_spark(lambda: world.stored(topic))
+    world.before_spark(topic, lambda: world.stored(topic))
     yield
     assert due is not None
     (row,) = world.rows(topic)
@@ -48,7 +48,7 @@ def _delay_read(world: World, topic: str) -> Iterator[None]:
 )
 def _retry_read(world: World, topic: str) -> Iterator[None]:
     world.producer.send(topic, b"never, for Spark")
-    world.before_spark(lambda: world.letters(topic))
+    world.before_spark(topic, lambda: world.letters(topic))
     yield
     assert [each.attempts for each in world.retried(topic)] == [1, 2]
     assert values(world.rows(topic)) == [b"never, for Spark"]
@@ -77,7 +77,7 @@ def _transaction_read(world: World, topic: str) -> Iterator[None]:
     with world.producer.transaction() as tx:
         tx.send_batch(topic, [b"1", b"2"])
     tx = world.steady.transaction()
-    world.before_spark(lambda: tx.send(topic, b"open while Spark reads"))
+    world.before_spark(topic, lambda: tx.send(topic, b"open while Spark reads"))
     yield
     tx.rollback()
     assert values(world.rows(topic, 2)) == [b"1", b"2"]

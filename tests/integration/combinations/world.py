@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from kazoo.client import KazooClient
@@ -79,7 +80,9 @@ class World:
         self._cases = cases
         self._rows: dict[str, list[Row]] | None = None
         self._writes: list[tuple[str, Callable[[], list[dict[str, Any]]], Mapping[str, str]]] = []
-        self._awaited: list[Callable[[], object]] = []
+        self._awaited: list[tuple[str, Callable[[], object]]] = []
+        self.failed: dict[str, BaseException] = {}
+        """What has ended a case, by its topic, before its second half."""
         self._looked: dict[tuple[str, str], tuple[int, list[Any]]] = {}
         self.spark: SparkSession | None = None
         self.java_messages: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -244,9 +247,9 @@ class World:
         """Have Spark write these rows, made when the job begins, between the two halves of the cases."""
         self._writes.append((topic, rows, options))
 
-    def before_spark(self, condition: Callable[[], object]) -> None:
-        """What must be so before Spark reads."""
-        self._awaited.append(condition)
+    def before_spark(self, topic: str, condition: Callable[[], object]) -> None:
+        """What must be so, or is done, before Spark reads the topic."""
+        self._awaited.append((topic, condition))
 
     def run_spark(self, spark: SparkSession) -> None:
         """All jobs of the cases: one for the writes with the same options, one that reads all topics."""
@@ -255,9 +258,9 @@ class World:
         for topic, rows, options in self._writes:
             jobs[tuple(sorted(options.items()))] += [{**row, "topic": topic} for row in rows()]
         for named, all_rows in jobs.items():
-            self.write_now(all_rows, **dict(named))
-        for condition in self._awaited:
-            eventually(condition)
+            self._charge({row["topic"] for row in all_rows}, partial(self.write_now, all_rows, **dict(named)))
+        for topic, condition in self._awaited:
+            self._charge({topic}, partial(eventually, condition))
         topics = [each.topic for each in self._cases if "Spark read" in each and each.works]
         if topics:
             if "retry-spark-read" in topics:
@@ -265,6 +268,13 @@ class World:
             self._rows = defaultdict(list)
             for row in self.read_now(topics).collect():
                 self._rows[row.topic].append(row)
+
+    def _charge(self, topics: Iterable[str], step: Callable[[], object]) -> None:
+        """What fails of a step is the failure of these cases alone."""
+        try:
+            step()
+        except Exception as error:
+            self.failed.update(dict.fromkeys(topics, error))
 
     def write_now(self, rows: list[dict[str, Any]], **options: str) -> None:
         """One job. Raises what Spark raises."""
