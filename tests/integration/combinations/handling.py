@@ -177,6 +177,7 @@ def _shared_check_back(world: World, topic: str) -> Iterator[None]:
     world.producer.send_in_transaction(topic, b"committed", execute=commits)
     world.producer.send_in_transaction(topic, b"rolled back", execute=rolls_back)
     yield
+    world.stored(topic)
     (message,) = world.lease(topic)
     assert message.payload == b"committed"
 

@@ -144,7 +144,12 @@ def _delay_write(world: World, topic: str) -> Iterator[None]:
 
     def rows() -> list[dict[str, Any]]:
         times.append(datetime.now(UTC) + timedelta(seconds=2))
-        return [{"value": "later", "deliver_at": times[0]}, {"value": "at once"}]
+        tomorrow = times[0] + timedelta(days=1)
+        return [
+            {"value": "later", "deliver_at": times[0]},
+            {"value": "at once"},
+            {"value": "tomorrow", "deliver_at": tomorrow},
+        ]
 
     world.write(topic, rows)
     yield
