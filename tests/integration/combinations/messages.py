@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from metaq import HalfOutcome, Message, Producer
-from metaq.errors import MetaqError, TransactionLost
+from metaq.errors import CommitUnknown, MetaqError, TransactionLost
 from metaq.protocol.record import COMPRESSED_FLAG
 
 from .declared import refused, works
@@ -292,8 +292,9 @@ def _transaction_compression(world: World, topic: str) -> Iterator[None]:
 @works(
     "transaction",
     "idempotence",
-    "A lost answer ends a transaction with `TransactionLost`; the broker has rolled it back, so that it may be "
-    "repeated as a whole. The same producer's other sends are numbered as ever.",
+    "A transaction is not repeated by itself. A lost answer to one of its messages ends it with `TransactionLost`; the "
+    "broker has rolled it back, so that it may be repeated as a whole. A lost answer to the commit is `CommitUnknown`. "
+    "The same producer's other sends are numbered as ever.",
 )
 def _transaction_idempotence(world: World, topic: str) -> Iterator[None]:
     def send_both() -> None:
@@ -305,12 +306,18 @@ def _transaction_idempotence(world: World, topic: str) -> Iterator[None]:
     with pytest.raises(TransactionLost, match="is lost"):
         send_both()
     send_both()
+    tx = world.producer.transaction()
+    tx.send(topic, b"committed")
+    commit = b"COMMIT_ONE_PHASE"
+    world.lose(commit)
+    with pytest.raises(CommitUnknown):
+        tx.commit()
     world.lose(b"outside, once")
     world.producer.send(topic, b"outside, once")
     yield
-    assert world.has_lost(b"second of two")
-    assert world.has_lost(b"outside, once")
-    assert [each.payload for each in world.stored(topic, 3)] == [b"first of two", b"second of two", b"outside, once"]
+    assert all(world.has_lost(each) for each in (b"second of two", commit, b"outside, once"))
+    messages = [b"first of two", b"second of two", b"committed", b"outside, once"]
+    assert [each.payload for each in world.stored(topic, 4)] == messages
 
 
 # --- priority ---------------------------------------------------------------------------------------------------------
