@@ -70,7 +70,7 @@ MAX_UNPACKED_BYTES = 2 * MAX_PAYLOAD_BYTES
 
 class Columns(NamedTuple):
     """Fields of the same messages, in order. attributes: what stands in front of the payloads; None if nothing does in
-    any message.
+    any message. flags: of their records.
     """
 
     topic: pa.Array
@@ -80,6 +80,7 @@ class Columns(NamedTuple):
     ids: npt.NDArray[np.int64]
     payload: pa.Array
     attributes: list[Attributes] | None
+    flags: npt.NDArray[np.int32]
 
     def timestamp(self, unit: Literal["ms", "us"]) -> pa.Array:
         """When each message was stored, in UTC; null if a Java broker took it, whose ids are no clock."""
@@ -109,6 +110,7 @@ class Columns(NamedTuple):
             self.ids[start:end],
             self.payload.slice(start, limit),
             None if self.attributes is None else self.attributes[start:end],
+            self.flags[start:end],
         )
 
     def to_batch(self) -> pa.RecordBatch:
@@ -189,6 +191,7 @@ def columns_of(messages: Sequence[Message]) -> Columns:
         np.array([message.id for message in messages], np.int64),
         pa.array([message.payload for message in messages], pa.binary()),
         [message.attributes for message in messages],
+        np.array([message.flag for message in messages], np.int32),
     )
 
 
@@ -227,6 +230,7 @@ def decode_columns(
         payload = _gather(data, begins, good.starts + good.sizes - begins)
     count = len(good.starts)
     topic, broker, number = (column.slice(0, count) for column in _constants(partition, _power_of_two(count)))
+    flags = good.headers["flag"]
     columns = Columns(
         topic,
         broker,
@@ -235,8 +239,8 @@ def decode_columns(
         good.headers["id"].astype(np.int64),
         payload,
         attributes,
+        flags,
     )
-    flags = good.headers["flag"]
     expires = _expiries(attributes, flags) if attributes is not None and bits & EXPIRES_FLAG else None
     packed = flags & COMPRESSED_FLAG != 0 if bits & COMPRESSED_FLAG else None
     return DecodedColumns(columns, end, good.damage, expires, packed)

@@ -76,6 +76,7 @@ __all__ = [
     "matching_checksums",
     "payload_bytes",
     "payload_start",
+    "priorities_of",
     "priority_of",
     "property_of",
     "split_bodies",
@@ -249,6 +250,12 @@ def encode_body(payload: bytes, flag: int, attribute: bytes) -> bytes:
 def priority_of(flag: int) -> int:
     """How urgent a record is; what no producer of ours writes counts as the most urgent there is."""
     return min((flag & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY)
+
+
+def priorities_of(flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """`priority_of` each."""
+    urgent: npt.NDArray[np.int32] = np.minimum((flags & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY).astype(np.int32)
+    return urgent
 
 
 def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:

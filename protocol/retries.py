@@ -1,6 +1,7 @@
 """What a message carries while it waits for another attempt, and as a dead letter. No I/O.
 
-The record has the body of the original, with properties of ours behind those of the original:
+The record has the body of the original, with properties of ours behind those of the original. Its payload is not
+compressed, because topics of ours take no compressed messages:
 
     metaq.origin     topic/broker-partition/offset/id/flag of the original, where it was stored first
     metaq.attempts   how often a handler has failed on it, decimal
@@ -10,7 +11,8 @@ The record has the body of the original, with properties of ours behind those of
 
 An attribute of 1.x, which is no property list, becomes the properties TAGS and ATTR. One that cannot stand in a list,
 as it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored` makes the original of it, byte for byte
-but without `metaq.due` and `metaq.delay`, which were about its first delivery.
+but without compression, and without `metaq.due`, `metaq.delay`, `metaq.half` and `metaq.check-after`, which were about
+its first delivery.
 
 A dead letter is done when it has been sent again or dropped. A log loses no single record, so another record without
 a payload, behind it in the same partition, says so:
@@ -25,12 +27,17 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from dataclasses import dataclass
 
-from .errors import RemoteProtocolError
+from .compression import unpacked_body
+from .errors import PayloadUnreadable, RemoteProtocolError
+from .limits import MAX_BODY_BYTES
 from .record import (
     ATTRIBUTE_FLAG,
+    CHECK_AFTER_PROPERTY,
+    COMPRESSED_FLAG,
     DELAY_PROPERTY,
     DELAYED_FLAG,
     DUE_PROPERTY,
+    HALF_PROPERTY,
     PROPERTIES_FLAG,
     Buffer,
     attribute_of,
@@ -72,12 +79,15 @@ MAX_CAUSE_CHARACTERS = 1000
 MAX_DONE_OFFSETS = 1000
 """Dead letters that one record says to be done."""
 
+_MOST_UNPACKED_BYTES = MAX_BODY_BYTES - 8192
+"""What is added fits behind it: a place with two names, MAX_CAUSE_CHARACTERS of UTF-8, and numbers."""
+
 _NAME_END, _ITEM_END = b"\x01", b"\x02"
 _OURS = tuple(
     name.encode() + _NAME_END
     for name in (
         *(ORIGIN_PROPERTY, ATTEMPTS_PROPERTY, CAUSE_PROPERTY, FAILED_PROPERTY, _ATTRIBUTE_PROPERTY),
-        *(DUE_PROPERTY, DELAY_PROPERTY),
+        *(DUE_PROPERTY, DELAY_PROPERTY, HALF_PROPERTY, CHECK_AFTER_PROPERTY),
     )
 )
 _LIST = ATTRIBUTE_FLAG | PROPERTIES_FLAG
@@ -148,8 +158,10 @@ def shortened(cause: str) -> str:
 def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None = None) -> tuple[int, bytes]:
     """Flag and body of the record that waits for another attempt, or is a dead letter (delay_ms=None).
 
-    flag, body: of the original. 0.05 to 1 KB longer than the original.
+    flag, body: of the original. 0.05 to 1 KB longer than the original. A compressed payload is unpacked; one that
+    cannot be, or would be too large then, is carried as it is, and only the original that is `restored` says so.
     """
+    flag, body = _unpacked(flag, body)
     origin = failure.origin
     place = f"{origin.topic}/{origin.partition}/{origin.offset}/{origin.id}/{flag & ~DELAYED_FLAG}"
     ours = {
@@ -161,9 +173,19 @@ def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None
     if delay_ms is not None:
         ours[DELAY_PROPERTY] = str(delay_ms)
     items = [*_items(flag, body), *(f"{name}\x01{value}".encode() for name, value in ours.items())]
-    failed_flag = (flag | _LIST) & ~DELAYED_FLAG | (0 if delay_ms is None else DELAYED_FLAG)
+    failed_flag = (flag | _LIST) & ~(DELAYED_FLAG | COMPRESSED_FLAG) | (0 if delay_ms is None else DELAYED_FLAG)
     attribute = b"".join(item + _ITEM_END for item in items)
     return failed_flag, encode_body(body[payload_start(body, flag) :], failed_flag, attribute)
+
+
+def _unpacked(flag: int, body: bytes) -> tuple[int, bytes]:
+    if not flag & COMPRESSED_FLAG:
+        return flag, body
+    try:
+        unpacked = unpacked_body(body, flag)
+    except PayloadUnreadable:
+        return flag, body
+    return unpacked if len(unpacked[1]) <= _MOST_UNPACKED_BYTES else (flag, body)
 
 
 def failure_of(flag: int, body: Buffer) -> Failure | None:

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from metaq.client.message import Message
 from metaq.client.producer import partition_for_key
+from metaq.client.producer.packing import Packer
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError, LocalProtocolError
+from metaq.protocol.limits import MAX_DELAY_SECONDS
 from metaq.protocol.properties import PropertyValue, decode_value
-from metaq.protocol.record import TYPE, encode_attributes, encode_body
+from metaq.protocol.record import (
+    DELAYED_FLAG,
+    DUE_PROPERTY,
+    MAX_PRIORITY,
+    PRIORITY_SHIFT,
+    TYPE,
+    encode_attributes,
+    encode_body,
+)
 
 from .options import WriteOptions
 
@@ -27,6 +47,8 @@ COLUMNS = {
     "tag": "string",
     "attribute": "string",
     "headers": "map<string,string> or array<struct<key:string,value:binary>>",
+    "deliver_at": "timestamp",
+    "priority": "int",
 }
 """What is written, and the types it may have."""
 
@@ -46,8 +68,19 @@ class _Headers(NamedTuple):
 _NO_HEADERS = _Headers({}, {})
 
 
+class _Said(NamedTuple):
+    """What one row says beside its payload. due: Unix ms, not to be delivered before; None: at once."""
+
+    key: str | None = None
+    tag: str | None = None
+    attribute: str | None = None
+    due: int | None = None
+    priority: int = 0
+
+
 class Rows(NamedTuple):
-    """Rows of one topic, in their order. keys: choose their partitions; None if there is no key at all."""
+    """Rows of one topic, in their order. keys: choose their partitions; None if there is no key at all. All of them
+    wait for a time (deliver_at), or none does."""
 
     topic: str
     keys: Sequence[str | None] | None
@@ -76,11 +109,22 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
         raise ConfigError("topic", "", "is missing: set the option, or add a column topic")
     if options.topic is not None and "topic" in names:
         raise ConfigError("topic", options.topic, "is also a column: set the option or keep the column, not both")
+    if options.exactly_once and "deliver_at" in names:
+        raise ConfigError(
+            "exactlyOnce",
+            "true",
+            "does not go with the column deliver_at, because a message in a transaction waits for its commit alone: "
+            "leave out one of the two",
+        )
 
 
 def _has_type(name: str, kind: DataType) -> bool:
     if name in ("value", "key"):
         return isinstance(kind, (StringType, BinaryType))
+    if name == "deliver_at":
+        return isinstance(kind, TimestampType)
+    if name == "priority":
+        return isinstance(kind, IntegralType)
     if name != "headers":
         return isinstance(kind, StringType)
     if isinstance(kind, MapType):
@@ -91,17 +135,38 @@ def _has_type(name: str, kind: DataType) -> bool:
     return [name for name, _ in fields] == ["key", "value"] and all(_has_type(*field) for field in fields)
 
 
-def rows_by_topic(batch: pa.RecordBatch, topic: str | None, *, typed: bool = False) -> Iterator[Rows]:
-    """The rows of each topic. typed: headers are as a read with typedHeaders gives them. Raises ClientError for a row
-    that is not a message."""
+def rows_by_topic(
+    batch: pa.RecordBatch, topic: str | None, *, typed: bool = False, packer: Packer | None = None
+) -> Iterator[Rows]:
+    """The rows of each topic. typed: headers are as a read with typedHeaders gives them. packer: compresses payloads.
+    Raises ClientError for a row that is not a message."""
+    for name, rows in _by_topic(batch, topic):
+        for each in _by_time(rows):
+            yield _rows(name, each, typed, packer)
+
+
+def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
     if topic is not None:
-        yield _rows(topic, batch, typed)
+        yield topic, batch
         return
     column = batch.column("topic")
     for name in pc.unique(column).to_pylist():
         if name is None:
             raise ClientError("column topic is null in a row: fill it or filter such rows out")
-        yield _rows(name, batch.filter(pc.equal(column, name)), typed)
+        yield name, batch.filter(pc.equal(column, name))
+
+
+def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Rows that are delivered at once, and rows that wait: no batch of messages has both."""
+    if "deliver_at" not in batch.schema.names or not batch.num_rows:
+        yield batch
+        return
+    column = batch.column("deliver_at")
+    if column.null_count in (0, batch.num_rows):
+        yield batch
+        return
+    yield batch.filter(pc.is_null(column))
+    yield batch.filter(pc.is_valid(column))
 
 
 def by_partition(
@@ -129,38 +194,72 @@ def by_partition(
     return plain, keyed
 
 
-def _rows(topic: str, batch: pa.RecordBatch, typed: bool) -> Rows:
+def _rows(topic: str, batch: pa.RecordBatch, typed: bool, packer: Packer | None) -> Rows:
     values = batch.column("value").cast(pa.binary())
     if values.null_count:
         raise ClientError("column value is null in a row: a message needs a payload, filter such rows out")
     payloads: list[bytes] = values.to_pylist()
     keys = _texts(batch, "key")
-    tags, attributes, headers = _texts(batch, "tag"), _texts(batch, "attribute"), _headers(batch, typed)
-    if keys is None and tags is None and attributes is None and headers is None:
-        return Rows(topic, None, payloads)
-    nothing: Sequence[None] = [None] * len(payloads)
-    known: dict[tuple[str | None, str | None, str | None], tuple[int, bytes]] = {}
+    said = (keys, _texts(batch, "tag"), _texts(batch, "attribute"), _due(batch), _priorities(batch))
+    headers = _headers(batch, typed)
+    if headers is None and all(column is None for column in said):
+        return Rows(topic, None, payloads)  # the producer compresses them
+    defaults = ([default] * len(payloads) for default in _Said())
+    columns = zip(*(given or default for given, default in zip(said, defaults, strict=True)), strict=True)
+    known: dict[tuple[Any, ...], tuple[int, bytes]] = {}  # by what a _Said is made of
     items: list[PreparedItem] = []
-    columns = zip(keys or nothing, tags or nothing, attributes or nothing, headers or nothing, payloads, strict=True)
-    for key, tag, attribute, names, payload in columns:
-        encoded = None if names else known.get((key, tag, attribute))
+    for row, names, payload in zip(columns, headers or [None] * len(payloads), payloads, strict=True):
+        encoded = None if names else known.get(row)
         if encoded is None:
-            encoded = _encode(attribute, tag, key, names)
+            encoded = _encode(_Said(*row), names)
             if not names:
-                known[key, tag, attribute] = encoded
-        flag, text = encoded
-        if flag or key is not None:  # a Message keeps its own keys, whichever key its batch goes by
-            items.append(Message(_NOWHERE, -1, -1, flag, encode_body(payload, flag, text)))
-        else:
+                known[row] = encoded
+        flag, attribute = encoded
+        if not flag and row[0] is None:
             items.append(payload)
+            continue
+        if packer is not None:
+            packed, payload = packer.pack(payload)
+            flag |= packed
+        # a Message keeps its own keys, whichever key its batch goes by
+        items.append(Message(_NOWHERE, -1, -1, flag, encode_body(payload, flag, attribute)))
     return Rows(topic, keys, items)
 
 
-def _encode(attribute: str | None, tag: str | None, key: str | None, headers: _Headers | None) -> tuple[int, bytes]:
+def _encode(said: _Said, headers: _Headers | None) -> tuple[int, bytes]:
+    properties, reserved = headers or _NO_HEADERS
+    if said.due is not None:
+        reserved = {**reserved, DUE_PROPERTY: str(said.due)}
+    keys = said.key.split() if said.key else ()
     try:
-        return encode_attributes(attribute, tag, key.split() if key else (), *(headers or _NO_HEADERS))
+        flag, text = encode_attributes(said.attribute, said.tag, keys, properties, reserved)
     except LocalProtocolError as error:
         raise ClientError(f"a row is not a message: {error}") from error
+    return flag | (0 if said.due is None else DELAYED_FLAG) | said.priority << PRIORITY_SHIFT, text
+
+
+def _due(batch: pa.RecordBatch) -> list[int | None] | None:
+    """The column deliver_at as Unix ms, rounded up; None if it is not there, or null in all rows."""
+    if "deliver_at" not in batch.schema.names or batch.column("deliver_at").null_count == batch.num_rows:
+        return None
+    column = batch.column("deliver_at").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    latest = (time.time() + MAX_DELAY_SECONDS) * 1_000_000
+    if pc.max(column).as_py() > latest:
+        days = MAX_DELAY_SECONDS // 86400
+        raise ClientError(f"column deliver_at is more than {days} days ahead in a row, which no broker keeps")
+    return [None if each is None else max(0, -(-each // 1000)) for each in column.to_pylist()]
+
+
+def _priorities(batch: pa.RecordBatch) -> list[int] | None:
+    """The column priority, null as 0; None if it is not there, or says nothing."""
+    if "priority" not in batch.schema.names or not batch.num_rows:
+        return None
+    column = batch.column("priority").cast(pa.int64()).fill_null(0)
+    least, most = pc.min_max(column).as_py().values()
+    if least < 0 or most > MAX_PRIORITY:
+        wrong = least if least < 0 else most
+        raise ClientError(f"column priority is {wrong} in a row: choose 0 (ordinary) … {MAX_PRIORITY} (most urgent)")
+    return None if not most else column.to_pylist()
 
 
 def _texts(batch: pa.RecordBatch, name: str) -> list[str | None] | None:

@@ -103,6 +103,7 @@ def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
         "includeHeaders": "true",
         "typedHeaders": "true",
         "includeExpired": "true",
+        "includePriority": "true",
         "maxBytesPerTrigger": str(chosen.batch_bytes),
         **{name: value for name, value in named.items() if value is not None},
         **dict(chosen.option),

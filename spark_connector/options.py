@@ -44,11 +44,13 @@ __all__ = [
 ]
 
 PROTOCOLS = ("auto", "text")
+COMPRESSIONS = ("none", "zstd")
 WRITE_NAMES = (
     "zookeeper",
     "topic",
     "exactlyOnce",
     "typedHeaders",
+    "compression",
     "metaq.root",
     "metaq.protocol",
     "metaq.batch.messages",
@@ -70,6 +72,7 @@ class WriteOptions:
     batch_messages: int = 1000
     exactly_once: bool = False
     typed_headers: bool = False
+    compression: str = "none"
     transaction_bytes: int = 8 << 20
 
     @classmethod
@@ -84,6 +87,7 @@ class WriteOptions:
             batch_messages=values.integer("metaq.batch.messages", 1, 100_000, 1000),
             exactly_once=values.flag("exactlyOnce", False),
             typed_headers=values.flag("typedHeaders", False),
+            compression=values.choice("compression", COMPRESSIONS, "none"),
             transaction_bytes=values.integer(
                 "metaq.transaction.bytes", MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES, 8 << 20
             ),
@@ -181,6 +185,7 @@ COMMON_NAMES = (
     "includeHeaders",
     "typedHeaders",
     "includeExpired",
+    "includePriority",
     "tags",
     "where",
     "pushFilters",
@@ -257,6 +262,7 @@ class ReadOptions:
     headers: bool = False
     typed_headers: bool = False
     include_expired: bool = False
+    include_priority: bool = False
     tags: tuple[str, ...] = ()
     where: Where | None = None
     push_filters: bool = False
@@ -292,6 +298,7 @@ class ReadOptions:
             max_records=values.count("maxRecordsPerPartition", INT64_MAX),
             headers=values.flag("includeHeaders", False),
             include_expired=values.flag("includeExpired", False),
+            include_priority=values.flag("includePriority", False),
             typed_headers=values.flag("typedHeaders", False),
             tags=_tags(values),
             where=check_where(values.get("where", "") if values.given("where") else None),

@@ -11,6 +11,7 @@ from operator import attrgetter
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from metaq.client.arrow import DecodedColumns, decode_columns
 from metaq.client.config import check_protocol
@@ -34,7 +35,7 @@ from .offsets import DataLoss, Lost, OffsetRange, followed
 from .options import ReadOptions
 from .planning import open_cluster, plan_query
 from .pushdown import Pushed, push
-from .schema import ARROW_SCHEMA, ARROW_SCHEMA_WITH_HEADERS, to_batch
+from .schema import schema_for, to_batch
 from .set_nodes import QUIET_SECONDS, SetNodes
 from .workers import spare_modules
 
@@ -324,7 +325,7 @@ def _chosen(block: DecodedColumns, options: ReadOptions, planned_ms: int) -> pa.
     """The columns of `options`, of rows with one of its tags (brokers compare hashes), of all if there are none, which
     had not expired at `planned_ms`."""
     columns = block.columns
-    schema = options.columns or (ARROW_SCHEMA_WITH_HEADERS if options.headers else ARROW_SCHEMA)
+    schema = options.columns or to_arrow_schema(schema_for(options.headers, options.include_priority), timezone="UTC")
     batch = to_batch(columns, schema, typed=options.typed_headers)
     chosen = None if block.expires is None else pa.array(block.expires > planned_ms)
     if options.tags:

@@ -11,6 +11,7 @@ timestamp  timestamp  when the broker stored it; null for messages of a Java bro
 tag        string     null without a tag
 attribute  string     the attribute of metaq 1.x; null without one
 headers    array      of struct (key string, value binary), with includeHeaders only: the properties; null without any
+priority   int        with includePriority only: how urgent it is for shared consumers, 0 (ordinary) … 9
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from pyspark.sql.types import (
 
 from metaq.client.arrow import Columns
 from metaq.protocol.properties import PropertyValue, encode_value, property_text
-from metaq.protocol.record import TYPE, Attributes
+from metaq.protocol.record import TYPE, Attributes, priorities_of
 
 __all__ = [
     "ARROW_SCHEMA",
     "ARROW_SCHEMA_WITH_HEADERS",
+    "SPARK_COLUMNS",
     "SPARK_SCHEMA",
     "SPARK_SCHEMA_WITH_HEADERS",
     "schema_for",
@@ -76,14 +78,20 @@ SPARK_SCHEMA_WITH_HEADERS = StructType(
 
 ARROW_SCHEMA_WITH_HEADERS = to_arrow_schema(SPARK_SCHEMA_WITH_HEADERS, timezone="UTC")
 
+SPARK_COLUMNS = StructType([*SPARK_SCHEMA_WITH_HEADERS.fields, StructField("priority", IntegerType(), False)])
+"""All that there are."""
 
-def schema_for(headers: bool) -> StructType:
+_ARROW_COLUMNS = to_arrow_schema(SPARK_COLUMNS, timezone="UTC")
+
+
+def schema_for(headers: bool, priority: bool = False) -> StructType:
     """The columns of a read."""
-    return SPARK_SCHEMA_WITH_HEADERS if headers else SPARK_SCHEMA
+    chosen = {"headers": headers, "priority": priority}
+    return StructType([field for field in SPARK_COLUMNS.fields if chosen.get(field.name, True)])
 
 
 def to_batch(columns: Columns, schema: pa.Schema, *, typed: bool = False) -> pa.RecordBatch:
-    """The columns of `schema`, which has some of ARROW_SCHEMA_WITH_HEADERS in any order. Only those are made.
+    """The columns of `schema`, which has some of SPARK_COLUMNS in any order. Only those are made.
 
     typed: headers are written as a record has them, so that types are kept, and have the payload's content type.
     """
@@ -92,7 +100,7 @@ def to_batch(columns: Columns, schema: pa.Schema, *, typed: bool = False) -> pa.
 
 
 def _type(name: str) -> pa.DataType:
-    return ARROW_SCHEMA_WITH_HEADERS.field(name).type
+    return _ARROW_COLUMNS.field(name).type
 
 
 def _of_attributes(name: str, value: Callable[[Attributes], object]) -> Callable[[Columns], pa.Array]:
@@ -123,6 +131,7 @@ _COLUMNS: dict[str, Callable[[Columns], pa.Array]] = {
     "key": _of_attributes("key", _key),
     "value": attrgetter("payload"),
     "timestamp": lambda columns: columns.timestamp("us"),
+    "priority": lambda columns: pa.array(priorities_of(columns.flags)),
     "tag": _of_attributes("tag", attrgetter("tag")),
     "attribute": _of_attributes("attribute", attrgetter("attribute")),
     "headers": _of_attributes("headers", _headers),

@@ -21,7 +21,7 @@ from metaq.protocol.errors import ConfigError
 from .options import ReadMode, ReadOptions, WriteOptions
 from .planning import check_published
 from .reader import FilteringReader, MetaqReader
-from .schema import SPARK_SCHEMA_WITH_HEADERS, schema_for
+from .schema import SPARK_COLUMNS, schema_for
 from .stream import MetaqStreamReader
 from .workers import spare_modules
 from .writer import MetaqStreamWriter, MetaqWriter
@@ -42,7 +42,8 @@ class MetaqDataSource(DataSource):
     def schema(self) -> StructType:
         spare_modules()
         # wrong options fail at load(), not at the first action
-        return schema_for(ReadOptions.parse(self.options, "any").headers)
+        options = ReadOptions.parse(self.options, "any")
+        return schema_for(options.headers, options.include_priority)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._read_options(schema, "batch")
@@ -73,7 +74,7 @@ class MetaqDataSource(DataSource):
 
 def _chosen_columns(schema: StructType) -> pa.Schema:
     """What the tasks give to Spark. Raises ConfigError for a column that there is not, or not in this type."""
-    there = {field.name: field.dataType for field in SPARK_SCHEMA_WITH_HEADERS.fields}
+    there = {field.name: field.dataType for field in SPARK_COLUMNS.fields}
     for field in schema.fields:
         if there.get(field.name) != field.dataType:
             known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in there.items())

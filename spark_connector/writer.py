@@ -12,7 +12,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from metaq.client.batches import split_batches
+from metaq.client.config import ProducerConfig
 from metaq.client.producer import Producer
+from metaq.client.producer.packing import Packer
 from metaq.coordination.decided_batches import DecidedBatches
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ClientError
@@ -89,14 +91,15 @@ class MetaqStreamWriter(DataSourceStreamArrowWriter):
 
 def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], write: BatchWrite | None) -> WrittenRows:
     spare_modules()
+    packer = Packer.of(_config(options))
     with _producer(options) as producer:
         if not options.exactly_once:
-            return WrittenRows(sum(_send(options, producer, batch) for batch in batches))
-        return _prepare(options, producer, batches, write or _micro_batch())
+            return WrittenRows(sum(_send(options, producer, batch, packer) for batch in batches))
+        return _prepare(options, producer, batches, write or _micro_batch(), packer)
 
 
-def _send(options: WriteOptions, producer: Producer, batch: pa.RecordBatch) -> int:
-    for rows in rows_by_topic(batch, options.topic, typed=options.typed_headers):
+def _send(options: WriteOptions, producer: Producer, batch: pa.RecordBatch, packer: Packer | None) -> int:
+    for rows in rows_by_topic(batch, options.topic, typed=options.typed_headers, packer=packer):
         _send_rows(producer, rows, options.batch_messages)
     return int(batch.num_rows)
 
@@ -116,7 +119,11 @@ def _send_rows(producer: Producer, rows: Rows, batch_messages: int) -> None:
 
 
 def _prepare(
-    options: WriteOptions, producer: Producer, batches: Iterator[pa.RecordBatch], write: BatchWrite
+    options: WriteOptions,
+    producer: Producer,
+    batches: Iterator[pa.RecordBatch],
+    write: BatchWrite,
+    packer: Packer | None,
 ) -> WrittenRows:
     task = _task()
     transactions = TaskTransactions(
@@ -130,7 +137,7 @@ def _prepare(
     count = 0
     try:
         for batch in batches:
-            for rows in rows_by_topic(batch, options.topic, typed=options.typed_headers):
+            for rows in rows_by_topic(batch, options.topic, typed=options.typed_headers, packer=packer):
                 transactions.add(rows)
             count += batch.num_rows
         transactions.finish()
@@ -183,8 +190,12 @@ def _end_batch(
     return True
 
 
+def _config(options: WriteOptions) -> ProducerConfig:
+    return ProducerConfig(compression="zstd" if options.compression == "zstd" else None)
+
+
 def _producer(options: WriteOptions) -> Producer:
-    return Producer(options.zookeeper, root=options.root, protocol=options.protocol)
+    return Producer(options.zookeeper, root=options.root, protocol=options.protocol, config=_config(options))
 
 
 def _session(options: WriteOptions) -> ZkSession:

@@ -78,12 +78,20 @@ def build_message(
     return with_body(topic, payload, *build_body(payload, options, packer), deadline, options)
 
 
-def build_half(topic: str, payload: Buffer, deadline: float, options: SendOptions, own: Mapping[str, str]) -> Outgoing:
-    """A half message. own: its properties of metaq's. Raises as `build_message`."""
+def build_half(
+    topic: str,
+    payload: Buffer,
+    deadline: float,
+    options: SendOptions,
+    own: Mapping[str, str],
+    packer: Packer | None = None,
+) -> Outgoing:
+    """A half message. own: its properties of metaq's. packer: compresses its payload. Raises as `build_message`."""
     payload = payload_bytes(payload)
     flag, attribute = _encode(**options, reserved=own) if options else _encode_own(tuple(own.items()))
-    flag |= DELAYED_FLAG
-    body = encode_body(payload, flag, attribute)
+    packed, sent = (0, payload) if packer is None else packer.pack(payload)
+    flag |= DELAYED_FLAG | packed
+    body = encode_body(sent, flag, attribute)
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
     outgoing = with_body(topic, payload, flag, body, deadline, options)
@@ -145,6 +153,7 @@ def build_batch(
             "deliver_at or delay is given, and a Message keeps its own attributes: send its payload, or without a delay"
         )
     flags: list[int] | int = flag
+    waiting = 0
     if not flag and packer is None and set(map(type, items)) == {bytes}:  # the usual case, without a loop
         bodies = cast(list[bytes], items)
     else:
@@ -157,6 +166,7 @@ def build_batch(
                 if item_flag & COMPRESSED_FLAG and packer is None:
                     item_flag, body = unpacked_body(body, item_flag)
                 flags[index] = item_flag
+                waiting += item_flag & DELAYED_FLAG
                 bodies.append(body)
                 continue
             else:
@@ -175,7 +185,14 @@ def build_batch(
             f"{MAX_BATCH_RECORDS} messages and {MAX_BATCH_BODY_BYTES} bytes: send it in parts"
         )
     outgoing.message, outgoing.key, outgoing.fixed = items, options.get("key"), options.get("partition")
-    if flag & DELAYED_FLAG:
+    if waiting:
+        kinds = {timing_of(each, body) for each, body in zip(cast(list[int], flags), bodies, strict=True)}
+        if len(kinds) > 1:
+            raise LocalProtocolError(
+                "the messages of the batch wait for times of several kinds, or some for none: send a batch of each"
+            )
+        (outgoing.timing,) = kinds
+    elif flag & DELAYED_FLAG:
         outgoing.timing = timing_of(flag, bodies[0])
     return outgoing
 

@@ -83,12 +83,13 @@ def _too_late(what: str) -> LocalProtocolError:
     )
 
 
-def refuse_delay(options: Mapping[str, object]) -> None:
-    """For a transaction. Raises LocalProtocolError."""
+def refuse_delay(options: Mapping[str, object], where: str = "a transaction") -> None:
+    """where: what the message is sent in. Raises LocalProtocolError."""
     for name in ("deliver_at", "delay"):
         if options.get(name) is not None:
             raise LocalProtocolError(
-                f"{name}={options[name]} in a transaction: send the message outside, or without it"
+                f"{name}={options[name]} in {where}, whose messages wait for the outcome alone: use send(), or leave "
+                f"{name} out"
             )
 
 

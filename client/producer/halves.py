@@ -29,6 +29,7 @@ from .checking import Check, Checker, outcome_of
 from .delays import refuse_delay
 from .ending import Ender
 from .outgoing import Outgoing
+from .packing import Packer
 
 __all__ = ["Execute", "HalfTransactions", "TransactionResult"]
 
@@ -64,16 +65,19 @@ class HalfTransactions:
         follow: Follow,
         checker: Checker,
         group: str | None,
+        packer: Packer | None,
         request_seconds: float,
         clock: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """connect(topic, broker id, seconds): as Transactional.connect. group: of ProducerConfig."""
+        """connect(topic, broker id, seconds): as Transactional.connect. group: of ProducerConfig. packer: compresses
+        payloads."""
         self.checker = checker
         self._send = send
         self._connect = connect
         self._follow = follow
         self._group = group
+        self._packer = packer
         self._request_seconds = request_seconds
         self._clock = clock
         self._sleep = sleep
@@ -101,8 +105,14 @@ class HalfTransactions:
         options: SendOptions,
     ) -> TransactionResult:
         """As Producer.send_in_transaction. deadline: of the half message. seconds: for the outcome."""
-        refuse_delay(options)
-        outgoing = build_half(topic, payload, deadline, options, _properties(group, check_after))
+        refuse_delay(options, "send_in_transaction()")
+        if isinstance(payload, list | tuple):
+            raise TypeError(
+                f"send_in_transaction() takes one message, not a batch of {len(payload)}: call it for each, or use "
+                "transaction() and send_batch()"
+            )
+        own = _properties(group, check_after)
+        outgoing = build_half(topic, payload, deadline, options, own, self._packer)
         self.checker.use(group, topic, check)
         half = self._send(outgoing)
         self.checker.begin(half.message_id)

@@ -124,6 +124,7 @@ class Producer:
         self._router = Router(self._metadata, self._pool, selector, default_topic, clock, random)
         self._seconds = self._config.delivery_timeout_seconds
         self._gathers = selector is None  # else it is asked for each message
+        self._packer = Packer.of(self._config)
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         pool = partial(ConnectionPool, self._config.connection, self._protocol, clock=clock, random=random)
         self._halves = HalfTransactions(
@@ -132,12 +133,12 @@ class Producer:
             self._pool.follow,
             Checker(self._metadata, pool, self._config, clock),
             self._config.producer_group,
+            self._packer,
             self._config.connection.request_timeout_seconds,
             clock,
         )
         self._driver = Driver(self._config, self._metadata, self._pool, self._router, undelivered, clock, random)
         self._core = self._driver.core
-        self._packer = Packer.of(self._config)
         # what compresses its payloads has each built, and none joins a batch as it is
         self._join = self._core.join if self._packer is None else _join_none
         self._closing = False

@@ -51,6 +51,7 @@ LONGEST = (
     "test_spark_docs",
     "test_replication_async",
     "test_broker_kill9",
+    "test_combinations",
     "test_spark_pipeline",
     "test_broker_ten_thousand_partitions",
     "test_spark_brokers",

@@ -7,7 +7,7 @@ from typing import Any
 from metaq import Producer
 from metaq.spark_connector.columns import COLUMNS
 from metaq.spark_connector.options import READ_NAMES, WRITE_NAMES
-from metaq.spark_connector.schema import SPARK_SCHEMA_WITH_HEADERS
+from metaq.spark_connector.schema import SPARK_COLUMNS
 
 from .cli_helpers import start_up, stop
 from .doc_examples import ROOT, blocks
@@ -68,5 +68,5 @@ def test_the_tables_of_the_page_name_every_option_and_column():
         part: set(re.findall(r"`([\w.]+)`", "\n".join(re.findall(r"^\| (`[^|]*) \|", part, re.MULTILINE))))
         for part in (reading, writing)
     }
-    assert set(READ_NAMES) | set(SPARK_SCHEMA_WITH_HEADERS.fieldNames()) == rows[reading]
+    assert set(READ_NAMES) | set(SPARK_COLUMNS.fieldNames()) == rows[reading]
     assert set(WRITE_NAMES) | set(COLUMNS) == rows[writing]

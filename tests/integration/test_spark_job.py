@@ -39,6 +39,7 @@ def test_a_second_drain_appends_what_is_new_and_restore_sends_it_all(here, clust
             keys=["o-1"],
             properties={"trace": "é", "amount": 7, "raw": b"7"},
             key="k",
+            priority=6,
         )
         assert ran(capsys, *drain)["messages"] == 1
         for number in range(2, 60):
@@ -54,6 +55,7 @@ def test_a_second_drain_appends_what_is_new_and_restore_sends_it_all(here, clust
     assert [message.payload for message in back] == [str(number).encode() for number in range(1, 60)]
     first = back[0]
     assert (first.tag, first.attribute, first.keys) == ("buy", "old", ("o-1", "k"))
+    assert [message.priority for message in back] == [6] + [0] * 58
     assert first.properties == {"trace": "é", "amount": 7, "raw": b"7"}
 
 

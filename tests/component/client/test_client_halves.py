@@ -289,14 +289,15 @@ def test_group_has_to_be_named(broker):
         ({"execute": None}, ConfigError, "execute"),
         ({"check": "x"}, ConfigError, "check"),
         ({"group": "a b"}, InvalidName, "group"),
-        ({"delay": 5}, LocalProtocolError, "delay=5 in a transaction"),
+        ({"delay": 5}, LocalProtocolError, r"delay=5 in send_in_transaction\(\)"),
+        ({"payload": [b"a"]}, TypeError, r"send_in_transaction\(\) takes one message, not a batch of 1"),
         ({"check_after": -1}, LocalProtocolError, "check_after=-1"),
         ({"check_after": "5"}, TypeError, "check_after='5'"),
     ],
 )
 def test_wrong_arguments_are_refused_with_nothing_sent(broker, producer, options, error, words):
     with pytest.raises(error, match=words):
-        producer.send_in_transaction("t", b"a", **{"execute": commits, **options})
+        producer.send_in_transaction("t", **{"payload": b"a", "execute": commits, **options})
     assert broker.sends == 0
 
 

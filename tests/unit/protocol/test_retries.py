@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaq.protocol.compression import compress, payload_of
 from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
+    COMPRESSED_FLAG,
     DELAYED_FLAG,
     PROPERTIES_FLAG,
     attribute_of,
@@ -145,3 +148,34 @@ def test_a_cause_is_bounded_and_stays_readable(text):
 
 def test_a_long_cause_shows_that_it_was_cut():
     assert shortened("x" * 5000) == "x" * (MAX_CAUSE_CHARACTERS - 1) + "…"
+
+
+def test_a_compressed_payload_waits_unpacked_so_that_any_topic_can_have_it():
+    payload = b"again and again " * 100
+    flag, body = record(compress(payload, 3), COMPRESSED_FLAG | 0x50, keys=["k"])
+    failed_flag, failed = encode_failed(flag, body, FAILURE, 1000)
+    assert not failed_flag & COMPRESSED_FLAG
+    assert payload_of(failed, failed_flag) == payload
+    again_flag, again = restored(failed_flag, failed)
+    assert again_flag == flag & ~COMPRESSED_FLAG
+    assert again == record(payload, keys=["k"])[1]
+
+
+@pytest.mark.parametrize(
+    "packed", [b"no Zstandard frame", compress(bytes(MAX_BODY_BYTES), 1)], ids=["damaged", "large"]
+)
+def test_a_compressed_payload_that_cannot_be_unpacked_comes_back_as_it_was(packed):
+    flag, body = record(packed, COMPRESSED_FLAG, tag="t")
+    failed_flag, failed = encode_failed(flag, body, FAILURE, None)
+    assert not failed_flag & COMPRESSED_FLAG
+    assert restored(failed_flag, failed) == (flag, body)
+
+
+def test_what_a_half_message_said_of_its_transaction_is_not_repeated():
+    own = {"metaq.half": "bank", "metaq.check-after": "100", "metaq.type": "text/x"}
+    flag, body = record(b"x", reserved=own, tag="t")
+    failed_flag, failed = encode_failed(flag, body, FAILURE, 1000)
+    reserved = decode_attribute(attribute_of(failed, failed_flag), failed_flag).reserved
+    assert set(reserved) >= {"metaq.type", "metaq.delay"}
+    assert not set(reserved) & {"metaq.half", "metaq.check-after"}
+    assert restored(failed_flag, failed) == record(b"x", reserved={"metaq.type": "text/x"}, tag="t")

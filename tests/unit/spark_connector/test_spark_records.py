@@ -14,8 +14,8 @@ from metaq.client.arrow import columns_of, decode_columns
 from metaq.client.decoding import WRONG_CHECKSUM, WRONG_LENGTH, ZEROS, Records, decode_walking
 from metaq.client.values import TopicPartition
 from metaq.protocol.message_id import counter_at, message_id
-from metaq.protocol.record import encode_attributes, encode_body, encode_record
-from metaq.spark_connector.schema import ARROW_SCHEMA, ARROW_SCHEMA_WITH_HEADERS, SPARK_SCHEMA, to_batch
+from metaq.protocol.record import PRIORITY_MASK, PRIORITY_SHIFT, encode_attributes, encode_body, encode_record
+from metaq.spark_connector.schema import ARROW_SCHEMA, ARROW_SCHEMA_WITH_HEADERS, SPARK_SCHEMA, schema_for, to_batch
 
 PLACE = TopicPartition("trades", 2, 3)
 STORED_MS = 1_700_000_000_123
@@ -53,6 +53,16 @@ def test_every_column_of_a_message():
         place | nothing | {"value": b"first", "offset": 1000},
         place | some | {"value": b"second", "offset": 1025},
     ]
+
+
+def test_the_column_priority_is_made_of_the_flags():
+    bodies = [(b"a", 0), (b"b", 9 << PRIORITY_SHIFT), (b"c", 3 << PRIORITY_SHIFT), (b"d", PRIORITY_MASK)]
+    data = b"".join(encode_record(body, OUR_ID, flag) for body, flag in bodies)
+    chosen = to_arrow_schema(schema_for(headers=False, priority=True), timezone="UTC")
+    found = decoded(data).columns
+    assert to_batch(found, chosen)["priority"].to_pylist() == [0, 9, 3, 9]
+    assert to_batch(found.slice(1, 2), chosen)["priority"].to_pylist() == [9, 3]
+    assert "priority" not in schema_for(headers=True).fieldNames()
 
 
 def pairs(headers):

@@ -1,14 +1,17 @@
 """What a DataFrame must look like to be written: checked on the driver."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, MapType, StringType, StructType
 
+from metaq.client.config import ProducerConfig
 from metaq.client.producer import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG
 from metaq.spark_connector import writer
 from metaq.spark_connector.columns import check_columns
 from metaq.spark_connector.options import WriteOptions
@@ -191,6 +194,83 @@ def test_rows_go_to_their_topics_in_order(sent):
 def test_a_row_that_is_no_message_fails_the_task(sent, columns, arrays, said):
     with pytest.raises(ClientError, match=said):
         write(BY_ROW if "topic" in arrays else TO_OUT, columns, **arrays)
+
+
+@pytest.fixture
+def raw(monkeypatch):
+    """Topic and messages of each batch, as they are sent."""
+    batches: list[Any] = []
+
+    class Raw(Recorder):
+        def send_batch(self, topic, items, *, key=None):
+            batches.append(list(items))
+
+    monkeypatch.setattr(writer, "Producer", Raw)
+    return batches
+
+
+def test_rows_that_wait_go_in_batches_of_their_own(raw):
+    due = datetime.now(UTC) + timedelta(hours=1)
+    due = due.replace(microsecond=1500)
+    times = pa.array([None, due, None, due], pa.timestamp("us", tz="UTC"))
+    write(TO_OUT, "value string,deliver_at timestamp", value=["a", "b", "c", "d"], deliver_at=times)
+    assert raw[0] == [b"a", b"c"]
+    assert [(each.payload, bool(each.flag & DELAYED_FLAG)) for each in raw[1]] == [(b"b", True), (b"d", True)]
+    milliseconds = int(due.timestamp()) * 1000 + 2  # rounded up: never early
+    assert {each.attributes.reserved["metaq.due"] for each in raw[1]} == {str(milliseconds)}
+
+
+@pytest.mark.parametrize("kind", ["byte", "integer", "long"])
+def test_the_column_priority_is_the_messages_priority(raw, kind):
+    write(TO_OUT, f"value string,priority {kind}", value=["a", "b", "c"], priority=[9, None, 0])
+    ((urgent, *rest),) = raw
+    assert (urgent.payload, urgent.priority) == (b"a", 9)
+    assert rest == [b"b", b"c"]
+
+
+def test_payloads_are_compressed_with_and_without_attributes(raw, monkeypatch):
+    configs: list[ProducerConfig] = []
+    raw_producer: Any = vars(writer)["Producer"]
+
+    def new_producer(*_given, config, **_more):
+        configs.append(config)
+        return raw_producer()
+
+    monkeypatch.setattr(writer, "Producer", new_producer)
+    options = WriteOptions.parse({"zookeeper": "z", "topic": "out", "compression": "ZSTD"})
+    write(options, "value string,tag string", value=["x" * 1000, "y" * 1000, "short"], tag=["t", None, "t"])
+    ((packed, plain, short),) = raw
+    assert (packed.flag & COMPRESSED_FLAG, packed.payload, packed.tag) == (COMPRESSED_FLAG, b"x" * 1000, "t")
+    assert plain == b"y" * 1000  # by the producer
+    assert [config.compression for config in configs] == ["zstd"]
+    assert not short.flag & COMPRESSED_FLAG
+
+
+def test_a_time_for_delivery_and_exactly_once_refuse_each_other_by_name():
+    options = WriteOptions.parse({"zookeeper": "z", "topic": "out", "exactlyOnce": "true"})
+    with pytest.raises(ConfigError, match="exactlyOnce=true: does not go with the column deliver_at"):
+        check_columns(schema("value string,deliver_at timestamp"), options)
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [("deliver_at string", "cast it to timestamp"), ("priority string", "cast it to int"), ("priority double", "int")],
+)
+def test_times_and_priorities_have_their_types(column, said):
+    with pytest.raises(ConfigError, match=said):
+        check_columns(schema(f"value string,{column}"), TO_OUT)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10])
+def test_a_priority_that_there_is_not_fails_the_task(sent, wrong):
+    with pytest.raises(ClientError, match=f"column priority is {wrong} in a row: choose 0"):
+        write(TO_OUT, "value string,priority integer", value=["a", "b"], priority=[1, wrong])
+
+
+def test_a_time_too_far_ahead_fails_the_task(sent):
+    times = pa.array([datetime.now(UTC) + timedelta(days=367)], pa.timestamp("us", tz="UTC"))
+    with pytest.raises(ClientError, match="column deliver_at is more than 366 days ahead in a row"):
+        write(TO_OUT, "value string,deliver_at timestamp", value=["a"], deliver_at=times)
 
 
 def test_reader_and_writer_can_be_pickled_to_executors():

@@ -1,0 +1,44 @@
+"""Batches of messages that wait for their time, and half messages: what is built of them."""
+
+import pytest
+
+from metaq import Message, ProducerConfig, TopicPartition
+from metaq.client.producer.building import build_batch, build_half
+from metaq.client.producer.delays import Timing
+from metaq.client.producer.packing import Packer
+from metaq.protocol.compression import payload_of
+from metaq.protocol.errors import LocalProtocolError
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, encode_attributes, encode_body
+
+PLACE = TopicPartition("t", 0, 0)
+LONG = b"again and again " * 100
+
+
+def waiting(**reserved):
+    flag, text = encode_attributes(reserved={f"metaq.{name}": value for name, value in reserved.items()})
+    return Message(PLACE, -1, -1, flag | DELAYED_FLAG, encode_body(b"x", flag, text))
+
+
+@pytest.mark.parametrize(("said", "timing"), [({"due": "1700000000000"}, Timing.DUE), ({"delay": "5"}, Timing.DELAY)])
+def test_messages_that_wait_make_a_batch_that_waits(said, timing):
+    batch = build_batch("t", [waiting(**said), waiting(**said)], 0.0, {})
+    assert batch.timing is timing
+    assert build_batch("t", [b"x"], 0.0, {}).timing is Timing.NOW
+
+
+def test_a_batch_with_messages_that_wait_and_others_is_refused():
+    ordinary = Message(PLACE, -1, -1, 0, b"x")
+    for items in ([waiting(delay="5"), ordinary], [b"x", waiting(delay="5")], [waiting(delay="5"), waiting(due="7")]):
+        with pytest.raises(LocalProtocolError, match="wait for times of several kinds, or some for none"):
+            build_batch("t", list(items), 0.0, {})
+
+
+def test_a_half_message_is_compressed_and_chosen_by_its_payload():
+    packer = Packer.of(ProducerConfig(compression="zstd"))
+    half = build_half("t", LONG, 0.0, {"priority": 7}, {"metaq.half": "bank"}, packer)
+    assert half.timing is Timing.HALF
+    assert half.flag & COMPRESSED_FLAG
+    assert len(half.body) < 200
+    assert payload_of(bytes(half.body), half.flag) == LONG
+    assert half.message == LONG  # what a selector of partitions sees
+    assert not build_half("t", LONG, 0.0, {}, {"metaq.half": "bank"}).flag & COMPRESSED_FLAG
