@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from metaq.protocol.delays import ListDelayedRequest, due_ms
 from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import store_time_ms
+from metaq.protocol.previews import encode_preview
 
 from .. import tuning
 from ..delays.contents import read_records
@@ -94,6 +95,7 @@ def _describe(batches: Sequence[Batch]) -> list[dict[str, Any]]:
             "partition": pending.place[1],
             "bytes": len(pending.body),
             "taken": store_time_ms(pending.taken),
+            **encode_preview(pending.flag, pending.body),
         }
         for pending in read_pendings(batches)
     ]

@@ -21,6 +21,7 @@ from metaq.protocol.halves import (
     half_of,
 )
 from metaq.protocol.message_id import store_time_ms
+from metaq.protocol.previews import encode_preview
 
 from .. import tuning
 from ..halves.halves import Halves
@@ -107,4 +108,5 @@ def _described(halves: Halves, pending: Pending, request: ListHalvesRequest) -> 
         "first": due_ms(pending.id),
         "next": due_ms(pending.id) if half is None else halves.next_check_ms(half),
         "asked": 0 if half is None else half.asked,
+        **encode_preview(pending.flag, pending.body),
     }

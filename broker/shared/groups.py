@@ -564,8 +564,12 @@ class SharedGroups:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def queues(self, group: str = "") -> list[SharedQueue]:
-        """Of a group, or of all; sorted."""
-        return [queue for key, queue in sorted(self._queues.items()) if group in ("", key.group)]
+        """Of a group, or of all; sorted. For operators: without the leases that have ended meanwhile."""
+        found = [queue for key, queue in sorted(self._queues.items()) if group in ("", key.group)]
+        for queue in found:
+            if self.enabled:
+                queue.state.expire(self._reactor.seconds())
+        return found
 
     def forget(self, group: str) -> Deferred[int]:
         """Forget a group; of how many partitions. Fails with SharedRefused if it has members."""

@@ -11,6 +11,7 @@ import simplejson
 from metaq.protocol.delays import ListDelayedRequest
 from metaq.protocol.errors import RemoteProtocolError, RequestRefused
 from metaq.protocol.limits import MAX_LISTED_DELAYED
+from metaq.protocol.previews import Preview
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
 from ..values import TopicPartition
@@ -23,7 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 class WaitingMessage(NamedTuple):
     """id: as in SendResult.message_id. due: when it is delivered. taken: when the broker took it. size: bytes of its
-    body."""
+    body. preview: its keys and how its payload begins."""
 
     id: int
     topic: str
@@ -31,6 +32,7 @@ class WaitingMessage(NamedTuple):
     due: datetime
     taken: datetime | None
     size: int
+    preview: Preview
 
 
 class DelayedPage(NamedTuple):
@@ -95,6 +97,7 @@ def _page(said: Mapping[str, Any]) -> DelayedPage:
             _time(each["due"]),
             None if each["taken"] is None else _time(each["taken"]),
             int(each["bytes"]),
+            Preview.of(each),
         )
         for each in said["messages"]
     ]

@@ -24,6 +24,7 @@ from metaq.protocol.halves import (
     encode_ends,
 )
 from metaq.protocol.limits import MAX_LISTED_HALVES
+from metaq.protocol.previews import Preview
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
 from ..values import TopicPartition
@@ -72,6 +73,7 @@ def check_halves(
 class WaitingHalf(NamedTuple):
     """id: as in SendResult.message_id. taken: when the broker took it. first_check, next_check: when a producer is
     asked for the first time, and for the next time, None if never. asked: how often one was. size: bytes of its body.
+    preview: its keys and how its payload begins.
     """
 
     id: int
@@ -84,6 +86,7 @@ class WaitingHalf(NamedTuple):
     next_check: datetime | None
     asked: int
     size: int
+    preview: Preview
 
 
 class HalvesPage(NamedTuple):
@@ -159,6 +162,7 @@ def _page(said: Mapping[str, Any]) -> HalvesPage:
             _time(each["next"]),
             int(each["asked"]),
             int(each["bytes"]),
+            Preview.of(each),
         )
         for each in said["halves"]
     ]

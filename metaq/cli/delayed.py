@@ -20,7 +20,7 @@ from metaq.protocol.errors import ClientError
 
 from .cluster import open_cluster, tell_absent
 from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
-from .output import say, show
+from .output import preview_fields, say, show
 
 __all__ = ["asked_brokers", "delayed"]
 
@@ -106,7 +106,7 @@ def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, 
             for each in asked_brokers(cluster, broker)
         ]
     chosen = list(islice(merge(*found, key=lambda pair: pair[1].due), limit))
-    columns = ("ID", "TOPIC", "PARTITION", "DUE", "TAKEN", "BYTES")
+    columns = ("ID", "TOPIC", "PARTITION", "DUE", "TAKEN", "BYTES", "KEYS", "PAYLOAD")
     show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
 
 
@@ -122,12 +122,13 @@ def _json(broker: int, message: WaitingMessage) -> dict[str, Any]:
         "due": message.due.isoformat(timespec="milliseconds"),
         "taken": None if message.taken is None else message.taken.isoformat(timespec="milliseconds"),
         "bytes": message.size,
+        **preview_fields(message.preview),
     }
 
 
 def _row(broker: int, message: WaitingMessage) -> tuple[object, ...]:
-    number, *others = _json(broker, message).values()
-    return (str(number), *others)  # to be copied: not grouped by thousands
+    number, *others, keys, payload = _json(broker, message).values()
+    return (str(number), *others, " ".join(keys), payload)  # the number is to be copied: not grouped by thousands
 
 
 @delayed.command("cancel")

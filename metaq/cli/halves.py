@@ -20,7 +20,7 @@ from metaq.protocol.halves import HalfOutcome, HalfState
 from .cluster import open_cluster
 from .delayed import asked_brokers
 from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
-from .output import say, show
+from .output import preview_fields, say, show
 
 __all__ = ["halves"]
 
@@ -104,7 +104,7 @@ def list_of_halves(
             for each in asked_brokers(cluster, broker)
         ]
     chosen = list(islice(merge(*found, key=lambda pair: pair[1].first_check), limit))
-    columns = ("ID", "TOPIC", "PARTITION", "GROUP", "STATE", "TAKEN", "ASKED", "NEXT", "BYTES")
+    columns = ("ID", "TOPIC", "PARTITION", "GROUP", "STATE", "TAKEN", "ASKED", "NEXT", "BYTES", "KEYS", "PAYLOAD")
     show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
 
 
@@ -123,12 +123,13 @@ def _json(broker: int, half: WaitingHalf) -> dict[str, Any]:
         "asked": half.asked,
         "next": None if half.next_check is None else half.next_check.isoformat(timespec="milliseconds"),
         "bytes": half.size,
+        **preview_fields(half.preview),
     }
 
 
 def _row(broker: int, half: WaitingHalf) -> tuple[object, ...]:
-    number, *others = _json(broker, half).values()
-    return (str(number), *others)  # to be copied: not grouped by thousands
+    number, *others, keys, payload = _json(broker, half).values()
+    return (str(number), *others, " ".join(keys), payload)  # the number is to be copied: not grouped by thousands
 
 
 def _decide(

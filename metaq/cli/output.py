@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from metaq.protocol.previews import Preview
 from metaq.protocol.properties import PropertyValue, property_text
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "console",
     "message_fields",
     "moment",
+    "preview_fields",
     "print_json",
     "print_table",
     "progress",
@@ -222,6 +224,15 @@ def _escape(name: str) -> bytes:
 
 def _json_value(value: PropertyValue) -> object:
     return {"base64": property_text(value)} if isinstance(value, bytes) else value
+
+
+def preview_fields(preview: Preview) -> dict[str, object]:
+    """Of a message that waits at its broker. payload_start is null if the payload is compressed."""
+    payload = preview.payload
+    return {
+        "keys": list(preview.keys),
+        "payload_start": None if payload is None else payload.decode("utf-8", "replace"),
+    }
 
 
 def message_fields(message: Message) -> dict[str, object]:

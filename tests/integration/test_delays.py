@@ -55,11 +55,13 @@ def command(brokers, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_commands_list_count_and_cancel(brokers, producer: Producer) -> None:
-    results = [producer.send("t", b"%d" % number, delay=1000 + number) for number in range(4)]
+    results = [producer.send("t", b"%d" % number, key=f"k{number}", delay=1000 + number) for number in range(4)]
     counted = command(brokers, "count", "--json")
     assert json.loads(counted.stdout) == [{"topic": "t", "count": 4, "late": 0, "why": None}], counted.stderr
     listed = json.loads(command(brokers, "list", "--topic", "t", "--limit", "3", "--json").stdout)
     assert [each["id"] for each in listed] == [result.message_id for result in results[:3]]
+    shown = [(each["keys"], each["payload_start"]) for each in listed]
+    assert shown == [([f"k{number}"], str(number)) for number in range(3)]
     first = listed[0]
     words = ("cancel", "--topic", "t", "--partition", first["partition"], str(first["id"]), "--yes")
     assert "cancelled" in command(brokers, *words).stdout

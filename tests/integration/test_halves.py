@@ -87,7 +87,12 @@ def test_the_commands_list_count_and_decide(brokers) -> None:
         place = producer.partitions("t")[0]
         results = [
             producer.send_in_transaction(
-                "t", b"%d" % number, execute=lambda message: None, check_after=0.1 if number else 1000, partition=place
+                "t",
+                b"%d" % number,
+                key=f"transfer-{number}",
+                execute=lambda message: None,
+                check_after=0.1 if number else 1000,
+                partition=place,
             )
             for number in range(4)
         ]
@@ -102,6 +107,10 @@ def test_the_commands_list_count_and_decide(brokers) -> None:
     eventually(lambda: counted() == [waiting, bank], what="the counts")
     listed = json.loads(command(brokers, "list", "--topic", "t", "--state", "asked", "--json").stdout)
     assert [(each["id"], each["group"], each["asked"]) for each in listed] == [(each, "bank", 0) for each in ids[1:]]
+    assert [(each["keys"], each["payload_start"]) for each in listed] == [
+        ([f"transfer-{number}"], str(number)) for number in (1, 2, 3)
+    ]
+    assert [each["id"] for each in json.loads(command(brokers, "list", "--json").stdout)] == [*ids[1:], ids[0]]
     where = ("--topic", "t", "--partition", listed[0]["partition"])
     assert "would commit 2" in command(brokers, "commit", *where, *map(str, ids[:2]), "--dry-run").stdout
     done = command(brokers, "commit", *where, *map(str, ids[:2]), "--yes")

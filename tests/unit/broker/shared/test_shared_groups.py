@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from metaq.broker import tuning
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import HEADER_BYTES, attribute_of, decode_attribute
 from metaq.protocol.shared import (
@@ -329,6 +330,21 @@ def test_what_a_filter_leaves_out_is_done_for_the_group_over_restarts_and_what_i
     assert status(harness, peer)["left"] == 1
     harness.reactor.advance(31)
     assert numbered(leased(harness, peer, acquire())) == [7]
+
+
+def test_operators_see_no_lease_that_has_ended_and_may_forget_its_group(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 2)
+    leased(harness, peer, acquire("gone", lease_ms=3000))
+    assert (status(harness, peer)["leased"], status(harness, peer)["members"]) == (2, {"gone": 2})
+    harness.reactor.advance(3.1)
+    assert (status(harness, peer)["leased"], status(harness, peer)["members"]) == (0, {"gone": 0})
+    harness.reactor.advance(tuning.SHARED_MEMBER_SECONDS)
+    assert status(harness, peer)["members"] == {}
+    peer.send(encode_frame(RequestCode.SHARED_FORGET, 9, SharedForgetRequest("g").to_ext()))
+    harness.turn()
+    harness.threads.run()
+    assert [frame.code for frame in peer.frames()] == [ResponseCode.SUCCESS]
 
 
 def test_a_filter_that_cannot_be_read_is_refused(make: Make) -> None:
