@@ -149,7 +149,7 @@ class ListDelayedRequest(ExtFields):
 
     topic: of this one; "" of all. limit: at most so many, 0 for their number only. The answer's body is JSON:
     `count` (of the topic, or of all), `topics` (name → count), `messages` (each with id, due, topic, partition, bytes,
-    taken, in Unix ms, and previews.py), and `next`: the `after` of the request that goes on, 0 if there is nothing more.
+    taken, in Unix ms, and previews.py), and `next`: the `after` of the request that goes on, 0 at the end.
     """
 
     topic: Annotated[str, Field("topic", missing="", left_out=True)] = ""
