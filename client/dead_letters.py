@@ -11,7 +11,15 @@ from typing import Literal, NamedTuple, Self
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, CorruptRecord, MessageNotFound, OffsetOutOfRange
 from metaq.protocol.own_topics import dead_topic, retry_topic
-from metaq.protocol.retries import MAX_DONE_OFFSETS, Done, Failure, done_of, encode_done, encode_failed
+from metaq.protocol.retries import (
+    MAX_DONE_OFFSETS,
+    Done,
+    Failure,
+    done_of,
+    encode_done,
+    encode_failed,
+    without_expiry,
+)
 
 from .config import BROWSE_BYTES, ConnectionConfig, ProducerConfig, check_number, config_or_default
 from .message import Message, RetriedMessage, as_original, failure_in
@@ -22,6 +30,7 @@ from .questions.cluster import Cluster
 from .questions.partitions import max_offset, min_offset
 from .questions.records import read_messages
 from .values import SendResult, TopicPartition
+from .wall_clock import now_ms
 
 __all__ = ["DeadLetter", "DeadLetters", "RedriveTo", "Redriven", "count_dead_letters"]
 
@@ -145,7 +154,8 @@ class DeadLetters:
         """Send each again, as it was when it was sent first, and mark it as done; the outcomes come one by one.
 
         to: "topic" sends it to its own topic, with its key, tag and properties, and so to all groups that read it.
-        "group" has only this group get it again. Its attempts begin anew. Nothing is done before the iteration.
+        "group" has only this group get it again. Its attempts begin anew. One that has expired is sent without an end,
+        as nobody would get it otherwise. Nothing is done before the iteration.
 
         If this ends in the middle, by whatever cause, each letter is either open, or done and sent. Only the one that
         was under way may be both sent and open: it is sent once more by the next redrive. Raises NoPartition (nobody
@@ -155,8 +165,16 @@ class DeadLetters:
             raise ConfigError("to", repr(to), "choose 'topic' or 'group'")
         return (self._redrive(letter, to) for letter in letters)
 
+    def _checked(self, letter: DeadLetter) -> DeadLetter:
+        if not isinstance(letter, DeadLetter):
+            raise TypeError(f"{letter!r:.80} is no DeadLetter: give what read() or get() return")
+        if letter.partition.topic != self.topic:
+            raise ConfigError("letters", f"{letter.name} of {letter.partition.topic}", f"give those of {self.topic}")
+        return letter
+
     def _redrive(self, letter: DeadLetter, to: RedriveTo) -> Redriven:
-        producer, original = self._sender(), letter.original
+        original = _unending(self._checked(letter).original)
+        producer = self._sender()
         if to == "topic":
             topic, message, options = original.topic, original, _options(original, producer)
         else:
@@ -171,7 +189,7 @@ class DeadLetters:
         """Mark them as done without sending them; return how many. Raises as `redrive`."""
         by_partition: dict[TopicPartition, list[int]] = {}
         count = 0
-        for letter in letters:
+        for letter in map(self._checked, letters):
             offsets = by_partition.setdefault(letter.partition, [])
             offsets.append(letter.offset)
             count += 1
@@ -281,6 +299,14 @@ def _letter(message: Message) -> DeadLetter | None:
     cause, _, place = failure.cause.partition("\n")
     failed = datetime.fromtimestamp(failure.failed_ms / 1000, UTC)
     return DeadLetter(message.partition, message.offset, original, failure.attempts, cause, place, failed)
+
+
+def _unending(original: Message) -> Message:
+    """The same without the time from which on it is handed out no more, if that is over."""
+    if not original.has_expired(now_ms()):
+        return original
+    place = original.partition, original.offset, original.id
+    return RetriedMessage(*place, *without_expiry(original.flag, original.body))
 
 
 def _options(original: Message, producer: Producer) -> SendOptions:

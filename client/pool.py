@@ -29,6 +29,9 @@ _HOUSEKEEPING_SECONDS = 0.5
 
 _CLOSE_SECONDS = 5.0
 
+_LEAST_CONNECT_SECONDS = 1.0
+"""That there was no connection in less time says nothing of the broker: others who ask for it have more."""
+
 LAST_ANSWERS_SECONDS = 0.2
 """A former leader that runs has refused what waits there by now; one that hangs answers nothing."""
 
@@ -211,9 +214,12 @@ class ConnectionPool:
         return self._connect(link, timeout)
 
     def _connect(self, link: _Link, timeout: float) -> Connection:
+        deadline = self._clock() + timeout
         try:
             connection = self._open(link.endpoint, self._config, self._protocol, timeout)
         except MetaqError as error:
+            if timeout < _LEAST_CONNECT_SECONDS and self._clock() >= deadline:
+                raise RequestTimedOut(f"no connection to {link.endpoint} in time: {error}") from error
             self._mark_down(link, str(error))
             raise
         connection.on_closed = partial(self._broken, link)

@@ -37,6 +37,8 @@ from .record import (
     DELAY_PROPERTY,
     DELAYED_FLAG,
     DUE_PROPERTY,
+    EXPIRES,
+    EXPIRES_FLAG,
     HALF_PROPERTY,
     PROPERTIES_FLAG,
     Buffer,
@@ -64,6 +66,7 @@ __all__ = [
     "failure_of",
     "restored",
     "shortened",
+    "without_expiry",
 ]
 
 ORIGIN_PROPERTY = "metaq.origin"
@@ -212,6 +215,16 @@ def restored(flag: int, body: bytes) -> tuple[int, bytes]:
     except Base64Error as error:
         raise RemoteProtocolError(f"{_ATTRIBUTE_PROPERTY} is no base64") from error
     return original_flag, encode_body(payload, original_flag, text)
+
+
+def without_expiry(flag: int, body: bytes) -> tuple[int, bytes]:
+    """Flag and body of the same record without the time from which on it is handed out no more."""
+    attribute = attribute_of(body, flag) if flag & EXPIRES_FLAG else None
+    if attribute is None:
+        return flag, body
+    front = EXPIRES.encode() + _NAME_END
+    kept = b"".join(item + _ITEM_END for item in attribute.split(_ITEM_END) if item and not item.startswith(front))
+    return flag & ~EXPIRES_FLAG, encode_body(body[payload_start(body, flag) :], flag, kept)
 
 
 def _items(flag: int, body: bytes) -> list[bytes]:

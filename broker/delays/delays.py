@@ -635,7 +635,7 @@ class Delays:
             if pending is None or pending.place != place:
                 return CancelDelayedReply(Cancelled.UNKNOWN)
             if self._logs.get(contents.log) is not contents or contents.find(ids)[0] == NOWHERE:
-                break
+                return await self._cancel(place, message_id)  # another one has cancelled it meanwhile, or its time came
             await self._append_cancelled(contents, pending, ids)
             return CancelDelayedReply(Cancelled.CANCELLED)
         late = due_ms(message_id) <= self.now_ms()

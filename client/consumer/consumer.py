@@ -51,7 +51,7 @@ from .nearest_nodes import Nearby
 from .notices import OnPartitions
 from .offset_commit import OffsetCommitter, StartPosition, offset_store_for
 from .polling import NOT_ALONE, Poller, Taken
-from .rejected import LocalRecoverStore, RejectHandler, drop_message, recovering
+from .rejected import RejectHandler, drop_message, of_cluster, recovering
 from .retry import Retry
 from .retrying import FailedMessages, FailedSender
 from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
@@ -131,6 +131,7 @@ class Consumer(Poller):
         self._timers = Timers("metaq-fetch")
         self._commit_timers = Timers("metaq-commit")
         self._pool = ConnectionPool(config.connection, check_protocol(protocol))
+        self._cluster = connect, root
         self._session = ZkSession(connect, root, config.session_timeout_seconds)
         self._view = ClusterView(self._session)
         self._accept = accept
@@ -313,7 +314,7 @@ class Consumer(Poller):
             if retry is not None:
                 self._failed = self._begin_retrying(retry)
             else:
-                reject = LocalRecoverStore() if on_reject is None else on_reject
+                reject = of_cluster(*self._cluster) if on_reject is None else on_reject
             self._listener = Listener(
                 Handling(wanted, batch, max_retries, reject, threads, self._failed),
                 self._core,

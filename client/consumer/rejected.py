@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from urllib.parse import quote
 
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreInUse
@@ -18,13 +19,24 @@ from ..message import Message
 from ..timers import Timers
 from .tuning import RECOVERED_PAGE
 
-__all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "recovering"]
+__all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "of_cluster", "recovering"]
 
 log = get_log(__name__)
+
+_NAME_CHARACTERS = 200
+"""Of a directory's name; file systems take 255 bytes."""
+
+RECOVER_DIRECTORY = "~/.metaq_recover"
 
 RejectHandler = Callable[[Message, Exception], None]
 """Called with a message and what its last try raised. The message counts as consumed once this returns; if it raises,
 the message is tried again."""
+
+
+def of_cluster(connect: str, root: str) -> LocalRecoverStore:
+    """The store of a consumer that was given none: clusters share a machine's home directory, and no messages."""
+    cluster = quote(f"{connect}{root}", safe=":,")[-_NAME_CHARACTERS:]
+    return LocalRecoverStore(Path(RECOVER_DIRECTORY) / cluster)
 
 
 def drop_message(message: Message, error: Exception) -> None:
@@ -42,7 +54,7 @@ class LocalRecoverStore:
 
     def __init__(
         self,
-        directory: str | PathLike[str] = "~/.metaq_recover",
+        directory: str | PathLike[str] = RECOVER_DIRECTORY,
         *,
         first_seconds: float = RECOVER_FIRST_SECONDS,
         interval_seconds: float = RECOVER_SECONDS,

@@ -45,6 +45,8 @@ def cancel_delayed(
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
     """As Producer.cancel."""
+    if not isinstance(result, SendResult):
+        raise TypeError(f"{result!r:.80} is no SendResult: give what send() returned, or future.result()")
     if result.due is None:
         raise ConfigError("result", result, "take that of a message that was sent with deliver_at or delay")
     partition = result.partition

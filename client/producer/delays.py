@@ -11,6 +11,7 @@ from typing import overload
 from metaq.protocol.delays import due_ms, pending_ids
 from metaq.protocol.errors import LocalProtocolError
 from metaq.protocol.limits import MAX_DELAY_SECONDS
+from metaq.protocol.message_id import EPOCH_MS
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     DELAY_PROPERTY,
@@ -67,7 +68,7 @@ def delay_properties(deliver_at: datetime | None, delay: float | None) -> Mappin
         due = -((_EPOCH - deliver_at) // _MS)  # up, so that it is never early
         if deliver_at - datetime.now(UTC) > timedelta(seconds=MAX_DELAY_SECONDS):
             raise _too_late(f"deliver_at={deliver_at}")
-        return {DUE_PROPERTY: str(max(0, due))}
+        return {DUE_PROPERTY: str(max(EPOCH_MS + 1, due))}  # over is over: pending ids begin there
     if isinstance(delay, bool) or not isinstance(delay, int | float):
         raise TypeError(f"delay={delay!r} is no number of seconds but {type(delay).__name__}")
     if not delay >= 0:

@@ -151,6 +151,7 @@ class SharedConsumer:
         SharedRefused, ClientError (closed).
         """
         check_number("max_messages", max_messages)
+        check_number("timeout", timeout, whole=False, may_be_0=True)
         return self._take(max_messages, self._clock() + timeout, keep=False)
 
     def _take(self, most: int, deadline: float, *, keep: bool) -> list[SharedMessage]:
@@ -211,6 +212,7 @@ class SharedConsumer:
 
     def flush(self, timeout: float = 10.0) -> None:
         """Wait until the brokers have answered everything that was said of messages. Raises RequestTimedOut."""
+        check_number("timeout", timeout, whole=False, may_be_0=True)
         deadline = self._clock() + timeout
         with self._driver.changed:
             while count := self._core.unsettled_count:
@@ -257,8 +259,8 @@ class SharedConsumer:
 
         keep_leases: extend a lease while its handler works. False: a handler that hangs loses its message. retry: the
         pauses, and after how many attempts a message is one of the group's dead letters (DeadLetters); those that are
-        sent to the group again come here, too. Raises as `poll`; ConfigError for Retry(ordered=True); InvalidName for
-        a group whose name is too long for its dead letters.
+        sent to the group again come here, too. Raises as `poll`; ConfigError for Retry(ordered=True), and for pauses
+        above a week; InvalidName for a group whose name is too long for its dead letters.
         """
         check_call_back("handler", handler)
         check_number("threads", threads)
@@ -270,6 +272,11 @@ class SharedConsumer:
                 "Retry(ordered=True)",
                 "leave out ordered: a SharedConsumer has no partition that could wait; with ordered_by_key=True those "
                 "behind a message with the same key wait for its next attempt",
+            )
+        longest = retry.longest_pause(retry.attempts)
+        if longest > MAX_RELEASE_MS / 1000:
+            raise ConfigError(
+                "retry", f"pauses of up to {longest:g} s", f"choose most={MAX_RELEASE_MS // 1000}, a week, or less"
             )
         self._check_open()
         failed = FailedMessages(retry, self.group, self._make_sender, lambda broker: True)

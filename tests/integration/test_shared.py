@@ -152,6 +152,32 @@ def test_a_filter_leaves_messages_out_for_the_whole_group_and_for_good(brokers, 
         assert len(taken(consumer, 501)) == 501
 
 
+def test_a_dead_letter_that_has_expired_is_redriven_without_an_end_and_to_its_own_group_alone(brokers, producer):
+    producer.send("jobs", b"late", ttl=1.5, properties={"n": 1})
+    handled = []
+
+    def handle(message: SharedMessage):
+        handled.append((message.payload, dict(message.properties)))
+        if len(handled) == 1:
+            raise ValueError("not yet")
+
+    with (
+        SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer,
+        DeadLetters(brokers.connect, group="g") as letters,
+        DeadLetters(brokers.connect, group="other") as others,
+    ):
+        threading.Thread(target=partial(consumer.run, handle, retry=replace(RETRY, attempts=1)), daemon=True).start()
+        eventually(letters.count, what="a dead letter")
+        found = list(letters.read())
+        with pytest.raises(ConfigError, match="%DEAD%other"):
+            list(others.redrive(found))
+        time.sleep(1.5)
+        list(letters.redrive(found))
+        eventually(lambda: len(handled) == 2, what="the redriven message")
+        eventually(lambda: consumer.counts[0] == 2, what="that both are done")
+        assert handled == [(b"late", {"n": 1})] * 2
+
+
 def test_what_has_expired_is_given_to_nobody(brokers, producer):
     producer.send("jobs", b"stale", ttl=0.05)
     time.sleep(0.1)
@@ -259,9 +285,11 @@ def test_options_that_there_are_not_are_refused_with_what_to_choose(brokers):
             SharedConsumer(brokers.connect, **{"group": "g", "topics": ["jobs"]} | options)
 
 
-def test_the_order_of_a_partition_cannot_wait_for_a_retry(brokers):
+def test_retries_that_no_shared_consumer_can_keep_are_refused(brokers):
     with SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer:
         with pytest.raises(ConfigError, match="ordered_by_key"):
             consumer.run(print, retry=Retry(ordered=True))
+        with pytest.raises(ConfigError, match="604800"):
+            consumer.run(print, retry=Retry(attempts=3, first=8 * 86400.0, most=30 * 86400.0))
         with pytest.raises(ConfigError, match="give it a Retry"):
             consumer.run(print, retry=3)  # type: ignore[arg-type]

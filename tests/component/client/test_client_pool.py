@@ -55,6 +55,23 @@ def test_a_broker_that_could_not_be_reached_is_refused_at_once_afterwards():
     pool.close()
 
 
+def test_an_attempt_that_had_no_time_says_nothing_of_the_broker(broker):
+    now = [0.0]
+
+    def open_(endpoint, config, protocol, timeout):
+        if timeout < 0.5:
+            now[0] += timeout
+            raise BrokerUnavailable("timed out")
+        return open_connection(endpoint, config, protocol, timeout)
+
+    pool = ConnectionPool(FAST, open=open_, clock=lambda: now[0])
+    with pytest.raises(RequestTimedOut, match="in time: timed out"):
+        pool.connection(broker.endpoint, 0.001)
+    assert pool.down == frozenset()
+    assert not pool.connection(broker.endpoint, 3).closed
+    pool.close()
+
+
 def test_nobody_waits_for_a_broker_that_housekeeping_is_trying_to_reach():
     """A connection attempt to a machine that is gone takes seconds; callers go elsewhere meanwhile."""
     trying, give_up, gave_up = threading.Event(), threading.Event(), threading.Event()

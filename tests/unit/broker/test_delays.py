@@ -357,12 +357,27 @@ def test_a_closed_partition_waits_and_others_do_not(lives):
 # --- cancelling and listing -------------------------------------------------------------------------------------------
 
 
+def cancelling(topic, partition, message_id, opaque=1):
+    ext = CancelDelayedRequest(topic, partition, message_id).to_ext()
+    return encode_frame(RequestCode.CANCEL_DELAYED, opaque, ext)
+
+
 def cancel(lives, topic, partition, message_id):
-    frame = lives.ask(
-        encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest(topic, partition, message_id).to_ext())
-    )
+    frame = lives.ask(cancelling(topic, partition, message_id))
     assert frame.code == OK, frame.remark
     return frame.ext["state"]
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+def test_all_who_cancel_a_message_at_once_are_told_that_it_is_cancelled(lives, topic):
+    message_id, _ = place(lives.ask(send(topic, 0, b"x", delay=100)))
+    peers = [lives.harness.connect() for _ in range(3)]
+    for peer in peers:
+        peer.send(cancelling(topic, 0, message_id))
+    lives.work()
+    assert [frame.ext["state"] for peer in peers for frame in peer.frames()] == ["cancelled"] * 3
+    lives.wait(0.2)
+    assert lives.payloads(topic) == []
 
 
 @pytest.mark.parametrize("topic", LOOSE_AND_SAFE)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client.consumer.rejected import LocalRecoverStore, drop_message, recovering
+from metaq.client.consumer.rejected import LocalRecoverStore, drop_message, of_cluster, recovering
 from metaq.client.local_store import StoredMessage
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
@@ -173,3 +173,15 @@ def test_other_reject_handlers_need_no_files(tmp_path):
     clockwork: Any = Clockwork()
     with recovering(drop_message, "g", ["t"], print, clockwork, clockwork.work.append):
         assert not clockwork.later
+
+
+def test_groups_of_one_name_in_two_clusters_share_no_messages(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    stores = [of_cluster("zk:2181/one", "/meta"), of_cluster("zk:2181/two", "/meta")]
+    for store in stores:
+        store.open("g")
+    stores[0](message(1), FAILURE)
+    deliver = Deliver()
+    assert (run_round(stores[1], deliver), run_round(stores[0], deliver)) == (0, 1)
+    for store in stores:
+        store.close()

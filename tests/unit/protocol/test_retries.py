@@ -11,7 +11,10 @@ from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     COMPRESSED_FLAG,
     DELAYED_FLAG,
+    EXPIRES,
+    EXPIRES_FLAG,
     PROPERTIES_FLAG,
+    TYPE,
     attribute_of,
     decode_attribute,
     encode_attributes,
@@ -31,6 +34,7 @@ from metaq.protocol.retries import (
     failure_of,
     restored,
     shortened,
+    without_expiry,
 )
 from metaq.protocol.topic_partition import TopicPartition
 
@@ -179,3 +183,12 @@ def test_what_a_half_message_said_of_its_transaction_is_not_repeated():
     assert set(reserved) >= {"metaq.type", "metaq.delay"}
     assert not set(reserved) & {"metaq.half", "metaq.check-after"}
     assert restored(failed_flag, failed) == record(b"x", reserved={"metaq.type": "text/x"}, tag="t")
+
+
+def test_a_record_without_its_expiry_is_the_same_otherwise():
+    flag, raw = encode_attributes(None, "t", ["k"], {"n": 1}, {EXPIRES: "5", TYPE: "json"})
+    body = encode_body(b"payload", flag, raw)
+    plain_flag, plain_raw = encode_attributes(None, "t", ["k"], {"n": 1}, {TYPE: "json"})
+    assert flag & EXPIRES_FLAG
+    assert without_expiry(flag, body) == (plain_flag, encode_body(b"payload", plain_flag, plain_raw))
+    assert without_expiry(0, b"x") == (0, b"x")
