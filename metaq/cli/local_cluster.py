@@ -25,7 +25,7 @@ from metaq.coordination.set_records import SetState
 from metaq.coordination.set_view import read_set
 from metaq.protocol.errors import BrokerUnavailable
 
-from .options import TopicSpec
+from .options import TopicSetting, TopicSpec
 from .servers import Child, signal_name, stop_all, wait_until
 
 __all__ = [
@@ -82,6 +82,8 @@ class ClusterPlan:
     """Bytes; None: the broker's default."""
     replicas: int = 1
     """Nodes of each broker id; 1: no broker set."""
+    settings: Sequence[TopicSetting] = ()
+    """More lines of the sections of `topics` in server.ini."""
 
     @property
     def brokers(self) -> int:
@@ -156,8 +158,10 @@ def server_ini(plan: ClusterPlan, node: PlannedNode, connect_string: str) -> str
         "zk.zkSessionTimeoutMs": plan.session_timeout_ms,
         "zk.zkSyncTimeMs": GRACE_MS,
     }
-    sections = {"system": system, "zookeeper": zookeeper}
+    sections: dict[str, dict[str, object]] = {"system": system, "zookeeper": zookeeper}
     sections |= {f"topic={topic.name}": {"numPartitions": topic.partitions} for topic in plan.topics}
+    for setting in plan.settings:
+        sections[f"topic={setting.topic}"][setting.name] = setting.value
     lines = ["; written at every start of the cluster: changes are lost"]
     for name, values in sections.items():
         lines += [f"[{name}]", *(f"{key}={value}" for key, value in values.items())]

@@ -28,12 +28,14 @@ __all__ = [
     "SECONDS",
     "TIME",
     "TOPIC",
+    "TOPIC_SETTING",
     "TOPIC_WITH_PARTITIONS",
     "ZK_METAVAR",
     "ZK_TIMEOUT_SECONDS",
     "Parsed",
     "PartitionName",
     "Seconds",
+    "TopicSetting",
     "TopicSpec",
     "confirm",
     "dry_run_option",
@@ -85,6 +87,23 @@ def _topic_spec(text: str) -> TopicSpec:
     if not _is_digits(number) or not 1 <= int(number) <= MAX_PARTITIONS:
         raise ValueError(f"{text!r}: the number of partitions is from 1 to {MAX_PARTITIONS}, like trades:4")
     return TopicSpec(check_topic(name), int(number))
+
+
+class TopicSetting(NamedTuple):
+    """A line of a topic's section in server.ini."""
+
+    topic: str
+    name: str
+    value: str
+
+
+def _topic_setting(text: str) -> TopicSetting:
+    """`TOPIC.NAME=VALUE`; names of topics may have dots, too."""
+    place, sign, value = text.partition("=")
+    topic, dot, name = place.rpartition(".")
+    if not (sign and dot and name.isalnum() and value.isprintable()):
+        raise ValueError(f"{text!r} is no setting of a topic: write it like logs.acceptCompressed=true")
+    return TopicSetting(check_topic(topic), name, value)
 
 
 class PartitionName(NamedTuple):
@@ -179,6 +198,7 @@ def _connect(text: str) -> str:
 
 TOPIC = Parsed("TOPIC", check_topic)
 GROUP = Parsed("GROUP", check_group)
+TOPIC_SETTING = Parsed("TOPIC.NAME=VALUE", _topic_setting)
 TOPIC_WITH_PARTITIONS = Parsed("NAME[:PARTITIONS]", _topic_spec)
 PARTITION = Parsed("BROKER-PARTITION", _partition_name)
 POSITION: Parsed[Position] = Parsed("earliest|latest|TIME|OFFSET|-COUNT|id:ID|key:KEY", _position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -11,7 +11,7 @@ from metaq.coordination.ports import ready_port, ready_ports
 from metaq.protocol.errors import ConfigError
 
 from .local_cluster import MAX_REPLICAS, ClusterPlan, LocalCluster, stored_nodes, stored_topics, with_stored
-from .options import BYTES, PORT, TOPIC_WITH_PARTITIONS, Seconds, TopicSpec
+from .options import BYTES, PORT, TOPIC_SETTING, TOPIC_WITH_PARTITIONS, Seconds, TopicSetting, TopicSpec
 from .servers import locked_directory, stop_signal
 
 __all__ = ["up"]
@@ -56,6 +56,13 @@ __all__ = ["up"]
     help="Topic and its partitions on each broker; repeat for more. What --data-dir holds is served besides.",
 )
 @click.option(
+    "--setting",
+    "settings",
+    type=TOPIC_SETTING,
+    multiple=True,
+    help="Setting of a topic, as in server.ini (logs.acceptCompressed=true); repeat for more. Give it at each start.",
+)
+@click.option(
     "--flush",
     type=click.Choice(("sync", "async")),
     default="sync",
@@ -81,6 +88,7 @@ def up(
     port: int,
     zookeeper_port: int,
     topics: tuple[TopicSpec, ...],
+    settings: tuple[TopicSetting, ...],
     flush: str,
     session_timeout: float,
     disk_reserve: int | None,
@@ -104,6 +112,7 @@ def up(
     with stop_signal() as stop, locked_directory("--data-dir", data_dir) as directory:
         stored = stored_topics(directory)
         served = with_stored(topics, stored)
+        _check_served(settings, served)
         brokers = _enough(brokers, stored, directory)
         replicas = _enough_replicas(replicas, directory)
         _tell_of_more(topics, served, directory)
@@ -116,12 +125,20 @@ def up(
             session_timeout_ms=round(session_timeout * 1000),
             disk_reserve=disk_reserve,
             replicas=replicas,
+            settings=settings,
         )
         with LocalCluster(plan, lambda text: click.echo(f"metaq up: {text}", err=True)) as cluster:
             listed = ", ".join(f"{broker_id} at {address}" for broker_id, address in enumerate(cluster.addresses))
             names = [topic.name for topic in served]
             click.echo(f"zookeeper serves at {cluster.connect_string}; brokers {listed}; topics {', '.join(names)}")
             cluster.watch(stop.wait)
+
+
+def _check_served(settings: Iterable[TopicSetting], served: Iterable[TopicSpec]) -> None:
+    names = sorted(topic.name for topic in served)
+    for topic, name, value in settings:
+        if topic not in names:
+            raise ConfigError("--setting", f"{topic}.{name}={value}", f"choose a topic of {', '.join(names)}")
 
 
 def _enough(brokers: int | None, stored: Mapping[int, Mapping[str, int]], directory: Path) -> int:

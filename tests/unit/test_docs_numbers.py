@@ -96,6 +96,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "A frame is shorter than {MAX_FRAME_BYTES:bytes+1}, and its header has at most {MAX_FRAME_HEADER_BYTES:bytes}.",
         "more than {MAX_PARKED_PULLS} pulls wait on this connection, or {MAX_ALL_PARKED_PULLS} on all connections; "
         "{MAX_FILTER_CALLS} requests wait for [filters](broker.md#filters), or {MAX_WAITING_SEARCHES} for their search",
+        "`payload` (base64 of its first {PREVIEW_BYTES} bytes, or null if it is compressed)",
         "`count` is at most {MAX_TX_BATCH_RECORDS};",
         "number of rows of the table, 1 … {MAX_PARTS};",
         "and beyond {MAX_SEQUENCES} producers and partitions",

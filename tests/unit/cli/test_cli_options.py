@@ -11,6 +11,7 @@ from metaq.cli.options import (
     POSITIVE_SECONDS,
     SECONDS,
     TOPIC,
+    TOPIC_SETTING,
     TOPIC_WITH_PARTITIONS,
     TopicSpec,
 )
@@ -80,3 +81,14 @@ def test_seconds_must_be_finite_and_not_negative(text):
 def test_a_pause_of_nothing_is_refused(text):
     with pytest.raises(click.BadParameter):
         convert(POSITIVE_SECONDS, text)
+
+
+def test_a_setting_names_its_topic_and_a_key_of_server_ini():
+    assert convert(TOPIC_SETTING, "a.b.acceptCompressed=true") == ("a.b", "acceptCompressed", "true")
+    assert convert(TOPIC_SETTING, "t.deletePolicy=delete,24") == ("t", "deletePolicy", "delete,24")
+
+
+@pytest.mark.parametrize("text", ["acceptCompressed=true", "t.acceptCompressed", "t.=1", ".a=1", "t.a b=1", "t.a=1\n2"])
+def test_a_setting_in_another_form_is_refused(text):
+    with pytest.raises(click.BadParameter):
+        convert(TOPIC_SETTING, text)

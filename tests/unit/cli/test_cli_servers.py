@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from metaq.cli.local_cluster import ClusterPlan, server_ini
-from metaq.cli.options import TopicSpec
+from metaq.cli.options import TopicSetting, TopicSpec
 from metaq.cli.servers import locked_directory
 from metaq.protocol.errors import ConfigError, DirectoryInUse
 
@@ -39,3 +39,10 @@ def test_server_ini_has_the_broker_its_topics_and_durable_flush():
 
 def test_server_ini_of_the_fast_mode_flushes_in_the_background():
     assert "unflushThreshold=1000" in server_ini(replace(PLAN, durable=False), PLAN.nodes()[0], "127.0.0.1:2181")
+
+
+def test_settings_are_in_the_sections_of_their_topics():
+    settings = [TopicSetting("trades", "acceptCompressed", "true"), TopicSetting("trades", "numPartitions", "9")]
+    lines = server_ini(replace(PLAN, settings=settings), PLAN.nodes()[0], "127.0.0.1:2181").splitlines()
+    begin = lines.index("[topic=trades]")
+    assert lines[begin + 1 : begin + 4] == ["numPartitions=9", "acceptCompressed=true", "[topic=news]"]
