@@ -283,7 +283,20 @@ def _own_properties(
         own[TYPE] = content_type
     if deliver_at is not None or delay is not None:
         own.update(delay_properties(deliver_at, delay))
+        if ttl is not None:
+            _check_outlives(ttl, deliver_at, delay, own)
     return own
+
+
+def _check_outlives(ttl: float, deliver_at: datetime | None, delay: float | None, own: Mapping[str, str]) -> None:
+    """Raises LocalProtocolError if the time to live is over when the message is delivered: nobody would get it."""
+    wait_ms = int(own[DUE_PROPERTY]) - now_ms() if delay is None else int(own[DELAY_PROPERTY])
+    if ttl * 1000 <= wait_ms:
+        option = f"deliver_at={deliver_at}" if delay is None else f"delay={delay}"
+        raise LocalProtocolError(
+            f"ttl={ttl} counts from the send, so it is over before {option}, and nobody would get the message: "
+            "choose a longer ttl, or an earlier time"
+        )
 
 
 def _words(key: str | bytes) -> list[str]:

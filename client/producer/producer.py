@@ -29,6 +29,7 @@ from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
 from ..pool import ConnectionPool
+from ..serializers.base import deserializers
 from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_batch, build_body, build_message, with_body
@@ -48,7 +49,7 @@ from .typed import TypedProducer
 from .xa import XaResource
 
 if TYPE_CHECKING:
-    from ..serializers.base import Serializer
+    from ..serializers.base import Deserializer, Serializer
     from ..zookeeper import ZooKeeperMetadata
 
 __all__ = ["Producer"]
@@ -195,8 +196,8 @@ class Producer:
         text (bytes: UTF-8). `partition`: exactly there.
         `deliver_at`, a datetime with a time zone, or `delay`, in seconds from when the broker takes it: not before that
         time, at most 366 days ahead; the result is `pending` then, and `cancel` takes it.
-        `ttl`: seconds by this machine's clock, after which no consumer gets the message any more. `content_type`: of
-        the payload, for readers; `typed` gives it by itself.
+        `ttl`: seconds from the send, by this machine's clock, after which no consumer gets the message any more; above
+        the delay, if there is one. `content_type`: of the payload, for readers; `typed` gives it by itself.
         timeout: seconds for everything, tries on other brokers included (default delivery_timeout_seconds).
 
         Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
@@ -311,6 +312,7 @@ class Producer:
         payload: Buffer,
         *,
         timeout: float | None = None,
+        deserializer: Deserializer | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Message]:
         """Send a message that asks for a reply, and return a future at once, which ends with the reply.
@@ -319,16 +321,17 @@ class Producer:
         its time is over. timeout: seconds until the reply is here (default delivery_timeout_seconds): then the future
         ends with RequestTimedOut, 0.25 s later at the most, and a reply that comes after that is dropped and counted
         (`late_replies`). The future ends with what `send` raises if the request cannot be stored, and with ClientError
-        when the producer is closed.
+        when the producer is closed. deserializer: reads the reply's `value`, as a Consumer's does.
 
         Replies come on one partition of ProducerConfig.reply_topic, which a thread reads that the first request
         starts. That request blocks until the partition's end is known. Call-backs of futures run on this thread: keep
         them short. Raises NoPartition (nobody has the reply topic), BrokerUnavailable, RequestTimedOut, and as `send`.
         """
         self._guard.check()
+        reader = None if deserializer is None else deserializers("deserializer", deserializer)
         deadline = self._deadline(timeout)
         requester = self._requester or self._requesting.do(self._make_requester)
-        return requester.request(topic, payload, deadline, options)
+        return requester.request(topic, payload, deadline, options, reader)
 
     def reply(
         self,

@@ -28,11 +28,12 @@ from ..config import ConsumerConfig, ProducerConfig, Protocol
 from ..connection import Endpoint
 from ..consumer.core import ConsumerCore
 from ..consumer.fetcher import Fetcher
-from ..message import Message
+from ..message import Message, ValueMessage
 from ..metadata import UNKNOWN, Metadata
 from ..pool import ConnectionPool
 from ..questions.asking import READER_GROUP
 from ..questions.partitions import max_offset
+from ..serializers.base import ValueReader
 from ..timers import END_SECONDS, Timers
 from ..values import TopicPartition
 from . import tuning
@@ -93,6 +94,7 @@ class _Pending(NamedTuple):
     future: SendFuture[Message]
     deadline: float
     topic: str
+    reader: ValueReader | None
 
 
 class Requester:
@@ -137,8 +139,11 @@ class Requester:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def request(self, topic: str, payload: Buffer, deadline: float, options: SendOptions) -> SendFuture[Message]:
-        """Blocks for the first connection to the broker of the replies only. Raises as Producer.request."""
+    def request(
+        self, topic: str, payload: Buffer, deadline: float, options: SendOptions, reader: ValueReader | None = None
+    ) -> SendFuture[Message]:
+        """Blocks for the first connection to the broker of the replies only. reader: of the reply's value. Raises as
+        Producer.request."""
         home = self._home
         if home is None or home.broker not in self._metadata.view(home.topic).endpoints:
             home = self._opening.do(self._opened, deadline)
@@ -150,7 +155,7 @@ class Requester:
         outgoing.message, outgoing.key, outgoing.fixed = payload, options.get("key"), options.get("partition")
         outgoing.report = partial(self._sent, correlation)
         future: SendFuture[Message] = SendFuture()
-        self._pending[correlation] = _Pending(future, deadline, topic)
+        self._pending[correlation] = _Pending(future, deadline, topic, reader)
         if len(self._pending) == 1:
             self._fetcher.wake()  # it looks at deadlines from now on
         if self._closed:
@@ -237,7 +242,8 @@ class Requester:
             self.late += 1
             log.info("a reply that nobody waits for is dropped: %s %s", reply.partition, reply.offset)
         else:
-            pending.future.outcome.settle(None, reply)
+            reader = pending.reader
+            pending.future.outcome.settle(None, reply if reader is None else ValueMessage.of(reply, reader))
 
     def _expire(self, now: float) -> None:
         for correlation, pending in list(self._pending.items()):

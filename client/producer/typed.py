@@ -10,7 +10,7 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.record import Buffer
 
 from ..message import Message
-from ..serializers.base import Serializer
+from ..serializers.base import Deserializer, Serializer
 from ..values import SendResult
 from .building import SendOptions
 from .outgoing import OnDelivery
@@ -94,11 +94,18 @@ class TypedProducer(TypedSends[T]):
         self._producer.produce(topic, payload, on_delivery=on_delivery, timeout=timeout, **self._options(options))
 
     def request(
-        self, topic: str, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]
+        self,
+        topic: str,
+        value: T,
+        *,
+        timeout: float | None = None,
+        deserializer: Deserializer | None = None,
+        **options: Unpack[SendOptions],
     ) -> Future[Message]:
-        """As Producer.request; `message.decode` reads the reply."""
+        """As Producer.request. deserializer: reads the reply's `value`; by default the serializer of the requests."""
         payload = self._serializer.dumps(value)
-        return self._producer.request(topic, payload, timeout=timeout, **self._options(options))
+        reads = self._serializer if deserializer is None else deserializer
+        return self._producer.request(topic, payload, timeout=timeout, deserializer=reads, **self._options(options))
 
     def reply(
         self, request: Message, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]

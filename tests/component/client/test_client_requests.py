@@ -17,7 +17,7 @@ from metaq.client.producer import Producer
 from metaq.client.producer.requesting import ReplyTo
 from metaq.client.reading import PartitionReader
 from metaq.client.values import TopicPartition
-from metaq.errors import ClientError, ConfigError, NoPartition, RequestTimedOut
+from metaq.errors import ClientError, ConfigError, NoPartition, RequestTimedOut, ValueUnreadable
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.serializers import Json
 from metaq.testing import FakeBroker, FakeCluster
@@ -257,7 +257,37 @@ def test_typed_requests_and_replies(producer: Producer, cluster: FakeCluster, br
     with serving(cluster, broker, add):
         futures = [producer.typed(Json()).request("t", [1, number], timeout=DEADLINE) for number in range(3)]
         assert not wait(futures, DEADLINE).not_done
-        assert [future.result().decode(Json()) for future in futures] == [1, 2, 3]
+        assert [future.result().value for future in futures] == [1, 2, 3]
+        assert futures[0].result().decode(Json()) == 1
+
+
+def test_a_reply_is_read_by_the_deserializer_of_its_request(
+    producer: Producer, cluster: FakeCluster, broker: FakeBroker
+) -> None:
+    class Text:
+        content_type = "text/plain"
+
+        def dumps(self, value: str) -> bytes:
+            return value.encode()
+
+        def loads(self, payload: bytes) -> str:
+            return payload.decode()
+
+    def count(replier: Producer, request: Message) -> None:
+        replier.typed(Json()).reply(request, len(request.payload))
+
+    with serving(cluster, broker, count):
+        asked = producer.typed(Text()).request("t", "three", timeout=DEADLINE, deserializer=[Text(), Json()])
+        plain = producer.request("t", b"four", timeout=DEADLINE, deserializer=Json())
+        unread = producer.typed(Text()).request("t", "of another type", timeout=DEADLINE)
+        bare = producer.request("t", b"without one", timeout=DEADLINE)
+        assert (asked.result().value, plain.result().value) == (5, 4)
+        with pytest.raises(ValueUnreadable, match=r"application/json.*text/plain"):
+            _ = unread.result().value
+        with pytest.raises(ClientError, match=r"has no deserializer"):
+            _ = bare.result().value
+    with pytest.raises(ConfigError, match=r"deserializer"):
+        producer.request("t", b"x", deserializer=Json)  # type: ignore[arg-type]
 
 
 def test_where_a_reply_goes_is_written_and_read() -> None:

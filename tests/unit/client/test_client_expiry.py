@@ -1,6 +1,7 @@
 """Messages whose time is over: nobody gets them, and they count as consumed."""
 
-from datetime import UTC, datetime
+import re
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ from metaq.client.config import ConsumerConfig, check_ttl
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, Request
-from metaq.client.producer.building import build_body
+from metaq.client.producer.building import build_batch, build_body
 from metaq.client.values import TopicPartition
 from metaq.client.wall_clock import now_ms
-from metaq.protocol.errors import ConfigError
+from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.record import (
+    DELAYED_FLAG,
     EXPIRES_FLAG,
     attribute_of,
     decode_attribute,
@@ -145,3 +147,23 @@ def test_a_ttl_out_of_range_is_refused(ttl):
 def test_a_ttl_that_is_no_number_is_refused(ttl):
     with pytest.raises(TypeError, match=r"ttl=.*no number of seconds"):
         check_ttl(ttl)
+
+
+@pytest.mark.parametrize("delay", [1, 1.5, 2])
+def test_a_ttl_that_is_over_before_the_delay_is_refused_with_both(delay):
+    with pytest.raises(LocalProtocolError, match=f"^ttl=1 counts from the send.* before delay={delay}, .*longer ttl"):
+        build_body(b"p", {"ttl": 1, "delay": delay})
+
+
+def test_a_ttl_that_is_over_before_the_time_of_delivery_is_refused_with_both():
+    at = datetime.now(UTC) + timedelta(hours=1)
+    with pytest.raises(LocalProtocolError, match=re.escape(f"before deliver_at={at}")):
+        build_batch("t", [b"p"], 1.0, {"ttl": 3590, "deliver_at": at})
+
+
+@pytest.mark.parametrize("timing", [{"delay": 59.9}, {"delay": 0}, {"deliver_at": datetime(2020, 1, 1, tzinfo=UTC)}])
+def test_a_ttl_that_outlives_the_delay_is_sent(timing):
+    timing["ttl"] = 60
+    flag, _ = build_body(b"p", timing)
+    assert flag & EXPIRES_FLAG
+    assert flag & DELAYED_FLAG
