@@ -16,6 +16,7 @@ from metaq.protocol.errors import MessageNotFound
 from metaq.protocol.topic_partition import TopicPartition
 
 from .cluster import open_cluster, tell_absent, zk_timeout
+from .known import check_known_group
 from .options import GROUP, TIME, Parsed, confirm, dry_run_option, json_option, with_options, yes_option, zk_option
 from .output import message_fields, show
 
@@ -97,6 +98,7 @@ def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callabl
 def _opened(zk: str, group: str) -> Iterator[DeadLetters]:
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
+        check_known_group(cluster, group)
     with DeadLetters(zk, group=group, start_timeout_seconds=zk_timeout()) as letters:
         yield letters
 

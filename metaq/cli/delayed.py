@@ -19,6 +19,7 @@ from metaq.protocol.delays import Cancelled
 from metaq.protocol.errors import ClientError
 
 from .cluster import open_cluster, tell_absent
+from .known import check_known_topic
 from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import say, show
 
@@ -80,6 +81,8 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
                 if topic in (None, name):
                     late[name] += int(said["count"])
                     why[name] = f"{each}-{place.rpartition('-')[2]}: {said['why']}"
+        if topic is not None and not counts:
+            check_known_topic(cluster, topic)
     rows = [
         {"topic": name, "count": count, "late": late[name], "why": why.get(name)}
         for name, count in sorted(counts.items())
@@ -105,7 +108,9 @@ def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, 
             _each(each, cluster.ask(_at(each), lambda connection: list(each_delayed(connection, topic or "", limit))))
             for each in asked_brokers(cluster, broker)
         ]
-    chosen = list(islice(merge(*found, key=lambda pair: pair[1].due), limit))
+        chosen = list(islice(merge(*found, key=lambda pair: pair[1].due), limit))
+        if topic is not None and not chosen:
+            check_known_topic(cluster, topic)
     columns = ("ID", "TOPIC", "PARTITION", "DUE", "TAKEN", "BYTES")
     show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
 

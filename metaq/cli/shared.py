@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from metaq.client.nearest import did_you_mean
-from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.shared import SharedPartition, forget_shared_group, shared_status
+from metaq.client.questions.shared import SharedPartition, forget_shared_group
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused, RequestTimedOut
+from metaq.protocol.errors import ClientError
 
 from .cluster import open_cluster, tell_absent
+from .known import shared_partitions, tell_silent
 from .options import GROUP, confirm, json_option, yes_option, zk_option
 from .output import UNKNOWN, show
 
@@ -45,7 +45,7 @@ def list_shared(zk: str, as_json: bool) -> None:
     """
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
-        found, silent = _ask_all(cluster)
+        found, silent = shared_partitions(cluster)
     names = sorted({each.group for each in found})
     rows: list[dict[str, Any]] = []
     for name in names:
@@ -61,7 +61,7 @@ def list_shared(zk: str, as_json: bool) -> None:
         )
     cells = [(row["group"], ", ".join(row["topics"]), row["members"], row["left"], row["leased"]) for row in rows]
     show(as_json, rows, ("GROUP", "TOPICS", "MEMBERS", "LEFT", "LEASED"), cells)
-    _tell_silent(silent)
+    tell_silent(silent)
 
 
 @shared.command("describe")
@@ -79,9 +79,9 @@ def describe_shared(zk: str, as_json: bool, group: str) -> None:
     """
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
-        found, silent = _ask_all(cluster, group)
+        found, silent = shared_partitions(cluster, group)
         if not found and not silent:
-            others = sorted({each.group for each in _ask_all(cluster)[0]})
+            others = sorted({each.group for each in shared_partitions(cluster)[0]})
             raise _unknown(group, others)
     members: Counter[str] = Counter()
     for each in found:
@@ -89,7 +89,7 @@ def describe_shared(zk: str, as_json: bool, group: str) -> None:
     value = {"group": group, "members": dict(sorted(members.items())), "partitions": [_as_json(each) for each in found]}
     columns = ("TOPIC", "PARTITION", "LEFT", "LEASED", "DELAYED", "ATTEMPTS", "OLDEST", "MEMBERS")
     show(as_json, value, columns, [_cells(each) for each in found])
-    _tell_silent(silent)
+    tell_silent(silent)
 
 
 @shared.command("delete")
@@ -105,9 +105,9 @@ def delete_shared(zk: str, yes: bool, group: str) -> None:
     """
     with open_cluster(zk) as cluster:
         tell_absent(cluster, "not changed")
-        found, silent = _ask_all(cluster, group)
+        found, silent = shared_partitions(cluster, group)
         if not found and not silent:
-            raise _unknown(group, sorted({each.group for each in _ask_all(cluster)[0]}))
+            raise _unknown(group, sorted({each.group for each in shared_partitions(cluster)[0]}))
         left = sum(each.left for each in found)
         confirm(f"Forget group {group}, for which {left} messages are left?", yes=yes)
         count = 0
@@ -115,30 +115,7 @@ def delete_shared(zk: str, yes: bool, group: str) -> None:
             forget = partial(forget_shared_group, broker_id=broker_id, group=group)
             count += cluster.ask(TopicPartition("", broker_id, 0), forget)
     click.echo(f"forgot group {group} on {count} partitions")
-    _tell_silent(silent)
-
-
-def _ask_all(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
-    """What all brokers say, and why those that say nothing are silent. Brokers without shared groups have none."""
-    found: list[SharedPartition] = []
-    silent: dict[int, str] = {}
-    for broker_id, nodes in cluster.view.brokers().items():
-        if nodes.master is None:
-            continue
-        try:
-            ask = partial(shared_status, broker_id=broker_id, group=group)
-            found += cluster.ask(TopicPartition("", broker_id, 0), ask)
-        except RequestRefused:
-            continue
-        except (BrokerUnavailable, RequestTimedOut) as error:
-            silent[broker_id] = str(error)
-    return sorted(found), silent
-
-
-def _tell_silent(silent: dict[int, str]) -> None:
-    if silent:
-        told = "; ".join(f"broker {broker_id}: {why}" for broker_id, why in silent.items())
-        raise BrokerUnavailable(f"without what these brokers have: {told}: start them, and try again")
+    tell_silent(silent)
 
 
 def _unknown(group: str, others: Sequence[str]) -> ClientError:

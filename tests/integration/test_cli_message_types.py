@@ -1,0 +1,53 @@
+"""Commands about delayed and half messages, dead letters, shared groups: names, dry runs, what they say."""
+
+import json
+
+import pytest
+
+from metaq import Producer, ProducerConfig, SharedConsumer
+from metaq.client.questions.cluster import Cluster
+
+from .cli_helpers import Operator
+from .client_cluster import Brokers
+
+TOPICS = {"trades": 2}
+
+
+@pytest.fixture
+def operator(brokers: Brokers) -> Operator:
+    return Operator(brokers.connect)
+
+
+def test_a_group_without_dead_letters_must_be_one_that_is_known(operator: Operator, producer: Producer) -> None:
+    producer.send("trades", b"one")
+    with SharedConsumer(operator.connect, group="thumbnails", topics=["trades"]) as consumer:
+        assert consumer.poll(20.0)
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("audit", {partition: 0 for partition in cluster.partitions("trades")})
+    producer.send("%RETRY%mailer", b"by hand")
+    for group in ("thumbnails", "audit", "mailer"):
+        assert operator.json("dead-letters", "list", "--group", group) == []
+    for command in (("list",), ("show", "0-0:0"), ("redrive", "--dry-run"), ("drop", "--yes")):
+        said = operator.refused("dead-letters", *command, "--group", "thumbnials")
+        assert said == "metaq: there is no group 'thumbnials': did you mean 'thumbnails'?\n"
+    assert "did you mean 'audit'?" in operator.refused("dead-letters", "list", "--group", "audti")
+    assert "did you mean 'mailer'?" in operator.refused("dead-letters", "list", "--group", "mialer")
+
+
+def test_a_topic_for_which_nothing_waits_must_be_one_that_is_known(operator: Operator) -> None:
+    for command in (("delayed", "count"), ("delayed", "list"), ("halves", "list")):
+        assert operator.json(*command, "--topic", "trades") == []
+        assert "did you mean 'trades'?" in operator.refused(*command, "--topic", "trade")
+        assert operator.json(*command, "--topic", "%REPLY%") == []
+        assert "there is no group 'nobody'" in operator.refused(*command, "--topic", "%RETRY%nobody")
+
+
+def test_a_producer_group_without_half_messages_is_told_with_the_nearest_that_has_some(operator: Operator) -> None:
+    with Producer(operator.connect, config=ProducerConfig(producer_group="bank")) as producer:
+        producer.send_in_transaction("trades", b"half", execute=lambda message: None, check_after=1000)
+    assert [each["group"] for each in operator.json("halves", "list", "--group", "bank")] == ["bank"]
+    ran = operator.ran("halves", "list", "--group", "bnak", "--json")
+    assert (ran.code, json.loads(ran.out)) == (0, [])
+    assert ran.err == "metaq: no such half message of group 'bnak' waits: did you mean 'bank'?\n"
+    ran = operator.ran("halves", "list", "--group", "bank", "--state", "parked")
+    assert (ran.code, ran.err) == (0, "metaq: no such half message of group 'bank' waits\n")
