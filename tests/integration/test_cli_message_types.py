@@ -1,11 +1,13 @@
 """Commands about delayed and half messages, dead letters, shared groups: names, dry runs, what they say."""
 
 import json
+import threading
 
 import pytest
 
-from metaq import Producer, ProducerConfig, SharedConsumer
+from metaq import DeadLetters, Producer, ProducerConfig, Retry, SharedConsumer, SharedMessage
 from metaq.client.questions.cluster import Cluster
+from tests.waiting import eventually
 
 from .cli_helpers import Operator
 from .client_cluster import Brokers
@@ -23,7 +25,7 @@ def test_a_group_without_dead_letters_must_be_one_that_is_known(operator: Operat
     with SharedConsumer(operator.connect, group="thumbnails", topics=["trades"]) as consumer:
         assert consumer.poll(20.0)
     with Cluster(operator.connect) as cluster:
-        cluster.commit("audit", {partition: 0 for partition in cluster.partitions("trades")})
+        cluster.commit("audit", dict.fromkeys(cluster.partitions("trades"), 0))
     producer.send("%RETRY%mailer", b"by hand")
     for group in ("thumbnails", "audit", "mailer"):
         assert operator.json("dead-letters", "list", "--group", group) == []
@@ -51,3 +53,28 @@ def test_a_producer_group_without_half_messages_is_told_with_the_nearest_that_ha
     assert ran.err == "metaq: no such half message of group 'bnak' waits: did you mean 'bank'?\n"
     ran = operator.ran("halves", "list", "--group", "bank", "--state", "parked")
     assert (ran.code, ran.err) == (0, "metaq: no such half message of group 'bank' waits\n")
+
+
+def test_a_shared_group_is_told_as_what_it_is(operator: Operator, producer: Producer) -> None:
+    producer.send("trades", b"poison")
+    for command in (("groups", "describe", "g"), ("groups", "seek", "g", "--topic", "trades", "--to", "latest")):
+        assert "group 'g' has no members and no offsets" in operator.refused(*command)
+    with SharedConsumer(operator.connect, group="g", topics=["trades"]) as consumer:
+        retry = Retry(attempts=1)
+        threading.Thread(target=lambda: consumer.run(fail, retry=retry), daemon=True).start()
+        with DeadLetters(operator.connect, group="g") as letters:
+            eventually(letters.count, what="a dead letter")
+    for command in (("groups", "describe", "g"), ("groups", "seek", "g", "--topic", "trades", "--to", "latest")):
+        assert operator.refused(*command) == "metaq: group 'g' is a shared group: see `metaq shared describe g`\n"
+    dead = "warning group g: 1 dead letter: see `metaq dead-letters list --group g`"
+    for chosen in ((), ("--group", "g")):
+        told = operator.ran("monitor", "--min-memory", "0", *chosen).out
+        assert dead in told
+        assert "left, 0 of them leased: see `metaq shared describe g`" in told
+        assert told.count("group g: shared group") == 1
+    assert "group g:" not in operator.ran("monitor", "--min-memory", "0", "--ignore-group", "g").out
+    assert "did you mean" not in operator.refused("monitor", "--group", "nobody")
+
+
+def fail(message: SharedMessage) -> None:
+    raise ValueError("it cannot be read")
