@@ -23,7 +23,7 @@ from .cluster import open_cluster
 from .delayed import asked_brokers
 from .known import check_known_topic
 from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
-from .output import say, show
+from .output import counted, say, show
 
 __all__ = ["halves"]
 
@@ -153,9 +153,9 @@ def _decide(
 ) -> None:
     what, where = _WORDS[outcome], f"{place.topic} {place.broker}-{place.partition}"
     if dry_run:
-        click.echo(f"would {what} {len(ids)} half messages of {where}")
+        click.echo(f"would {what} {counted(len(ids), 'half message')} of {where}; nothing was asked")
         return
-    confirm(f"{what.capitalize()} {len(ids)} half messages of {where}?", yes=yes)
+    confirm(f"{what.capitalize()} {counted(len(ids), 'half message')} of {where}?", yes=yes)
     with open_cluster(zk) as cluster:
         found = {
             each: HalfOutcome(
@@ -166,7 +166,9 @@ def _decide(
     say(as_json, found, "\n".join(f"{each}: {_said(state, outcome)}" for each, state in found.items()))
     left = sum(state is not outcome for state in found.values())
     if left:
-        raise ClientError(f"{left} of {len(ids)} half messages are not {outcome.value}")
+        raise ClientError(
+            f"{left} of {counted(len(ids), 'half message')} {'is' if left == 1 else 'are'} not {outcome.value}"
+        )
 
 
 _WORDS = {HalfOutcome.COMMITTED: "commit", HalfOutcome.ROLLED_BACK: "roll back"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,13 @@ from metaq.protocol.errors import ClientError
 
 from .cluster import open_cluster, tell_absent
 from .known import shared_partitions, tell_silent
-from .options import GROUP, confirm, json_option, yes_option, zk_option
-from .output import UNKNOWN, show
+from .options import GROUP, confirm, dry_run_option, json_option, yes_option, zk_option
+from .output import UNKNOWN, counted, show
 
-__all__ = ["shared"]
+__all__ = ["members_text", "shared"]
+
+_NAMED = 5
+"""Members that a line names; --json has all of them."""
 
 
 @click.group()
@@ -71,7 +74,8 @@ def list_shared(zk: str, as_json: bool) -> None:
 def describe_shared(zk: str, as_json: bool, group: str) -> None:
     """What GROUP has of each partition: messages that are not acknowledged (LEFT), those of them that members have
     leased, and released ones that wait for their time (DELAYED); the most attempts of one of these; how many seconds
-    ago the first that is not acknowledged was stored; and the members, with what each has leased.
+    ago the first that is not acknowledged was stored (OLDEST S); and the members, with what each has leased: five of
+    them, those that have most first (--json: all).
 
     \b
     Example
@@ -87,16 +91,17 @@ def describe_shared(zk: str, as_json: bool, group: str) -> None:
     for each in found:
         members.update(each.members)
     value = {"group": group, "members": dict(sorted(members.items())), "partitions": [_as_json(each) for each in found]}
-    columns = ("TOPIC", "PARTITION", "LEFT", "LEASED", "DELAYED", "ATTEMPTS", "OLDEST", "MEMBERS")
+    columns = ("TOPIC", "PARTITION", "LEFT", "LEASED", "DELAYED", "ATTEMPTS", "OLDEST S", "MEMBERS")
     show(as_json, value, columns, [_cells(each) for each in found])
     tell_silent(silent)
 
 
 @shared.command("delete")
 @zk_option
+@dry_run_option
 @yes_option
 @click.argument("group", type=GROUP)
-def delete_shared(zk: str, yes: bool, group: str) -> None:
+def delete_shared(zk: str, dry_run: bool, yes: bool, group: str) -> None:
     """Have all brokers forget GROUP, which must have no members. If members come again, it begins as a new group.
 
     \b
@@ -108,19 +113,32 @@ def delete_shared(zk: str, yes: bool, group: str) -> None:
         found, silent = shared_partitions(cluster, group)
         if not found and not silent:
             raise _unknown(group, sorted({each.group for each in shared_partitions(cluster)[0]}))
-        left = sum(each.left for each in found)
-        confirm(f"Forget group {group}, for which {left} messages are left?", yes=yes)
+        left = counted(sum(each.left for each in found), "message")
+        what = f"{group}, which has {left} left"
+        if dry_run:
+            members = sorted({name for each in found for name in each.members})
+            if members:
+                raise _live(group, members)
+            click.echo(f"would forget group {what}, on {counted(len(found), 'partition')}")
+            tell_silent(silent)
+            return
+        confirm(f"Forget group {what}?", yes=yes)
         count = 0
         for broker_id in sorted({each.partition.broker for each in found}):
             forget = partial(forget_shared_group, broker_id=broker_id, group=group)
             count += cluster.ask(TopicPartition("", broker_id, 0), forget)
-    click.echo(f"forgot group {group} on {count} partitions")
+    click.echo(f"forgot group {group} on {counted(count, 'partition')}")
     tell_silent(silent)
 
 
 def _unknown(group: str, others: Sequence[str]) -> ClientError:
     near = did_you_mean(group, others, "`metaq shared list` shows those that there are")
     return ClientError(f"there is no shared group {group!r}: {near}")
+
+
+def _live(group: str, members: Sequence[str]) -> ClientError:
+    what = counted(len(members), "live member")
+    return ClientError(f"group {group!r} has {what} ({', '.join(members)}): stop them first")
 
 
 def _as_json(each: SharedPartition) -> dict[str, object]:
@@ -140,6 +158,12 @@ def _as_json(each: SharedPartition) -> dict[str, object]:
 
 def _cells(each: SharedPartition) -> tuple[object, ...]:
     oldest = ("" if not each.left else UNKNOWN) if each.oldest_ms is None else f"{each.oldest_ms / 1000:.1f}"
-    members = ", ".join(f"{name} {count}" for name, count in each.members.items())
     figures = each.left, each.leased, each.delayed, each.most_attempts
-    return each.partition.topic, str(each.partition), *figures, oldest, members
+    return each.partition.topic, str(each.partition), *figures, oldest, members_text(each.members)
+
+
+def members_text(members: Mapping[str, int]) -> str:
+    """The members with most messages first, each with how many it has; the first few, and how many more there are."""
+    names = sorted(members, key=lambda name: (-members[name], name))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(f"{name} {members[name]}" for name in names[:_NAMED]) + more

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from metaq import DeadLetters, Producer, ProducerConfig, Retry, SharedConsumer, SharedMessage
+from metaq import DeadLetters, Producer, ProducerConfig, Retry, SharedConsumer, SharedMessage, TopicPartition
 from metaq.client.questions.cluster import Cluster
 from tests.waiting import eventually
 
@@ -78,3 +78,22 @@ def test_a_shared_group_is_told_as_what_it_is(operator: Operator, producer: Prod
 
 def fail(message: SharedMessage) -> None:
     raise ValueError("it cannot be read")
+
+
+def test_a_shared_group_is_described_in_few_words_and_forgotten_after_a_dry_run(
+    operator: Operator, producer: Producer
+) -> None:
+    producer.send("trades", b"one", partition=TopicPartition("trades", 0, 0))
+    with SharedConsumer(operator.connect, group="g", topics=["trades"], lease_seconds=0.2) as consumer:
+        assert consumer.poll(20.0)
+        assert "has 1 live member (" in operator.refused("shared", "delete", "g", "--dry-run")
+    eventually(lambda: not operator.json("shared", "describe", "g")["members"], what="that the member has left")
+    described = operator.ran("shared", "describe", "g").out
+    assert "OLDEST S" in described
+    assert operator.ran("shared", "delete", "g", "--dry-run").out == (
+        "would forget group g, which has 1 message left, on 2 partitions\n"
+    )
+    assert operator.json("shared", "list") != []
+    assert operator.ran("shared", "delete", "g", "--yes").out == "forgot group g on 2 partitions\n"
+    assert operator.json("shared", "list") == []
+    assert "there is no shared group 'g'" in operator.refused("shared", "delete", "g", "--dry-run")
