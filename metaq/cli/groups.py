@@ -292,7 +292,9 @@ def delete_group(zk: str, dry_run: bool, yes: bool, group: str) -> None:
 
 
 def _live(group: str, members: Sequence[str]) -> ClientError:
-    return ClientError(f"group {group!r} has {len(members)} live members ({', '.join(members)}): stop them first")
+    return ClientError(
+        f"group {group!r} has {counted(len(members), 'live member')} ({', '.join(members)}): stop them first"
+    )
 
 
 def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn, is_byte: bool) -> int:

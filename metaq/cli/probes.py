@@ -275,7 +275,8 @@ class Monitor:
             )
         if row.owner is None:
             return _Cause(
-                ProbeLevel.ALARM if lag > limit or still else ProbeLevel.WARNING, f"no owner among {members} members"
+                ProbeLevel.ALARM if lag > limit or still else ProbeLevel.WARNING,
+                f"no owner among {counted(members, 'member')}",
             )
         if still:
             return _Cause(ProbeLevel.ALARM, "stands still since the last look")

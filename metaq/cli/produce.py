@@ -31,7 +31,7 @@ from metaq.protocol.statuses import ResponseCode
 
 from .cluster import naming_topics, open_cluster, zk_timeout
 from .options import POSITIVE_SECONDS, TOPIC, Parsed, json_option, zk_option
-from .output import byte_size, console, print_json
+from .output import byte_size, console, counted, print_json
 
 __all__ = ["parse_property", "produce"]
 
@@ -200,7 +200,9 @@ def _acknowledged(lines: int, is_certain: bool = False) -> str:
     twice = "" if is_certain else "; some may come twice"
     if not lines:
         return f"no line is {'stored' if is_certain else 'acknowledged'}: send all again{twice}"
-    return f"acknowledged: the first {lines:,} lines; to resume: tail -n +{lines + 1}{twice}"
+    return (
+        f"acknowledged: the first {f'{lines:,} lines' if lines > 1 else 'line'}; to resume: tail -n +{lines + 1}{twice}"
+    )
 
 
 class _BadLine(ClientError):
@@ -247,7 +249,7 @@ def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separato
                 futures.append(producer.send_async(topic, payload, **options))
             except MetaqError as error:
                 raise _with_others(error, is_alone=not futures) from error
-        errors = [error for each in futures if isinstance(error := each.exception(), MetaqError)]
+        errors = [failed for each in futures if isinstance(failed := each.exception(), MetaqError)]
         if errors:
             worst = next((each for each in errors if not _stored_nothing(each)), errors[0])
             raise _with_others(worst, is_alone=len(errors) == len(futures)) from worst
@@ -290,7 +292,6 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
     seconds = progressed.seconds
     rate = progressed.messages / seconds
     size = byte_size(progressed.payload_bytes)
-    noun = "message" if progressed.messages == 1 else "messages"
     known = sorted(each for each in progressed.replicas if each is not None)
     is_known = known and None not in progressed.replicas
     if as_json:
@@ -310,5 +311,7 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
         number = f"{known[0]} to {known[-1]}" if len(known) > 1 else known[0]
         nodes = ", on one node alone" if known == [1] else f", on {number} nodes"
         nodes += "" if is_known else ", and some of them on brokers that are no set"
-    sent = f"sent {progressed.messages:,} {noun} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s{nodes}"
+    sent = (
+        f"sent {counted(progressed.messages, 'message')} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s{nodes}"
+    )
     click.echo(sent, err=True)
