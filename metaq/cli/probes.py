@@ -158,7 +158,7 @@ class Monitor:
                 yield from _guarded(f"group {group}", self._group(cluster, survey, group))
             if group in shared:
                 yield _shared(group, shared[group])
-            yield from _guarded(f"group {group}", self._dead_letters(cluster, group))
+            yield from _guarded(f"group {group}", self._dead_letters(cluster, survey, group))
         hidden = sorted(brokers.keys() & survey.silent.keys())
         if hidden and (not self._groups or not known.issuperset(self._groups)):
             yield Seen(ProbeLevel.UNKNOWN, "shared groups", f"unknown what {_brokers(hidden)} has of them")
@@ -238,12 +238,16 @@ class Monitor:
         for cause, found in by_cause.items():
             yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
 
-    def _dead_letters(self, cluster: Cluster, group: str) -> Iterator[Seen]:
+    def _dead_letters(self, cluster: Cluster, survey: Survey, group: str) -> Iterator[Seen]:
         """A warning while there are any. They are counted, which takes reading them, only when there are new ones."""
         partitions = [each for each in cluster.readable(dead_topic(group)) if each.broker not in self._ignored_brokers]
         if not partitions:
             return
-        ends = {each: cluster.ask(each, partial(max_offset, partition=each)) for each in partitions}
+        ends = survey.ask_each(partitions, max_offset)
+        if missing := [each for each in partitions if each not in ends]:
+            text = f"dead letters unknown without {_some([f'{each.topic} {each}' for each in missing])}"
+            yield Seen(ProbeLevel.UNKNOWN, f"group {group}", text)
+            return
         known = self._dead.get(group)
         if known is None or known[0] != ends:
             known = self._dead[group] = ends, count_dead_letters(cluster, group)

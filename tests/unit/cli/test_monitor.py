@@ -111,6 +111,15 @@ def test_messages_of_a_shared_group_that_wait_for_no_member_are_an_alarm():
     assert probes._shared("g", [shared()]).level is ProbeLevel.OK
 
 
+def test_dead_letters_of_a_silent_broker_are_unknown_and_no_second_alarm(monitor):
+    lies = TopicPartition("%DEAD%g", 1, 0)
+    cluster = SimpleNamespace(readable=lambda topic: [lies] if topic == lies.topic else [])
+    survey = SimpleNamespace(ask_each=lambda partitions, question: {})
+    found = list(monitor._dead_letters(cluster, survey, "g"))
+    assert found == [(ProbeLevel.UNKNOWN, "group g", "dead letters unknown without %DEAD%g 1-0")]
+    assert list(monitor._dead_letters(cluster, survey, "other")) == []
+
+
 def test_zookeeper_that_does_not_answer_is_an_alarm_and_the_exit_code(monitor, capsys):
     assert run(["monitor", "--zk", "zk:1", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
