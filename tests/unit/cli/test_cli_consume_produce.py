@@ -182,7 +182,7 @@ class Refusing:
     def send_async(self, topic, payload, **options):
         if payload in self.cannot_send:
             raise LocalProtocolError("too large")
-        future = Future()
+        future: Future[SimpleNamespace] = Future()
         if payload in self.refuses:
             future.set_exception(RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no"))
         else:
