@@ -224,7 +224,7 @@ class CompressionNotAccepted(StoreError):
         else:
             super().__init__(
                 f"topic {topic} takes no compressed messages: set acceptCompressed=true in its section of server.ini "
-                "once all of its consumers can read them, or send without ProducerConfig(compression=…)"
+                "once all of its consumers can read them, or send without compression (ProducerConfig, --compression)"
             )
         self.topic = topic
 
@@ -531,7 +531,7 @@ class CompressionUnknown(ClientError):
     def __init__(self, broker: object) -> None:
         super().__init__(
             f"{broker} does not know of compressed messages (no compressed/1 in its version): run a newer broker "
-            "there, or send without ProducerConfig(compression=…)"
+            "there, or send without compression (ProducerConfig, --compression)"
         )
 
 

@@ -21,7 +21,7 @@ from metaq.broker.inspection import (
 from metaq.protocol.errors import ConfigError
 
 from .options import json_option
-from .output import byte_size, print_json, print_table, progress
+from .output import byte_size, counted, print_json, print_table, progress
 
 __all__ = ["check"]
 
@@ -126,7 +126,7 @@ _USE = {True: "in use by a broker", False: "not in use", None: "perhaps in use: 
 
 
 def _print(report: DirectoryReport) -> None:
-    click.echo(f"{report.path}: {len(report.partitions)} partitions, {_USE[report.in_use]}")
+    click.echo(f"{report.path}: {counted(len(report.partitions), 'partition')}, {_USE[report.in_use]}")
     columns = ("PARTITION", "SEGMENTS", "FIRST", "END", "BYTES", "RECORDS", "CHECKED", "INDEX", "ARCHIVED")
     print_table(
         columns,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 import click
@@ -50,7 +50,9 @@ MessageFormat = Callable[[Message], bytes]
 @click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeat for more.")
 @click.option(
     "--where",
+    "filters",
     type=Parsed("FILTER", parse_where),
+    multiple=True,
     help="Only messages for whose properties this holds, as \"region = 'EU' AND amount > 100\" (docs/filters.md).",
 )
 @click.option(
@@ -72,7 +74,7 @@ def consume(
     timeout: float | None,
     follow: bool,
     tags: tuple[str, ...],
-    where: Where | None,
+    filters: tuple[Where, ...],
     write: MessageFormat,
     as_json: bool,
 ) -> int:
@@ -90,6 +92,7 @@ def consume(
       metaq consume --topic trades --group audit --count 10 --timeout 30 --json
       metaq consume --topic orders --where "region = 'EU' AND amount > 100"
     """
+    where = _one_filter(filters)
     output = Output(_json_line if as_json else write, count)
     timer = IdleTimer(timeout)
     left_out: list[str] = []
@@ -103,6 +106,16 @@ def consume(
             f"only {output.printed:,} of --count={count} messages came before --timeout={timeout:g} s"
         )
     return EXIT_INCOMPLETE if left_out and not follow and output.left != 0 else 0
+
+
+def _one_filter(filters: Sequence[Where]) -> Where | None:
+    """--tag may be repeated and widens the choice; of two filters nobody can tell whether they should."""
+    if len(filters) > 1:
+        joined = " AND ".join(f"({each.text})" for each in filters)
+        raise click.BadParameter(
+            f"it is given {len(filters)} times: join the filters, as {joined!r}", param_hint="--where"
+        )
+    return filters[0] if filters else None
 
 
 def _consume_directly(

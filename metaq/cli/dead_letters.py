@@ -11,13 +11,15 @@ from typing import Any
 
 import click
 
-from metaq.client.dead_letters import DeadLetter, DeadLetters, RedriveTo
+from metaq.client.dead_letters import DeadLetter, DeadLetters, Redriven, RedriveTo
 from metaq.protocol.errors import MessageNotFound
+from metaq.protocol.own_topics import retry_topic
 from metaq.protocol.topic_partition import TopicPartition
 
 from .cluster import open_cluster, tell_absent, zk_timeout
+from .known import check_known_group
 from .options import GROUP, TIME, Parsed, confirm, dry_run_option, json_option, with_options, yes_option, zk_option
-from .output import message_fields, show
+from .output import counted, message_fields, show
 
 __all__ = ["dead_letters"]
 
@@ -97,6 +99,7 @@ def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callabl
 def _opened(zk: str, group: str) -> Iterator[DeadLetters]:
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
+        check_known_group(cluster, group)
     with DeadLetters(zk, group=group, start_timeout_seconds=zk_timeout()) as letters:
         yield letters
 
@@ -177,18 +180,18 @@ def redrive_letters(
     with _opened(zk, group) as letters:
         count = _count(letters, chosen, names)
         if not dry_run and count:
-            confirm(f"Send {_dead(count)} of group {group} again, to {_target(to)}?", yes=yes)
+            confirm(f"Send {counted(count, 'dead letter')} of group {group} again, to {_target(to)}?", yes=yes)
         found = letters.read(**chosen, names=names or None)
         try:
             if dry_run:
-                rows = [_redriven(each, None, None) for each in found]
+                rows = [_would_go(each, retry_topic(group) if to == "group" else each.original.topic) for each in found]
             else:
                 for each in letters.redrive(found, to=to):
-                    rows.append(_redriven(each.letter, each.result.partition, each.result.offset))
+                    rows.append(_redriven(each))
         finally:  # what was done before an error is done
-            columns = ("NAME", "TOPIC", "PARTITION", "OFFSET")
-            show(as_json, rows, columns, [tuple(row.values()) for row in rows])
-            _tell(f"{'would send' if dry_run else 'sent'} {_dead(len(rows))} again", as_json)
+            columns = ("NAME", "WOULD GO TO") if dry_run else ("NAME", "TOPIC", "PARTITION", "OFFSET")
+            show(as_json, rows, columns, [tuple(row.values())[: len(columns)] for row in rows])
+            _tell(f"{'would send' if dry_run else 'sent'} {counted(len(rows), 'dead letter')} again", as_json)
 
 
 @dead_letters.command("drop")
@@ -207,9 +210,9 @@ def drop_letters(zk: str, group: str, chosen: dict[str, Any], dry_run: bool, yes
     with _opened(zk, group) as letters:
         count = _count(letters, chosen, names)
         if not dry_run and count:
-            confirm(f"Drop {_dead(count)} of group {group}?", yes=yes)
+            confirm(f"Drop {counted(count, 'dead letter')} of group {group}?", yes=yes)
             count = letters.drop(letters.read(**chosen, names=names or None))
-    click.echo(f"{'would drop' if dry_run else 'dropped'} {_dead(count)} of group {group}")
+    click.echo(f"{'would drop' if dry_run else 'dropped'} {counted(count, 'dead letter')} of group {group}")
 
 
 def _count(letters: DeadLetters, chosen: dict[str, Any], names: Iterable[str]) -> int:
@@ -227,10 +230,6 @@ def _count(letters: DeadLetters, chosen: dict[str, Any], names: Iterable[str]) -
     return count
 
 
-def _dead(count: int) -> str:
-    return f"{count} dead letter{'' if count == 1 else 's'}"
-
-
 def _target(to: RedriveTo) -> str:
     return "this group" if to == "group" else "their topics"
 
@@ -239,9 +238,14 @@ def _tell(text: str, as_json: bool) -> None:
     click.echo(text, err=as_json)
 
 
-def _redriven(letter: DeadLetter, partition: TopicPartition | None, offset: int | None) -> dict[str, object]:
-    topic = letter.original.topic if partition is None else partition.topic
-    return {"name": letter.name, "topic": topic, "partition": partition and str(partition), "offset": offset}
+def _redriven(each: Redriven) -> dict[str, object]:
+    partition, offset = each.result.partition, each.result.offset
+    return {"name": each.letter.name, "topic": partition.topic, "partition": str(partition), "offset": offset}
+
+
+def _would_go(letter: DeadLetter, topic: str) -> dict[str, object]:
+    """Which partition it would be is known only when it is sent."""
+    return {"name": letter.name, "topic": topic, "partition": None, "offset": None}
 
 
 def _as_json(letter: DeadLetter) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -11,16 +12,18 @@ from typing import Any
 
 import click
 
+from metaq.client.connection import Connection
 from metaq.client.producer.cancelling import cancel_at
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.delayed import WaitingMessage, each_delayed, list_delayed
 from metaq.client.values import TopicPartition
-from metaq.protocol.delays import Cancelled
+from metaq.protocol.delays import Cancelled, due_ms
 from metaq.protocol.errors import ClientError
 
 from .cluster import open_cluster, tell_absent
+from .known import check_known_topic
 from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
-from .output import preview_fields, say, show
+from .output import counted, preview_fields, say, show
 
 __all__ = ["asked_brokers", "delayed"]
 
@@ -80,6 +83,8 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
                 if topic in (None, name):
                     late[name] += int(said["count"])
                     why[name] = f"{each}-{place.rpartition('-')[2]}: {said['why']}"
+        if topic is not None and not counts:
+            check_known_topic(cluster, topic)
     rows = [
         {"topic": name, "count": count, "late": late[name], "why": why.get(name)}
         for name, count in sorted(counts.items())
@@ -105,7 +110,9 @@ def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, 
             _each(each, cluster.ask(_at(each), lambda connection: list(each_delayed(connection, topic or "", limit))))
             for each in asked_brokers(cluster, broker)
         ]
-    chosen = list(islice(merge(*found, key=lambda pair: pair[1].due), limit))
+        chosen = list(islice(merge(*found, key=lambda pair: pair[1].due), limit))
+        if topic is not None and not chosen:
+            check_known_topic(cluster, topic)
     columns = ("ID", "TOPIC", "PARTITION", "DUE", "TAKEN", "BYTES", "KEYS", "PAYLOAD")
     show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
 
@@ -144,25 +151,40 @@ def cancel_delayed(
 ) -> None:
     """Have messages not delivered. Exits with 1 unless all of them are cancelled.
 
+    --dry-run asks the broker which of them wait, and exits with 1 unless all of them do.
+
     \b
     Example
       metaq delayed cancel --topic orders --partition 0-1 1661382018505637889 --yes
     """
     place = TopicPartition(topic, partition.broker_id, partition.partition)
-    if dry_run:
-        click.echo(f"would cancel {len(ids)} messages that wait for {topic} {partition}")
-        return
-    confirm(f"Cancel {len(ids)} messages that wait for {topic} {partition}?", yes=yes)
+    if not dry_run:
+        confirm(f"Cancel {counted(len(ids), 'delayed message')} of {topic} {partition}?", yes=yes)
+    question = _would_cancel if dry_run else cancel_at
     with open_cluster(zk) as cluster:
-        states = {each: cluster.ask(place, partial(cancel_at, partition=place, message_id=each)) for each in ids}
-    say(as_json, states, "\n".join(f"{each}: {_SAID[state]}" for each, state in states.items()))
+        check_known_topic(cluster, topic)
+        states = {each: cluster.ask(place, partial(question, partition=place, message_id=each)) for each in ids}
+    said = {**_SAID, Cancelled.CANCELLED: "would be cancelled"} if dry_run else _SAID
+    shown = {each: _WAITING if dry_run and state is Cancelled.CANCELLED else state for each, state in states.items()}
+    say(as_json, shown, "\n".join(f"{each}: {said[state]}" for each, state in states.items()))
     left = sum(state is not Cancelled.CANCELLED for state in states.values())
     if left:
-        raise ClientError(f"{left} of {len(ids)} messages are not cancelled")
+        verb = "would not be" if dry_run else "is not" if left == 1 else "are not"
+        raise ClientError(f"{left} of {counted(len(ids), 'message')} {verb} cancelled")
 
 
+def _would_cancel(connection: Connection, partition: TopicPartition, message_id: int) -> Cancelled:
+    """What `cancel_at` would answer, but for a message that was cancelled before: it does not wait."""
+    page = list_delayed(connection, limit=1, after=message_id - 1)  # they are in the order of their ids
+    for each in page.messages:
+        if (each.id, each.topic, each.partition) == (message_id, partition.topic, partition.partition):
+            return Cancelled.CANCELLED
+    return Cancelled.LATE if due_ms(message_id) <= time.time() * 1000 else Cancelled.UNKNOWN
+
+
+_WAITING = "waiting"
 _SAID = {
     Cancelled.CANCELLED: "cancelled",
-    Cancelled.LATE: "too late: its time has come, it is delivered",
+    Cancelled.LATE: "its time is over: if there was such a message, it is delivered",
     Cancelled.UNKNOWN: "no such message waits for this partition",
 }

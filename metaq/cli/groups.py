@@ -23,6 +23,7 @@ from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused
 from metaq.protocol.own_topics import RETRY_PREFIX
 
 from .cluster import open_cluster, tell_absent, tell_empty, without
+from .known import shared_partitions
 from .options import (
     GROUP,
     PARTITION,
@@ -35,7 +36,7 @@ from .options import (
     yes_option,
     zk_option,
 )
-from .output import UNKNOWN, show
+from .output import UNKNOWN, counted, show
 
 __all__ = ["GroupPartition", "check_groups", "group_partitions", "groups", "left_out", "seek_group", "tell_left_out"]
 
@@ -111,12 +112,10 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
         shown = [[*cells, zones.cell(row)] for cells, row in zip(shown, rows, strict=True)]
     show(as_json, value, columns, shown)
     if waiting != 0 and not as_json:
-        click.echo(
-            f"{f'{UNKNOWN} number of' if waiting is None else f'{waiting:,}'} failed messages wait for their time"
-        )
+        verb = "waits for its" if waiting == 1 else "wait for their"
+        click.echo(f"{counted(waiting, 'failed message')} {verb} time")
     if dead != 0 and not as_json:
-        counted = f"{UNKNOWN} number of" if dead is None else f"{dead:,}"
-        click.echo(f"{counted} dead letters: see `metaq dead-letters list --group {group}`")
+        click.echo(f"{counted(dead, 'dead letter')}: see `metaq dead-letters list --group {group}`")
     if survey.silent:
         raise BrokerUnavailable(without(survey.silent, [row.partition for row in rows]))
 
@@ -147,12 +146,15 @@ def _dead_letters(cluster: Cluster, group: str) -> int | None:
 
 def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -> list[list[str]]:
     """The topics that each group reads. Raises ClientError for a group without a member and an offset, which names the
-    nearest that has one, and ends with `otherwise`.
+    nearest that has one, and ends with `otherwise`. For a shared group the error names the command for it.
     """
     known = cluster.view.groups()
     topics = [cluster.group_topics(group) if group in known else [] for group in groups]
     for group, read in zip(groups, topics, strict=True):
         if not read:
+            shared, _ = shared_partitions(cluster, group)
+            if shared:
+                raise ClientError(f"group {group!r} is a shared group: see `metaq shared describe {group}`")
             near = did_you_mean(group, known, "`metaq groups list` shows those that have")
             raise ClientError(f"group {group!r} has no members and no offsets: {near}{otherwise}")
     return topics
@@ -290,7 +292,9 @@ def delete_group(zk: str, dry_run: bool, yes: bool, group: str) -> None:
 
 
 def _live(group: str, members: Sequence[str]) -> ClientError:
-    return ClientError(f"group {group!r} has {len(members)} live members ({', '.join(members)}): stop them first")
+    return ClientError(
+        f"group {group!r} has {counted(len(members), 'live member')} ({', '.join(members)}): stop them first"
+    )
 
 
 def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn, is_byte: bool) -> int:

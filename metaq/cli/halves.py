@@ -11,16 +11,19 @@ from typing import Any
 
 import click
 
+from metaq.client.nearest import did_you_mean
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.halves import WaitingHalf, each_half, end_half, list_halves
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError
 from metaq.protocol.halves import HalfOutcome, HalfState
+from metaq.protocol.limits import MAX_LISTED_HALVES
 
 from .cluster import open_cluster
 from .delayed import asked_brokers
+from .known import check_known_topic
 from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
-from .output import preview_fields, say, show
+from .output import counted, preview_fields, say, show
 
 __all__ = ["halves"]
 
@@ -103,9 +106,23 @@ def list_of_halves(
             [(each, half) for half in _list(cluster, each, topic or "", group, state or "", limit)]
             for each in asked_brokers(cluster, broker)
         ]
-    chosen = list(islice(merge(*found, key=lambda pair: pair[1].first_check), limit))
+        chosen = list(islice(merge(*found, key=lambda pair: pair[1].first_check), limit))
+        if topic is not None and not chosen:
+            check_known_topic(cluster, topic)
+        if group and not chosen:
+            click.echo(f"metaq: {_none_of(cluster, broker, group)}", err=True)
     columns = ("ID", "TOPIC", "PARTITION", "GROUP", "STATE", "TAKEN", "ASKED", "NEXT", "BYTES", "KEYS", "PAYLOAD")
     show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
+
+
+def _none_of(cluster: Cluster, broker: int | None, group: str) -> str:
+    """A producer group is known only while brokers have half messages of it, or its producers wait for questions."""
+    known: set[str] = set()
+    for each in asked_brokers(cluster, broker):
+        known.update(cluster.ask(_at(each), partial(list_halves, limit=0)).groups)
+        known.update(half.group for half in _list(cluster, each, "", "", "", MAX_LISTED_HALVES))
+    near = "" if group in known else did_you_mean(group, sorted(known), "")
+    return f"no such half message of group {group!r} waits{near and ': '}{near}"
 
 
 def _list(cluster: Cluster, broker: int, topic: str, group: str, state: str, limit: int) -> list[WaitingHalf]:
@@ -137,9 +154,9 @@ def _decide(
 ) -> None:
     what, where = _WORDS[outcome], f"{place.topic} {place.broker}-{place.partition}"
     if dry_run:
-        click.echo(f"would {what} {len(ids)} half messages of {where}")
+        click.echo(f"would {what} {counted(len(ids), 'half message')} of {where}; nothing was asked")
         return
-    confirm(f"{what.capitalize()} {len(ids)} half messages of {where}?", yes=yes)
+    confirm(f"{what.capitalize()} {counted(len(ids), 'half message')} of {where}?", yes=yes)
     with open_cluster(zk) as cluster:
         found = {
             each: HalfOutcome(
@@ -150,7 +167,9 @@ def _decide(
     say(as_json, found, "\n".join(f"{each}: {_said(state, outcome)}" for each, state in found.items()))
     left = sum(state is not outcome for state in found.values())
     if left:
-        raise ClientError(f"{left} of {len(ids)} half messages are not {outcome.value}")
+        raise ClientError(
+            f"{left} of {counted(len(ids), 'half message')} {'is' if left == 1 else 'are'} not {outcome.value}"
+        )
 
 
 _WORDS = {HalfOutcome.COMMITTED: "commit", HalfOutcome.ROLLED_BACK: "roll back"}

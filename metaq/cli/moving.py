@@ -17,7 +17,7 @@ from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError
 
 from .cluster import zk_timeout
 from .options import TOPIC, Parsed, dry_run_option, json_option, zk_option
-from .output import byte_size, say, show
+from .output import byte_size, counted, say, show
 
 __all__ = ["drain_broker", "list_moves", "move_partitions"]
 
@@ -173,7 +173,7 @@ def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Se
         left = moves.topics_of(broker)
     if left:
         reasons = "; ".join(f"{topic}: {failed.get(topic, 'it came later')}" for topic in left)
-        raise CoordinationError(f"broker {broker} still has {len(left)} topics: {reasons}; run this again")
+        raise CoordinationError(f"broker {broker} still has {counted(len(left), 'topic')}: {reasons}; run this again")
     value = {"broker": broker, "moved": [_json(MoveProgress(each)) for each in moved]}
     say(as_json, value, f"broker {broker} has no topic left: it may be stopped")
 

@@ -32,6 +32,7 @@ __all__ = [
     "byte_size",
     "compile_format",
     "console",
+    "counted",
     "message_fields",
     "moment",
     "preview_fields",
@@ -133,6 +134,13 @@ def byte_size(count: float) -> str:
             return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} TB"
+
+
+def counted(number: int | None, noun: str) -> str:
+    """`1 message`, `1,200 messages`; None: `unknown messages`. noun: in the singular."""
+    if number is None:
+        return f"{UNKNOWN} {noun}s"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def moment(ms: int | None) -> str | None:

@@ -20,6 +20,7 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.halves import list_halves
 from metaq.client.questions.partitions import max_offset, read_stats
 from metaq.client.questions.records import read_bytes
+from metaq.client.questions.shared import SharedPartition, shared_status
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import (
     CoordinationUnavailable,
@@ -28,11 +29,12 @@ from metaq.protocol.errors import (
     RequestRefused,
 )
 from metaq.protocol.halves import HalfState
-from metaq.protocol.own_topics import dead_topic, is_own_topic
+from metaq.protocol.own_topics import DEAD_PREFIX, dead_topic, is_own_topic
 
 from .cluster import open_cluster, zk_timeout
 from .groups import GroupPartition, check_groups, group_partitions
-from .output import byte_size
+from .known import own_topics_groups, shared_partitions
+from .output import byte_size, counted
 from .set_look import SetLook, look_at_sets
 from .stats import named_figures
 
@@ -118,7 +120,14 @@ class Monitor:
     def _check_names(self, cluster: Cluster) -> None:
         if self._checked:
             return
-        check_groups(cluster, (*self._groups, *self._ignored))
+        known = cluster.view.groups()
+        others = [each for each in (*self._groups, *self._ignored) if each not in known]
+        shared, silent = shared_partitions(cluster) if others else ([], {})
+        there = own_topics_groups(cluster, DEAD_PREFIX).union(each.group for each in shared)
+        missing = [each for each in others if each not in there]
+        if missing and silent:
+            return  # a silent broker may have it as a shared group: what it hides is unknown
+        check_groups(cluster, missing)
         if self._probe_topic is not None and self._probe_topic not in cluster.view.topics():
             cluster.choose_partitions(self._probe_topic)
         self._checked = True
@@ -139,9 +148,20 @@ class Monitor:
                 yield from _guarded(f"broker {broker_id}", self._broker(survey, broker_id))
         if self._probe_topic is not None:
             yield from _guarded(f"probe {self._probe_topic}", self._probe(cluster, survey, self._probe_topic))
-        groups = [each for each in self._groups or cluster.view.groups() if each not in self._ignored]
-        for group in groups:
-            yield from _guarded(f"group {group}", self._group(cluster, survey, group))
+        known = set(cluster.view.groups())
+        shared = _shared_groups(survey, [each for each, nodes in brokers.items() if nodes.master is not None])
+        every = known.union(shared, own_topics_groups(cluster, DEAD_PREFIX))
+        chosen = [each for each in self._groups or sorted(every) if each not in self._ignored]
+        groups = [each for each in chosen if each in known]
+        for group in chosen:
+            if group in known:
+                yield from _guarded(f"group {group}", self._group(cluster, survey, group))
+            if group in shared:
+                yield _shared(group, shared[group])
+            yield from _guarded(f"group {group}", self._dead_letters(cluster, survey, group))
+        hidden = sorted(brokers.keys() & survey.silent.keys())
+        if hidden and (not self._groups or not known.issuperset(self._groups)):
+            yield Seen(ProbeLevel.UNKNOWN, "shared groups", f"unknown what {_brokers(hidden)} has of them")
         yield from _gone(cluster, groups, {*brokers, *leaderless, *self._ignored_brokers})
 
     def _sets(self, cluster: Cluster, leaderless: set[int]) -> Iterator[Seen]:
@@ -164,7 +184,7 @@ class Monitor:
         what, limits = f"broker {broker_id}", self._limits
         figures = named_figures(read_stats(connection))
         yield Seen(ProbeLevel.OK, what, f"{connection.endpoint} answers, version {figures.get('version')}")
-        yield from _above(what, "connections", _number(figures, "curr_connections"), limits.max_connections)
+        yield from _above(what, "connection", _number(figures, "curr_connections"), limits.max_connections)
         failed = _number(figures, "put_failed")
         before = self._put_failed.get(broker_id)
         if failed is None:
@@ -172,7 +192,7 @@ class Monitor:
         elif before is not None and failed < before:
             yield Seen(ProbeLevel.WARNING, what, "has been restarted since the last look")
         elif before is not None:
-            yield from _above(what, "failed puts since the last look", failed - before, limits.max_put_failed)
+            yield from _above(what, "failed put", failed - before, limits.max_put_failed, " since the last look")
         if failed is not None:
             self._put_failed[broker_id] = failed
         if connection.speaks_frames:  # a Java broker tells it by JMX only
@@ -181,10 +201,12 @@ class Monitor:
             except RequestRefused as error:
                 yield Seen(ProbeLevel.UNKNOWN, what, f"prepared transactions cannot be seen: {error}")
             else:
-                yield from _above(what, "prepared transactions", prepared, limits.max_prepared)
+                yield from _above(what, "prepared transaction", prepared, limits.max_prepared)
         if connection.takes_halves:
             parked = list_halves(connection, limit=0).states[HalfState.PARKED]
-            yield from _above(what, "parked half messages (metaq halves list)", parked, limits.max_parked)
+            yield from _above(
+                what, "parked half messages (metaq halves list --state parked)", parked, limits.max_parked
+            )
 
     # --- a message there and back -------------------------------------------------------------------------------------
 
@@ -210,24 +232,27 @@ class Monitor:
             rows += [row for row in found if row.partition.broker not in self._ignored_brokers]
             if members and not is_own_topic(topic) and not any(survey.source(row.partition) for row in found):
                 yield Seen(ProbeLevel.ALARM, f"group {group}", f"no live broker has its topic {topic}")
-        yield from self._dead_letters(cluster, group)
         by_cause: dict[_Cause, list[GroupPartition]] = {}
         for row in rows:
             by_cause.setdefault(self._cause(group, row, members), []).append(row)
         for cause, found in by_cause.items():
             yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
 
-    def _dead_letters(self, cluster: Cluster, group: str) -> Iterator[Seen]:
+    def _dead_letters(self, cluster: Cluster, survey: Survey, group: str) -> Iterator[Seen]:
         """A warning while there are any. They are counted, which takes reading them, only when there are new ones."""
         partitions = [each for each in cluster.readable(dead_topic(group)) if each.broker not in self._ignored_brokers]
         if not partitions:
             return
-        ends = {each: cluster.ask(each, partial(max_offset, partition=each)) for each in partitions}
+        ends = survey.ask_each(partitions, max_offset)
+        if missing := [each for each in partitions if each not in ends]:
+            text = f"dead letters unknown without {_some([f'{each.topic} {each}' for each in missing])}"
+            yield Seen(ProbeLevel.UNKNOWN, f"group {group}", text)
+            return
         known = self._dead.get(group)
         if known is None or known[0] != ends:
             known = self._dead[group] = ends, count_dead_letters(cluster, group)
         if known[1]:
-            text = f"{known[1]:,} dead letters: see `metaq dead-letters list --group {group}`"
+            text = f"{counted(known[1], 'dead letter')}: see `metaq dead-letters list --group {group}`"
             yield Seen(ProbeLevel.WARNING, f"group {group}", text)
 
     def _cause(self, group: str, row: GroupPartition, members: int) -> _Cause:
@@ -254,7 +279,8 @@ class Monitor:
             )
         if row.owner is None:
             return _Cause(
-                ProbeLevel.ALARM if lag > limit or still else ProbeLevel.WARNING, f"no owner among {members} members"
+                ProbeLevel.ALARM if lag > limit or still else ProbeLevel.WARNING,
+                f"no owner among {counted(members, 'member')}",
             )
         if still:
             return _Cause(ProbeLevel.ALARM, "stands still since the last look")
@@ -269,9 +295,9 @@ class Monitor:
     def _machine(self) -> Iterator[Seen]:
         for directory in self._data_dirs:
             usage = shutil.disk_usage(directory)
-            yield from _above(
-                f"disk {directory}", "percent full", usage.used * 100 // usage.total, self._limits.max_disk
-            )
+            full = usage.used * 100 // usage.total
+            level = ProbeLevel.ALARM if full > self._limits.max_disk else ProbeLevel.OK
+            yield Seen(level, f"disk {directory}", f"{full} percent full (limit {self._limits.max_disk})")
         free = _available_memory_percent()
         if free is not None:
             level = ProbeLevel.ALARM if free < self._limits.min_memory else ProbeLevel.OK
@@ -306,15 +332,47 @@ def _place(row: GroupPartition) -> str:
 def _waiting(rows: Sequence[GroupPartition]) -> str:
     messages = _total(row.lag_messages for row in rows)
     seconds = [row.lag_seconds for row in rows]
-    oldest = "unknown" if None in seconds else f"{max(each or 0 for each in seconds):,}"
+    oldest = None if None in seconds else max(each or 0 for each in seconds)
     size = _total(row.lag_bytes for row in rows)
-    counted = "unknown" if messages is None else f"{messages:,}"
-    return f"{counted} messages, {'unknown' if size is None else f'{size:,}'} bytes, {oldest} seconds"
+    known = [counted(messages, "message"), counted(size, "byte"), counted(oldest, "second")]
+    return ", ".join(known)
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:
     known = list(numbers)
     return None if None in known else sum(each or 0 for each in known)
+
+
+def _shared_groups(survey: Survey, broker_ids: Iterable[int]) -> dict[str, list[SharedPartition]]:
+    """The shared groups of these brokers, by name. Brokers without shared groups, as those of 1.x, have none."""
+    found: dict[str, list[SharedPartition]] = {}
+    for broker_id in broker_ids:
+        try:
+            answer = survey.ask(TopicPartition("", broker_id, 0), _shared_status) or []
+        except RequestRefused:
+            continue
+        for each in answer:
+            found.setdefault(each.group, []).append(each)
+    return found
+
+
+def _shared_status(connection: Connection, partition: TopicPartition) -> list[SharedPartition]:
+    return shared_status(connection, partition.broker)
+
+
+def _shared(group: str, parts: Sequence[SharedPartition]) -> Seen:
+    """One line for a shared group. That messages are left for members that ask for them is as it should be."""
+    members = {name for each in parts for name in each.members}
+    left, leased = sum(each.left for each in parts), sum(each.leased for each in parts)
+    text = f"{counted(left, 'message')} left, {leased:,} of them leased: see `metaq shared describe {group}`"
+    if left and not members:
+        text = f"shared group, no live member, and messages are waiting: {text}"
+        return Seen(ProbeLevel.ALARM, f"group {group}", text)
+    return Seen(ProbeLevel.OK, f"group {group}", f"shared group, {counted(len(members), 'member')}: {text}")
+
+
+def _brokers(ids: Sequence[int]) -> str:
+    return f"broker{'' if len(ids) == 1 else 's'} {', '.join(map(str, ids))}"
 
 
 def _set(look: SetLook) -> Seen:
@@ -411,12 +469,13 @@ def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
         yield Seen(ProbeLevel.ALARM, what, str(error))
 
 
-def _above(what: str, name: str, value: int | None, limit: int) -> Iterator[Seen]:
+def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") -> Iterator[Seen]:
+    """noun: what is counted, in the singular; rest: which ones."""
     if value is None:
-        yield Seen(ProbeLevel.UNKNOWN, what, f"does not tell its {name}")
+        yield Seen(ProbeLevel.UNKNOWN, what, f"does not tell its {noun}s")
         return
     level = ProbeLevel.ALARM if value > limit else ProbeLevel.OK
-    yield Seen(level, what, f"{value} {name} (limit {limit})")
+    yield Seen(level, what, f"{counted(value, noun)}{rest} (limit {limit})")
 
 
 def _number(figures: dict[str, object], name: str) -> int | None:

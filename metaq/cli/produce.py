@@ -17,13 +17,21 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from metaq import Producer, ProducerConfig
 from metaq.client.batches import split_batches
 from metaq.client.producer.building import SendOptions
-from metaq.protocol.errors import ClientError, MetaqError, NoPartition
+from metaq.protocol.errors import (
+    ClientError,
+    CompressionUnknown,
+    LocalProtocolError,
+    MetaqError,
+    NoPartition,
+    RequestRefused,
+)
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.properties import PropertyValue
+from metaq.protocol.statuses import ResponseCode
 
 from .cluster import naming_topics, open_cluster, zk_timeout
 from .options import POSITIVE_SECONDS, TOPIC, Parsed, json_option, zk_option
-from .output import byte_size, console, print_json
+from .output import byte_size, console, counted, print_json
 
 __all__ = ["parse_property", "produce"]
 
@@ -181,17 +189,32 @@ def _send_lines(
     except MetaqError as error:
         if not progressed.messages and isinstance(error, NoPartition):
             raise
-        raise ClientError(f"{error}; {_acknowledged(progressed.messages)}") from error
+        raise ClientError(f"{error}; {_acknowledged(progressed.messages, _stored_nothing(error))}") from error
     except KeyboardInterrupt:
         click.echo(f"metaq produce: interrupted; {_acknowledged(progressed.messages)}", err=True)
         raise
 
 
-def _acknowledged(lines: int) -> str:
-    """How far it came, and how to go on."""
+def _acknowledged(lines: int, is_certain: bool = False) -> str:
+    """How far it came, and how to go on. is_certain: that no line behind these is stored."""
+    twice = "" if is_certain else "; some may come twice"
     if not lines:
-        return "no line is acknowledged: send all again; some may come twice"
-    return f"acknowledged: the first {lines:,} lines; to resume: tail -n +{lines + 1}; some may come twice"
+        return f"no line is {'stored' if is_certain else 'acknowledged'}: send all again{twice}"
+    return (
+        f"acknowledged: the first {f'{lines:,} lines' if lines > 1 else 'line'}; to resume: tail -n +{lines + 1}{twice}"
+    )
+
+
+class _BadLine(ClientError):
+    """A line that is no message: nothing was sent with it."""
+
+
+def _stored_nothing(error: MetaqError) -> bool:
+    """Whether none of the lines that were sent together is stored. Of what went wrong on the way nobody knows it; of
+    lines that a broker of 1.x refuses neither, because each is a request there."""
+    if isinstance(error, RequestRefused):
+        return error.code == ResponseCode.MESSAGE_ILLEGAL
+    return isinstance(error, _BadLine | CompressionUnknown | LocalProtocolError)
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
@@ -201,7 +224,7 @@ def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
     while data := read(READ_BYTES):
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > MAX_BODY_BYTES:
-            raise ClientError(f"a line is longer than {MAX_BODY_BYTES:,} bytes, the limit of one message: split it")
+            raise _BadLine(f"a line is longer than {MAX_BODY_BYTES:,} bytes, the limit of one message: split it")
         if lines:
             yield LineChunk([line.removesuffix(b"\r") for line in lines], len(data))
     if rest:
@@ -222,17 +245,29 @@ def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separato
         futures = []
         for key, payload in pairs:
             options["key"] = key
-            futures.append(producer.send_async(topic, payload, **options))
+            try:
+                futures.append(producer.send_async(topic, payload, **options))
+            except MetaqError as error:
+                raise _with_others(error, is_alone=not futures) from error
+        errors = [failed for each in futures if isinstance(failed := each.exception(), MetaqError)]
+        if errors:
+            worst = next((each for each in errors if not _stored_nothing(each)), errors[0])
+            raise _with_others(worst, is_alone=len(errors) == len(futures)) from worst
         results = [future.result() for future in futures]
         return sum(len(payload) for _, payload in pairs), {result.replicas for result in results}
 
     return send
 
 
+def _with_others(error: MetaqError, is_alone: bool) -> MetaqError:
+    """The error of a line; if it is not alone, others that were sent with it may be stored."""
+    return error if is_alone else ClientError(str(error))
+
+
 def _split_key(line: bytes, separator: bytes) -> tuple[str, bytes]:
     key, found, payload = line.partition(separator)
     if not found:
-        raise ClientError(f"line {line[:40]!r} has no {separator.decode()!r} to end its key: see --key-separator")
+        raise _BadLine(f"line {line[:40]!r} has no {separator.decode()!r} to end its key: see --key-separator")
     return key.decode("utf-8", "replace"), payload
 
 
@@ -257,7 +292,6 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
     seconds = progressed.seconds
     rate = progressed.messages / seconds
     size = byte_size(progressed.payload_bytes)
-    noun = "message" if progressed.messages == 1 else "messages"
     known = sorted(each for each in progressed.replicas if each is not None)
     is_known = known and None not in progressed.replicas
     if as_json:
@@ -277,5 +311,7 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
         number = f"{known[0]} to {known[-1]}" if len(known) > 1 else known[0]
         nodes = ", on one node alone" if known == [1] else f", on {number} nodes"
         nodes += "" if is_known else ", and some of them on brokers that are no set"
-    sent = f"sent {progressed.messages:,} {noun} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s{nodes}"
+    sent = (
+        f"sent {counted(progressed.messages, 'message')} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s{nodes}"
+    )
     click.echo(sent, err=True)

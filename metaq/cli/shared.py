@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import click
 
 from metaq.client.nearest import did_you_mean
-from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.shared import SharedPartition, forget_shared_group, shared_status
+from metaq.client.questions.shared import SharedPartition, forget_shared_group
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused, RequestTimedOut
+from metaq.protocol.errors import ClientError
 
 from .cluster import open_cluster, tell_absent
-from .options import GROUP, confirm, json_option, yes_option, zk_option
-from .output import UNKNOWN, show
+from .known import shared_partitions, tell_silent
+from .options import GROUP, confirm, dry_run_option, json_option, yes_option, zk_option
+from .output import UNKNOWN, counted, show
 
-__all__ = ["shared"]
+__all__ = ["members_text", "shared"]
+
+_NAMED = 5
+"""Members that a line names; --json has all of them."""
 
 
 @click.group()
@@ -45,7 +48,7 @@ def list_shared(zk: str, as_json: bool) -> None:
     """
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
-        found, silent = _ask_all(cluster)
+        found, silent = shared_partitions(cluster)
     names = sorted({each.group for each in found})
     rows: list[dict[str, Any]] = []
     for name in names:
@@ -61,7 +64,7 @@ def list_shared(zk: str, as_json: bool) -> None:
         )
     cells = [(row["group"], ", ".join(row["topics"]), row["members"], row["left"], row["leased"]) for row in rows]
     show(as_json, rows, ("GROUP", "TOPICS", "MEMBERS", "LEFT", "LEASED"), cells)
-    _tell_silent(silent)
+    tell_silent(silent)
 
 
 @shared.command("describe")
@@ -71,7 +74,8 @@ def list_shared(zk: str, as_json: bool) -> None:
 def describe_shared(zk: str, as_json: bool, group: str) -> None:
     """What GROUP has of each partition: messages that are not acknowledged (LEFT), those of them that members have
     leased, and released ones that wait for their time (DELAYED); the most attempts of one of these; how many seconds
-    ago the first that is not acknowledged was stored; and the members, with what each has leased.
+    ago the first that is not acknowledged was stored (OLDEST S); and the members, with what each has leased: five of
+    them, those that have most first (--json: all).
 
     \b
     Example
@@ -79,24 +83,25 @@ def describe_shared(zk: str, as_json: bool, group: str) -> None:
     """
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
-        found, silent = _ask_all(cluster, group)
+        found, silent = shared_partitions(cluster, group)
         if not found and not silent:
-            others = sorted({each.group for each in _ask_all(cluster)[0]})
+            others = sorted({each.group for each in shared_partitions(cluster)[0]})
             raise _unknown(group, others)
     members: Counter[str] = Counter()
     for each in found:
         members.update(each.members)
     value = {"group": group, "members": dict(sorted(members.items())), "partitions": [_as_json(each) for each in found]}
-    columns = ("TOPIC", "PARTITION", "LEFT", "LEASED", "DELAYED", "ATTEMPTS", "OLDEST", "MEMBERS")
+    columns = ("TOPIC", "PARTITION", "LEFT", "LEASED", "DELAYED", "ATTEMPTS", "OLDEST S", "MEMBERS")
     show(as_json, value, columns, [_cells(each) for each in found])
-    _tell_silent(silent)
+    tell_silent(silent)
 
 
 @shared.command("delete")
 @zk_option
+@dry_run_option
 @yes_option
 @click.argument("group", type=GROUP)
-def delete_shared(zk: str, yes: bool, group: str) -> None:
+def delete_shared(zk: str, dry_run: bool, yes: bool, group: str) -> None:
     """Have all brokers forget GROUP, which must have no members. If members come again, it begins as a new group.
 
     \b
@@ -105,45 +110,35 @@ def delete_shared(zk: str, yes: bool, group: str) -> None:
     """
     with open_cluster(zk) as cluster:
         tell_absent(cluster, "not changed")
-        found, silent = _ask_all(cluster, group)
+        found, silent = shared_partitions(cluster, group)
         if not found and not silent:
-            raise _unknown(group, sorted({each.group for each in _ask_all(cluster)[0]}))
-        left = sum(each.left for each in found)
-        confirm(f"Forget group {group}, for which {left} messages are left?", yes=yes)
+            raise _unknown(group, sorted({each.group for each in shared_partitions(cluster)[0]}))
+        left = counted(sum(each.left for each in found), "message")
+        what = f"{group}, which has {left} left"
+        if dry_run:
+            members = sorted({name for each in found for name in each.members})
+            if members:
+                raise _live(group, members)
+            click.echo(f"would forget group {what}, on {counted(len(found), 'partition')}")
+            tell_silent(silent)
+            return
+        confirm(f"Forget group {what}?", yes=yes)
         count = 0
         for broker_id in sorted({each.partition.broker for each in found}):
             forget = partial(forget_shared_group, broker_id=broker_id, group=group)
             count += cluster.ask(TopicPartition("", broker_id, 0), forget)
-    click.echo(f"forgot group {group} on {count} partitions")
-    _tell_silent(silent)
-
-
-def _ask_all(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
-    """What all brokers say, and why those that say nothing are silent. Brokers without shared groups have none."""
-    found: list[SharedPartition] = []
-    silent: dict[int, str] = {}
-    for broker_id, nodes in cluster.view.brokers().items():
-        if nodes.master is None:
-            continue
-        try:
-            ask = partial(shared_status, broker_id=broker_id, group=group)
-            found += cluster.ask(TopicPartition("", broker_id, 0), ask)
-        except RequestRefused:
-            continue
-        except (BrokerUnavailable, RequestTimedOut) as error:
-            silent[broker_id] = str(error)
-    return sorted(found), silent
-
-
-def _tell_silent(silent: dict[int, str]) -> None:
-    if silent:
-        told = "; ".join(f"broker {broker_id}: {why}" for broker_id, why in silent.items())
-        raise BrokerUnavailable(f"without what these brokers have: {told}: start them, and try again")
+    click.echo(f"forgot group {group} on {counted(count, 'partition')}")
+    tell_silent(silent)
 
 
 def _unknown(group: str, others: Sequence[str]) -> ClientError:
     near = did_you_mean(group, others, "`metaq shared list` shows those that there are")
     return ClientError(f"there is no shared group {group!r}: {near}")
+
+
+def _live(group: str, members: Sequence[str]) -> ClientError:
+    what = counted(len(members), "live member")
+    return ClientError(f"group {group!r} has {what} ({', '.join(members)}): stop them first")
 
 
 def _as_json(each: SharedPartition) -> dict[str, object]:
@@ -163,6 +158,12 @@ def _as_json(each: SharedPartition) -> dict[str, object]:
 
 def _cells(each: SharedPartition) -> tuple[object, ...]:
     oldest = ("" if not each.left else UNKNOWN) if each.oldest_ms is None else f"{each.oldest_ms / 1000:.1f}"
-    members = ", ".join(f"{name} {count}" for name, count in each.members.items())
     figures = each.left, each.leased, each.delayed, each.most_attempts
-    return each.partition.topic, str(each.partition), *figures, oldest, members
+    return each.partition.topic, str(each.partition), *figures, oldest, members_text(each.members)
+
+
+def members_text(members: Mapping[str, int]) -> str:
+    """The members with most messages first, each with how many it has; the first few, and how many more there are."""
+    names = sorted(members, key=lambda name: (-members[name], name))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(f"{name} {members[name]}" for name in names[:_NAMED]) + more

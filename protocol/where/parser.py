@@ -221,7 +221,13 @@ class _Parser:
             return self._number(token)
         if token.kind == "word" and token.value in ("TRUE", "FALSE"):
             return self._next().value == "TRUE"
-        raise self._wrong(expected)
+        raise self._no_literal(expected)
+
+    def _no_literal(self, expected: str) -> InvalidWhere:
+        """Many languages have texts in quotation marks."""
+        if self._text.startswith('"', self.token.position):
+            expected += "; texts stand in '…', names of properties in \"…\""
+        return self._wrong(expected)
 
     def _number(self, token: _Token) -> int | float:
         if len(token.value) <= MAX_WHERE_NUMBER:
@@ -271,7 +277,7 @@ class _Parser:
 
     def _text_literal(self, expected: str) -> _Token:
         if self.token.kind != "text":
-            raise self._wrong(expected)
+            raise self._no_literal(expected)
         return self._next()
 
 

@@ -252,6 +252,12 @@ def test_operators_see_what_waits_and_what_is_dead(brokers, producer):
     assert "there are more" in operator.ran("dead-letters", "list", "--group", "other", "-n", "2").err
     would = operator.ran("dead-letters", "redrive", "--group", "other", "--dry-run", "--key", "order-1")
     assert "would send 1 dead letter again" in would.out
+    for to, topic in ((), "t"), (("--to", "group"), "%RETRY%other"):
+        would_go = operator.json("dead-letters", "redrive", "--group", "other", name, "--dry-run", *to)
+        assert would_go == [{"name": name, "topic": topic, "partition": None, "offset": None}]
+        shown = operator.ran("dead-letters", "redrive", "--group", "other", name, "--dry-run", *to).out
+        assert shown.split()[:3] == ["NAME", "WOULD", "GO"]
+        assert shown.split("\n")[3].split() == [name, topic]
     (sent,) = operator.json("dead-letters", "redrive", "--group", "other", name, "--yes")
     assert (sent["name"], sent["topic"]) == (name, "t")
     assert "dropped 2 dead letters" in operator.ran("dead-letters", "drop", "--group", "other", "--yes").out

@@ -63,6 +63,23 @@ def test_the_commands_list_count_and_cancel(brokers, producer: Producer) -> None
     shown = [(each["keys"], each["payload_start"]) for each in listed]
     assert shown == [([f"k{number}"], str(number)) for number in range(3)]
     first = listed[0]
+    over = 1 << 22
+    ids = [str(first["id"]), str(first["id"] + 1), str(over)]
+    trial = command(brokers, "cancel", "--topic", "t", "--partition", first["partition"], *ids, "--dry-run")
+    assert trial.stdout.splitlines() == [
+        f"{ids[0]}: would be cancelled",
+        f"{ids[1]}: no such message waits for this partition",
+        f"{ids[2]}: its time is over: if there was such a message, it is delivered",
+    ]
+    assert (trial.returncode, trial.stderr) == (1, "metaq: 2 of 3 messages would not be cancelled\n")
+    trial = command(brokers, "cancel", "--topic", "t", "--partition", first["partition"], ids[0], "--dry-run", "--json")
+    assert (trial.returncode, json.loads(trial.stdout)) == (0, {ids[0]: "waiting"})
+    elsewhere = f"0-{1 - int(first['partition'].partition('-')[2])}"
+    trial = command(brokers, "cancel", "--topic", "t", "--partition", elsewhere, ids[0], "--dry-run")
+    assert "no such message waits for this partition" in trial.stdout
+    late = command(brokers, "cancel", "--topic", "t", "--partition", first["partition"], str(over), "--yes")
+    assert late.stdout == f"{over}: its time is over: if there was such a message, it is delivered\n"
+    assert (late.returncode, late.stderr) == (1, "metaq: 1 of 1 message is not cancelled\n")
     words = ("cancel", "--topic", "t", "--partition", first["partition"], str(first["id"]), "--yes")
     assert "cancelled" in command(brokers, *words).stdout
     other = command(brokers, *words[:-2], str(first["id"] + 1), "--yes")

@@ -2,18 +2,37 @@
 
 import io
 import json
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
 from metaq.cli.app import run
 from metaq.cli.consume import IdleTimer, Output
-from metaq.cli.produce import LineChunk, Progressed, _print_summary, _send_lines, line_chunks, parse_property
+from metaq.cli.produce import (
+    LineChunk,
+    Progressed,
+    _keyed_sender,
+    _print_summary,
+    _send_lines,
+    line_chunks,
+    parse_property,
+)
 from metaq.client.message import Message
+from metaq.client.producer.building import SendOptions
 from metaq.client.questions.records import decode_records
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import ClientError, CorruptRecord
+from metaq.protocol.errors import (
+    ClientError,
+    CompressionUnknown,
+    CorruptRecord,
+    LocalProtocolError,
+    RequestRefused,
+    RequestTimedOut,
+)
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import encode_record
+from metaq.protocol.statuses import ResponseCode, Status
 
 PLACE = TopicPartition("trades", 0, 0)
 
@@ -118,6 +137,11 @@ def test_bytes_that_are_no_whole_record_raise_instead_of_being_asked_for_for_eve
         (["consume", "-t", "a", "--group", "g", "--follow"], "--follow"),
         (["consume", "-t", "a", "--count", "0"], "--count"),
         (["consume", "-t", "a", "--timeout", "x"], "--timeout"),
+        (
+            ["consume", "-t", "a", "--where", "a = 1", "--where", "b OR c"],
+            "--where: it is given 2 times: join the filters, as '(a = 1) AND (b OR c)'",
+        ),
+        (["consume", "-t", "a", "--where", 'region = "EU"'], "texts stand in '…'"),
         (["produce", "-t", "a/b"], "use a name without '/'"),
         (["produce", "-t", "a", "/no/such/file"], "/no/such/file"),
         (["produce", "-t", "a", "--key-separator", ""], "--key-separator"),
@@ -132,6 +156,54 @@ def test_bad_input_is_one_line_and_exit_code_2_before_anything_is_opened(capsys,
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_that_lines_may_come_twice_is_said_where_it_is_not_certain_that_none_is_stored():
+    def told(error):
+        def send(lines):
+            raise error
+
+        with pytest.raises(ClientError) as raised:
+            _send_lines([LineChunk([b"a"], 2)], send, 1, Progressed(), lambda _: None)
+        return str(raised.value)
+
+    assert told(RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no")) == "no; no line is stored: send all again"
+    assert told(CompressionUnknown("b")).endswith("; no line is stored: send all again")
+    doubt = "no; no line is acknowledged: send all again; some may come twice"
+    assert told(RequestTimedOut("no")) == told(RequestRefused(Status.FORBIDDEN, "no")) == doubt
+
+
+class Refusing:
+    """A producer that refuses some payloads when they are sent, and others when they arrive."""
+
+    def __init__(self, refuses=(), cannot_send=()):
+        self.refuses, self.cannot_send = refuses, cannot_send
+
+    def send_async(self, topic, payload, **options):
+        if payload in self.cannot_send:
+            raise LocalProtocolError("too large")
+        future: Future[SimpleNamespace] = Future()
+        if payload in self.refuses:
+            future.set_exception(RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no"))
+        else:
+            future.set_result(SimpleNamespace(replicas=None))
+        return future
+
+
+@pytest.mark.parametrize(
+    ("producer", "kind"),
+    [
+        (Refusing(refuses=(b"1", b"2")), RequestRefused),
+        (Refusing(refuses=(b"2",)), ClientError),
+        (Refusing(cannot_send=(b"1",)), LocalProtocolError),
+        (Refusing(cannot_send=(b"2",)), ClientError),
+    ],
+)
+def test_of_lines_with_keys_a_refusal_is_certain_if_no_other_line_was_sent_with_it(producer, kind):
+    send = _keyed_sender(producer, "t", SendOptions(), b":")
+    with pytest.raises(kind) as raised:
+        send([b"a:1", b"b:2"])
+    assert type(raised.value) is kind
 
 
 @pytest.mark.parametrize(

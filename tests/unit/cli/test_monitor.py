@@ -11,6 +11,7 @@ from metaq.cli.app import run
 from metaq.cli.groups import GroupPartition
 from metaq.cli.probes import Monitor, ProbeLevel, ProbeLimits
 from metaq.client.questions.partitions import Bounds
+from metaq.client.questions.shared import SharedPartition
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, CoordinationUnavailable
 
@@ -88,7 +89,35 @@ def test_what_a_silent_broker_hides_is_unknown(monitor):
 
 
 def test_a_figure_that_a_broker_does_not_tell_is_not_zero():
-    assert [each.level for each in probes._above("it", "connections", None, 5)] == [ProbeLevel.UNKNOWN]
+    assert [each.level for each in probes._above("it", "connection", None, 5)] == [ProbeLevel.UNKNOWN]
+
+
+@pytest.mark.parametrize(("value", "text"), [(1, "1 failed put today (limit 1)"), (2, "2 failed puts today (limit 1)")])
+def test_one_is_told_in_the_singular(value, text):
+    assert [each.text for each in probes._above("it", "failed put", value, 1, " today")] == [text]
+
+
+def shared(group="thumbnails", left=0, leased=0, **members):
+    return SharedPartition(group, PLACE, left, leased, 0, 0, None, False, 0, members)
+
+
+def test_messages_of_a_shared_group_that_wait_for_no_member_are_an_alarm():
+    see = "see `metaq shared describe g`"
+    level, what, text = probes._shared("g", [shared(left=1), shared(left=2)])
+    assert (level, what) == (ProbeLevel.ALARM, "group g")
+    assert text == f"shared group, no live member, and messages are waiting: 3 messages left, 0 of them leased: {see}"
+    level, _, text = probes._shared("g", [shared(left=1, leased=1, a=1), shared(a=0)])
+    assert (level, text) == (ProbeLevel.OK, f"shared group, 1 member: 1 message left, 1 of them leased: {see}")
+    assert probes._shared("g", [shared()]).level is ProbeLevel.OK
+
+
+def test_dead_letters_of_a_silent_broker_are_unknown_and_no_second_alarm(monitor):
+    lies = TopicPartition("%DEAD%g", 1, 0)
+    cluster = SimpleNamespace(readable=lambda topic: [lies] if topic == lies.topic else [])
+    survey = SimpleNamespace(ask_each=lambda partitions, question: {})
+    found = list(monitor._dead_letters(cluster, survey, "g"))
+    assert found == [(ProbeLevel.UNKNOWN, "group g", "dead letters unknown without %DEAD%g 1-0")]
+    assert list(monitor._dead_letters(cluster, survey, "other")) == []
 
 
 def test_zookeeper_that_does_not_answer_is_an_alarm_and_the_exit_code(monitor, capsys):

@@ -181,6 +181,14 @@ def test_names_are_those_of_properties_letter_by_letter():
         ("  ", 2, "found the end"),
         ("region =", 8, "expected a literal ('text', a number, TRUE or FALSE), found the end"),
         ("region = EU", 9, "expected a literal ('text', a number, TRUE or FALSE), found 'EU'"),
+        (
+            'region = "EU"',
+            9,
+            "expected a literal ('text', a number, TRUE or FALSE); texts stand in '…', names of properties in \"…\", "
+            "found '\"EU\"'",
+        ),
+        ('a IN ("x")', 6, "FALSE); texts stand in '…'"),
+        ('a LIKE "x%"', 7, "expected a pattern in '…'; texts stand in '…', names of properties in \"…\", found"),
         ("region == 'EU'", 8, "found '='"),
         ("region 'EU'", 7, "expected a comparison, BETWEEN, IN, LIKE, IS, AND, OR or the end, found \"'EU'\""),
         ("a = 5 b", 6, "expected AND, OR or the end, found 'b'"),

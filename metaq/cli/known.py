@@ -1,0 +1,76 @@
+"""Which topics and groups the cluster knows. An unknown name is an error, which an empty table would hide."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from metaq.client.nearest import did_you_mean
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.shared import SharedPartition, shared_status
+from metaq.client.values import TopicPartition
+from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused, RequestTimedOut
+from metaq.protocol.own_topics import DEAD_PREFIX, RETRY_PREFIX, is_own_topic
+
+__all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "shared_partitions", "tell_silent"]
+
+
+def shared_partitions(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
+    """What all brokers say of a shared group, "" = of all, and why those that say nothing are silent.
+
+    Brokers without shared groups, as those of 1.x, have none.
+    """
+    found: list[SharedPartition] = []
+    silent: dict[int, str] = {}
+    for broker_id, nodes in cluster.view.brokers().items():
+        if nodes.master is None:
+            continue
+        try:
+            ask = partial(shared_status, broker_id=broker_id, group=group)
+            found += cluster.ask(TopicPartition("", broker_id, 0), ask)
+        except RequestRefused:
+            continue
+        except (BrokerUnavailable, RequestTimedOut) as error:
+            silent[broker_id] = str(error)
+    return sorted(found), silent
+
+
+def tell_silent(silent: dict[int, str]) -> None:
+    """Raise BrokerUnavailable if brokers are silent (shared_partitions)."""
+    if silent:
+        told = "; ".join(f"broker {broker_id}: {why}" for broker_id, why in silent.items())
+        raise BrokerUnavailable(f"without what these brokers have: {told}: start them, and try again")
+
+
+def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:
+    """Groups with a topic of failed messages or of dead letters: that is made when the first one comes."""
+    return {name.removeprefix(each) for name in cluster.view.topics() for each in prefixes if name.startswith(each)}
+
+
+def check_known_group(cluster: Cluster, group: str) -> None:
+    """Raise ClientError, with the nearest name, for a group that is neither a consumer group nor a shared one, and has
+    no failed messages or dead letters; BrokerUnavailable if a silent broker may have it as a shared one.
+    """
+    known = own_topics_groups(cluster, RETRY_PREFIX, DEAD_PREFIX).union(cluster.view.groups())
+    if group in known:
+        return
+    found, silent = shared_partitions(cluster)
+    known.update(each.group for each in found)
+    if group in known:
+        return
+    tell_silent(silent)
+    near = did_you_mean(group, sorted(known), "`metaq groups list` and `metaq shared list` show those that there are")
+    raise ClientError(f"there is no group {group!r}: {near}")
+
+
+def check_known_topic(cluster: Cluster, topic: str) -> None:
+    """Raise NoPartition, with the nearest name, for a topic that was never there.
+
+    Of a group's own topics the group must be known: they are made when a message fails first.
+    """
+    if topic in cluster.view.topics():
+        return
+    if not is_own_topic(topic):
+        raise cluster.no_partition(topic)
+    for prefix in (RETRY_PREFIX, DEAD_PREFIX):
+        if topic.startswith(prefix):
+            check_known_group(cluster, topic.removeprefix(prefix))
