@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-UP = re.compile(r"metaq up((?:\s+--topic\s+\S+?)+)[`\n]")
+UP = re.compile(r"metaq up((?:\s+--topic\s+\S+?)+)(?:\s+--setting\s+\S+)?[`\n]")
 USED = re.compile(
     r"""(?:\.(?:send|send_async|produce|send_batch|send_batch_async|request)\(\s*|topics=\[?|topic=|TopicPartition\(
     |send_in_transaction\(\s*|StoredMessage\(|(?:xa|view_message|query_message)\(\[?|(?:browse|TopicBrowser)\("\S+",\ )
