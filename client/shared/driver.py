@@ -248,11 +248,11 @@ class SharedDriver:
         for offset, token, attempts, record in leased:
             length, checksum, identity, flag = HEADER.unpack_from(record)
             body = bytes(record[HEADER_BYTES:])
-            original = Message(partition, offset, identity, flag, body)
+            message = SharedMessage(partition, offset, identity, flag, body)
             if may_be_copies:
-                original = as_original(original)
+                original = as_original(Message(*message))
                 attempts += original.attempts - 1
-            message = SharedMessage(*original)
+                message = SharedMessage(*original)
             message.leased_from, message.leased_at = partition, offset
             message.attempts, message.token, message.lease_until = attempts, token, until
             right = len(body) == length and crc32(body) & 0x7FFFFFFF == checksum
