@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metaq.protocol.errors import ChecksumMismatch, MessageTooLarge, MetaqError, RemoteProtocolError, SyncFailed
+from metaq.protocol.flags import meant_of
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.message_id import message_id_list, message_ids_from
@@ -34,6 +35,10 @@ from ..writing import Write, Writing
 from .answers import Answer, error_frame, error_result, put_failure
 
 __all__ = ["PutAnswers", "PutGroup", "answer_run", "answer_sync"]
+
+
+_ASKS = DELAYED_FLAG | COMPRESSED_FLAG
+"""What a broker has to do with more than to store it."""
 
 
 class _Send:
@@ -145,11 +150,14 @@ class PutGroup:
         if put is None:
             return
         flag, body, partition = put.flag, put.body, put.partition
+        asked = flag & _ASKS
+        if asked and type(put) is Put:
+            asked = meant_of(flag, body)
         try:
             batch = self._last
             if type(put) is _Send and put.sequence:
                 batch = self._numbered(put)
-            elif flag & DELAYED_FLAG and type(put) is _Send:  # the flag of a text put is its sender's own
+            elif asked & DELAYED_FLAG:
                 if partition == ANY:
                     partition = self._writing.partitions.choose(put.topic)
                 batch = self._delayed(put, partition)
@@ -162,8 +170,8 @@ class PutGroup:
                 if batch.dues:
                     batch.dues.pop()
                 raise ChecksumMismatch
-            if flag & COMPRESSED_FLAG and type(put) is _Send:
-                self._writing.check_flags(put.topic, flag)
+            if asked & COMPRESSED_FLAG:
+                self._writing.check_flags(put.topic, asked)
         except MetaqError as error:
             self._writing.metrics.put(put.topic, 1, len(body))
             if (repeated := self._repeated(put)) is not None:
@@ -327,9 +335,10 @@ class PutGroup:
 
 
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Answer:
-    """Falls back to a PutGroup for few puts, refused puts, or a synchronous slave."""
+    """Falls back to a PutGroup for few puts, refused, delayed or compressed ones, or a synchronous slave."""
     few = len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST
-    logs = None if few else writing.logs(run.topics, run.partitions)
+    alone = not few and any(run.flags) and int(np.bitwise_or.reduce(run.flags)) & _ASKS
+    logs = None if few or alone else writing.logs(run.topics, run.partitions)
     if logs is not None and (checksums(run.bodies) == np.array(run.checksums)).all():
         return _Run(writing, answers, run, logs).commit()
     group = PutGroup(writing, answers)

@@ -13,6 +13,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import DelayRefused, MetaqError, RemoteProtocolError, TransactionRefused
+from metaq.protocol.flags import meant_of
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.record import DELAYED_FLAG, HEADER, HEADER_BYTES, Buffer
@@ -99,7 +100,8 @@ class TransactionVerbs:
     def put(self, put: Put, connection: object) -> bytes:
         """Raises what is wrong with it."""
         puts = [(put.flag, put.checksum, put.body)]
-        first_id = self._put(connection, put.tx_key, put.topic, put.partition, puts, put.opaque)
+        meant = meant_of(put.flag, put.body)
+        first_id = self._put(connection, put.tx_key, put.topic, put.partition, puts, put.opaque, meant)
         return encode_put_result(put.opaque, first_id, put.partition, -1)
 
     def send(self, frame: Frame, connection: object) -> Bytes:
@@ -134,7 +136,8 @@ class TransactionVerbs:
         puts: Sequence[tuple[int, int, Buffer]],
         opaque: int,
     ) -> Bytes:
-        first_id = self._put(connection, sent.tx_key, sent.topic, sent.partition, puts, opaque, framed=True)
+        meant = reduce(or_, (flag for flag, _, _ in puts), 0)
+        first_id = self._put(connection, sent.tx_key, sent.topic, sent.partition, puts, opaque, meant)
         replicas = 0 if self._writing.copies is None else 1
         return reply_frame(opaque, send_reply(first_id, sent.partition, -1, replicas))
 
@@ -146,23 +149,19 @@ class TransactionVerbs:
         partition: int,
         puts: Sequence[tuple[int, int, Buffer]],
         opaque: int,
-        framed: bool = False,
+        meant: int,
     ) -> int:
+        """meant: the bits of the flags that ask something of the broker."""
         try:
             if not self._writing.has_transactions:
                 raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
-            if framed:
-                self._check_flags(topic, puts)
+            if meant & DELAYED_FLAG:
+                raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
+            self._writing.check_flags(topic, meant)
             return self._transactions.put(connection, key or NULL_KEY, topic, partition, puts, opaque)
         except MetaqError:
             self._writing.metrics.put_refused(topic, len(puts))
             raise
-
-    def _check_flags(self, topic: str, puts: Sequence[tuple[int, int, Buffer]]) -> None:
-        flags = reduce(or_, (flag for flag, _, _ in puts), 0)
-        if flags & DELAYED_FLAG:
-            raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
-        self._writing.check_flags(topic, flags)
 
     # --- operators ----------------------------------------------------------------------------------------------------
 

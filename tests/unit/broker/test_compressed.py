@@ -62,7 +62,19 @@ def test_a_numbered_send_that_is_refused_is_told_why_and_the_number_is_free(harn
 
 
 @pytest.mark.parametrize("count", [1, 200])
-def test_the_bit_means_nothing_in_a_text_put(harness, peer, count):
+def test_a_text_put_of_a_compressed_payload_is_taken_where_the_topic_allows_it(harness, peer, count):
+    body = compress(b"x" * 1000, 3)
+    puts = [put("t", 0, body if number == count // 2 else b"x", number, PACKED) for number in range(count)]
+    peer.send(b"".join(puts))
+    expected = [Status.ERROR if number == count // 2 else Status.SUCCESS for number in range(count)]
+    assert [answer.code for answer in peer.answers()] == expected
+    assert peer.ask(put("packed", 0, body, flag=PACKED)).code == Status.SUCCESS
+    refused = peer.ask(put("t", 0, body, flag=PACKED))
+    assert "topic t takes no compressed messages: set acceptCompressed=true" in refused.text
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_the_bit_means_nothing_in_a_text_put_of_anything_else(harness, peer, count):
     flags = [PACKED if number == count // 2 else 0 for number in range(count)]
     peer.send(b"".join(put("t", 0, opaque=number, flag=flag) for number, flag in enumerate(flags, 1)))
     assert [answer.code for answer in peer.answers()] == [Status.SUCCESS] * count

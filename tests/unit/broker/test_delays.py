@@ -209,7 +209,19 @@ def test_the_parts_of_a_send_many_are_judged_each_on_its_own(lives):
 
 
 @pytest.mark.parametrize("count", [1, 200])
-def test_the_flag_of_a_text_put_is_its_senders_own(lives, count):
+def test_a_text_put_with_the_flag_and_a_time_waits_too(lives, count):
+    flag, body = delayed(b"text", 100)
+    now = b"".join(put("t", 0, b"now", opaque) for opaque in range(count))
+    lives.peer.send(put("t", 0, body, count, flag) + now)
+    first, second, *_ = lives.peer.answers()
+    assert (first.code, first.text.split()[2], second.text.split()[2]) == (Status.SUCCESS, "-1", "0")
+    assert lives.payloads() == [b"now"] * count
+    lives.wait(0.2)
+    assert lives.payloads() == [*[b"now"] * count, b"text"]
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_without_a_time_the_flag_of_a_text_put_is_its_senders_own(lives, count):
     lives.peer.send(b"".join(put("t", 0, b"now", opaque, flag=-1) for opaque in range(count)))
     assert [answer.code for answer in lives.peer.answers()] == [Status.SUCCESS] * count
     assert [flag for _, _, flag in lives.stored("t", 0)] == [-1] * count

@@ -1,0 +1,39 @@
+"""What the flag of a text put asks of a broker. 1.x looks at bit 0 alone and leaves the others to senders, so a bit of
+ours counts only in a record that has what belongs to it."""
+
+from __future__ import annotations
+
+from .record import (
+    ATTRIBUTE_FLAG,
+    COMPRESSED_FLAG,
+    DELAY_PROPERTY,
+    DELAYED_FLAG,
+    DUE_PROPERTY,
+    HALF_PROPERTY,
+    PROPERTIES_FLAG,
+    Buffer,
+    attribute_of,
+    payload_start,
+    property_of,
+)
+
+__all__ = ["meant_of"]
+
+_LIST = ATTRIBUTE_FLAG | PROPERTIES_FLAG
+_TIMES = tuple(name.encode() for name in (DUE_PROPERTY, DELAY_PROPERTY, HALF_PROPERTY))
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+"""How each frame begins (RFC 8878)."""
+
+
+def meant_of(flag: int, body: Buffer) -> int:
+    """DELAYED_FLAG, COMPRESSED_FLAG, both or none: those that are set and that the record bears out."""
+    meant = 0
+    if flag & DELAYED_FLAG and flag & _LIST == _LIST:
+        attribute = attribute_of(body, flag)
+        if attribute is not None and any(property_of(attribute, name) is not None for name in _TIMES):
+            meant = DELAYED_FLAG
+    if flag & COMPRESSED_FLAG:
+        start = payload_start(bytes(body), flag)
+        if body[start : start + len(_ZSTANDARD)] == _ZSTANDARD:
+            meant |= COMPRESSED_FLAG
+    return meant
