@@ -214,6 +214,7 @@ def test_outcome_is_unknown_and_not_lost_while_nobody_leads(nodes: SetNodes) -> 
     nodes.start("a")
     nodes.wait_for_leader("a")
     with Producer(nodes.connect, config=BANK) as producer:
+        eventually(lambda: producer.partitions("safe"), what="the topic, which its leader publishes")
 
         def execute(message) -> bool:
             nodes.kill("a")
