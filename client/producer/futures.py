@@ -10,8 +10,8 @@ wait, as_completed and asyncio.wrap_future against it.
 
 The thread that settles an Outcome reads for everybody, so nothing may hold it up. A thread that waits in `result` has a
 bell of its own. The locks of a condition, and of the standard library's `wait` and `as_completed`, may stay locked for
-ever when an interrupt (interrupts.py) comes in between: they are waited for at most half a second, and told on another
-thread.
+ever when an interrupt (interrupts.py) comes in between: the thread that settles waits for them at most half a second,
+and leaves the rest to another one.
 
 Why no wake-up is lost, and none comes twice: a future that is watched is among its Outcome's `watched`, which changes
 only with the lock held under which the Outcome is settled. One with a condition has a state of its own, which changes
@@ -292,25 +292,35 @@ class SendFuture(Future[T]):
     def _settled(self) -> None:
         """The Outcome is settled: tell. May be repeated."""
         condition = self._made_condition
-        if condition is not None:
-            self._end_with(condition)
+        if condition is not None and not self._end_with(condition, tuning.CONDITION_SECONDS):
+            _tellers.tell(partial(self._end_late, condition))
         if self._bells is not None:
             self._bells.ring()
         if self._made_callbacks:
             with Callbacks():
                 self._run_callbacks(BaseException)  # SystemExit, too: it would end what this thread does for others
 
-    def _end_with(self, condition: threading.Condition) -> None:
-        locked = condition.acquire(timeout=tuning.CONDITION_SECONDS)
+    def _end_with(self, condition: threading.Condition, seconds: float) -> bool:
+        """Whether its lock was free within `seconds`."""
+        if not condition.acquire(timeout=seconds):
+            return False
         try:
-            if self._own_state == FINISHED:
-                return
+            self._end()
+        finally:
+            condition.release()
+        return True
+
+    def _end_late(self, condition: threading.Condition) -> None:
+        """`wait` on very many futures holds the locks of all while it counts those that have not ended: one that ended
+        without its lock would not be among them, and it would return too early."""
+        if not self._end_with(condition, tuning.LEFT_LOCKED_SECONDS):
+            self._end()  # whoever has locked it was interrupted, and never unlocks it
+
+    def _end(self) -> None:
+        if self._own_state != FINISHED:
             self._own_state = FINISHED
             if self._made_waiters:
                 _tellers.tell(partial(self._tell_waiters, list(self._made_waiters)))
-        finally:
-            if locked:
-                condition.release()
 
     def _tell_waiters(self, waiters: Sequence[Any]) -> None:
         """Those of concurrent.futures.wait and as_completed, whose locks an interrupt may leave locked as well."""

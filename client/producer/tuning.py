@@ -43,7 +43,11 @@ VIEW_RETRIES = 3
 """Tries of a message that brokers refuse although ZooKeeper lists their topic: the view is stale, or stays wrong."""
 
 CONDITION_SECONDS = 0.5
-"""The standard library holds a future's condition for microseconds, or for ever if an interrupt came in between."""
+"""The standard library holds a future's condition for microseconds. It holds all of a `wait` on very many futures for
+longer on a busy machine, and any for ever if an interrupt came in between."""
+
+LEFT_LOCKED_SECONDS = 5.0
+"""A condition that is locked for so long was left so by an interrupt."""
 
 RESENT_TOGETHER = 100
 """Messages read, and removed once sent, together; as many at most are sent again after a kill -9."""

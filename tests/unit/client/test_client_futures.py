@@ -167,3 +167,26 @@ def test_who_waits_is_told_of_a_change_or_sees_it_never_both(finish):
     finish(future)
     assert condition.seen == ["RUNNING"]  # else wait() would count the future as done, and be told so once more
     assert future.done()
+
+
+def test_who_counts_unfinished_futures_for_long_sees_none_of_them_end_meanwhile(monkeypatch):
+    """As `wait` on thousands does, with all their locks, on a busy machine."""
+    monkeypatch.setattr("metaq.client.producer.tuning.CONDITION_SECONDS", 0.001)
+    future = new_future()
+    with future._condition:
+        in_thread(lambda: future.set_result(7)).join(DEADLINE)
+        assert future.done()
+        assert future._state == "RUNNING"
+    assert futures.wait([future], timeout=DEADLINE).done == {future}
+
+
+def test_a_condition_that_an_interrupt_has_left_locked_is_given_up(monkeypatch):
+    monkeypatch.setattr("metaq.client.producer.tuning.CONDITION_SECONDS", 0.001)
+    monkeypatch.setattr("metaq.client.producer.tuning.LEFT_LOCKED_SECONDS", 0.001)
+    future = new_future()
+    waiter = threading.Event()
+    future._waiters.append(type("Waiter", (), {"add_result": lambda self, done: waiter.set()})())
+    future._condition.acquire()
+    in_thread(lambda: future.set_result(7)).join(DEADLINE)
+    assert waiter.wait(DEADLINE)
+    assert future._state == "FINISHED"
