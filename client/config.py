@@ -401,8 +401,9 @@ class SharedConfig:
     """Bytes that one request leases; one message may be larger."""
     long_poll_ms: int = 15_000
     """How long a broker may park a request when there is nothing to lease."""
-    settle_linger_ms: int = 10
-    """How long an acknowledgement waits for others to go with it; 0 = not at all."""
+    settle_linger_ms: int = 100
+    """How long an acknowledgement waits for others to go with it; 0 = not at all. None waits in a group that takes the
+    messages of a key in order."""
     error_min_seconds: float = 0.05
     error_max_seconds: float = 2.0
     """Pause after a failed request to a partition's broker, doubling from min to max, with jitter."""

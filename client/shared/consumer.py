@@ -119,7 +119,7 @@ class SharedConsumer:
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata
         self._sender: FailedSender | None = None  # of dead letters
-        self._core = SharedCore(config, self._lost, where=chosen)
+        self._core = SharedCore(config, self._lost, ordered=ordered_by_key, where=chosen)
         self._driver = SharedDriver(
             self._core,
             config,
@@ -215,6 +215,8 @@ class SharedConsumer:
         check_number("timeout", timeout, whole=False, may_be_0=True)
         deadline = self._clock() + timeout
         with self._driver.changed:
+            self._core.settle_now(self._clock())
+            self._driver.ring()
             while count := self._core.unsettled_count:
                 if self._driver.failure is not None:
                     raise self._driver.failure

@@ -53,7 +53,8 @@ class _Due(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Partition:
     """asked: records of the request under way, 0 = none. is_parked: it waits for a message to come. has_more: the last
-    answer said that there is more, or none was given yet. due: settlements that are not sent; sent: those under way."""
+    answer said that there is more, or none was given yet. due: settlements that are not sent; sent: those under way.
+    settle_at: when `due` goes; retry_at: not before that, as the last ones have failed."""
 
     partition: TopicPartition
     backoff: Backoff
@@ -64,6 +65,7 @@ class _Partition:
     due: list[_Due] = field(default_factory=list)
     sent: list[_Due] = field(default_factory=list)
     settle_at: float = math.inf
+    retry_at: float = 0.0
 
 
 class SharedCore:
@@ -77,11 +79,13 @@ class SharedCore:
         config: SharedConfig,
         on_lost: Callable[[SharedMessage], None] = lambda message: None,
         *,
+        ordered: bool = False,
         where: Where | None = None,
         now_ms: WallClock = now_ms,
     ) -> None:
-        """on_lost: called with a message whose settlement came too late: another member has it, or has had it. where:
-        what it does not hold for is acknowledged, and given to nobody."""
+        """on_lost: called with a message whose settlement came too late: another member has it, or has had it.
+        ordered: whether the next message of a key waits for the acknowledgement of the one before. where: what it does
+        not hold for is acknowledged, and given to nobody."""
         self.idle = 0
         self.workers = 1
         self.is_due = False
@@ -90,6 +94,7 @@ class SharedCore:
         """Messages since the start; acknowledged ones with those that were left out, or had expired."""
         self._config = config
         self._on_lost = on_lost
+        self._linger = 0.0 if ordered else config.settle_linger_ms / 1000
         self._where = where
         self._now_ms = now_ms
         self._partitions: dict[TopicPartition, _Partition] = {}
@@ -200,13 +205,20 @@ class SharedCore:
     def _say(self, message: SharedMessage, settlement: Settlement, now: float) -> None:
         found = self._partitions[message.leased_from]
         found.due.append(_Due(message, settlement, 0))
-        count = len(found.due)
-        if count == 1:
-            found.settle_at = now + self._config.settle_linger_ms / 1000
+        waits = settlement.action == SettleAction.ACK and len(found.due) < tuning.SETTLE_AT
+        self._settle_by(found, now + self._linger if waits else now)
+
+    def _settle_by(self, found: _Partition, when: float) -> None:
+        when = max(when, found.retry_at)
+        if when < found.settle_at:
+            found.settle_at = when
             self.is_due = True
-        elif count == tuning.SETTLE_AT:
-            found.settle_at = now
-            self.is_due = True
+
+    def settle_now(self, now: float) -> None:
+        """Somebody waits until all is settled."""
+        for each in self._partitions.values():
+            if each.due:
+                self._settle_by(each, now)
 
     def settled(self, partition: TopicPartition, outcomes: Sequence[SettleOutcome]) -> None:
         """The answer to a Settle."""
@@ -238,8 +250,9 @@ class SharedCore:
                 self._lose(due.message)
             else:
                 found.due.append(due)
+        found.retry_at = now + pause
         if found.due:
-            found.settle_at = now + pause
+            found.settle_at = found.retry_at
 
     @property
     def unsettled_count(self) -> int:

@@ -21,13 +21,19 @@ NOW_MS = 1_000_000
 class Leasing:
     """A core with one partition, whose broker leases what a test says. Seconds pass as a test says."""
 
-    def __init__(self, where: str | None = None, partition: TopicPartition = T) -> None:
+    def __init__(
+        self, where: str | None = None, partition: TopicPartition = T, linger_ms: int = 0, ordered: bool = False
+    ) -> None:
         self.lost: list[SharedMessage] = []
         self.now = 0.0
         self.partition = partition
-        config = SharedConfig(settle_linger_ms=0, lease_seconds=10.0)
+        config = SharedConfig(settle_linger_ms=linger_ms, lease_seconds=10.0)
         chosen = None if where is None else parse_where(where)
-        self.core = SharedCore(config, self.lost.append, where=chosen, now_ms=lambda: NOW_MS + round(self.now * 1000))
+
+        def clock() -> int:
+            return NOW_MS + round(self.now * 1000)
+
+        self.core = SharedCore(config, self.lost.append, ordered=ordered, where=chosen, now_ms=clock)
         self.core.use([partition])
         self.core.idle = 10
 
@@ -115,3 +121,51 @@ def test_a_lease_is_kept_while_a_handler_works_and_not_after_that() -> None:
     leasing.now = 11.0
     assert leasing.said() == [Settlement(0, 100, 0, SettleAction.ACK)]
     assert leasing.said() == []
+
+
+def taken(leasing: Leasing, count: int) -> list[SharedMessage]:
+    leasing.lease(*[message()] * count)
+    return leasing.core.take(count, leasing.now)
+
+
+def offsets(settlements: list[Settlement]) -> list[int]:
+    return [each.offset for each in settlements]
+
+
+def test_acknowledgements_gather_until_the_first_has_waited_or_one_is_released() -> None:
+    leasing = Leasing(linger_ms=100)
+    first, second, third, fourth = taken(leasing, 4)
+    leasing.core.ack(first, 0.0)
+    leasing.core.ack(second, 0.05)
+    leasing.now = 0.09
+    assert leasing.said() == []
+    leasing.now = 0.1
+    assert offsets(leasing.said()) == [0, 1]
+    leasing.core.ack(third, 0.2)
+    leasing.core.release(fourth, 0.0, 0.21)
+    leasing.now = 0.21
+    assert offsets(leasing.said()) == [2, 3]
+
+
+def test_the_next_of_a_key_and_a_flush_wait_for_no_others() -> None:
+    leasing = Leasing(linger_ms=100, ordered=True)
+    leasing.core.ack(*taken(leasing, 1), 0.0)
+    assert offsets(leasing.said()) == [0]
+    leasing = Leasing(linger_ms=100)
+    leasing.core.ack(*taken(leasing, 1), 0.0)
+    assert leasing.said() == []
+    leasing.core.settle_now(0.0)
+    assert offsets(leasing.said()) == [0]
+
+
+def test_nothing_goes_to_a_broker_that_has_failed_before_its_pause_is_over() -> None:
+    leasing = Leasing()
+    first, second = taken(leasing, 2)
+    leasing.core.ack(first, 0.0)
+    (action,) = [each for each in leasing.core.actions(0.0) if isinstance(each, Settle)]
+    leasing.core.unsettled(action.partition, 0.0, 1.0)
+    leasing.core.release(second, 0.0, 0.5)
+    leasing.now = 0.9
+    assert leasing.said() == []
+    leasing.now = 1.0
+    assert offsets(leasing.said()) == [0, 1]
