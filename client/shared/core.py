@@ -302,7 +302,7 @@ class SharedCore:
 
     def _asks(self, now: float) -> list[Acquiring]:
         ahead, idle = self._ahead, max(0, self.idle)
-        there = self._buffered + sum(each.asked for each in self._turn if not each.is_parked)
+        there = self._there
         want = min(MAX_ACQUIRED, idle + ahead - there)
         if want <= 0 or not self._turn or (not idle and there > ahead * tuning.REFILL_PART):
             return []
@@ -322,9 +322,17 @@ class SharedCore:
         return asks
 
     @property
+    def _there(self) -> int:
+        """Messages that nobody has taken, and those that are asked for and will come at once."""
+        return self._buffered + sum(each.asked for each in self._turn if not each.is_parked)
+
+    @property
     def is_low(self) -> bool:
-        """Whether `actions` may ask for more, now that messages were taken."""
-        return not self.idle and self._buffered <= self._ahead * tuning.REFILL_PART
+        """Whether `actions` asks for more, now that messages were taken."""
+        if self.idle:
+            return False
+        low = self._ahead * tuning.REFILL_PART
+        return self._buffered <= low and self._there <= low
 
     def next_time(self, now: float) -> float:
         """When `actions` may have something to do, if nothing happens before."""
