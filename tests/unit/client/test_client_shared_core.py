@@ -149,10 +149,10 @@ def test_acknowledgements_gather_until_the_first_has_waited_or_one_is_released()
 
 def test_the_next_of_a_key_and_a_flush_wait_for_no_others() -> None:
     leasing = Leasing(linger_ms=100, ordered=True)
-    leasing.core.ack(*taken(leasing, 1), 0.0)
+    leasing.core.ack(taken(leasing, 1)[0], 0.0)
     assert offsets(leasing.said()) == [0]
     leasing = Leasing(linger_ms=100)
-    leasing.core.ack(*taken(leasing, 1), 0.0)
+    leasing.core.ack(taken(leasing, 1)[0], 0.0)
     assert leasing.said() == []
     leasing.core.settle_now(0.0)
     assert offsets(leasing.said()) == [0]
