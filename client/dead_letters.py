@@ -95,8 +95,9 @@ class DeadLetters:
         self._connect, self._root = connect, root
         self._producer: Producer | None = None
         self._cluster = Cluster(
-            connect, root=root, start_timeout_seconds=start_timeout_seconds, config=self._config, protocol="auto"
+            connect, root=root, start_timeout_seconds=start_timeout_seconds, config=self._config, starts=False
         )
+        self._cluster.start()
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,10 @@ class TopicBrowser:
         check_call_backs(on_damaged=on_damaged)
         self._on_damaged = on_damaged
         self._where = check_where(where)
-        self._cluster = Cluster(connect, root=root, protocol=check_protocol(protocol), config=self._config.connection)
+        self._cluster = Cluster(
+            connect, root=root, protocol=check_protocol(protocol), config=self._config.connection, starts=False
+        )
+        self._cluster.start()
 
     def partitions(self) -> list[TopicPartition]:
         """What is iterated over. Raises NoPartition, CoordinationUnavailable, ClientError (closed)."""

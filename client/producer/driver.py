@@ -87,6 +87,11 @@ class Driver:
             self._undelivered = Undelivered(store, self._send_again, config.recover_interval_seconds, clock)
         metadata.on_change(self._view_changed)
 
+    def start(self) -> None:
+        """Begin what goes on by itself, as Resender.begin."""
+        if self._undelivered is not None:
+            self._undelivered.begin()
+
     # --- accepting --------------------------------------------------------------------------------------------------
 
     def send_stored(self, message: StoredMessage, deadline: float, retry: bool) -> SendResult:
@@ -210,7 +215,8 @@ class Driver:
     @property
     def rests(self) -> bool:
         """Whether there is nothing to deliver, or to put into the store. Takes no lock."""
-        return not (self.core.buffered_messages or self._telling or self._undelivered)
+        keeps = self._undelivered is not None and self._undelivered.is_writing
+        return not (self.core.buffered_messages or self._telling or keeps)
 
     def _wait_for_all(self, deadline: float) -> bool:
         self.core.hurry()

@@ -87,6 +87,7 @@ class OrderedProducer:
                 store, self._queues.__contains__, self._send_once, self._config.recover_interval_seconds, clock
             )
             self._metadata.on_change(lambda topic: self._resender.trigger_all())
+            self._resender.begin()
         except BaseException:
             begin_elsewhere((self._metadata.close,))
             self._metadata.close()

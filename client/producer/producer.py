@@ -108,6 +108,7 @@ class Producer:
             if own is not None:
                 own.start(self._config.start_timeout_seconds)
             self._assemble(selector, default_topic, undelivered, clock, random)
+            self._driver.start()
         except BaseException:
             if own is not None:
                 begin_elsewhere((own.close,))

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from metaq.coordination.interrupts import Aside, Bells
+from metaq.coordination.interrupts import Aside, Bells, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import LocalStoreError, MetaqError
 
@@ -57,7 +57,15 @@ class Resender:
         self._failures: dict[str, MetaqError] = {}
         self._closed = False
         self._timers = Timers("metaq-resend", clock)
-        self._timers.call_later(0.0, self._round)
+
+    def begin(self) -> None:
+        """Empty the queues from now on. No constructor does that: if it were interrupted when it returns, nobody could
+        end it. An interrupt of this ends it (interrupts.py)."""
+        try:
+            self._timers.call_later(0.0, self._round)
+        except BaseException:
+            begin_elsewhere((self._timers.close,))
+            raise
 
     @property
     def failures(self) -> Mapping[str, MetaqError]:
@@ -179,6 +187,10 @@ class Undelivered:
         self._aside = Aside("metaq-undelivered")  # else what is in the store might not be known to be, and come twice
         self._timers = Timers("metaq-undelivered", clock)
 
+    def begin(self) -> None:
+        """Send what the store has from now on, as Resender.begin."""
+        self._resender.begin()
+
     def keep(self, outgoing: Outgoing, error: MetaqError) -> None:
         """`error` says why it was given up; its future ends once it is in the store. One that waits to be written is
         not kept twice, whoever gives it up. After `close` its future ends with LocalStoreError."""
@@ -187,6 +199,11 @@ class Undelivered:
             self.write()
         else:
             self._timers.call_later(0.0, self.write)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether something was given up that is not in the store yet. Takes no lock."""
+        return bool(self._given_up)
 
     def write(self) -> None:
         """Put everything that was given up into the store, now."""

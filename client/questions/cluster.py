@@ -49,9 +49,11 @@ class Cluster:
         start_timeout_seconds: float = 10.0,
         config: ConnectionConfig | None = None,
         patience_seconds: float = LEADERLESS_SECONDS,
+        starts: bool = True,
     ) -> None:
         """zookeeper: connect string, chroot allowed; root: znode below which metaq lives. patience_seconds: how long
-        brokers and topics are waited for while a broker set has nodes and no leader."""
+        brokers and topics are waited for while a broker set has nodes and no leader. starts: False: for a constructor,
+        which calls `start` at its end: an interrupt between this one's and its own would leave the session open."""
         self.zookeeper = zookeeper
         self._config = config_or_default(config, ConnectionConfig)
         self._session = ZkSession(zookeeper, root)
@@ -60,7 +62,13 @@ class Cluster:
         self._offsets = ZooKeeperOffsetStore(self._session)
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self._ending = Aside("metaq cluster close")
-        self._session.start(start_timeout_seconds)
+        self._start_timeout_seconds = start_timeout_seconds
+        if starts:
+            self.start()
+
+    def start(self) -> None:
+        """Connect. If that fails or is interrupted it is closed."""
+        self._session.start(self._start_timeout_seconds)
 
     def __enter__(self) -> Self:
         return self

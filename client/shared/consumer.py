@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.interrupts import BackgroundThread, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, RequestTimedOut
 from metaq.protocol.limits import MAX_LEASE_MS, MAX_MEMBER_CHARACTERS, MAX_RELEASE_MS, check_group, check_topic
@@ -138,9 +138,15 @@ class SharedConsumer:
                 own.start(config.start_timeout_seconds)
             self._driver.begin()
         except BaseException:
-            self._pool.close()
-            metadata.close()
+            begin_elsewhere((self._abandon,))
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        """The constructor failed or was interrupted. May be repeated."""
+        self._driver.end(0.0)
+        self._pool.close()
+        self._metadata.close()
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

@@ -6,19 +6,31 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from random import Random
+from types import FrameType
 from typing import Any, Protocol
 
 import pytest
 
-from metaq import Consumer, LocalMessageStore, OrderedProducer, PartitionReader, Producer, TopicBrowser, TopicPartition
+from metaq import (
+    Consumer,
+    DeadLetters,
+    LocalMessageStore,
+    OrderedProducer,
+    PartitionReader,
+    Producer,
+    SharedConsumer,
+    TopicBrowser,
+    TopicPartition,
+)
 from metaq.client.questions.cluster import Cluster
 from metaq.coordination.interrupts import Aside
-from tests.integration.alarms import Alarm
+from tests.integration.alarms import Alarm, Limit
 from tests.integration.client_cluster import Brokers
 from tests.waiting import eventually
 
@@ -66,6 +78,31 @@ def _browser(brokers: Brokers, store: LocalMessageStore) -> Closable:
     return TopicBrowser(brokers.connect, "t")
 
 
+def _undelivered(brokers: Brokers, store: LocalMessageStore) -> Closable:
+    return Producer(brokers.connect, undelivered=store)
+
+
+def _dead_letters(brokers: Brokers, store: LocalMessageStore) -> Closable:
+    return DeadLetters(brokers.connect, group="g")
+
+
+def _shared(brokers: Brokers, store: LocalMessageStore) -> Closable:
+    return SharedConsumer(brokers.connect, group="g", topics=["t"])
+
+
+MAKERS = [
+    _producer,
+    _undelivered,
+    _ordered_producer,
+    _consumer,
+    _shared,
+    _reader,
+    _cluster,
+    _browser,
+    _dead_letters,
+]
+
+
 def _used() -> tuple[int, int]:
     gc.collect()
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -76,7 +113,7 @@ def _is_left_at_most(threads: int, descriptors: int) -> bool:
     return now[0] <= threads and now[1] <= descriptors
 
 
-@pytest.mark.parametrize("make", [_producer, _ordered_producer, _consumer, _reader, _cluster, _browser])
+@pytest.mark.parametrize("make", MAKERS)
 def test_an_interrupted_constructor_leaves_nothing(
     brokers: Brokers, store: LocalMessageStore, make: Callable[[Brokers, LocalMessageStore], Closable]
 ) -> None:
@@ -102,7 +139,61 @@ def test_an_interrupted_constructor_leaves_nothing(
             while constructed:
                 constructed.pop().close()
     assert interrupted
-    eventually(partial(_is_left_at_most, *before), what=f"as few threads and descriptors as before, {before}")
+    _await_no_more_than(before)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_an_interrupt_where_a_part_of_it_is_constructed_leaves_nothing(
+    brokers: Brokers, store: LocalMessageStore, make: Callable[[Brokers, LocalMessageStore], Closable]
+) -> None:
+    """It may come when the call of a class returns: nobody has the new object then. Chance seldom finds that."""
+    make(brokers, store).close()
+    before = _used()
+    parts = list[str]()
+    while True:
+        at = _AtReturn(len(parts))
+        sys.setprofile(at)
+        try:
+            made = make(brokers, store)
+        except Limit:
+            parts.append(at.part)
+            continue
+        finally:
+            sys.setprofile(None)
+        made.close()
+        break
+    assert len(parts) > 2
+    _await_no_more_than(before)
+
+
+class _AtReturn:
+    """Raises Limit when the so many-th constructor of ours, within another one of the client, returns. part: which."""
+
+    def __init__(self, passed: int) -> None:
+        self.part = ""
+        self._left = passed
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "return" or frame.f_code.co_name != "__init__" or "/tests/" in frame.f_code.co_filename:
+            return
+        caller = frame.f_back
+        if caller is None or not any(each in caller.f_code.co_filename for each in ("/client/", "/coordination/")):
+            return
+        if self._left:
+            self._left -= 1
+            return
+        self.part = frame.f_code.co_qualname
+        sys.setprofile(None)
+        raise Limit
+
+
+def _await_no_more_than(before: tuple[int, int]) -> None:
+    """The threads and descriptors of then; an AssertionError names those that there are."""
+    try:
+        eventually(partial(_is_left_at_most, *before), what=f"as few threads and descriptors as before, {before}")
+    except AssertionError as error:
+        descriptors = [os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.lexists(each.path)]
+        raise AssertionError(f"{error}: {threading.enumerate()}, {descriptors}") from None
 
 
 def _is_constructing(construct: Callable[[], object]) -> bool:
@@ -115,7 +206,7 @@ def _is_constructing(construct: Callable[[], object]) -> bool:
     return frame is not None and any("/client/" in each for each in files)
 
 
-@pytest.mark.parametrize("make", [_producer, _ordered_producer, _consumer, _reader, _cluster, _browser])
+@pytest.mark.parametrize("make", MAKERS)
 def test_an_interrupted_close_is_done_all_the_same(
     brokers: Brokers,
     store: LocalMessageStore,
@@ -139,4 +230,4 @@ def test_an_interrupted_close_is_done_all_the_same(
             begun.clear()
             interrupted += alarm.interrupts(closable.close, 1e-5 + random.random() * 0.003, when=begun.copy)
     assert interrupted
-    eventually(partial(_is_left_at_most, *before), what=f"as few threads and descriptors as before, {before}")
+    _await_no_more_than(before)

@@ -26,6 +26,8 @@ __all__ = ["Outcome", "run"]
 
 LEASE_SECONDS = 3.0
 RATE = 300.0
+BROKER_SHARE = 0.4
+"""Of the kills; the others are members'."""
 
 
 class Outcome(NamedTuple):
@@ -77,6 +79,9 @@ def run(directory: Path, seed: int, kills: int, members: int = 4, topic: str = "
 
     topic: lines of its section in server.ini."""
     rng = random.Random(seed)
+    priorities = random.Random(seed)  # the producer's thread would take the kills' numbers
+    is_brokers = [number < kills * BROKER_SHARE for number in range(kills)]
+    rng.shuffle(is_brokers)
     began = time.monotonic()
     ini = server_ini(directory / "data", {TOPIC: topic})
     broker = RunningBroker(directory, ini)
@@ -93,26 +98,23 @@ def run(directory: Path, seed: int, kills: int, members: int = 4, topic: str = "
             while not stop.wait(1 / RATE):
                 number += 1
                 try:
-                    result = producer.send(TOPIC, b"%d" % number, priority=9 if rng.random() < 0.05 else 0)
+                    result = producer.send(TOPIC, b"%d" % number, priority=9 if priorities.random() < 0.05 else 0)
                 except MetaqError:
                     continue  # nobody promised it
                 sent.append(result.offset)
 
     producing = threading.Thread(target=send)
-    broker_kills = member_kills = 0
     try:
         for _ in range(members):
             group.start(port)
         producing.start()
-        while broker_kills + member_kills < kills:
+        for is_broker in is_brokers:
             time.sleep(rng.uniform(0.2, 1.0))
-            if rng.random() < 0.4:
+            if is_broker:
                 broker.kill()
-                broker_kills += 1
                 broker = RunningBroker(directory, ini)
             else:
                 group.kill_one()
-                member_kills += 1
                 group.start(port)
         stop.set()
         producing.join()
@@ -128,8 +130,8 @@ def run(directory: Path, seed: int, kills: int, members: int = 4, topic: str = "
         len(sent),
         len(handed),
         len(handed) - len({event.offset for event in handed}),
-        broker_kills,
-        member_kills,
+        sum(is_brokers),
+        kills - sum(is_brokers),
         time.monotonic() - began,
     )
 

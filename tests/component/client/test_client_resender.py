@@ -51,6 +51,7 @@ def make(store, receiver):
 
     def make(interval=NEVER, owns=lambda queue: queue.startswith("q")):
         made.append(Resender(store, owns, receiver, interval))
+        made[-1].begin()
         return made[-1]
 
     yield make
