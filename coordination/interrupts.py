@@ -73,11 +73,13 @@ class Bell:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def ring(self) -> None:
+    def ring(self) -> bool:
+        """Whether it had not rung yet."""
         try:
             self._lock.release()
-        except RuntimeError:  # it has rung
-            return
+        except RuntimeError:
+            return False
+        return True
 
     def wait(self, seconds: float | None) -> bool:
         """At most `seconds`, 0 or less: not at all; None: for ever. Whether it has rung, which is forgotten then."""
@@ -219,10 +221,13 @@ class Bells:
         self.waiting: list[Bell] = []
         """Not empty while somebody waits; a look at it costs no call."""
 
-    def ring(self) -> None:
-        """Have those that wait look again."""
+    def ring(self, most: int | None = None) -> None:
+        """Have those that wait look again. most: so many of them, those left out that are about to look anyway."""
         for bell in list(self.waiting):
-            bell.ring()
+            if most is not None and most <= 0:
+                return
+            if bell.ring() and most is not None:
+                most -= 1
 
     def wait_for(self, holds: Callable[[], object], seconds: Callable[[], float]) -> bool:
         """Wait until `holds`; whether it did when no `seconds` were left. It is looked at on this thread now and

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import BackgroundThread, begin_elsewhere
+from metaq.coordination.interrupts import Aside, BackgroundThread, Bells, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, RequestTimedOut
 from metaq.protocol.limits import MAX_LEASE_MS, MAX_MEMBER_CHARACTERS, MAX_RELEASE_MS, check_group, check_topic
@@ -111,6 +111,8 @@ class SharedConsumer:
         self._clock = clock
         self._guard = ForkGuard("SharedConsumer")
         self._closed = self._stopped = False
+        self._ending = Bells()  # for run(): it has been told to end
+        self._aside = Aside("metaq-shared-close")
         self._pool = ConnectionPool(config.connection)
         own: ZooKeeperMetadata | None = None
         if metadata is None:
@@ -161,27 +163,56 @@ class SharedConsumer:
         return self._take(max_messages, self._clock() + timeout, keep=False)
 
     def _take(self, most: int, deadline: float, *, keep: bool) -> list[SharedMessage]:
-        driver, core = self._driver, self._core
-        with driver.changed:
-            core.idle += most
-            try:
-                while True:
-                    self._check_open()
-                    if driver.failure is not None:
-                        raise driver.failure
-                    taken = core.take(most, self._clock(), keep=keep)
-                    left = deadline - self._clock()
-                    if taken or left <= 0 or self._stopped:
-                        break
-                    driver.ring()
-                    driver.wait(left)
-            finally:
-                core.idle -= most
-            if taken and not (core.is_low or core.is_due):
-                return taken
-            core.is_due = False
-        driver.ring()
+        """What an interrupt keeps from the caller comes again when its lease ends."""
+        driver, core, waiting = self._driver, self._core, object()
+        taken: list[SharedMessage] = []
+
+        def look() -> bool:
+            nonlocal taken
+            with driver.lock:
+                self._check_open()
+                if driver.failure is not None:
+                    raise driver.failure
+                taken = core.take(most, self._clock(), keep=keep)
+                if not taken and not self._stopped:
+                    core.waiting[waiting] = most
+                is_due = core.is_low or core.is_due or not taken
+                core.is_due = False
+            if is_due:
+                driver.ring()
+            return bool(taken or self._stopped)
+
+        try:
+            driver.came.wait_for(look, lambda: deadline - self._clock())
+        except MetaqError:
+            raise
+        except BaseException:
+            begin_elsewhere((driver.look_anew,))
+            raise
+        finally:
+            core.waiting.pop(waiting, None)
         return taken
+
+    def _next(self, done: SharedMessage | None, *, keep: bool) -> SharedMessage | None:
+        """Acknowledge `done`, and take the next message, for a thread of run(): one look at the core for each message.
+        None: there was none for a second."""
+        driver, core = self._driver, self._core
+        with driver.lock:
+            if self._closed:
+                self._check_open()
+            now = self._clock()
+            if done is not None and not done.is_settled:
+                core.ack(done, now)
+            message = core.take_one(now, keep=keep)
+            is_due, core.is_due = core.is_due, False
+            is_low = message is not None and core.is_low
+        if is_due:
+            driver.ring()
+        if is_low:
+            driver.go_on()
+        if message is not None:
+            return message
+        return next(iter(self._take(1, now + 1.0, keep=keep)), None)
 
     def ack(self, *messages: SharedMessage) -> None:
         """They are done. The broker hears of it in some milliseconds: `flush` waits for that.
@@ -206,30 +237,32 @@ class SharedConsumer:
         for message in messages:
             if not isinstance(message, SharedMessage):
                 raise TypeError(f"{message!r:.80} is no message of this consumer's poll()")
-        with self._driver.changed:
-            self._check_open()
-            now = self._clock()
-            for message in messages:
-                if not message.is_settled:
-                    settle(message, now)
-            is_due, self._core.is_due = self._core.is_due, False
-        if is_due:
-            self._driver.ring()
+        try:
+            with self._driver.lock:
+                self._check_open()
+                now = self._clock()
+                for message in messages:
+                    if not message.is_settled:
+                        settle(message, now)
+                is_due, self._core.is_due = self._core.is_due, False
+            if is_due:
+                self._driver.ring()
+        except MetaqError:
+            raise
+        except BaseException:
+            begin_elsewhere((self._driver.look_anew,))
+            raise
 
     def flush(self, timeout: float = 10.0) -> None:
         """Wait until the brokers have answered everything that was said of messages. Raises RequestTimedOut."""
         check_number("timeout", timeout, whole=False, may_be_0=True)
         deadline = self._clock() + timeout
-        with self._driver.changed:
-            self._core.settle_now(self._clock())
-            self._driver.ring()
-            while count := self._core.unsettled_count:
-                if self._driver.failure is not None:
-                    raise self._driver.failure
-                left = deadline - self._clock()
-                if left <= 0:
-                    raise RequestTimedOut(f"{count} acknowledgements are not answered after {timeout:g} s")
-                self._driver.wait(left)
+        driver = self._driver
+        driver.look_anew()
+        if not driver.settling.wait_for(driver.has_settled, lambda: deadline - self._clock()):
+            raise RequestTimedOut(f"{driver.unsettled} acknowledgements are not answered after {timeout:g} s")
+        if driver.failure is not None and driver.unsettled:
+            raise driver.failure
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -290,14 +323,14 @@ class SharedConsumer:
         failed = FailedMessages(retry, self.group, self._make_sender, lambda broker: True)
         self._driver.also_take(failed.retry_topic)
         run = _Run(self, handler, keep_leases, failed)
-        with self._driver.changed:
-            self._stopped = False
-            self._core.workers = threads
-        workers = [BackgroundThread(run.work, f"metaq-shared-{number}") for number in range(threads)]
+        self._stopped = False
+        self._core.workers = threads
+        workers: list[BackgroundThread] = []
         try:
-            with self._driver.changed:
-                while not (self._stopped or self._closed or run.failure is not None):
-                    self._driver.wait(1.0)
+            for number in range(threads):
+                workers.append(BackgroundThread(run.work, f"metaq-shared-{number}"))
+            while not self._ending.wait_for(lambda: self._stopped or run.failure is not None, lambda: 1.0):
+                pass
         finally:
             self.stop()
             left = TimeLeft(self._config.stop_seconds)
@@ -309,21 +342,23 @@ class SharedConsumer:
     def stop(self) -> None:
         """Have run(), and polls that wait, return. Any thread, also a handler's."""
         self._stopped = True
-        with self._driver.changed:
-            self._driver.changed.notify_all()
+        self._driver.wake()
+        self._ending.ring()
 
     def close(self, timeout: float = 10.0) -> None:
         """Give back what was not taken, tell the brokers what is settled, and end; within `timeout` seconds. Messages
         that were taken and not settled come to others when their leases end. Idempotent."""
-        if self._closed:
-            return
         self._closed = self._stopped = True
         if self._guard.is_elsewhere:
             self._pool.close()
             return
+        self._aside.do(self._close, timeout)
+
+    def _close(self, timeout: float) -> None:
+        """Where no interrupt comes."""
         left = TimeLeft(timeout)
-        with self._driver.changed:
-            self._driver.changed.notify_all()
+        self._driver.wake()
+        self._ending.ring()
         if not self._driver.end(left.part(0.8)):
             log.warning("group %s: brokers have not confirmed everything before the end", self.group)
         if self._sender is not None:
@@ -347,7 +382,7 @@ class SharedConsumer:
     def _make_sender(self) -> FailedSender:
         from ..producer import Producer  # a consumer that never fails does without one
 
-        with self._driver.changed:
+        with self._driver.lock:
             if self._sender is None:
                 config = ProducerConfig(connection=self._config.connection)
                 self._sender = Producer(config=config, metadata=LentMetadata(self._metadata))
@@ -373,10 +408,13 @@ class _Run:
     def work(self) -> None:
         """A worker's thread."""
         consumer = self._consumer
+        done: SharedMessage | None = None
         try:
             while not (consumer._stopped or consumer._closed):
-                for message in consumer._take(1, consumer._clock() + 1.0, keep=self._keep):
-                    self._handle(message)
+                message = consumer._next(done, keep=self._keep)
+                done = message if message is not None and self._handle(message) else None
+            if done is not None:
+                consumer.ack(done)
         except ClientError as error:
             if not consumer._closed:
                 self._fail(error)
@@ -385,28 +423,27 @@ class _Run:
 
     def _fail(self, error: BaseException) -> None:
         self.failure = self.failure or error
-        with self._consumer._driver.changed:
-            self._consumer._driver.changed.notify_all()
+        self._consumer._ending.ring()
 
-    def _handle(self, message: SharedMessage) -> None:
+    def _handle(self, message: SharedMessage) -> bool:
+        """Whether it is to be acknowledged."""
         consumer, most = self._consumer, self._failed.retry.attempts
         if message.attempts > most:  # members have ended over it
-            self._bury(message, message.attempts - 1, TimeoutError(_NO_WORD))
-            return
+            return self._bury(message, message.attempts - 1, TimeoutError(_NO_WORD))
         try:
             self._handler(message)
         except Exception as error:
             if message.is_settled:
                 log.warning("group %s: the handler of a settled message failed", consumer.group, exc_info=error)
             elif message.attempts >= most:
-                self._bury(message, message.attempts, error)
+                return self._bury(message, message.attempts, error)
             else:
                 self._try_again(message, "the handler failed", error)
+            return False
         except BaseException:
             consumer.release(message)
             raise
-        else:
-            consumer.ack(message)
+        return True
 
     def _try_again(self, message: SharedMessage, what: str, error: BaseException) -> None:
         pause = self._failed.pause(message.attempts)
@@ -423,15 +460,15 @@ class _Run:
         )
         self._consumer.release(message, delay=pause)
 
-    def _bury(self, message: SharedMessage, attempts: int, error: Exception) -> None:
-        """Make it a dead letter. It is acknowledged when that is stored: if this fails, it comes again."""
+    def _bury(self, message: SharedMessage, attempts: int, error: Exception) -> bool:
+        """Make it a dead letter. It is to be acknowledged when that is stored: if this fails, it comes again."""
         consumer = self._consumer
         failure = self._failed.failure(message, error, attempts)
         try:
             self._failed.send(message, failure).future.result()
         except MetaqError as refusal:
             self._try_again(message, "no broker has taken a dead letter", refusal)
-            return
+            return False
         log.error(
             "group %s: %s %s @%d is a dead letter after %d attempts: %s",
             consumer.group,
@@ -441,7 +478,7 @@ class _Run:
             attempts,
             failure.cause,
         )
-        consumer.ack(message)
+        return True
 
 
 def _member(name: str | None) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from metaq.coordination.backoff import Backoff
 from metaq.protocol.limits import MAX_ACQUIRED
 from metaq.protocol.own_topics import is_own_topic
-from metaq.protocol.record import MAX_PRIORITY
+from metaq.protocol.record import EXPIRES_FLAG, MAX_PRIORITY, priority_of
 from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
 from metaq.protocol.where import Where
 
@@ -25,6 +25,9 @@ from . import tuning
 from .message import SharedMessage
 
 __all__ = ["Acquiring", "Settle", "SharedCore"]
+
+_ACK, _RELEASE, _RETURN, _EXTEND = SettleAction.ACK, SettleAction.RELEASE, SettleAction.RETURN, SettleAction.EXTEND
+_DONE = SettleOutcome.DONE
 
 
 class Acquiring(NamedTuple):
@@ -42,12 +45,8 @@ class Settle(NamedTuple):
     settlements: tuple[Settlement, ...]
 
 
-class _Due(NamedTuple):
-    """What is to be said of a message. tries: how often it was said without an answer."""
-
-    message: SharedMessage
-    settlement: Settlement
-    tries: int
+_Due = tuple[SharedMessage, SettleAction, int, int]
+"""What is to be said of a message, its milliseconds, and how often it was said without an answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +70,9 @@ class _Partition:
 class SharedCore:
     """One thread at a time.
 
-    idle: who waits for a message now, as the driver counts them. workers: who work on messages, run()'s threads, or 1.
+    waiting: for how many messages each of those waits that found none; who waits no more leaves it. workers: who work
+    on messages, run()'s threads, or 1. wakes_at: when the driver looks again if nothing happens, which it sets. is_due:
+    it has to look earlier than that; for the driver, which sets it back.
     """
 
     def __init__(
@@ -86,10 +87,10 @@ class SharedCore:
         """on_lost: called with a message whose settlement came too late: another member has it, or has had it.
         ordered: whether the next message of a key waits for the acknowledgement of the one before. where: what it does
         not hold for is acknowledged, and given to nobody."""
-        self.idle = 0
+        self.waiting: dict[object, int] = {}
         self.workers = 1
+        self.wakes_at = math.inf
         self.is_due = False
-        """Whether `next_time` is earlier than it was; for the driver, which sets it back."""
         self.acknowledged = self.lost = self.damaged = 0
         """Messages since the start; acknowledged ones with those that were left out, or had expired."""
         self._config = config
@@ -100,7 +101,11 @@ class SharedCore:
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._turn: deque[_Partition] = deque()  # who is asked next
         self._buffers: list[deque[SharedMessage]] = [deque() for _ in range(MAX_PRIORITY + 1)]
+        self._top = 0  # no buffer of a higher priority has any
         self._buffered = 0
+        self._low = -1  # with so many left in the buffers more is asked for; -1 = never: that is under way
+        self._stale_seconds = config.lease_seconds * tuning.STALE_PART
+        self._keep_seconds = config.lease_seconds * tuning.KEEP_PART
         self._kept: dict[int, SharedMessage] = {}  # by identity: handlers work on them
         self._seconds: float | None = None  # that a message takes one worker
         self._closing = False
@@ -114,6 +119,7 @@ class SharedCore:
             found = _Partition(each, Backoff(self._config.error_min_seconds, self._config.error_max_seconds))
             self._partitions[each] = found
         self._turn = deque(self._partitions[each] for each in sorted(there))
+        self._note_low()
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -125,23 +131,30 @@ class SharedCore:
     def take(self, most: int, now: float, *, keep: bool = False) -> list[SharedMessage]:
         """At most so many of the most urgent ones that are here. keep: extend their leases until they are settled."""
         taken: list[SharedMessage] = []
-        for priority in range(MAX_PRIORITY, -1, -1):
-            buffer = self._buffers[priority]
-            while buffer and len(taken) < most:
-                message = buffer.popleft()
-                self._buffered -= 1
-                if message.lease_until - now < self._config.lease_seconds * tuning.STALE_PART:
-                    self._settle(message, SettleAction.RETURN, 0, now)
-                elif message.has_expired(self._now_ms()):
-                    self._settle(message, SettleAction.ACK, 0, now)
-                else:
-                    taken.append(message)
-        for message in taken:
-            message.handed_at = now
-            if keep:
-                message.is_kept = True
-                self._kept[id(message)] = message
+        while len(taken) < most and (message := self.take_one(now, keep=keep)) is not None:
+            taken.append(message)
         return taken
+
+    def take_one(self, now: float, *, keep: bool = False) -> SharedMessage | None:
+        """The most urgent one that is here, as `take`."""
+        while self._buffered:
+            buffer = self._buffers[self._top]
+            if not buffer:
+                self._top -= 1
+                continue
+            self._buffered -= 1  # first: an interrupt behind the call loses one message until its lease ends, no count
+            message = buffer.popleft()
+            if message.lease_until - now < self._stale_seconds:
+                self._settle(message, _RETURN, 0, now)
+            elif message.flag & EXPIRES_FLAG and message.has_expired(self._now_ms()):
+                self._settle(message, _ACK, 0, now)
+            else:
+                message.handed_at = now
+                if keep:
+                    self._kept[id(message)] = message
+                    self._look_by(message.lease_until - self._keep_seconds)
+                return message
+        return None
 
     def arrived(self, partition: TopicPartition, messages: Sequence[SharedMessage], waiting: int, now: float) -> None:
         """The answer to an Acquiring. waiting: messages that the broker could have given, too, at least."""
@@ -151,67 +164,76 @@ class SharedCore:
         found.has_more = waiting > 0
         for message in messages:
             if self._closing:
-                self._settle(message, SettleAction.RETURN, 0, now)
-            elif self._leaves_out(message):
-                self._settle(message, SettleAction.ACK, 0, now)
+                self._settle(message, _RETURN, 0, now)
+            elif self._where is not None and self._leaves_out(message, self._where):
+                self._settle(message, _ACK, 0, now)
             else:
-                self._buffers[message.priority].append(message)
+                priority = priority_of(message.flag)
+                self._buffers[priority].append(message)
+                self._top = max(self._top, priority)
                 self._buffered += 1
+        self._note_low()
 
-    def _leaves_out(self, message: SharedMessage) -> bool:
+    @staticmethod
+    def _leaves_out(message: SharedMessage, where: Where) -> bool:
         """A filter that a message has passed once is not asked when it comes again from the group's own topic."""
-        if self._where is None or is_own_topic(message.leased_from.topic):
-            return False
-        return not self._where.holds_for(message.body, message.flag)
+        return not (is_own_topic(message.leased_from.topic) or where.holds_for(message.body, message.flag))
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
         """It came with a wrong checksum: the broker may read it again, or find its damage."""
         self.damaged += 1
-        self._settle(message, SettleAction.RELEASE, 1000, now)
+        self._settle(message, _RELEASE, 1000, now)
 
     def refused(self, partition: TopicPartition, now: float, pause: float | None) -> None:
         """An Acquiring has failed. pause: until it is tried again; None: a growing one."""
         found = self._partitions[partition]
         found.asked = 0
         found.ask_at = now + (found.backoff.next() if pause is None else pause)
+        self._note_low()
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def ack(self, message: SharedMessage, now: float) -> None:
         """It is done."""
         seconds = now - message.handed_at
-        self._seconds = (
-            seconds
-            if self._seconds is None
-            else (1 - tuning.RATE_WEIGHT) * self._seconds + tuning.RATE_WEIGHT * seconds
-        )
-        self._settle(message, SettleAction.ACK, 0, now)
+        if self._seconds is not None:
+            seconds = self._seconds + tuning.RATE_WEIGHT * (seconds - self._seconds)
+        self._seconds = seconds
+        self._settle(message, _ACK, 0, now)
 
     def release(self, message: SharedMessage, delay: float, now: float) -> None:
         """It may be leased again in `delay` seconds."""
-        self._settle(message, SettleAction.RELEASE, round(delay * 1000), now)
+        self._settle(message, _RELEASE, round(delay * 1000), now)
 
     def extend(self, message: SharedMessage, seconds: float, now: float) -> None:
         """Its lease ends in so many seconds."""
         message.lease_until = now + seconds
-        ms = round(seconds * 1000)
-        self._say(message, Settlement(message.leased_at, message.token, ms, SettleAction.EXTEND), now)
+        self._say(message, _EXTEND, round(seconds * 1000), now)
 
     def _settle(self, message: SharedMessage, action: SettleAction, ms: int, now: float) -> None:
         message.is_settled = True
         self._kept.pop(id(message), None)
-        self._say(message, Settlement(message.leased_at, message.token, ms, action), now)
+        self._say(message, action, ms, now)
 
-    def _say(self, message: SharedMessage, settlement: Settlement, now: float) -> None:
+    def _say(self, message: SharedMessage, action: SettleAction, ms: int, now: float) -> None:
         found = self._partitions[message.leased_from]
-        found.due.append(_Due(message, settlement, 0))
-        waits = settlement.action == SettleAction.ACK and len(found.due) < tuning.SETTLE_AT
-        self._settle_by(found, now + self._linger if waits else now)
+        found.due.append((message, action, ms, 0))
+        waits = action is _ACK and len(found.due) < tuning.SETTLE_AT
+        when = now + self._linger if waits else now
+        if when < found.settle_at:
+            self._settle_by(found, when)
 
     def _settle_by(self, found: _Partition, when: float) -> None:
         when = max(when, found.retry_at)
         if when < found.settle_at:
             found.settle_at = when
+            if not found.sent:
+                self._look_by(when)
+
+    def _look_by(self, when: float) -> None:
+        """The driver is to look at this time, or earlier."""
+        if when < self.wakes_at:
+            self.wakes_at = when
             self.is_due = True
 
     def settle_now(self, now: float) -> None:
@@ -225,13 +247,13 @@ class SharedCore:
         found = self._partitions[partition]
         sent, found.sent = found.sent, []
         found.backoff.reset()
-        for (message, settlement, tries), outcome in zip(sent, outcomes, strict=True):
-            if settlement.action == SettleAction.ACK and (
-                outcome is SettleOutcome.DONE or (outcome is SettleOutcome.GONE and tries)
-            ):  # an answer was lost, and the message is done
-                self.acknowledged += 1
-            elif outcome is not SettleOutcome.DONE and settlement.action != SettleAction.RETURN:
+        for (message, action, _, tries), outcome in zip(sent, outcomes, strict=True):
+            if action is _ACK and (outcome is _DONE or (outcome is SettleOutcome.GONE and tries)):
+                self.acknowledged += 1  # GONE: an answer was lost, and the message is done
+            elif outcome is not _DONE and action is not _RETURN:
                 self._lose(message)
+        if found.due:
+            self._look_by(found.settle_at)
 
     def _lose(self, message: SharedMessage) -> None:
         message.is_settled = True
@@ -243,16 +265,16 @@ class SharedCore:
         """A Settle has failed: it is said again, while the leases may matter still. sent: the broker may have it."""
         found = self._partitions[partition]
         pause = found.backoff.next() if pause is None else pause
-        again = [each._replace(tries=each.tries + sent) for each in found.sent]
-        found.sent = []
-        for due in again:
-            if now > due.message.lease_until + self._config.lease_seconds:
-                self._lose(due.message)
+        again, found.sent = found.sent, []
+        for message, action, ms, tries in again:
+            if now > message.lease_until + self._config.lease_seconds:
+                self._lose(message)
             else:
-                found.due.append(due)
+                found.due.append((message, action, ms, tries + sent))
         found.retry_at = now + pause
         if found.due:
             found.settle_at = found.retry_at
+            self._look_by(found.settle_at)
 
     @property
     def unsettled_count(self) -> int:
@@ -266,29 +288,41 @@ class SharedCore:
         self._closing = True
         for buffer in self._buffers:
             while buffer:
-                self._settle(buffer.popleft(), SettleAction.RETURN, 0, now)
+                self._settle(buffer.popleft(), _RETURN, 0, now)
         self._buffered = 0
+        self._note_low()
         for each in self._partitions.values():
             each.settle_at = min(each.settle_at, now)
 
     def actions(self, now: float) -> list[Acquiring | Settle]:
         """What is due. Each is under way from now on."""
         self._keep(now)
+        asks = [] if self._closing else self._asks(now)
+        asked = {ask.partition for ask in asks}
         actions: list[Acquiring | Settle] = []
         for each in self._partitions.values():
-            if each.due and not each.sent and (each.settle_at <= now or self._closing):
-                each.sent, each.due = each.due[: tuning.MAX_SETTLED], each.due[tuning.MAX_SETTLED :]
-                each.settle_at = now if each.due else math.inf
-                actions.append(Settle(each.partition, tuple(due.settlement for due in each.sent)))
-        if not self._closing:
-            actions += self._asks(now)
-        return actions
+            if (
+                each.due
+                and not each.sent
+                and (each.settle_at <= now or self._closing or self._goes_along(each, asked, now))
+            ):
+                actions.append(self._settlements(each, now))
+        return actions + asks
+
+    def _goes_along(self, found: _Partition, asked: set[TopicPartition], now: float) -> bool:
+        """Whether its settlements go with a request for more messages: one round trip in place of two."""
+        return found.partition in asked and len(found.due) >= tuning.SETTLE_ALONG and found.retry_at <= now
+
+    def _settlements(self, found: _Partition, now: float) -> Settle:
+        found.sent, found.due = found.due[: tuning.MAX_SETTLED], found.due[tuning.MAX_SETTLED :]
+        found.settle_at = now if found.due else math.inf
+        said = [Settlement(message.leased_at, message.token, ms, action) for message, action, ms, _ in found.sent]
+        return Settle(found.partition, tuple(said))
 
     def _keep(self, now: float) -> None:
-        lease = self._config.lease_seconds
         for message in list(self._kept.values()):
-            if message.lease_until - now <= lease * tuning.KEEP_PART:
-                self.extend(message, lease, now)
+            if message.lease_until - now <= self._keep_seconds:
+                self.extend(message, self._config.lease_seconds, now)
 
     @property
     def _ahead(self) -> int:
@@ -301,7 +335,12 @@ class SharedCore:
         return min(self._config.prefetch, int(work))
 
     def _asks(self, now: float) -> list[Acquiring]:
-        ahead, idle = self._ahead, max(0, self.idle)
+        asks = self._wanted(now)
+        self._note_low()
+        return asks
+
+    def _wanted(self, now: float) -> list[Acquiring]:
+        ahead, idle = self._ahead, sum(self.waiting.values())
         there = self._there
         want = min(MAX_ACQUIRED, idle + ahead - there)
         if want <= 0 or not self._turn or (not idle and there > ahead * tuning.REFILL_PART):
@@ -329,15 +368,19 @@ class SharedCore:
     @property
     def is_low(self) -> bool:
         """Whether `actions` asks for more, now that messages were taken."""
-        if self.idle:
-            return False
-        low = self._ahead * tuning.REFILL_PART
-        return self._buffered <= low and self._there <= low
+        return self._buffered <= self._low and not self.waiting
+
+    def _note_low(self) -> None:
+        """Something has changed that `is_low` depends on: it is looked at for each message."""
+        ahead = self._ahead
+        if not ahead or self._closing or all(each.asked for each in self._turn):
+            self._low = -1
+        else:
+            self._low = int(ahead * tuning.REFILL_PART) - self._there + self._buffered
 
     def next_time(self, now: float) -> float:
         """When `actions` may have something to do, if nothing happens before."""
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
-        keep = self._config.lease_seconds * tuning.KEEP_PART
-        times += [message.lease_until - keep for message in self._kept.values()]
+        times += [message.lease_until - self._keep_seconds for message in self._kept.values()]
         return min(times, default=math.inf)

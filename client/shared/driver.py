@@ -1,7 +1,13 @@
-"""Carries out what the core of a shared consumer decides: one thread sends, the connections' threads take answers."""
+"""Carries out what the core of a shared consumer decides.
+
+Whoever finds something to do does it: a thread of run() that has taken all but a few messages asks for more itself, and
+a connection's thread takes the answers. The driver's own thread does what is due at a time. It also sends what a thread
+of the user's finds, where an interrupt (interrupts.py) could come between a decision and its request.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,14 +15,14 @@ from functools import partial
 
 from isal.isal_zlib import crc32
 
-from metaq.coordination.interrupts import BackgroundThread, Bell
+from metaq.coordination.interrupts import BackgroundThread, Bell, Bells
 from metaq.coordination.logs import get_log
 from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestRefused, RequestTimedOut, SharedRefused
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import SHARED_MARK
 from metaq.protocol.own_topics import is_own_topic
-from metaq.protocol.record import HEADER, HEADER_BYTES
+from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.shared import (
     AcquireReply,
     AcquireRequest,
@@ -34,6 +40,7 @@ from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..questions.asking import accepted
 from ..timers import Timers
+from ..waiting import Exchange
 from .core import Acquiring, Settle, SharedCore
 from .message import SharedMessage
 
@@ -41,13 +48,14 @@ __all__ = ["SharedDriver"]
 
 log = get_log(__name__)
 
-_LOOK_SECONDS = 1.0
-"""A thread that waits looks at its condition again after so long, whatever happened to its notification."""
+_PAUSE_SECONDS = 1.0
+"""Behind a step that failed."""
 
 
 class SharedDriver:
-    """Of one shared consumer. `changed` guards the core; its threads are daemons.
+    """Of one shared consumer. `lock` guards the core; its threads are daemons.
 
+    came: rung when messages have come, or why there are none; settling: when answers to settlements have.
     failure: why nothing will ever come: raised by whoever waits.
     """
 
@@ -66,7 +74,9 @@ class SharedDriver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = core
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()  # on_lost, and a signal's handler, may call what takes it
+        self.came = Bells()
+        self.settling = Bells()
         self.failure: MetaqError | None = None
         self._config = config
         self._group = group
@@ -100,20 +110,37 @@ class SharedDriver:
         """Something has changed that the core may act on."""
         self._bell.ring()
 
-    def wait(self, seconds: float) -> None:
-        """With `changed` held: until something has come, or the time is over."""
-        self.changed.wait(min(max(0.0, seconds), _LOOK_SECONDS))
+    @property
+    def unsettled(self) -> int:
+        """Settlements that no broker has answered."""
+        with self.lock:
+            return self.core.unsettled_count
+
+    def has_settled(self) -> bool:
+        """Whether there is nothing to wait for: all is answered, or nothing ever will be."""
+        return self.failure is not None or not self.unsettled
+
+    def wake(self) -> None:
+        """Have all that wait look again. Any thread."""
+        self.came.ring()
+        self.settling.ring()
+
+    def look_anew(self) -> None:
+        """Tell what is to be told, and have everything looked at, as after a call that an interrupt has ended in the
+        middle (interrupts.py). Any thread; may be repeated."""
+        with self.lock:
+            self.core.settle_now(self._clock())
+        self.ring()
+        self.came.ring()
 
     def end(self, timeout: float) -> bool:
         """Give back what nobody has taken, and wait until all is settled; whether it is."""
         deadline = self._clock() + timeout
-        with self.changed:
+        with self.lock:
             self.core.close(self._clock())
         self.ring()
-        with self.changed:
-            while self.core.unsettled_count and self._clock() < deadline and self.failure is None:
-                self.wait(deadline - self._clock())
-            left = self.core.unsettled_count
+        self.settling.wait_for(self.has_settled, lambda: deadline - self._clock())
+        left = self.unsettled
         self._ended = True
         self.ring()
         self._timers.close()
@@ -121,30 +148,40 @@ class SharedDriver:
             self._thread.join(max(0.0, deadline - self._clock()) + 0.1)
         return not left
 
+    def go_on(self) -> None:
+        """Begin what is due. Any thread where no interrupt comes."""
+        if self.failure is not None:
+            return
+        with self.lock:
+            actions = self.core.actions(self._clock())
+        if actions:
+            self._begin(actions)
+
     # --- the driver's thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._ended:
             try:
-                pause = self._go_on()
+                self._look_if_needed()
+                self.go_on()
             except Exception:  # a bug must not end it in silence: say it, pause, go on
                 log.exception("shared group %s: a step failed", self._group)
-                pause = _LOOK_SECONDS
-            self._bell.wait(pause)
+                self._bell.wait(_PAUSE_SECONDS)
+                continue
+            self._bell.wait(self._pause())
 
-    def _go_on(self) -> float | None:
+    def _pause(self) -> float | None:
+        """Seconds until it has to look again; None: not before it rings."""
+        with self.lock:
+            core, now = self.core, self._clock()
+            core.is_due = False
+            core.wakes_at = math.inf if self.failure is not None else core.next_time(now)
+            return None if core.wakes_at == math.inf else core.wakes_at - now
+
+    def _look_if_needed(self) -> None:
         if self._look_needed:
             self._look_needed = False
             self._look()
-        if self.failure is not None:
-            return None
-        with self.changed:
-            actions = self.core.actions(self._clock())
-        for action in actions:
-            self._begin(action)
-        with self.changed:
-            when = self.core.next_time(self._clock())
-        return None if when == float("inf") else max(0.0, when - self._clock())
 
     def _topics_changed(self) -> None:
         self._look_needed = True
@@ -152,10 +189,21 @@ class SharedDriver:
 
     def _look(self) -> None:
         found = [each for topic in self._topics for each in self._metadata.view(topic).partitions]
-        with self.changed:
+        with self.lock:
             self.core.use(found)
 
-    def _begin(self, action: Acquiring | Settle) -> None:
+    def _begin(self, actions: Sequence[Acquiring | Settle]) -> None:
+        """What goes to one broker goes at once."""
+        sending: dict[Connection, list[Acquiring | Settle]] = {}
+        for action in actions:
+            connection = self._connection(action)
+            if connection is not None:
+                sending.setdefault(connection, []).append(action)
+        for connection, those in sending.items():
+            self._send(connection, those)
+
+    def _connection(self, action: Acquiring | Settle) -> Connection | None:
+        """None: there is none now, and what becomes of the action is cared for."""
         partition = action.partition
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
         try:
@@ -164,11 +212,20 @@ class SharedDriver:
             connection = self._pool.open_connection(endpoint)
         except MetaqError as error:
             self._failed(action, error, sent=False)
-            return
+            return None
         if connection is None:
             self._connect(endpoint, action)
-        else:
-            self._send(action, connection)
+        elif not connection.takes_shared:
+            self._give_up(
+                RequestRefused(
+                    Status.BAD_REQUEST,
+                    f"broker {partition.broker} ({endpoint}) leases no messages to shared consumers: "
+                    f"its version says no {SHARED_MARK}: update it, or read its topics with a Consumer",
+                )
+            )
+            self._failed(action, None, sent=False)
+            return None
+        return connection
 
     def _connect(self, endpoint: Endpoint, action: Acquiring | Settle) -> None:
         """Elsewhere: it may block."""
@@ -183,48 +240,37 @@ class SharedDriver:
 
         self._timers.call_later(0.0, connect)
 
-    def _send(self, action: Acquiring | Settle, connection: Connection) -> None:
-        if not connection.takes_shared:
-            self._give_up(
-                RequestRefused(
-                    Status.BAD_REQUEST,
-                    f"broker {action.partition.broker} ({connection.endpoint}) leases no messages to shared consumers: "
-                    f"its version says no {SHARED_MARK}: update it, or read its topics with a Consumer",
-                )
-            )
-            self._failed(action, None, sent=False)
-            return
-        now = self._clock()
-        seconds = self._config.connection.request_timeout_seconds
-        topic, number = action.partition.topic, action.partition.partition
-        if isinstance(action, Acquiring):
-            connection.expects_bulk = True
-            request = AcquireRequest(
-                topic,
-                number,
-                self._group,
-                self._member,
-                action.records,
-                self._config.fetch_max_bytes,
-                round(self._config.lease_seconds * 1000),
-                action.wait_ms,
-                self._start,
-                self._ordered,
-                self._where,
-            )
-            ext = request.to_ext()
-            connection.submit(
-                lambda opaque: (encode_frame(RequestCode.ACQUIRE, opaque, ext),),
-                partial(self._acquired, action, connection),
-                now + action.wait_ms / 1000 + seconds,
-            )
-            return
-        body = encode_settlements(action.settlements)
-        fields = SettleRequest(topic, number, self._group, len(action.settlements)).to_ext()
-        connection.submit(
-            lambda opaque: (encode_frame(RequestCode.SETTLE, opaque, fields, len(body)), body),
-            partial(self._settled, action, connection),
-            now + seconds,
+    def _send(self, connection: Connection, actions: Sequence[Acquiring | Settle]) -> None:
+        requests: list[Exchange] = []
+        buffers: list[Buffer] = []
+        deadline = self._clock() + self._config.connection.request_timeout_seconds
+        for action in actions:
+            opaque = connection.new_opaque()
+            if isinstance(action, Acquiring):
+                on_done = partial(self._acquired, action, connection)
+                requests.append(Exchange(opaque, on_done, deadline + action.wait_ms / 1000))
+                buffers.append(encode_frame(RequestCode.ACQUIRE, opaque, self._acquire_request(action).to_ext()))
+            else:
+                requests.append(Exchange(opaque, partial(self._settled, action, connection), deadline))
+                body = encode_settlements(action.settlements)
+                partition = action.partition
+                fields = SettleRequest(partition.topic, partition.partition, self._group, len(action.settlements))
+                buffers += encode_frame(RequestCode.SETTLE, opaque, fields.to_ext(), len(body)), body
+        connection.send(requests, buffers)
+
+    def _acquire_request(self, action: Acquiring) -> AcquireRequest:
+        return AcquireRequest(
+            action.partition.topic,
+            action.partition.partition,
+            self._group,
+            self._member,
+            action.records,
+            self._config.fetch_max_bytes,
+            round(self._config.lease_seconds * 1000),
+            action.wait_ms,
+            self._start,
+            self._ordered,
+            self._where,
         )
 
     # --- a connection's thread ----------------------------------------------------------------------------------------
@@ -247,8 +293,8 @@ class SharedDriver:
         may_be_copies = is_own_topic(partition.topic)
         for offset, token, attempts, record in leased:
             length, checksum, identity, flag = HEADER.unpack_from(record)
-            body = bytes(record[HEADER_BYTES:])
-            message = SharedMessage(partition, offset, identity, flag, body)
+            body = record[HEADER_BYTES:].tobytes()
+            message = tuple.__new__(SharedMessage, (partition, offset, identity, flag, body))
             if may_be_copies:
                 original = as_original(Message(*message))
                 attempts += original.attempts - 1
@@ -257,14 +303,14 @@ class SharedDriver:
             message.attempts, message.token, message.lease_until = attempts, token, until
             right = len(body) == length and crc32(body) & 0x7FFFFFFF == checksum
             (good if right else damaged).append(message)
-        with self.changed:
+        with self.lock:
             self.core.arrived(partition, good, answer.waiting, now)
             for each in damaged:
                 self.core.damaged_here(each, now)
-            self.changed.notify_all()
+        self.came.ring(len(good))
         if damaged:
             log.error("%d messages of %s %s came with wrong checksums", len(damaged), partition.topic, partition)
-        self.ring()
+        self._follow_up()
 
     def _settled(self, action: Settle, connection: Connection, reply: Reply | None, error: MetaqError | None) -> None:
         try:
@@ -275,10 +321,16 @@ class SharedDriver:
         except MetaqError as failure:
             self._failed(action, failure)
             return
-        with self.changed:
+        with self.lock:
             self.core.settled(action.partition, outcomes)
-            self.changed.notify_all()
-        self.ring()
+        self.settling.ring()
+        self._follow_up()
+
+    def _follow_up(self) -> None:
+        """An answer has come."""
+        self.go_on()
+        if self.core.is_due:
+            self.ring()
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
@@ -291,17 +343,17 @@ class SharedDriver:
                 self._give_up(error)
             elif not isinstance(error, BrokerUnavailable | RequestTimedOut):
                 log.warning("shared group %s: %s %s: %s", self._group, partition.topic, partition, error)
-        with self.changed:
+        with self.lock:
             now = self._clock()
             if isinstance(action, Acquiring):
                 self.core.refused(partition, now, pause)
             else:
                 self.core.unsettled(partition, now, pause, sent=sent)
-            self.changed.notify_all()
+        self.settling.ring()
         self.ring()
 
     def _give_up(self, error: MetaqError) -> None:
-        with self.changed:
+        with self.lock:
             if self.failure is None:
                 self.failure = error
-            self.changed.notify_all()
+        self.wake()

@@ -27,5 +27,3 @@ class SharedMessage(Message):
     is_settled: bool = False
     """Whether it was acknowledged or released, or lost, so that nothing more can be said of it."""
     handed_at: float = 0.0
-    is_kept: bool = False
-    """Whether its lease is extended while a handler works on it."""

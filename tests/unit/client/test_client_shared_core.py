@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from metaq.client.config import SharedConfig
@@ -9,7 +11,7 @@ from metaq.client.message import Message
 from metaq.client.shared.core import Acquiring, Settle, SharedCore
 from metaq.client.shared.message import SharedMessage
 from metaq.client.values import TopicPartition
-from metaq.protocol.record import EXPIRES_FLAG, encode_attributes, encode_body
+from metaq.protocol.record import EXPIRES_FLAG, PRIORITY_SHIFT, encode_attributes, encode_body
 from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
 from metaq.protocol.where import parse_where
 from tests.properties import LISTED, body_with
@@ -35,7 +37,7 @@ class Leasing:
 
         self.core = SharedCore(config, self.lost.append, ordered=ordered, where=chosen, now_ms=clock)
         self.core.use([partition])
-        self.core.idle = 10
+        self.core.waiting[self] = 10
 
     def lease(self, *messages: Message) -> None:
         assert [type(each) for each in self.core.actions(self.now)] == [Acquiring]
@@ -169,3 +171,60 @@ def test_nothing_goes_to_a_broker_that_has_failed_before_its_pause_is_over() -> 
     assert leasing.said() == []
     leasing.now = 1.0
     assert offsets(leasing.said()) == [0, 1]
+
+
+def test_acknowledgements_go_with_the_request_for_more_once_they_are_some() -> None:
+    leasing = Leasing(linger_ms=100)
+    for count, along in ((7, []), (9, list(range(7)) + list(range(9)))):
+        for each in taken(leasing, count):
+            leasing.core.ack(each, leasing.now)
+        said = [action for action in leasing.core.actions(leasing.now) if isinstance(action, Settle)]
+        assert [each.offset for action in said for each in action.settlements] == along
+        leasing.core.refused(T, leasing.now, 0.0)
+
+
+def test_the_driver_is_to_look_when_the_lease_of_a_message_that_is_worked_on_has_to_be_extended() -> None:
+    leasing = Leasing()
+    leasing.lease(message())
+    leasing.core.wakes_at, leasing.core.is_due = math.inf, False
+    leasing.core.take(1, leasing.now, keep=True)
+    assert (leasing.core.wakes_at, leasing.core.is_due) == (5.0, True)
+
+
+def test_the_most_urgent_message_is_taken_first_also_when_it_comes_last() -> None:
+    leasing = Leasing()
+    leasing.lease(message(b"low"), message(b"low too"))
+    leasing.lease(message(b"urgent", 9 << PRIORITY_SHIFT), message(b"high", 5 << PRIORITY_SHIFT))
+    order = [each.payload for each in leasing.core.take(3, leasing.now)]
+    assert order + [each.payload for each in leasing.core.take(3, leasing.now)] == [
+        b"urgent",
+        b"high",
+        b"low",
+        b"low too",
+    ]
+
+
+def test_more_is_asked_for_when_half_of_what_was_leased_ahead_is_left_and_that_is_not_under_way() -> None:
+    leasing = Leasing(linger_ms=100)
+    core = leasing.core
+    core.waiting[leasing] = 1
+    leasing.lease(message())
+    (first,) = core.take(1, 0.0)
+    core.ack(first, 0.01)  # ten milliseconds each
+    core.arrived(T, [], 1, 0.01)
+    leasing.now = 0.01
+    (ask,) = (action for action in core.actions(0.01) if isinstance(action, Acquiring))
+    core.waiting.clear()
+    arrived = []
+    for number in range(20):
+        shared = SharedMessage(*message())
+        shared.leased_from, shared.leased_at, shared.token, shared.lease_until = T, number, 1, 10.0
+        arrived.append(shared)
+    core.arrived(T, arrived, 1, 0.01)
+    assert (ask.records, core.is_low) == (21, False)
+    core.take(9, 0.01)
+    assert not core.is_low
+    core.take(1, 0.01)
+    assert core.is_low
+    assert [type(each) for each in core.actions(0.01)] == [Acquiring]
+    assert not core.is_low
