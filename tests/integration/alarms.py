@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-__all__ = ["Alarm", "Limit"]
+__all__ = ["Alarm", "Limit", "interrupted_behind"]
 
 _AGAIN_SECONDS = 1e-4
 
@@ -72,3 +72,40 @@ class Alarm:
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
             return
         raise Limit
+
+
+class _BehindCall:
+    """Raises a signal behind the so many-th call of a C function, which is where CPython looks for signals."""
+
+    def __init__(self, passed: int) -> None:
+        self.has_come = False
+        self._left = passed
+
+    def __call__(self, frame: FrameType, event: str, called: object) -> None:
+        if event == "c_return" and called is not sys.setprofile:
+            self._left -= 1
+            if self._left < 0:
+                self.has_come = True
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGALRM)
+
+
+def interrupted_behind(action: Callable[[], object], passed: int) -> bool:
+    """Call `action` on the main thread with one interrupt, behind `passed` calls of C functions and one more; whether
+    it has so many. Count up from 0 to interrupt it wherever that is possible, the waits within a C function excepted.
+    """
+
+    def end(_: int, frame: FrameType | None) -> None:
+        raise Limit
+
+    former = signal.signal(signal.SIGALRM, end)
+    behind = _BehindCall(passed)
+    try:
+        sys.setprofile(behind)
+        action()
+    except Limit:
+        pass
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGALRM, former)
+    return behind.has_come
