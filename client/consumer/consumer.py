@@ -28,6 +28,7 @@ from ..config import (
     check_number,
     check_protocol,
     check_texts,
+    check_threads,
     check_where,
     config_or_default,
 )
@@ -240,7 +241,7 @@ class Consumer(Poller):
         A message for which it raises is tried again after a pause that grows (retry_step_seconds, retry_max_seconds)
         while other partitions go on; after max_retries further tries (None: for ever) it goes to on_reject, by default
         a LocalRecoverStore, and counts as consumed when that returns. threads: how many partitions are worked on at
-        once; the handler is called on these, never twice at once for one partition.
+        once, 1 … 1024; the handler is called on these, never twice at once for one partition.
 
         retry: instead of that a failed message goes back to the broker, comes again after its pause to any member of
         the group that runs with `retry`, and goes to the group's dead letters after the last attempt. It counts as
@@ -294,7 +295,7 @@ class Consumer(Poller):
         retry: Retry | None,
         threads: int,
     ) -> None:
-        check_number("threads", threads)
+        check_threads(threads)
         if max_retries is not None:
             check_number("max_retries", max_retries, may_be_0=True)
         check_call_backs(on_reject=on_reject)

@@ -25,6 +25,7 @@ from ..config import (
     check_call_backs,
     check_number,
     check_texts,
+    check_threads,
     check_where,
     config_or_default,
 )
@@ -255,9 +256,9 @@ class SharedConsumer:
         keep_leases: bool = True,
         retry: Retry = _RETRY,
     ) -> None:
-        """Call `handler` with each message, on so many threads, until stop() or close(). A message whose handler
-        returns is acknowledged. One whose handler raises an Exception comes again after a pause, to any member; what
-        else it raises ends run(), which raises it.
+        """Call `handler` with each message, on so many threads (1 … 1024), until stop() or close(). A message whose
+        handler returns is acknowledged. One whose handler raises an Exception comes again after a pause, to any member;
+        what else it raises ends run(), which raises it.
 
         keep_leases: extend a lease while its handler works. False: a handler that hangs loses its message. retry: the
         pauses, and after how many attempts a message is one of the group's dead letters (DeadLetters); those that are
@@ -265,7 +266,7 @@ class SharedConsumer:
         above a week; InvalidName for a group whose name is too long for its dead letters.
         """
         check_call_back("handler", handler)
-        check_number("threads", threads)
+        check_threads(threads)
         if not isinstance(retry, Retry):
             raise ConfigError("retry", repr(retry), "give it a Retry")
         if retry.ordered:
