@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -16,6 +17,7 @@ from metaq.coordination.interrupts import BackgroundThread
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, RequestTimedOut
 from metaq.protocol.limits import MAX_LEASE_MS, MAX_MEMBER_CHARACTERS, MAX_RELEASE_MS, check_group, check_topic
+from metaq.protocol.retries import Failure
 from metaq.protocol.shared import STARTS
 
 from ..config import (
@@ -36,6 +38,7 @@ from ..metadata import LentMetadata, Metadata
 from ..pool import ConnectionPool
 from ..timers import END_SECONDS, TimeLeft
 from ..values import TopicPartition
+from . import tuning
 from .core import SharedCore
 from .driver import SharedDriver
 from .message import SharedMessage
@@ -47,7 +50,10 @@ __all__ = ["SharedConsumer"]
 
 log = get_log(__name__)
 
-_NO_WORD = "its members have ended, or let their leases run out, before they said what became of it"
+_NO_WORD = (
+    "its members have ended, or let their leases run out, before they said what became of it; or the one that failed "
+    "on it found no broker for the dead letter, as its log says"
+)
 """The cause of a dead letter whose last attempt ended so."""
 
 _RETRY = Retry()
@@ -364,6 +370,9 @@ class _Run:
         self._handler = handler
         self._keep = keep
         self._failed = failed
+        self._unburied: OrderedDict[tuple[TopicPartition, int], Failure] = OrderedDict()
+        """Of messages whose dead letter no broker has taken: why they were to be one. They come again, here or to
+        another member, which does not know it."""
 
     def work(self) -> None:
         """A worker's thread."""
@@ -385,8 +394,9 @@ class _Run:
 
     def _handle(self, message: SharedMessage) -> None:
         consumer, most = self._consumer, self._failed.retry.attempts
-        if message.attempts > most:  # members have ended over it
-            self._bury(message, message.attempts - 1, TimeoutError(_NO_WORD))
+        if message.attempts > most:  # members have ended over it, or its dead letter was not taken
+            known = self._unburied.pop((message.leased_from, message.leased_at), None)
+            self._bury(message, known or self._failed.failure(message, TimeoutError(_NO_WORD), message.attempts - 1))
             return
         try:
             self._handler(message)
@@ -394,7 +404,7 @@ class _Run:
             if message.is_settled:
                 log.warning("group %s: the handler of a settled message failed", consumer.group, exc_info=error)
             elif message.attempts >= most:
-                self._bury(message, message.attempts, error)
+                self._bury(message, self._failed.failure(message, error, message.attempts), error)
             else:
                 self._try_again(message, "the handler failed", error)
         except BaseException:
@@ -403,7 +413,7 @@ class _Run:
         else:
             consumer.ack(message)
 
-    def _try_again(self, message: SharedMessage, what: str, error: BaseException) -> None:
+    def _try_again(self, message: SharedMessage, what: str, error: BaseException | None) -> None:
         pause = self._failed.pause(message.attempts)
         log.warning(
             "group %s: %s on %s %s @%d, attempt %d: again in %g s",
@@ -418,14 +428,18 @@ class _Run:
         )
         self._consumer.release(message, delay=pause)
 
-    def _bury(self, message: SharedMessage, attempts: int, error: Exception) -> None:
-        """Make it a dead letter. It is acknowledged when that is stored: if this fails, it comes again."""
+    def _bury(self, message: SharedMessage, failure: Failure, error: Exception | None = None) -> None:
+        """Make it a dead letter. It is acknowledged when that is stored: if this fails, it comes again. error: the
+        handler's, if it has raised one just now."""
         consumer = self._consumer
-        failure = self._failed.failure(message, error, attempts)
         try:
             self._failed.send(message, failure).future.result()
         except MetaqError as refusal:
-            self._try_again(message, "no broker has taken a dead letter", refusal)
+            self._unburied[message.leased_from, message.leased_at] = failure
+            while len(self._unburied) > tuning.UNBURIED:
+                self._unburied.popitem(last=False)
+            what = f"no broker has taken a dead letter ({refusal}) that is to say: {failure.cause.splitlines()[0]}:"
+            self._try_again(message, what, None if isinstance(error, RetryLater) else error)
             return
         log.error(
             "group %s: %s %s @%d is a dead letter after %d attempts: %s",
@@ -433,7 +447,7 @@ class _Run:
             message.topic,
             message.partition,
             message.offset,
-            attempts,
+            failure.attempts,
             failure.cause,
         )
         consumer.ack(message)

@@ -25,3 +25,6 @@ MAX_SETTLED = 4096
 
 SETTLE_AT = 256
 """So many settlements of a partition wait for no others."""
+
+UNBURIED = 1024
+"""Messages whose dead letter no broker has taken, of which run() remembers why they failed: half a megabyte."""
