@@ -44,6 +44,7 @@ __all__ = [
     "check_damage",
     "check_number",
     "check_protocol",
+    "check_tags",
     "check_texts",
     "check_threads",
     "check_timeout",
@@ -117,6 +118,14 @@ def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
     if (given and not texts) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(option, repr(given), "name one text (str), or a list of them")
     return texts
+
+
+def check_tags(tags: Iterable[str] | None) -> frozenset[str] | None:
+    """The `tags` of a consumer; None: it takes all messages. Raises ConfigError."""
+    wanted = None if tags is None else frozenset(check_texts("tags", tags))
+    if wanted is not None and not wanted:
+        raise ConfigError("tags", tags, "name at least one, or leave it out")
+    return wanted
 
 
 def check_damage(damage: str) -> None:

@@ -27,6 +27,7 @@ from ..config import (
     check_call_backs,
     check_number,
     check_protocol,
+    check_tags,
     check_texts,
     check_threads,
     check_where,
@@ -114,9 +115,7 @@ class Consumer(Poller):
         config = config_or_default(config, ConsumerConfig)
         check_call_backs(accept=accept, on_assigned=on_assigned, on_revoked=on_revoked, on_damaged=on_damaged)
         topics = check_texts("topics", topics)
-        wanted = None if tags is None else frozenset(check_texts("tags", tags))
-        if wanted is not None and not wanted:
-            raise ConfigError("tags", tags, "name at least one, or leave it out")
+        wanted = check_tags(tags)
         chosen = check_where(where)
         reader = None if deserializer is None else deserializers("deserializer", deserializer)
         self.group = broadcast_group(check_group(group)) if config.broadcast else group

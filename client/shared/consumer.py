@@ -26,6 +26,7 @@ from ..config import (
     check_call_back,
     check_call_backs,
     check_number,
+    check_tags,
     check_texts,
     check_threads,
     check_where,
@@ -36,6 +37,7 @@ from ..consumer.retry import Retry
 from ..consumer.retrying import FailedMessages, FailedSender
 from ..metadata import LentMetadata, Metadata
 from ..pool import ConnectionPool
+from ..serializers.base import Deserializer, deserializers
 from ..timers import END_SECONDS, TimeLeft
 from ..values import TopicPartition
 from . import tuning
@@ -76,8 +78,10 @@ class SharedConsumer:
         start: str = "earliest",
         lease_seconds: float | None = None,
         ordered_by_key: bool = False,
+        tags: Iterable[str] | None = None,
         where: str | None = None,
         on_lost: Callable[[SharedMessage], object] | None = None,
+        deserializer: Deserializer | None = None,
         member: str | None = None,
         root: str = "/meta",
         config: SharedConfig | None = None,
@@ -89,11 +93,13 @@ class SharedConsumer:
         group: shared groups have names of their own; one that a Consumer has, too, has nothing in common with it.
         start: where the group begins on a partition that no member has asked for yet: "earliest" or "latest".
         lease_seconds: as in SharedConfig, which it overrides. ordered_by_key: messages that were sent with the same key
-        are leased one at a time, in their order; all members must say the same. where: only messages for whose
-        properties this holds (docs/filters.md; filtered by the broker, checked again here); the others count as
-        acknowledged, for the whole group, so all members should say the same. on_lost: called
-        with a message that was acknowledged or extended too late, when another member may have it; on a thread of the
-        consumer, which it must not hold up. member: what operators see; None: one is made of host and process.
+        are leased one at a time, in their order; all members must say the same. tags: only messages with one of these.
+        where: only messages for whose properties this holds (docs/filters.md). Both are filtered by the broker, and
+        checked again here; the others count as acknowledged, for the whole group, so all members should say the same.
+        on_lost: called with a message that was acknowledged or extended too late, when another member may have it; on
+        a thread of the consumer, which it must not hold up. deserializer: reads `message.value`; several choose by the
+        message's content type, the first one where it says none. member: what operators see; None: one is made of host
+        and process.
         metadata: where the topics are, instead of ZooKeeper.
 
         Raises ConfigError, InvalidName, TypeError; CoordinationUnavailable if no ZooKeeper server answers.
@@ -106,7 +112,9 @@ class SharedConsumer:
             raise ConfigError("start", repr(start), f"choose {' or '.join(map(repr, STARTS))}")
         if not isinstance(ordered_by_key, bool):
             raise ConfigError("ordered_by_key", repr(ordered_by_key), "choose True or False")
+        wanted = check_tags(tags)
         chosen = check_where(where)
+        reader = None if deserializer is None else deserializers("deserializer", deserializer)
         check_call_backs(on_lost=on_lost)
         self.group = check_group(group)
         self.topics = tuple(map(check_topic, check_texts("topics", topics)))
@@ -126,7 +134,7 @@ class SharedConsumer:
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata
         self._sender: FailedSender | None = None  # of dead letters
-        self._core = SharedCore(config, self._lost, ordered=ordered_by_key, where=chosen)
+        self._core = SharedCore(config, self._lost, ordered=ordered_by_key, where=chosen, tags=wanted, reader=reader)
         self._driver = SharedDriver(
             self._core,
             config,
@@ -136,6 +144,7 @@ class SharedConsumer:
             start,
             ordered_by_key,
             "" if chosen is None else chosen.text,
+            wanted or (),
             metadata,
             self._pool,
             clock,

@@ -19,6 +19,7 @@ from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
 from metaq.protocol.where import Where
 
 from ..config import SharedConfig
+from ..serializers.base import ValueReader
 from ..values import TopicPartition
 from ..wall_clock import WallClock, now_ms
 from . import tuning
@@ -81,11 +82,13 @@ class SharedCore:
         *,
         ordered: bool = False,
         where: Where | None = None,
+        tags: frozenset[str] | None = None,
+        reader: ValueReader | None = None,
         now_ms: WallClock = now_ms,
     ) -> None:
         """on_lost: called with a message whose settlement came too late: another member has it, or has had it.
         ordered: whether the next message of a key waits for the acknowledgement of the one before. where: what it does
-        not hold for is acknowledged, and given to nobody."""
+        not hold for is acknowledged, and given to nobody; tags: so is what has none of these. reader: of `value`."""
         self.idle = 0
         self.workers = 1
         self.is_due = False
@@ -96,6 +99,8 @@ class SharedCore:
         self._on_lost = on_lost
         self._linger = 0.0 if ordered else config.settle_linger_ms / 1000
         self._where = where
+        self._tags = tags
+        self._reader = reader
         self._now_ms = now_ms
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._turn: deque[_Partition] = deque()  # who is asked next
@@ -155,14 +160,17 @@ class SharedCore:
             elif self._leaves_out(message):
                 self._settle(message, SettleAction.ACK, 0, now)
             else:
+                message.reader = self._reader
                 self._buffers[message.priority].append(message)
                 self._buffered += 1
 
     def _leaves_out(self, message: SharedMessage) -> bool:
         """A filter that a message has passed once is not asked when it comes again from the group's own topic."""
-        if self._where is None or is_own_topic(message.leased_from.topic):
+        if (self._where is None and self._tags is None) or is_own_topic(message.leased_from.topic):
             return False
-        return not self._where.holds_for(message.body, message.flag)
+        if self._tags is not None and message.tag not in self._tags:
+            return True
+        return self._where is not None and not self._where.holds_for(message.body, message.flag)
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
         """It came with a wrong checksum: the broker may read it again, or find its damage."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from isal.isal_zlib import crc32
@@ -61,6 +61,7 @@ class SharedDriver:
         start: str,
         ordered: bool,
         where: str,
+        tags: Collection[str],
         metadata: Metadata,
         pool: ConnectionPool,
         clock: Callable[[], float] = time.monotonic,
@@ -75,6 +76,7 @@ class SharedDriver:
         self._start = start
         self._ordered = ordered
         self._where = where
+        self._tags = tuple(sorted(tags))
         self._metadata = metadata
         self._pool = pool
         self._clock = clock
@@ -199,6 +201,7 @@ class SharedDriver:
         topic, number = action.partition.topic, action.partition.partition
         if isinstance(action, Acquiring):
             connection.expects_bulk = True
+            passed = is_own_topic(topic)  # what comes to the group again has passed its filters
             request = AcquireRequest(
                 topic,
                 number,
@@ -210,7 +213,8 @@ class SharedDriver:
                 action.wait_ms,
                 self._start,
                 self._ordered,
-                self._where,
+                "" if passed else self._where,
+                () if passed else self._tags,
             )
             ext = request.to_ext()
             connection.submit(

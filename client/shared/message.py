@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from metaq.protocol.errors import ClientError
+
 from ..message import Message
 from ..values import TopicPartition
+
+if TYPE_CHECKING:
+    from ..serializers.base import ValueReader
 
 __all__ = ["SharedMessage"]
 
@@ -29,3 +36,18 @@ class SharedMessage(Message):
     handed_at: float = 0.0
     is_kept: bool = False
     """Whether its lease is extended while a handler works on it."""
+    reader: ValueReader | None = None
+    """Of the consumer's deserializer; it is not pickled."""
+
+    @property
+    def value(self) -> Any:
+        """As Message.value."""
+        if self.reader is None:
+            raise ClientError(
+                "this message's consumer has no deserializer: write SharedConsumer(deserializer=…), or "
+                "message.decode(…)"
+            )
+        return self.reader.value_of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "reader"}

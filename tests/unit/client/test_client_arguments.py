@@ -76,6 +76,20 @@ def test_what_is_no_list_of_texts_is_refused(arguments, words):
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tags": b"buy"}, "tags=b'buy': name one text (str), or a list of them"),
+        ({"tags": []}, "tags=[]: name at least one, or leave it out"),
+        ({"deserializer": 5}, "deserializer=5: give it a serializer, such as Json(), or a list of them"),
+    ],
+)
+def test_tags_and_deserializer_of_a_shared_consumer_are_checked_as_a_consumers(arguments, words):
+    with pytest.raises(ConfigError) as refused:
+        SharedConsumer(**{"group": "g", "topics": "trades", "metadata": FakeCluster([]), **arguments})
+    assert words in str(refused.value)
+
+
 def test_a_partition_that_is_not_there_is_refused_with_a_remedy():
     with Producer.direct("127.0.0.1:1", broker_id=7, partitions={"t": 2}) as producer:
         with pytest.raises(NoPartition, match=r"no partition 7-99: .*partitions\('t'\) lists those there are"):
