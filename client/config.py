@@ -23,6 +23,7 @@ __all__ = [
     "BROWSE_BYTES",
     "IDLE_WARNING_SECONDS",
     "MAX_COMPRESSION_LEVEL",
+    "MAX_HANDLER_THREADS",
     "MAX_LOCAL_MESSAGES",
     "MAX_RETRIES",
     "MAX_TTL_SECONDS",
@@ -43,7 +44,9 @@ __all__ = [
     "check_damage",
     "check_number",
     "check_protocol",
+    "check_tags",
     "check_texts",
+    "check_threads",
     "check_timeout",
     "check_ttl",
     "check_where",
@@ -75,6 +78,10 @@ BROWSE_BYTES = 1 << 20
 
 MAX_RETRIES = 5
 """How often a message that its handler cannot process is tried again (1.x: maxFetchRetries)."""
+
+MAX_HANDLER_THREADS = 1024
+"""Most threads on which one run() calls its handler: more of them cost memory and turns at the processor, and gain
+nothing. Whoever needs more runs several processes."""
 
 MAX_TTL_SECONDS = 100 * 365 * 86_400.0
 """Longest time to live of a message, a hundred years: what shall never expire has none."""
@@ -111,6 +118,14 @@ def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
     if (given and not texts) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(option, repr(given), "name one text (str), or a list of them")
     return texts
+
+
+def check_tags(tags: Iterable[str] | None) -> frozenset[str] | None:
+    """The `tags` of a consumer; None: it takes all messages. Raises ConfigError."""
+    wanted = None if tags is None else frozenset(check_texts("tags", tags))
+    if wanted is not None and not wanted:
+        raise ConfigError("tags", tags, "name at least one, or leave it out")
+    return wanted
 
 
 def check_damage(damage: str) -> None:
@@ -151,6 +166,13 @@ def check_number(option: str, value: object, *, whole: bool = True, may_be_0: bo
         raise ConfigError(option, repr(value), f"choose a {'whole number' if whole else 'number'}, {least}")
     if not (value >= 0 if may_be_0 else value > 0):  # and so is NaN
         raise ConfigError(option, value, f"choose {least}")
+
+
+def check_threads(threads: int) -> None:
+    """The `threads` of a run(). Raises ConfigError unless they are 1 … MAX_HANDLER_THREADS."""
+    check_number("threads", threads)
+    if threads > MAX_HANDLER_THREADS:
+        raise ConfigError("threads", threads, f"choose at most {MAX_HANDLER_THREADS}, or run several processes")
 
 
 def check_timeout(seconds: float) -> float:

@@ -231,6 +231,11 @@ class RetriedMessage(Message):
     _attempts: int
 
     @property
+    def value(self) -> Any:
+        copy = self.copy
+        return copy._reader.value_of(self) if isinstance(copy, ValueMessage) else super().value
+
+    @property
     def attempts(self) -> int:
         return self._attempts
 

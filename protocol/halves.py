@@ -27,7 +27,7 @@ from struct import Struct, error
 from typing import Annotated, NamedTuple
 
 from .errors import InvalidName, RemoteProtocolError
-from .fields import ExtFields, Field, PartitionField, TopicField, choice, number
+from .fields import ExtFields, Field, PartitionField, TopicField, choice, flag, number
 from .limits import (
     INT64_MAX,
     MAX_CHECK_AFTER_SECONDS,
@@ -196,6 +196,8 @@ class ListHalvesRequest(ExtFields):
     parked, and `askers`, producers that wait for questions), `halves` (each with id, state, group, topic, partition,
     bytes, taken, first (check) and next (check), in Unix ms, asked), and `next`: the `after` of the request that goes
     on, 0 if there is nothing more.
+
+    whole: at most one, with its `flag` and, in base64, its `body`, as they were sent.
     """
 
     topic: Annotated[str, Field("topic", missing="", left_out=True)] = ""
@@ -203,6 +205,7 @@ class ListHalvesRequest(ExtFields):
     state: Annotated[str, choice("state", ["", *(each.value for each in HalfState)])] = ""
     limit: Annotated[int, number("limit", 0, MAX_LISTED_HALVES)] = 100
     after: Annotated[int, number("after", 0, INT64_MAX, left_out=True)] = 0
+    whole: Annotated[bool, flag("whole", left_out=True)] = False
 
 
 # --- the bodies of END_HALVES and of its answer -----------------------------------------------------------------------
@@ -268,10 +271,10 @@ class CheckedHalf(NamedTuple):
 def encode_checked(halves: Iterable[CheckedHalf]) -> list[Buffer]:
     """The body, in pieces."""
     pieces: list[Buffer] = []
-    for topic, partition, asked, taken, half_id, flag, crc, body in halves:
+    for topic, partition, asked, taken, half_id, bits, crc, body in halves:
         name = topic.encode("utf-8")
         front = _NAME_LENGTH.pack(len(name)) + name + _ITEM.pack(partition, asked, taken)
-        pieces += (front + HEADER.pack(len(body), crc, half_id, flag), body)
+        pieces += (front + HEADER.pack(len(body), crc, half_id, bits), body)
     return pieces
 
 

@@ -41,6 +41,9 @@ def _read_tags(text: str) -> tuple[str, ...]:
     return tuple(text.split(TAG_SEPARATOR)) if text else ()
 
 
+TagsField = Annotated[tuple[str, ...], Field("tags", _read_tags, TAG_SEPARATOR.join, left_out=True)]
+
+
 @dataclass(slots=True)
 class PullRequest(ExtFields):
     """PULL: records from a byte offset on, at most `max_bytes` of them (the first one whole, whatever its size).
@@ -61,7 +64,7 @@ class PullRequest(ExtFields):
     offset: Annotated[int, number("offset", INT64_MIN, INT64_MAX)]
     max_bytes: Annotated[int, number("maxBytes", 1, INT32_MAX)]
     group: Annotated[str, Field("group")] = ""
-    tags: Annotated[tuple[str, ...], Field("tags", _read_tags, TAG_SEPARATOR.join, left_out=True)] = ()
+    tags: TagsField = ()
     wait_ms: Annotated[int, number("waitMs", 0, MAX_WAIT_MS)] = 0
     sequence: Annotated[int, number("sequence", 0, INT64_MAX)] = 0
     sizes: Annotated[bool, flag("sizes", left_out=True)] = False

@@ -216,7 +216,7 @@ def encode_attributes(
     text = "".join([f"{name}{_NAME_END}{written}{_VALUE_END}" for name, written in pairs])
     if text.count(_NAME_END) > len(pairs) or text.count(_VALUE_END) > len(pairs):
         name = next(name for name, written in pairs if _NAME_END in name + written or _VALUE_END in name + written)
-        raise LocalProtocolError(f"property {name!r} has a byte 0x01 or 0x02, which separate properties")
+        raise LocalProtocolError(f"property {name!r} has a byte 0x01 or 0x02, which separate properties: take it out")
     flag = ATTRIBUTE_FLAG | PROPERTIES_FLAG
     if reserved and EXPIRES in reserved:
         flag |= EXPIRES_FLAG

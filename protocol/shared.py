@@ -29,7 +29,7 @@ from .limits import (
     MAX_SETTLEMENTS,
     check_group,
 )
-from .pulls import MAX_WAIT_MS
+from .pulls import MAX_WAIT_MS, TagsField
 from .record import HEADER_BYTES, Buffer
 
 __all__ = [
@@ -81,6 +81,7 @@ class AcquireRequest(ExtFields):
     wait_ms: as in PullRequest. start: where the group begins, if it has never asked for this partition: one of STARTS.
     ordered: whether messages with one key are leased one at a time, in their order. All members have to say the same.
     where: a filter by content (docs/filters.md), "" = none: what it leaves out counts as acknowledged, for the group.
+    tags: only messages with one of these (compared by hash; the member checks again), empty = all; others as `where`.
     """
 
     topic: TopicField
@@ -94,6 +95,7 @@ class AcquireRequest(ExtFields):
     start: Annotated[str, choice("start", STARTS)] = "earliest"
     ordered: Annotated[bool, flag("ordered", left_out=True)] = False
     where: Annotated[str, Field("where", left_out=True)] = ""
+    tags: TagsField = ()
 
 
 @dataclass(slots=True)

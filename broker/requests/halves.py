@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -65,8 +66,9 @@ async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
     }
     after, looked_at = request.after, 0
     found: list[dict[str, Any]] = answer["halves"]
-    while len(found) < request.limit and looked_at < tuning.DELAYED_LOOKED_AT:
-        most = min(tuning.DELAYED_TURN_RECORDS, max(request.limit - len(found), 16))
+    limit = min(1, request.limit) if request.whole else request.limit
+    while len(found) < limit and looked_at < tuning.DELAYED_LOOKED_AT:
+        most = min(tuning.DELAYED_TURN_RECORDS, max(limit - len(found), 16))
         batches, ids = following(halves, after, most)
         if not ids:
             return answer
@@ -78,7 +80,7 @@ async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
             pending = messages.get(half_id)
             if pending is not None and (described := _described(halves, pending, request)) is not None:
                 found.append(described)
-                if len(found) == request.limit:
+                if len(found) == limit:
                     break
         else:
             answer["next"] = 0 if len(ids) < most else after
@@ -97,6 +99,7 @@ def _described(halves: Halves, pending: Pending, request: ListHalvesRequest) -> 
         for asked, is_so in zip((request.topic, request.group, request.state), (topic, group, state), strict=True)
     ):
         return None
+    whole = {"flag": pending.flag, "body": b64encode(pending.body).decode()} if request.whole else {}
     return {
         "id": pending.id,
         "state": state.value,
@@ -109,4 +112,5 @@ def _described(halves: Halves, pending: Pending, request: ListHalvesRequest) -> 
         "next": due_ms(pending.id) if half is None else halves.next_check_ms(half),
         "asked": 0 if half is None else half.asked,
         **encode_preview(pending.flag, pending.body),
+        **whole,
     }

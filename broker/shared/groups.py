@@ -14,10 +14,12 @@ from functools import partial
 from math import ceil
 from typing import Any
 
+import numpy as np
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import MetaqError, NotMaster, SharedRefused
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
+from metaq.protocol.record import tag_hash
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
 from metaq.protocol.where import parse_where
 
@@ -156,6 +158,7 @@ class SharedGroups:
         state.expire(now)
         queue.order_by_key(request.ordered)
         queue.where = parse_where(request.where) if request.where else None
+        queue.tag_hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
         queue.look()
         if not state.available:
             if queue.failure is not None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import MetaqError, OffsetOutOfRange, SharedRefused
@@ -86,6 +87,8 @@ class SharedQueue:
         """Whether a member has said since the start how the group takes messages with keys."""
         self.where: Where | None = None
         """The filter of the member that has asked last. Members check what they get by their own."""
+        self.tag_hashes: npt.NDArray[np.uint32] | None = None
+        """Of the tags that it takes; None: all. As `where`."""
         self.is_watching = False
         """Whether it is told what becomes visible of the partition."""
         self._members: dict[str, float] = {}  # when each has asked last, by the reactor's clock
@@ -253,8 +256,8 @@ class SharedQueue:
         state = self.state
         if epoch != self._epoch or state.scanned != start:
             return
-        if self.where is not None:
-            units = self._leave_out(self.where, units, start, data)
+        if self.where is not None or self.tag_hashes is not None:
+            units = self._leave_out(units, start, data)
         offsets = units["offset"].astype(np.int64)
         sizes = units["size"].astype(np.int32)
         flags = headers_at(data, offsets - start)["flag"]
@@ -265,10 +268,16 @@ class SharedQueue:
         keys = _keys(data, offsets - start, sizes, flags) if state.ordered else None
         state.look(end, offsets, sizes, priorities, keys)
 
-    def _leave_out(self, where: Where, units: UnitArray, start: int, data: Buffer) -> UnitArray:
+    def _leave_out(self, units: UnitArray, start: int, data: Buffer) -> UnitArray:
         """The others. What the group has to do with already is not asked again: its members judge that."""
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
-        wanted = wanted_of(where, data, offsets - start, sizes) | (offsets < self.state.known_end)
+        wanted = offsets < self.state.known_end
+        rest = np.flatnonzero(~wanted)
+        if self.tag_hashes is not None and "tag" in (units.dtype.names or ()):  # else it is in no index
+            rest = rest[np.isin(units["tag"][rest], self.tag_hashes)]
+        if self.where is not None and len(rest):
+            rest = rest[wanted_of(self.where, data, offsets[rest] - start, sizes[rest])]
+        wanted[rest] = True
         left_out = np.flatnonzero(~wanted)
         if not len(left_out):
             return units

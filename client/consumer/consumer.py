@@ -27,7 +27,9 @@ from ..config import (
     check_call_backs,
     check_number,
     check_protocol,
+    check_tags,
     check_texts,
+    check_threads,
     check_where,
     config_or_default,
 )
@@ -113,9 +115,7 @@ class Consumer(Poller):
         config = config_or_default(config, ConsumerConfig)
         check_call_backs(accept=accept, on_assigned=on_assigned, on_revoked=on_revoked, on_damaged=on_damaged)
         topics = check_texts("topics", topics)
-        wanted = None if tags is None else frozenset(check_texts("tags", tags))
-        if wanted is not None and not wanted:
-            raise ConfigError("tags", tags, "name at least one, or leave it out")
+        wanted = check_tags(tags)
         chosen = check_where(where)
         reader = None if deserializer is None else deserializers("deserializer", deserializer)
         self.group = broadcast_group(check_group(group)) if config.broadcast else group
@@ -240,7 +240,7 @@ class Consumer(Poller):
         A message for which it raises is tried again after a pause that grows (retry_step_seconds, retry_max_seconds)
         while other partitions go on; after max_retries further tries (None: for ever) it goes to on_reject, by default
         a LocalRecoverStore, and counts as consumed when that returns. threads: how many partitions are worked on at
-        once; the handler is called on these, never twice at once for one partition.
+        once, 1 … 1024; the handler is called on these, never twice at once for one partition.
 
         retry: instead of that a failed message goes back to the broker, comes again after its pause to any member of
         the group that runs with `retry`, and goes to the group's dead letters after the last attempt. It counts as
@@ -294,7 +294,7 @@ class Consumer(Poller):
         retry: Retry | None,
         threads: int,
     ) -> None:
-        check_number("threads", threads)
+        check_threads(threads)
         if max_retries is not None:
             check_number("max_retries", max_retries, may_be_0=True)
         check_call_backs(on_reject=on_reject)

@@ -484,9 +484,11 @@ class Listener:
         if not leaving.complained:
             leaving.complained = True
             log.warning(
-                "%r waits with its partition until it can be stored for another attempt, or as a dead letter: %s",
+                "%r waits with its partition until it can be stored for another attempt, or as a dead letter: %s; its "
+                "handler failed with %s",
                 leaving.original,
                 error,
+                leaving.failure.cause.splitlines()[0],
             )
         if leaving.sending is not None:
             leaving.avoided = (leaving.sending.partition.broker,)

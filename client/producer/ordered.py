@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.forks import ForkGuard
@@ -25,10 +25,16 @@ from .packing import Packer
 from .producer import Producer, zookeeper_metadata
 from .resending import Resender
 from .routing import PartitionSelector, RoundRobinSelector, check_selector, partition_for_key
+from .typed import TypedSend
+
+if TYPE_CHECKING:
+    from ..serializers.base import Serializer
 
 __all__ = ["OrderedProducer"]
 
 log = get_log(__name__)
+
+T = TypeVar("T")
 
 
 class OrderedProducer:
@@ -131,6 +137,11 @@ class OrderedProducer:
                     raise
                 time.sleep(pause)
         return self._save(message, chosen)
+
+    def typed(self, serializer: Serializer[T]) -> TypedSend[T]:
+        """The same for values, as Producer.typed: each is made a payload when it is sent or saved. Raises
+        ConfigError."""
+        return TypedSend(self, serializer)
 
     def waiting(self, partition: TopicPartition) -> int:
         """Messages of a partition that are in the store."""

@@ -18,17 +18,21 @@ from .outgoing import OnDelivery
 if TYPE_CHECKING:
     from .producer import Producer
 
-__all__ = ["TypedProducer", "TypedSends"]
+__all__ = ["TypedProducer", "TypedSend", "TypedSends"]
 
 T = TypeVar("T")
 
 
-class Sends(Protocol):
-    """What a transaction and a producer have in common."""
+class SendsOne(Protocol):
+    """What a transaction and every kind of producer have in common."""
 
     def send(
         self, topic: str, payload: Buffer, *, timeout: float | None = None, **options: Unpack[SendOptions]
     ) -> SendResult: ...
+
+
+class Sends(SendsOne, Protocol):
+    """What a transaction and a Producer have in common."""
 
     def send_batch(
         self,
@@ -40,14 +44,14 @@ class Sends(Protocol):
     ) -> Sequence[SendResult]: ...
 
 
-class TypedSends(Generic[T]):
+class TypedSend(Generic[T]):
     """Sends values where another object sends payloads, with the serializer's content type. It owns nothing: make one
     wherever you need it. Each method is that of the same name there, and raises what the serializer raises, too."""
 
-    def __init__(self, sender: Sends, serializer: Serializer[T]) -> None:
+    def __init__(self, sender: SendsOne, serializer: Serializer[T]) -> None:
         if isinstance(serializer, type) or not isinstance(serializer, Serializer):
             raise ConfigError("serializer", repr(serializer), "give it a serializer, such as Json()")
-        self._sends = sender
+        self._sender = sender
         self._serializer = serializer
 
     def _options(self, options: SendOptions) -> SendOptions:
@@ -56,7 +60,15 @@ class TypedSends(Generic[T]):
 
     def send(self, topic: str, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]) -> SendResult:
         """As Producer.send."""
-        return self._sends.send(topic, self._serializer.dumps(value), timeout=timeout, **self._options(options))
+        return self._sender.send(topic, self._serializer.dumps(value), timeout=timeout, **self._options(options))
+
+
+class TypedSends(TypedSend[T]):
+    """A transaction's ways to send, for values."""
+
+    def __init__(self, sender: Sends, serializer: Serializer[T]) -> None:
+        super().__init__(sender, serializer)
+        self._sends = sender
 
     def send_batch(
         self, topic: str, values: Iterable[T], *, timeout: float | None = None, **options: Unpack[SendOptions]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -30,7 +31,16 @@ from metaq.protocol.statuses import RequestCode, ResponseCode
 from ..values import TopicPartition
 from .asking import Asked, accepted, ask, need_frames
 
-__all__ = ["HalvesPage", "WaitingHalf", "check_halves", "each_half", "end_half", "end_halves", "list_halves"]
+__all__ = [
+    "HalvesPage",
+    "WaitingHalf",
+    "check_halves",
+    "each_half",
+    "end_half",
+    "end_halves",
+    "find_half",
+    "list_halves",
+]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -73,7 +83,7 @@ def check_halves(
 class WaitingHalf(NamedTuple):
     """id: as in SendResult.message_id. taken: when the broker took it. first_check, next_check: when a producer is
     asked for the first time, and for the next time, None if never. asked: how often one was. size: bytes of its body.
-    preview: its keys and how its payload begins.
+    preview: its keys and how its payload begins. record: its flag and body, if these were asked for.
     """
 
     id: int
@@ -87,6 +97,7 @@ class WaitingHalf(NamedTuple):
     asked: int
     size: int
     preview: Preview
+    record: tuple[int, bytes] | None = None
 
 
 class HalvesPage(NamedTuple):
@@ -109,10 +120,12 @@ def list_halves(
     limit: int = 100,
     after: int = 0,
     timeout: float | None = None,
+    *,
+    whole: bool = False,
 ) -> HalvesPage:
     """How many half messages wait, and at most `limit` (0 … 1000) of them, in the order of their first checks. topic,
     group, state: of these alone; "" = all. after: `next` of the page before. A page may have fewer where many are of
-    other topics or groups.
+    other topics or groups. whole: at most one, with its record.
 
     Raises RequestRefused for a broker that keeps none (Java, or older than ours).
     """
@@ -120,7 +133,7 @@ def list_halves(
     frame = ask(
         connection,
         RequestCode.LIST_HALVES,
-        ListHalvesRequest(topic, group, state, limit, after).to_ext(),
+        ListHalvesRequest(topic, group, state, limit, after, whole).to_ext(),
         TopicPartition(topic, -1, -1),
         timeout,
         (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
@@ -131,6 +144,18 @@ def list_halves(
         return _page(simplejson.loads(bytes(frame.body)))
     except (ValueError, KeyError, TypeError) as error:
         raise RemoteProtocolError(f"{connection.endpoint} answered with no list of halves: {error!r}") from error
+
+
+def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
+    """The half message with this id and its record; None if no such one waits at this broker. Raises as `list_halves`,
+    and RequestRefused for a broker that does not give records."""
+    for each in list_halves(connection, limit=1, after=half_id - 1, whole=True).halves:  # they are in the order of ids
+        if each.id == half_id:
+            if each.record is None:
+                refusal = f"{connection.endpoint} gives no whole half messages: it is older, update it"
+                raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, refusal)
+            return each
+    return None
 
 
 def each_half(
@@ -163,6 +188,7 @@ def _page(said: Mapping[str, Any]) -> HalvesPage:
             int(each["asked"]),
             int(each["bytes"]),
             Preview.of(each),
+            (int(each["flag"]), b64decode(str(each["body"]))) if "body" in each else None,
         )
         for each in said["halves"]
     ]

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -16,6 +17,7 @@ from metaq.coordination.interrupts import Aside, BackgroundThread, Bells, begin_
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, RequestTimedOut
 from metaq.protocol.limits import MAX_LEASE_MS, MAX_MEMBER_CHARACTERS, MAX_RELEASE_MS, check_group, check_topic
+from metaq.protocol.retries import Failure
 from metaq.protocol.shared import STARTS
 
 from ..config import (
@@ -24,7 +26,9 @@ from ..config import (
     check_call_back,
     check_call_backs,
     check_number,
+    check_tags,
     check_texts,
+    check_threads,
     check_where,
     config_or_default,
 )
@@ -33,8 +37,10 @@ from ..consumer.retry import Retry
 from ..consumer.retrying import FailedMessages, FailedSender
 from ..metadata import LentMetadata, Metadata
 from ..pool import ConnectionPool
+from ..serializers.base import Deserializer, deserializers
 from ..timers import END_SECONDS, TimeLeft
 from ..values import TopicPartition
+from . import tuning
 from .core import SharedCore
 from .driver import SharedDriver
 from .message import SharedMessage
@@ -46,7 +52,10 @@ __all__ = ["SharedConsumer"]
 
 log = get_log(__name__)
 
-_NO_WORD = "its members have ended, or let their leases run out, before they said what became of it"
+_NO_WORD = (
+    "its members have ended, or let their leases run out, before they said what became of it; or the one that failed "
+    "on it found no broker for the dead letter, as its log says"
+)
 """The cause of a dead letter whose last attempt ended so."""
 
 _RETRY = Retry()
@@ -69,8 +78,10 @@ class SharedConsumer:
         start: str = "earliest",
         lease_seconds: float | None = None,
         ordered_by_key: bool = False,
+        tags: Iterable[str] | None = None,
         where: str | None = None,
         on_lost: Callable[[SharedMessage], object] | None = None,
+        deserializer: Deserializer | None = None,
         member: str | None = None,
         root: str = "/meta",
         config: SharedConfig | None = None,
@@ -82,11 +93,13 @@ class SharedConsumer:
         group: shared groups have names of their own; one that a Consumer has, too, has nothing in common with it.
         start: where the group begins on a partition that no member has asked for yet: "earliest" or "latest".
         lease_seconds: as in SharedConfig, which it overrides. ordered_by_key: messages that were sent with the same key
-        are leased one at a time, in their order; all members must say the same. where: only messages for whose
-        properties this holds (docs/filters.md; filtered by the broker, checked again here); the others count as
-        acknowledged, for the whole group, so all members should say the same. on_lost: called
-        with a message that was acknowledged or extended too late, when another member may have it; on a thread of the
-        consumer, which it must not hold up. member: what operators see; None: one is made of host and process.
+        are leased one at a time, in their order; all members must say the same. tags: only messages with one of these.
+        where: only messages for whose properties this holds (docs/filters.md). Both are filtered by the broker, and
+        checked again here; the others count as acknowledged, for the whole group, so all members should say the same.
+        on_lost: called with a message that was acknowledged or extended too late, when another member may have it; on
+        a thread of the consumer, which it must not hold up. deserializer: reads `message.value`; several choose by the
+        message's content type, the first one where it says none. member: what operators see; None: one is made of host
+        and process.
         metadata: where the topics are, instead of ZooKeeper.
 
         Raises ConfigError, InvalidName, TypeError; CoordinationUnavailable if no ZooKeeper server answers.
@@ -99,7 +112,9 @@ class SharedConsumer:
             raise ConfigError("start", repr(start), f"choose {' or '.join(map(repr, STARTS))}")
         if not isinstance(ordered_by_key, bool):
             raise ConfigError("ordered_by_key", repr(ordered_by_key), "choose True or False")
+        wanted = check_tags(tags)
         chosen = check_where(where)
+        reader = None if deserializer is None else deserializers("deserializer", deserializer)
         check_call_backs(on_lost=on_lost)
         self.group = check_group(group)
         self.topics = tuple(map(check_topic, check_texts("topics", topics)))
@@ -121,7 +136,7 @@ class SharedConsumer:
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata
         self._sender: FailedSender | None = None  # of dead letters
-        self._core = SharedCore(config, self._lost, ordered=ordered_by_key, where=chosen)
+        self._core = SharedCore(config, self._lost, ordered=ordered_by_key, where=chosen, tags=wanted, reader=reader)
         self._driver = SharedDriver(
             self._core,
             config,
@@ -131,6 +146,7 @@ class SharedConsumer:
             start,
             ordered_by_key,
             "" if chosen is None else chosen.text,
+            wanted or (),
             metadata,
             self._pool,
             clock,
@@ -294,9 +310,9 @@ class SharedConsumer:
         keep_leases: bool = True,
         retry: Retry = _RETRY,
     ) -> None:
-        """Call `handler` with each message, on so many threads, until stop() or close(). A message whose handler
-        returns is acknowledged. One whose handler raises an Exception comes again after a pause, to any member; what
-        else it raises ends run(), which raises it.
+        """Call `handler` with each message, on so many threads (1 … 1024), until stop() or close(). A message whose
+        handler returns is acknowledged. One whose handler raises an Exception comes again after a pause, to any member;
+        what else it raises ends run(), which raises it.
 
         keep_leases: extend a lease while its handler works. False: a handler that hangs loses its message. retry: the
         pauses, and after how many attempts a message is one of the group's dead letters (DeadLetters); those that are
@@ -304,7 +320,7 @@ class SharedConsumer:
         above a week; InvalidName for a group whose name is too long for its dead letters.
         """
         check_call_back("handler", handler)
-        check_number("threads", threads)
+        check_threads(threads)
         if not isinstance(retry, Retry):
             raise ConfigError("retry", repr(retry), "give it a Retry")
         if retry.ordered:
@@ -404,6 +420,9 @@ class _Run:
         self._handler = handler
         self._keep = keep
         self._failed = failed
+        self._unburied: OrderedDict[tuple[TopicPartition, int], Failure] = OrderedDict()
+        """Of messages whose dead letter no broker has taken: why they were to be one. They come again, here or to
+        another member, which does not know it."""
 
     def work(self) -> None:
         """A worker's thread."""
@@ -428,15 +447,17 @@ class _Run:
     def _handle(self, message: SharedMessage) -> bool:
         """Whether it is to be acknowledged."""
         consumer, most = self._consumer, self._failed.retry.attempts
-        if message.attempts > most:  # members have ended over it
-            return self._bury(message, message.attempts - 1, TimeoutError(_NO_WORD))
+        if message.attempts > most:  # members have ended over it, or its dead letter was not taken
+            known = self._unburied.pop((message.leased_from, message.leased_at), None)
+            failure = known or self._failed.failure(message, TimeoutError(_NO_WORD), message.attempts - 1)
+            return self._bury(message, failure)
         try:
             self._handler(message)
         except Exception as error:
             if message.is_settled:
                 log.warning("group %s: the handler of a settled message failed", consumer.group, exc_info=error)
             elif message.attempts >= most:
-                return self._bury(message, message.attempts, error)
+                return self._bury(message, self._failed.failure(message, error, message.attempts), error)
             else:
                 self._try_again(message, "the handler failed", error)
             return False
@@ -445,7 +466,7 @@ class _Run:
             raise
         return True
 
-    def _try_again(self, message: SharedMessage, what: str, error: BaseException) -> None:
+    def _try_again(self, message: SharedMessage, what: str, error: BaseException | None) -> None:
         pause = self._failed.pause(message.attempts)
         log.warning(
             "group %s: %s on %s %s @%d, attempt %d: again in %g s",
@@ -460,14 +481,18 @@ class _Run:
         )
         self._consumer.release(message, delay=pause)
 
-    def _bury(self, message: SharedMessage, attempts: int, error: Exception) -> bool:
-        """Make it a dead letter. It is to be acknowledged when that is stored: if this fails, it comes again."""
+    def _bury(self, message: SharedMessage, failure: Failure, error: Exception | None = None) -> bool:
+        """Make it a dead letter. It is to be acknowledged when that is stored: if this fails, it comes again. error:
+        the handler's, if it has raised one just now."""
         consumer = self._consumer
-        failure = self._failed.failure(message, error, attempts)
         try:
             self._failed.send(message, failure).future.result()
         except MetaqError as refusal:
-            self._try_again(message, "no broker has taken a dead letter", refusal)
+            self._unburied[message.leased_from, message.leased_at] = failure
+            while len(self._unburied) > tuning.UNBURIED:
+                self._unburied.popitem(last=False)
+            what = f"no broker has taken a dead letter ({refusal}) that is to say: {failure.cause.splitlines()[0]}:"
+            self._try_again(message, what, None if isinstance(error, RetryLater) else error)
             return False
         log.error(
             "group %s: %s %s @%d is a dead letter after %d attempts: %s",
@@ -475,7 +500,7 @@ class _Run:
             message.topic,
             message.partition,
             message.offset,
-            attempts,
+            failure.attempts,
             failure.cause,
         )
         return True

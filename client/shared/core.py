@@ -19,6 +19,7 @@ from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
 from metaq.protocol.where import Where
 
 from ..config import SharedConfig
+from ..serializers.base import ValueReader
 from ..values import TopicPartition
 from ..wall_clock import WallClock, now_ms
 from . import tuning
@@ -82,11 +83,13 @@ class SharedCore:
         *,
         ordered: bool = False,
         where: Where | None = None,
+        tags: frozenset[str] | None = None,
+        reader: ValueReader | None = None,
         now_ms: WallClock = now_ms,
     ) -> None:
         """on_lost: called with a message whose settlement came too late: another member has it, or has had it.
         ordered: whether the next message of a key waits for the acknowledgement of the one before. where: what it does
-        not hold for is acknowledged, and given to nobody."""
+        not hold for is acknowledged, and given to nobody; tags: so is what has none of these. reader: of `value`."""
         self.waiting: dict[object, int] = {}
         self.workers = 1
         self.wakes_at = math.inf
@@ -97,6 +100,9 @@ class SharedCore:
         self._on_lost = on_lost
         self._linger = 0.0 if ordered else config.settle_linger_ms / 1000
         self._where = where
+        self._tags = tags
+        self._filters = where is not None or tags is not None
+        self._reader = reader
         self._now_ms = now_ms
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._turn: deque[_Partition] = deque()  # who is asked next
@@ -165,19 +171,24 @@ class SharedCore:
         for message in messages:
             if self._closing:
                 self._settle(message, _RETURN, 0, now)
-            elif self._where is not None and self._leaves_out(message, self._where):
+            elif self._filters and self._leaves_out(message):
                 self._settle(message, _ACK, 0, now)
             else:
+                if self._reader is not None:
+                    message.reader = self._reader
                 priority = priority_of(message.flag)
                 self._buffers[priority].append(message)
                 self._top = max(self._top, priority)
                 self._buffered += 1
         self._note_low()
 
-    @staticmethod
-    def _leaves_out(message: SharedMessage, where: Where) -> bool:
+    def _leaves_out(self, message: SharedMessage) -> bool:
         """A filter that a message has passed once is not asked when it comes again from the group's own topic."""
-        return not (is_own_topic(message.leased_from.topic) or where.holds_for(message.body, message.flag))
+        if is_own_topic(message.leased_from.topic):
+            return False
+        if self._tags is not None and message.tag not in self._tags:
+            return True
+        return self._where is not None and not self._where.holds_for(message.body, message.flag)
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
         """It came with a wrong checksum: the broker may read it again, or find its damage."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from isal.isal_zlib import crc32
@@ -69,6 +69,7 @@ class SharedDriver:
         start: str,
         ordered: bool,
         where: str,
+        tags: Collection[str],
         metadata: Metadata,
         pool: ConnectionPool,
         clock: Callable[[], float] = time.monotonic,
@@ -85,6 +86,7 @@ class SharedDriver:
         self._start = start
         self._ordered = ordered
         self._where = where
+        self._tags = tuple(sorted(tags))
         self._metadata = metadata
         self._pool = pool
         self._clock = clock
@@ -259,6 +261,7 @@ class SharedDriver:
         connection.send(requests, buffers)
 
     def _acquire_request(self, action: Acquiring) -> AcquireRequest:
+        passed = is_own_topic(action.partition.topic)  # what comes to the group again has passed its filters
         return AcquireRequest(
             action.partition.topic,
             action.partition.partition,
@@ -270,7 +273,8 @@ class SharedDriver:
             action.wait_ms,
             self._start,
             self._ordered,
-            self._where,
+            "" if passed else self._where,
+            () if passed else self._tags,
         )
 
     # --- a connection's thread ----------------------------------------------------------------------------------------

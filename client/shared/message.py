@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from metaq.protocol.errors import ClientError
+
 from ..message import Message
 from ..values import TopicPartition
+
+if TYPE_CHECKING:
+    from ..serializers.base import ValueReader
 
 __all__ = ["SharedMessage"]
 
@@ -27,3 +34,18 @@ class SharedMessage(Message):
     is_settled: bool = False
     """Whether it was acknowledged or released, or lost, so that nothing more can be said of it."""
     handed_at: float = 0.0
+    reader: ValueReader | None = None
+    """Of the consumer's deserializer; it is not pickled."""
+
+    @property
+    def value(self) -> Any:
+        """As Message.value."""
+        if self.reader is None:
+            raise ClientError(
+                "this message's consumer has no deserializer: write SharedConsumer(deserializer=…), or "
+                "message.decode(…)"
+            )
+        return self.reader.value_of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "reader"}

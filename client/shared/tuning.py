@@ -30,3 +30,6 @@ SETTLE_AT = 256
 SETTLE_ALONG = 8
 """So many settlements of a partition go with a request for more messages; fewer wait for others, as the request may be
 the first of many for one message each."""
+
+UNBURIED = 1024
+"""Messages whose dead letter no broker has taken, of which run() remembers why they failed: half a megabyte."""

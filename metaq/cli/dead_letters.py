@@ -19,7 +19,7 @@ from metaq.protocol.topic_partition import TopicPartition
 from .cluster import open_cluster, tell_absent, zk_timeout
 from .known import check_known_group
 from .options import GROUP, TIME, Parsed, confirm, dry_run_option, json_option, with_options, yes_option, zk_option
-from .output import counted, message_fields, show
+from .output import counted, field_text, message_fields, show
 
 __all__ = ["dead_letters"]
 
@@ -139,7 +139,7 @@ def show_letter(zk: str, group: str, as_json: bool, name: str) -> None:
     """
     with _opened(zk, group) as letters:
         value = _as_json(letters.get(name))
-    show(as_json, value, ("NAME", "VALUE"), [(field, _shown(each)) for field, each in value.items()])
+    show(as_json, value, ("NAME", "VALUE"), [(field, field_text(each)) for field, each in value.items()])
 
 
 @dead_letters.command("redrive")
@@ -265,11 +265,3 @@ def _row(letter: DeadLetter) -> tuple[object, ...]:
     place = letter.name, original.topic, str(original.partition), str(original.offset)
     failed = letter.failed.isoformat(" ", "seconds").removesuffix("+00:00") + "Z"
     return (*place, failed, letter.attempts, " ".join(original.keys), shown, letter.cause)
-
-
-def _shown(value: object) -> object:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={each}" for name, each in value.items())
-    return value if isinstance(value, str) or value is None else str(value)

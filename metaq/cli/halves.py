@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -11,11 +12,12 @@ from typing import Any
 
 import click
 
+from metaq.client.message import Message
 from metaq.client.nearest import did_you_mean
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.halves import WaitingHalf, each_half, end_half, list_halves
+from metaq.client.questions.halves import WaitingHalf, each_half, end_half, find_half, list_halves
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import ClientError
+from metaq.protocol.errors import ClientError, MessageNotFound
 from metaq.protocol.halves import HalfOutcome, HalfState
 from metaq.protocol.limits import MAX_LISTED_HALVES
 
@@ -23,7 +25,7 @@ from .cluster import open_cluster
 from .delayed import asked_brokers
 from .known import check_known_topic
 from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
-from .output import counted, preview_fields, say, show
+from .output import counted, field_text, message_fields, preview_fields, say, show
 
 __all__ = ["halves"]
 
@@ -36,6 +38,7 @@ def halves() -> None:
     Example
       metaq halves count
       metaq halves list --state parked
+      metaq halves show 1661382018505637889
       metaq halves commit --topic transfers --partition 0-1 1661382018505637889
     """
 
@@ -147,6 +150,56 @@ def _json(broker: int, half: WaitingHalf) -> dict[str, Any]:
 def _row(broker: int, half: WaitingHalf) -> tuple[object, ...]:
     number, *others, keys, payload = _json(broker, half).values()
     return (str(number), *others, " ".join(keys), payload)  # the number is to be copied: not grouped by thousands
+
+
+@halves.command("show")
+@zk_option
+@_broker_option
+@json_option
+@click.option("--raw", is_flag=True, help="Write its payload to stdout, and nothing else.")
+@click.argument("half_id", type=click.IntRange(1), metavar="ID")
+def show_half(zk: str, broker: int | None, as_json: bool, raw: bool, half_id: int) -> None:
+    """One half message with all that is known of it. TAKEN, FIRST and NEXT (check) are in UTC.
+
+    Exit code 1 if none with this ID waits: its transaction may be decided.
+
+    \b
+    Example
+      metaq halves show 1661382018505637889
+      metaq halves show 1661382018505637889 --raw > payload
+    """
+    if raw and as_json:
+        raise click.UsageError("--raw and --json exclude each other: choose one")
+    with open_cluster(zk) as cluster:
+        asked = asked_brokers(cluster, broker)
+        for each in asked:
+            half = cluster.ask(_at(each), partial(find_half, half_id=half_id))
+            if half is not None:
+                break
+        else:
+            brokers = ", ".join(map(str, asked)) or "none"
+            raise MessageNotFound(
+                f"no half message {half_id} waits (asked brokers: {brokers}): its transaction may be decided; `metaq "
+                "halves list` shows those that wait"
+            )
+    assert half.record is not None
+    message = Message(TopicPartition(half.topic, each, half.partition), -1, half.id, *half.record)
+    if raw:
+        sys.stdout.buffer.write(message.payload)
+        return
+    value = _whole(each, half, message)
+    show(as_json, value, ("NAME", "VALUE"), [(name, field_text(content)) for name, content in value.items()])
+
+
+def _whole(broker: int, half: WaitingHalf, message: Message) -> dict[str, Any]:
+    known = _json(broker, half)
+    del known["keys"], known["payload_start"]
+    known["first"] = half.first_check.isoformat(timespec="milliseconds")
+    content = message_fields(message)
+    return {**known, **{name: content[name] for name in content if name not in _OF_STORED_MESSAGES}}
+
+
+_OF_STORED_MESSAGES = "topic", "partition", "offset", "id", "timestamp"
 
 
 def _decide(

@@ -33,6 +33,7 @@ __all__ = [
     "compile_format",
     "console",
     "counted",
+    "field_text",
     "message_fields",
     "moment",
     "preview_fields",
@@ -241,6 +242,15 @@ def preview_fields(preview: Preview) -> dict[str, object]:
         "keys": list(preview.keys),
         "payload_start": None if payload is None else payload.decode("utf-8", "replace"),
     }
+
+
+def field_text(value: object) -> object:
+    """A field of such an object in a table of names and values, where numbers are to be copied."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={each}" for name, each in value.items())
+    return value if isinstance(value, str) or value is None else str(value)
 
 
 def message_fields(message: Message) -> dict[str, object]:

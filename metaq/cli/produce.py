@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.properties import PropertyValue
+from metaq.protocol.record import encode_attributes
 from metaq.protocol.statuses import ResponseCode
 
 from .cluster import naming_topics, open_cluster, zk_timeout
@@ -39,19 +41,36 @@ READ_BYTES = 1 << 20
 
 
 def parse_property(text: str) -> tuple[str, PropertyValue]:
-    """`NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError saying what is wrong."""
-    name, sign, value = text.partition("=")
+    """`NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError saying what is wrong, also with what no message can have."""
+    name, sign, written = text.partition("=")
     if not sign:
         raise ValueError(f"{text!r} has no '=': write NAME=VALUE")
     name, colon, kind = name.rpartition(":")
     if not colon:
-        return kind, value
+        name, kind = kind, "str"
     if kind not in _PROPERTY_TYPES:
         raise ValueError(f"{text!r}: {kind!r} is no type: choose {', '.join(_PROPERTY_TYPES)}")
+    read, remedy = _PROPERTY_TYPES[kind]
     try:
-        return name, _PROPERTY_TYPES[kind](value)
+        value = read(written)
     except ValueError:
-        raise ValueError(f"{text!r}: {value!r} is no {kind}") from None
+        raise ValueError(f"{text!r}: {written!r} is no {kind}: write {remedy}") from None
+    try:
+        encode_attributes(properties={name: value})
+    except LocalProtocolError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!r} is no UTF-8: write NAME:bytes=BASE64") from None
+    return name, value
+
+
+def _each_once(properties: Iterable[tuple[str, PropertyValue]]) -> dict[str, PropertyValue]:
+    """Raises BadParameter."""
+    for name, times in Counter(name for name, _ in properties).items():
+        if times > 1:
+            wrong = f"{name!r} is given {times} times, and a message has it once: leave one out"
+            raise click.BadParameter(wrong, param_hint="'--property'")
+    return dict(properties)
 
 
 def _bool(text: str) -> bool:
@@ -60,13 +79,14 @@ def _bool(text: str) -> bool:
     return text == "true"
 
 
-_PROPERTY_TYPES: Mapping[str, Callable[[str], PropertyValue]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": _bool,
-    "bytes": lambda text: b64decode(text, validate=True),
+_PROPERTY_TYPES: Mapping[str, tuple[Callable[[str], PropertyValue], str]] = {
+    "str": (str, "a text"),
+    "int": (int, "a whole number, like 7"),
+    "float": (float, "a number, like 0.5"),
+    "bool": (_bool, "true or false"),
+    "bytes": (lambda text: b64decode(text, validate=True), "base64, like /w=="),
 }
+"""What reads each type, and what to write for it."""
 
 
 class LineChunk(NamedTuple):
@@ -149,7 +169,7 @@ def produce(
     if key_separator == "":
         raise click.BadParameter("'' separates nothing: give a text like ':'", param_hint="--key-separator")
     progressed = Progressed()
-    options = SendOptions(tag=tag, properties=dict(properties), ttl=ttl)
+    options = SendOptions(tag=tag, properties=_each_once(properties), ttl=ttl)
     config = ProducerConfig(start_timeout_seconds=zk_timeout(), compression=compression)
     with (
         click.open_file(str(file), "rb") as stream,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 
 from metaq.protocol.delays import CancelDelayedReply, CancelDelayedRequest
 from metaq.protocol.errors import (
+    CompressionNotAccepted,
     DelayRefused,
     MetaqError,
     PartitionClosed,
@@ -43,7 +44,7 @@ from metaq.protocol.limits import (
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.own_topics import OWN_PARTITIONS, is_own_topic
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
-from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer, checksum
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, Buffer, checksum
 from metaq.protocol.refusals import LEADER, response_code
 from metaq.protocol.remoting import (
     MessageCountsReply,
@@ -137,6 +138,7 @@ class Answers:
         self.speaks_frames = speaks_frames
         self.takes_many = True
         self.knows_compressed = True
+        self.accept_compressed: Collection[str] = ()
         self.takes_where = True
         self.takes_delays = self.takes_halves = True
         self.silent = False
@@ -208,6 +210,16 @@ class Answers:
             raise PartitionClosed(self.broker_id, partition)
         return log
 
+    def _takes_compressed(self, topic: str) -> bool:
+        """Whether the topic has acceptCompressed=true; what is older does not look."""
+        return topic in self.accept_compressed and self.speaks_frames and self.knows_compressed
+
+    def _check_flags(self, topic: str, flags: Iterable[int]) -> None:
+        """flags: of records that are sent. Raises CompressionNotAccepted."""
+        looks = self.speaks_frames and self.knows_compressed and topic not in self.accept_compressed
+        if looks and any(flag & COMPRESSED_FLAG for flag in flags):
+            raise CompressionNotAccepted(topic)
+
     def _asked(self, frame: Frame) -> MemoryLog:
         request = PartitionRequest.from_ext(frame.ext)
         return self._open(request.topic, request.partition)
@@ -225,6 +237,7 @@ class Answers:
         log = self._open(sent.topic, partition)
         if isinstance(sent, SendRequest) and sent.checksum not in (-1, checksum(body)):
             raise RemoteProtocolError("checksum")
+        self._check_flags(sent.topic, (sent.flag,))
         self.sends += 1
         if (first_id := self._wait(sent.topic, partition, [(sent.flag, body)], sent.tx_key)) is not None:
             return send_reply(first_id, partition, -1, self.replicas)
@@ -328,6 +341,7 @@ class Answers:
         log = self._open(request.topic, partition)
         sizes, records = split_batch(frame.body, request.records)
         found = checked(records, sizes.tolist())
+        self._check_flags(request.topic, (each.flag for each in found))
         self.sends += 1
         waiting = [(each.flag, records[each.start + HEADER_BYTES : each.end]) for each in found]
         if (first_id := self._wait(request.topic, partition, waiting, request.tx_key)) is not None:
@@ -347,6 +361,7 @@ class Answers:
             here, found = found[:count], found[count:]
             try:
                 log = self._open(request.topics[topic], partition)
+                self._check_flags(request.topics[topic], (each.flag for each in here))
                 waiting = [(each.flag, parts.records[each.start + HEADER_BYTES : each.end]) for each in here]
                 first_id = self._wait(request.topics[topic], partition, waiting, None)
             except MetaqError as error:
@@ -502,6 +517,9 @@ class Answers:
         log = self.logs.get((get.topic, get.partition))
         if log is None:
             return encode_result(Status.NOT_FOUND, "is not exists", get.opaque)
+        if not get.unpacks and self._takes_compressed(get.topic):
+            refusal = CompressionNotAccepted(get.topic, get.group)
+            return encode_result(refusal.status, str(refusal), get.opaque)
         if get.offset < log.first or get.offset == INT64_MAX:
             moved = log.first if get.offset < log.first else log.end
             return encode_result(Status.MOVED, str(moved), get.opaque)

@@ -39,8 +39,9 @@ class FakeBroker(Answers):
     speaks_frames: False = it answers as a Java broker does. takes_many: False = as our first ones, which did not know
     SEND_MANY. takes_delays: False = it keeps no messages until their time. takes_halves: False = it keeps no half
     messages. takes_where: False = as older ones, which do not filter by content. knows_compressed: False = as those
-    that did not know compressed messages; else it takes them for every topic, as with acceptCompressed=true. silent: it
-    reads and never answers (a hung broker).
+    that did not know compressed messages, which take any. accept_compressed: topics with acceptCompressed=true in
+    server.ini; others take no compressed messages, and 1.x clients get nothing of these. silent: it reads and never
+    answers (a hung broker).
     refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
     with. leader: the URL of another node, "" if none is known: it is a node of a broker set that does not lead, and
     refuses every frame but SET_STATUS. role: what it says there that it is, by default `leader` or `follower`.
@@ -56,10 +57,12 @@ class FakeBroker(Answers):
         broker_id: int = 0,
         *,
         speaks_frames: bool = True,
+        accept_compressed: Collection[str] = (),
         port: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(topics, broker_id, speaks_frames=speaks_frames, clock=clock)
+        self.accept_compressed = accept_compressed
         self.connections = 0
         self.handled: dict[tuple[str, TopicPartition], int] = {}
         """Up to which offset `handle_all` has come, by group and partition."""

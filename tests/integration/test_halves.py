@@ -88,8 +88,9 @@ def test_the_commands_list_count_and_decide(brokers) -> None:
         results = [
             producer.send_in_transaction(
                 "t",
-                b"%d" % number,
+                b"%d" % number * 300,
                 key=f"transfer-{number}",
+                properties={"n": number},
                 execute=lambda message: None,
                 check_after=0.1 if number else 1000,
                 partition=place,
@@ -108,10 +109,30 @@ def test_the_commands_list_count_and_decide(brokers) -> None:
     listed = json.loads(command(brokers, "list", "--topic", "t", "--state", "asked", "--json").stdout)
     assert [(each["id"], each["group"], each["asked"]) for each in listed] == [(each, "bank", 0) for each in ids[1:]]
     assert [(each["keys"], each["payload_start"]) for each in listed] == [
-        ([f"transfer-{number}"], str(number)) for number in (1, 2, 3)
+        ([f"transfer-{number}"], str(number) * 60) for number in (1, 2, 3)
     ]
     assert [each["id"] for each in json.loads(command(brokers, "list", "--json").stdout)] == [*ids[1:], ids[0]]
     where = ("--topic", "t", "--partition", listed[0]["partition"])
+    shown = json.loads(command(brokers, "show", str(ids[1]), "--json").stdout)
+    assert {name: shown[name] for name in ("id", "topic", "partition", "group", "state", "asked", "keys")} == {
+        "id": ids[1],
+        "topic": "t",
+        "partition": str(place),
+        "group": "bank",
+        "state": "asked",
+        "asked": 0,
+        "keys": ["transfer-1"],
+    }
+    assert (shown["payload"], shown["properties"], shown["tag"]) == ("1" * 300, {"n": 1}, None)
+    assert shown["taken"] < shown["first"]
+    assert "offset" not in shown
+    assert command(brokers, "show", str(ids[1]), "--raw").stdout == "1" * 300
+    table = command(brokers, "show", str(ids[0])).stdout
+    assert [each in table for each in (str(ids[0]), "waiting", "transfer-0", "n=0", "0" * 300)] == [True] * 5
+    unknown = command(brokers, "show", str(ids[3] + 1))
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert f"no half message {ids[3] + 1} waits (asked brokers: 0): its transaction may be decided" in unknown.stderr
+    assert command(brokers, "show", str(ids[1]), "--raw", "--json").returncode == 2
     assert "would commit 2" in command(brokers, "commit", *where, *map(str, ids[:2]), "--dry-run").stdout
     done = command(brokers, "commit", *where, *map(str, ids[:2]), "--yes")
     assert (done.returncode, done.stdout.count("committed")) == (0, 2), done.stderr
@@ -127,7 +148,7 @@ def test_the_commands_list_count_and_decide(brokers) -> None:
             return len(came) == 2
 
         eventually(have_two, what="two")
-    assert came == [b"0", b"1"]
+    assert came == [b"0" * 300, b"1" * 300]
 
 
 # --- broker sets ------------------------------------------------------------------------------------------------------

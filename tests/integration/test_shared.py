@@ -10,6 +10,7 @@ import pytest
 
 from metaq import DeadLetters, Retry, SharedConfig, SharedConsumer, SharedMessage
 from metaq.errors import ConfigError, SharedRefused
+from metaq.serializers import Json
 from tests.waiting import eventually
 
 TOPICS = {"jobs": 1, "many": 3}
@@ -150,6 +151,39 @@ def test_a_filter_leaves_messages_out_for_the_whole_group_and_for_good(brokers, 
         assert [message.payload for message in taken(consumer, 1)] == [b"new"]
     with SharedConsumer(brokers.connect, group="other", topics=["jobs"]) as consumer:
         assert len(taken(consumer, 501)) == 501
+
+
+def test_tags_and_values_with_a_filter_priorities_retries_and_dead_letters(brokers, producer):
+    orders = producer.typed(Json())
+    for number in range(300):
+        tag = ("buy", "sell", "hold")[number % 3]
+        orders.send_async("jobs", {"n": number}, tag=tag, properties={"n": number}, priority=number % 2)
+    producer.flush()
+    with (
+        SharedConsumer(
+            brokers.connect, group="g", topics=["jobs"], tags=["buy", "sell"], where="n < 12", deserializer=Json()
+        ) as consumer,
+        DeadLetters(brokers.connect, group="g") as letters,
+    ):
+        handled: list[tuple[int, int]] = []
+
+        def handle(message: SharedMessage):
+            handled.append((message.value["n"], message.attempts))
+            if message.value["n"] == 4:
+                raise ValueError("not 4")
+
+        threading.Thread(target=partial(consumer.run, handle, retry=replace(RETRY, attempts=2)), daemon=True).start()
+        eventually(letters.count, what="a dead letter")
+        eventually(lambda: len(handled) == 9, what="all messages")
+        wanted = [number for number in range(12) if number % 3 != 2]
+        assert sorted(handled) == sorted([*((number, 1) for number in wanted), (4, 2)])
+        assert [each.original.payload for each in letters.read()] == [b'{"n":4}']
+        eventually(lambda: consumer.counts == (8, 0), what="that the broker left out the others")
+        handled.clear()
+        list(letters.redrive(letters.read(), to="group"))
+        eventually(lambda: handled[:1] == [(4, 1)], what="the redriven message")
+    with SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as other:
+        assert other.poll(0.5) == []  # done for the whole group
 
 
 def test_a_dead_letter_that_has_expired_is_redriven_without_an_end_and_to_its_own_group_alone(brokers, producer):

@@ -120,6 +120,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "messages or {SHARED_AHEAD_BYTES:bytes} ahead ({SHARED_MAX_AHEAD_ORDERED} with",
     ),
     "docs/client.md": (
+        "It works on `threads` partitions at once (1 to {MAX_HANDLER_THREADS}), on each",
+        "`run(handler, threads=…)`, with 1 to {MAX_HANDLER_THREADS} threads,",
         "as much work as `threads` do in {PREFETCH_SECONDS:s},",
         "also after a lost answer, for up to {LEADER_SECONDS:s}.",
         "or no leader answers within {LEADER_SECONDS:s}, is the commit unknown",

@@ -100,6 +100,8 @@ def test_while_it_cannot_be_sent_back_its_partition_waits_and_the_log_says_so_on
     assert handler.seen == [b"bad", b"2"]  # it is sent anew, not handled anew
     assert sender.failures == [("%RETRY%g", 1)] * 5
     assert caplog.text.count("waits with its partition") == 1
+    assert f"{refusal}; its handler failed with ValueError: cannot take b'bad'" in caplog.text
+    assert {failed(each).cause.splitlines()[0] for _, each in sender.sent} == {"ValueError: cannot take b'bad'"}
 
 
 def test_a_message_whose_sending_takes_long_holds_up_its_own_partition_only(broker):

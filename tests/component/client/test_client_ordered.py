@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from metaq import LocalMessageStore, OrderedProducer, ProducerConfig, StoredMessage, TopicPartition
 from metaq.client.config import ConnectionConfig
 from metaq.client.producer import partition_for_key
+from metaq.client.questions.records import decode_records
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -25,6 +26,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import Put
+from metaq.serializers import Json
 from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE, eventually
 
@@ -81,6 +83,27 @@ def test_a_message_goes_to_a_configured_partition_whoever_is_there(make, cluster
     assert saved == (0, keyed, -1, None, None)
     assert saved.pending
     assert producer.waiting(keyed) == 1
+
+
+def test_a_typed_one_sends_and_saves_values_with_their_content_type_and_properties(make, cluster, brokers):
+    producer = make()
+    values = producer.typed(Json())
+    assert not values.send("t", {"n": 1}, partition=C, properties={"n": 1}, tag="x").pending
+    cluster.unregister(brokers[1])
+    assert values.send("t", {"n": 2}, partition=C, properties={"n": 2}, keys=["k"]).pending
+    cluster.register(brokers[1])
+    assert producer.flush(DEADLINE)
+    log = brokers[1].log("t", 0)
+    found = decode_records(memoryview(bytes(log.data)), C, 0)
+    assert [(each.decode(Json()), each.content_type, dict(each.properties)) for each in found] == [
+        ({"n": 1}, "application/json", {"n": 1}),
+        ({"n": 2}, "application/json", {"n": 2}),
+    ]
+    assert [(each.tag, each.keys) for each in found] == [("x", ()), (None, ("k",))]
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        values.send("t", object())
+    with pytest.raises(ConfigError, match=r"serializer=.*: give it a serializer, such as Json"):
+        producer.typed(Json)
 
 
 def test_messages_without_a_key_go_round_the_configured_list_or_where_a_selector_says(make, cluster, brokers):

@@ -1,5 +1,7 @@
 """Half messages of one broker: seen once if they are committed, never otherwise, and asked for until that is known."""
 
+from base64 import b64decode
+
 import numpy as np
 import pytest
 import simplejson
@@ -179,6 +181,16 @@ def lives(tmp_path):
     yield lives
     lives.files.heal()
     lives.harness.close()
+
+
+def test_one_half_message_is_given_whole_if_that_is_asked_for(lives):
+    first, second = lives.sent(b"one" * 100), lives.sent(b"two" * 100)
+    for half_id, payload in ((first, b"one" * 100), (second, b"two" * 100)):
+        (found,) = lives.listed(after=half_id - 1, limit=10, whole=True)["halves"]
+        assert found["id"] == half_id
+        assert payload_of(b64decode(found["body"]), found["flag"]) == payload
+    assert lives.listed(after=second, limit=10, whole=True)["halves"] == []
+    assert all("body" not in each for each in lives.listed()["halves"])
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------------------

@@ -272,11 +272,32 @@ def test_a_property_has_a_name_perhaps_a_type_and_a_value(text, expected):
     [
         ("region", "has no '=': write NAME=VALUE"),
         ("n:long=7", "'long' is no type: choose str, int, float, bool, bytes"),
-        ("n:int=x", "'x' is no int"),
-        ("n:bool=1", "'1' is no bool"),
-        ("n:bytes=/w", "'/w' is no bytes"),
+        ("n:int=x", "'x' is no int: write a whole number, like 7"),
+        ("n:int=9223372036854775808", "properties['n']=9223372036854775808 has more than 64 bits: write it as a text"),
+        ("x:float=a", "'a' is no float: write a number, like 0.5"),
+        ("x:float=nan", "properties['x']=nan is no finite number: leave it out, or write a text"),
+        ("n:bool=1", "'1' is no bool: write true or false"),
+        ("n:bytes=/w", "'/w' is no bytes: write base64, like /w=="),
+        ("=EU", "property name '' is empty: give it a name"),
+        (":int=7", "property name '' is empty: give it a name"),
+        ("metaq.due=7", "property name 'metaq.due' is reserved: choose another"),
+        ("region=E\x01U", "property 'region' has a byte 0x01 or 0x02, which separate properties: take it out"),
+        ("region=\udcff", "is no UTF-8: write NAME:bytes=BASE64"),
     ],
 )
-def test_a_wrong_property_is_refused(text, said):
-    with pytest.raises(ValueError, match=said):
-        parse_property(text)
+def test_a_wrong_property_ends_the_command_before_it_reads_or_connects(text, said, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)  # whoever reads it fails
+    monkeypatch.setattr("metaq.cli.produce.Producer", None)
+    assert run(["produce", "--topic", "t", "--property", "fine=1", "--property", text]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("metaq produce: Invalid value for '--property': ")
+    assert repr(text) in line
+    assert line.endswith(said)
+
+
+def test_a_property_that_is_given_twice_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("metaq.cli.produce.Producer", None)
+    assert run(["produce", "--topic", "t", "--property", "n:int=1", "--property", "n:int=2"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "metaq produce: Invalid value for '--property': 'n' is given 2 times, and a message has it once: leave one out"
+    ]

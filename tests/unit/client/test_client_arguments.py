@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from metaq import Consumer, ConsumerConfig, OrderedProducer, PartitionReader, Producer, ProducerConfig, TopicPartition
+from metaq import (
+    Consumer,
+    ConsumerConfig,
+    OrderedProducer,
+    PartitionReader,
+    Producer,
+    ProducerConfig,
+    SharedConsumer,
+    TopicPartition,
+)
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint
 from metaq.client.metadata import TopicView
@@ -64,6 +73,20 @@ def test_one_tag_is_one_tag(consumer_tags):
 def test_what_is_no_list_of_texts_is_refused(arguments, words):
     with pytest.raises(ConfigError) as refused:
         Consumer(**{"group": "g", "topics": "trades", **arguments})
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tags": b"buy"}, "tags=b'buy': name one text (str), or a list of them"),
+        ({"tags": []}, "tags=[]: name at least one, or leave it out"),
+        ({"deserializer": 5}, "deserializer=5: give it a serializer, such as Json(), or a list of them"),
+    ],
+)
+def test_tags_and_deserializer_of_a_shared_consumer_are_checked_as_a_consumers(arguments, words):
+    with pytest.raises(ConfigError) as refused:
+        SharedConsumer(**{"group": "g", "topics": "trades", "metadata": FakeCluster([]), **arguments})
     assert words in str(refused.value)
 
 
@@ -235,12 +258,30 @@ def consumer():
         ({"on_reject": 5}, "on_reject=5: name a function, without calling it"),
         ({"threads": "2"}, "threads='2': choose a whole number, 1 or more"),
         ({"threads": 0}, "threads=0: choose 1 or more"),
+        ({"threads": 1025}, "threads=1025: choose at most 1024"),
+        ({"threads": 1_000_000}, "threads=1000000: choose at most 1024"),
         ({"max_retries": "2"}, "max_retries='2': choose a whole number, 0 or more"),
     ],
 )
 def test_a_wrong_argument_of_run_is_named_with_a_remedy(consumer, kind, arguments, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
         getattr(consumer, kind)(**{"handler": print, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"handler": 5}, "handler=5: name a function, without calling it"),
+        ({"threads": "2"}, "threads='2': choose a whole number, 1 or more"),
+        ({"threads": 0}, "threads=0: choose 1 or more"),
+        ({"threads": 1_000_000}, "threads=1000000: choose at most 1024"),
+        ({"retry": 5}, "retry=5: give it a Retry"),
+    ],
+)
+def test_a_wrong_argument_of_a_shared_consumers_run_is_named_with_a_remedy(arguments, words):
+    shared = object.__new__(SharedConsumer)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        shared.run(**{"handler": print, **arguments})
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

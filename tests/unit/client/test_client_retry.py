@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from metaq import Message, Retry, TopicPartition
 from metaq.client.consumer.retrying import FailedMessages, cause_of
-from metaq.client.message import RetriedMessage, as_original
-from metaq.protocol.errors import BrokerUnavailable, ConfigError
+from metaq.client.message import RetriedMessage, ValueMessage, as_original
+from metaq.client.serializers import deserializers
+from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError
 from metaq.protocol.record import encode_attributes, encode_body
 from metaq.protocol.retries import MAX_CAUSE_CHARACTERS, Failure, Origin, encode_failed, failure_of
+from metaq.serializers import Json
 
 HERE = TopicPartition("orders", 1, 2)
 
@@ -218,3 +220,15 @@ def test_the_sender_is_made_at_the_first_failure_and_closed_with_the_run():
     failed.send(original(), failed.failure(original(), KeyError(), 1))
     failed.close(1.0)
     assert [sender.closed for sender in made] == [True]
+
+
+def test_a_retried_message_of_a_consumer_with_a_deserializer_has_its_value():
+    read = ValueMessage.of(
+        Message(TopicPartition("t", 0, 0), 5, 1 << 60, 0, b'{"a": 1}'), deserializers("deserializer", Json())
+    )
+    assert as_original(read, 1).value == {"a": 1}
+    flag, body = encode_failed(read.flag, read.body, Failure(read.origin, 2, "ValueError", 5))
+    copy = ValueMessage.of(Message(TopicPartition("%RETRY%g", 0, 0), 9, 1 << 60, flag, body), read._reader)
+    assert (as_original(copy).value, as_original(copy).attempts) == ({"a": 1}, 3)
+    with pytest.raises(ClientError, match="no deserializer"):
+        as_original(Message(*read), 1).value  # noqa: B018

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import pickle
+from typing import Any
 
 import pytest
 
 from metaq.client.config import SharedConfig
 from metaq.client.message import Message
+from metaq.client.serializers import deserializers
 from metaq.client.shared.core import Acquiring, Settle, SharedCore
 from metaq.client.shared.message import SharedMessage
 from metaq.client.values import TopicPartition
+from metaq.errors import ClientError, ValueUnreadable
 from metaq.protocol.record import EXPIRES_FLAG, PRIORITY_SHIFT, encode_attributes, encode_body
 from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
 from metaq.protocol.where import parse_where
+from metaq.serializers import Json
 from tests.properties import LISTED, body_with
 
 T = TopicPartition("t", 0, 0)
@@ -24,7 +29,12 @@ class Leasing:
     """A core with one partition, whose broker leases what a test says. Seconds pass as a test says."""
 
     def __init__(
-        self, where: str | None = None, partition: TopicPartition = T, linger_ms: int = 0, ordered: bool = False
+        self,
+        where: str | None = None,
+        partition: TopicPartition = T,
+        linger_ms: int = 0,
+        ordered: bool = False,
+        **more: Any,
     ) -> None:
         self.lost: list[SharedMessage] = []
         self.now = 0.0
@@ -35,7 +45,7 @@ class Leasing:
         def clock() -> int:
             return NOW_MS + round(self.now * 1000)
 
-        self.core = SharedCore(config, self.lost.append, ordered=ordered, where=chosen, now_ms=clock)
+        self.core = SharedCore(config, self.lost.append, ordered=ordered, where=chosen, now_ms=clock, **more)
         self.core.use([partition])
         self.core.waiting[self] = 10
 
@@ -72,6 +82,36 @@ def test_what_the_filter_does_not_hold_for_is_acknowledged_unseen() -> None:
     taken = leasing.core.take(10, leasing.now)
     assert [each.properties["amount"] for each in taken] == [15, 25]
     assert leasing.said() == [Settlement(number, 100 + number, 0, SettleAction.ACK) for number in (0, 3)]
+
+
+def tagged(*tags: str, **properties: int) -> list[Message]:
+    return [message(body_with({"TAGS": each, **properties}), LISTED) for each in tags]
+
+
+def test_a_message_without_one_of_the_tags_is_acknowledged_unseen() -> None:
+    leasing = Leasing("amount > 10", tags=frozenset({"a", "b"}))
+    leasing.lease(*tagged("a", "c", "b", amount=11), message(), *tagged("a", amount=1))
+    assert [each.tag for each in leasing.core.take(10, leasing.now)] == ["a", "b"]
+    assert leasing.said() == [Settlement(number, 100 + number, 0, SettleAction.ACK) for number in (1, 3, 4)]
+
+
+def test_a_message_with_another_tag_that_comes_to_the_group_again_has_passed_already() -> None:
+    leasing = Leasing(partition=TopicPartition("%RETRY%g", 0, 0), tags=frozenset({"a"}))
+    leasing.lease(*tagged("c"))
+    assert len(leasing.core.take(1, leasing.now)) == 1
+
+
+def test_the_value_is_read_by_the_consumers_deserializer_and_the_error_without_one_says_what_to_write() -> None:
+    leasing = Leasing(reader=deserializers("deserializer", Json()))
+    leasing.lease(message(b'{"a": 1}'), message(b"none"))
+    good, bad = leasing.core.take(2, leasing.now)
+    assert good.value == {"a": 1}
+    with pytest.raises(ValueUnreadable, match="offset 7"):
+        bad.value  # noqa: B018
+    copied = pickle.loads(pickle.dumps(good))
+    assert (copied, copied.token, copied.leased_at) == (good, 100, 0)
+    with pytest.raises(ClientError, match=r"write SharedConsumer\(deserializer=…\)"):
+        copied.value  # noqa: B018
 
 
 def test_a_message_that_comes_to_the_group_again_has_passed_the_filter_already() -> None:

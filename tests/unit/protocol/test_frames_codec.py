@@ -36,6 +36,7 @@ from metaq.protocol.sends import (
     send_reply,
     split_batch,
 )
+from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.text import Version
 from metaq.protocol.topic_partition import TopicPartition
 from tests.frames import FrameReader
@@ -47,6 +48,8 @@ VALUES = [
     SendBatchRequest("t", 0, 500),
     PullRequest("t", 1, -1, 1 << 20, "g", ("a", "b"), 500, 9),
     PullRequest("t", 1, 0, 1 << 20, sizes=True),
+    AcquireRequest("t", 1, "g", "m", 10, 1 << 20, 30_000),
+    AcquireRequest("t", 1, "g", "m", 10, 1 << 20, 30_000, 500, "latest", True, "n > 1", ("a", "b")),
     PullReply(1, 0, 10, 3, 9, 2),
     PullReply(1, 0, 10, 3, 9, 0, 7),
     PartitionRequest("t", 1),
@@ -172,6 +175,8 @@ def test_a_missing_or_wrong_ext_field_is_named(value):
 
 def test_what_has_its_default_may_be_left_out():
     assert PullRequest("t", 1, 0, 9).to_ext().keys().isdisjoint({"tags", "sizes", "verify"})
+    assert AcquireRequest("t", 1, "g", "m", 1, 9, 9).to_ext().keys().isdisjoint({"tags", "where", "ordered"})
+    assert AcquireRequest("t", 1, "g", "m", 1, 9, 9, tags=("a", "b")).to_ext()["tags"] == "a||b"
     assert PullReply(1, 0, 10, 3).to_ext().keys().isdisjoint({"records", "damagedFrom"})
     assert "txKey" not in SendRequest("t", 1).to_ext()
     assert PullRequest.from_ext({"topic": "t", "partition": "1", "offset": "0", "maxBytes": "9"}) == PullRequest(

@@ -8,7 +8,7 @@ import pytest
 
 from metaq.broker import tuning
 from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.record import HEADER_BYTES, attribute_of, decode_attribute
+from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER_BYTES, attribute_of, decode_attribute, encode_body
 from metaq.protocol.shared import (
     AcquireReply,
     AcquireRequest,
@@ -330,6 +330,37 @@ def test_what_a_filter_leaves_out_is_done_for_the_group_over_restarts_and_what_i
     assert status(harness, peer)["left"] == 1
     harness.reactor.advance(31)
     assert numbered(leased(harness, peer, acquire())) == [7]
+
+
+def test_messages_with_other_tags_are_done_for_the_group_also_together_with_a_filter(make: Make) -> None:
+    harness = make()
+    peer = harness.connect()
+    tagged = [body_with({"TAGS": tag, "n": number}) for number, tag in enumerate(["a", "b", "c", "a", "b"])]
+    send(harness, peer, [*tagged, body_with({"n": 5})], flag=LISTED)
+    assert numbered(leased(harness, peer, acquire(group="both", tags=("b", "c"), where="n > 1"))) == [2, 4]
+    found = leased(harness, peer, acquire(tags=("a", "c")))
+    assert numbered(found) == [0, 2, 3]
+    settled(harness, peer, *map(ack, found))
+    assert status(harness, peer)["left"] == 0
+    assert leased(harness, peer, acquire()) == []  # the others are done for the group
+    harness.close()
+    harness = make()
+    peer = harness.connect()
+    assert leased(harness, peer, acquire()) == []
+    send(harness, peer, [body_with({"TAGS": "b", "n": 6})], flag=LISTED)
+    assert numbered(leased(harness, peer, acquire())) == [6]
+
+
+def test_a_message_with_a_lone_tag_and_one_that_is_leased_again_pass(make: Make) -> None:
+    harness = make()
+    peer = harness.connect()
+    for tag in (b"a", b"b"):
+        send(harness, peer, [encode_body(tag, ATTRIBUTE_FLAG, tag)], flag=ATTRIBUTE_FLAG)
+    (first,) = leased(harness, peer, acquire(tags=("b",)))
+    assert bodies([first])[0].endswith(b"b")
+    settled(harness, peer, Settlement(first.offset, first.token, 0, SettleAction.RELEASE))
+    (again,) = leased(harness, peer, acquire(tags=("a",)))
+    assert (again.offset, again.attempts) == (first.offset, 2)  # its member judges what the group has had to do with
 
 
 def test_operators_see_no_lease_that_has_ended_and_may_forget_its_group(make: Make) -> None:
