@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
-from metaq import Consumer, HalfOutcome, Producer
+from metaq import Consumer, HalfOutcome, Producer, TransactionResult
 
 from .loops import (
     STAMP,
@@ -40,6 +40,24 @@ _SETTLE_SECONDS = 1.0
 _SHARED_SECONDS = 120.0
 
 
+class _Committed:
+    """A transaction under way."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[TransactionResult]) -> None:
+        self._future = future
+
+    def result(self) -> None:
+        """Wait for its commit."""
+        _check_committed(self._future.result())
+
+
+def _check_committed(result: TransactionResult) -> None:
+    if result.outcome is not HalfOutcome.COMMITTED:
+        raise RuntimeError(f"the transaction is {result.outcome}: {result.cause}")
+
+
 class Kinds:
     """The commands; all but shared() use the producer that it is given."""
 
@@ -52,7 +70,14 @@ class Kinds:
     @property
     def commands(self) -> Sequence[Callable[..., Answer]]:
         """For loops.serve()."""
-        return self.delayed_blocking, self.delayed_async, self.lateness, self.transactions, self.shared
+        return (
+            self.delayed_blocking,
+            self.delayed_async,
+            self.lateness,
+            self.transactions,
+            self.transactions_async,
+            self.shared,
+        )
 
     def delayed_blocking(self, topic: str, threads: int, count: int, size: int, seconds: int) -> Answer:
         """Every thread waits for each of its sends of messages that are delivered in so many seconds."""
@@ -96,11 +121,17 @@ class Kinds:
         """Every thread sends a half message, does nothing, commits, and waits for the broker's answer to both."""
 
         def send(topic: str, data: bytes) -> None:
-            result = self._producer.send_in_transaction(topic, data, execute=lambda _: True)
-            if result.outcome is not HalfOutcome.COMMITTED:
-                raise RuntimeError(f"the transaction is {result.outcome}: {result.cause}")
+            _check_committed(self._producer.send_in_transaction(topic, data, execute=lambda _: True))
 
         return send_by_threads(send, topic, threads, count, size)
+
+    def transactions_async(self, topic: str, window: int, count: int, size: int) -> Answer:
+        """One thread, at most `window` such transactions that have not ended; their work is done on the producer's."""
+
+        def send(topic: str, data: bytes) -> _Committed:
+            return _Committed(self._producer.send_in_transaction_async(topic, data, execute=lambda _: True))
+
+        return send_pipelined(send, topic, window, count, size)
 
     def shared(
         self, topic: str, group: str, members: int, threads: int, processes: int, work: int, count: int, size: int

@@ -282,6 +282,18 @@ def _kinds() -> tuple[Scenario, ...]:
             for threads in TRANSACTION_THREADS
         ),
         Scenario(
+            "transactions-pipelined",
+            "transactional sends, pipelined",
+            f"Half message, no work, commit. Ours: one thread, at most {WINDOW} under way. RocketMQ's client has no "
+            f"asynchronous transactions: {max(TRANSACTION_THREADS)} threads, its best.",
+            "kinds",
+            {
+                OURS: Run(OURS, f"transactions_async transactions {WINDOW} {{count}} {{size}}"),
+                ROCKETMQ: Run(ROCKETMQ, f"transactions transactions {max(TRANSACTION_THREADS)} {{count}} {{size}}"),
+            },
+            twice,
+        ),
+        Scenario(
             "shared",
             f"shared consumption, {MEMBERS} members on one partition",
             f"{MEMBERS} members with a thread each, {WORK_MS} ms of work a message, at most "

@@ -299,6 +299,8 @@ class ProducerConfig:
     producer_group: str | None = None
     """Names the producers that can tell for each other what became of a transaction (send_in_transaction); consumer
     groups have nothing to do with it. None: each call names one."""
+    transaction_threads: int = 4
+    """Threads that call `execute` of send_in_transaction_async(); started when they are needed."""
     session_timeout_seconds: float = 30.0
     """Timeout of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
     start_timeout_seconds: float = 15.0

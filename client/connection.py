@@ -127,8 +127,16 @@ class Connection:
     def notice_end(self, now: float) -> MetaqError | None:
         """The `failure`, also if the broker has closed the connection and nobody was reading who would know: what has
         not been sent yet is then known not to be stored. Not looked for just after an answer."""
-        wire = self._wire
-        if now - wire.last_traffic >= _JUST_NOW_SECONDS and not self._stream.pending and wire.is_readable:
+        wire, pending = self._wire, self._stream.pending
+        before = wire.last_traffic
+        # looked at on both sides: what is there to be read may be the answer to a request of another thread
+        if (
+            now - before >= _JUST_NOW_SECONDS
+            and not pending
+            and wire.is_readable
+            and not pending
+            and wire.last_traffic == before
+        ):
             self._wire.fail(BrokerUnavailable(f"{self.endpoint} has closed the connection"))
         return self._wire.failure
 

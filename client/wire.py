@@ -99,13 +99,13 @@ class Wire:
             if not data:
                 self.fail(BrokerUnavailable(f"{self._stream.peer} closed the connection"))
                 return False
+            self.last_traffic = now  # before what it answers is not pending any more: Connection.notice_end
             try:
                 self._stream.receive(data)
             except RemoteProtocolError as error:
                 self.fail(BrokerUnavailable(f"{self._stream.peer} sent something that is not the protocol: {error}"))
                 return False
             del self._received[:]
-            self.last_traffic = now
         if now >= self.next_expiry:
             self.next_expiry = now + TICK
             self._stream.expire(now)

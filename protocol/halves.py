@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from struct import Struct, error
 from typing import Annotated, NamedTuple
 
@@ -96,9 +97,17 @@ def half_of(flag: int, body: Buffer) -> tuple[str, int | None]:
     """The producer group of a half message, and after how many milliseconds it is to be checked first; None: the broker
     says. Raises RemoteProtocolError: it is none, or says what cannot be."""
     attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
-    group = None if attribute is None else property_of(attribute, _HALF)
-    if attribute is None or group is None:
-        raise RemoteProtocolError("half messages and others cannot be in one batch: send two")
+    if attribute is None:
+        raise _no_half()
+    return _said(attribute)
+
+
+@lru_cache(1024)
+def _said(attribute: bytes) -> tuple[str, int | None]:
+    """As `half_of`; many messages say the same."""
+    group = property_of(attribute, _HALF)
+    if group is None:
+        raise _no_half()
     if any(property_of(attribute, name) is not None for name in _TIMES):
         raise RemoteProtocolError("a half message cannot be delayed, too: send it without deliver_at and delay")
     try:
@@ -114,6 +123,10 @@ def half_of(flag: int, body: Buffer) -> tuple[str, int | None]:
             f"{MAX_CHECK_AFTER_SECONDS * 1000}"
         )
     return name, int(after)
+
+
+def _no_half() -> RemoteProtocolError:
+    return RemoteProtocolError("half messages and others cannot be in one batch: send two")
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -211,7 +224,7 @@ class ListHalvesRequest(ExtFields):
 # --- the bodies of END_HALVES and of its answer -----------------------------------------------------------------------
 
 _OUTCOMES = (HalfOutcome.UNKNOWN, HalfOutcome.COMMITTED, HalfOutcome.ROLLED_BACK)
-_NUMBERS = {outcome: number for number, outcome in enumerate(_OUTCOMES)}
+_NUMBERS: dict[str, int] = {outcome: number for number, outcome in enumerate(_OUTCOMES)}
 
 
 def encode_ends(outcomes: Iterable[tuple[int, HalfOutcome]]) -> bytes:
@@ -235,9 +248,7 @@ def decode_ends(data: Buffer) -> list[tuple[int, HalfOutcome]]:
 
 def encode_ended(replies: Iterable[EndHalfReply]) -> bytes:
     """The body of the answer."""
-    return b"".join(
-        [_ENDED.pack(_NUMBERS[HalfOutcome(each.outcome)], each.message_id, each.offset) for each in replies]
-    )
+    return b"".join([_ENDED.pack(_NUMBERS[each.outcome], each.message_id, each.offset) for each in replies])
 
 
 def decode_ended(data: Buffer) -> list[EndHalfReply]:

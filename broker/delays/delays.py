@@ -29,12 +29,12 @@ from metaq.protocol.delays import (
     pending_id,
 )
 from metaq.protocol.errors import MetaqError
-from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT, message_id_list, store_times_ms
+from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT, message_ids_from, store_times_ms
 from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer
 
 from .. import tuning
 from ..runtime.reactor import ReactorTime, Timer
-from ..store.batch import encode_puts
+from ..store.batch import encode_many_puts
 from ..store.delayed_records import (
     DelayTarget,
     Group,
@@ -414,9 +414,9 @@ class Delays:
         first_id = self.writing.message_ids.next(count)
         puts = [(each.flag & ~DELAYED_FLAG, each.checksum, each.body) for each in messages]
         base = log.end_offset
-        write = self._make_write(log, *encode_puts(puts, base, message_id_list(first_id, count)))
+        write = self._make_write(log, *encode_many_puts(puts, base, message_ids_from(first_id, count)))
         ids, taken = _ids_of(messages), np.array([each.taken for each in messages], np.int64)
-        sizes = np.array([HEADER_BYTES + len(each.body) for each in messages], np.int64)
+        sizes = _sizes_of(messages)
         wanted = np.maximum(store_times_ms(ids), store_times_ms(taken))
         return DelayedDelivery(Group(place, ids, sizes, base, first_id), write, wanted)
 
@@ -636,25 +636,25 @@ class Delays:
                 return CancelDelayedReply(Cancelled.UNKNOWN)
             if self._logs.get(contents.log) is not contents or contents.find(ids)[0] == NOWHERE:
                 return await self._cancel(place, message_id)  # another one has cancelled it meanwhile, or its time came
-            await self._append_cancelled(contents, pending, ids)
+            _, write, waiting = self._cancel_now(contents, (pending,))
+            await self._until_safe(write, waiting)
             return CancelDelayedReply(Cancelled.CANCELLED)
         late = due_ms(message_id) <= self.now_ms()
         return CancelDelayedReply(Cancelled.LATE if late else Cancelled.UNKNOWN)
 
-    async def _append_cancelled(self, contents: DelayedLog, pending: Pending, ids: Ids) -> None:
-        await self._until_safe(*self._cancel_now(contents, pending, ids))
-
-    def _cancel_now(self, contents: DelayedLog, pending: Pending, ids: Ids) -> tuple[Write, list[Write]]:
-        """Have a mark say so: it, and what is not safe yet. Raises what refuses it."""
-        group = Group(pending.place, ids, np.array([HEADER_BYTES + len(pending.body)], np.int64))
+    def _cancel_now(self, contents: DelayedLog, messages: Sequence[Pending]) -> tuple[Group, Write, list[Write]]:
+        """Have a mark say so of these, of one partition: the group, the mark, and what is not safe yet. Raises what
+        refuses it."""
+        place = messages[0].place
+        group = Group(place, _ids_of(messages), _sizes_of(messages))
         write = self._mark_write(contents.log, Marks(MarkKind.CANCELLED, 0, [group]))
-        write.delayed_for = self.store.find(*pending.place)
+        write.delayed_for = self.store.find(*place)
         waiting = self.writing.append((write,))
         if write.error is not None:
             raise write.error
         contents.appended()
         contents.cancel(group)
-        return write, waiting
+        return group, write, waiting
 
     async def _until_safe(self, write: Write, waiting: Sequence[Write]) -> None:
         """Raises why `write` is not."""
@@ -668,6 +668,11 @@ class Delays:
 
 def _ids_of(messages: Sequence[Pending]) -> Ids:
     return np.array([each.id for each in messages], np.int64)
+
+
+def _sizes_of(messages: Sequence[Pending]) -> Sizes:
+    """Of their records in the partition."""
+    return np.array([len(each.body) for each in messages], np.int64) + HEADER_BYTES
 
 
 _NEVER = float("inf")

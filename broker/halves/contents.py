@@ -6,7 +6,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from metaq.protocol.halves import HalfOutcome
+import numpy as np
+
+from metaq.protocol.halves import EndHalfReply, HalfOutcome
+from metaq.protocol.message_id import message_ids_from
 
 from .. import tuning
 from ..delays.contents import DelayedLog, Find
@@ -25,12 +28,19 @@ class Questions(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What became of a half message. message_id, offset: of the message in its partition; 0 and -1 if there is none."""
+    """What became of the half messages of a group. Its base and first id say where they are, if they are committed."""
 
     outcome: HalfOutcome
-    place: DelayTarget
-    message_id: int = 0
-    offset: int = -1
+    group: Group
+
+    def replies(self) -> list[EndHalfReply]:
+        """What is answered to each of the group's ids, in their order."""
+        _, ids, sizes, base, first_id = self.group
+        if self.outcome is HalfOutcome.ROLLED_BACK:
+            return [EndHalfReply(self.outcome)] * len(ids)
+        offsets = base + np.cumsum(sizes) - sizes
+        places = zip(message_ids_from(first_id, len(ids)).tolist(), offsets.tolist(), strict=True)
+        return [EndHalfReply(self.outcome, message_id, offset) for message_id, offset in places]
 
 
 class HalfLog(DelayedLog):
@@ -42,7 +52,7 @@ class HalfLog(DelayedLog):
         self.questions: dict[int, Questions] = {}
         """Of those that were asked for, by id."""
         self.decided: OrderedDict[int, Decision] = OrderedDict()
-        """The last ones, by id."""
+        """The last ones, by id; those of one mark share theirs."""
         super().__init__(log)
 
     def tables(self) -> Iterator[DelayTable]:
@@ -60,8 +70,9 @@ class HalfLog(DelayedLog):
         self.asked.insert(ids, self.table.remove(ids))
 
     def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
-        for half_id in ids.tolist():
-            self.questions.pop(half_id, None)
+        if self.questions:
+            for half_id in ids.tolist():
+                self.questions.pop(half_id, None)
         return super().remove(place, ids, sizes)
 
     # --- marks --------------------------------------------------------------------------------------------------------
@@ -87,17 +98,20 @@ class HalfLog(DelayedLog):
         for half_id, asked in zip(group.ids.tolist(), group.sizes.tolist(), strict=True):
             self.questions[half_id] = Questions(asked, group.base)
 
-    def decide(self, group: Group, *, committed: bool) -> None:
+    def decide(self, group: Group, *, committed: bool) -> Decision:
         """What a mark says of an outcome."""
-        offset, message_id = group.base, group.first_id
-        for half_id, size in zip(group.ids.tolist(), group.sizes.tolist(), strict=True):
-            if committed:
-                self.decided[half_id] = Decision(HalfOutcome.COMMITTED, group.place, message_id, offset)
-                offset, message_id = offset + size, message_id + 1
-            else:
-                self.decided[half_id] = Decision(HalfOutcome.ROLLED_BACK, group.place)
+        decision = Decision(HalfOutcome.COMMITTED if committed else HalfOutcome.ROLLED_BACK, group)
+        self.decided.update(dict.fromkeys(group.ids.tolist(), decision))
         while len(self.decided) > tuning.HALVES_DECIDED:
             self.decided.popitem(last=False)
+        return decision
+
+    def reply(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
+        """What became of one, if that is known."""
+        decision = self.decided.get(half_id)
+        if decision is None or decision.group.place != place:
+            return None
+        return decision.replies()[int((decision.group.ids == half_id).argmax())]
 
     def undecided(self, ids: Ids) -> None:
         """An outcome did not come to be."""

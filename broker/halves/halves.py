@@ -39,7 +39,7 @@ from ..store.internal_logs import HALVES_TOPIC
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
 from ..writing import Write
-from .contents import HalfLog, Questions
+from .contents import Decision, HalfLog, Questions
 from .groups import NEVER, Groups, Half, Poll
 
 __all__ = ["HalfFigures", "Halves"]
@@ -296,7 +296,7 @@ class Halves(Delays):
         found = await self._find(place, half_id)
         if found is not None:
             contents, pending = found
-            await self._decide(contents, (pending,), outcome)
+            return (await self._decide(contents, (pending,), outcome)).replies()[0]
         if half_id in self._ending:
             others: Deferred[None] = Deferred()
             self._ending[half_id].append(others)
@@ -304,35 +304,47 @@ class Halves(Delays):
         return self._decided(place, half_id) or EndHalfReply(HalfOutcome.UNKNOWN)
 
     def end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> Deferred[list[EndHalfReply]]:
-        """The same for several, by their ids, in the order of these. What is committed of them goes behind one mark."""
+        """The same for several, by their ids, in the order of these. What is committed of them goes behind one mark, in
+        one write, and another mark says what is rolled back."""
         return ensureDeferred(self._end_many(place, outcomes))
 
     async def _end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> list[EndHalfReply]:
-        ids = np.unique(np.array([each for each, outcome in outcomes if outcome is HalfOutcome.COMMITTED], np.int64))
-        for contents in [*self._half_logs()]:
-            if self._logs.get(contents.log) is not contents:
-                continue
-            offsets = contents.find(ids)
-            here = (offsets != NOWHERE) & (offsets < contents.log.segments.visible_end)
-            if not here.any():
-                continue
-            # what would have to wait for the disk, or is too much at once, is committed one by one below
-            records = read_records(contents.log.segments.read, offsets[here], tuning.HALVES_TURN_BYTES)
-            found = [each for each in self._decoded(contents, ids[here], records or ()) if each.place == place]
-            if found:
-                await self._decide(contents, found, HalfOutcome.COMMITTED)
+        replies: dict[int, EndHalfReply] = {}
+        for outcome in (HalfOutcome.COMMITTED, HalfOutcome.ROLLED_BACK):
+            chosen = [each for each, wanted in outcomes if wanted is outcome]
+            for contents in [*self._half_logs()] if chosen else ():
+                ids = np.unique(np.array(chosen, np.int64))
+                while len(ids) and self._logs.get(contents.log) is contents:
+                    ids, found = self._read_together(contents, ids)
+                    found = [each for each in found if each.place == place]
+                    if found:
+                        decision = await self._decide(contents, found, outcome)
+                        replies.update(zip(decision.group.ids.tolist(), decision.replies(), strict=True))
         return [
-            self._decided(place, half_id) or await self._end(place, half_id, outcome) for half_id, outcome in outcomes
+            replies.get(half_id) or self._decided(place, half_id) or await self._end(place, half_id, outcome)
+            for half_id, outcome in outcomes
         ]
+
+    def _read_together(self, contents: HalfLog, ids: Ids) -> tuple[Ids, list[Pending]]:
+        """As many of those that wait in this log as may be read at once, behind the ids of the others. What would have
+        to wait for the disk is in neither."""
+        offsets = contents.find(ids)
+        here = (offsets != NOWHERE) & (offsets < contents.log.segments.visible_end)
+        ids, offsets = ids[here], offsets[here]
+        if not len(ids):
+            return ids, []
+        records = read_records(contents.log.segments.read, offsets, tuning.HALVES_TURN_BYTES)
+        if records is None:
+            return ids[:0], []
+        return ids[len(records) :], self._decoded(contents, ids, records)
 
     def _decided(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
         """What became of one, once that is safe."""
         if half_id in self._ending:
             return None
         for contents in self._half_logs():
-            decision = contents.decided.get(half_id)
-            if decision is not None and decision.place == place:
-                return EndHalfReply(decision.outcome, decision.message_id, decision.offset)
+            if (reply := contents.reply(place, half_id)) is not None:
+                return reply
         return None
 
     async def _find(self, place: DelayTarget, half_id: int) -> tuple[HalfLog, Pending] | None:
@@ -352,39 +364,42 @@ class Halves(Delays):
             return (contents, pending) if pending is not None and pending.place == place and still else None
         return None
 
-    async def _decide(self, contents: HalfLog, halves: Sequence[Pending], outcome: HalfOutcome) -> None:
-        """Of one partition; several are committed. Raises what refuses it; then they wait as before."""
+    async def _decide(self, contents: HalfLog, halves: Sequence[Pending], outcome: HalfOutcome) -> Decision:
+        """Of one partition. Returns when it is safe. Raises what refuses it; then they wait as before."""
         if outcome is HalfOutcome.COMMITTED:
-            write, waiting = self._commit(contents, halves)
+            decision, write, waiting = self._commit(contents, halves)
         else:
-            (half,) = halves
-            write, waiting = self._roll_back(contents, half)
-        for half in halves:
-            self._groups.discard(half.id)
-            self._ending[half.id] = []
+            decision, write, waiting = self._roll_back(contents, halves)
+        ids = [half.id for half in halves]
+        if len(self._groups):
+            for half_id in ids:
+                self._groups.discard(half_id)
+        if not waiting and write.failure is None:
+            return decision
+        others: list[Deferred[None]] = []
+        self._ending.update(dict.fromkeys(ids, others))
         try:
             await self._until_safe(write, waiting)
         finally:
-            for half in halves:
-                for other in self._ending.pop(half.id):
-                    other.callback(None)
+            for half_id in ids:
+                del self._ending[half_id]
+            for other in others:
+                other.callback(None)
+        return decision
 
-    def _commit(self, contents: HalfLog, halves: Sequence[Pending]) -> tuple[Write, list[Write]]:
+    def _commit(self, contents: HalfLog, halves: Sequence[Pending]) -> tuple[Decision, Write, list[Write]]:
         delivery = self._delivery(halves[0].place, halves)
         mark, waiting = self._append_marked(contents, (delivery,))
         error = mark.error or delivery.write.error
         if error is not None:
             raise error
-        contents.decide(delivery.group, committed=True)
         self.committed += len(halves)
-        return delivery.write, waiting
+        return contents.decide(delivery.group, committed=True), delivery.write, waiting
 
-    def _roll_back(self, contents: HalfLog, pending: Pending) -> tuple[Write, list[Write]]:
-        ids = np.array([pending.id], np.int64)
-        write, waiting = self._cancel_now(contents, pending, ids)
-        contents.decide(Group(pending.place, ids, ids), committed=False)
-        self.rolled_back += 1
-        return write, waiting
+    def _roll_back(self, contents: HalfLog, halves: Sequence[Pending]) -> tuple[Decision, Write, list[Write]]:
+        group, write, waiting = self._cancel_now(contents, halves)
+        self.rolled_back += len(halves)
+        return contents.decide(group, committed=False), write, waiting
 
     # --- leading and following ----------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from .index import UNIT, UNIT_DTYPE
 
 __all__ = [
     "StampedRecords",
+    "encode_many_puts",
     "encode_puts",
     "stamp_in_slices",
     "stamp_puts",
@@ -62,6 +63,18 @@ def encode_puts(
         units.append(UNIT.pack(offset, message_id, time_ms, size, tag))
         offset += size
     return buffers, b"".join(units)
+
+
+def encode_many_puts(
+    puts: Sequence[tuple[int, int, bytes]], base_offset: int, ids: npt.NDArray[np.int64]
+) -> tuple[Sequence[Buffer], Buffer]:
+    """The same, by columns if there are more than a few. Bodies are copied then."""
+    if len(puts) <= tuning.FEW_PUTS:
+        return encode_puts(puts, base_offset, ids.tolist())
+    flags, checksums, bodies = zip(*puts, strict=True)
+    stamped = stamp_puts(np.array(flags, np.int64), np.array(checksums, np.int64), bodies, ids)
+    stamped.units["offset"] += base_offset
+    return (stamped.data,), stamped.units.view(np.uint8).data
 
 
 class StampedRecords(NamedTuple):

@@ -166,13 +166,18 @@ def decode_pending(record: bytes) -> Pending | None:
     try:
         (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
         start = HEADER_BYTES + _LENGTH.size + name_bytes
-        topic, _, partition = record[start - name_bytes : start].decode("utf-8").removeprefix(_ANEW).rpartition("-")
+        place = _place_named(record[start - name_bytes : start])
         taken, sent_flag, sent_checksum = _HEAD.unpack_from(record, start)
-        return Pending(
-            pending_id, (topic, int(partition)), taken, sent_flag, sent_checksum, record[start + _HEAD.size :]
-        )
+        return Pending(pending_id, place, taken, sent_flag, sent_checksum, record[start + _HEAD.size :])
     except (error, ValueError):
         return None
+
+
+@lru_cache(1 << 14)
+def _place_named(name: bytes) -> DelayTarget:
+    """Raises ValueError."""
+    topic, _, partition = name.decode("utf-8").removeprefix(_ANEW).rpartition("-")
+    return topic, int(partition)
 
 
 FRONT_BYTES = HEADER_BYTES + _LENGTH.size + 256 + _TAKEN.size

@@ -69,6 +69,9 @@ More is not worth writing twice. `sync-256`, `latency-sync`."""
 
 # --- batches: `batch`, `batch-128`, `batch-10240` ---------------------------------------------------------------------
 
+FEW_PUTS = 8
+"""Up to so many single records are encoded one by one: numpy costs more per call than they do."""
+
 SLICE_RECORDS = 1 << 13
 """Records that are stamped at once, some milliseconds; other connections have their turn in between."""
 

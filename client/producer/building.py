@@ -15,11 +15,13 @@ from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
+    CHECK_AFTER_PROPERTY,
     COMPRESSED_FLAG,
     DELAY_PROPERTY,
     DELAYED_FLAG,
     DUE_PROPERTY,
     EXPIRES,
+    HALF_PROPERTY,
     MAX_PRIORITY,
     PRIORITY_SHIFT,
     TYPE,
@@ -34,12 +36,12 @@ from ..config import MAX_BATCH_BODY_BYTES, check_ttl
 from ..message import Message
 from ..values import TopicPartition
 from ..wall_clock import now_ms
-from .delays import Timing, delay_properties, timing_of
+from .delays import delay_properties, timing_of
 from .outgoing import Outgoing, OutgoingBatch
 from .packing import Packer
 from .routing import key_bytes
 
-__all__ = ["OwnOptions", "SendOptions", "build_batch", "build_body", "build_message", "with_body"]
+__all__ = ["OwnOptions", "SendOptions", "build_batch", "build_body", "build_half", "build_message", "with_body"]
 
 _SEPARATORS = ("\x01", "\x02")  # of the record's properties
 
@@ -79,28 +81,25 @@ def build_message(
 
 
 def build_half(
-    topic: str,
-    payload: Buffer,
-    deadline: float,
-    options: SendOptions,
-    own: Mapping[str, str],
-    packer: Packer | None = None,
-) -> Outgoing:
-    """A half message. own: its properties of metaq's. packer: compresses its payload. Raises as `build_message`."""
-    payload = payload_bytes(payload)
-    flag, attribute = _encode(**options, reserved=own) if options else _encode_own(tuple(own.items()))
-    packed, sent = (0, payload) if packer is None else packer.pack(payload)
-    flag |= DELAYED_FLAG | packed
-    body = encode_body(sent, flag, attribute)
+    payload: bytes, options: SendOptions, group: str, check_after_ms: int | None, packer: Packer | None = None
+) -> tuple[int, bytes]:
+    """Flag and body of a half message's record. packer: compresses its payload. Raises as `build_message`."""
+    if options:
+        flag, attribute = _encode(**options, reserved=_half_properties(group, check_after_ms))
+    else:
+        flag, attribute = _encode_half(group, check_after_ms)
+    if packer is not None:
+        packed, payload = packer.pack(payload)
+        flag |= packed
+    flag |= DELAYED_FLAG
+    body = encode_body(payload, flag, attribute)
     if len(body) > MAX_BODY_BYTES:
         raise _too_large(len(body))
-    outgoing = with_body(topic, payload, flag, body, deadline, options)
-    outgoing.timing = Timing.HALF
-    return outgoing
+    return flag, body
 
 
 def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: float, options: SendOptions) -> Outgoing:
-    """One message of what `build_body` made of it."""
+    """One message of what `build_body` or `build_half` made of it."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
     outgoing.message = payload
     if options:
@@ -249,10 +248,16 @@ def _encode_delay(delay: float) -> tuple[int, bytes]:
     return _encode(delay=delay)
 
 
+def _half_properties(group: str, check_after_ms: int | None) -> Mapping[str, str]:
+    if check_after_ms is None:
+        return {HALF_PROPERTY: group}
+    return {HALF_PROPERTY: group, CHECK_AFTER_PROPERTY: str(check_after_ms)}
+
+
 @lru_cache(maxsize=64)
-def _encode_own(pairs: tuple[tuple[str, str], ...]) -> tuple[int, bytes]:
-    """As `_encode` of metaq's own properties alone, which are those of a producer group."""
-    return _encode(reserved=dict(pairs))
+def _encode_half(group: str, check_after_ms: int | None) -> tuple[int, bytes]:
+    """As `_encode` of these alone: programs have few of them."""
+    return _encode(reserved=_half_properties(group, check_after_ms))
 
 
 def _checked_priority(priority: int) -> int:

@@ -70,10 +70,13 @@ class Checker:
     def use(self, group: str, topic: str, check: Check | None) -> None:
         """Answer questions for this group at the brokers of this topic, too. check: replaces the one before; None: as
         before, and if there is none the group's other producers answer."""
+        if check is None and (topic in self._topics or group not in self._checks):
+            return
         with self._lock:
+            known = group in self._checks and topic in self._topics
             if check is not None:
                 self._checks[group] = check
-            if group not in self._checks or (topic in self._topics and check is None):
+            if known:
                 return
             self._topics.add(topic)
             if self._watcher is None and not self._closed:

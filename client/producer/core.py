@@ -326,6 +326,19 @@ class ProducerCore:
             flight.settled = settled
             return self._freed(ended) if self._keys.moving else ()
 
+    def keep(self, size: int) -> None:
+        """A message of so many bytes that is about to be released goes on counting, until `let_go`: something of it is
+        still under way."""
+        with self._lock:
+            self._buffered += size
+            self._messages += 1
+
+    def let_go(self, size: int) -> None:
+        """What was kept has ended."""
+        with self._lock:
+            self._buffered -= size
+            self._messages -= 1
+
     def forget(self, ended: Sequence[GivenUp]) -> Sequence[Flight]:
         """These were told what they end with. Returns what may leave now."""
         with self._lock:

@@ -14,6 +14,7 @@ from metaq.protocol.limits import MAX_DELAY_SECONDS
 from metaq.protocol.message_id import EPOCH_MS
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
+    CHECK_AFTER_PROPERTY,
     DELAY_PROPERTY,
     DELAYED_FLAG,
     DUE_PROPERTY,
@@ -29,7 +30,7 @@ __all__ = ["NOW", "DelayedResults", "Timing", "delay_properties", "due_at", "ref
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
-_DUE, _HALF = DUE_PROPERTY.encode(), HALF_PROPERTY.encode()
+_DUE, _HALF, _CHECK_AFTER = DUE_PROPERTY.encode(), HALF_PROPERTY.encode(), CHECK_AFTER_PROPERTY.encode()
 
 
 class Timing(IntEnum):
@@ -39,15 +40,20 @@ class Timing(IntEnum):
     DUE = 1
     DELAY = 2
     HALF = 3
-    """It waits for the outcome of its transaction (protocol/halves.py)."""
+    """It waits for the outcome of its transaction (protocol/halves.py); the broker says when it asks first."""
+    CHECKED_HALF = 4
+    """The same, and the record says when. Who mixed the two in a batch would not know the ids of all."""
+
+    @property
+    def is_half(self) -> bool:
+        return self >= Timing.HALF
 
 
 NOW = Timing.NOW
 """For what is done per message: to look it up in its enumeration takes a call of Python."""
 
 _FIRST = tuple(
-    (f"{name}\x01".encode(), timing)
-    for name, timing in ((DUE_PROPERTY, Timing.DUE), (DELAY_PROPERTY, Timing.DELAY), (HALF_PROPERTY, Timing.HALF))
+    (f"{name}\x01".encode(), timing) for name, timing in ((DUE_PROPERTY, Timing.DUE), (DELAY_PROPERTY, Timing.DELAY))
 )
 """How the property list of a message begins that says nothing else."""
 
@@ -104,7 +110,7 @@ def timing_of(flag: int, body: Buffer) -> Timing:
                 return timing
     attribute = attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None
     if attribute is not None and property_of(attribute, _HALF) is not None:
-        return Timing.HALF
+        return Timing.HALF if property_of(attribute, _CHECK_AFTER) is None else Timing.CHECKED_HALF
     return Timing.DELAY if attribute is None or property_of(attribute, _DUE) is None else Timing.DUE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,12 @@ from ..pool import ConnectionPool
 from ..timers import TimeLeft, Timers
 from ..values import SendResult, TopicPartition
 from . import tuning
+from .building import SendOptions, with_body
 from .core import Actions, ProducerCore
-from .delays import timing_of
-from .futures import refuse_in_callback
+from .delays import Timing, timing_of
+from .futures import Outcome, refuse_in_callback
 from .losses import Losses
-from .outgoing import GatheredBatch, Outgoing
+from .outgoing import ASKED, GatheredBatch, OnDelivery, Outgoing, call_back, check_on_delivery
 from .queues import Flight, PartitionQueue
 from .resending import Undelivered
 from .routing import Router, no_partition
@@ -52,12 +53,16 @@ class Driver:
         store: LocalMessageStore | None,
         clock: Callable[[], float],
         random: Callable[[], float],
+        *,
+        gathers: bool = True,
     ) -> None:
+        """gathers: messages without a key may go where the one before them went; else a selector is asked for each."""
         self._config = config
         self._metadata = metadata
         self._pool = pool
         self._router = router
         self._clock = clock
+        self._gathers = gathers
         self.core = ProducerCore(config, router, clock, random, may_be_interrupted, pool.follow)
         self._timers = Timers("metaq-producer-retry", clock)
         self._answers = Timers("metaq-producer-answers", clock)
@@ -125,6 +130,43 @@ class Driver:
         except BaseException:
             begin_elsewhere((self._recover, outgoing))
             raise
+
+    def take_over(
+        self,
+        topic: str,
+        payload: bytes,
+        flag: int,
+        body: bytes,
+        timing: Timing,
+        deadline: float,
+        on_delivery: OnDelivery | Losses,
+        options: SendOptions,
+    ) -> tuple[Outcome, int | None]:
+        """Accept a single message that no thread is blocked for; where its future looks if on_delivery is ASKED. flag,
+        body, timing: of its record."""
+        partition = options.get("partition")
+        if options.get("key") is None and (self._gathers or partition is not None):
+            where: Hashable = topic if partition is None else (topic, partition)
+            if timing:
+                where = where, timing
+            joined = self.core.join(where, flag, body, deadline, on_delivery)
+            if joined is not None:
+                return joined
+            gathered = GatheredBatch(where, topic, flag, body, deadline, on_delivery)
+            gathered.fixed, gathered.timing = partition, timing
+            self.begin(gathered)
+            return gathered.outcome, 0
+        outgoing = with_body(topic, payload, flag, body, deadline, options)
+        outgoing.timing = timing
+        outcome = Outcome()
+        if on_delivery is ASKED:
+            outgoing.report = outcome.settle
+        elif isinstance(on_delivery, Losses):
+            outgoing.report = partial(on_delivery.report, topic)
+        else:
+            outgoing.report = partial(call_back, check_on_delivery(on_delivery))
+        self.begin(outgoing)
+        return outcome, None
 
     def send_and_wait(self, outgoing: Outgoing) -> Any:
         """Send, and wait for what `outgoing` is answered: a SendResult, or of a batch one for each."""
@@ -330,6 +372,15 @@ class Driver:
         """There may be room, or nothing left. May be repeated."""
         if self._freed.waiting:
             self._freed.ring()
+
+    def keep(self, size: int) -> None:
+        """As ProducerCore.keep."""
+        self.core.keep(size)
+
+    def let_go(self, size: int) -> None:
+        """What was kept in the core's count (`ProducerCore.keep`) has ended."""
+        self.core.let_go(size)
+        self._released()
 
     def _elsewhere(self, action: Callable[[], None]) -> None:
         """Have done what an interrupt must not divide, on a thread that no signal reaches."""

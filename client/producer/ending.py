@@ -1,125 +1,361 @@
-"""Outcomes of transactions with check-back on their way to brokers: while one request is under way, those of other
-threads gather, and go together in the next one."""
+"""Outcomes of transactions with check-back on their way to brokers: while one request to a partition is under way, the
+outcomes that come gather, and go together in the next one.
+
+A thread that waits sends the first one at once; others linger for a moment, or until no local work is left to be begun.
+Whoever takes an answer sends the next request. Where a request has failed, its outcomes go again, in front of the
+others, until their deadlines: a broker decides a half message once, however often it is told.
+
+**Interrupts** (interrupts.py). A thread that is interrupted while it sends has what it left looked at elsewhere
+(`_go_on`); an answer that concerns others than the thread that reads it is taken where no interrupt comes.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar
 
-from metaq.protocol.errors import MetaqError, RequestTimedOut
+from metaq.coordination.interrupts import begin_elsewhere, may_be_interrupted
+from metaq.protocol.errors import ClientError, MetaqError, NoPartition, NotLeader, RequestTimedOut
 from metaq.protocol.halves import EndHalfReply, HalfOutcome
 from metaq.protocol.limits import MAX_ENDED_HALVES
 
-from ..questions.asking import Asked
-from ..questions.halves import end_half, end_halves
+from ..connection import Connection, Exchange, Reply
+from ..questions.asking import Follow
+from ..questions.halves import ends_request, read_ended
+from ..timers import Timers
 from ..values import TopicPartition
 from ..waiting import Waiter, finish_together
+from . import tuning
 
-__all__ = ["Ender"]
+__all__ = ["Ender", "Telling"]
+
+_PAUSE_SECONDS = 0.1
 
 
-class _Outcome(Waiter):
-    """One that a thread waits for. batch: those that this thread is to send, its own among them; None until then.
-    Once done, without a batch: reply or error."""
+class Telling(Waiter):
+    """The outcome of one half message, to be told until `deadline` (clock time). Once it is done it has a reply or an
+    error."""
 
-    __slots__ = ("batch", "error", "half_id", "outcome", "reply")
+    __slots__ = ("cause", "connection", "deadline", "error", "half_id", "outcome", "partition", "reply")
 
-    def __init__(self, half_id: int, outcome: HalfOutcome) -> None:
+    blocks: ClassVar[bool] = True
+    """Whether a thread waits for it."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.half_id = half_id
-        self.outcome = outcome
-        self.batch: list[_Outcome] | None = None
+        self.partition: TopicPartition
+        self.half_id = 0
+        self.outcome = HalfOutcome.UNKNOWN
+        self.deadline = math.inf
         self.reply: EndHalfReply | None = None
         self.error: MetaqError | None = None
+        self.cause: MetaqError | None = None  # why the last try failed
+        self.connection: Connection | None = None  # that its thread drives
+
+    def told(self) -> None:
+        """It is done, and no thread waits for it. On a thread that reads answers, so this must not block."""
 
 
-_Place = tuple[Asked, TopicPartition]
+class _Place:
+    """A partition. batch: what is under way, or about to be sent on behalf of `sender`; None: nothing. request: that of
+    the batch, from just before it is sent. paused: a try has failed, and the timers' thread goes on. lingers: what has
+    gathered waits for company."""
+
+    __slots__ = ("batch", "gathered", "lingers", "partition", "paused", "request", "sender")
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self.partition = partition
+        self.batch: Sequence[Telling] | None = None
+        self.gathered: list[Telling] = []
+        self.paused = False
+        self.lingers = False
+        self.request: Exchange | None = None
+        self.sender: object = None
 
 
 class Ender:
     """Of one producer. Any thread."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[str, int, float], Connection],
+        follow: Follow,
+        request_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """connect(topic, broker id, seconds): as Transactional.connect."""
+        self._connect = connect
+        self._follow = follow
+        self._request_seconds = request_seconds
         self._clock = clock
+        self._timers = Timers("metaq-producer-outcomes", clock)
         self._lock = threading.Lock()
-        self._gathered: dict[_Place, list[_Outcome]] = {}
-        """Where a request is under way -> who waits for the next one."""
+        self._places: dict[TopicPartition, _Place] = {}
+        self._lingering: list[_Place] = []
+        self._look_at = math.inf
+        self._closed = False
 
-    def end(
-        self, connection: Asked, partition: TopicPartition, half_id: int, outcome: HalfOutcome, seconds: float
-    ) -> EndHalfReply:
-        """As questions.halves.end_half."""
-        place = connection, partition
-        deadline = self._clock() + seconds
-        mine = _Outcome(half_id, outcome)
-        with self._lock:
-            gathered = self._gathered.get(place)
-            if gathered is None:
-                self._gathered[place] = []
-                mine.batch = [mine]
-            else:
-                gathered.append(mine)
-        if gathered is not None:
-            try:
-                mine.park_until_done(deadline, self._clock)
-            except BaseException:
-                self._give_up(place, mine)
-                raise
-            if not mine.done and self._leave(place, mine):
-                raise RequestTimedOut(f"{connection.endpoint} was not told the outcome of {half_id} in time")
-        if mine.batch is not None:
-            self._send(place, mine.batch, max(0.001, deadline - self._clock()))
-        if mine.error is not None:
-            raise mine.error
-        assert mine.reply is not None
-        return mine.reply
-
-    def _leave(self, place: _Place, mine: _Outcome) -> bool:
-        """Wait no longer; False if it is this thread's turn to send."""
-        with self._lock:
-            if mine.batch is not None:
-                return False
-            gathered = self._gathered.get(place, [])
-            if mine in gathered:
-                gathered.remove(mine)
-            return True
-
-    def _give_up(self, place: _Place, mine: _Outcome) -> None:
-        """The thread was interrupted while it waited: another one sends what it was to send."""
-        if not self._leave(place, mine):
-            assert mine.batch is not None
-            with self._lock:
-                self._gathered[place][:0] = [each for each in mine.batch if each is not mine]
-            self._pass_on(place, ())
-
-    def _send(self, place: _Place, batch: Sequence[_Outcome], seconds: float) -> None:
-        """Have the broker decide these, and wake their threads, and the one that sends what has gathered meanwhile."""
-        connection, partition = place
-        error: MetaqError = RequestTimedOut(f"the thread that told {connection.endpoint} outcomes was interrupted")
+    def tell(self, telling: Telling) -> EndHalfReply:
+        """Wait for what became of it. Raises why that is not known, RequestTimedOut among others."""
         try:
-            if len(batch) == 1:
-                batch[0].reply = end_half(connection, partition, batch[0].half_id, batch[0].outcome, seconds)
+            place = self._place(telling.partition)
+            with self._lock:
+                if self._closed:
+                    raise _closed()
+                place.gathered.append(telling)
+                ready = place.batch is None and self._take(place, telling)
+            if ready:
+                self._transmit(place, caller=telling)
+        except MetaqError:
+            raise
+        except BaseException:
+            begin_elsewhere((self._go_on, telling.partition, telling))
+            raise
+        if not telling.done:
+            if telling.connection is not None:
+                telling.connection.drive(telling, telling.deadline)
             else:
-                outcomes = [(each.half_id, each.outcome) for each in batch]
-                for each, reply in zip(batch, end_halves(connection, partition, outcomes, seconds), strict=True):
-                    each.reply = reply
-        except MetaqError as failure:
-            error = failure
-        finally:
-            for each in batch:
-                if each.reply is None:
-                    each.error = error
-            self._pass_on(place, batch[1:])
+                telling.park_until_done(telling.deadline, self._clock)
+        if not telling.done:
+            telling.error = self._overdue(telling)
+            telling.done = True
+        if telling.reply is None:
+            assert telling.error is not None
+            raise telling.error
+        return telling.reply
 
-    def _pass_on(self, place: _Place, done: Sequence[_Outcome]) -> None:
-        """These have their answer; the first of those that wait sends for up to MAX_ENDED_HALVES of them."""
-        woken = [*done]
+    def gather(self, telling: Telling) -> None:
+        """Tell it with those that come before the next `hurry`, which is soon. Nobody is blocked for it. Where no
+        interrupt comes."""
+        place = self._place(telling.partition)
         with self._lock:
-            gathered = self._gathered[place]
-            if gathered:
-                batch, self._gathered[place] = gathered[:MAX_ENDED_HALVES], gathered[MAX_ENDED_HALVES:]
-                batch[0].batch = batch
-                woken.insert(0, batch[0])
+            if not self._closed:
+                place.gathered.append(telling)
+                if telling.deadline < self._look_at:
+                    self._arm(telling.deadline)
+                if place.batch is None and not place.paused and not place.lingers:
+                    place.lingers = True
+                    self._lingering.append(place)
+                    self._timers.call_later(tuning.OUTCOMES_SECONDS, self.hurry)
+                return
+        telling.error = _closed()
+        self._finish((telling,))
+
+    def hurry(self) -> None:
+        """Send what has gathered where nothing is under way. Where no interrupt comes."""
+        while self._lingering:
+            with self._lock:
+                if not self._lingering:
+                    return
+                place = self._lingering.pop()
+                place.lingers = False
+                ready = place.batch is None and self._take(place, self)
+            if ready:
+                self._transmit(place)
+
+    def close(self) -> None:
+        """Tell nothing any more: what is not known yet ends with ClientError."""
+        with self._lock:
+            self._closed = True
+            left = [each for place in self._places.values() for each in _all_of(place)]
+            for place in self._places.values():
+                place.gathered = []
+        self._timers.close()
+        for each in left:
+            each.error = _closed()
+        self._finish(left)
+
+    # --- going out ----------------------------------------------------------------------------------------------------
+
+    def _place(self, partition: TopicPartition) -> _Place:
+        found = self._places.get(partition)
+        return self._places.setdefault(partition, _Place(partition)) if found is None else found
+
+    def _take(self, place: _Place, sender: object) -> bool:
+        """With the lock held: the next batch is to be sent. False: there is none now."""
+        place.request = place.batch = None
+        while place.gathered and not place.paused:
+            batch = [each for each in place.gathered[:MAX_ENDED_HALVES] if not each.done]
+            del place.gathered[:MAX_ENDED_HALVES]
+            if batch:
+                place.batch, place.sender = batch, sender
+                return True
+        return False
+
+    def _transmit(self, place: _Place, connection: Connection | None = None, caller: Telling | None = None) -> None:
+        """connection: to the broker, if there is one. caller: its thread is this one, and going to drive what it is
+        sent on if there is nothing else in the batch."""
+        batch, partition = place.batch, place.partition
+        assert batch is not None
+        now = self._clock()
+        last = max([each.deadline for each in batch])
+        if connection is None or connection.closed:
+            try:
+                connection = self._connect(partition.topic, partition.broker, max(0.001, last - now))
+            except MetaqError as error:
+                self._failed(place, batch, error)
+                return
+        alone = caller is not None and len(batch) == 1
+        if alone and caller is not None:
+            caller.connection = connection
+        opaque = connection.new_opaque()
+        answered = partial(self._answered, place, batch, connection)
+        request = Exchange(opaque, answered, min(now + self._request_seconds, last), background=not alone)
+        buffers = ends_request(opaque, partition, [(each.half_id, each.outcome) for each in batch])
+        place.request = request
+        connection.send((request,), buffers)
+
+    def _go_on(self, partition: TopicPartition, sender: object) -> None:
+        """The thread of this sender was interrupted: send what it may have left."""
+        place = self._place(partition)
+        with self._lock:
+            if place.batch is None:
+                left = self._take(place, self)
             else:
-                del self._gathered[place]
-        finish_together(woken)
+                left = place.sender is sender and not (place.request is not None and place.request.taken)
+                place.sender = self
+        if left:
+            self._transmit(place)
+
+    # --- coming back --------------------------------------------------------------------------------------------------
+
+    def _answered(
+        self,
+        place: _Place,
+        batch: Sequence[Telling],
+        connection: Connection,
+        reply: Reply | None,
+        error: MetaqError | None,
+    ) -> None:
+        """Called again after an interrupt."""
+        alone = len(batch) == 1 and batch[0].blocks and not place.gathered
+        if alone or not may_be_interrupted():
+            self._landed(place, batch, connection, reply, error)
+        else:
+            for each in batch:
+                each.answered = True
+            self._timers.call_later(0.0, partial(self._landed, place, batch, connection, reply, error))
+
+    def _landed(
+        self,
+        place: _Place,
+        batch: Sequence[Telling],
+        connection: Connection,
+        reply: Reply | None,
+        error: MetaqError | None,
+    ) -> None:
+        if place.batch is not batch:  # an interrupt has come behind that
+            self._finish(batch)
+            self._go_on(place.partition, batch)
+            return
+        if error is None:
+            assert reply is not None
+            try:
+                replies = read_ended(reply, connection, place.partition, len(batch))
+            except MetaqError as wrong:
+                error = wrong
+        if error is not None:
+            self._failed(place, batch, error)
+            return
+        for each, ended in zip(batch, replies, strict=True):
+            each.reply = ended
+        self._pass_on(place, batch, connection)
+
+    def _pass_on(self, place: _Place, batch: Sequence[Telling], connection: Connection | None = None) -> None:
+        """These have ended. What has gathered goes, on an open connection at once, else from the timers' thread: it may
+        have to connect."""
+        with self._lock:
+            if place.batch is not batch:
+                return
+            following = self._take(place, batch)
+        if following:
+            if connection is None or may_be_interrupted():
+                self._timers.call_later(0.0, partial(self._go_on, place.partition, batch))
+            else:
+                self._transmit(place, connection)
+        self._finish(batch)
+
+    def _failed(self, place: _Place, batch: Sequence[Telling], error: MetaqError) -> None:
+        """Those that have time left go again, behind a pause."""
+        pause = math.inf
+        if error.retriable or isinstance(error, NotLeader | NoPartition):
+            following = self._follow(error) if isinstance(error, NotLeader) else None
+            pause = _PAUSE_SECONDS if following is None else following
+        again_at = self._clock() + pause
+        left = [each for each in batch if again_at < each.deadline and not each.done]
+        for each in batch:
+            if again_at >= each.deadline:
+                each.error = error
+            each.cause = error
+        if not left or self._closed:
+            self._pass_on(place, batch)
+            return
+        with self._lock:
+            if place.batch is not batch:
+                return
+            self._timers.call_later(pause, partial(self._resume, place))  # first: it waits for the lock
+            place.gathered[:0] = left
+            place.paused = True
+            place.batch = None
+        self._finish(batch)
+
+    def _resume(self, place: _Place) -> None:
+        """Timers' thread."""
+        with self._lock:
+            place.paused = False
+            ready = place.batch is None and self._take(place, self)
+        if ready:
+            self._transmit(place)
+
+    # --- the end of each ----------------------------------------------------------------------------------------------
+
+    def _finish(self, tellings: Sequence[Telling]) -> None:
+        """Tell those who wait for these, if they have ended; a thread may be woken twice, others are told once."""
+        tellings = [each for each in tellings if each.reply is not None or each.error is not None]
+        with self._lock:
+            ended = [each for each in tellings if not each.blocks and not each.done]
+            for each in ended:
+                each.done = True
+        waiting = [each for each in tellings if each.blocks]
+        if len(waiting) == 1:
+            waiting[0].finish()
+        elif waiting:
+            finish_together(waiting)
+        for each in ended:
+            each.told()
+
+    def _arm(self, deadline: float) -> None:
+        """With the lock held: look for those whose time is over then."""
+        self._look_at = deadline
+        self._timers.call_later(max(0.0, deadline - self._clock()), self._look)
+
+    def _look(self) -> None:
+        """Timers' thread: end those that nobody is blocked for and whose deadlines have passed."""
+        now = self._clock()
+        with self._lock:
+            left = [each for place in self._places.values() for each in _all_of(place) if not each.blocks]
+            later = [each.deadline for each in left if each.deadline > now]
+            self._look_at = math.inf
+            if later:
+                self._arm(max(min(later), now + tuning.LOOK_SECONDS))
+        over = [each for each in left if each.deadline <= now]
+        for each in over:
+            each.error = self._overdue(each)
+        self._finish(over)
+
+    def _overdue(self, telling: Telling) -> MetaqError:
+        place = telling.partition
+        return telling.cause or RequestTimedOut(
+            f"the broker of {place} did not take the outcome of half message {telling.half_id} in time"
+        )
+
+
+def _closed() -> ClientError:
+    return ClientError("this producer is closed")
+
+
+def _all_of(place: _Place) -> list[Telling]:
+    return [each for each in (*(place.batch or ()), *place.gathered) if not each.done]

@@ -1,48 +1,43 @@
-"""Transactions with check-back: a half message, local work, and the outcome, which brokers ask for if it is missing."""
+"""Transactions with check-back: a half message, local work, and the outcome, which brokers ask for if it is missing.
+
+A thread that waits for its transaction sends the half message, does the work and tells the outcome itself. Else the
+half message goes as every asynchronous send; who reads its answer hands it to the threads of LocalWork, which do the
+work and tell the outcome (ending.py); who reads that answer ends the future.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import (
-    ConfigError,
-    HalfDecided,
-    LocalProtocolError,
-    MessageNotFound,
-    MetaqError,
-    NoPartition,
-    NotLeader,
-)
-from metaq.protocol.halves import EndHalfReply, HalfOutcome
+from metaq.protocol.errors import ClientError, ConfigError, HalfDecided, LocalProtocolError, MessageNotFound, MetaqError
+from metaq.protocol.halves import HalfOutcome
 from metaq.protocol.limits import MAX_CHECK_AFTER_SECONDS, check_group
-from metaq.protocol.record import CHECK_AFTER_PROPERTY, DELAYED_FLAG, HALF_PROPERTY, Buffer
+from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer, payload_bytes
 
-from ..connection import Connection
+from ..config import check_call_back
 from ..message import Message
-from ..questions.asking import Follow
 from ..values import SendResult
-from .building import SendOptions, build_half
+from .building import SendOptions, build_half, with_body
 from .checking import Check, Checker, outcome_of
-from .delays import refuse_delay
-from .ending import Ender
-from .outgoing import Outgoing
+from .delays import Timing, refuse_delay
+from .ending import Ender, Telling
+from .futures import Callbacks, Outcome, SendFuture
+from .local_work import LocalWork
+from .outgoing import OnDelivery, Outgoing
 from .packing import Packer
 
 __all__ = ["Execute", "HalfTransactions", "TransactionResult"]
 
 log = get_log(__name__)
 
-_PAUSE_SECONDS = 0.1
-
 Execute = Callable[[Message], bool | None]
 """execute(message): the local work. True = commit, False = roll back, None = not known yet."""
 
 
 class TransactionResult(NamedTuple):
-    """What became of `send_in_transaction`.
+    """What became of a transaction with check-back.
 
     outcome: COMMITTED, ROLLED_BACK, or UNKNOWN: `execute` could not tell, or the broker could not be told; it asks
     later. half: of the half message. sent: of the message that consumers see; None unless committed. cause: why the
@@ -55,42 +50,166 @@ class TransactionResult(NamedTuple):
     cause: MetaqError | None = None
 
 
+class HalfSends(Protocol):
+    """What of a producer sends half messages: its Driver."""
+
+    def send_and_wait(self, outgoing: Outgoing) -> SendResult:
+        """As Driver.send_and_wait."""
+
+    def take_over(
+        self,
+        topic: str,
+        payload: bytes,
+        flag: int,
+        body: bytes,
+        timing: Timing,
+        deadline: float,
+        on_delivery: OnDelivery,
+        options: SendOptions,
+    ) -> object:
+        """As Driver.take_over."""
+
+    def keep(self, size: int) -> None:
+        """As ProducerCore.keep."""
+
+    def let_go(self, size: int) -> None:
+        """As Driver.let_go."""
+
+
+class _Transaction(Telling):
+    """One that nobody is blocked for. end: what its future ends with. seconds: for the outcome."""
+
+    __slots__ = ("body", "end", "execute", "flag", "half", "owner", "seconds")
+
+    blocks = False
+
+    def __init__(self, owner: _Asynchronous, execute: Execute, flag: int, body: bytes, seconds: float) -> None:
+        super().__init__()
+        self.owner = owner
+        self.execute = execute
+        self.flag = flag
+        self.body = body
+        self.seconds = seconds
+        self.end = Outcome()
+        self.half: SendResult
+
+    def sent(self, error: Exception | None, half: SendResult | None) -> None:
+        """The half message has its answer. On the thread that reads it, or that gives the message up."""
+        if half is None:
+            self.end.settle(error, None)
+            return
+        self.half = half
+        self.partition, self.half_id = half.partition, half.message_id
+        self.owner.work(self)
+
+    def told(self) -> None:
+        self.owner.told(self)
+
+
+class _Asynchronous:
+    """The transactions of a producer that nobody is blocked for. Any thread. It does not keep the producer alive."""
+
+    def __init__(
+        self,
+        sends: HalfSends,
+        checker: Checker,
+        ender: Ender,
+        threads: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._sends = sends
+        self._checker = checker
+        self._ender = ender
+        self._clock = clock
+        self._work: LocalWork[_Transaction] = LocalWork(threads, self._execute, ender.hurry, clock)
+        self._working: dict[_Transaction, None] = {}
+
+    def work(self, transaction: _Transaction) -> None:
+        """Its half message waits at the broker."""
+        self._checker.begin(transaction.half_id)
+        self._sends.keep(HEADER_BYTES + len(transaction.body))
+        if not self._work.add(transaction):
+            self._drop(transaction)
+
+    def _execute(self, transaction: _Transaction) -> None:
+        """Do its local work, and have its outcome told."""
+        self._working[transaction] = None
+        try:
+            message = _message(transaction.half, transaction.flag, transaction.body)
+            transaction.outcome = outcome_of(transaction.execute(message), "execute")
+        except BaseException as error:  # SystemExit, too: the future is who is to hear of it
+            self._end(transaction, error, None)
+            return
+        finally:
+            self._checker.end(transaction.half_id)
+            del self._working[transaction]
+        if transaction.outcome is HalfOutcome.UNKNOWN:
+            self._end(transaction, None, TransactionResult(HalfOutcome.UNKNOWN, transaction.half))
+            return
+        transaction.deadline = self._clock() + transaction.seconds
+        self._ender.gather(transaction)
+
+    def told(self, transaction: _Transaction) -> None:
+        """The broker has answered, or could not be told."""
+        try:
+            result = _result(transaction.half, transaction)
+        except HalfDecided as error:
+            self._end(transaction, error, None)
+        else:
+            self._end(transaction, None, result)
+
+    def _end(self, transaction: _Transaction, error: BaseException | None, result: TransactionResult | None) -> None:
+        with Callbacks():
+            transaction.end.settle(error, result)
+        self._sends.let_go(HEADER_BYTES + len(transaction.body))
+
+    def _drop(self, transaction: _Transaction) -> None:
+        """The producer was closed."""
+        self._checker.end(transaction.half_id)
+        closed = ClientError("the producer was closed before the local work of this transaction was begun")
+        self._end(transaction, closed, None)
+
+    def close(self, seconds: float) -> None:
+        """End all that is under way. Waits for local work that is being done at most so long."""
+        for each in self._work.close(seconds):
+            self._drop(each)
+        for each in list(self._working):
+            with Callbacks():
+                closed = ClientError("the producer was closed while the local work was done")
+                each.end.settle(None, TransactionResult(HalfOutcome.UNKNOWN, each.half, None, closed))
+
+
 class HalfTransactions:
     """The part of a producer that its transactions with check-back share. Any thread."""
 
     def __init__(
         self,
-        send: Callable[[Outgoing], SendResult],
-        connect: Callable[[str, int, float], Connection],
-        follow: Follow,
+        sends: HalfSends,
         checker: Checker,
+        ender: Ender,
         group: str | None,
+        threads: int,
         packer: Packer | None,
-        request_seconds: float,
         clock: Callable[[], float],
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """connect(topic, broker id, seconds): as Transactional.connect. group: of ProducerConfig. packer: compresses
-        payloads."""
+        """group, threads: of ProducerConfig. packer: compresses payloads."""
         self.checker = checker
-        self._send = send
-        self._connect = connect
-        self._follow = follow
+        self._sends = sends
+        self._ender = ender
         self._group = group
         self._packer = packer
-        self._request_seconds = request_seconds
         self._clock = clock
-        self._sleep = sleep
-        self._ender = Ender(clock)
+        self._asynchronous = _Asynchronous(sends, checker, ender, threads, clock)
 
     def group(self, given: str | None) -> str:
         """The producer group. Raises ConfigError, InvalidName, TypeError."""
-        group = self._group if given is None else given
-        if group is None:
+        if given is not None:
+            return check_group(given)
+        if self._group is None:
             raise ConfigError(
                 "group", None, "name the producers that can answer for each other: ProducerConfig(producer_group=...)"
             )
-        return check_group(group)
+        return self._group
 
     def run(
         self,
@@ -98,71 +217,114 @@ class HalfTransactions:
         payload: Buffer,
         execute: Execute,
         check: Check | None,
-        group: str,
+        group: str | None,
         check_after: float | None,
-        deadline: float,
         seconds: float,
         options: SendOptions,
     ) -> TransactionResult:
-        """As Producer.send_in_transaction. deadline: of the half message. seconds: for the outcome."""
-        refuse_delay(options, "send_in_transaction()")
-        if isinstance(payload, list | tuple):
-            raise TypeError(
-                f"send_in_transaction() takes one message, not a batch of {len(payload)}: call it for each, or use "
-                "transaction() and send_batch()"
-            )
-        own = _properties(group, check_after)
-        outgoing = build_half(topic, payload, deadline, options, own, self._packer)
-        self.checker.use(group, topic, check)
-        half = self._send(outgoing)
+        """As Producer.send_in_transaction. seconds: for the half message, and once more for its outcome."""
+        deadline = self._clock() + seconds
+        call = "send_in_transaction()"
+        payload, flag, body, timing = self._built(call, topic, payload, execute, check, group, check_after, options)
+        outgoing = with_body(topic, payload, flag, body, deadline, options)
+        outgoing.timing = timing
+        half = self._sends.send_and_wait(outgoing)
         self.checker.begin(half.message_id)
         try:
-            flag = outgoing.flag & ~DELAYED_FLAG
-            message = Message(half.partition, -1, half.message_id, flag, bytes(outgoing.body))
-            outcome = outcome_of(execute(message), "execute")
+            outcome = outcome_of(execute(_message(half, flag, body)), "execute")
         finally:
             self.checker.end(half.message_id)
         if outcome is HalfOutcome.UNKNOWN:
             return TransactionResult(outcome, half)
+        telling = Telling()
+        telling.partition, telling.half_id, telling.outcome = half.partition, half.message_id, outcome
+        telling.deadline = self._clock() + seconds
         try:
-            reply = self._end(half, outcome, self._clock() + seconds)
+            self._ender.tell(telling)
         except MetaqError as error:
-            log.warning("half message %d is %s, which its broker was not told: %s", half.message_id, outcome, error)
-            return TransactionResult(HalfOutcome.UNKNOWN, half, None, error)
-        if reply.outcome != outcome:
-            if reply.outcome == HalfOutcome.UNKNOWN:
-                gone = MessageNotFound(f"{half.partition.topic} {half.partition} has no half message {half.message_id}")
-                return TransactionResult(HalfOutcome.UNKNOWN, half, None, gone)
-            raise HalfDecided(half.message_id, reply.outcome, outcome)
-        sent = None
-        if outcome is HalfOutcome.COMMITTED:
-            sent = SendResult(reply.message_id, half.partition, reply.offset, half.replicas)
-        return TransactionResult(outcome, half, sent)
+            telling.error = error
+        return _result(half, telling)
 
-    def _end(self, half: SendResult, outcome: HalfOutcome, deadline: float) -> EndHalfReply:
-        """Until the broker, or who leads its set then, has taken it: it may be told again and again."""
-        partition = half.partition
-        while True:
-            try:
-                left = deadline - self._clock()
-                connection = self._connect(partition.topic, partition.broker, left)
-                wait = min(self._request_seconds, max(0.001, left))
-                return self._ender.end(connection, partition, half.message_id, outcome, wait)
-            except MetaqError as error:
-                if not (error.retriable or isinstance(error, NotLeader | NoPartition)):
-                    raise
-                pause = self._follow(error) if isinstance(error, NotLeader) else None
-                pause = _PAUSE_SECONDS if pause is None else pause
-                if self._clock() + pause >= deadline:
-                    raise
-                self._sleep(pause)
+    def begin(
+        self,
+        topic: str,
+        payload: Buffer,
+        execute: Execute,
+        check: Check | None,
+        group: str | None,
+        check_after: float | None,
+        seconds: float,
+        options: SendOptions,
+    ) -> SendFuture[TransactionResult]:
+        """As Producer.send_in_transaction_async. The arguments are those of `run`."""
+        deadline = self._clock() + seconds
+        call = "send_in_transaction_async()"
+        payload, flag, body, timing = self._built(call, topic, payload, execute, check, group, check_after, options)
+        transaction = _Transaction(self._asynchronous, execute, flag, body, seconds)
+        self._sends.take_over(topic, payload, flag, body, timing, deadline, transaction.sent, options)
+        return SendFuture(transaction.end)
+
+    def _built(
+        self,
+        call: str,
+        topic: str,
+        payload: Buffer,
+        execute: Execute,
+        check: Check | None,
+        group: str | None,
+        check_after: float | None,
+        options: SendOptions,
+    ) -> tuple[bytes, int, bytes, Timing]:
+        """The payload, and flag, body and timing of the half message; the check answers from now on. call: for errors.
+        Raises TypeError, ConfigError, InvalidName, LocalProtocolError."""
+        check_call_back("execute", execute)
+        if check is not None:
+            check_call_back("check", check)
+        name = self.group(group)
+        if options:
+            refuse_delay(options, call)
+        if isinstance(payload, list | tuple):
+            raise TypeError(
+                f"{call} takes one message, not a batch of {len(payload)}: call it for each, or use transaction() and "
+                "send_batch()"
+            )
+        payload = payload_bytes(payload)
+        after_ms = None if check_after is None else _after_ms(check_after)
+        flag, body = build_half(payload, options, name, after_ms, self._packer)
+        self.checker.use(name, topic, check)
+        return payload, flag, body, Timing.HALF if after_ms is None else Timing.CHECKED_HALF
+
+    def close(self, seconds: float) -> None:
+        """End all that is under way: what has not been told to a broker now, it asks another producer for. Waits for
+        local work that is being done at most so long."""
+        self._asynchronous.close(seconds)
+        self._ender.close()
 
 
-def _properties(group: str, check_after: float | None) -> Mapping[str, str]:
-    if check_after is None:
-        return {HALF_PROPERTY: group}
+def _message(half: SendResult, flag: int, body: bytes) -> Message:
+    """What `execute` gets."""
+    return Message(half.partition, -1, half.message_id, flag & ~DELAYED_FLAG, body)
+
+
+def _result(half: SendResult, telling: Telling) -> TransactionResult:
+    """What became of a transaction whose broker was told. Raises HalfDecided."""
+    outcome, reply = telling.outcome, telling.reply
+    if reply is None:
+        log.warning("half message %d is %s, which its broker was not told: %s", half.message_id, outcome, telling.error)
+        return TransactionResult(HalfOutcome.UNKNOWN, half, None, telling.error)
+    if reply.outcome != outcome:
+        if reply.outcome == HalfOutcome.UNKNOWN:
+            gone = MessageNotFound(f"{half.partition.topic} {half.partition} has no half message {half.message_id}")
+            return TransactionResult(HalfOutcome.UNKNOWN, half, None, gone)
+        raise HalfDecided(half.message_id, reply.outcome, outcome)
+    if outcome is HalfOutcome.ROLLED_BACK:
+        return TransactionResult(outcome, half)
+    return TransactionResult(outcome, half, SendResult(reply.message_id, half.partition, reply.offset, half.replicas))
+
+
+def _after_ms(check_after: float) -> int:
     if isinstance(check_after, bool) or not isinstance(check_after, int | float):
         raise TypeError(f"check_after={check_after!r} is no number of seconds but {type(check_after).__name__}")
     if not 0 <= check_after <= MAX_CHECK_AFTER_SECONDS:
         raise LocalProtocolError(f"check_after={check_after}: choose 0 to {MAX_CHECK_AFTER_SECONDS} seconds")
-    return {HALF_PROPERTY: group, CHECK_AFTER_PROPERTY: str(round(check_after * 1000))}
+    return round(check_after * 1000)

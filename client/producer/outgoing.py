@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from metaq.coordination.logs import get_log
-from metaq.protocol.delays import wait_of
+from metaq.protocol.delays import pending_ids, wait_of
 from metaq.protocol.errors import MetaqError
+from metaq.protocol.halves import half_of
 from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import HEADER, HEADER_BYTES, HEADER_DTYPE, Buffer, checksum, checksums
 
@@ -116,8 +117,6 @@ class Outgoing(Waiter):
     """What it counts for in max_buffered_messages: a batch that was made as one is one object, whatever its size."""
     is_single = True
     """Whether it is one message, which a SEND can carry."""
-    storable = True
-    """Whether a store for undelivered messages can take it."""
 
     def __init__(self, topic: str, flag: int, checksum: int, body: Buffer, deadline: float) -> None:
         self.done = self.answered = False
@@ -142,6 +141,11 @@ class Outgoing(Waiter):
         self.report: OnSent | None = None
         self.result: Any = None
         self.error: Exception | None = None
+
+    @property
+    def storable(self) -> bool:
+        """Whether a store for undelivered messages can take it. No half message: its producer would not know of it."""
+        return not self.timing.is_half
 
     @property
     def goes_by_key(self) -> bool:
@@ -188,15 +192,13 @@ class Outgoing(Waiter):
 
     def native_result(self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None) -> Any:
         """For what the broker stored from `offset` on, with ids counting up from `first_id`."""
-        if self.timing and self.timing is not Timing.HALF:
+        if self.timing and not self.timing.is_half:
             return SendResult(first_id, partition, offset, replicas, due_at(first_id))
         return SendResult(first_id, partition, offset, replicas)
 
     def waits(self) -> list[int]:
         """`wait_of` each record, of one that waits."""
-        if self.timing is Timing.HALF:
-            return [0] * self.count
-        return [wait_of(flag, body) for flag, _, body in self.records()]
+        return _waits(self.timing, [(flag, body) for flag, _, body in self.records()])
 
     def succeed_text(self, results: list[SendResult]) -> None:
         """All that `records` returned were put, in this order."""
@@ -285,12 +287,14 @@ class OutgoingBatch(Outgoing):
 
     def native_result(self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None) -> Any:
         if self.timing:
+            if self.timing.is_half:
+                ids = pending_ids(first_id, self.waits())
+                return [SendResult(half_id, partition, offset, replicas) for half_id in ids]
             return DelayedResults(first_id, partition, self.waits(), replicas)
         return BatchResults(first_id, partition, offset, self.sizes, replicas)
 
     def waits(self) -> list[int]:
-        flags = self._each_flag()
-        return [wait_of(flag, body) for flag, body in zip(flags, self.bodies, strict=False)]
+        return _waits(self.timing, list(zip(self._each_flag(), self.bodies, strict=False)))
 
     def succeed_text(self, results: list[SendResult]) -> None:
         self.keep(list(results))
@@ -318,8 +322,6 @@ class GatheredBatch(OutgoingBatch):
     where: as in `ProducerCore.join`. most: messages it may have. latest: deadline of a message up to which it may join;
     all of them end at the batch's own, which is the first one's.
     """
-
-    storable = True
 
     __slots__ = ("latest", "most", "outcome", "runs", "where")
 
@@ -352,6 +354,10 @@ class GatheredBatch(OutgoingBatch):
     @property
     def weight(self) -> int:  # type: ignore[override]
         return len(self.bodies)
+
+    @property
+    def storable(self) -> bool:  # type: ignore[override]
+        return not self.timing.is_half
 
     @property
     def is_single(self) -> bool:  # type: ignore[override]
@@ -441,6 +447,15 @@ class GatheredBatch(OutgoingBatch):
                         on_delivery(error, result)
                     except BaseException:  # as in call_back
                         log.exception(ON_DELIVERY_FAILED)
+
+
+def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
+    """What `pending_ids` asks for of each record (flag, body), all of them of this kind."""
+    if timing is Timing.HALF:
+        return [0] * len(records)
+    if timing is Timing.CHECKED_HALF:
+        return [half_of(flag, body)[1] or 0 for flag, body in records]
+    return [wait_of(flag, body) for flag, body in records]
 
 
 def joined(parts: list[Buffer], size: int) -> list[Buffer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -14,12 +14,11 @@ from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, DeliveryFailed, RequestTimedOut
-from metaq.protocol.record import DELAYED_FLAG, Buffer, payload_bytes
+from metaq.protocol.record import Buffer, payload_bytes
 
 from ..config import (
     ProducerConfig,
     check_call_back,
-    check_call_backs,
     check_protocol,
     check_texts,
     check_timeout,
@@ -32,15 +31,16 @@ from ..pool import ConnectionPool
 from ..serializers.base import deserializers
 from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
-from .building import SendOptions, build_batch, build_body, build_message, with_body
+from .building import SendOptions, build_batch, build_body, build_message
 from .cancelling import cancel_delayed
 from .checking import Check, Checker
 from .delays import timing_of
 from .driver import Driver
+from .ending import Ender
 from .futures import SendFuture, refuse_in_callback, refuse_in_handler
 from .halves import Execute, HalfTransactions, TransactionResult
 from .losses import AtExit, Losses
-from .outgoing import ASKED, GatheredBatch, OnDelivery, call_back, check_on_delivery
+from .outgoing import ASKED, OnDelivery
 from .packing import Packer
 from .requesting import Requester, reply_options
 from .routing import PartitionSelector, Router, check_selector
@@ -125,22 +125,23 @@ class Producer:
     ) -> None:
         self._router = Router(self._metadata, self._pool, selector, default_topic, clock, random)
         self._seconds = self._config.delivery_timeout_seconds
-        self._gathers = selector is None  # else it is asked for each message
         self._packer = Packer.of(self._config)
         self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         pool = partial(ConnectionPool, self._config.connection, self._protocol, clock=clock, random=random)
+        self._driver = Driver(
+            self._config, self._metadata, self._pool, self._router, undelivered, clock, random, gathers=selector is None
+        )
+        self._core = self._driver.core
+        request_seconds = self._config.connection.request_timeout_seconds
         self._halves = HalfTransactions(
-            lambda outgoing: self._driver.send_and_wait(outgoing),
-            self._transactional.connect,
-            self._pool.follow,
+            self._driver,
             Checker(self._metadata, pool, self._config, clock),
+            Ender(self._transactional.connect, self._pool.follow, request_seconds, clock),
             self._config.producer_group,
+            self._config.transaction_threads,
             self._packer,
-            self._config.connection.request_timeout_seconds,
             clock,
         )
-        self._driver = Driver(self._config, self._metadata, self._pool, self._router, undelivered, clock, random)
-        self._core = self._driver.core
         # what compresses its payloads has each built, and none joins a batch as it is
         self._join = self._core.join if self._packer is None else _join_none
         self._closing = False
@@ -420,12 +421,35 @@ class Producer:
         """
         self._guard.check()
         refuse_in_callback("send_in_transaction()")
-        check_call_back("execute", execute)
-        check_call_backs(check=check)
-        name = self._halves.group(group)
         seconds = self._seconds if timeout is None else check_timeout(timeout)
-        deadline = self._clock() + seconds
-        return self._halves.run(topic, payload, execute, check, name, check_after, deadline, seconds, options)
+        return self._halves.run(topic, payload, execute, check, group, check_after, seconds, options)
+
+    def send_in_transaction_async(
+        self,
+        topic: str,
+        payload: Buffer,
+        *,
+        execute: Execute,
+        check: Check | None = None,
+        group: str | None = None,
+        check_after: float | None = None,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Future[TransactionResult]:
+        """As `send_in_transaction`, but return a future at once; it ends with what that would return or raise.
+
+        `execute(message)` is called once the broker has the half message, on one of `transaction_threads` threads of
+        this producer (4), so several are called at the same time, in any order, and may block. An exception of it ends
+        the future alone. One that waits for the future of another transaction keeps a thread from the others.
+
+        Until it ends the transaction counts for max_buffered_messages, and flush() and close() wait for it. Close()
+        gives up what is under way when its timeout is over: the future ends with ClientError if `execute` was not
+        called yet, which then never happens, else with an UNKNOWN outcome, and the broker asks. Blocks, raises at once
+        and calls call-backs of the future as `send_async` does. `cancel()` of the future is always False.
+        """
+        self._guard.check()
+        seconds = self._seconds if timeout is None else check_timeout(timeout)
+        return self._halves.begin(topic, payload, execute, check, group, check_after, seconds, options)
 
     def check_transactions(self, check: Check, topics: Iterable[str], *, group: str | None = None) -> None:
         """From now on answer the questions of all brokers of these topics: what became of transactions of this group,
@@ -533,6 +557,7 @@ class Producer:
                 self._requester.close()
             left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
             self._at_exit.cancel()
+            self._halves.close(left.part(0.2))
             self._halves.checker.close(left.seconds)
             self._driver.close(left)
             self._metadata.close(left.seconds)
@@ -559,29 +584,8 @@ class Producer:
         """A single message that no thread is blocked for; its future if on_delivery is ASKED."""
         payload = payload_bytes(payload)
         flag, body = build_body(payload, options, self._packer)
-        partition = options.get("partition")
-        if options.get("key") is None and (self._gathers or partition is not None):
-            where: Hashable = topic if partition is None else (topic, partition)
-            if flag & DELAYED_FLAG:
-                where = where, timing_of(flag, body)
-            joined = self._core.join(where, flag, body, deadline, on_delivery)
-            if joined is not None:
-                return SendFuture(*joined)
-            gathered = GatheredBatch(where, topic, flag, body, deadline, on_delivery)
-            gathered.fixed = partition
-            gathered.timing = timing_of(flag, body)
-            self._driver.begin(gathered)
-            return SendFuture(gathered.outcome, 0)
-        outgoing = with_body(topic, payload, flag, body, deadline, options)
-        future: SendFuture[SendResult] = SendFuture()
-        if on_delivery is ASKED:
-            outgoing.report = future.outcome.settle
-        elif isinstance(on_delivery, Losses):
-            outgoing.report = partial(on_delivery.report, topic)
-        else:
-            outgoing.report = partial(call_back, check_on_delivery(on_delivery))
-        self._driver.begin(outgoing)
-        return future
+        timing = timing_of(flag, body)
+        return SendFuture(*self._driver.take_over(topic, payload, flag, body, timing, deadline, on_delivery, options))
 
 
 def _join_none(*_: object) -> None:

@@ -21,7 +21,6 @@ from ..values import TopicPartition
 from ..waiting import finish_together
 from .answers import FlightCodec, FlightRequest
 from .core import Actions, ProducerCore
-from .delays import Timing
 from .outgoing import Outgoing
 from .queues import FailedTurn, Flight, Turn
 
@@ -255,9 +254,9 @@ def _not_kept(turns: Sequence[Turn], connection: Connection) -> list[FailedTurn]
     refused: list[FailedTurn] = []
     for turn in turns:
         timing = turn.batch[0].timing
-        if timing is Timing.HALF and not connection.takes_halves:
+        if timing.is_half and not connection.takes_halves:
             refused.append((turn, no_halves(connection)))
-        elif timing and timing is not Timing.HALF and not connection.takes_delays:
+        elif timing and not timing.is_half and not connection.takes_delays:
             refused.append((turn, _no_delays(connection)))
     return refused
 

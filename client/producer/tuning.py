@@ -75,3 +75,9 @@ CHECK_PAUSE_SECONDS = (0.1, 5.0)
 
 CHECK_LOOK_SECONDS = 5.0
 """How often brokers that are new to a topic are looked for."""
+
+# --- transactions whose thread does not wait: `transactions-pipelined` ------------------------------------------------
+
+OUTCOMES_SECONDS = 0.001
+"""An outcome waits at most so long for those of local work that waits for a thread, if nothing is under way; else they
+gather anyway."""

@@ -26,8 +26,10 @@ from metaq.protocol.halves import (
 )
 from metaq.protocol.limits import MAX_LISTED_HALVES
 from metaq.protocol.previews import Preview
+from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
+from ..connection import Reply
 from ..values import TopicPartition
 from .asking import Asked, accepted, ask, need_frames
 
@@ -37,9 +39,10 @@ __all__ = [
     "check_halves",
     "each_half",
     "end_half",
-    "end_halves",
+    "ends_request",
     "find_half",
     "list_halves",
+    "read_ended",
 ]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,24 +52,31 @@ def end_half(
     connection: Asked, partition: TopicPartition, half_id: int, outcome: HalfOutcome, timeout: float | None = None
 ) -> EndHalfReply:
     """Commit a half message or roll it back; what was decided, by this answer or one before."""
-    ext = EndHalfRequest(partition.topic, partition.partition, half_id, outcome).to_ext()
-    return EndHalfReply.from_ext(ask(connection, RequestCode.END_HALF, ext, partition, timeout).ext)
+    outcomes = ((half_id, outcome),)
+    reply = connection.call(lambda opaque: ends_request(opaque, partition, outcomes), timeout)
+    return read_ended(reply, connection, partition, 1)[0]
 
 
-def end_halves(
-    connection: Asked,
-    partition: TopicPartition,
-    outcomes: Sequence[tuple[int, HalfOutcome]],
-    timeout: float | None = None,
-) -> list[EndHalfReply]:
-    """The same for several half messages, by their ids, at most MAX_ENDED_HALVES; an error may leave any undecided."""
-    ext, body = EndHalvesRequest(partition.topic, partition.partition).to_ext(), encode_ends(outcomes)
-    reply = connection.call(
-        lambda opaque: (encode_frame(RequestCode.END_HALVES, opaque, ext, len(body)), body), timeout
-    )
-    found = decode_ended(accepted(reply, connection, partition, ()).body)
-    if len(found) != len(outcomes):
-        raise RemoteProtocolError(f"{connection.endpoint} answered {len(found)} of {len(outcomes)} outcomes")
+def ends_request(
+    opaque: int, partition: TopicPartition, outcomes: Sequence[tuple[int, HalfOutcome]]
+) -> Sequence[Buffer]:
+    """The bytes that tell the outcomes of half messages, by their ids, at most MAX_ENDED_HALVES."""
+    if len(outcomes) == 1:
+        ext = EndHalfRequest(partition.topic, partition.partition, *outcomes[0]).to_ext()
+        return (encode_frame(RequestCode.END_HALF, opaque, ext),)
+    body = encode_ends(outcomes)
+    ext = EndHalvesRequest(partition.topic, partition.partition).to_ext()
+    return encode_frame(RequestCode.END_HALVES, opaque, ext, len(body)), body
+
+
+def read_ended(reply: Reply, connection: Asked, partition: TopicPartition, count: int) -> Sequence[EndHalfReply]:
+    """The answer to so many outcomes. An error may leave any undecided."""
+    frame = accepted(reply, connection, partition, ())
+    if count == 1:
+        return (EndHalfReply.from_ext(frame.ext),)
+    found = decode_ended(frame.body)
+    if len(found) != count:
+        raise RemoteProtocolError(f"{connection.endpoint} answered {len(found)} of {count} outcomes")
     return found
 
 

@@ -51,11 +51,9 @@ class FakeHalves:
         now_ms = self._now_ms
         found: list[FakeHalf] = []
         said = [half_of(flag, body) for flag, body in records]
-        first_due = None
         for number, ((flag, body), (group, after)) in enumerate(zip(records, said, strict=True), self._counter):
             due = now_ms + (_CHECK_MS if after is None else after)
-            first_due = due if first_due is None else first_due
-            identity = pending_id(first_due, number)
+            identity = pending_id(due, number)
             found.append(FakeHalf(identity, topic, partition, group, due, flag, bytes(body)))
         self._counter += len(records)
         self.waiting += found

@@ -12,12 +12,16 @@ import os
 import random
 import sys
 import threading
+from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
 
-from metaq import ConnectionConfig, Message, Producer, ProducerConfig
+from metaq import ConnectionConfig, Message, Producer, ProducerConfig, TransactionResult
 from metaq.protocol.errors import MetaqError
 
 TOPICS = {"loose": 2, "safe": 2}
+UNDER_WAY = 32
+"""Transactions that the worker does not wait for."""
 CONFIG = ProducerConfig(
     producer_group="bank",
     delivery_timeout_seconds=60.0,
@@ -78,12 +82,19 @@ class Worker:
 
     def work(self) -> None:
         count = 0
+        under_way: deque[Future[TransactionResult]] = deque()
         while not self.stopping.is_set():
             count += 1
             payload = f"{self.number}/{count}"
             topic = self.random.choice(list(TOPICS))
             try:
-                self.producer.send_in_transaction(topic, payload.encode(), execute=self.execute)
+                if self.random.random() < 0.1:
+                    self.producer.send_in_transaction(topic, payload.encode(), execute=self.execute)
+                else:
+                    if len(under_way) == UNDER_WAY:
+                        under_way.popleft().result()
+                    send = self.producer.send_in_transaction_async
+                    under_way.append(send(topic, payload.encode(), execute=self.execute))
             except (MetaqError, ArithmeticError) as error:
                 print(payload, repr(error), file=sys.stderr, flush=True)
         self.producer.close()

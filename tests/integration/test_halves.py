@@ -53,6 +53,32 @@ def test_consumers_see_committed_messages_alone(brokers) -> None:
     assert sorted(came) == sorted([b"last"] * 2 + [b"%d" % number for number in range(0, 30, 3)])
 
 
+def test_transactions_under_way_together_keep_their_outcomes(brokers) -> None:
+    after = (None, 2.0, 30, None)  # with times of their first checks that share no batch
+    with (
+        Producer(brokers.connect, config=BANK) as producer,
+        Consumer(brokers.connect, group="group", topics=["t"]) as consumer,
+    ):
+        send = producer.send_in_transaction_async
+        futures = [
+            send("t", b"%d" % number, execute=partial(said, number % 3 > 0), check_after=after[number % 4])
+            for number in range(1200)
+        ]
+        results = [future.result(DEADLINE) for future in futures]
+        outcomes = [each.outcome for each in results]
+        assert outcomes == [HalfOutcome.COMMITTED if number % 3 else HalfOutcome.ROLLED_BACK for number in range(1200)]
+        places: dict[object, bytes] = {}
+        eventually(
+            lambda: (
+                places.update({(m.partition, m.offset): m.payload for m in consumer.poll(timeout=0.5)})
+                or len(places) == 800
+            ),
+            what="the messages",
+        )
+    sent = [(number, each.sent) for number, each in enumerate(results)]
+    assert places == {(each.partition, each.offset): b"%d" % number for number, each in sent if each is not None}
+
+
 BEGINS = """
 import sys, os
 from metaq import Producer, ProducerConfig

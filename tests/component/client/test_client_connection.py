@@ -386,3 +386,21 @@ def test_what_the_broker_took_late_is_answered_and_what_nobody_waits_for_any_mor
         assert broker.requests.count(f"frame {RequestCode.STATS}") == 1
         assert not connection.closed
         connection.close()
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_answer_to_another_thread_is_no_sign_that_the_broker_has_closed_the_connection(
+    connection, monkeypatch, answered
+):
+    """It sends between two looks, at what is under way and at the socket."""
+
+    def send_first(_wire):
+        answers = Answers()
+        connection.submit(ask() if answered else long_poll(), answers, time.monotonic() + 10)
+        if answered:
+            eventually(lambda: answers.replies)
+        return True
+
+    monkeypatch.setattr(type(connection._wire), "is_readable", property(send_first))
+    assert connection.notice_end(time.monotonic() + 1) is None
+    assert not connection.closed

@@ -1,20 +1,24 @@
 """Transactions with check-back of a producer, against a broker in memory."""
 
+import os
 import threading
 import time
 from functools import partial
 
 import pytest
 
-from metaq import ConnectionConfig, HalfOutcome, Producer, ProducerConfig, TopicPartition
+from metaq import ConnectionConfig, HalfOutcome, LocalMessageStore, Producer, ProducerConfig, TopicPartition
 from metaq.protocol.errors import (
     BrokerUnavailable,
+    ClientError,
     ConfigError,
     HalfDecided,
     InvalidName,
     LocalProtocolError,
     MessageNotFound,
+    MetaqError,
     RequestRefused,
+    RequestTimedOut,
 )
 from metaq.protocol.halves import EndHalfRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
@@ -45,6 +49,11 @@ def producer(broker):
 
 
 def commits(message):
+    return True
+
+
+def takes(seconds, message):
+    time.sleep(seconds)
     return True
 
 
@@ -271,6 +280,237 @@ def test_closed_producer_asks_no_more_and_leaves_no_thread(broker):
     assert left == []
 
 
+# --- without waiting --------------------------------------------------------------------------------------------------
+
+
+def outcome_of(future):
+    return future.result(10).outcome
+
+
+def test_many_transactions_are_under_way_and_their_outcomes_go_together(broker, producer):
+    futures = [producer.send_in_transaction_async("t", b"%d" % n, execute=commits, partition=PLACE) for n in range(200)]
+    assert {outcome_of(each) for each in futures} == {HalfOutcome.COMMITTED}
+    sent = [each.result() for each in futures]
+    assert [each.sent.partition for each in sent] == [PLACE] * 200
+    stored = sorted((each.sent.offset, number) for number, each in enumerate(sent))
+    assert [body.split(b"\x02")[-1] for body in broker.bodies("t", 1)] == [b"%d" % number for _, number in stored]
+    assert f"frame {RequestCode.END_HALVES}" in broker.requests
+    assert len([each for each in broker.requests if each == f"frame {RequestCode.END_HALF}"]) < 100
+
+
+def test_local_work_runs_on_several_threads_of_the_producer_and_may_send(broker, producer):
+    together = threading.Barrier(3)
+    names = set()
+
+    def execute(message):
+        names.add(threading.current_thread().name)
+        together.wait(10)
+        producer.send("t", b"beside", partition=TopicPartition("t", 0, 0))
+        return message.payload != b"2"
+
+    futures = [producer.send_in_transaction_async("t", b"%d" % n, execute=execute, key=str(n)) for n in range(3)]
+    expected = [HalfOutcome.COMMITTED, HalfOutcome.COMMITTED, HalfOutcome.ROLLED_BACK]
+    assert list(map(outcome_of, futures)) == expected
+    assert {name.rpartition("-")[0] for name in names} == {"metaq-transactions"}
+    assert len(names) == 3
+
+
+def test_future_has_what_the_local_work_ends_with(broker, producer):
+    def fails(message):
+        raise SystemExit(message.payload.decode())
+
+    open_future = producer.send_in_transaction_async("t", b"a", execute=lambda message: None)
+    failed = producer.send_in_transaction_async("t", b"b", execute=fails)
+    wrong = producer.send_in_transaction_async("t", b"c", execute=lambda message: "yes")
+    assert outcome_of(open_future) is HalfOutcome.UNKNOWN
+    with pytest.raises(SystemExit, match="b"):
+        failed.result(10)
+    with pytest.raises(TypeError, match="execute returned 'yes'"):
+        wrong.result(10)
+    assert len(broker.halves.waiting) == 3
+    assert outcome_of(producer.send_in_transaction_async("t", b"d", execute=commits)) is HalfOutcome.COMMITTED
+
+
+def test_future_has_what_refuses_the_half_message_and_nothing_is_executed(broker, producer):
+    broker.refuse = lambda request: (
+        ResponseCode.MESSAGE_ILLEGAL if getattr(request, "code", None) == RequestCode.SEND else None
+    )
+    called: list[object] = []
+    future = producer.send_in_transaction_async("t", b"a", execute=called.append)
+    with pytest.raises(RequestRefused):
+        future.result(10)
+    producer.flush(10)
+    assert called == []
+
+
+def test_future_tells_of_a_decision_that_contradicts(broker, producer):
+    def execute(message):
+        broker.run_there(lambda: decide(broker, message, HalfOutcome.ROLLED_BACK))
+        return True
+
+    with pytest.raises(HalfDecided):
+        producer.send_in_transaction_async("t", b"a", execute=execute).result(10)
+
+
+def test_outcomes_are_told_again_when_their_answers_are_lost(broker, producer):
+    lost: list[object] = []
+
+    def refuse(request):
+        if getattr(request, "code", None) in (RequestCode.END_HALF, RequestCode.END_HALVES) and len(lost) < 2:
+            lost.append(request)
+            return ResponseCode.SYSTEM_BUSY
+        return None
+
+    broker.refuse = refuse
+    futures = [producer.send_in_transaction_async("t", b"a", execute=commits) for _ in range(20)]
+    assert {outcome_of(each) for each in futures} == {HalfOutcome.COMMITTED}
+    assert len(payloads(broker)) == 20
+
+
+def test_future_is_unknown_with_the_reason_if_the_broker_cannot_be_told_in_time(broker, producer):
+    def execute(message):
+        broker.refuse = lambda request: ResponseCode.SYSTEM_BUSY
+        return True
+
+    result = producer.send_in_transaction_async("t", b"a", execute=execute, timeout=0.3).result(10)
+    assert result.outcome is HalfOutcome.UNKNOWN
+    assert isinstance(result.cause, BrokerUnavailable)
+
+
+def test_connection_that_is_lost_under_way_loses_no_transaction(broker, producer):
+    dropped = threading.Event()
+
+    def execute(message):
+        if not dropped.is_set():
+            dropped.set()
+            broker.drop_connections()
+        return True
+
+    futures = [producer.send_in_transaction_async("t", b"a", execute=execute) for _ in range(50)]
+    assert {outcome_of(each) for each in futures} == {HalfOutcome.COMMITTED}
+    assert len(payloads(broker)) == 50
+
+
+def test_half_messages_with_times_of_their_own_keep_their_identities(broker, producer):
+    after = [None, 5, 100, None, 7.5] * 20
+    futures = [
+        producer.send_in_transaction_async("t", b"%d" % number, execute=commits, check_after=each, partition=PLACE)
+        for number, each in enumerate(after)
+    ]
+    assert {outcome_of(each) for each in futures} == {HalfOutcome.COMMITTED}
+    assert len(broker.bodies("t", 1)) == 100
+
+
+def test_transactions_count_until_they_end_and_flush_waits_for_them(broker):
+    config = ProducerConfig(producer_group="bank", max_buffered_messages=2, transaction_threads=1)
+    go_on = threading.Event()
+    with new_producer(broker, config=config) as producer:
+        futures = [
+            producer.send_in_transaction_async("t", b"a", execute=lambda message: go_on.wait(10)) for _ in range(2)
+        ]
+        eventually(lambda: len(broker.halves.waiting) == 2)
+        with pytest.raises(RequestTimedOut, match="max_buffered_messages=2"):
+            producer.send_in_transaction_async("t", b"a", execute=commits, timeout=0.1)
+        with pytest.raises(RequestTimedOut):
+            producer.flush(0.1)
+        go_on.set()
+        producer.flush(10)
+        assert all(each.done() for each in futures)
+        assert producer._core.buffered_messages == producer._core.buffered_bytes == 0
+
+
+def test_future_cannot_be_cancelled_and_a_callback_may_begin_another_one(broker, producer):
+    more = []
+
+    def again(future):
+        more.append(producer.send_in_transaction_async("t", b"b", execute=commits))
+
+    future = producer.send_in_transaction_async("t", b"a", execute=commits)
+    assert not future.cancel()
+    future.add_done_callback(again)
+    assert outcome_of(future) is HalfOutcome.COMMITTED
+    eventually(lambda: more)
+    assert outcome_of(more[0]) is HalfOutcome.COMMITTED
+
+
+def test_close_waits_for_transactions_under_way(broker):
+    with new_producer(broker) as producer:
+        futures = [producer.send_in_transaction_async("t", b"a", execute=partial(takes, 0.05)) for _ in range(10)]
+    assert [each.result(0).outcome for each in futures] == [HalfOutcome.COMMITTED] * 10
+
+
+def test_close_gives_up_what_does_not_end_in_time(broker):
+    began, go_on = threading.Event(), threading.Event()
+
+    def execute(message):
+        began.set()
+        return go_on.wait(10)
+
+    config = ProducerConfig(producer_group="bank", transaction_threads=1)
+    producer = new_producer(broker, config=config)
+    working, waiting = [producer.send_in_transaction_async("t", b"a", execute=execute) for _ in range(2)]
+    assert began.wait(10)
+    eventually(lambda: len(broker.halves.waiting) == 2)
+    producer.close(0.1)
+    assert working.result(0).outcome is HalfOutcome.UNKNOWN
+    assert isinstance(working.result(0).cause, ClientError)
+    with pytest.raises(ClientError, match="before the local work of this transaction was begun"):
+        waiting.result(0)
+    go_on.set()
+    with pytest.raises(ClientError):
+        producer.send_in_transaction_async("t", b"a", execute=execute)
+    assert len(broker.halves.waiting) == 2
+
+
+def test_check_is_not_asked_for_one_that_waits_for_a_thread(broker):
+    began, go_on = threading.Event(), threading.Event()
+    asked: list[object] = []
+    config = ProducerConfig(producer_group="bank", transaction_threads=1)
+
+    def execute(message):
+        began.set()
+        return go_on.wait(10)
+
+    with new_producer(broker, config=config) as producer:
+        for _ in range(2):
+            producer.send_in_transaction_async("t", b"a", execute=execute, check=asked.append)
+        assert began.wait(10)
+        eventually(lambda: len(broker.halves.waiting) == 2)
+        broker.ask_for_halves()
+        eventually(lambda: all(each.asked for each in broker.halves.waiting))
+        time.sleep(0.05)
+        go_on.set()
+    assert asked == []
+    assert len(payloads(broker)) == 2
+
+
+def test_store_of_undelivered_messages_takes_no_half_message(broker, tmp_path):
+    broker.refuse = lambda request: ResponseCode.SYSTEM_BUSY
+    with (
+        LocalMessageStore(tmp_path / "store.db") as store,
+        new_producer(broker, undelivered=store) as producer,
+    ):
+        with pytest.raises(MetaqError):
+            producer.send_in_transaction_async("t", b"a", execute=commits, timeout=0.2).result(10)
+        assert store.count("t") == 0
+
+
+def test_process_that_was_forked_off_has_no_transactions_of_its_parent(broker, producer):
+    future = producer.send_in_transaction_async("t", b"a", execute=partial(takes, 0.3))
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            for call in (lambda: future.result(5), lambda: producer.send_in_transaction_async("t", b"b", execute=bool)):
+                with pytest.raises(ClientError, match="fork"):
+                    call()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert outcome_of(future) is HalfOutcome.COMMITTED
+
+
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
@@ -283,21 +523,22 @@ def test_group_has_to_be_named(broker):
         assert producer.send_in_transaction("t", b"a", execute=commits, group="g").outcome is HalfOutcome.COMMITTED
 
 
+@pytest.mark.parametrize("call", ["send_in_transaction", "send_in_transaction_async"])
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"execute": None}, ConfigError, "execute"),
         ({"check": "x"}, ConfigError, "check"),
         ({"group": "a b"}, InvalidName, "group"),
-        ({"delay": 5}, LocalProtocolError, r"delay=5 in send_in_transaction\(\)"),
-        ({"payload": [b"a"]}, TypeError, r"send_in_transaction\(\) takes one message, not a batch of 1"),
+        ({"delay": 5}, LocalProtocolError, r"delay=5 in send_in_transaction\w*\(\)"),
+        ({"payload": [b"a"]}, TypeError, r"send_in_transaction\w*\(\) takes one message, not a batch of 1"),
         ({"check_after": -1}, LocalProtocolError, "check_after=-1"),
         ({"check_after": "5"}, TypeError, "check_after='5'"),
     ],
 )
-def test_wrong_arguments_are_refused_with_nothing_sent(broker, producer, options, error, words):
+def test_wrong_arguments_are_refused_with_nothing_sent(broker, producer, call, options, error, words):
     with pytest.raises(error, match=words):
-        producer.send_in_transaction("t", **{"payload": b"a", "execute": commits, **options})
+        getattr(producer, call)("t", **{"payload": b"a", "execute": commits, **options})
     assert broker.sends == 0
 
 

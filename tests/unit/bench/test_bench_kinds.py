@@ -35,6 +35,11 @@ class Sender:
         self.sent.append((data, None))
         return SimpleNamespace(outcome=self.outcome, cause="the broker is gone")
 
+    def send_in_transaction_async(self, topic, data, *, execute):
+        future: Future[object] = Future()
+        future.set_result(self.send_in_transaction(topic, data, execute=execute))
+        return future
+
     def send_batch(self, topic, payloads):
         self.batches.append(payloads)
 
@@ -51,13 +56,18 @@ def test_delayed_messages_are_all_sent_with_their_delay(line):
     assert producer.sent == [(bytes(16), 60)] * 100
 
 
-def test_transactions_are_counted():
+TRANSACTIONS = ["transactions t 2 50 16", "transactions_async t 8 50 16"]
+
+
+@pytest.mark.parametrize("line", TRANSACTIONS)
+def test_transactions_are_counted(line):
     producer = Sender()
-    assert run(producer, "transactions t 4 50 16")["count"] == len(producer.sent) == 50
+    assert run(producer, line)["count"] == len(producer.sent) == 50
 
 
-def test_a_transaction_that_is_not_committed_fails_the_command():
-    said = run(Sender(HalfOutcome.UNKNOWN), "transactions t 1 5 16")
+@pytest.mark.parametrize("line", TRANSACTIONS)
+def test_a_transaction_that_is_not_committed_fails_the_command(line):
+    said = run(Sender(HalfOutcome.UNKNOWN), line)
     assert said["error"] == "RuntimeError: the transaction is unknown: the broker is gone"
 
 

@@ -311,6 +311,39 @@ def test_of_several_outcomes_one_may_be_unknown_decided_before_or_said_twice(liv
     assert lives.payloads() == [b"two"]
 
 
+@pytest.mark.parametrize(("turn_bytes", "marks"), [(1 << 20, 2), (100, 40)])
+def test_many_outcomes_are_decided_in_as_few_writes_as_one_turn_may_read(lives, monkeypatch, turn_bytes, marks):
+    monkeypatch.setattr(tuning, "HALVES_TURN_BYTES", turn_bytes)
+    payloads = [b"%d" % number for number in range(40)]
+    lives.ask(batch([half(payload, tag=payload.decode()) for payload in payloads[:20]]))
+    for payload in payloads[20:]:
+        lives.sent(payload)
+    ids = [each["id"] for each in lives.listed()["halves"]]
+    (log,) = lives.harness.store.internal_logs(HALVES_TOPIC)
+    before = records_in(log)
+    outcomes = [(each, ROLL_BACK if number % 4 == 3 else COMMIT) for number, each in enumerate(ids)]
+    replies = lives.end_many(*outcomes)
+    assert [each.outcome for each in replies] == [outcome for _, outcome in outcomes]
+    committed = [reply for reply in replies if reply.outcome == COMMIT]
+    assert sorted(each.offset for each in committed) == [each.start for each in stored_headers(lives)]
+    assert [each.message_id for each in committed] == [each.id for each in stored_headers(lives)]
+    assert lives.payloads() == [payload for number, payload in enumerate(payloads) if number % 4 != 3]
+    assert records_in(log) - before == marks
+    assert len(lives.halves) == 0
+    assert lives.end_many(*outcomes) == replies
+    lives.kill()
+    assert lives.end_many(*outcomes) == replies
+
+
+def records_in(log):
+    return len(list(iter_headers(log.segments.snapshot().read(log.first_offset, log.end_offset - log.first_offset))))
+
+
+def stored_headers(lives, topic="t", partition=0):
+    log = lives.harness.store.find(topic, partition)
+    return list(iter_headers(log.segments.snapshot().read(0, log.visible_end)))
+
+
 def test_several_outcomes_wait_until_they_are_safe_and_another_answer_with_them(lives):
     ids = [lives.sent(payload, topic="safe") for payload in (b"one", b"two")]
     peers = [lives.harness.connect() for _ in range(2)]

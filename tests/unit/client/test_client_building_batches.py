@@ -4,10 +4,11 @@ import pytest
 
 from metaq import Message, ProducerConfig, TopicPartition
 from metaq.client.producer.building import build_batch, build_half
-from metaq.client.producer.delays import Timing
+from metaq.client.producer.delays import Timing, timing_of
 from metaq.client.producer.packing import Packer
 from metaq.protocol.compression import payload_of
 from metaq.protocol.errors import LocalProtocolError
+from metaq.protocol.halves import half_of
 from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, encode_attributes, encode_body
 
 PLACE = TopicPartition("t", 0, 0)
@@ -33,12 +34,15 @@ def test_a_batch_with_messages_that_wait_and_others_is_refused():
             build_batch("t", list(items), 0.0, {})
 
 
-def test_a_half_message_is_compressed_and_chosen_by_its_payload():
+def test_a_half_message_is_compressed_and_says_its_group_and_time():
     packer = Packer.of(ProducerConfig(compression="zstd"))
-    half = build_half("t", LONG, 0.0, {"priority": 7}, {"metaq.half": "bank"}, packer)
-    assert half.timing is Timing.HALF
-    assert half.flag & COMPRESSED_FLAG
-    assert len(half.body) < 200
-    assert payload_of(bytes(half.body), half.flag) == LONG
-    assert half.message == LONG  # what a selector of partitions sees
-    assert not build_half("t", LONG, 0.0, {}, {"metaq.half": "bank"}).flag & COMPRESSED_FLAG
+    flag, body = build_half(LONG, {"priority": 7}, "bank", 1500, packer)
+    assert flag & COMPRESSED_FLAG
+    assert len(body) < 200
+    assert payload_of(body, flag) == LONG
+    assert half_of(flag, body) == ("bank", 1500)
+    assert timing_of(flag, body) is Timing.CHECKED_HALF
+    flag, body = build_half(LONG, {}, "bank", None)
+    assert not flag & COMPRESSED_FLAG
+    assert half_of(flag, body) == ("bank", None)
+    assert timing_of(flag, body) is Timing.HALF

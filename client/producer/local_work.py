@@ -1,0 +1,80 @@
+"""The threads that do the local work of transactions for which no thread is blocked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from metaq.coordination.interrupts import BackgroundThread
+
+__all__ = ["LocalWork"]
+
+T = TypeVar("T")
+
+
+class LocalWork(Generic[T]):
+    """Of one producer. Any thread."""
+
+    def __init__(
+        self, most: int, do: Callable[[T], None], rest: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
+        """most: threads. do: the work. rest: called when nothing is left to be begun. Neither raises."""
+        self._most = most
+        self._do = do
+        self._rest = rest
+        self._clock = clock
+        self._todo: SimpleQueue[T | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[BackgroundThread] = []
+        self._idle = 0  # threads that nothing was added for; of no matter once there are all
+        self._closed = False
+
+    def add(self, item: T) -> bool:
+        """Have it done; False: it is closed. Does not block. Where no interrupt comes."""
+        with self._lock:
+            if self._closed:
+                return False
+            number = len(self._threads)
+            if self._idle:
+                self._idle -= 1
+            elif number < self._most:
+                self._threads.append(BackgroundThread(self._run, f"metaq-transactions-{number}"))
+            self._todo.put(item)
+        return True
+
+    def close(self, seconds: float) -> list[T]:
+        """Begin with nothing any more; what was not begun. Waits for what is under way, at most so long."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads)
+        left = self._take_all()
+        for _ in threads:
+            self._todo.put(None)
+        deadline = self._clock() + seconds
+        for thread in threads:
+            if not thread.is_current:
+                thread.join(max(0.0, deadline - self._clock()))
+        return left + self._take_all()
+
+    def _take_all(self) -> list[T]:
+        found: list[T] = []
+        while True:
+            try:
+                item = self._todo.get_nowait()
+            except Empty:
+                return found
+            if item is not None:
+                found.append(item)
+
+    # --- the threads --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        todo = self._todo
+        while (item := todo.get()) is not None:
+            self._do(item)
+            if todo.empty():
+                self._rest()
+            with self._lock:
+                self._idle += 1
