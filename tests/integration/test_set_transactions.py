@@ -23,7 +23,7 @@ from tests.waiting import eventually
 
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
 PARTITIONS = [(topic, number) for topic in TOPICS for number in range(2)]
-KILLS = 30
+KILLS = 12
 
 XID = "XID:4660:0a0b:0c:host"
 
