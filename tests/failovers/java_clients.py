@@ -41,6 +41,8 @@ TOPICS = {TOPIC: "numPartitions=2\nack=in-sync"}
 GROUP = "java-group"
 _THREADS = 3
 _PAUSE_MS = 15
+_CUT_OFF_SECONDS = 20.0
+"""Who receives nothing for so long is looked at: without a connection it would wait for ever."""
 _LOOK_SECONDS = 0.2
 _TAIL_BYTES = 4096
 _NUMBERS = re.compile("[0-9]+")
@@ -170,13 +172,13 @@ class JavaClients:
         def silent() -> list[str]:
             return [name for name in self._members if not self._has_newer(name, sent)]
 
-        wait_until(lambda: not silent(), seconds, _LOOK_SECONDS)
-        for name in silent():
-            if self._is_cut_off(name):
-                self._members[name].call("unfollow", GROUP)
-                self._follow(name)
-                self.started_again.append(name)
-                wait_until(lambda: not silent(), seconds, _LOOK_SECONDS)
+        end = time.monotonic() + seconds
+        while not wait_until(lambda: not silent(), _CUT_OFF_SECONDS, _LOOK_SECONDS) and time.monotonic() < end:
+            for name in silent():
+                if self._is_cut_off(name):
+                    self._members[name].call("unfollow", GROUP)
+                    self._follow(name)
+                    self.started_again.append(name)
         if not (found := silent()):
             return []
         with Cluster(self._connect) as cluster:

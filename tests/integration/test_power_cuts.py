@@ -9,8 +9,8 @@ import pytest
 
 from tests.power.shim import environment
 
-CUTS = 200
-FLIPS = 60
+CUTS = 100
+FLIPS = 30
 """In each of the two directories."""
 
 
