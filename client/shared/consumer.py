@@ -345,8 +345,7 @@ class SharedConsumer:
         try:
             for number in range(threads):
                 workers.append(BackgroundThread(run.work, f"metaq-shared-{number}"))
-            while not self._ending.wait_for(lambda: self._stopped or run.failure is not None, lambda: 1.0):
-                pass
+            self._ending.wait_for(lambda: self._stopped or run.failure is not None, lambda: 1.0)
         finally:
             self.stop()
             left = TimeLeft(self._config.stop_seconds)
