@@ -43,6 +43,8 @@ _THREADS = 3
 _PAUSE_MS = 15
 _CUT_OFF_SECONDS = 20.0
 """Who receives nothing for so long is looked at: without a connection it would wait for ever."""
+_GONE_SECONDS = 20.0
+"""The session of a process that had to be killed lasts 6 s."""
 _LOOK_SECONDS = 0.2
 _TAIL_BYTES = 4096
 _NUMBERS = re.compile("[0-9]+")
@@ -176,15 +178,22 @@ class JavaClients:
         while not wait_until(lambda: not silent(), _CUT_OFF_SECONDS, _LOOK_SECONDS) and time.monotonic() < end:
             for name in silent():
                 if self._is_cut_off(name):
-                    self._members[name].call("unfollow", GROUP)
-                    self._follow(name)
-                    self.started_again.append(name)
+                    self._start_again(name)
         if not (found := silent()):
             return []
         with Cluster(self._connect) as cluster:
             owners = cluster.owners(GROUP, TOPIC)
         outcomes = Counter(each.partition or each.reason for each in self.attempts()[len(attempts) :])
         return [f"{name} (owners: {owners}; sends: {dict(outcomes)})" for name in found]
+
+    def _start_again(self, name: str) -> None:
+        """As a process of its own: a consumer that is shut down in the middle of a rebalance stays in its group."""
+        self._members[name].restart()
+        with Cluster(self._connect) as cluster:  # a znode of the former session would take the new member with it
+            gone = wait_until(lambda: f"{GROUP}_{name}" not in cluster.members(GROUP), _GONE_SECONDS, _LOOK_SECONDS)
+        assert gone, f"{name} is in its group {_GONE_SECONDS:.0f} s after its end"
+        self._follow(name)
+        self.started_again.append(name)
 
     def _is_cut_off(self, name: str) -> bool:
         with Cluster(self._connect) as cluster:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _numbers = count()
 
+QUICK_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+
 # whoever starts the tests in the background may have these ignored, and every process started here would inherit that:
 # Java does not handle a hang-up then, and nothing ends by Ctrl-C
 for _number in (signal.SIGHUP, signal.SIGINT):
@@ -91,6 +93,17 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("distributions")
     build_distributions(directory)
     return directory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_java() -> Iterator[None]:
+    """Every java that a test starts, Spark's and the 1.x client's too, compiles fast and collects with one thread.
+
+    None runs for long, and hundreds are started: a third of their processor time went into optimizing.
+    """
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("JDK_JAVA_OPTIONS", " ".join(QUICK_JAVA))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
