@@ -62,8 +62,7 @@ types: $(STAMP)
 check: types ## formatting, lint and types
 	$(VENV)/bin/ruff format --check $(FORMATTED)
 	$(VENV)/bin/ruff check $(FORMATTED)
-	$(VENV)/bin/mypy -p metaq | sed -E 's#^$(TYPES)/(metaq/($(subst $() ,|,$(MAPPED)))/)?#\2/#; s#^/##'
-	$(VENV)/bin/mypy --explicit-package-bases --follow-imports=silent bench tests
+	$(VENV)/bin/mypy --explicit-package-bases -p metaq -p bench -p tests | sed -E 's#^$(TYPES)/(metaq/($(subst $() ,|,$(MAPPED)))/)?#\2/#; s#^/##'
 
 test: wheel java ## unit and component tests, then integration tests on real processes and the installed wheel
 	$(VENV)/bin/python -m pytest -n auto tests/unit

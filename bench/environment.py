@@ -48,5 +48,5 @@ def _processor() -> str:
 
 
 def _java() -> str:
-    first = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr.splitlines()[0]
-    return first.split('"')[1]
+    said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr
+    return said.split('"')[1]  # before it, java may say which options it has found

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 _numbers = count()
 
-QUICK_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+QUICK = {
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # Spark's JVMs and those of 1.x clients, too
+    "OPENBLAS_NUM_THREADS": "1",  # NumPy starts a thread for each processor, which spins, and nothing here multiplies
+}
+"""Thousands of processes are started, none of which runs for long: this spares a quarter of what their starts cost."""
 
 # whoever starts the tests in the background may have these ignored, and every process started here would inherit that:
 # Java does not handle a hang-up then, and nothing ends by Ctrl-C
@@ -96,13 +100,11 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_java() -> Iterator[None]:
-    """Every java that a test starts, Spark's and the 1.x client's too, compiles fast and collects with one thread.
-
-    None runs for long, and hundreds are started: a third of their processor time went into optimizing.
-    """
+def quick_processes() -> Iterator[None]:
+    """The environment of every process that a test starts: QUICK."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("JDK_JAVA_OPTIONS", " ".join(QUICK_JAVA))
+        for name, value in QUICK.items():
+            environment.setenv(name, value)
         yield
 
 

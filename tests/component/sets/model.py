@@ -6,6 +6,7 @@ The methods below "rules" are the guards; each mutant (mutants.py) overrides one
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import chain, combinations
 
 from metaq.broker.sets import rules
@@ -71,6 +72,13 @@ WORDS = {
 
 def in_words(step: Step) -> str:
     return WORDS[step[0]].format(*step[1:])
+
+
+@cache
+def _without(grants: tuple[int, ...], first: int, count: int) -> tuple[int, ...]:
+    """When those from `first` on are counted no more."""
+    own = (ENDED if each in PROMISED else NO_GRANT for each in grants[first : first + count])
+    return (*grants[:first], *own, *grants[first + count :])
 
 
 class Model:
@@ -394,9 +402,7 @@ class Model:
 
     def _grants_without(self, state: State, name: str) -> tuple[int, ...]:
         """The grants when `name` counts none any more."""
-        first = self._grant(name, "a")
-        own = (ENDED if each in PROMISED else NO_GRANT for each in state.grants[first : first + self.nodes])
-        return (*state.grants[:first], *own, *state.grants[first + self.nodes :])
+        return _without(state.grants, self._grant(name, "a"), self.nodes)
 
     def _written(self, state: State, name: str, znode: Znode) -> State:
         """The znode is changed, by `name`: what others know of it is old, and forgotten writes can only fail."""
@@ -455,14 +461,15 @@ class Model:
 
     def _with(self, state: State, name: str, node: Node) -> State:
         """With `node` in the place of `name`, after readers have looked at it."""
-        at = PLACES[name]
-        nodes = replaced(state.nodes, at, node)
+        nodes = replaced(state.nodes, PLACES[name], node)
+        _, znode, grants, orphan, acknowledged, seen, wrong = state  # _replace would take a third of the exploration
         shown = node.log[: self.shown(node)]
-        if shown == state.seen[: len(shown)]:
-            return state._replace(nodes=nodes)
-        if shown[: len(state.seen)] == state.seen:
-            return state._replace(nodes=nodes, seen=shown)
-        return state._replace(nodes=nodes, wrong="3: a reader sees something else than another saw")
+        if shown != seen[: len(shown)]:
+            if shown[: len(seen)] == seen:
+                seen = shown
+            else:
+                wrong = "3: a reader sees something else than another saw"
+        return State(nodes, znode, grants, orphan, acknowledged, seen, wrong)
 
     # --- invariants ---------------------------------------------------------------------------------------------------
 
