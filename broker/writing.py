@@ -192,7 +192,7 @@ class Writing:
         """What appends these, whose ordinary ids begin with `first_id`. It still has no data."""
         write = Write(pended.log.log, pended.buffers, b"")
         write.pended, write.delayed_for, write.first_id = pended, target, first_id
-        write.pending_id = int(pended.ids[0])
+        write.pending_id = pended.ids[0]
         return write
 
     def number(self, write: Write, producer: int, sequence: int, records: int) -> None:

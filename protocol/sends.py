@@ -281,7 +281,7 @@ def encode_sent_reply(opaque: int, message_id: int, partition: int, offset: int,
 # exactly what frames.encode_frame writes for it
 _SENT = re.compile(
     rb'.{8}\{"code":0,"language":"[A-Z]{1,16}","version":\d{1,9},"opaque":(\d{1,10}),"flag":1,"remark":"",'
-    rb'"extFields":\{"msgId":"(\d{1,19})","partition":"(\d{1,9})","offset":"(\d{1,19})"'
+    rb'"extFields":\{"msgId":"(\d{1,19})","partition":"(\d{1,9})","offset":"(-1|\d{1,19})"'
     rb'(?:,"replicas":"(\d{1,3})")?\}\}',
     re.DOTALL,
 )

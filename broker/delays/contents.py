@@ -351,10 +351,13 @@ class DelayedLog:
         if not len(offsets):
             return
         segments = self.log.segments
-        if offsets.min() < segments.first_offset:  # a follower's segment may go before what is behind it is read
+        least = most = int(offsets[0])
+        if len(offsets) > 1:
+            least, most = int(offsets.min()), int(offsets.max())
+        if least < segments.first_offset:  # a follower's segment may go before what is behind it is read
             self._tally(offsets[offsets >= segments.first_offset], sign)
             return
-        first, last = segments.number_at(int(offsets.min())), segments.number_at(int(offsets.max()))
+        first, last = segments.number_at(least), segments.number_at(most)
         if first == last:
             self._live[segments[first].first_offset] += sign * len(offsets)
             return

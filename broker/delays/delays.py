@@ -14,6 +14,7 @@ import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from metaq.protocol.delays import (
     pending_id,
 )
 from metaq.protocol.errors import MetaqError
-from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT, message_ids_from, store_times_ms
+from metaq.protocol.message_id import message_ids_from, store_times_ms
 from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer
 
 from .. import tuning
@@ -46,8 +47,8 @@ from ..store.delayed_records import (
     decode_pending,
     encode_marks,
     encode_pending,
+    packed_units,
     place_tag,
-    units_of,
 )
 from ..store.internal_logs import DELAYED_TOPIC
 from ..store.partition_log import PartitionLog
@@ -70,19 +71,19 @@ class Pended(NamedTuple):
     owner: Delays
     log: DelayedLog
     place: DelayTarget
-    ids: Ids
-    sizes: Sizes
+    ids: Sequence[int]
+    sizes: Sequence[int]
     buffers: Sequence[Buffer]
     now_ms: int
 
     @property
     def size(self) -> int:
         """Bytes of the records."""
-        return int(self.sizes.sum())
+        return sum(self.sizes)
 
     def units(self, offset: int) -> bytes:
         """The index units of the records at byte `offset`."""
-        return units_of(offset, self.ids, self.sizes, place_tag(self.place), self.now_ms).tobytes()
+        return packed_units(offset, self.ids, self.sizes, place_tag(self.place), self.now_ms)
 
 
 class DelayedDelivery(NamedTuple):
@@ -196,8 +197,7 @@ class Delays:
         columns: tuple[Sequence[int], Sequence[int], Sequence[Buffer], Sequence[int]],
     ) -> Generator[None, None, Pended]:
         contents = self._contents(target.waits)
-        ids = self._ids(np.array(dues, np.int64))
-        numbers = ids.tolist()
+        ids = self._ids(dues)
         place = target.topic, target.partition
         buffers: list[Buffer] = []
         sizes: list[int] = []
@@ -207,11 +207,11 @@ class Delays:
             chosen = slice(start, start + tuning.DELAYED_SLICE_RECORDS)
             flags, checksums, bodies, taken = columns
             more, widths = encode_pending(
-                place, flags[chosen], checksums[chosen], bodies[chosen], taken[chosen], numbers[chosen]
+                place, flags[chosen], checksums[chosen], bodies[chosen], taken[chosen], ids[chosen]
             )
             buffers += more
             sizes += widths
-        return Pended(self, contents, place, ids, np.array(sizes, np.int64), buffers, self.now_ms())
+        return Pended(self, contents, place, ids, sizes, buffers, self.now_ms())
 
     def _contents(self, waits: bool) -> DelayedLog:
         """Raises DiskFull, StoreError."""
@@ -229,25 +229,25 @@ class Delays:
     def _new_contents(self, log: PartitionLog) -> DelayedLog:
         return DelayedLog(log)
 
-    def _ids(self, dues: Ids) -> Ids:
+    def _ids(self, dues: Sequence[int]) -> list[int]:
         counter = self._counter
         self._counter += len(dues)
         self._crowded = self._crowded or self._counter > COUNTER_MASK
-        counters = np.arange(counter, counter + len(dues)) & COUNTER_MASK
+        later = 0
         while True:
-            ids: Ids = (dues - EPOCH_MS) << TIME_SHIFT | counters
-            if not (self._crowded and any((each.find(ids) != NOWHERE).any() for each in self._logs.values())):
+            ids = [pending_id(due + later, number) for number, due in enumerate(dues, counter)]
+            if not (self._crowded and self._any_waits(np.array(ids, np.int64))):
                 return ids
-            dues = dues + 1  # four million wait for the same millisecond
+            later += 1  # four million wait for the same millisecond
+
+    def _any_waits(self, ids: Ids) -> bool:
+        return any((each.find(ids) != NOWHERE).any() for each in self._logs.values())
 
     def noted(self, pended: Pended, base: int) -> None:
         """These were appended from byte `base` on: they are to be delivered."""
-        offsets = np.empty(len(pended.ids), np.int64)
-        offsets[0] = base
-        np.cumsum(pended.sizes[:-1], out=offsets[1:])
-        offsets[1:] += base
-        pended.log.insert(pended.place, pended.ids, offsets, pended.size)
-        self._wake_by(due_ms(int(pended.ids.min())))
+        offsets = list(accumulate(pended.sizes[:-1], initial=base))
+        pended.log.insert(pended.place, np.array(pended.ids, np.int64), np.array(offsets, np.int64), pended.size)
+        self._wake_by(due_ms(min(pended.ids)))
 
     # --- time passes --------------------------------------------------------------------------------------------------
 

@@ -290,7 +290,7 @@ class PutGroup:
         assert batch.keeper is not None
         pended = batch.keeper.pend(target, batch.dues, flags, checksums, bodies, batch.ids)
         batch.log, batch.delayed_for, batch.pended = pended.log.log, target, pended
-        batch.ids = pended.ids.tolist()
+        batch.ids = pended.ids
         batch.pending_id = batch.ids[0]
         if batch.sequence:
             writing.number(batch, batch.producer, batch.sequence, batch.records)

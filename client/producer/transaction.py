@@ -37,7 +37,7 @@ from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import Buffer
 from metaq.protocol.refusals import frame_error, is_success, transaction_refusal
 from metaq.protocol.remoting import TransactionOutcomeReply, TransactionOutcomeRequest, TransactionRequest
-from metaq.protocol.sends import CopiedReply, SendRequest
+from metaq.protocol.sends import CopiedReply, SendRequest, SentReply
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, encode_transaction
 from metaq.protocol.transactions import TransactionType, XaCode
@@ -215,11 +215,11 @@ class Transactional:
             return encode_frame(RequestCode.SEND, opaque, ext, len(outgoing.body)), outgoing.body
 
         reply = connection.call(build, self._wait(outgoing.deadline))
-        if not isinstance(reply, Frame):  # with an offset: the broker did not see the key
-            raise RemoteProtocolError(f"{connection.endpoint} stored a message outside of its transaction: {reply!r}")
-        if not is_success(reply):
+        if isinstance(reply, Frame) and not is_success(reply):
             raise frame_error(reply, partition, connection.endpoint)
-        sent = CopiedReply.from_ext(reply.ext)
+        sent = CopiedReply.from_ext(reply.ext) if isinstance(reply, Frame) else reply
+        if not isinstance(sent, SentReply | CopiedReply) or sent.offset != PENDING_OFFSET:  # it did not see the key
+            raise RemoteProtocolError(f"{connection.endpoint} stored a message outside of its transaction: {reply!r}")
         ids = message_ids_from(sent.message_id, outgoing.count).tolist()
         return [SendResult(identity, partition, PENDING_OFFSET, sent.replicas or None) for identity in ids]
 

@@ -529,8 +529,10 @@ def test_a_clock_that_steps_back_delivers_later_and_never_early(lives):
 
 def test_ids_that_are_in_use_are_not_given_again(lives, monkeypatch):
     from metaq.broker.delays import delays
+    from metaq.protocol import delays as rules
 
-    monkeypatch.setattr(delays, "COUNTER_MASK", 3)
+    for module in (delays, rules):
+        monkeypatch.setattr(module, "COUNTER_MASK", 3)
     ids = [place(lives.ask(send("t", 0, b"%d" % number, due=NOW_MS + 1000)))[0] for number in range(10)]
     assert len(set(ids)) == 10
     assert Counter(due_ms(each) - NOW_MS for each in ids) == {1000: 4, 1001: 4, 1002: 2}

@@ -26,6 +26,10 @@ def test_the_answer_to_a_send_is_recognised():
     assert ReplyReader().receive(sent(2**31 - 1, 2**63 - 1, 0, 2**62)) == [SentReply(2**31 - 1, 2**63 - 1, 0, 2**62)]
 
 
+def test_the_answer_of_a_message_that_waits_for_its_time_is_recognised():
+    assert ReplyReader().receive(sent(offset=-1)) == [SentReply(7, 2060912502232842240, 3, -1)]
+
+
 @pytest.mark.parametrize(("said", "read"), [(0, 0), (1, 1), (255, 255), (1000, 255)])
 def test_the_number_of_nodes_comes_with_the_answer(said, read):
     raw = encode_frame(0, 7, send_reply(5, 3, 123, said).to_ext(), flag=RESPONSE)
@@ -38,7 +42,7 @@ def test_the_number_of_nodes_comes_with_the_answer(said, read):
         other(),
         other(b"body"),
         other(ext=SendReply(-5, 0, 0).to_ext()),
-        other(ext=SendReply(5, 0, -1).to_ext()),
+        other(ext=SendReply(5, 0, -2).to_ext()),
         other(ext=SendReply(5, 0, 0).to_ext(), code=1),
         other(ext=SendReply(5, 0, 0).to_ext(), remark="x"),
         other(b"body", ext=SendReply(5, 0, 0).to_ext()),

@@ -1,0 +1,19 @@
+"""The index units of delayed messages are the same whether they are packed one by one or made by columns."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.broker.store import tuning
+from metaq.broker.store.delayed_records import packed_units, units_of
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 2**63 - 1), st.integers(20, 2**31 - 1)), min_size=1, max_size=2 * tuning.FEW_PUTS
+)
+
+
+@given(ROWS, st.integers(0, 2**40), st.integers(0, 2**32 - 1), st.integers(0, 2**45))
+def test_few_units_are_packed_as_many(rows, offset, tag, now_ms):
+    ids, sizes = zip(*rows, strict=True)
+    expected = units_of(offset, np.array(ids, np.int64), np.array(sizes, np.int64), tag, now_ms).tobytes()
+    assert packed_units(offset, ids, sizes, tag, now_ms) == expected
