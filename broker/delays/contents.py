@@ -316,11 +316,11 @@ class DelayedLog:
     def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
         """They do not wait any more; the byte offsets of those that did. sizes: of their records in the partition."""
         found = self.table.remove(ids)
-        if (found == NOWHERE).any():
+        if np.count_nonzero(found == NOWHERE):
             for table in islice(self.tables(), 1, None):
                 found = np.maximum(found, table.remove(ids))
         known = found != NOWHERE
-        count = int(known.sum())
+        count = int(np.count_nonzero(known))
         if self.counts[place] <= count:
             del self.counts[place]
         else:

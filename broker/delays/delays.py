@@ -30,7 +30,7 @@ from metaq.protocol.delays import (
     pending_id,
 )
 from metaq.protocol.errors import MetaqError
-from metaq.protocol.message_id import message_ids_from, store_times_ms
+from metaq.protocol.message_id import message_id_list, store_times_ms
 from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer
 
 from .. import tuning
@@ -414,7 +414,7 @@ class Delays:
         first_id = self.writing.message_ids.next(count)
         puts = [(each.flag & ~DELAYED_FLAG, each.checksum, each.body) for each in messages]
         base = log.end_offset
-        write = self._make_write(log, *encode_many_puts(puts, base, message_ids_from(first_id, count)))
+        write = self._make_write(log, *encode_many_puts(puts, base, message_id_list(first_id, count)))
         ids, taken = _ids_of(messages), np.array([each.taken for each in messages], np.int64)
         sizes = _sizes_of(messages)
         wanted = np.maximum(store_times_ms(ids), store_times_ms(taken))

@@ -31,6 +31,8 @@ _UNSORTED = 512
 _NONE: Ids = np.empty(0, np.int64)
 _NOWHERE: Places = np.empty(0, np.intp)
 _NO_IDS: tuple[Ids, Ids] = (_NONE, _NONE)
+_FIRST: Places = np.zeros(1, np.intp)
+_NOT_HERE: Ids = np.full(1, NOWHERE, np.int64)
 
 
 class _Leaf:
@@ -219,7 +221,9 @@ class DelayTable:
     def _each(self, ids: Ids, use: _Use) -> Ids:
         """use(leaf, which of the ids in order are there, their places) for each leaf that has some; the offsets that
         it gives."""
-        if not self._count:  # as most are of the tables that a single id is looked for in
+        if len(ids) == 1:
+            return self._one(ids, use)
+        if not self._count:
             return np.full(len(ids), NOWHERE, np.int64)
         order = ids.argsort(kind="stable")
         wanted = ids[order]
@@ -239,6 +243,16 @@ class DelayTable:
         found = np.empty(len(ids), np.int64)
         found[order] = result
         return found
+
+    def _one(self, ids: Ids, use: _Use) -> Ids:
+        """As `_each`. `transactions-1`."""
+        if self._count:
+            for leaf in (self._recent, self._leaves[bisect_right(self._firsts, ids[0])]):
+                leaf.sort()
+                places = leaf.ids.searchsorted(ids)
+                if places[0] < len(leaf.ids) and leaf.ids[places[0]] == ids[0]:
+                    return use(leaf, _FIRST, places)
+        return _NOT_HERE.copy()
 
     def _take(self, leaf: _Leaf, here: Places, places: Places) -> Ids:
         offsets = leaf.offsets[places]

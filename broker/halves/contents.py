@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
-
 from metaq.protocol.halves import EndHalfReply, HalfOutcome
-from metaq.protocol.message_id import message_ids_from
+from metaq.protocol.message_id import message_id_list
 
 from .. import tuning
 from ..delays.contents import DelayedLog, Find
@@ -38,8 +37,8 @@ class Decision(NamedTuple):
         _, ids, sizes, base, first_id = self.group
         if self.outcome is HalfOutcome.ROLLED_BACK:
             return [EndHalfReply(self.outcome)] * len(ids)
-        offsets = base + np.cumsum(sizes) - sizes
-        places = zip(message_ids_from(first_id, len(ids)).tolist(), offsets.tolist(), strict=True)
+        offsets = accumulate(sizes.tolist()[:-1], initial=base)
+        places = zip(message_id_list(first_id, len(ids)), offsets, strict=True)
         return [EndHalfReply(self.outcome, message_id, offset) for message_id, offset in places]
 
 

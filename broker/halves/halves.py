@@ -355,13 +355,14 @@ class Halves(Delays):
             if offsets[0] == NOWHERE:
                 continue
             records = None
+            waits = True
             if offsets[0] < contents.log.segments.visible_end:
                 records = read_records(contents.log.segments.read, offsets, 0)
             if records is None:  # its producer may have been answered before all nodes of the set have it
                 records = await self.in_thread(partial(read_records, contents.snapshot().read, offsets, 0))
+                waits = self._logs.get(contents.log) is contents and contents.find(ids)[0] != NOWHERE
             (pending,) = self._decoded(contents, ids, records) or (None,)
-            still = self._logs.get(contents.log) is contents and contents.find(ids)[0] != NOWHERE
-            return (contents, pending) if pending is not None and pending.place == place and still else None
+            return (contents, pending) if pending is not None and pending.place == place and waits else None
         return None
 
     async def _decide(self, contents: HalfLog, halves: Sequence[Pending], outcome: HalfOutcome) -> Decision:

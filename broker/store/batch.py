@@ -66,13 +66,14 @@ def encode_puts(
 
 
 def encode_many_puts(
-    puts: Sequence[tuple[int, int, bytes]], base_offset: int, ids: npt.NDArray[np.int64]
+    puts: Sequence[tuple[int, int, bytes]], base_offset: int, ids: Sequence[int]
 ) -> tuple[Sequence[Buffer], Buffer]:
     """The same, by columns if there are more than a few. Bodies are copied then."""
     if len(puts) <= tuning.FEW_PUTS:
-        return encode_puts(puts, base_offset, ids.tolist())
+        return encode_puts(puts, base_offset, ids)
     flags, checksums, bodies = zip(*puts, strict=True)
-    stamped = stamp_puts(np.array(flags, np.int64), np.array(checksums, np.int64), bodies, ids)
+    flag_column, checksum_column, id_column = (np.array(each, np.int64) for each in (flags, checksums, ids))
+    stamped = stamp_puts(flag_column, checksum_column, bodies, id_column)
     stamped.units["offset"] += base_offset
     return (stamped.data,), stamped.units.view(np.uint8).data
 

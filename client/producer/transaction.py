@@ -33,7 +33,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
-from metaq.protocol.message_id import message_ids_from
+from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import Buffer
 from metaq.protocol.refusals import frame_error, is_success, transaction_refusal
 from metaq.protocol.remoting import TransactionOutcomeReply, TransactionOutcomeRequest, TransactionRequest
@@ -220,7 +220,7 @@ class Transactional:
         sent = CopiedReply.from_ext(reply.ext) if isinstance(reply, Frame) else reply
         if not isinstance(sent, SentReply | CopiedReply) or sent.offset != PENDING_OFFSET:  # it did not see the key
             raise RemoteProtocolError(f"{connection.endpoint} stored a message outside of its transaction: {reply!r}")
-        ids = message_ids_from(sent.message_id, outgoing.count).tolist()
+        ids = message_id_list(sent.message_id, outgoing.count)
         return [SendResult(identity, partition, PENDING_OFFSET, sent.replicas or None) for identity in ids]
 
     def _put_texts(
