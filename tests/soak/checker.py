@@ -8,7 +8,7 @@ The promise that is checked is at least once, in order within a partition, one o
     duplicated       the same record delivered more than once. It is illegal if the group had committed a position
                      behind it before its consumer claimed the partition, or if the same ownership delivered it before
     stored twice     one message at several offsets: its producer tried again
-    out of order     delivered after a later record, the first time; or going back within one ownership
+    out of order     delivered after a later record, the first time by anybody; or going back within one ownership
     out of sequence  acknowledged messages of one producer whose numbers do not rise with the offsets of a partition
     owned twice      delivered to one consumer while another certainly owned the partition
     unowned          offered by a broker, owned by nobody alive, outside the spans in which that is excused, or for
@@ -23,7 +23,7 @@ no owners; here each anomaly is named with its record, consumer and time, which 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -93,13 +93,14 @@ def judge(history: History) -> Verdict:
     ownerships = {partition: Ownerships(claims) for partition, claims in _grouped(history.claims).items()}
     none = Ownerships(())
     commits = _grouped(sorted(history.commits, key=lambda commit: commit.time))
+    begun = {partition: _first_times(those) for partition, those in _grouped(ordered).items()}
     duplicated, illegal, disordered, twice = 0, [], [], []
     for partition, those in by_partition.items():
         owned = ownerships.get(partition, none)
         repeated, forbidden = _repeated(those, owned, Positions(commits.get(partition, ())))
         duplicated += repeated
         illegal += forbidden
-        disordered += _out_of_order(those, owned)
+        disordered += _out_of_order(those, owned, begun[partition])
         twice += _owned_twice(those, owned)
     delivered = {(delivery.producer, delivery.number) for delivery in ordered}
     return Verdict(
@@ -143,17 +144,22 @@ def _repeated(deliveries: Sequence[Delivery], owned: Ownerships, positions: Posi
     return repeated, illegal
 
 
-def _out_of_order(deliveries: Sequence[Delivery], owned: Ownerships) -> list[Delivery]:
-    """First deliveries after that of a later record, and steps back within one ownership."""
-    found, seen = [], set()
+def _first_times(deliveries: Sequence[Delivery]) -> dict[int, float]:
+    """When each record of a partition was first delivered. deliveries: in order of time."""
+    return {delivery.offset: delivery.time for delivery in reversed(deliveries)}
+
+
+def _out_of_order(deliveries: Sequence[Delivery], owned: Ownerships, begun: Mapping[int, float]) -> list[Delivery]:
+    """First deliveries after that of a later record, and steps back within one ownership. begun: `_first_times` of all,
+    of those that were fetched on, too."""
+    found = []
     furthest = -1
     last: dict[tuple[str, Claim | None], int] = {}
     for delivery in deliveries:
         ownership = delivery.consumer, owned.of(delivery)
-        is_late = delivery.offset not in seen and delivery.offset < furthest
+        is_late = delivery.offset < furthest and delivery.time <= begun[delivery.offset]
         if is_late or (ownership[1] is not None and delivery.offset < last.get(ownership, -1)):
             found.append(delivery)
-        seen.add(delivery.offset)
         furthest = max(furthest, delivery.offset)
         last[ownership] = delivery.offset
     return found

@@ -134,6 +134,14 @@ def test_what_a_java_consumer_fetched_on_is_counted_and_proves_nothing_else() ->
     assert not judge(History([], [], deliveries, A_THEN_B, fetched_on={"a": [Window(12.1, 12.5)]})).ok
 
 
+def test_what_was_fetched_on_in_order_is_not_late_when_it_comes_again() -> None:
+    deliveries = [delivery(9, 0), delivery(12, 1), delivery(13, 2, "b"), delivery(14, 1, "c")]
+    claims = [claim("a", 0, 10), claim("b", 10, 13.5), claim("c", 13.5, 20)]
+    spans = {"a": [Window(11.5, 12.5)]}
+    assert judge(History([], [], deliveries, claims, fetched_on=spans)).ok
+    assert judge(History([], [], [*deliveries[:1], *deliveries[2:]], claims)).out_of_order == [deliveries[3]]
+
+
 def test_a_delivery_while_ownership_is_uncertain_proves_nothing() -> None:
     claims = [claim("a", 0, 8), claim("b", 10, 20)]
     assert judge(History([], [], [delivery(9, 0), delivery(10.5, 1, "b")], claims)).owned_twice == []
