@@ -19,7 +19,7 @@ RUN_INSTALLED := PYTHONSAFEPATH=1 PYTHONPATH=$(BESIDE) METAQ_DIST=$(CURDIR)/dist
 
 # Integration tests wait for sessions and processes most of the time, so more of them than processors run at once; those
 # of one file stay together, in order, with one ZooKeeper; the files begin in the order of tests/integration/conftest.py.
-PARALLEL := -n 5 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 
 # Component tests of one file need not stay together: one file takes half of their time.
 SPREAD := -n 4 --dist worksteal
