@@ -14,7 +14,10 @@ from .maven import JavaUnavailable, build, java_class_path
 from .processes import Server, Worker, free_port
 from .server_ini import Topics, server_ini
 
-__all__ = ["JavaBroker", "JavaClient", "JavaUnavailable", "broker_command", "class_path"]
+__all__ = ["CUT_OFF_SECONDS", "JavaBroker", "JavaClient", "JavaUnavailable", "broker_command", "class_path"]
+
+CUT_OFF_SECONDS = 20.0
+"""So long without a connection: the client has closed its connections for good (docs/migrating.md); start it again."""
 
 PROJECT = Path(__file__).resolve().parents[1] / "tests" / "java"
 

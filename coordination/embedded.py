@@ -24,7 +24,7 @@ from metaq.protocol.errors import ConfigError, CoordinationUnavailable, Director
 from .ports import ready_port
 from .records import host_and_port
 
-__all__ = ["MIN_JAVA", "EmbeddedZooKeeper", "find_jars", "find_java", "four_letter_word"]
+__all__ = ["MIN_JAVA", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "four_letter_word"]
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 """Runs a standalone server where the configuration names no others; unlike ZooKeeperServerMain it purges old logs."""
@@ -42,9 +42,11 @@ _JARS = (
     "netty-*4*.Final.jar",
 )
 
+QUICK_JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""For a JVM that starts sooner, and in which nothing runs hot."""
+
 _JVM_OPTIONS = (
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",  # starts sooner, and nothing here runs hot
+    *QUICK_JVM_OPTIONS,
     "-Dorg.apache.logging.log4j.level=WARN",
     "-Dzookeeper.jmx.log4j.disable=true",
     "-Djava.net.preferIPv4Stack=true",

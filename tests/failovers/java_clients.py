@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.javapeer import JavaClient
+from bench.javapeer import CUT_OFF_SECONDS, JavaClient
 from metaq.client.questions.cluster import Cluster
 from metaq.coordination.records import format_broker_url
 from metaq.protocol.record import HEADER_BYTES, iter_headers
@@ -41,8 +41,6 @@ TOPICS = {TOPIC: "numPartitions=2\nack=in-sync"}
 GROUP = "java-group"
 _THREADS = 3
 _PAUSE_MS = 15
-_CUT_OFF_SECONDS = 20.0
-"""Who receives nothing for so long is looked at: without a connection it would wait for ever."""
 _GONE_SECONDS = 20.0
 """The session of a process that had to be killed lasts 6 s."""
 _LOOK_SECONDS = 0.2
@@ -175,7 +173,7 @@ class JavaClients:
             return [name for name in self._members if not self._has_newer(name, sent)]
 
         end = time.monotonic() + seconds
-        while not wait_until(lambda: not silent(), _CUT_OFF_SECONDS, _LOOK_SECONDS) and time.monotonic() < end:
+        while not wait_until(lambda: not silent(), CUT_OFF_SECONDS, _LOOK_SECONDS) and time.monotonic() < end:
             for name in silent():
                 if self._is_cut_off(name):
                     self._start_again(name)

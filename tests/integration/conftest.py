@@ -13,7 +13,7 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq import Producer
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.embedded import QUICK_JVM_OPTIONS, EmbeddedZooKeeper
 from metaq.coordination.session import ZkSession
 from tests.broker_process import RunningBroker
 from tests.integration.cli_helpers import Up, start_up, stop
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _numbers = count()
 
 QUICK = {
-    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # Spark's JVMs and those of 1.x clients, too
+    "JDK_JAVA_OPTIONS": " ".join(QUICK_JVM_OPTIONS),  # Spark's JVMs and those of 1.x clients, too
     "OPENBLAS_NUM_THREADS": "1",  # NumPy starts a thread for each processor, which spins, and nothing here multiplies
 }
 """Thousands of processes are started, none of which runs for long: this spares a quarter of what their starts cost."""

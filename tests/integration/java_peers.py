@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from bench.javapeer import JavaClient, JavaUnavailable, class_path
+from bench.javapeer import CUT_OFF_SECONDS, JavaClient, JavaUnavailable, class_path
 from bench.processes import ProcessFailed
 from tests.waiting import DEADLINE, eventually
 
@@ -24,10 +24,6 @@ NOT_CONNECTED = "无可用连接"
 """What the Java client says when it has no connection at this moment."""
 
 
-_CUT_OFF_SECONDS = 20.0
-"""So long without a connection: the client has closed its connections for good (docs/migrating.md)."""
-
-
 def put_when_connected(client: JavaClient, topic: str, data: bytes) -> None:
     """Put one message, again while the client has no connection: a Java producer closes the one to a broker and opens
     it anew whenever something registers for that broker, as a slave does. One that has closed it for good is started
@@ -42,7 +38,7 @@ def put_when_connected(client: JavaClient, topic: str, data: bytes) -> None:
         except ProcessFailed as error:
             if NOT_CONNECTED not in str(error):
                 raise
-            if time.monotonic() - begun > _CUT_OFF_SECONDS:
+            if time.monotonic() - begun > CUT_OFF_SECONDS:
                 client.restart()
                 begun = time.monotonic()
             return False
