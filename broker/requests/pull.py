@@ -56,6 +56,7 @@ class Pull(Parkable):
         "_scans_until",
         "_selection",
         "_stretch",
+        "_was_loaded",
         "deadline",
         "key",
         "opaque",
@@ -73,6 +74,7 @@ class Pull(Parkable):
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
         self._selection = Selection(parse_where(request.where), reading.where_time) if request.where else None
         self._stretch: Stretch | None = None  # was read for the next step
+        self._was_loaded = False  # it came from the disk, so a slice of it is judged at once
         self._scans_until: float | None = None  # while there is something to look at
         self.key = request.topic, request.partition
         self.deadline = reading.seconds() + request.wait_ms / 1000
@@ -316,6 +318,10 @@ class Pull(Parkable):
         self, log: PartitionLog, filter_: Filter | None, selection: Selection, units: UnitArray, found: UnitArray
     ) -> Bytes | Deferred[Bytes] | Step | Loading:
         stretch, self._stretch = self._stretch, None
+        if self._was_loaded:
+            self._was_loaded = False
+        elif (turn := self._reading.where_time.turn()) is not None:
+            return Loading(turn)  # what was read is read again then: pulls that wait hold no records
         if stretch is None or int(stretch.units[0]["offset"]) != int(found[0]["offset"]):
             read = self._read_stretch(log, units, found)
             if isinstance(read, Loading):
@@ -352,6 +358,7 @@ class Pull(Parkable):
 
         def keep(data: Buffer | list[Buffer]) -> None:
             self._stretch = as_stretch(data)
+            self._was_loaded = True
 
         if isinstance(read, Deferred):
             return Loading(read.addCallbacks(keep, failed))

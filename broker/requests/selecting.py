@@ -6,10 +6,12 @@ an answer, so that a filter that rejects most does not cost a request for each s
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from twisted.internet.defer import Deferred
 
 from metaq.protocol.record import HEADER_BYTES, Buffer, blank_headers, headers_at, matching_checksums
 from metaq.protocol.where import Where, matching
@@ -18,7 +20,18 @@ from .. import tuning
 from ..runtime.reactor import ReactorTime
 from ..store.index import UnitArray
 
-__all__ = ["ByteSpan", "ChosenRecords", "Selection", "Stretch", "TurnTime", "reads_of", "stretch_of", "wanted_of"]
+__all__ = [
+    "ByteSpan",
+    "ChosenRecords",
+    "Selection",
+    "Slice",
+    "Stretch",
+    "TurnTime",
+    "reads_of",
+    "slice_of",
+    "stretch_of",
+    "wanted_of",
+]
 
 
 class ByteSpan(NamedTuple):
@@ -29,15 +42,29 @@ class ByteSpan(NamedTuple):
 
 
 class TurnTime:
-    """How long filters may still work in this turn of the reactor, all pulls together. Lives on the reactor thread."""
+    """How long filters may still work in this turn of the reactor, all readers together. Lives on the reactor thread.
+
+    Who asks when the time is over waits for a later turn, in the order of asking. So a turn's work is one slice longer
+    than its time at most, however many readers there are, and each of them gets on.
+    """
 
     def __init__(self, reactor: ReactorTime) -> None:
         self._reactor = reactor
         self._left = tuning.WHERE_TURN_SECONDS
         self._is_used = False
+        self._waiting: deque[Deferred[None]] = deque()
+        self._is_handing_out = False
+
+    def turn(self) -> Deferred[None] | None:
+        """None: judge at least one slice now. Else do so when this fires."""
+        if self._left > 0 and (self._is_handing_out or not self._waiting):
+            return None
+        waiting: Deferred[None] = Deferred()
+        self._waiting.append(waiting)
+        return waiting
 
     def deadline(self) -> float:
-        """Until when, by `seconds`; it may be over already."""
+        """Until when, by `seconds`."""
         if not self._is_used:
             self._is_used = True
             self._reactor.callLater(0, self._next_turn)
@@ -54,6 +81,33 @@ class TurnTime:
     def _next_turn(self) -> None:
         self._left = tuning.WHERE_TURN_SECONDS
         self._is_used = False
+        end = self._reactor.seconds() + self._left
+        self._is_handing_out = True
+        try:
+            # what they do beside judging counts here, too
+            while self._waiting and self._left > 0 and self._reactor.seconds() < end:
+                self._waiting.popleft().callback(None)
+        finally:
+            self._is_handing_out = False
+        if self._waiting and not self._is_used:
+            self._is_used = True
+            self._reactor.callLater(0, self._next_turn)
+
+
+class Slice(NamedTuple):
+    """What a filter judges at once, at most: a number of records, and bytes of them. One record always."""
+
+    records: int
+    size: int
+
+
+def slice_of(where: Where) -> Slice:
+    """Smaller for a filter that costs more for each record, or for each of its bytes."""
+    conditions = max(1, where.conditions)
+    return Slice(
+        max(tuning.WHERE_LEAST_SLICE, tuning.WHERE_SLICE_RECORDS // conditions),
+        min(tuning.WHERE_STEP_BYTES // conditions, tuning.WHERE_SLICE_STEPS // max(1, where.searched)),
+    )
 
 
 class Stretch(NamedTuple):
@@ -125,8 +179,7 @@ class Selection:
         self.chosen = ChosenRecords()
         self._where = where
         self._time = time
-        self._slice = max(tuning.WHERE_LEAST_SLICE, tuning.WHERE_SLICE_RECORDS // max(1, where.conditions))
-        self._slice_bytes = tuning.WHERE_STEP_BYTES // max(1, where.conditions)
+        self._slice = slice_of(where)
         self._give_by: float | None = None
 
     def judge(self, stretch: Stretch, max_bytes: int) -> int:
@@ -140,8 +193,8 @@ class Selection:
         try:
             while begin < len(starts):
                 passed = int(ends[begin - 1]) if begin else 0
-                most = int(np.searchsorted(ends, passed + self._slice_bytes, "right"))
-                end = min(begin + self._slice, max(begin + 1, most))
+                most = int(np.searchsorted(ends, passed + self._slice.size, "right"))
+                end = min(begin + self._slice.records, max(begin + 1, most))
                 wanted = begin + np.flatnonzero(wanted_of(self._where, data, starts[begin:end], sizes[begin:end]))
                 taken = self._choose(stretch, wanted, sizes, max_bytes)
                 if taken < len(wanted):
@@ -188,9 +241,9 @@ class Selection:
 def wanted_of(
     where: Where, data: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """The records for which the filter holds, and those that are damaged: only a reader's check of what it gets tells
-    that, and nobody must miss a message because of it."""
-    wanted = matching(where, data, starts, sizes)
+    """The records for which the filter holds, those that would take too long to judge, and those that are damaged: only
+    a reader's check of what it gets tells that, and nobody must miss a message because of it."""
+    wanted = matching(where, data, starts, sizes, most_steps=tuning.WHERE_SLICE_STEPS)
     rest = np.flatnonzero(~wanted)
     if len(rest):
         starts, sizes = starts[rest], sizes[rest]

@@ -31,7 +31,7 @@ from metaq.protocol.where import Where
 
 from .. import tuning
 from ..requests.reading import Reading
-from ..requests.selecting import wanted_of
+from ..requests.selecting import slice_of, wanted_of
 from ..runtime.reactor import ReactorTime
 from ..store.damage import Damaged, Soundness
 from ..store.files import NotCached
@@ -204,10 +204,13 @@ class SharedQueue:
         if known is not None:
             self._skip(known.start, known.end)
             return None
-        most = tuning.SHARED_SCAN_RECORDS
+        most, most_bytes = tuning.SHARED_SCAN_RECORDS, tuning.SHARED_SCAN_BYTES
         if self.where is not None:
-            most = max(tuning.WHERE_LEAST_SLICE, tuning.WHERE_SLICE_RECORDS // max(1, self.where.conditions))
-        units = log.lookup.units(start, tuning.SHARED_SCAN_BYTES, most)
+            if (turn := self._reading.where_time.turn()) is not None:
+                return turn
+            most, size = slice_of(self.where)
+            most_bytes = min(most_bytes, size)
+        units = log.lookup.units(start, most_bytes, most)
         if len(units) and len(log.segments.damage):
             units = log.segments.damage.in_front(units)
         if not len(units) or int(units[0]["offset"]) != start:
@@ -276,7 +279,10 @@ class SharedQueue:
         if self.tag_hashes is not None and "tag" in (units.dtype.names or ()):  # else it is in no index
             rest = rest[np.isin(units["tag"][rest], self.tag_hashes)]
         if self.where is not None and len(rest):
+            time = self._reading.where_time
+            deadline = time.deadline()
             rest = rest[wanted_of(self.where, data, offsets[rest] - start, sizes[rest])]
+            time.used_until(deadline)
         wanted[rest] = True
         left_out = np.flatnonzero(~wanted)
         if not len(left_out):

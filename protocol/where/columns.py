@@ -57,16 +57,21 @@ _Bools = npt.NDArray[np.bool_]
 _Truths = npt.NDArray[np.uint8]
 
 
-def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints) -> _Bools:
+def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_steps: int | None = None) -> _Bools:
     """For each record data[start : start + size], header included, whether the filter holds for it.
 
-    starts: ascending. Checksums are not compared, nor whether the header's length is that of the record.
+    starts: ascending. Checksums are not compared, nor whether the header's length is that of the record. most_steps:
+    for a record whose LIKEs could take more steps (`Where.searched`) the answer is True without a look; None: no bound.
     """
     found = np.full(len(starts), where.holds_for_none)
     begins, lengths, flags = _attributes(data, starts, sizes)
     asked = lengths >= 0
     if not any(each.is_whole for each in where.names):
         asked &= (flags & PROPERTIES_FLAG) != 0
+    if most_steps is not None and where.searched:
+        costly = asked & (lengths * where.searched > most_steps)
+        found[costly] = True
+        asked &= ~costly
     rows = np.flatnonzero(asked)
     for width, chosen in _matrices(begins[rows] - 1, lengths[rows] + 2, len(data)):
         step = max(_FEW, _BLOCK_BYTES // width) if width else len(chosen)
@@ -195,9 +200,10 @@ class _Block:
         item, marks = asked.item, self._marks
         behind = len(item) - 1
         found = np.flatnonzero(self._flat[marks - behind] == _VALUE_END)
-        begins = marks[found] - behind
-        # no item lies in two rows: a row begins with a 0x02, and a name has none
-        found = found[(self._texts(np.maximum(begins, 0), len(item)) == item) & (begins >= 0)]
+        # a name has no mark, so the mark in front of its end is the one in front of the name: what is compared does not
+        # overlap, however many marks there are, and no item lies in two rows, as a row begins with a 0x02
+        found = found[marks[found - 1] == marks[found] - behind]
+        found = found[self._texts(marks[found] - behind, len(item)) == item]
         name_ends = marks[found]
         rows = name_ends // self._width
         inside = name_ends < self._list_ends[rows]
@@ -206,11 +212,10 @@ class _Block:
         if len(rows) > 1 and not (last := np.append(rows[1:] != rows[:-1], True)).all():
             # of a name that is there twice the last one counts
             found, name_ends, rows = found[last], name_ends[last], rows[last]
-        following = found + 1
-        ends = marks[following]
-        while (within := self._flat[ends] != _VALUE_END).any():  # a 0x01 in a value
-            following = following + within
-            ends = marks[following]
+        ends = marks[found + 1]
+        if (self._flat[ends] != _VALUE_END).any():  # a value has a 0x01
+            value_ends = marks[self._flat[marks] == _VALUE_END]
+            ends = value_ends[np.searchsorted(value_ends, name_ends)]
         starts = name_ends + 1
         if asked.is_whole and not self._all_listed:
             plain = np.flatnonzero(~self._listed)

@@ -40,6 +40,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
+_MARKS = re.compile("[\x01\x02]")
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _KEYWORDS: Final = frozenset(("AND", "BETWEEN", "ESCAPE", "FALSE", "IN", "IS", "LIKE", "NOT", "NULL", "OR", "TRUE"))
 _FLIPPED: Final = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -97,6 +98,9 @@ class _Parser:
             value = value[1:-1].replace("''", "'")
         elif kind == "quoted":
             kind, value = "name", value[1:-1].replace('""', '"')
+            if _MARKS.search(value):
+                expected = "a name without the characters 1 and 2, which no property's name has"
+                raise InvalidWhere(position, expected, _shown(value))
         elif kind == "word":
             keyword = value.upper()
             if keyword in _KEYWORDS:

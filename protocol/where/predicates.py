@@ -23,6 +23,10 @@ COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 }
 
 
+_ANY: Final = "."
+"""The expression of a `_`; an escaped dot has a backslash in front of it."""
+
+
 class Predicate(Protocol):
     """Immutable. Any thread."""
 
@@ -116,8 +120,10 @@ class In:
 class Like:
     """`name LIKE 'pattern'`: `%` is any text, `_` any one character; the escape character makes them themselves.
 
-    Costs the length of the value times that of the pattern at most: what stands between two % is looked for once, from
-    the left.
+    Each piece between two % is searched for once, from the left. One without _ is searched for as a plain text, which
+    costs a tenth of a search with _. In the worst case a test takes `searched` steps for each character of the value.
+
+    searched: characters of all pieces between two %.
     """
 
     def __init__(self, pattern: str, escape: str = "") -> None:
@@ -133,12 +139,14 @@ class Like:
             elif each == "%":
                 pieces.append([])
             else:
-                pieces[-1].append("." if each == "_" else re.escape(each))
-        first, *others = (re.compile("".join(piece), re.DOTALL) for piece in pieces)
-        self._first = first
-        self._middle = tuple(each.search for each in others[:-1])
-        self._last = re.compile(f"(?:{others[-1].pattern})\\Z", re.DOTALL) if others else None
+                pieces[-1].append(_ANY if each == "_" else re.escape(each))
+        first, *others = pieces
+        self._first = _compiled(first)
+        between = [each for each in others[:-1] if each]
+        self._middle = tuple(map(_searcher, between))
+        self._last = _compiled([*others[-1], "\\Z"]) if others else None
         self._last_length = len(pieces[-1])
+        self.searched = sum(map(len, between))
 
     def test(self, value: NullableValue) -> Truth:
         return truth_of(self._matches(value)) if isinstance(value, str) else UNKNOWN
@@ -149,9 +157,34 @@ class Like:
         found = self._first.match(text)
         if found is None:
             return False
+        end = found.end()
         for search in self._middle:
-            found = search(text, found.end())
-            if found is None:
+            end = search(text, end)
+            if end < 0:
                 return False
         start = len(text) - self._last_length
-        return start >= found.end() and self._last.match(text, start) is not None
+        return start >= end and self._last.match(text, start) is not None
+
+
+def _compiled(piece: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("".join(piece), re.DOTALL)
+
+
+def _searcher(piece: list[str]) -> Callable[[str, int], int]:
+    """Finds the end of the first match from a position on; -1: there is none. piece: one expression a character."""
+    if _ANY in piece:
+        search = _compiled(piece).search
+
+        def end_of_match(text: str, start: int) -> int:
+            found = search(text, start)
+            return -1 if found is None else found.end()
+
+        return end_of_match
+    plain = "".join(each[-1] for each in piece)
+    length = len(plain)
+
+    def end_of_text(text: str, start: int) -> int:
+        found = text.find(plain, start)
+        return found if found < 0 else found + length
+
+    return end_of_text

@@ -10,6 +10,7 @@ from ..properties import RESERVED_PREFIX, decode_value
 from ..record import ATTRIBUTE_FLAG, PROPERTIES_FLAG, RESERVED_PROPERTIES, Buffer, attribute_of
 from .expression import And, Condition, Expression, Not, Or, truth
 from .parser import parse_expression
+from .predicates import Like
 from .values import TRUE, NullableValue
 
 __all__ = ["PropertyName", "Where", "parse_where", "value_of"]
@@ -57,17 +58,20 @@ def value_of(raw: bytes, is_typed: bool) -> NullableValue:
 class Where:
     """A filter by content. Immutable, any thread; pickled as its text."""
 
-    __slots__ = ("_names", "conditions", "expression", "holds_for_none", "names", "text")
+    __slots__ = ("_names", "conditions", "expression", "holds_for_none", "names", "searched", "text")
 
     def __init__(self, text: str) -> None:
         """Raises InvalidWhere."""
         self.text = text
         self.expression = parse_expression(text)
-        self._names = {each: PropertyName(each) for each in _names_in(self.expression)}
+        conditions = tuple(_conditions_of(self.expression))
+        self._names = {each.name: PropertyName(each.name) for each in conditions}
         self.names = tuple(self._names.values())
         """The properties that it asks for, each once."""
-        self.conditions = sum(1 for _ in _names_in(self.expression))
+        self.conditions = len(conditions)
         """What it asks of them, each of which costs something for every message; 0: it holds for all, or for none."""
+        self.searched = sum(each.predicate.searched for each in conditions if isinstance(each.predicate, Like))
+        """Steps that all LIKEs together take at most for each character of a message's attribute (predicates.py)."""
         self.holds_for_none = truth(self.expression, lambda name: None) == TRUE
         """Whether it holds for a message without properties."""
 
@@ -105,11 +109,11 @@ def parse_where(text: str) -> Where:
     return Where(text)
 
 
-def _names_in(expression: Expression) -> Iterator[str]:
+def _conditions_of(expression: Expression) -> Iterator[Condition]:
     if isinstance(expression, Condition):
-        yield expression.name
+        yield expression
     elif isinstance(expression, And | Or):
         for each in expression.of:
-            yield from _names_in(each)
+            yield from _conditions_of(each)
     elif isinstance(expression, Not):
-        yield from _names_in(expression.of)
+        yield from _conditions_of(expression.of)

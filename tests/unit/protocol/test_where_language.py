@@ -192,6 +192,7 @@ def test_names_are_those_of_properties_letter_by_letter():
         ("region == 'EU'", 8, "found '='"),
         ("region 'EU'", 7, "expected a comparison, BETWEEN, IN, LIKE, IS, AND, OR or the end, found \"'EU'\""),
         ("a = 5 b", 6, "expected AND, OR or the end, found 'b'"),
+        ('"a\x02b" = 5', 0, "expected a name without the characters 1 and 2, which no property's name has, found"),
         ("(a = 5", 6, "expected ), found the end"),
         ("a = 5)", 5, "expected AND, OR or the end, found ')'"),
         ("5", 1, "expected a comparison (=, <>, <, <=, >, >=), found the end"),

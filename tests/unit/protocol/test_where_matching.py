@@ -1,6 +1,7 @@
 """A filter on many records at once says of each what it says of that one, and both what the expression means."""
 
 import struct
+import tracemalloc
 from unittest import mock
 
 import numpy as np
@@ -96,7 +97,10 @@ LITERALS = [
     "TRUE",
     "FALSE",
 ]
-PATTERNS = ["'%'", "'E%'", "'%U'", "'_U'", "'%7%'", "''", "'%\x03%'", "'ä_'", "'!%%' ESCAPE '!'"]
+PATTERNS = [
+    *("'%'", "'E%'", "'%U'", "'_U'", "'%7%'", "''", "'%\x03%'", "'ä_'", "'!%%' ESCAPE '!'"),
+    *("'%E%'", "'%_U%'", "'%E%%U%'", "'%.%'", "'E%7%0'", "'%!_%' ESCAPE '!'", "'%ä_%'", "'%x_x%z%'"),
+]
 
 
 @st.composite
@@ -257,3 +261,22 @@ def test_an_attribute_that_is_too_long_to_look_into_counts_as_none():
 def test_every_record_of_a_header_alone_has_no_properties():
     data, starts, sizes = laid_out([(b"", LISTED)] * 30)
     assert matching(Where("a IS NULL"), data, starts, sizes).all()
+
+
+def test_a_record_that_could_take_too_many_steps_is_given_without_a_look():
+    where = Where("a LIKE '%x_x%' OR a LIKE '%abc%'")
+    assert where.searched == 6
+    fitting, longer = (body_with({"a": "y" * length}) for length in (97, 98))  # of attributes of 100 and 101 bytes
+    data, starts, sizes = laid_out([(fitting, LISTED), (longer, LISTED), (b"", 0)] * 30)
+    assert matching(where, data, starts, sizes, most_steps=600).tolist() == [False, True, False] * 30
+    assert not matching(where, data, starts, sizes).any()
+
+
+def test_attributes_full_of_marks_cost_no_more_memory_than_others():
+    """Each mark may look like the end of a name that is as long as the filter: 1 GB were copied to compare them."""
+    data, starts, sizes = laid_out([(struct.pack(">i", 1000) + b"\x02" * 1000, LISTED)] * 250)
+    tracemalloc.start()
+    assert not matching(Where(f"{'n' * 900} = 'x'"), data, starts, sizes).any()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40 * len(data)
