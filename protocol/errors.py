@@ -97,6 +97,15 @@ class MetaqError(Exception):
     retriable: ClassVar[bool] = False
     refresh_view: ClassVar[bool] = False
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled as it is, as `multiprocessing` and Spark do: Exception's own way calls the class with the text, which
+        few constructors take."""
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[MetaqError], args: tuple[object, ...]) -> MetaqError:
+    return kind.__new__(kind, *args)
+
 
 class ConfigError(MetaqError):
     """A user's setting is wrong; the message names the option, the value and the remedy."""
