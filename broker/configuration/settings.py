@@ -64,6 +64,8 @@ class BrokerOptions:
     half_check_seconds: float = 6.0
     """When a half message is checked first: so long after it came, unless it says when itself. Later checks come after
     pauses that begin with this and double up to an hour."""
+    http_names: tuple[str, ...] = ()
+    """Host names, beside hostName, by which the HTTP ports may be asked for (http/browsers.py)."""
     half_checks: int = 15
     """How often a producer is asked for the outcome of a half message, before it is parked."""
 

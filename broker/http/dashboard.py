@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import platform
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.python.failure import Failure
@@ -230,8 +229,6 @@ class _Root(Resource):
     def __init__(self, dashboard: Dashboard) -> None:
         super().__init__()
         self._dashboard = dashboard
-        own = dashboard.broker.config.host.lower()
-        self._own_names = frozenset((own,))
         self._pages: Mapping[str, Callable[[], View]] = {
             "": dashboard.index,
             "dashboard": dashboard.index,
@@ -279,8 +276,6 @@ class _Root(Resource):
         return page() if page else _not_found()
 
     def _change(self, words: list[str], request: Request) -> View:
-        if not _comes_from_own_page(request, self._own_names):
-            return Page("Forbidden", [Text("this request came from another site's page")], status=403)
         if words == ["reload-config"]:
             return ensureDeferred(self._dashboard.reload_config())
         match words:
@@ -376,31 +371,3 @@ def _skip_pending(session: ZkSession, group: str, topic: str, broker_id: int, pa
     if owner := ClusterView(session).owners(group, topic).get(name):
         raise _PartitionOwned(f"partition {name} of {topic} is owned by {owner}: stop the consumers of {group} first")
     ZooKeeperOffsetStore(session).commit(group, {(topic, name): Offset(_UNKNOWN_ID, end)}, None)
-
-
-# --- no answer for foreign web pages ----------------------------------------------------------------------------------
-
-
-def _is_local_name(host: str) -> bool:
-    """Whether a Host header names an address or this machine, not a domain that somebody made point here.
-
-    A browser that a foreign page sends here by DNS rebinding gives that page's domain.
-    """
-    name = urlsplit(f"//{host}").hostname or ""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name == "localhost"
-    return True
-
-
-def _comes_from_own_page(request: Request, own_names: frozenset[str]) -> bool:
-    """Whether a request that changes something was sent by a page of ours or by no page at all (curl).
-
-    own_names: further host names under which the broker is known.
-    """
-    host = (request.getHeader("host") or "").lower()
-    if not _is_local_name(host) and (urlsplit(f"//{host}").hostname or "") not in own_names:
-        return False
-    origin = request.getHeader("origin")
-    return origin is None or urlsplit(origin).netloc.lower() == host

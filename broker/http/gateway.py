@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
+from twisted.web.http import NOT_ALLOWED
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 _OPAQUE = 0
 
+_PUT_METHODS = (b"POST", b"PUT")
+
 
 class Gateway(Resource):
     """The plugin's only resource. Reactor thread; puts and gets go the same way as those of the text protocol."""
@@ -46,6 +49,9 @@ class Gateway(Resource):
         command = self._commands.get(request.path[1:2])
         if command is None:
             return _finish(request, Status.BAD_REQUEST, b"Invalid request")
+        if command == self._put and request.method not in _PUT_METHODS:
+            request.setHeader("allow", b", ".join(_PUT_METHODS))
+            return _finish(request, NOT_ALLOWED, b"put by POST: a GET may come from an image of any web page")
         try:
             answer = command(request)
         except RemoteProtocolError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.error import CannotListenError
+from twisted.web.http import FORBIDDEN
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
@@ -17,10 +18,11 @@ from metaq.protocol.limits import MAX_BODY_BYTES
 
 from ..broker import Broker
 from ..requests.gate import Gate
+from .browsers import OwnNames
 from .dashboard import Dashboard, RecentLog
 from .gateway import Gateway
 
-__all__ = ["BoundedRequest", "HttpPorts"]
+__all__ = ["GuardedSite", "HttpPorts"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +30,17 @@ _IDLE_SECONDS = 60
 """A connection that sends nothing for this long is closed."""
 
 
-class BoundedRequest(Request):
+class GuardedSite(Site):
+    """What the ports serve with: requests of bounded size that no page of another site had a browser send."""
+
+    noisy = False
+
+    def __init__(self, root: IResource, own_names: OwnNames) -> None:
+        super().__init__(cast(Any, root), requestFactory=_GuardedRequest, timeout=_IDLE_SECONDS)
+        self.own_names = own_names
+
+
+class _GuardedRequest(Request):
     """A request whose body has at most MAX_BODY_BYTES; a larger one closes the connection before it is kept."""
 
     _refused = False
@@ -43,8 +55,17 @@ class BoundedRequest(Request):
             super().handleContentChunk(data)
 
     def process(self) -> None:
-        if not self._refused:
+        if self._refused:
+            return
+        self.setHeader("x-content-type-options", "nosniff")
+        refusal = cast(GuardedSite, cast(Any, self.channel).site).own_names.refusal(self)
+        if refusal is None:
             super().process()
+            return
+        self.setResponseCode(FORBIDDEN)
+        self.setHeader("content-type", "text/plain; charset=utf-8")
+        self.write(refusal.encode("utf-8", "replace"))
+        self.finish()
 
     def _check(self, body_bytes: int) -> None:
         if body_bytes > MAX_BODY_BYTES and not self._refused:
@@ -52,10 +73,8 @@ class BoundedRequest(Request):
             cast(Any, self.channel).forceAbortClient()
 
 
-def _listen_http(root: IResource, option: str, port: int, reactor: Any, interface: str) -> Any:
-    """Serve `root`; the listening port. Raises ConfigError naming `option` if it cannot listen there."""
-    site = Site(cast(Any, root), requestFactory=BoundedRequest, timeout=_IDLE_SECONDS)
-    site.noisy = False
+def _listen_http(site: Site, option: str, port: int, reactor: Any, interface: str) -> Any:
+    """The listening port. Raises ConfigError naming `option` if it cannot listen there."""
     try:
         return reactor.listenTCP(port, site, interface=interface)
     except CannotListenError as error:
@@ -83,11 +102,13 @@ class HttpPorts:
         dashboard_interface: str = "127.0.0.1",
         gateway_port: int | None = None,
         interface: str = "",
+        names: Iterable[str] = (),
         session: Callable[[], ZkSession | None],
     ) -> None:
-        """Ports: None = not at all, 0 = a free one. Interfaces: numeric, "" = all IPv4 ones. session: as in
-        Dashboard.
+        """Ports: None = not at all, 0 = a free one. Interfaces: numeric, "" = all IPv4 ones. names: by which browsers
+        may ask, beside the broker's hostName (OwnNames). session: as in Dashboard.
         """
+        self._own_names = OwnNames((broker.config.host, *names))
         self._ports: list[Any] = []
         self._recent = RecentLog()
         self._recent.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -107,7 +128,7 @@ class HttpPorts:
             raise
 
     def _listen(self, name: str, root: Any, option: str, port: int, reactor: Any, interface: str) -> None:
-        listening = _listen_http(root, option, port, reactor, interface)
+        listening = _listen_http(GuardedSite(root, self._own_names), option, port, reactor, interface)
         self._ports.append(listening)
         _log.info("%s at http://%s:%d/", name, interface or "*", listening.getHost().port)
 

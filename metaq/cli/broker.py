@@ -81,6 +81,14 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     help="Where admin requests (reload, closing partitions …) are taken from: this machine, or any address.",
 )
 @click.option(
+    "--http-name",
+    "http_names",
+    multiple=True,
+    metavar="NAME",
+    help="A domain name by which browsers and scrapers ask for the HTTP ports; addresses, names without a dot and "
+    "hostName need none. May be given more than once.",
+)
+@click.option(
     "--disk-reserve",
     type=BYTES,
     help="Refuse puts when a data directory's disk has less room than this; 0: never.  [default: 5 % of the disk, at "
@@ -135,6 +143,7 @@ def broker(
     filters: Path | None,
     listen: str,
     admin_from: str,
+    http_names: tuple[str, ...],
     disk_reserve: int | None,
     max_pending_puts: int | None,
     half_check: float,
@@ -162,12 +171,13 @@ def broker(
         plugins=plugins,
         listen_on=listen,
         options=BrokerOptions(
-            "any" if admin_from == "any" else "loopback",
-            disk_reserve,
-            max_pending,
-            node,
-            zone,
-            half_check,
-            half_checks,
+            admin_from="any" if admin_from == "any" else "loopback",
+            disk_reserve=disk_reserve,
+            max_pending_put_bytes=max_pending,
+            node=node,
+            zone=zone,
+            half_check_seconds=half_check,
+            half_checks=half_checks,
+            http_names=http_names,
         ),
     )

@@ -12,13 +12,13 @@ import pytest
 import simplejson
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.testing import StringTransport
-from twisted.web.server import Site
 
 from metaq.broker.configuration.reload_plan import ReloadReport
+from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.pages import Page, Table, to_html
-from metaq.broker.http.ports import BoundedRequest
+from metaq.broker.http.ports import GuardedSite
 from metaq.broker.replication.status import CopyState, NodeStatus, PartitionStatus, ReplicationStatus, SyncSlave
 from metaq.broker.requests.put import PutGroup
 from metaq.broker.requests.verbs import make_gate
@@ -32,7 +32,7 @@ CHUNKED = {"transfer_encoding": "chunked"}
 
 class Browser:
     def __init__(self, root: Any) -> None:
-        self._site = Site(root, requestFactory=BoundedRequest)
+        self._site = GuardedSite(root, OwnNames(["Broker.Example", "alias.example"]))
 
     def ask(self, method: str, target: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
         transport = self.send(method, target, body, **headers)
@@ -46,6 +46,7 @@ class Browser:
         channel = self._site.buildProtocol(None)
         channel.makeConnection(transport)
         fields = {"host": "127.0.0.1:8120", "connection": "close", "content_length": str(len(body))} | headers
+        fields = {name: value for name, value in fields.items() if value}
         if "transfer_encoding" in fields:
             del fields["content_length"]
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
@@ -367,3 +368,53 @@ def test_the_metrics_tell_whether_the_broker_is_registered(pages, harness, regis
 
 def metrics_lines(pages):
     return pages.ask("GET", "/metrics")[2].decode().splitlines()
+
+
+FOREIGN = [
+    {"host": "evil.example:8120"},
+    {"host": "127.0.0.1.evil.example"},
+    {"host": "["},
+    {"host": ":8120"},
+    {"origin": "http://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://127.0.0.1:9999"},
+    {"host": "", "origin": "http://evil.example"},
+]
+OWN = [
+    {},
+    {"host": ""},  # as HTTP/1.0 has none
+    {"host": "[::1]:8120"},
+    {"host": "localhost"},
+    {"host": "broker-1:8120"},
+    {"host": "BROKER.example:8120"},
+    {"host": "alias.example"},
+    {"origin": "http://127.0.0.1:8120"},
+    {"host": "alias.example:80", "origin": "http://alias.example:80"},
+]
+
+
+@pytest.mark.parametrize("address", ["/config", "/thread-dump", "/metrics", "/topics/t", "/nowhere"])
+def test_no_page_is_shown_to_a_page_of_another_site(pages, address):
+    for headers in FOREIGN:
+        status, fields, content = pages.ask("GET", address, **headers)
+        assert (status, fields["x-content-type-options"]) == (403, "nosniff")
+        assert b"brokerId" not in content
+    for headers in OWN:
+        status, fields, _ = pages.ask("GET", address, **headers)
+        assert (status, fields["x-content-type-options"]) == (
+            404 if address in ("/nowhere", "/topics/t") else 200,
+            "nosniff",
+        )
+
+
+def test_no_page_of_another_site_sends_or_reads_messages(gateway, harness):
+    address = "/put/0?topic=t&partition=0&flag=0&length=1"
+    for headers in FOREIGN:
+        assert gateway.ask("POST", address, b"x", **headers)[0] == 403
+        assert gateway.ask("GET", "/get?topic=t&partition=0&group=g&offset=0&maxsize=1000", **headers)[0] == 403
+    image = gateway.ask("GET", "/put/0?topic=t&partition=0&flag=0&length=0")
+    assert (image[0], image[1]["allow"]) == (405, "post, put")
+    assert gateway.ask("HEAD", "/put/0?topic=t&partition=0&flag=0&length=0")[0] == 405
+    assert not list(harness.store.logs())
+    for headers in OWN:
+        assert gateway.ask("POST", address, b"x", **headers)[0] == 200
