@@ -33,9 +33,10 @@ ANY = -1
 class Partitions:
     """The configured topics over the store. Lives on the reactor thread.
 
-    A topic is accepted if it is configured, matched by a pattern, or one of our own (protocol/own_topics.py). It never
-    has fewer partitions than the data directories hold, whatever is configured: a consumer would not see the others'
-    messages (1.x hides them). Closed partitions are kept in memory only (storage.md §6).
+    A topic is accepted if it is configured, matched by a pattern, or one of our own (protocol/own_topics.py). A node of
+    a broker set also accepts each topic that has data: another node, with another server.ini, has acknowledged them. A
+    topic never has fewer partitions than the data directories hold, whatever is configured: a consumer would not see
+    the others' messages (1.x hides them). Closed partitions are kept in memory only (storage.md §6).
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Partitions:
 
     def topic(self, name: str) -> TopicConfig:
         """Settings of an accepted topic. Raises TopicNotAccepted, InvalidName."""
-        if self._config.topic(name) is None:
+        if self._config.topic(name) is None and not (self._config.node is not None and name in self._stored):
             raise TopicNotAccepted(name)
         if name not in self._config.topics:
             check_topic(name)  # by a pattern: it becomes a directory and a znode
@@ -96,6 +97,10 @@ class Partitions:
             if self._stored.get(name, 0) > config.partitions
         ]
 
+    def unnamed(self) -> list[str]:
+        """Topics that have a log and are accepted by nothing in server.ini, sorted: they have [system]'s settings."""
+        return sorted(name for name in self._stored if self._config.topic(name) is None)
+
     def _settings(self, name: str) -> TopicConfig:
         config = self._config.topic(name) or self._config.system
         stored = self._stored.get(name, 0)
@@ -110,7 +115,7 @@ class Partitions:
             return False  # the usual case, asked at each `get`
         taken = self._compressed.get(topic)
         if taken is None:
-            config = self._config.topic(topic)
+            config = self._config.topic(topic) or (self._config.system if topic in self._stored else None)
             taken = config is not None and config.accept_compressed
             if topic in self._stored or topic in self._config.topics:  # as in has_stat
                 self._compressed[topic] = taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -118,6 +119,8 @@ class ReplicationStatus:
     partitions: list[PartitionStatus] = field(default_factory=list)
     nodes: list[NodeStatus] | None = None
     """Followers of a broker set's leader; None for everybody else."""
+    configuration: Mapping[str, Any] | None = None
+    """Of a broker set's node: what its server.ini says of what clients are served (configuration/served.py)."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -128,6 +131,7 @@ class ReplicationStatus:
             "sinceMs": self.since_ms,
             **self.figures,
             **({} if self.nodes is None else {"nodes": [each.to_json() for each in self.nodes]}),
+            **({} if self.configuration is None else {"configuration": self.configuration}),
             "partitions": [each.to_json() for each in self.partitions],
         }
 

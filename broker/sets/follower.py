@@ -390,8 +390,8 @@ class Follower:
                 if self._broker.config.topic(topic) is None and topic not in self._foreign:
                     self._foreign.add(topic)
                     _log.warning(
-                        "topic %s is copied from %s, and this node's server.ini has no section for it: it will be "
-                        "refused when this node leads; give all nodes the same topics",
+                        "topic %s is copied from %s, and this node's server.ini has no section for it: when this node "
+                        "leads, the topic has the settings of [system]; give all nodes the same topics",
                         topic,
                         self.connection and self.connection.name,
                     )

@@ -13,7 +13,8 @@ from twisted.python.failure import Failure
 from metaq.protocol.errors import MetaqError
 
 from ..broker import Broker
-from ..configuration.settings import TopicConfig
+from ..configuration.served import served_settings
+from ..configuration.settings import BrokerConfig, TopicConfig
 from ..replication.status import NodeStatus, ReplicationStatus
 from ..runtime.timers import repeat
 from . import tuning
@@ -77,6 +78,8 @@ class SetReport:
         self._timer: LoopingCall | None = None
         self._refused: set[str] = set()  # topics of which the log says that they take nothing
         self._told_wait = ""
+        self._told_unnamed: tuple[object, BrokerConfig] | None = None  # the leadership and the file of the last look
+        self._described: tuple[BrokerConfig, dict[str, Any]] = broker.config, served_settings(broker.config)
 
     def start(self) -> None:
         """Note changes, and hand over to a preferred node, from now on."""
@@ -114,6 +117,7 @@ class SetReport:
                 **leads,
             },
             nodes=None if leader is None else [self._node(each) for each in leader.status()],
+            configuration=self._configuration(),
         )
 
     def restart(self) -> None:
@@ -144,6 +148,13 @@ class SetReport:
             name for name in names if "*" not in name and leader.copies < wanted(config.topic(name) or config.system)
         )
 
+    def _configuration(self) -> dict[str, Any]:
+        """As the broker goes by it now: a reload has made another one of it."""
+        config = self._broker.config
+        if self._described[0] is not config:
+            self._described = config, served_settings(config)
+        return self._described[1]
+
     def _node(self, status: FollowerStatus) -> NodeStatus:
         since = self._noted(status.name, (status.in_sync, status.connected, status.live))
         return NodeStatus(*status, since_ms=since)
@@ -173,6 +184,7 @@ class SetReport:
         role = self._role(found)
         self._tell_refusals(set(self.refusing()) if role == "leader" else None)
         self._tell_wait(found, role)
+        self._tell_unnamed(role)
         preferred = found.state.preferred if found.state else ""
         leader = self._member.leader if role == "leader" and not found.stopping else None
         others = leader.status() if leader is not None else ()
@@ -202,6 +214,21 @@ class SetReport:
             self._told_wait = text
             if text:
                 _log.warning("waits: %s", text)
+
+    def _tell_unnamed(self, role: str) -> None:
+        """Log once in a leadership, and after each reload, which topics are served without a section."""
+        leader, config = self._member.leader, self._broker.config
+        told = self._told_unnamed
+        if role != "leader" or (told is not None and told[0] is leader and told[1] is config):
+            return
+        self._told_unnamed = leader, config
+        if unnamed := self._broker.partitions.unnamed():
+            _log.error(
+                "topics with messages here and no section in this node's server.ini: %s. They are served with the "
+                "settings of [system]: partitions, ack and minInSync may be others than at the leader before. Give all "
+                "nodes the same topics, and reload",
+                _listed(unnamed),
+            )
 
     def _lacking(self, found: MemberState) -> str:
         """Which nodes a waiting one needs."""

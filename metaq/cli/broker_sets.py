@@ -23,7 +23,7 @@ from .cluster import zk_timeout
 from .options import Parsed, json_option, zk_option
 from .output import moment, print_table, say, show
 from .servers import wait_until
-from .set_look import SetLook, ask_nodes, connected, is_led, look_at_sets
+from .set_look import SetLook, ask_nodes, connected, is_led, look_at_sets, told_differences
 
 __all__ = ["elect_node", "forget_broker_set", "hand_over_set", "list_sets", "prefer_node"]
 
@@ -68,7 +68,8 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
     LAG BYTES and LAG are what a node has not acknowledged, and how many seconds ago that was sent; SINCE is when the
     node came to be as it is; ERROR is why it is not in sync. A node that is not registered has the role `gone` and no
     address; it is shown as long as the set counts it in, or its leader remembers it. Exits with 1 if a set has no
-    leader that clients can find, or if a leader does not answer. Topics that take no messages are named on stderr.
+    leader that clients can find, or if a leader does not answer. Topics that take no messages are named on stderr, and
+    so is what the files of the nodes say otherwise of what clients are served.
 
     \b
     Example
@@ -90,6 +91,8 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
                 "fewer than minInSync",
                 err=True,
             )
+        if differences := look.differences:
+            click.echo(f"metaq: {what}: {told_differences(differences)}", err=True)
         silent = look.told.get(look.leader)
         if isinstance(silent, MetaqError):
             troubles.append(f"{what}: its leader {look.leader} does not tell how far the others are: {silent}")
@@ -124,10 +127,11 @@ def _row(look: SetLook, name: str) -> dict[str, object]:
         "error": look.error(name) or None,
         "refusing": leads.get("refusing"),
         "under_replicated": leads.get("underReplicated"),
+        "differences": look.differences if leads else None,
     }
 
 
-_FIGURES_OF_LEADERS = ("refusing", "under_replicated")
+_FIGURES_OF_LEADERS = ("refusing", "under_replicated", "differences")
 """Keys of a row that the table does not show."""
 
 

@@ -17,6 +17,7 @@ from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.questions.cluster import Cluster
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
+from metaq.coordination.set_view import SetView
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
 from .options import ZK_TIMEOUT_SECONDS, Parsed, with_options, zk_option
@@ -112,11 +113,18 @@ class Target:
 
     def endpoint(self) -> Endpoint:
         """Where the broker listens."""
+        return self.found()[0]
+
+    def found(self) -> tuple[Endpoint, tuple[int, SetView] | None]:
+        """Where the broker listens; and the broker set, with its id, that it leads. --server is one process, whatever
+        that is part of."""
         if self.server is not None:
-            return self.server
+            return self.server, None
         with open_cluster(self.zk) as cluster:
             address = self._choose(cluster.view.brokers())
-        return Endpoint(address.host, address.port)
+            view = cluster.sets().get(address.broker_id) if address.slave_id is None else None
+        found = (address.broker_id, view) if view is not None and view.nodes else None
+        return Endpoint(address.host, address.port), found
 
     def _choose(self, brokers: dict[int, BrokerNodes]) -> BrokerAddress:
         if self.broker is None:

@@ -35,7 +35,7 @@ from .cluster import open_cluster, zk_timeout
 from .groups import GroupPartition, check_groups, group_partitions
 from .known import own_topics_groups, shared_partitions
 from .output import byte_size, counted
-from .set_look import SetLook, look_at_sets
+from .set_look import SetLook, look_at_sets, told_differences
 from .stats import named_figures
 
 __all__ = ["Monitor", "ProbeLevel", "ProbeLimits", "Seen"]
@@ -402,6 +402,8 @@ def _set(look: SetLook) -> Seen:
             ProbeLevel.ALARM,
             f"{text}; fewer nodes than minInSync, so no messages are taken: {_some(refusing)}",
         )
+    if differences := look.differences:
+        level, text = ProbeLevel.ALARM, f"{text}; {told_differences(differences)}"
     return Seen(level, what, text)
 
 

@@ -1,14 +1,22 @@
-"""`metaq reload`: a running broker reads its server.ini again."""
+"""`metaq reload`: a running broker, or each node of a broker set, reads its server.ini again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import click
 
+from metaq.client.config import ConnectionConfig
+from metaq.client.connection import Endpoint, open_connection
 from metaq.client.questions.admin import reload_config
+from metaq.coordination.set_view import SetView
+from metaq.protocol.errors import ClientError, MetaqError
 
 from .cluster import Target, target_options
 from .options import dry_run_option, json_option
 from .output import print_json
+from .set_look import look_at_sets, told_differences
 
 __all__ = ["reload"]
 
@@ -20,18 +28,79 @@ __all__ = ["reload"]
 def reload(target: Target, as_json: bool, dry_run: bool) -> None:
     """Let a broker read the topics of its server.ini again, as SIGHUP does. [system] keys wait for a restart.
 
+    Of a broker set every node that is present reads its own file, the leader last: if another one cannot be reached,
+    the leader keeps what it has, the command says which node that is, and exits with 1. It also does if the files of
+    the nodes differ then. --server is one process alone.
+
     \b
     Example
       metaq reload --broker 0
     """
+    endpoint, found = target.found()
+    if found is None:
+        if dry_run:
+            click.echo(f"would ask {endpoint} to read its server.ini again")
+            return
+        with target.connected() as connection:
+            report = reload_config(connection)
+        if as_json:
+            print_json(report)
+        else:
+            _print(report)
+        return
+    _reload_set(*found, as_json, dry_run)
+
+
+def _reload_set(broker_set: int, view: SetView, as_json: bool, dry_run: bool) -> None:
+    leader = view.state.leader if view.state is not None else ""
+    names = sorted(view.nodes, key=lambda name: (name == leader, name))
+    absent = sorted({*view.state.members} - view.nodes.keys()) if view.state is not None else []
+    if absent:
+        click.echo(
+            f"metaq: not present in broker set {broker_set}: {', '.join(absent)}; a node reads its file when it "
+            "starts: see to it that it has the same",
+            err=True,
+        )
     if dry_run:
-        click.echo(f"would ask {target.endpoint()} to read its server.ini again")
+        for name in names:
+            click.echo(f"would ask node {name} at {Endpoint(*view.nodes[name].address)} to read its server.ini again")
         return
-    with target.connected() as connection:
-        report = reload_config(connection)
+    reports: dict[str, dict[str, Any]] = {}
+    for name in names:
+        try:
+            reports[name] = _reload_node(Endpoint(*view.nodes[name].address))
+        except MetaqError as error:
+            raise _not_reached(broker_set, name, names[len(reports) + 1 :], list(reports), error) from error
+        if not as_json:
+            click.echo(f"node {name}: ", nl=False)
+            _print(reports[name])
     if as_json:
-        print_json(report)
-        return
+        print_json({**reports[names[-1]], "nodes": [{"node": name, **reports[name]} for name in names]})
+    (look,) = look_at_sets({broker_set: view})
+    if differences := look.differences:
+        raise ClientError(f"broker set {broker_set}: {told_differences(differences)}")
+
+
+def _reload_node(endpoint: Endpoint) -> dict[str, Any]:
+    connection = open_connection(endpoint, ConnectionConfig())
+    try:
+        return reload_config(connection)
+    finally:
+        connection.close()
+
+
+def _not_reached(
+    broker_set: int, node: str, left: Sequence[str], done: Sequence[str], error: MetaqError
+) -> ClientError:
+    told = f"; not asked any more: {', '.join(left)}" if left else ""
+    told += f"; asked before: {', '.join(done)}" if done else ""
+    return ClientError(
+        f"node {node} of broker set {broker_set} did not read its server.ini again: {error}{told}. Put that right and "
+        "repeat the command, or run `metaq reload --server` on each node's own machine, the leader's last"
+    )
+
+
+def _print(report: Mapping[str, Any]) -> None:
     if not report.get("changed"):
         click.echo("server.ini has not changed")
         return

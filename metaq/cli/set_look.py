@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,10 +14,13 @@ from metaq.coordination.set_records import SetNode
 from metaq.coordination.set_view import SetView
 from metaq.protocol.errors import MetaqError
 
-__all__ = ["SetLook", "ask_nodes", "connected", "is_led", "look_at_sets"]
+__all__ = ["SetLook", "ask_nodes", "connected", "is_led", "look_at_sets", "told_differences"]
 
 MAX_ASKED = 16
 """Nodes asked at a time."""
+
+_NAMED = 8
+"""Differences that a line names."""
 
 Told = Mapping[str, Any] | MetaqError
 """What a node says of itself (SET_STATUS), or why it does not."""
@@ -54,7 +57,7 @@ def _ask(node: SetNode) -> Told:
 
 
 class SetLook(NamedTuple):
-    """One broker set. told: answers of the nodes that were asked: the leader, and those that are not as they should."""
+    """One broker set. told: the answers of the nodes that are present."""
 
     broker_id: int
     view: SetView
@@ -109,21 +112,74 @@ class SetLook(NamedTuple):
             return "" if name == self.leader else f"does not answer: {answer}"
         return str(self.says(name).get("error") or self.seen(name).get("error") or "")
 
+    @property
+    def differences(self) -> list[str]:
+        """What clients are served or promised otherwise when another node leads, a sentence for each; [] as far as is
+        known. A node that does not answer, or is too old to tell, counts as the others."""
+        told = {name: found for name in self.names if (found := self.says(name).get("configuration"))}
+        return _differences(told)
+
     def _others(self) -> dict[str, Mapping[str, Any]]:
         return {each["name"]: each for each in self.leader_says.get("nodes") or ()}
 
 
 def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
-    """In order of their ids. Asks each leader, and every present node that is out of sync or has no leader."""
-    asked = {
-        (broker_id, name): node
-        for broker_id, view in views.items()
-        for name, node in view.nodes.items()
-        if view.role(name) != "in-sync" or not is_led(view)
-    }
+    """In order of their ids. Asks every node that is present."""
+    asked = {(broker_id, name): node for broker_id, view in views.items() for name, node in view.nodes.items()}
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         told = dict(zip(asked, pool.map(_ask, asked.values()), strict=True))
     return [
         SetLook(broker_id, view, {name: answer for (of, name), answer in told.items() if of == broker_id})
         for broker_id, view in sorted(views.items())
     ]
+
+
+# --- configurations ---------------------------------------------------------------------------------------------------
+
+
+def _differences(told: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """told: `configuration` of SET_STATUS, by node."""
+    found: list[str] = []
+    options = {name: each.get("system", {}) for name, each in told.items()}
+    found += _differing(options, "[system]")
+    for topic in sorted({topic for each in told.values() for topic in each.get("topics", {})}):
+        having = {
+            name: each["settings"][each["topics"][topic]] for name, each in told.items() if topic in each["topics"]
+        }
+        lacking = [name for name in told if name not in having]
+        if lacking:
+            found.append(f"[topic={topic}] only on {', '.join(having)}, not on {', '.join(lacking)}")
+        found += _differing(having, f"[topic={topic}]")
+    return found
+
+
+def told_differences(differences: Sequence[str]) -> str:
+    """A sentence for an operator."""
+    more = f"; and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
+    return (
+        f"its nodes have different files, so a change of the leader changes what clients are served: "
+        f"{'; '.join(differences[:_NAMED])}{more}: give all the same, and `metaq reload`"
+    )
+
+
+def _differing(options: Mapping[str, Mapping[str, Any]], section: str) -> list[str]:
+    """options: of the same section, by node. One that a node does not tell, because it is older, is not compared."""
+    nodes = list(options)
+    keys = dict.fromkeys(key for each in options.values() for key in each)
+    found = []
+    for key in keys:
+        values = {name: options[name][key] for name in nodes if key in options[name]}
+        filters = key.startswith("group.")
+        if filters:
+            values = {name: options[name].get(key) for name in nodes}
+        if len({str(value) for value in values.values()}) > 1:
+            told = ", ".join(f"{_shown(value)} on {name}" for name, value in values.items())
+            found.append(f"{section} {key}={told}")
+    return found
+
+
+def _shown(value: object) -> str:
+    """As server.ini has it."""
+    if value is None:
+        return "(none)"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,6 +1,7 @@
 """Nodes of a broker set as processes, and what operators ask of them."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from metaq import Producer
+from metaq import Consumer, Message, Producer
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
@@ -147,12 +148,19 @@ def test_an_operator_hands_a_set_over_and_is_told_why_not(chroot: str, start: St
     assert "no other node is in sync" in operator.refused("brokers", "hand-over", "0")
     second = start("b")
     led(chroot, "a", "b")
+    a_topic_that_a_reload_has_made_is_there_after_a_change_of_the_leader(chroot, operator, first, second)
     assert "c cannot take over" in operator.refused("brokers", "hand-over", "0", "--to", "c")
     done = operator.json("brokers", "hand-over", "0", "--to", "b")
     assert (done["set"], done["leader"]) == (0, "b")
     assert done["epoch"] == 2
     assert 0 < done["seconds"] < DEADLINE
     led(chroot, "b", "a")
+    for topic in ("solo", "lone"):  # lone: only a's file names it
+        send_to(chroot, topic, b"3")
+        with Consumer(chroot, group="audit", topics=[topic]) as consumer:
+            assert sorted(each.payload for each in taken(consumer, 3)) == [b"1", b"2", b"3"]
+    told = "no section in this node's server.ini: lone. They are served with the settings of [system]"
+    eventually(lambda: told in second.errors.read_text(), DEADLINE, "the line")
     ran = operator.ran("brokers", "hand-over", "0")
     assert ran.code == 0
     assert "broker set 0: a leads epoch 3; the hand-over took 0." in ran.out
@@ -162,6 +170,37 @@ def test_an_operator_hands_a_set_over_and_is_told_why_not(chroot: str, start: St
     first.kill()
     eventually(lambda: view(chroot).master is None, 2 * DEADLINE, "the end of the leader's session")
     assert "no leader in broker set 0" in operator.refused("brokers", "hand-over", "0")
+
+
+def a_topic_that_a_reload_has_made_is_there_after_a_change_of_the_leader(
+    chroot: str, operator: Operator, leader: RunningBroker, other: RunningBroker
+) -> None:
+    """The first part: a topic in both files, and one that is in the leader's alone."""
+    files = [(node, node.ini.read_text()) for node in (leader, other)]
+    for node, ini in files:
+        node.ini.write_text(ini + "\n[topic=solo]\n")
+    assert [each["addedTopics"] for each in operator.json("reload", "--broker", "0")["nodes"]] == [["solo"], ["solo"]]
+    leader.ini.write_text(leader.ini.read_text() + "\n[topic=lone]\n")
+    ran = operator.ran("reload", "--broker", "0")
+    assert (ran.code, "[topic=lone] only on a, not on b" in ran.err) == (1, True), ran
+    monitored = operator.ran("monitor", "--min-memory", "0")
+    assert (monitored.code, "[topic=lone] only on a, not on b" in monitored.out) == (1, True), monitored
+    for topic in ("solo", "lone"):
+        send_to(chroot, topic, b"1", b"2")
+
+
+def send_to(chroot: str, topic: str, *payloads: bytes) -> None:
+    with Producer(chroot) as producer:
+        for each in payloads:
+            producer.send(topic, each, timeout=DEADLINE)
+
+
+def taken(consumer: Consumer, count: int) -> list[Message]:
+    found: list[Message] = []
+    deadline = time.monotonic() + DEADLINE
+    while len(found) < count and time.monotonic() < deadline:
+        found += consumer.poll(timeout=1.0)
+    return found
 
 
 def test_operators_see_how_far_the_nodes_of_a_set_are(chroot: str, start: StartNode):

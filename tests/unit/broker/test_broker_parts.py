@@ -14,6 +14,7 @@ from metaq.broker.metrics import RESET_SECONDS, Metrics, format_number
 from metaq.broker.runtime.timers import ScheduledCalls, repeat
 from metaq.protocol.errors import ConfigError, PartitionClosed, TopicNotAccepted, WrongPartition
 from metaq.protocol.message_id import message_id, message_ids_from, store_time_ms
+from tests.unit.broker.harness import Harness
 
 # --- message ids ------------------------------------------------------------------------------------------------------
 
@@ -206,6 +207,30 @@ def test_closed_partitions_take_neither_puts_nor_gets_until_opened(harness):
 def test_only_configured_topics_can_be_closed(harness):
     with pytest.raises(TopicNotAccepted):
         harness.broker.partitions.close("wildcat", 0, 0)
+
+
+def test_a_node_of_a_set_serves_a_topic_that_has_data_though_its_file_does_not_name_it(tmp_path):
+    """What another node has acknowledged is never out of reach because this one has an older server.ini."""
+    partitions = Harness(tmp_path, topics="[replication]\nnode=b\n").broker.partitions
+    partitions.for_replica("solo", 1, 0)
+    assert partitions.for_put("solo", 1) is partitions.for_put("solo", 1)
+    assert partitions.for_put("solo", 0)
+    assert partitions.find("solo", 0)
+    assert partitions.unnamed() == ["solo"]
+    with pytest.raises(WrongPartition):
+        partitions.for_put("solo", 2)
+    with pytest.raises(TopicNotAccepted):
+        partitions.for_put("another", 0)
+    assert partitions.served_topics()["solo"].partitions == 2
+
+
+def test_a_broker_by_itself_takes_no_messages_for_a_topic_that_was_taken_out_of_its_file(harness):
+    """As 1.x. What is there is read."""
+    partitions = harness.broker.partitions
+    log = partitions.for_replica("solo", 0, 0)
+    assert partitions.for_read("solo", 0) is log
+    with pytest.raises(TopicNotAccepted):
+        partitions.for_put("solo", 0)
 
 
 def test_any_partition_is_chosen_evenly(harness):

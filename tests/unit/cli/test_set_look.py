@@ -110,9 +110,51 @@ def test_a_leader_that_does_not_answer_leaves_the_rest_unknown():
     assert silent.error("c") == "does not answer: refused"
 
 
-@pytest.mark.parametrize(("master", "asked"), [("a", {"a", "c"}), (None, {"a", "b", "c"})])
-def test_only_leaders_and_nodes_in_trouble_are_asked(monkeypatch, master, asked):
+@pytest.mark.parametrize("master", ["a", None])
+def test_every_node_that_is_present_is_asked(monkeypatch, master):
+    """An in-sync node, too: it may lead next, with a file of its own."""
     monkeypatch.setattr(set_look, "_ask", lambda each: {"role": "it", "name": each.name})
     (look,) = look_at_sets({0: view("abc", master=master)})
-    assert set(look.told) == asked
-    assert all(look.says(name)["name"] == name for name in asked)
+    assert set(look.told) == {"a", "b", "c"}
+    assert all(look.says(name)["name"] == name for name in "abc")
+
+
+# --- files of nodes ---------------------------------------------------------------------------------------------------
+
+
+def configured(*topics: str, **options: Any) -> dict[str, Any]:
+    settings = {"numPartitions": 2, "ack": "disk", "acceptPublish": True, "replicas": None} | options
+    system = {"maxTransferSize": 1000}
+    return {"configuration": {"system": system, "settings": [settings], "topics": dict.fromkeys(topics, 0)}}
+
+
+def test_nodes_with_different_files_are_an_alarm_that_names_what_differs():
+    told = {"a": leader(follower("b"), **configured("t", "solo")), "b": {"role": "follower", **configured("t")}}
+    look = SetLook(0, view("ab"), told)
+    assert look.differences == ["[topic=solo] only on a, not on b"]
+    level, _, text = _set(look)
+    assert level is ProbeLevel.ALARM
+    assert "different files" in text
+    assert "[topic=solo] only on a, not on b: give all the same, and `metaq reload`" in text
+
+
+def test_each_option_that_differs_is_told_as_the_file_has_it():
+    options = {"numPartitions": 4, "replicas": 2, "acceptPublish": False, "group.g": "acme:keep"}
+    told = {"a": leader(**configured("t")), "b": {**configured("t", **options)}, "c": {**configured("t")}}
+    assert SetLook(0, view("abc"), told).differences == [
+        "[topic=t] numPartitions=2 on a, 4 on b, 2 on c",
+        "[topic=t] acceptPublish=true on a, false on b, true on c",
+        "[topic=t] replicas=(none) on a, 2 on b, (none) on c",
+        "[topic=t] group.g=(none) on a, acme:keep on b, (none) on c",
+    ]
+    told["b"] = {"configuration": {"system": {"maxTransferSize": 7}, "settings": [], "topics": {}}}
+    assert "[system] maxTransferSize=1000 on a, 7 on b, 1000 on c" in SetLook(0, view("abc"), told).differences
+
+
+def test_a_node_that_does_not_tell_its_file_is_no_alarm():
+    """An older one, or one that does not answer; and an option that only newer nodes know."""
+    newer = leader(follower("b"), refusing=[], underReplicated=[], **configured("t", newOption=1))
+    for other in ({"role": "follower"}, BrokerUnavailable("refused"), {"role": "follower", **configured("t")}):
+        look = SetLook(0, view("ab"), {"a": newer, "b": other})
+        assert look.differences == []
+        assert _set(look).level is ProbeLevel.OK

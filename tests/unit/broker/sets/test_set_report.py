@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from metaq.broker.configuration.config import parse_config
+from metaq.broker.configuration.served import served_settings
+from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.sets import tuning
 from metaq.broker.sets.leader import FollowerStatus
 from metaq.broker.sets.member_state import ROLES, MemberState
@@ -184,3 +187,61 @@ def test_a_node_that_waits_says_which_nodes_it_needs(harness, member, caplog):
     harness.reactor.pump([0.5] * 2)
     assert (report.status().role, report.status().error) == ("joining", "cannot connect to a")
     report.stop()
+
+
+def test_a_leader_says_loudly_which_topics_it_serves_without_a_section(harness, member, caplog):
+    harness.broker.partitions.for_replica("solo", 0, 0)
+    report = SetReport(harness.broker, member)
+    report.start()
+    harness.reactor.pump([1.0] * 3)
+    told = "topics with messages here and no section in this node's server.ini: solo. They are served with"
+    assert caplog.text.count(told) == 1
+    member.leader = None
+    harness.reactor.pump([1.0] * 2)
+    member.leader = Member().leader
+    harness.reactor.pump([1.0] * 2)
+    assert caplog.text.count(told) == 2, "another leadership"
+    report.stop()
+
+
+def test_a_node_tells_what_its_file_says_of_what_clients_are_served(harness, member):
+    report = SetReport(harness.broker, member)
+    before = report.status().to_json()["configuration"]
+    assert before["system"]["maxTransferSize"] == 1000
+    assert before["topics"].keys() == {"t", "safe", "wild*", "quiet"}
+    assert before["settings"][before["topics"]["safe"]] == {
+        "numPartitions": 2,
+        "ack": "disk",
+        "minInSync": 1,
+        "replicas": None,
+        "unflushThreshold": 0,
+        "acceptPublish": True,
+        "acceptSubscribe": True,
+        "acceptCompressed": False,
+        "deletePolicy": "delete,604800s",
+        "deleteWhen": "0 0 6,18 * * ?",
+    }
+    harness.ini += "[topic=solo]\nminInSync=2\ndeletePolicy=archive,1h,true,size=1k\n[topic=same]\nnumPartitions=3\n"
+    harness.broker.reload_config()
+    harness.threads.run()
+    after = report.status().to_json()["configuration"]
+    solo = after["settings"][after["topics"]["solo"]]
+    assert (solo["minInSync"], solo["deletePolicy"], solo["unflushInterval"]) == (2, "compress,3600s,size=1024", 10000)
+    assert after["topics"]["same"] == after["topics"]["t"], "each combination of settings is told once"
+
+
+def test_nodes_may_store_and_count_as_they_like():
+    """dataPath, stat and the size of segments are each node's own; what a filter's class stands for is not."""
+    files = [
+        b"[system]\nbrokerId=0\nnumPartitions=1\nunflushThreshold=%d\nunflushInterval=1\nmaxSegmentSize=%d\n"
+        b"maxTransferSize=9\n[zookeeper]\n[topic=t]\nstat=%s\ndataPath=%s\nack=disk\ngroup.g=com.acme.F\n" % each
+        for each in ((0, 1 << 20, b"true", b"/a"), (1000, 1 << 21, b"false", b"/b"))
+    ]
+    maps = [b"[filters]\ncom.acme.F = %s\n" % each for each in (b"*", b"acme:keep")]
+    one, other = (
+        served_settings(parse_config(ConfigTexts(file, classes)))["settings"]
+        for file, classes in zip(files, [maps[0]] * 2, strict=True)
+    )
+    assert one == other
+    changed = served_settings(parse_config(ConfigTexts(files[0], maps[1])))["settings"]
+    assert (one[0]["group.g"], changed[0]["group.g"]) == ("*", "acme:keep")

@@ -1,0 +1,84 @@
+"""What of a configuration decides what clients are served and promised, for comparing the nodes of a broker set.
+
+Left out is what each node may have as it likes: where it stores and listens, what it counts, how large its segments
+are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..store.topic_config import DeletePolicy
+from .settings import BrokerConfig, TopicConfig
+
+__all__ = ["served_settings"]
+
+
+def served_settings(config: BrokerConfig) -> dict[str, Any]:
+    """As SET_STATUS tells it: {"system": {option: value}, "settings": [{option: value}, …], "topics": {name: number}}.
+
+    settings: each combination of topic options once; topics: which one each section of the file has. O(topics): 1 µs
+    for each.
+    """
+    numbers: dict[tuple[object, ...], int] = {}
+    topics: dict[str, int] = {}
+    kinds: list[TopicConfig] = []
+    for name, topic in config.topics.items():
+        number = numbers.setdefault(_kind(topic), len(kinds))
+        if number == len(kinds):
+            kinds.append(topic)
+        topics[name] = number
+    transactions = config.transactions
+    system = {
+        "maxTransferSize": config.max_transfer_size,
+        "updateConsumerOffsets": config.move_consumers_past_end,
+        "flushTxLogAtCommit": int(transactions.flush),
+        "maxTxTimeoutInSeconds": transactions.max_timeout_seconds,
+        "maxTxTimeoutTimerCapacity": transactions.max_timeouts,
+        **_options(config.system, config),
+    }
+    return {"system": system, "settings": [_options(each, config) for each in kinds], "topics": topics}
+
+
+def _kind(topic: TopicConfig) -> tuple[object, ...]:
+    """Equal for topics with equal `_options`."""
+    return (
+        topic.partitions,
+        topic.ack,
+        topic.min_in_sync,
+        topic.replicas,
+        topic.unflush_threshold,
+        topic.unflush_interval_ms,
+        topic.accept_publish,
+        topic.accept_subscribe,
+        topic.accept_compressed,
+        topic.delete_policy,
+        topic.delete_when.text,
+        tuple(sorted(topic.filters.items())) if topic.filters else (),
+    )
+
+
+def _options(topic: TopicConfig, config: BrokerConfig) -> dict[str, Any]:
+    """By the names of server.ini."""
+    options: dict[str, Any] = {
+        "numPartitions": topic.partitions,
+        "ack": topic.promise.value,
+        "minInSync": topic.min_in_sync,
+        "replicas": topic.replicas,
+        "unflushThreshold": 0 if topic.waits else topic.unflush_threshold,
+        "acceptPublish": topic.accept_publish,
+        "acceptSubscribe": topic.accept_subscribe,
+        "acceptCompressed": topic.accept_compressed,
+        "deletePolicy": _policy(topic.delete_policy),
+        "deleteWhen": topic.delete_when.text,
+    }
+    if not topic.waits:
+        options["unflushInterval"] = topic.unflush_interval_ms
+    for group, name in topic.filters.items():
+        options[f"group.{group}"] = config.filter_classes.get(name, name)
+    return options
+
+
+def _policy(policy: DeletePolicy) -> str:
+    size = "" if policy.max_bytes is None else f",size={policy.max_bytes}"
+    return f"{policy.action.value},{policy.max_age_s}s{size}"
