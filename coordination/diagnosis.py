@@ -4,6 +4,7 @@ for its statistics. Every ZooKeeper answers that, even while it does not serve, 
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -22,13 +23,23 @@ _BROKER_REQUEST = b"version 1\r\n"
 """A metaq broker answers it, of either kind; to one that it does not know it only closes the connection."""
 _LONGEST_ANSWER = 4096
 
+_ZXID = re.compile(rb"^Zxid: 0x([0-9a-f]{1,16})\s*$", re.MULTILINE)
+_DECIDES = re.compile(rb"^Mode: (?:leader|standalone)\s*$", re.MULTILINE)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerFinding:
-    """The state of one server. certain: waiting does not help, unless somebody starts it or corrects its name."""
+    """The state of one server. certain: waiting does not help, unless somebody starts it or corrects its name.
+
+    waits: it is a ZooKeeper that serves nobody before its ensemble has a majority. zxid: of the last transaction that
+    it has, None if it does not say. decides: it is the leader, or has no ensemble.
+    """
 
     text: str
     certain: bool
+    waits: bool = False
+    zxid: int | None = None
+    decides: bool = False
 
 
 def examine(hosts: str, seconds: float) -> list[ServerFinding]:
@@ -76,7 +87,12 @@ def _ask(host: str, port: int, request: bytes, seconds: float) -> bytes:
     """The first bytes of the answer; b"" if the server closes the connection instead. Raises TimeoutError, OSError."""
     with socket.create_connection((host, port), timeout=seconds) as connection:
         connection.sendall(request)
-        return connection.recv(_LONGEST_ANSWER)
+        answer = b""
+        while len(answer) < _LONGEST_ANSWER and (more := connection.recv(_LONGEST_ANSWER)):
+            answer += more
+            if not answer.startswith(b"Zookeeper version"):
+                break  # what sends no statistics may stay connected
+        return answer
 
 
 def _judged(where: str, answer: bytes) -> ServerFinding:
@@ -86,9 +102,16 @@ def _judged(where: str, answer: bytes) -> ServerFinding:
         return ServerFinding(
             f"the ZooKeeper at {where} does not serve now: its ensemble elects a leader, or has no majority",
             certain=False,
+            waits=True,
         )
     if b"Mode:" in answer or b"whitelist" in answer or b"Zookeeper version" in answer:
-        return ServerFinding(f"the ZooKeeper at {where} opens no session: ask its log why", certain=False)
+        zxid = _ZXID.search(answer)
+        return ServerFinding(
+            f"the ZooKeeper at {where} opens no session: ask its log why",
+            certain=False,
+            zxid=int(zxid[1], 16) if zxid else None,
+            decides=_DECIDES.search(answer) is not None,
+        )
     return ServerFinding(f"what listens at {where} is not a ZooKeeper: correct the port", certain=True)
 
 

@@ -137,6 +137,23 @@ class GroupMembership:
         joined = self._joined
         return joined if joined is not None and self._session.is_current(joined) else 0
 
+    @property
+    def session_timeout(self) -> float:
+        """As ZkSession's; so are set_backs, connections and seen_zxid."""
+        return self._session.session_timeout
+
+    @property
+    def set_backs(self) -> int:
+        return self._session.set_backs
+
+    @property
+    def connections(self) -> int:
+        return self._session.connections
+
+    @property
+    def seen_zxid(self) -> int:
+        return self._session.seen_zxid
+
     def subscribe(self, topic: str) -> None:
         """Subscribe to one topic more, which need not exist yet, for as long as this lives. on_change follows.
 
@@ -392,6 +409,7 @@ class GroupMembership:
     def _join_again(self) -> None:
         if self._presence.stopped or self._session.closed or (self._is_registered and self.session_id) or self._is_out:
             return
+        self._session.ensure_chroot()  # it was there when this joined
         self._register()
         if self._presence.stopped:  # it began before leave(), which did not wait for its end
             self._remove(self.session_id, [])

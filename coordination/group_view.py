@@ -113,6 +113,7 @@ class GroupView:
         on_change: Callable[[], None],
         with_zones: bool = False,
     ) -> None:
+        self._session = session
         self._nodes = session.nodes
         self._paths = session.paths
         self._group = group
@@ -139,6 +140,7 @@ class GroupView:
         self._agreement = DataWatcher(session, self._zones, self._agreement_changed)
         self._follows_zones = False
         self._agreed: tuple[Mapping[int, str], ZnodeStat | None] = ({}, None)
+        self._agreed_on = 0  # the connection on which that was read
         self._member_zones: dict[str, str] = {}
         self._broker_zones: dict[int, str] = {}
 
@@ -236,12 +238,14 @@ class GroupView:
         self._agreement_is(*(found or (None, None)))
 
     def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
-        """What was read last may arrive first: the watch and look_at_zones() read on two threads."""
+        """What was read last may arrive first: the watch and look_at_zones() read on two threads. On another connection
+        ZooKeeper may have come back from an older copy."""
         agreed = read_entry(parse_group_zones, self._zones, data) or {}
+        connection = self._session.connections
         with self._lock:
-            known = self._agreed[1]
+            known = self._agreed[1] if self._agreed_on == connection else None
             if not (stat and known and stat.czxid == known.czxid and stat.mzxid < known.mzxid):
-                self._agreed = agreed, stat
+                self._agreed, self._agreed_on = (agreed, stat), connection
 
     def _read_changes(self) -> None:
         with self._lock:

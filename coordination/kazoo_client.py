@@ -1,17 +1,19 @@
 """kazoo's client with what ours needs besides: the session timeout that was granted, many reads in one request, why it
-cannot connect, attempts to connect that leave a session time for more, and one callback thread instead of two.
+cannot connect, attempts to connect that leave a session time for more, the end of a session that no server takes any
+more because ZooKeeper was set back, and one callback thread instead of two.
 """
 
 from __future__ import annotations
 
 import atexit
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import EXCEPTIONS, ConnectionDropped
+from kazoo.exceptions import EXCEPTIONS, ConnectionDropped, SessionExpiredError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.paths import _prefix_root
@@ -20,6 +22,7 @@ from kazoo.protocol.serialization import (
     GetChildren,
     GetData,
     MultiHeader,
+    Sync,
     int_struct,
     multiheader_struct,
     read_buffer,
@@ -28,7 +31,10 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 
+from .diagnosis import examine
 from .forks import ForkGuard
+from .records import host_and_port
+from .refusals import Refusals, is_set_back
 
 __all__ = ["Client"]
 
@@ -38,15 +44,23 @@ _LONGEST_ANSWER = 256 << 20
 _ERROR = -1
 """Type of a result in an answer to many reads."""
 
+_LOOK_SECONDS = 1.0
+"""That a server gets to say how far it has come."""
+
 
 class Client(KazooClient):  # type: ignore[misc]
     """Arguments as KazooClient's.
 
     granted_timeout: seconds of the session that the server granted last; None before the first connection.
+    set_back_from: while kazoo's listeners hear that a session has ended because ZooKeeper was set back: the last zxid
+    that this session had seen, which they take away. Else None.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
+        """clock: that sessions are measured by."""
         self.granted_timeout: float | None = None
+        self.set_back_from: int | None = None
+        self.refusals = Refusals(clock)
         super().__init__(*arguments, handler=_OneWorkerHandler(self._attempt_seconds), **options)
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
 
@@ -81,6 +95,46 @@ class Client(KazooClient):  # type: ignore[misc]
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
+    _server: tuple[str, int] = ("", 0)  # that is tried, as it is listed
+    _refused = False
+    _is_first = False  # the connection would be the first one since ZooKeeper was found set back
+
+    def _connect(self, host: str, hostip: str, port: int) -> Any:
+        client = self.client
+        self._server, self._refused = (host, port), False
+        try:
+            seconds = super()._connect(host, hostip, port)
+        except SessionExpiredError:
+            client.refusals.connected()
+            raise
+        except Exception:
+            if not self._refused:
+                client.refusals.unreachable(self._server)
+            raise
+        client.refusals.connected()
+        if self._is_first:  # this one may lag behind the others, and no zxid of ours keeps us from it
+            self._xid = 1
+            self._invoke(seconds[1] / 1000, Sync(_prefix_root(client.chroot, "/")), xid=self._xid)
+            self._is_first = False
+        return seconds
+
+    def _session_refused(self) -> None:
+        """Raises SessionExpiredError if no server will ever take the session."""
+        client = self.client
+        self._refused = True
+        client.refusals.refused(self._server)
+        if client.granted_timeout is None or not client.refusals.lasted(client.granted_timeout):
+            return
+        servers = {(host.strip(), port) for host, port in client.hosts}
+        findings = examine(",".join(host_and_port(*each) for each in servers), _LOOK_SECONDS)
+        seen = client.last_zxid
+        if not is_set_back(seen, findings, refused_by_all=client.refusals.by_all(servers)):
+            return
+        client.refusals.connected()
+        client.set_back_from = seen
+        self._is_first = True
+        raise SessionExpiredError(f"no server has come as far as 0x{seen:x}")
+
     def _read(self, length: int, timeout: float) -> Any:
         if not 0 <= length <= _LONGEST_ANSWER:  # what answers is not a ZooKeeper; kazoo would make room for it all
             raise ConnectionDropped(f"an answer of {length} bytes")
@@ -89,7 +143,12 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         if isinstance(request, Connect) and request.session_id:  # a new session may take a server its time
             timeout = min(timeout, self.client._attempt_seconds())
-        answer = super()._invoke(timeout, request, xid)
+        try:
+            answer = super()._invoke(timeout, request, xid)
+        except ConnectionDropped:
+            if isinstance(request, Connect) and request.session_id:
+                self._session_refused()
+            raise
         if isinstance(request, Connect) and answer[0].time_out > 0:  # else: that session has expired
             self.client.granted_timeout = answer[0].time_out / 1000
         return answer

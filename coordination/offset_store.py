@@ -48,6 +48,11 @@ class OffsetStore(Protocol):
         offsets stay. None, for tools that change a group without members: the session of this moment.
         """
 
+    def changed_since(self, group: str, partitions: Sequence[TopicPartitionName], zxid: int) -> list[bool]:
+        """Whether ZooKeeper's transaction that wrote each committed offset is newer than `zxid`: False for what was
+        never committed. True for offsets that are kept elsewhere: they do not go back when ZooKeeper does."""
+        return [True] * len(partitions)
+
 
 class ZooKeeperOffsetStore(OffsetStore):
     """1.x's way: one persistent node per partition, `msgId-offset` (zookeeper.md §2).
@@ -80,6 +85,10 @@ class ZooKeeperOffsetStore(OffsetStore):
         return {
             self._paths.offset(group, topic, name) for topic, each in zip(topics, names, strict=True) for name in each
         }
+
+    def changed_since(self, group: str, partitions: Sequence[TopicPartitionName], zxid: int) -> list[bool]:
+        found = self._nodes.get_with_stats([self._paths.offset(group, *each) for each in partitions])
+        return [each is not None and each[1].mzxid > zxid for each in found]
 
     def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
         if not offsets:

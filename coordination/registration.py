@@ -244,10 +244,11 @@ class BrokerRegistration:
     def _restore(self) -> None:
         """Register anew if nodes are missing, unless another process has the broker's own."""
         session_id, own = self._session_id, self._own_path()
-        paths = self._registered_paths()
-        nodes = dict(zip(paths, self._nodes.get_many(paths), strict=True))
+        wanted = self._registered_nodes()
+        nodes = dict(zip(wanted, self._nodes.get_many(list(wanted)), strict=True))
         deposed_before, self._deposed = self._deposed, (holder := nodes[own]) is not None and holder.owner != session_id
-        deleted = [path for path, node in nodes.items() if node is None]
+        # an older copy of ZooKeeper that has the session may have what the nodes said before
+        deleted = [path for path, node in nodes.items() if node is None or (path != own and node.data != wanted[path])]
         self._intact = not (deleted or self._deposed)
         if self._deposed and not deposed_before:
             log.warning("broker %s: another process has taken %s, and keeps it", self._name, own)
@@ -262,12 +263,13 @@ class BrokerRegistration:
         self._register_behind_own_node(session_id)
         more = f" and {len(deleted) - 1} more" if len(deleted) > 1 else ""
         log.warning(
-            "nodes of broker %s were deleted in ZooKeeper by somebody else (%s%s): registered again, with %d topics",
+            "nodes of broker %s are missing or out of date in ZooKeeper (%s%s): registered again, with %d topics",
             *(self._name, deleted[0], more, len(self._topics)),
         )
 
     def _register_all(self) -> None:
         session_id = self._session.session_id
+        self._session.ensure_chroot()
         self._nodes.ensure([self._paths.broker(self.address.broker_id)])
         if self._elected:
             self._require_election(session_id)
@@ -384,14 +386,18 @@ class BrokerRegistration:
             ),
         }
 
-    def _registered_paths(self) -> list[str]:
-        """Of all nodes of this process, its own first."""
+    def _registered_nodes(self) -> dict[str, bytes]:
+        """Payload of all nodes of this process by path, its own first."""
         master = self.address.slave_id is None
-        checksum = [self._paths.master_config_checksum(self.address.broker_id)] if master else []
-        zone = [self._paths.broker_zone(self.address.broker_id)] if master and self._zone else []
-        topics = self._topics.values()
-        offered = [path for topic in topics for path, data in self._topic_nodes(topic).items() if data is not None]
-        return [self._own_path(), *checksum, *zone, *offered]
+        checksum = self._checksum_node() if master else {}
+        zone = {self._paths.broker_zone(self.address.broker_id): format_zone(self._zone)} if self._zone else {}
+        offered = {
+            path: data
+            for topic in self._topics.values()
+            for path, data in self._topic_nodes(topic).items()
+            if data is not None
+        }
+        return {self._own_path(): self._url, **checksum, **(zone if master else {}), **offered}
 
     def _register_topics(self, session_id: int, topics: Sequence[TopicRegistration]) -> None:
         """Some round trips altogether, however many topics there are."""
@@ -448,10 +454,10 @@ class BrokerRegistration:
         """The broker's own node last, or in one transaction: no client sees a topic without its broker in between."""
         session_id, own = self._session.session_id, self._own_path()
         if self._elected:
-            self._nodes.delete_owned(session_id, self._registered_paths()[1:])
+            self._nodes.delete_owned(session_id, list(self._registered_nodes())[1:])
             self._empty_legacy_node(session_id)
             return
-        deleted = self._nodes.delete_owned(session_id, self._registered_paths()[::-1])
+        deleted = self._nodes.delete_owned(session_id, list(self._registered_nodes())[::-1])
         if own == self._paths.master(self.address.broker_id) and own in deleted:
             self._remove_legacy_node(session_id)
 

@@ -114,7 +114,11 @@ class ZkSession:
         self.paths = Paths(root)
         try:
             self.zk = Client(
-                hosts + chroot, timeout=session_timeout, connection_retry=dict(_RECONNECT), logger=_kazoo_log
+                hosts + chroot,
+                timeout=session_timeout,
+                connection_retry=dict(_RECONNECT),
+                logger=_kazoo_log,
+                clock=clock,
             )
         except ValueError as error:
             raise ConfigError("zookeeper", repr(connect), "use host:port[,host:port…][/chroot]") from error
@@ -123,6 +127,13 @@ class ZkSession:
         self._hosts, self._chroot = hosts, chroot
         self._clock = clock
         self._suspended_at: float | None = None
+        self.set_backs = 0
+        """How often a session has ended because ZooKeeper came back empty or from an older copy, as far as it is known:
+        raised before its EXPIRED is told."""
+        self.connections = 0
+        """How often a server was connected: what this process knows of ZooKeeper may be out of date after each time."""
+        self.seen_zxid = 0
+        """The newest transaction that the sessions which have ended had seen."""
         self._session_id: int | None = None
         self._listeners: list[Callable[[SessionEvent], None]] = []
         self._lock = threading.Lock()
@@ -302,9 +313,13 @@ class ZkSession:
             self._suspended_at, event = self._clock(), SessionEvent.SUSPENDED
         else:
             self._session_id, event = None, SessionEvent.EXPIRED
+            self.seen_zxid = max(self.seen_zxid, self.zk.last_zxid)
+        seen, self.zk.set_back_from = self.zk.set_back_from, None
+        if seen is not None:
+            self.set_backs += 1
         if self._closing:
             return
-        self._log(event)
+        self._log(event, seen)
         self._tell(event)
         if state == KazooState.CONNECTED:
             self._first_session.set()  # last: a listener that is added after start() hears only of later changes
@@ -313,6 +328,7 @@ class ZkSession:
 
     def _connected(self) -> SessionEvent:
         self._suspended_at = None
+        self.connections += 1
         before, self._session_id = self._session_id, self.zk.client_id[0]
         return SessionEvent.RECONNECTED if before == self._session_id else SessionEvent.CONNECTED
 
@@ -322,12 +338,19 @@ class ZkSession:
         for listener in listeners:
             self.events.post(partial(listener, event))
 
-    def _log(self, event: SessionEvent) -> None:
+    def _log(self, event: SessionEvent, set_back_from: int | None) -> None:
         if event is SessionEvent.SUSPENDED:
             log.warning(
                 "lost the connection to ZooKeeper at %s: the session lives for up to %g s without one",
                 self.connect,
                 self.session_timeout,
+            )
+        elif set_back_from is not None:
+            log.error(
+                "ZooKeeper at %s has come back empty or from an older copy: it has lost transaction 0x%x and takes the "
+                "session no more. Beginning a new session, on which everything of this process is registered again",
+                self.connect,
+                set_back_from,
             )
         elif event is SessionEvent.EXPIRED:
             log.warning("the ZooKeeper session at %s has expired: connecting for a new one", self.connect)

@@ -128,11 +128,14 @@ class ConsumerCore:
         partitions: Sequence[TopicPartition],
         begins: Sequence[int | Locate],
         stored: Sequence[Reached | None] | None = None,
+        consumed: Sequence[Reached | None] | None = None,
         *,
         fence: int = 0,
         announced: bool = False,
     ) -> Sequence[PartitionCursor]:
-        """These are ours from now on, and begin at `begins`. announced: nobody is to be told before messages come."""
+        """These are ours from now on, and begin at `begins`. stored: what is committed of each. consumed: what counts
+        as consumed already. announced: nobody is to be told before messages come."""
+        unknown = [None] * len(partitions)
         cursors = [
             PartitionCursor(
                 partition,
@@ -140,11 +143,14 @@ class ConsumerCore:
                 begin,
                 fence=fence,
                 stored=committed,
+                consumed=reached,
                 announced=announced,
                 wanting=self._wanting,
                 random=self._random,
             )
-            for partition, begin, committed in zip(partitions, begins, stored or [None] * len(partitions), strict=True)
+            for partition, begin, committed, reached in zip(
+                partitions, begins, stored or unknown, consumed or unknown, strict=True
+            )
         ]
         self.owned = {**self.owned, **{each.partition: each for each in cursors}}
         self._wanting.extend(cursors)

@@ -88,13 +88,15 @@ class PartitionCursor:
         *,
         fence: int = 0,
         stored: Reached | None = None,
+        consumed: Reached | None = None,
         announced: bool = True,
         wanting: deque[PartitionCursor] | None = None,
         random: Callable[[], float] = random,
     ) -> None:
         """begin: the first position, or how to find it. fence: the ZooKeeper session of the owner node, which proves
-        the claim to a commit. stored: what is committed. announced: whether the user knows of the claim; nothing is
-        handed out before. wanting: gets the cursor whenever it may need a request."""
+        the claim to a commit. stored: what is committed. consumed: what counts as consumed already. announced: whether
+        the user knows of the claim; nothing is handed out before. wanting: gets the cursor whenever it may need a
+        request."""
         self.partition = partition
         self.fence = fence
         self.lock = threading.Lock()
@@ -106,7 +108,7 @@ class PartitionCursor:
         self.moves = 0
         self.fetch_offset = self.position = begin if isinstance(begin, int) else 0
         self.last_id = stored[1] if stored is not None and stored[0] == begin else UNKNOWN_MESSAGE_ID
-        self.consumed: Reached | None = None
+        self.consumed = consumed
         self.committed = stored
         self._found: Reached | None = None  # where `locate` has it begin
         self.asking = False
@@ -217,6 +219,13 @@ class PartitionCursor:
         with self.lock:
             if self.consumed is None and self.committed is None:
                 self.consumed = self._found
+
+    def place(self, *, by_commits: bool) -> Reached | None:
+        """Where the next owner should begin: behind what counts as consumed, or is committed; None if that is unknown.
+        by_commits: only what is committed counts. It may move on after the loss: the user may be at work on what was
+        handed out."""
+        consumed = None if by_commits else self.consumed
+        return consumed or self.committed or self._found
 
     def announce(self) -> None:
         """The user was told that it is assigned."""

@@ -29,6 +29,7 @@ from ..values import TopicPartition
 from .core import ConsumerCore
 from .cursor import PartitionCursor
 from .fetcher import Fetcher
+from .kept_positions import KeptPositions
 from .notices import Notice
 from .offset_commit import OffsetCommitter, StartPosition
 from .rebalance import Action, Event, State, next_state
@@ -74,6 +75,8 @@ class GroupMember:
         self._strategy: Strategy | None = strategy if callable(strategy) else STRATEGIES.get(strategy)  # None: by zones
         self._by_zone = ByZone(membership.group, ZONE_SETTLE_SECONDS, clock)
         self._start = StartPosition(0)
+        self._kept = KeptPositions(membership, committer, clock, by_commits=not config.auto_commit_seconds)
+        self._connections = 0  # of ZooKeeper's, when what is owned was looked at
         self._retry_topic = RETRY_PREFIX + membership.group
         self._missing_topics = MissingTopics(membership.group, view)
         self._absences = Absences(lambda: view.set_ids(), clock)
@@ -215,6 +218,7 @@ class GroupMember:
     def _join(self) -> Event:
         """After a lost session the membership registers again by itself, and then reports a change."""
         if not self._joined:
+            self._connections = self._membership.connections
             self._membership.join()
             self._joined = True
         elif self._is_out:
@@ -222,6 +226,10 @@ class GroupMember:
             self._is_out = self.stepped_out = False
         elif not self._session_lives() and not self._core.owned:  # else the plan drops what was owned first
             raise SessionLost("there is no new ZooKeeper session yet")
+        if not self._core.owned:
+            self._kept.publish()
+            if (pause := self._kept.ends_in) is not None:
+                self._timers.call_later(pause, self.changed)
         return Event.JOINED
 
     def _plan(self) -> Event:
@@ -231,6 +239,7 @@ class GroupMember:
         if not self._claims_hold():
             self._reason = "the ZooKeeper session is over"
             return Event.SESSION_LOST
+        self._prove_claims()
         snapshot = self._with_settled_zones(self._membership.snapshot())
         self._brokers_are(snapshot.brokers)
         self._missing_topics.look({name: each for name, each in snapshot.partitions.items() if not is_own_topic(name)})
@@ -247,6 +256,23 @@ class GroupMember:
                 names = self._strategy(me, consumers, partitions[topic])
             wanted.update(TopicPartition.parse(topic, name) for name in names)
         return self._compare(wanted)
+
+    def _prove_claims(self) -> None:
+        """After each new connection: ZooKeeper may have come back from an older copy that has the session, but not all
+        that was done on it."""
+        connections = self._membership.connections
+        owned = self._core.owned
+        if connections != self._connections and owned:
+            granted = self._membership.claim_many([_znode(partition) for partition in owned])
+            lost = [cursor for partition, cursor in owned.items() if _znode(partition) not in granted]
+            self._drop(lost, "they have other owners in ZooKeeper")
+            restored = self._committer.restore([cursor for cursor in owned.values() if cursor not in lost])
+            if restored:
+                log.warning(
+                    "group %s: ZooKeeper was set back: wrote again what was committed of %d partitions",
+                    *(self._membership.group, restored),
+                )
+        self._connections = connections
 
     def _with_settled_zones(self, snapshot: GroupSnapshot) -> GroupSnapshot:
         """Let the group agree on the zones of brokers first, if it has to."""
@@ -293,7 +319,10 @@ class GroupMember:
         stray = self._membership.held - {_znode(partition) for partition in wanted | owned.keys()}
         if stray:  # claimed or released without our hearing the answer: nobody else would get them
             self._membership.release_many(stray)
-        self._gains = sorted(wanted - owned.keys())
+        gains = wanted - owned.keys()
+        self._gains = sorted(gains - self._kept.waits_for_others(gains))
+        if len(self._gains) < len(gains) and (pause := self._kept.ends_in) is not None:
+            self._timers.call_later(pause, self.changed)
         self._losses = [owned[partition] for partition in sorted(owned.keys() - wanted)]
         for partition in wanted & owned.keys():
             owned[partition].keep()  # a hand-over that failed half-way is not wanted any more
@@ -366,7 +395,9 @@ class GroupMember:
             raise
         starts = [_FIRST if each.topic == self._retry_topic else self._start for each in claimed]
         begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
-        self._core.claim(claimed, begins, stored, fence=fence)
+        resumed = self._kept.resume(claimed, stored)
+        begins = [begin if place is None else place[0] for begin, place in zip(begins, resumed, strict=True)]
+        self._core.claim(claimed, begins, stored, resumed, fence=fence)
         self._moved += len(claimed)
         self._fetcher.serve_soon()
         self._fetcher.wake()
@@ -381,6 +412,7 @@ class GroupMember:
                 self._clock() - self._began,
                 self._backoff.tries + 1,
             )
+        self._kept.forget()
         self._backoff.reset()
         self._complaint = ""
         self._waiting = [], 0.0
@@ -437,14 +469,17 @@ class GroupMember:
 
     def _abandon(self) -> Event:
         """The owner nodes are gone with the session; a commit could overwrite a new owner's."""
-        lost = self._core.owned
-        self._core.lose(lost.values())
-        if lost:
-            log.warning(
-                "group %s: %s; %d partitions are lost, joining again", self._membership.group, self._reason, len(lost)
-            )
-            self._tell(Notice(False, lost))
+        lost = list(self._core.owned.values())
+        self._kept.keep(lost)
+        self._drop(lost, f"{self._reason}; joining again")
         return Event.CHANGED
+
+    def _drop(self, lost: Sequence[PartitionCursor], why: str) -> None:
+        """They are not ours any more, and there is nothing to give up."""
+        self._core.lose(lost)
+        if lost:
+            log.warning("group %s: %d partitions are lost: %s", self._membership.group, len(lost), why)
+            self._tell(Notice(False, [each.partition for each in lost]))
 
     def _step_out(self) -> Event:
         """What fails is tried again. What was handed out and does not count as consumed comes again elsewhere."""

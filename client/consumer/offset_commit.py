@@ -4,7 +4,7 @@ what changed, in one pipelined round."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from metaq.coordination.group import GroupMembership
@@ -80,6 +80,31 @@ class OffsetCommitter:
         """What is committed of these (topic, partition). Raises CoordinationError, OSError."""
         found = self._store.load_many(self._group, partitions)
         return [None if each is None else (each.offset, each.message_id) for each in found]
+
+    def changed_since(self, partitions: Sequence[tuple[str, str]], zxid: int) -> list[bool]:
+        """As OffsetStore.changed_since. Raises as load."""
+        return self._store.changed_since(self._group, partitions, zxid)
+
+    def restore(self, cursors: Sequence[PartitionCursor]) -> int:
+        """Write again what was committed of these, which are owned, where the store has less: ZooKeeper may have come
+        back from an older copy within their session. Returns how many partitions that were. Raises as commit."""
+        with self._lock:
+            stored = self.load([(each.partition.topic, str(each.partition)) for each in cursors])
+            lost: dict[int, dict[tuple[str, str], Offset]] = {}
+            for cursor, found in zip(cursors, stored, strict=True):
+                known = cursor.committed
+                if known is not None and (found is None or found[0] < known[0]):
+                    name = cursor.partition.topic, str(cursor.partition)
+                    lost.setdefault(cursor.fence, {})[name] = Offset(known[1], known[0])
+            for fence, offsets in lost.items():
+                self._store.commit(self._group, offsets, fence)
+            return sum(map(len, lost.values()))
+
+    def publish(self, places: Mapping[tuple[str, str], Reached]) -> None:
+        """Write where nobody owns the partition: on the session of now. Raises as commit."""
+        self._store.commit(
+            self._group, {name: Offset(message_id, offset) for name, (offset, message_id) in places.items()}, None
+        )
 
     def commit(self, cursors: Iterable[PartitionCursor]) -> int:
         """Write what changed; return how many partitions that were. Raises CoordinationError, SessionLost, OSError."""

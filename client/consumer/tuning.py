@@ -58,3 +58,6 @@ UNPROVED_SHARE = 2 / 3
 """Of the session timeout: with no younger proof of the session it may be over, for all that this process knows."""
 PROOF_SHARE = 1 / 9
 """Of the session timeout: how often it is proved, so that two proofs may fail before it is doubted."""
+RETURN_SECONDS = 5.0
+"""Beyond its session timeout: how long a member whose ZooKeeper was set back leaves partitions that it did not own to
+the members that did. They all lost their connections at the same moment, and come back within this time."""

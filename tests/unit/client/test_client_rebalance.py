@@ -116,6 +116,7 @@ class MemoryMembership:
     def __init__(self, *partitions):
         self.group, self.consumer_id = "g", "g_me"
         self.session_id = 1
+        self.session_timeout, self.set_backs, self.connections, self.seen_zxid = 10.0, 0, 1, 0
         self.members = ["g_me"]
         self.partitions = list(partitions)
         self.owners = {}
@@ -187,11 +188,15 @@ class MemoryMembership:
 class MemoryStore:
     def __init__(self):
         self.offsets = {}
+        self.written_later = set()  # since the session of those that lost theirs
         self.failures = []
         self.log = []
 
     def load_many(self, group, names):
         return [self.offsets.get(name) for name in names]
+
+    def changed_since(self, group, names, zxid):
+        return [name in self.written_later for name in names]
 
     def commit(self, group, offsets, fence):
         if self.failures:
@@ -201,6 +206,7 @@ class MemoryStore:
 
 
 FROM_THE_BEGINNING = StartPosition(0)
+CONFIG = ConsumerConfig()
 
 
 def told(notice):
@@ -211,7 +217,7 @@ def told(notice):
 class World:
     """One member whose events the test feeds; nothing runs by itself."""
 
-    def __init__(self, *partitions, wants_notice=False, start=FROM_THE_BEGINNING):
+    def __init__(self, *partitions, wants_notice=False, start=FROM_THE_BEGINNING, config=CONFIG):
         self.now = 0.0
         self.membership = MemoryMembership(*partitions)
         self.store = MemoryStore()
@@ -220,7 +226,7 @@ class World:
         self.opened: list[tuple[str, Any]] = []
         self.woken = 0
         self.idle = False
-        self.core = ConsumerCore("g", ConsumerConfig())
+        self.core = ConsumerCore("g", config)
         fetcher: Any = SimpleNamespace(
             serve_soon=lambda: None, wake=self.wake, brokers_are=lambda masters, others: None
         )
@@ -967,3 +973,163 @@ def test_partitions_of_a_broker_set_that_stays_without_a_leader_are_lost():
     look()
     world.queued()
     assert world.owned() == []
+
+
+# --- ZooKeeper comes back with less than it had -----------------------------------------------------------------------
+
+
+def lose_session(world, *, set_back=True):
+    """A new session follows; `set_back`: because no server took the former one any more."""
+    world.membership.session_id, world.membership.owners, world.membership.held = 2, {}, set()
+    world.membership.connections += 1
+    world.membership.set_backs += set_back
+    world.member.take(Event.CHANGED)
+    world.queued()
+
+
+def at_the_end(world, offset):
+    """Every partition is begun where it ends."""
+    while (cursor := world.core.next_wanting()) is not None:
+        request = cursor.next_request(0.0)
+        if request is not None and request.ask is Ask.BEGIN:
+            world.core.found(request, offset, 0.0)
+
+
+def begins(world):
+    """Where each partition was begun last; `place`: by the argument `start`."""
+    return {name: begin if isinstance(begin, int) else "place" for name, begin in world.opened}
+
+
+LATEST = StartPosition(lambda connection, partition: 40)
+
+
+@pytest.mark.parametrize("start", [FROM_THE_BEGINNING, LATEST, StartPosition(max_offset, resume=False)])
+def test_behind_an_empty_zookeeper_a_member_goes_on_where_it_was_and_writes_that(start):
+    world = World("0-0", "0-1", start=start).start()
+    at_the_end(world, 40)
+    world.consume("0-0", 77)
+    world.committer.commit(world.core.owned.values())
+    world.consume("0-0", 90)
+    world.store.offsets.clear()
+    lose_session(world)
+    assert begins(world)["0-0"] == 90
+    assert world.store.offsets["t", "0-0"] == Offset(5, 90)
+    assert begins(world)["0-1"] == (0 if start is FROM_THE_BEGINNING else 40)  # nothing was consumed of it
+    world.consume("0-0", 99)
+    world.committer.commit(world.core.owned.values())
+    assert world.store.offsets["t", "0-0"] == Offset(5, 99)
+
+
+def test_what_the_user_had_in_hand_when_the_session_was_lost_counts_once_it_is_done():
+    world = World("0-0").start()
+    world.consume("0-0", 77)
+    cursor = world.cursor("0-0")
+    cursor.handed_out(90, 5)
+    world.membership.session_id = 0
+    world.member.take(Event.CHANGED)
+    cursor.acknowledge()  # the next poll
+    lose_session(world)
+    world.timers.pop()[1]()
+    world.queued()
+    assert begins(world)["0-0"] == 90
+
+
+def test_behind_an_older_copy_a_member_goes_on_where_it_was():
+    world = World("0-0").start()
+    world.consume("0-0", 77)
+    world.committer.commit(world.core.owned.values())
+    world.store.offsets["t", "0-0"] = Offset(1, 20)
+    lose_session(world, set_back=False)  # the copy's server has had more transactions meanwhile: nobody was refused
+    assert begins(world)["0-0"] == 77
+    assert world.store.offsets["t", "0-0"] == Offset(5, 77)
+
+
+def test_where_another_member_has_gone_on_counts_whether_it_is_ahead_or_an_operator_has_set_it_back():
+    for offset in (500, 20):
+        world = World("0-0").start()
+        world.consume("0-0", 77)
+        world.committer.commit(world.core.owned.values())
+        world.store.offsets["t", "0-0"] = Offset(9, offset)
+        world.store.written_later.add(("t", "0-0"))
+        lose_session(world, set_back=False)
+        assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (offset, Offset(9, offset))
+
+
+def test_an_offset_that_is_kept_elsewhere_did_not_go_back_with_zookeeper():
+    world = World("0-0").start()
+    world.consume("0-0", 77)
+    world.store.offsets["t", "0-0"] = Offset(9, 20)
+    world.store.written_later.add(("t", "0-0"))  # as changed_since() of such a store says
+    lose_session(world)
+    assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (20, Offset(9, 20))
+
+
+def test_where_the_user_commits_what_was_not_committed_comes_again():
+    world = World("0-0", config=ConsumerConfig(auto_commit_seconds=0.0)).start()
+    world.consume("0-0", 77)
+    world.committer.commit(world.core.owned.values())
+    world.consume("0-0", 90)
+    world.store.offsets.clear()
+    lose_session(world)
+    assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (77, Offset(5, 77))
+
+
+def test_partitions_of_others_wait_until_these_had_time_to_come_back():
+    """They alone know where the group stands in them."""
+    world = World("0-0", "0-1")
+    world.membership.members = ["g_me", "g_other"]
+    world.start()
+    assert world.owned() == ["0-0"]
+    world.membership.members = ["g_me"]  # the other one has not seen yet that ZooKeeper is back
+    lose_session(world)
+    assert world.owned() == ["0-0"]
+    seconds, look = world.timers[-1]
+    assert seconds == 15.0  # the session timeout, and RETURN_SECONDS
+    world.store.offsets["t", "0-1"] = Offset(3, 30)  # it is back, and gone again
+    world.now += seconds
+    look()
+    world.queued()
+    assert (world.owned(), begins(world)["0-1"]) == (["0-0", "0-1"], 30)
+
+
+def test_after_an_expiry_without_a_set_back_nobody_waits():
+    world = World("0-0", "0-1")
+    world.membership.members = ["g_me", "g_other"]
+    world.start()
+    world.membership.members = ["g_me"]
+    lose_session(world, set_back=False)
+    assert world.owned() == ["0-0", "0-1"]
+
+
+def test_a_member_that_cannot_write_where_it_stands_tries_again():
+    world = World("0-0").start()
+    world.consume("0-0", 77)
+    world.store.offsets.clear()
+    world.store.failures = [CoordinationUnavailable("away")]
+    lose_session(world)
+    assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
+    world.timers[-1][1]()
+    world.queued()
+    assert (world.owned(), world.store.offsets["t", "0-0"]) == (["0-0"], Offset(5, 77))
+
+
+def test_a_session_that_lives_on_in_an_older_copy_makes_good_what_the_copy_lacks():
+    world = World("0-0", "0-1", "0-2").start()
+    for name in ("0-0", "0-1", "0-2"):
+        world.consume(name, 77)
+    world.committer.commit(world.core.owned.values())
+    world.membership.owners = {"0-1": "g_other"}  # 0-0 was claimed later, and 0-1 belonged to another
+    world.store.offsets = {("t", "0-0"): Offset(1, 20), ("t", "0-1"): Offset(1, 20)}
+    kept = world.cursor("0-0")
+    world.membership.connections += 1
+    world.member.take(Event.CHANGED)
+    assert world.membership.owners == {"0-0": "g_me", "0-1": "g_other", "0-2": "g_me"}
+    assert (world.cursor("0-0") is kept, world.owned()) == (True, ["0-0", "0-2"])
+    assert world.store.offsets == {
+        ("t", "0-0"): Offset(5, 77),
+        ("t", "0-1"): Offset(1, 20),
+        ("t", "0-2"): Offset(5, 77),
+    }
+    world.store.offsets["t", "0-0"] = Offset(1, 20)
+    world.member.take(Event.CHANGED)
+    assert world.store.offsets["t", "0-0"] == Offset(1, 20)  # once per connection

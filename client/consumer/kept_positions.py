@@ -1,0 +1,113 @@
+"""What a member knows of partitions that it lost with its ZooKeeper session, for a ZooKeeper that knows less.
+
+A session that has ended takes the owner nodes with it, and another member may go on from what is committed: that is
+what counts then. If ZooKeeper came back empty or from an older copy, what was committed is gone, and only those who
+owned the partitions know where the group stands. So a member keeps that until it has a place in the group again, writes
+what is missing, and leaves partitions that it did not own to their former owners for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from metaq.coordination.group import GroupMembership
+from metaq.coordination.logs import get_log
+
+from ..values import TopicPartition
+from .cursor import PartitionCursor, Reached
+from .offset_commit import OffsetCommitter
+from .tuning import RETURN_SECONDS
+
+__all__ = ["KeptPositions"]
+
+log = get_log(__name__)
+
+
+class KeptPositions:
+    """Of one member. One thread, the rebalance thread.
+
+    by_commits: the user commits, so what was handed out since comes again.
+    """
+
+    def __init__(
+        self, membership: GroupMembership, committer: OffsetCommitter, clock: Callable[[], float], *, by_commits: bool
+    ) -> None:
+        self._membership = membership
+        self._committer = committer
+        self._clock = clock
+        self._by_commits = by_commits
+        self._kept: dict[TopicPartition, PartitionCursor] = {}
+        self._published_on = 0  # session
+        self._set_backs = 0  # that are known
+        self._others_until = float("-inf")
+
+    def keep(self, cursors: Iterable[PartitionCursor]) -> None:
+        """Their owner nodes have gone with the session."""
+        self._kept |= {each.partition: each for each in cursors}
+
+    def forget(self) -> None:
+        """The member has a place in its group again, or leaves it."""
+        if self.ends_in is None:
+            self._kept.clear()
+
+    @property
+    def ends_in(self) -> float | None:
+        """Seconds until partitions that others may know more of are begun; None: now."""
+        pause = self._others_until - self._clock()
+        return pause if pause > 0 else None
+
+    def waits_for_others(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Those of `partitions` that are not to be begun yet."""
+        return set() if self.ends_in is None else set(partitions) - self._kept.keys()
+
+    def publish(self) -> None:
+        """On a new session: find out whether ZooKeeper has lost what was committed, and write that. Raises as
+        OffsetCommitter.commit; then it may be done again."""
+        session_id = self._membership.session_id
+        if session_id == self._published_on:
+            return
+        places = {each: place for each in self._kept if (place := self._place(each)) is not None}
+        names = {each: (each.topic, str(each)) for each in places}
+        stored = self._committer.load(list(names.values())) if names else []
+        changed = self._changed(list(names.values())) if names else []
+        behind = {
+            each: found
+            for each, found, is_newer in zip(places, stored, changed, strict=True)
+            if not is_newer and (found is None or found[0] < places[each][0])
+        }
+        lost = [each for each, found in behind.items() if self._is_lost(each, found)]
+        set_backs = self._membership.set_backs
+        if lost or set_backs != self._set_backs:
+            self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
+            if behind:
+                self._committer.publish({names[each]: places[each] for each in behind})
+            log.warning(
+                "group %s: ZooKeeper was set back: wrote again where the group stands in %d partitions, and waits "
+                "up to %.0f s for the members that owned others",
+                *(self._membership.group, len(behind), self._others_until - self._clock()),
+            )
+        self._set_backs, self._published_on = set_backs, session_id
+
+    def resume(self, partitions: Sequence[TopicPartition], stored: Sequence[Reached | None]) -> list[Reached | None]:
+        """Of claimed partitions, of which this is committed: where the member goes on because nobody has gone further;
+        None: as if it had never owned it."""
+        names = [(each.topic, str(each)) for each in partitions]
+        changed = self._changed(names) if self._kept.keys() & set(partitions) else [True] * len(names)
+        found: list[Reached | None] = []
+        for partition, committed, is_newer in zip(partitions, stored, changed, strict=True):
+            place = self._place(partition)
+            goes_on = place is not None and (committed is None or (not is_newer and committed[0] <= place[0]))
+            found.append(place if goes_on else None)
+        return found
+
+    def _changed(self, names: Sequence[tuple[str, str]]) -> list[bool]:
+        return self._committer.changed_since(names, self._membership.seen_zxid)
+
+    def _place(self, partition: TopicPartition) -> Reached | None:
+        cursor = self._kept.get(partition)
+        return None if cursor is None else cursor.place(by_commits=self._by_commits)
+
+    def _is_lost(self, partition: TopicPartition, found: Reached | None) -> bool:
+        """Whether less is committed than was."""
+        committed = self._kept[partition].committed
+        return committed is not None and (found is None or found[0] < committed[0])
