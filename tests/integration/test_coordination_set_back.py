@@ -128,7 +128,6 @@ def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_cop
             sender.end()
             sent = set(sender.payloads)
             eventually(lambda: done.keys() >= sent, what="the work of the shared group")
-            print(took, sender.failures, len(sent))
             for start, group in groups.items():
                 eventually(
                     lambda group=group: {m.payload for each in group for m in each.messages} >= sent,  # type: ignore[misc]
@@ -136,8 +135,7 @@ def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_cop
                 )
                 handed = Counter(message.payload for each in group for message in each.messages)
                 again = sum(handed.values()) - len(handed)
-                print(start, again)
-                assert again <= 2 * POLLED * len(group)
+                assert again <= 2 * POLLED * len(group), f"{again} messages came again in the group {start}"
             for each in members:
                 each.end()
             assert max(took) < SESSION_SECONDS + 8
