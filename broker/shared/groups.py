@@ -9,19 +9,16 @@ others have it, so that a new leader does not lease the same message again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import Any
 
-import numpy as np
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import MetaqError, NotMaster, SharedRefused
+from metaq.protocol.errors import InvalidWhere, MetaqError, NotMaster, SharedRefused
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
-from metaq.protocol.record import tag_hash
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
-from metaq.protocol.where import parse_where
 
 from .. import tuning
 from ..network.long_poll import ParkedPulls
@@ -35,12 +32,14 @@ from ..store.sequence_rows import internal_record
 from ..store.store import Store
 from ..store.threads import call_safely
 from ..writing import Write, Writing
+from .filters import GroupFilter, TopicFilter
 from .queue import Handed, SharedQueue
 from .rows import (
     SharedKey,
     changed_section,
     done_section,
     encode_body,
+    filter_section,
     forgotten_section,
     leased_section,
     skipped_section,
@@ -94,6 +93,14 @@ class _Gathered:
         self.safe: list[Fire] = []
 
 
+class _SharedTopic:
+    """A group on a topic of this broker."""
+
+    def __init__(self, agreed: TopicFilter) -> None:
+        self.agreed = agreed
+        self.queues: list[SharedQueue] = []
+
+
 class SharedGroups:
     """Lives on the reactor thread.
 
@@ -126,6 +133,7 @@ class SharedGroups:
         self._clock = clock
         self._limits = limits
         self._queues: dict[SharedKey, SharedQueue] = {}
+        self._topics: dict[tuple[str, str], _SharedTopic] = {}  # by group and topic
         self._by_partition: dict[tuple[str, int], list[SharedQueue]] = {}
         self._stored: dict[PartitionLog, StoredStates] = {}
         self._gathered: dict[bool, _Gathered] = {}
@@ -156,9 +164,10 @@ class SharedGroups:
         if queue.log is not None:
             state.cut(queue.log.first_offset)
         state.expire(now)
-        queue.order_by_key(request.ordered)
-        queue.where = parse_where(request.where) if request.where else None
-        queue.tag_hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
+        queue.use_filter()
+        if not queue.is_filter_written and queue.filter is not None:
+            queue.is_filter_written = True
+            self._gather(queue, filter_section(queue.key, queue.filter))
         queue.look()
         if not state.available:
             if queue.failure is not None:
@@ -189,6 +198,7 @@ class SharedGroups:
             raise NotMaster(self._partitions.broker_id, "in metaq 1.x's replication, which copies no leases")
         key = SharedKey(request.group, request.topic, request.partition)
         log = self._partitions.find(request.topic, request.partition)
+        topic = self._agree(request)
         queue = self._queues.get(key)
         if queue is None:
             if len(self._queues) >= tuning.SHARED_MAX_QUEUES:
@@ -197,13 +207,34 @@ class SharedGroups:
                     "nobody uses with `metaq shared delete`"
                 )
             low = 0 if log is None else log.first_offset if request.start == "earliest" else log.visible_end
-            queue = self._add(key, SharedState(low, self._limits))
+            queue = self._add(key, SharedState(low, self._limits), topic)
+            queue.use_filter()
             self._write_state(queue)
         if log is not None and not queue.is_watching:
             queue.log = log
             queue.is_watching = True
             self.watch(log)
         return queue
+
+    def _agree(self, request: AcquireRequest) -> _SharedTopic:
+        """What the group takes of the topic is what this member wants. Raises SharedRefused, InvalidWhere."""
+        place = request.group, request.topic
+        now = self._reactor.seconds()
+        topic = self._topics.get(place)
+        if topic is None:
+            topic = _SharedTopic(TopicFilter(*place, now))  # it is kept with its first partition
+        wanted = GroupFilter.of(request)
+        has_leases = wanted != topic.agreed.filter and self._has_leases(topic, now)
+        if topic.agreed.agree(wanted, request.member, now, has_leases=has_leases):
+            for queue in topic.queues:
+                queue.take_filter(wanted)
+        return topic
+
+    def _has_leases(self, topic: _SharedTopic, now: float) -> bool:
+        """Whether a member has leased messages of the topic, or waits for some."""
+        for queue in topic.queues:
+            queue.state.expire(now)
+        return any(queue.state.leased or self._parked.waiting(queue.key) for queue in topic.queues)
 
     def _written(
         self,
@@ -391,6 +422,9 @@ class SharedGroups:
         """Write all that is known, what has just been changed included."""
         queue.mode = queue.log is not None and queue.log.waits
         section = state_section(queue.key, queue.state, self._reactor.seconds(), self._now_ms())
+        if queue.filter is not None:
+            section += filter_section(queue.key, queue.filter)
+            queue.is_filter_written = True
         return self._gather_in(queue.mode, section)
 
     def _gather_in(self, waits: bool, section: bytes) -> _Gathered:
@@ -462,17 +496,23 @@ class SharedGroups:
         self._token = max(self._token, self._now_ms() << _TOKEN_SHIFT)
         now, now_ms = self._reactor.seconds(), self._now_ms()
         self.enabled = True
+        filters = _newest_filters(found)
         for key, (stored_state, waits) in found.items():
             state = stored_state.state
             if state is None:
                 continue
+            place = key.group, key.topic
+            topic = self._topics.get(place)
+            if topic is None:
+                topic = _SharedTopic(TopicFilter(*place, now, filters.get(place)))
             partition = self._store.find(key.topic, key.partition)
             changed = state.clip(0 if partition is None else partition.end_offset)
             self._token = max(self._token, state.biggest_token)
             state.begin(now, now_ms)
-            queue = self._add(key, state)
+            queue = self._add(key, state, topic)
             queue.mode = waits
             queue.log = partition
+            queue.is_filter_written = stored_state.filter == topic.agreed.filter
             if self._writing.copies is not None:  # rows that are not safe yet were not read, and others follow them
                 self._write_state(queue)
             if changed:  # other messages may come in the place of those that were lost
@@ -494,6 +534,7 @@ class SharedGroups:
 
     def _clear(self) -> None:
         self._queues.clear()
+        self._topics.clear()
         self._by_partition.clear()
         for _, timer in self._timers.values():
             timer.cancel()
@@ -508,9 +549,13 @@ class SharedGroups:
         stored.read_on(most_bytes)
         return stored
 
-    def _add(self, key: SharedKey, state: SharedState) -> SharedQueue:
+    def _add(self, key: SharedKey, state: SharedState, topic: _SharedTopic) -> SharedQueue:
         queue = SharedQueue(key, state, self._reading, self._reactor, self._wake, self._skipped)
         self._queues[key] = queue
+        self._topics[key.group, key.topic] = topic
+        topic.queues.append(queue)
+        if topic.agreed.filter is not None:
+            queue.take_filter(topic.agreed.filter)
         self._by_partition.setdefault((key.topic, key.partition), []).append(queue)
         return queue
 
@@ -590,6 +635,7 @@ class SharedGroups:
         for queue in queues:
             gathered = self._gather_in(bool(queue.mode), forgotten_section(queue.key))
             del self._queues[queue.key]
+            self._topics.pop((group, queue.key.topic), None)
             self._by_partition[queue.key.topic, queue.key.partition].remove(queue)
         assert gathered is not None
         count = len(queues)
@@ -603,6 +649,31 @@ class SharedGroups:
 
     def _now_id(self) -> int:
         return max(0, self._now_ms() - EPOCH_MS) << TIME_SHIFT
+
+
+def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict[tuple[str, str], GroupFilter]:
+    """Of each group and topic the filter that was written down last: a partition that nobody has asked since says the
+    one before."""
+    newest: dict[tuple[str, str], StoredState] = {}
+    for key, (stored, _) in found.items():
+        place = key.group, key.topic
+        if stored.filter is not None and (place not in newest or newest[place].filter_serial < stored.filter_serial):
+            newest[place] = stored
+    return {
+        place: stored.filter
+        for place, stored in newest.items()
+        if stored.filter is not None and _can_be_read(stored.filter, *place)
+    }
+
+
+def _can_be_read(found: GroupFilter, group: str, topic: str) -> bool:
+    """Another version may have allowed more. Then the next member says what the group takes."""
+    try:
+        found.check()
+    except InvalidWhere as error:
+        _log.warning("the filter of group %s on %s is not used any more: %s", group, topic, error)
+        return False
+    return True
 
 
 def _cut(sections: Sequence[bytes]) -> Iterator[list[bytes]]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import MetaqError, OffsetOutOfRange, SharedRefused
+from metaq.protocol.errors import MetaqError, OffsetOutOfRange
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
@@ -26,8 +26,9 @@ from metaq.protocol.record import (
     headers_at,
     key_hash,
     keys_of_attribute,
+    tag_hash,
 )
-from metaq.protocol.where import Where
+from metaq.protocol.where import Where, parse_where
 
 from .. import tuning
 from ..requests.reading import Reading
@@ -38,6 +39,7 @@ from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 from ..store.segments import Snapshot
+from .filters import GroupFilter
 from .lines import NO_KEY
 from .rows import SharedKey
 from .state import Grant, SharedState
@@ -83,12 +85,9 @@ class SharedQueue:
         """None while the partition has no data."""
         self.mode: bool | None = None
         """Whether the internal log that has its rows is the one for group commit; None: no log has any."""
-        self.has_mode = False
-        """Whether a member has said since the start how the group takes messages with keys."""
-        self.where: Where | None = None
-        """The filter of the member that has asked last. Members check what they get by their own."""
-        self.tag_hashes: npt.NDArray[np.uint32] | None = None
-        """Of the tags that it takes; None: all. As `where`."""
+        self.filter: GroupFilter | None = None
+        """What the group takes of the topic; None: no member has said it yet."""
+        self.is_filter_written = False
         self.is_watching = False
         """Whether it is told what becomes visible of the partition."""
         self._members: dict[str, float] = {}  # when each has asked last, by the reactor's clock
@@ -101,26 +100,28 @@ class SharedQueue:
         self._reactor = reactor
         self._on_more = on_more
         self._on_skipped = on_skipped
+        self._where: Where | None = None
+        self._tag_hashes: npt.NDArray[np.uint32] | None = None  # None: all
+        self._filter_is_new = False  # what waits was chosen by another one
         self._looking = False
         self._epoch = 0  # of what is looked at: what comes of an earlier one counts no more
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
-    def order_by_key(self, ordered: bool) -> None:
-        """Raises SharedRefused if other members have leased messages in the other way."""
-        state = self.state
-        if state.ordered == ordered:
-            self.has_mode = True
-            return
-        if self.has_mode and state.leased:
-            have, wants = ("in order", "in any order") if state.ordered else ("in any order", "in order")
-            raise SharedRefused(
-                f"group {self.key.group} takes messages with a key of {self.key.topic} {have}, and this member wants "
-                f"them {wants}: give ordered_by_key the same value for all members, or stop the others first"
-            )
-        self.has_mode = True
+    def take_filter(self, found: GroupFilter) -> None:
+        """The group has this filter from now on, which can be read."""
+        self._where = parse_where(found.where) if found.where else None
+        self._tag_hashes = np.fromiter(map(tag_hash, found.tags), np.uint32) if found.tags else None
+        self.filter = found
+        self.is_filter_written = False
+        self._filter_is_new = True
         self._epoch += 1
-        state.look_again(ordered=ordered)
+
+    def use_filter(self) -> None:
+        """Look anew at what waits, if the filter has changed since it was looked at. To be called before a lease."""
+        if self._filter_is_new:
+            self._filter_is_new = False
+            self.state.look_again(ordered=self.filter is not None and self.filter.ordered)
 
     def seen(self, member: str) -> None:
         """A member asks."""
@@ -146,6 +147,7 @@ class SharedQueue:
         """Look at a slice of what comes next, and at the others in later turns."""
         if self._looking:
             return
+        self.use_filter()
         self._looking = True
         self.failure = None
         self._look(self._epoch)
@@ -205,10 +207,10 @@ class SharedQueue:
             self._skip(known.start, known.end)
             return None
         most, most_bytes = tuning.SHARED_SCAN_RECORDS, tuning.SHARED_SCAN_BYTES
-        if self.where is not None:
+        if self._where is not None:
             if (turn := self._reading.where_time.turn()) is not None:
                 return turn
-            most, size = slice_of(self.where)
+            most, size = slice_of(self._where)
             most_bytes = min(most_bytes, size)
         units = log.lookup.units(start, most_bytes, most)
         if len(units) and len(log.segments.damage):
@@ -259,7 +261,7 @@ class SharedQueue:
         state = self.state
         if epoch != self._epoch or state.scanned != start:
             return
-        if self.where is not None or self.tag_hashes is not None:
+        if self._where is not None or self._tag_hashes is not None:
             units = self._leave_out(units, start, data)
         offsets = units["offset"].astype(np.int64)
         sizes = units["size"].astype(np.int32)
@@ -276,12 +278,12 @@ class SharedQueue:
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         wanted = offsets < self.state.known_end
         rest = np.flatnonzero(~wanted)
-        if self.tag_hashes is not None and "tag" in (units.dtype.names or ()):  # else it is in no index
-            rest = rest[np.isin(units["tag"][rest], self.tag_hashes)]
-        if self.where is not None and len(rest):
+        if self._tag_hashes is not None and "tag" in (units.dtype.names or ()):  # else it is in no index
+            rest = rest[np.isin(units["tag"][rest], self._tag_hashes)]
+        if self._where is not None and len(rest):
             time = self._reading.where_time
             deadline = time.deadline()
-            rest = rest[wanted_of(self.where, data, offsets[rest] - start, sizes[rest])]
+            rest = rest[wanted_of(self._where, data, offsets[rest] - start, sizes[rest])]
             time.used_until(deadline)
         wanted[rest] = True
         left_out = np.flatnonzero(~wanted)

@@ -10,6 +10,8 @@
     STATE              low u64 | ranges u32 | held u32 | ranges × (start u64 | end u64 | records u32) |
                        held × (offset u64 | token u64 | until i64 | size u32 | attempts u32 | priority u8 | state u8)
     FORGOTTEN          nothing
+    a note             LEASED with a count of 0: token is its kind, until is 0, and for the member there is a text
+    FILTER (1)         text: the filter of the group on the topic (filters.py). Behind a STATE, and when it changes
 
 All big-endian. until: Unix milliseconds. DONE: the record [start, end); SKIPPED: bytes that nobody has to acknowledge,
 because the group's filter leaves out the records in them, or there is none. STATE takes the place of all that was said
@@ -30,6 +32,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
 from ..store.segments import Snapshot
+from .filters import GroupFilter
 from .state import Grant, HeldState, SharedState
 
 __all__ = [
@@ -40,9 +43,11 @@ __all__ = [
     "changed_section",
     "done_section",
     "encode_body",
+    "filter_section",
     "forgotten_section",
     "leased_section",
     "read_bodies",
+    "read_filter",
     "read_state",
     "sections",
     "skipped_section",
@@ -91,6 +96,12 @@ class RowKind(IntEnum):
 _ROWS = {RowKind.DONE: _RANGE_ROW, RowKind.SKIPPED: _COUNTED_ROW, RowKind.CHANGED: _CHANGE_ROW}
 
 
+class _Note(IntEnum):
+    """Kinds of notes."""
+
+    FILTER = 1
+
+
 class SharedKey(NamedTuple):
     """A group on a partition of this broker."""
 
@@ -122,6 +133,16 @@ def leased_section(key: SharedKey, grants: Sequence[Grant], token: int, until_ms
     name = member.encode("utf-8")
     rows = b"".join([_GRANT.pack(*grant) for grant in grants])
     return _section(RowKind.LEASED, key, _LEASED.pack(token, until_ms, len(name), len(grants)) + name + rows)
+
+
+def _note(kind: _Note, key: SharedKey, text: str) -> bytes:
+    raw = text.encode("utf-8")
+    return _section(RowKind.LEASED, key, _LEASED.pack(kind, 0, len(raw), 0) + raw)
+
+
+def filter_section(key: SharedKey, found: GroupFilter) -> bytes:
+    """The filter of the group on the topic."""
+    return _note(_Note.FILTER, key, found.to_text())
 
 
 def done_section(key: SharedKey, ranges: Sequence[tuple[int, int]]) -> bytes:
@@ -219,6 +240,21 @@ def _payload_bytes(kind: RowKind, body: memoryview, place: int) -> int:
         return 0
     row = _ROWS[kind]
     return int(_COUNT.size + _COUNT.unpack_from(body, place)[0] * row.itemsize)
+
+
+def _note_of(section: RowSection, kind: _Note) -> str | None:
+    if section.kind is not RowKind.LEASED:
+        return None
+    token, _, size, count = _LEASED.unpack_from(section.payload)
+    if count or token != kind:
+        return None
+    return str(section.payload[_LEASED.size : _LEASED.size + size], "utf-8")
+
+
+def read_filter(section: RowSection) -> GroupFilter | None:
+    """The group's filter, if the section says it. Raises StoreError."""
+    text = _note_of(section, _Note.FILTER)
+    return None if text is None else GroupFilter.from_text(text)
 
 
 def apply(section: RowSection, state: SharedState) -> None:

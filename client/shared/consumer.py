@@ -93,9 +93,10 @@ class SharedConsumer:
         group: shared groups have names of their own; one that a Consumer has, too, has nothing in common with it.
         start: where the group begins on a partition that no member has asked for yet: "earliest" or "latest".
         lease_seconds: as in SharedConfig, which it overrides. ordered_by_key: messages that were sent with the same key
-        are leased one at a time, in their order; all members must say the same. tags: only messages with one of these.
-        where: only messages for whose properties this holds (docs/filters.md). Both are filtered by the broker, and
-        checked again here; the others count as acknowledged, for the whole group, so all members should say the same.
+        are leased one at a time, in their order. tags: only messages with one of these. where: only messages for whose
+        properties this holds (docs/filters.md). Both are filtered by the broker, and checked again here; the others
+        count as acknowledged, for the whole group. So these three belong to the group: the first member says them, and
+        poll() and run() of one that says something else raise SharedRefused.
         on_lost: called with a message that was acknowledged or extended too late, when another member may have it; on
         a thread of the consumer, which it must not hold up. deserializer: reads `message.value`; several choose by the
         message's content type, the first one where it says none. member: what operators see; None: one is made of host
@@ -277,8 +278,6 @@ class SharedConsumer:
         driver.look_anew()
         if not driver.settling.wait_for(driver.has_settled, lambda: deadline - self._clock()):
             raise RequestTimedOut(f"{driver.unsettled} acknowledgements are not answered after {timeout:g} s")
-        if driver.failure is not None and driver.unsettled:
-            raise driver.failure
 
     @property
     def counts(self) -> tuple[int, int]:

@@ -183,7 +183,9 @@ class SharedCore:
         self._note_low()
 
     def _leaves_out(self, message: SharedMessage) -> bool:
-        """A filter that a message has passed once is not asked when it comes again from the group's own topic."""
+        """Whether the group does not want it: the broker leases nothing to a member with another filter.
+
+        What a message has passed once is not asked when it comes again from the group's own topic."""
         if is_own_topic(message.leased_from.topic):
             return False
         if self._tags is not None and message.tag not in self._tags:
@@ -315,10 +317,13 @@ class SharedCore:
             if (
                 each.due
                 and not each.sent
-                and (each.settle_at <= now or self._closing or self._goes_along(each, asked, now))
+                and (each.settle_at <= now or self._closes_now(each, now) or self._goes_along(each, asked, now))
             ):
                 actions.append(self._settlements(each, now))
         return actions + asks
+
+    def _closes_now(self, found: _Partition, now: float) -> bool:
+        return self._closing and found.retry_at <= now
 
     def _goes_along(self, found: _Partition, asked: set[TopicPartition], now: float) -> bool:
         """Whether its settlements go with a request for more messages: one round trip in place of two."""

@@ -56,7 +56,7 @@ class SharedDriver:
     """Of one shared consumer. `lock` guards the core; its threads are daemons.
 
     came: rung when messages have come, or why there are none; settling: when answers to settlements have.
-    failure: why nothing will ever come: raised by whoever waits.
+    failure: why nothing will ever come: raised by whoever waits. What was taken before may still be settled.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class SharedDriver:
             return self.core.unsettled_count
 
     def has_settled(self) -> bool:
-        """Whether there is nothing to wait for: all is answered, or nothing ever will be."""
-        return self.failure is not None or not self.unsettled
+        """Whether there is nothing to wait for."""
+        return not self.unsettled
 
     def wake(self) -> None:
         """Have all that wait look again. Any thread."""
@@ -152,8 +152,6 @@ class SharedDriver:
 
     def go_on(self) -> None:
         """Begin what is due. Any thread where no interrupt comes."""
-        if self.failure is not None:
-            return
         with self.lock:
             actions = self.core.actions(self._clock())
         if actions:
@@ -177,7 +175,7 @@ class SharedDriver:
         with self.lock:
             core, now = self.core, self._clock()
             core.is_due = False
-            core.wakes_at = math.inf if self.failure is not None else core.next_time(now)
+            core.wakes_at = core.next_time(now)
             return None if core.wakes_at == math.inf else core.wakes_at - now
 
     def _look_if_needed(self) -> None:
@@ -357,7 +355,10 @@ class SharedDriver:
         self.ring()
 
     def _give_up(self, error: MetaqError) -> None:
+        """Ask for nothing more, and give back what nobody has taken."""
         with self.lock:
             if self.failure is None:
                 self.failure = error
+                self.core.close(self._clock())
         self.wake()
+        self.ring()

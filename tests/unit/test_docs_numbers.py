@@ -112,6 +112,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "most messages, 1 … {MAX_ACQUIRED:plain}, and bytes",
         "how long they are leased, 1 … {MAX_LEASE_MS} |",
         "number of rows in its body, 1 … {MAX_SETTLEMENTS}:",
+        "no member has asked for {SHARED_MEMBER_SECONDS:s}, none waits",
+        "together may have {MAX_FILTER_BYTES} bytes",
         "runs {MAX_RUNNING_SEARCHES} searches at once and lets {MAX_WAITING_SEARCHES} wait",
         "`limit`: 0 … {MAX_LISTED_DELAYED},",
     ),
@@ -119,6 +121,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "`lease_seconds` ({SharedConfig.lease_seconds:plain}) only says",
         "has at most {SHARED_MAX_HELD} messages leased or released on one partition, and looks {SHARED_MAX_AHEAD} "
         "messages or {SHARED_AHEAD_BYTES:bytes} ahead ({SHARED_MAX_AHEAD_ORDERED} with",
+        "may begin with others {SHARED_MEMBER_SECONDS:s} after the last one has asked",
     ),
     "docs/client.md": (
         "It works on `threads` partitions at once (1 to {MAX_HANDLER_THREADS}), on each",

@@ -213,6 +213,21 @@ def test_nothing_goes_to_a_broker_that_has_failed_before_its_pause_is_over() -> 
     assert offsets(leasing.said()) == [0, 1]
 
 
+def test_a_member_that_asks_for_nothing_more_gives_back_what_it_has_and_pauses_behind_a_broker_that_fails() -> None:
+    leasing = Leasing(linger_ms=100)
+    first, *_ = taken(leasing, 1)
+    leasing.lease(message())
+    leasing.core.close(0.0)
+    (action,) = leasing.core.actions(0.0)
+    assert isinstance(action, Settle)
+    assert [each.action for each in action.settlements] == [SettleAction.RETURN]
+    leasing.core.unsettled(action.partition, 0.0, 1.0)
+    leasing.core.ack(first, 0.5)
+    assert leasing.core.actions(0.9) == []
+    leasing.now = 1.0
+    assert [each.action for each in leasing.said()] == [SettleAction.RETURN, SettleAction.ACK]
+
+
 def test_acknowledgements_go_with_the_request_for_more_once_they_are_some() -> None:
     leasing = Leasing(linger_ms=100)
     for count, along in ((7, []), (9, list(range(7)) + list(range(9)))):

@@ -4,9 +4,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from metaq.broker import tuning
+from metaq.broker.shared.rows import SharedKey, leased_section, state_section
+from metaq.broker.shared.rows import encode_body as encode_rows
+from metaq.broker.shared.state import Limits, SharedState
+from metaq.broker.store.sequence_rows import internal_record
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER_BYTES, attribute_of, decode_attribute, encode_body
 from metaq.protocol.shared import (
@@ -44,9 +49,16 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def acquire(
-    member: str = "m", most: int = 10, *, topic: str = "t", group: str = "g", lease_ms: int = 30_000, **more: Any
+    member: str = "m",
+    most: int = 10,
+    *,
+    topic: str = "t",
+    group: str = "g",
+    lease_ms: int = 30_000,
+    partition: int = 0,
+    **more: Any,
 ) -> bytes:
-    request = AcquireRequest(topic, 0, group, member, most, 1 << 20, lease_ms, **more)
+    request = AcquireRequest(topic, partition, group, member, most, 1 << 20, lease_ms, **more)
     return encode_frame(RequestCode.ACQUIRE, 5, request.to_ext())
 
 
@@ -231,15 +243,128 @@ def test_with_group_commit_an_acknowledgement_is_answered_when_it_is_on_the_disk
     assert [frame.code for frame in peer.frames()] == [ResponseCode.SUCCESS]
 
 
-def test_all_members_take_keys_in_order_or_none(make: Make) -> None:
+def refused(peer: Peer, request: bytes) -> str:
+    frame = peer.ask_frame(request)
+    assert frame.code == ResponseCode.SHARED_REFUSED
+    return str(frame.remark)
+
+
+def test_the_filter_is_the_groups_and_a_member_with_another_one_is_refused_at_once_and_changes_nothing(
+    make: Make,
+) -> None:
+    harness = make()
+    peer = harness.connect()
+    send(harness, peer, [body_with({"n": number}) for number in range(6)], flag=LISTED)
+    found = leased(harness, peer, acquire(most=1, where="n > 1", tags=()))
+    assert numbered(found) == [2]
+    for other in ({"where": "n < 2"}, {}, {"where": "n > 1", "tags": ("a",)}, {"where": "n > 1", "ordered": True}):
+        assert "where='n > 1', ordered_by_key=False" in refused(peer, acquire("x", wait_ms=60_000, **other))
+    assert "this member (x)" in refused(peer, acquire("x", where="n < 2"))
+    assert "wants where='n < 2', tags=['a', 'b'], ordered_by_key=True" in refused(
+        peer, acquire("x", where="n < 2", tags=("b", "a"), ordered=True)
+    )
+    found += leased(harness, peer, acquire("other", where=" n > 1 "))
+    assert numbered(found) == [2, 3, 4, 5]
+    settled(harness, peer, *map(ack, found))
+    assert status(harness, peer)["left"] == 0
+
+
+def test_of_members_that_begin_at_once_on_different_partitions_the_first_says_the_filter_of_all_partitions(
+    make: Make,
+) -> None:
+    harness = make()
+    peer, other = harness.connect(), harness.connect()
+    for partition in (0, 1):
+        for number in range(4):
+            peer.send(put("t", partition, body_with({"n": number}), flag=LISTED))
+    harness.threads.run()
+    harness.turn()
+    peer.answers()
+    assert numbered(leased(harness, peer, acquire("a", where="n < 2", partition=0))) == [0, 1]
+    assert "n < 2" in refused(other, acquire("b", where="n >= 2", partition=1))
+    assert numbered(leased(harness, peer, acquire("a", where="n < 2", partition=1))) == [0, 1]
+
+
+def test_the_filter_outlives_the_broker_and_a_log_that_was_made_shorter(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metaq.broker.tuning.SHARED_LOG_BYTES", 100)
+    harness = make()
+    peer = harness.connect()
+    leased(harness, peer, acquire(where="n > 1", tags=("ä", "b"), ordered=True))
+    harness.store.close()  # as a kill would leave it
+    for _ in range(2):
+        harness = make()
+        peer = harness.connect()
+        assert "where='n > 1', tags=['b', 'ä'], ordered_by_key=True" in refused(peer, acquire("x"))
+        leased(harness, peer, acquire(where="n > 1", tags=("ä", "b"), ordered=True))
+        for _ in range(4):
+            harness.broker.shared.tick()
+            harness.turn()
+            harness.threads.run()
+        harness.store.close()
+    (log,) = make().store.internal_logs("/shared")
+    assert log.first_offset > 0
+
+
+def test_the_filter_changes_when_nobody_has_asked_for_a_minute_and_nothing_is_leased(make: Make) -> None:
+    harness = make()
+    peer = harness.connect()
+    send(harness, peer, [body_with({"n": number}) for number in range(4)], flag=LISTED)
+    assert numbered(leased(harness, peer, acquire(where="n < 2", lease_ms=100_000))) == [0, 1]
+    harness.reactor.advance(tuning.SHARED_MEMBER_SECONDS)
+    refused(peer, acquire("x"))  # something is leased
+    harness.reactor.advance(100 - tuning.SHARED_MEMBER_SECONDS)
+    send(harness, peer, [body_with({"n": 4})], flag=LISTED)
+    assert numbered(leased(harness, peer, acquire("x"))) == [0, 1, 4]  # 2 and 3 were left out while it held
+    assert "ordered_by_key=False, and" in refused(peer, acquire(where="n < 2"))
+    harness.close()
+    harness = make()
+    peer = harness.connect()
+    harness.reactor.advance(tuning.SHARED_MEMBER_SECONDS - 1)
+    refused(peer, acquire(where="n < 2"))  # a member may have asked before the restart
+    harness.reactor.advance(1)
+    assert numbered(leased(harness, peer, acquire(where="n < 1"))) == [0, 1, 4]  # held: their member judges them
+
+
+def test_a_partition_that_was_not_asked_since_the_filter_changed_has_the_new_one_after_a_restart(make: Make) -> None:
+    harness = make()
+    peer = harness.connect()
+    for partition in (0, 1):
+        leased(harness, peer, acquire(where="n < 2", partition=partition))
+    harness.reactor.advance(tuning.SHARED_MEMBER_SECONDS)
+    leased(harness, peer, acquire(where="n > 2", partition=1))
+    harness.close()
+    harness = make()
+    assert "where='n > 2'" in refused(harness.connect(), acquire(where="n < 2", partition=0))
+
+
+def test_the_log_of_an_earlier_version_has_no_filter_and_the_first_who_asks_says_it(make: Make) -> None:
     harness = make()
     peer = filled(harness, 2)
-    leased(harness, peer, acquire("a", 1))
-    frame = peer.ask_frame(acquire("b", 1, ordered=True))
-    assert frame.code == ResponseCode.SHARED_REFUSED
-    assert "ordered_by_key" in frame.remark
-    harness.reactor.advance(31)
-    assert len(leased(harness, peer, acquire("b", 1, ordered=True))) == 1
+    queue_key = SharedKey("g", "t", 0)
+    state = SharedState(0, Limits(10, 10, 10, 10, 10, 8))
+    state.look(40, np.array([0], np.int64), np.array([HEADER_BYTES + 1], np.int32), None, None)
+    grants = state.acquire(1, 100, 0.0, 77, "m")
+    until = int(harness.time * 1000) + 30_000
+    rows = [
+        state_section(queue_key, SharedState(0, state._limits), 0.0, 0),
+        leased_section(queue_key, grants, 77, until, "m"),
+    ]
+    log = harness.store.internal_log("/shared", False)
+    data, unit = internal_record(encode_rows(9, rows), 1, 0)
+    log.append((data,), unit)
+    harness.close()
+    harness = make()
+    peer = harness.connect()
+    assert bodies(leased(harness, peer, acquire(ordered=True))) == [b"1"]
+    assert "ordered_by_key=True" in refused(peer, acquire())
+    assert settled(harness, peer, Settlement(0, 77, 0, SettleAction.ACK)) == [SettleOutcome.DONE]
+
+
+def test_a_filter_that_is_too_large_to_be_kept_is_refused(make: Make) -> None:
+    tags = tuple(f"tag-{number:06}" for number in range(5000))
+    assert "at most 60000" in refused(make().connect(), acquire(tags=tags))
 
 
 def test_the_internal_log_is_made_shorter_and_says_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,11 +439,7 @@ def test_what_a_filter_leaves_out_is_done_for_the_group_over_restarts_and_what_i
     harness = make()
     peer = harness.connect()
     send(harness, peer, [body_with({"n": number}) for number in range(6)], flag=LISTED)
-    found = leased(harness, peer, acquire(most=1))
-    assert numbered(found) == [0]
-    found += leased(harness, peer, acquire(where="n = 7 OR n = 9"))
-    assert numbered(found) == [0, 1, 2, 3, 4, 5]  # these had been looked at: their member checks them
-    settled(harness, peer, *map(ack, found))
+    assert leased(harness, peer, acquire(where="n = 7 OR n = 9")) == []
     send(harness, peer, [body_with({"n": number}) for number in range(6, 12)], flag=LISTED)
     found = leased(harness, peer, acquire(where="n = 7 OR n = 9"))
     assert numbered(found) == [7, 9]
@@ -328,7 +449,7 @@ def test_what_a_filter_leaves_out_is_done_for_the_group_over_restarts_and_what_i
     harness = make()
     peer = harness.connect()
     assert status(harness, peer)["left"] == 1
-    harness.reactor.advance(31)
+    harness.reactor.advance(tuning.SHARED_MEMBER_SECONDS)
     assert numbered(leased(harness, peer, acquire())) == [7]
 
 
@@ -342,16 +463,16 @@ def test_messages_with_other_tags_are_done_for_the_group_also_together_with_a_fi
     assert numbered(found) == [0, 2, 3]
     settled(harness, peer, *map(ack, found))
     assert status(harness, peer)["left"] == 0
-    assert leased(harness, peer, acquire()) == []  # the others are done for the group
     harness.close()
     harness = make()
     peer = harness.connect()
-    assert leased(harness, peer, acquire()) == []
+    harness.reactor.advance(tuning.SHARED_MEMBER_SECONDS)
+    assert leased(harness, peer, acquire()) == []  # the others are done for the group
     send(harness, peer, [body_with({"TAGS": "b", "n": 6})], flag=LISTED)
     assert numbered(leased(harness, peer, acquire())) == [6]
 
 
-def test_a_message_with_a_lone_tag_and_one_that_is_leased_again_pass(make: Make) -> None:
+def test_a_message_with_a_lone_tag_passes_and_so_does_one_that_is_leased_again_with_another_filter(make: Make) -> None:
     harness = make()
     peer = harness.connect()
     for tag in (b"a", b"b"):
@@ -359,6 +480,7 @@ def test_a_message_with_a_lone_tag_and_one_that_is_leased_again_pass(make: Make)
     (first,) = leased(harness, peer, acquire(tags=("b",)))
     assert bodies([first])[0].endswith(b"b")
     settled(harness, peer, Settlement(first.offset, first.token, 0, SettleAction.RELEASE))
+    harness.reactor.advance(tuning.SHARED_MEMBER_SECONDS)
     (again,) = leased(harness, peer, acquire(tags=("a",)))
     assert (again.offset, again.attempts) == (first.offset, 2)  # its member judges what the group has had to do with
 

@@ -1,0 +1,105 @@
+"""What a shared group takes of a topic: one filter for all members, which belongs to the group and is kept in its log.
+
+The first member that asks for the topic says it. One that wants something else is refused, so that what a filter leaves
+out is only done if all members agree that nobody wants it. No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import simplejson
+
+from metaq.protocol.errors import SharedRefused, StoreError
+from metaq.protocol.shared import AcquireRequest
+from metaq.protocol.where import parse_where
+
+from .. import tuning
+
+__all__ = ["MAX_FILTER_BYTES", "GroupFilter", "TopicFilter"]
+
+MAX_FILTER_BYTES = 60_000
+"""Of a filter as it is written down: a row has room for so much."""
+
+_SHOWN = 1000
+"""Characters of a filter in an error."""
+
+
+class GroupFilter(NamedTuple):
+    """where: a filter by content, "" = none. tags: sorted, () = all. ordered: whether the messages of a key are leased
+    one at a time, in their order."""
+
+    where: str = ""
+    tags: tuple[str, ...] = ()
+    ordered: bool = False
+
+    @classmethod
+    def of(cls, request: AcquireRequest) -> GroupFilter:
+        """What a member asks for."""
+        return cls(request.where.strip(), tuple(sorted(set(request.tags))), request.ordered)
+
+    def __str__(self) -> str:
+        """For people, as the arguments of a SharedConsumer; shortened."""
+        parts = [f"where={self.where!r}"] if self.where else []
+        if self.tags:
+            parts.append(f"tags={list(self.tags)}")
+        text = ", ".join([*parts, f"ordered_by_key={self.ordered}"])
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+    def check(self) -> None:
+        """Raises InvalidWhere."""
+        if self.where:
+            parse_where(self.where)
+
+    def to_text(self) -> str:
+        """To be written down."""
+        return simplejson.dumps(self._asdict(), ensure_ascii=False, tuple_as_array=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> GroupFilter:
+        """What `to_text` gave. Raises StoreError."""
+        try:
+            found = simplejson.loads(text)
+            return cls(str(found["where"]), tuple(map(str, found["tags"])), bool(found["ordered"]))
+        except (ValueError, KeyError, TypeError) as wrong:
+            raise StoreError(f"the filter of a shared group cannot be read: {wrong}") from wrong
+
+
+class TopicFilter:
+    """The filter of one group on one topic of this broker. Reactor thread."""
+
+    def __init__(self, group: str, topic: str, now: float, known: GroupFilter | None = None) -> None:
+        """now: seconds of the caller's clock. known: as it was written down; None: nobody has said it yet."""
+        self.filter = known
+        self._group = group
+        self._topic = topic
+        self._asked_at = now
+
+    def is_in_use(self, now: float) -> bool:
+        """Whether a member has asked not long ago; or may have, before this broker began."""
+        return now - self._asked_at < tuning.SHARED_MEMBER_SECONDS
+
+    def agree(self, wanted: GroupFilter, member: str, now: float, *, has_leases: bool) -> bool:
+        """A member asks with this filter; whether it is the group's from now on, and was not before.
+
+        has_leases: whether a member has leased messages of the topic, or waits for some. Raises SharedRefused,
+        InvalidWhere."""
+        changes = wanted != self.filter
+        if changes:
+            wanted.check()
+            if self.filter is not None and (has_leases or self.is_in_use(now)):
+                raise SharedRefused(
+                    f"group {self._group} takes messages of {self._topic} with {self.filter}, and this member "
+                    f"({member}) wants {wanted}: give all members the same where, tags and "
+                    "ordered_by_key. To change what the group takes, stop all members: others begin "
+                    f"{tuning.SHARED_MEMBER_SECONDS:g} s after the last one has asked, when no message is leased"
+                )
+            size = len(wanted.to_text().encode("utf-8"))
+            if size > MAX_FILTER_BYTES:
+                raise SharedRefused(
+                    f"group {self._group} on {self._topic}: where and tags have {size} bytes together; at most "
+                    f"{MAX_FILTER_BYTES} are kept: name fewer tags, or filter by content"
+                )
+            self.filter = wanted
+        self._asked_at = now
+        return changes
