@@ -51,6 +51,7 @@ __all__ = [
     "MessageNotFound",
     "MessageTooLarge",
     "MetaqError",
+    "NoMessageBegins",
     "NoPartition",
     "NotEnoughReplicas",
     "NotLeader",
@@ -332,6 +333,22 @@ class CorruptRecord(StoreError):
     def of(cls, partition: TopicPartition, position: int, reason: str, end: int | None = None) -> Self:
         """Damage that a reader of a partition has met."""
         error = cls(f"topic {partition.topic}, partition {partition}", position, reason, end)
+        error.partition = partition
+        return error
+
+
+class NoMessageBegins(CorruptRecord):
+    """No message begins at `position`, which lies inside the readable bytes. begin: where the message begins that lies
+    there, or the next one."""
+
+    def __init__(self, file: str, position: int, begin: int) -> None:
+        super().__init__(file, position, f"no message begins there, one does at {begin}")
+        self.begin = begin
+
+    @classmethod
+    def there(cls, partition: TopicPartition, position: int, begin: int) -> Self:
+        """As `of`."""
+        error = cls(f"topic {partition.topic}, partition {partition}", position, begin)
         error.partition = partition
         return error
 

@@ -25,6 +25,7 @@ from .options import ReadOptions, WriteOptions
 from .pushdown import Pushed
 
 __all__ = [
+    "FAILOVER_SECONDS",
     "PLANNING_SECONDS",
     "check_published",
     "for_tasks",
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 PLANNING_SECONDS = 10.0
 """How long a query waits while it is planned: until each broker set that has a node has a leader with all its topics,
 and where a leader goes in the middle of it."""
+
+FAILOVER_SECONDS = 60.0
+"""How long a task waits for its broker to come back or to be replaced by a slave, from the last message on, and the
+driver of a stream for what it needs to plan the next micro-batch."""
 
 _T = TypeVar("_T")
 
@@ -74,8 +79,11 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
         return for_tasks(cluster, options, through_failover(cluster, planned))
 
 
-def through_failover(cluster: Cluster, work: Callable[[], _T]) -> _T:
-    """What `work` returns, tried again for 10 s where a broker set may be changing its leader. Raises as `work`."""
+def through_failover(cluster: Cluster, work: Callable[[], _T], patience_seconds: float | None = None) -> _T:
+    """What `work` returns, tried again while brokers go and come. Raises as `work`.
+
+    patience_seconds: for how long; None: PLANNING_SECONDS where a broker set may change its leader, else not at all.
+    """
     backoff = Backoff(0.1, 0.5)
     give_up: float | None = None
     while True:
@@ -84,7 +92,10 @@ def through_failover(cluster: Cluster, work: Callable[[], _T]) -> _T:
         except (BrokerUnavailable, RequestTimedOut, NoPartition, NotLeader) as error:
             now, pause = time.monotonic(), backoff.next()
             if give_up is None:
-                give_up = now + PLANNING_SECONDS if cluster.view.set_ids() else now
+                patience = patience_seconds
+                if patience is None:
+                    patience = PLANNING_SECONDS if cluster.view.set_ids() else 0.0
+                give_up = now + patience
             if now + pause > give_up:
                 raise
             log.warning("planning begins anew: %s", error)

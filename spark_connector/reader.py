@@ -17,7 +17,7 @@ from metaq.client.arrow import DecodedColumns, decode_columns
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection, Endpoint
 from metaq.client.decoding import Records, in_bytes, joined
-from metaq.client.questions.partitions import Bounds, partition_bounds
+from metaq.client.questions.partitions import Bounds, offset_after, partition_bounds
 from metaq.client.questions.records import BegunPull, Pulled, located
 from metaq.client.redirects import Redirects
 from metaq.coordination.backoff import Backoff
@@ -26,6 +26,7 @@ from metaq.protocol.errors import (
     CorruptRecord,
     LeaderMoved,
     MetaqError,
+    NoMessageBegins,
     NotLeader,
     OffsetOutOfRange,
     RequestTimedOut,
@@ -33,18 +34,15 @@ from metaq.protocol.errors import (
 
 from .offsets import DataLoss, Lost, OffsetRange, followed
 from .options import ReadOptions
-from .planning import open_cluster, plan_query
+from .planning import FAILOVER_SECONDS, open_cluster, plan_query
 from .pushdown import Pushed, push
 from .schema import schema_for, to_batch
 from .set_nodes import QUIET_SECONDS, SetNodes
 from .workers import spare_modules
 
-__all__ = ["FAILOVER_SECONDS", "Failover", "FilteringReader", "MetaqReader", "RangeReader", "read_partition"]
+__all__ = ["Failover", "FilteringReader", "MetaqReader", "RangeReader", "read_partition"]
 
 log = logging.getLogger(__name__)
-
-FAILOVER_SECONDS = 60.0
-"""How long a task waits for its broker to come back or to be replaced by a slave, from the last message on."""
 
 
 class MetaqReader(DataSourceReader):
@@ -188,11 +186,31 @@ class RangeReader:
         end = self._planned.end
         if damage.position >= end:
             return end
+        if isinstance(damage, NoMessageBegins):
+            return self._made_anew(connection, damage)
         damage = located(connection, self.place, damage)
-        if self._options.fail_on_data_loss or damage.end is None:
+        if damage.end is None:
             raise damage
+        if self._options.fail_on_data_loss:
+            reason = f"{damage.reason}; set failOnDataLoss=false to go on behind it"
+            raise CorruptRecord.of(self.place, damage.position, reason, damage.end)
         log.warning("lost while reading: %s (failOnDataLoss=false)", damage)
         return min(damage.end, end)
+
+    def _made_anew(self, connection: Connection, inside: NoMessageBegins) -> int:
+        """The next message behind a position that lies inside one: the topic was made anew and has grown beyond it.
+        Raises DataLoss."""
+        offset, end = inside.position, self._planned.end
+        following = min(offset_after(connection, self.place, offset, 1), end)
+        self._lose(connection, Lost(self._planned.id, offset, following), inside)
+        return following
+
+    def _lose(self, connection: Connection, lost: Lost, error: MetaqError) -> None:
+        """Note it, or raise DataLoss."""
+        if self._options.fail_on_data_loss:
+            bounds = partition_bounds(connection, self.place)
+            raise DataLoss([lost], bounds.first, bounds.end) from error
+        log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
 
     def _blocks(self, connection: Connection, pulled: Pulled) -> tuple[list[DecodedColumns], CorruptRecord | None]:
         """What comes in front of the first damaged record, and that record if there is one. Raises BrokerUnavailable
@@ -248,10 +266,7 @@ class RangeReader:
         bounds = partition_bounds(connection, self.place)
         self._check_copied(connection, bounds)
         following = min(max(bounds.first, offset), end) if offset < bounds.first else end
-        lost = Lost(self._planned.id, offset, following)
-        if self._options.fail_on_data_loss:
-            raise DataLoss([lost], bounds.first, bounds.end) from error
-        log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
+        self._lose(connection, Lost(self._planned.id, offset, following), error)
         return following
 
     def _check_copied(self, connection: Connection, bounds: Bounds) -> None:

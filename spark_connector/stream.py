@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -46,12 +46,14 @@ from .offsets import (
     to_json,
 )
 from .options import BatchLimits, ReadOptions
-from .planning import for_tasks, look, open_cluster, selected, split, through_failover
+from .planning import FAILOVER_SECONDS, for_tasks, look, open_cluster, selected, split, through_failover
 from .reader import read_partition
 
 __all__ = ["MetaqStreamReader"]
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 Offsets = dict[TopicPartition, int]
 Held = Mapping[TopicPartition, PartitionState]
@@ -100,9 +102,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises DataLoss, RequestRefused for limits on a Java broker, which cannot count.
         """
         self._commit(start)
-        if self._target is None:
-            return self._latest(start, limit)
-        return through_failover(self._open(), lambda: self._latest(start, limit))
+        return self._patiently(lambda: self._latest(start, limit))
 
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offsets = followed(from_json(start), self._moves())
@@ -145,7 +145,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges between two positions. Raises BrokerUnavailable if no broker has one of them, DataLoss."""
-        return through_failover(self._open(), lambda: self._planned(from_json(start), from_json(end)))
+        return self._patiently(lambda: self._planned(from_json(start), from_json(end)))
 
     def _planned(self, before: Offsets, after: Offsets) -> list[InputPartition]:
         moves = self._moves()
@@ -166,6 +166,10 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(self.options, partition, self.options.tags)
 
     # --- the cluster ------------------------------------------------------------------------------------------------
+
+    def _patiently(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns; brokers that go are waited for as long as tasks wait."""
+        return through_failover(self._open(), work, FAILOVER_SECONDS)
 
     def _open(self) -> Cluster:
         if self._cluster is None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from metaq.protocol.errors import CorruptRecord, OffsetOutOfRange
+from metaq.protocol.errors import CorruptRecord, NoMessageBegins, OffsetOutOfRange
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest
@@ -278,7 +278,7 @@ def _pulled(
         if answer.damaged_from != NOT_DAMAGED:
             raise damaged_bytes(partition, answer.damaged_from, answer.next_offset)
         if answer.min_offset <= offset <= answer.max_offset:
-            raise CorruptRecord.of(partition, offset, f"no message begins there, one does at {answer.next_offset}")
+            raise NoMessageBegins.there(partition, offset, answer.next_offset)
         raise OffsetOutOfRange(offset, answer.min_offset, answer.max_offset)
     runs, sizes = answer.records_in(frame.body, offset)
     return Pulled(runs, answer.next_offset, sizes)

@@ -51,6 +51,7 @@ from metaq.protocol.remoting import (
     MessageCountsRequest,
     OffsetReply,
     PartitionRequest,
+    SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
     TransactionRequest,
@@ -306,6 +307,8 @@ class Answers:
                 return self._search(SearchByTimeRequest.from_ext(frame.ext))
             case RequestCode.MESSAGE_COUNTS:
                 return self._counts(MessageCountsRequest.from_ext(frame.ext))
+            case RequestCode.SEARCH_OFFSET_BY_COUNT:
+                return self._after(SearchByCountRequest.from_ext(frame.ext))
             case RequestCode.HEARTBEAT:
                 return _Reply({})
             case RequestCode.STATS:
@@ -387,6 +390,11 @@ class Answers:
         log = self._open(request.topic, request.partition)
         return _Reply(MessageCountsReply(len(log.starts), log.before(request.offset), log.first, log.end).to_ext())
 
+    def _after(self, request: SearchByCountRequest) -> _Reply:
+        log = self._open(request.topic, request.partition)
+        number = min(log.before(request.offset) + request.messages, log.before(request.offset + request.max_bytes))
+        return _Reply(OffsetReply(log.starts[number] if number < len(log.starts) else log.end).to_ext())
+
     # --- pulls --------------------------------------------------------------------------------------------------------
 
     def _pull(self, caller: Connected, frame: Frame) -> _Reply | None:
@@ -452,6 +460,8 @@ class Answers:
         if not log.first <= offset <= log.end:
             offset = log.first if offset < log.first else log.end
             code = ResponseCode.PULL_OFFSET_MOVED
+        elif (begin := log.begin_of(offset)) != offset:
+            offset, code = begin, ResponseCode.PULL_OFFSET_MOVED
         elif request.verify and (damage := log.damage_at(offset)) is not None:
             damaged_from, offset = offset, damage
             code = ResponseCode.PULL_OFFSET_MOVED

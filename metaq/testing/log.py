@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -72,6 +73,10 @@ class MemoryLog:
         del self.data[: offset - self.first]
         del self.starts[:count], self.ids[:count], self.tags[:count]
         self.first = offset
+
+    def begin_of(self, offset: int) -> int:
+        """Where the record begins that this readable byte is in; the end itself at the end."""
+        return offset if offset == self.end else self.starts[bisect_right(self.starts, offset) - 1]
 
     def bodies(self) -> list[bytes]:
         """Of all records, in order."""

@@ -18,7 +18,8 @@ from metaq.protocol.record import COMPRESSED_FLAG, HEADER_BYTES, encode_attribut
 from metaq.spark_connector import reader as module
 from metaq.spark_connector.offsets import DataLoss, OffsetRange
 from metaq.spark_connector.options import ReadOptions
-from metaq.spark_connector.reader import FAILOVER_SECONDS, Failover, read_partition
+from metaq.spark_connector.planning import FAILOVER_SECONDS
+from metaq.spark_connector.reader import Failover, read_partition
 from metaq.spark_connector.schema import SPARK_SCHEMA_WITH_HEADERS
 from metaq.spark_connector.source import MetaqDataSource
 from metaq.testing import FakeBroker
@@ -161,7 +162,7 @@ def test_deleted_messages_are_still_data_loss_at_the_planned_broker(now):
 def test_an_offset_inside_a_record_is_refused_rather_than_asked_for_for_ever(now):
     with brokers(100) as (master,):
         inside = InputPartition(OffsetRange(ZERO, master.endpoint, 7, 100 * SIZE))
-        with pytest.raises(CorruptRecord, match=r"at byte 7: .* \(does the offset begin a record\?\)"):
+        with pytest.raises(DataLoss, match=rf"t 0-0: \[7, {SIZE}\)"):
             list(read_partition(OPTIONS, inside))
 
 
@@ -247,3 +248,17 @@ def test_what_had_expired_when_the_query_was_planned_is_left_out_however_late_a_
             broker.append("t", 0, encode_body(str(expires).encode(), flag, raw), flag=flag)
         assert rows(read_all(broker, 3, planned_ms=1000)) == [b"None", b"1001"]
         assert rows(read_all(broker, 3)) == [b"None", b"1000", b"1001"]
+
+
+def test_a_position_inside_a_message_of_a_topic_made_anew_is_data_loss(monkeypatch, now, caplog):
+    """The new topic has grown beyond the position of a checkpoint: each start of the query failed there for ever."""
+    with brokers(10) as (broker,):
+        registered(monkeypatch, broker.endpoint)
+        inside = InputPartition(OffsetRange(ZERO, broker.endpoint, 2 * SIZE + 7, 10 * SIZE))
+        said = rf"t 0-0: \[{2 * SIZE + 7}, {3 * SIZE}\).*made anew; set failOnDataLoss=false"
+        with pytest.raises(DataLoss, match=said):
+            list(read_partition(OPTIONS, inside))
+        assert rows(read_partition(replace(OPTIONS, fail_on_data_loss=False), inside)) == PAYLOADS[3:10]
+        assert f"lost while reading: t 0-0: [{2 * SIZE + 7}, {3 * SIZE})" in caplog.text
+        at_the_end = InputPartition(OffsetRange(ZERO, broker.endpoint, 9 * SIZE + 1, 9 * SIZE + 5))
+        assert rows(read_partition(replace(OPTIONS, fail_on_data_loss=False), at_the_end)) == []

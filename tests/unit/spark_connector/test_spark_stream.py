@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -9,8 +10,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
 from metaq.coordination.move_records import Move, MoveState
+from metaq.protocol.errors import BrokerUnavailable
 from metaq.spark_connector.offsets import DataLoss, Lost, PartitionState, followed, to_json
 from metaq.spark_connector.options import ReadOptions
+from metaq.spark_connector.planning import FAILOVER_SECONDS
 from metaq.spark_connector.stream import MetaqStreamReader
 
 ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
@@ -110,3 +113,39 @@ def test_a_new_partition_is_read_from_its_begin(monkeypatch):
 def test_a_partition_without_a_broker_stays_where_it_is(monkeypatch):
     made = reader({ZERO: (0, 50)}, monkeypatch)
     assert latest(made, {ZERO: 20, ONE: 10}) == to_json({ZERO: 50, ONE: 10})
+
+
+def going_away(monkeypatch, made, name, times):
+    """The broker that this question is asked has gone, so many times; and a clock that sleeping moves."""
+    now, failures, ask = [0.0], [0], getattr(made, name)
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    def asked(*given, **options):
+        if failures[0] < times:
+            failures[0] += 1
+            raise BrokerUnavailable("host:1 closed the connection")
+        return ask(*given, **options)
+
+    monkeypatch.setattr("metaq.spark_connector.planning.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(made, name, asked)
+    return now
+
+
+def test_a_broker_that_goes_while_a_micro_batch_is_limited_does_not_end_the_query(monkeypatch):
+    made = reader({ZERO: (0, 50)}, monkeypatch, maxOffsetsPerTrigger="10")
+    monkeypatch.setattr(made, "_count", lambda held, partition, span: 5)
+    now = going_away(monkeypatch, made, "_count", 3)
+    assert made.latestOffset(to_json({ZERO: 0}), made.getDefaultReadLimit()) == to_json({ZERO: 50})
+    assert 0 < now[0] < 3
+
+
+def test_a_broker_that_goes_while_ranges_are_planned_is_waited_for_as_tasks_do(monkeypatch):
+    made = reader({ZERO: (0, 50)}, monkeypatch)
+    going_away(monkeypatch, made, "_look", 20)
+    assert spans(made, to_json({ZERO: 0}), to_json({ZERO: 50})) == [(ZERO, 0, 50)]
+    now = going_away(monkeypatch, made, "_look", 1000)
+    with pytest.raises(BrokerUnavailable):
+        made.partitions(to_json({ZERO: 0}), to_json({ZERO: 50}))
+    assert FAILOVER_SECONDS - 1 < now[0] <= FAILOVER_SECONDS
