@@ -35,9 +35,13 @@ __all__ = [
     "plan_ranges",
     "position",
     "shares",
+    "started_of",
     "time_wanted",
     "to_json",
 ]
+
+_STARTED = ""
+"""In the place of a topic, which has no such name."""
 
 StreamOffsets = Mapping[str, Mapping[str, int]]
 """A stream's position, in checkpoints and in `startingOffsets`: byte offset by topic and `<brokerId>-<partition>`."""
@@ -221,9 +225,9 @@ def narrow(found: OffsetRange, start: int | None, end: int | None) -> OffsetRang
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """A stream's position, in the order of partitions."""
-    found: dict[str, dict[str, int]] = {}
+def to_json(offsets: Mapping[TopicPartition, int], started_ms: int | None = None) -> dict[str, dict[str, int]]:
+    """A stream's position, in the order of partitions. started_ms: as `started_of` tells it."""
+    found: dict[str, dict[str, int]] = {} if started_ms is None else {_STARTED: {"ms": started_ms}}
     for partition in sorted(offsets):
         found.setdefault(partition.topic, {})[str(partition)] = offsets[partition]
     return found
@@ -232,8 +236,17 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
     """The inverse of to_json. Raises ValueError for anything else than a position of this source."""
     return {
-        TopicPartition.parse(topic, name): offset for topic, names in offsets.items() for name, offset in names.items()
+        TopicPartition.parse(topic, name): offset
+        for topic, names in offsets.items()
+        if topic != _STARTED
+        for name, offset in names.items()
     }
+
+
+def started_of(offsets: StreamOffsets) -> int | None:
+    """When the query began that has this position, in milliseconds since 1970; None: a former version has written it,
+    for which partitions that it did not see at its start begin at byte 0."""
+    return offsets.get(_STARTED, {}).get("ms")
 
 
 def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> dict[TopicPartition, int]:

@@ -25,10 +25,11 @@ from pyspark.sql.streaming.datasource import (
 from metaq.client.connection import Connection
 from metaq.client.questions.asking import need_frames
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import bounds_at, offset_after, partition_bounds
+from metaq.client.questions.partitions import bounds_at, offset_after, offset_at_time, partition_bounds
 from metaq.client.values import TopicPartition
+from metaq.client.wall_clock import now_ms
 from metaq.coordination.move_records import Move, MoveState
-from metaq.protocol.errors import BrokerUnavailable, NoPartition, RequestTimedOut
+from metaq.protocol.errors import BrokerUnavailable, NoPartition, RequestRefused, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
 
 from .offsets import (
@@ -43,9 +44,11 @@ from .offsets import (
     followed,
     from_json,
     position,
+    started_of,
+    time_wanted,
     to_json,
 )
-from .options import BatchLimits, ReadOptions
+from .options import BatchLimits, Explicit, ReadOptions
 from .planning import FAILOVER_SECONDS, for_tasks, look, open_cluster, selected, split, through_failover
 from .reader import read_partition
 
@@ -79,7 +82,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cluster = self._open()
         states = through_failover(cluster, lambda: look(cluster, self.options, selected(cluster, self.options)))
         check_partitions(self.options.starting_option, self.options.starting, [state.id for state in states])
-        return to_json({state.id: position(self.options, state) for state in states})
+        return to_json({state.id: position(self.options, state) for state in states}, now_ms())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """One of Spark's kinds of limit, to be told apart from ReadAllAvailable; latestOffset applies all options."""
@@ -95,8 +98,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {each: state.end for each, state in held.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next micro-batch ends. Partitions that are new since `start` begin at byte 0, and those that have
-        moved to another broker where they were.
+        """Where the next micro-batch ends. Partitions that `start` does not know join at its end (`_joining`), and
+        those that have moved to another broker stand where they were.
 
         A partition without a live broker stays where it is (with Trigger.AvailableNow it raises BrokerUnavailable).
         Raises DataLoss, RequestRefused for limits on a Java broker, which cannot count.
@@ -111,7 +114,11 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             offsets = followed(offsets, self._moves())
             moved = from_json(start).keys() - offsets.keys()
             held = {each: state for each, state in held.items() if each not in moved}
-        waiting = self._waiting(offsets, held)
+        started_ms, joining = started_of(start), dict[TopicPartition, int]()
+        if started_ms is not None:
+            new = (held if self._target is None else self._target).keys() & held.keys() - offsets.keys()
+            joining = {each: self._joining(held[each], started_ms) for each in sorted(new)}
+        waiting = self._waiting(offsets, {each: state for each, state in held.items() if each not in joining})
         limits = BatchLimits() if isinstance(limit, ReadAllAvailable) else self.options.limits
         waited = self._clock() - self._last_batch
         ends = admit(
@@ -125,7 +132,28 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if any(ends[each] > span[0] for each, span in waiting.items()):
             self._last_batch = self._clock()
-        return to_json(offsets | ends)
+        return to_json(offsets | ends | joining, started_ms)
+
+    def _joining(self, state: PartitionState, started_ms: int) -> int:
+        """Where a query begins to read a partition that it did not see when it began: the partition is new, or its
+        broker was down. Then it has messages of before, which count as they would have at the start.
+        """
+        starting, each = self.options.starting, state.id
+        if starting == "earliest":
+            return state.first
+        cluster = self._open()
+        if starting == "committed":
+            (offset,) = cluster.committed_many(self.options.group or "", [each])
+            return state.first if offset is None else min(max(offset.offset, state.first), state.end)
+        if isinstance(starting, Explicit) and str(each) in (named := starting.offsets.get(each.topic, {})):
+            return min(max(named[str(each)], state.first), state.end)
+        time_ms = time_wanted(starting, each)
+        question = partial(offset_at_time, partition=each, time_ms=started_ms if time_ms is None else time_ms)
+        try:
+            return cluster.ask_at(state.endpoint, question)
+        except RequestRefused as error:  # of a Java broker
+            log.warning("%s %s came after the query's start, and is read from its begin: %s", each.topic, each, error)
+            return state.first
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The ends as they were last seen, for Spark's progress reports."""
@@ -145,12 +173,13 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges between two positions. Raises BrokerUnavailable if no broker has one of them, DataLoss."""
-        return self._patiently(lambda: self._planned(from_json(start), from_json(end)))
+        return self._patiently(lambda: self._planned(from_json(start), from_json(end), started_of(end)))
 
-    def _planned(self, before: Offsets, after: Offsets) -> list[InputPartition]:
+    def _planned(self, before: Offsets, after: Offsets, started_ms: int | None) -> list[InputPartition]:
         moves = self._moves()
         before, after = followed(before, moves), followed(after, moves)
-        wanted = {each: (before.get(each, 0), last) for each, last in after.items() if before.get(each, 0) < last}
+        unknown = 0 if started_ms is None else INT64_MAX  # what joins at the end of a batch has nothing in it
+        wanted = {each: (first, last) for each, last in after.items() if (first := before.get(each, unknown)) < last}
         held = self._look({each: last for each, (_, last) in wanted.items()}, only=True)
         self._report([lost for each, span in wanted.items() if (lost := _lost(each, span, held[each]))], held)
         ranges = [

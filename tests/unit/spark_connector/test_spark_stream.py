@@ -10,8 +10,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
 from metaq.coordination.move_records import Move, MoveState
-from metaq.protocol.errors import BrokerUnavailable
-from metaq.spark_connector.offsets import DataLoss, Lost, PartitionState, followed, to_json
+from metaq.protocol.errors import BrokerUnavailable, RequestRefused
+from metaq.spark_connector.offsets import DataLoss, Lost, PartitionState, followed, from_json, started_of, to_json
 from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.planning import FAILOVER_SECONDS
 from metaq.spark_connector.stream import MetaqStreamReader
@@ -149,3 +149,58 @@ def test_a_broker_that_goes_while_ranges_are_planned_is_waited_for_as_tasks_do(m
     with pytest.raises(BrokerUnavailable):
         made.partitions(to_json({ZERO: 0}), to_json({ZERO: 50}))
     assert FAILOVER_SECONDS - 1 < now[0] <= FAILOVER_SECONDS
+
+
+STARTED_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "begin"),
+    [
+        ({"startingOffsets": "latest"}, 40),  # nothing that was there before the query
+        ({"startingOffsets": "earliest"}, 10),
+        ({"startingOffsets": "committed", "group": "g"}, 25),
+        ({"startingTimestamp": str(STARTED_MS - 5000)}, 20),
+        ({"startingOffsets": '{"t": {"0-0": 3}}'}, 40),
+        ({"startingOffsets": '{"t": {"0-0": 3, "1-0": 15}}'}, 15),
+    ],
+)
+def test_a_partition_whose_broker_was_down_at_the_start_begins_where_the_start_says(monkeypatch, options, begin):
+    made = reader({ZERO: (0, 50), ONE: (10, 60)}, monkeypatch, **options)
+    at_time = {STARTED_MS: 40, STARTED_MS - 5000: 20}
+    cluster = SimpleNamespace(
+        ask_at=lambda endpoint, question: at_time[question.keywords["time_ms"]],
+        committed_many=lambda group, partitions: [SimpleNamespace(offset=25)],
+        commit=lambda group, offsets: None,
+    )
+    monkeypatch.setattr(made, "_open", lambda: cluster)
+    start = to_json({ZERO: 50}, STARTED_MS)
+    joined = made.latestOffset(start, ReadAllAvailable())
+    assert joined == to_json({ZERO: 50, ONE: begin}, STARTED_MS)
+    assert spans(made, start, joined) == []
+    end = made.latestOffset(joined, ReadAllAvailable())
+    assert end == to_json({ZERO: 50, ONE: 60}, STARTED_MS)
+    assert spans(made, joined, end) == [(ONE, begin, 60)]
+
+
+def test_a_new_partition_of_a_java_broker_is_read_from_its_begin(monkeypatch, caplog):
+    made = reader({ZERO: (0, 50), ONE: (10, 60)}, monkeypatch, startingOffsets="latest")
+
+    def refuses(endpoint, question):
+        raise RequestRefused(1, "it has no index by time")
+
+    monkeypatch.setattr(made, "_open", lambda: SimpleNamespace(ask_at=refuses))
+    joined = made.latestOffset(to_json({ZERO: 50}, STARTED_MS), ReadAllAvailable())
+    assert joined == to_json({ZERO: 50, ONE: 10}, STARTED_MS)
+    assert "t 1-0 came after the query's start" in caplog.text
+
+
+def test_a_query_notes_when_it_began(monkeypatch):
+    made = reader({ZERO: (0, 50)}, monkeypatch, startingOffsets="latest")
+    monkeypatch.setattr("metaq.spark_connector.stream.through_failover", lambda cluster, work: work())
+    monkeypatch.setattr("metaq.spark_connector.stream.selected", lambda *_: [ZERO])
+    monkeypatch.setattr("metaq.spark_connector.stream.look", lambda *_: [PartitionState(ZERO, WHERE, 0, 50)])
+    monkeypatch.setattr("metaq.spark_connector.stream.now_ms", lambda: STARTED_MS)
+    position = made.initialOffset()
+    assert (started_of(position), from_json(position)) == (STARTED_MS, {ZERO: 50})
+    assert started_of(to_json({ZERO: 50})) is None
