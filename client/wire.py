@@ -260,6 +260,14 @@ class Wire:
         self._sock.close()
 
 
+def _no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no connection to {endpoint} within {seconds:.1f} s"
+    if isinstance(error, socket.gaierror):
+        return f"no connection to {endpoint}: this machine cannot resolve that name, the broker's hostName: {error}"
+    return f"no connection to {endpoint}: {error}"
+
+
 def connect(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> tuple[socket.socket, str]:
     """A socket to the broker, and the version it says it has, within `seconds`. Raises BrokerUnavailable."""
     deadline = clock() + seconds
@@ -268,7 +276,7 @@ def connect(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> t
     except OSError as error:
         if is_interrupt(error):
             raise
-        raise BrokerUnavailable(f"no connection to {endpoint} within {seconds:.1f} s: {error}") from error
+        raise BrokerUnavailable(_no_connection(endpoint, seconds, error)) from error
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         opening, version = Opening(), None

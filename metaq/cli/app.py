@@ -121,6 +121,7 @@ def cli(zk: str | None, zk_timeout: float) -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Entry point: run the command line `args` (default: the process's) and exit with its code."""
+    _open_standard_streams()
     code = run(args)
     try:
         sys.stdout.flush()
@@ -175,6 +176,20 @@ def run_spark_job() -> NoReturn:
             raise
         sys.exit(f"metaq-spark: {sentence}")
     run()
+
+
+def _open_standard_streams() -> None:
+    """Where the caller has closed one: so that no socket gets its number, and what is printed goes nowhere. `sys.stdin`
+    stays None, for a command that would read it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _failed(program: str, message: str, code: int) -> int:

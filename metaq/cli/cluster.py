@@ -75,7 +75,7 @@ def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> 
     """The sentence for what is missing because brokers are silent (Survey.silent)."""
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
-    return f"{reasons}: without {missing}: start that broker"
+    return f"{reasons}: without {missing}: start that broker, or correct its hostName"
 
 
 # --- one broker -------------------------------------------------------------------------------------------------------

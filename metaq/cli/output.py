@@ -57,10 +57,16 @@ _ANY_WIDTH = 1_000_000
 """Width of tables that go to a file or pipe: there is no terminal to wrap for."""
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave the exit code to app.py; rich would make it 1."""
+        raise  # called where the BrokenPipeError is handled
+
+
 def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) -> Console:
     """A console on `stream` (default stdout): as wide as the terminal, or `pipe_columns` and plain without one."""
     target = stream or sys.stdout
-    return Console(file=target, width=None if target.isatty() else pipe_columns, highlight=False)
+    return _Console(file=target, width=None if target.isatty() else pipe_columns, highlight=False)
 
 
 def print_json(value: Any) -> None:

@@ -204,9 +204,8 @@ class Monitor:
                 yield from _above(what, "prepared transaction", prepared, limits.max_prepared)
         if connection.takes_halves:
             parked = list_halves(connection, limit=0).states[HalfState.PARKED]
-            yield from _above(
-                what, "parked half messages (metaq halves list --state parked)", parked, limits.max_parked
-            )
+            remedy = " (metaq halves list --state parked)"
+            yield from _above(what, "parked half message", parked, limits.max_parked, remedy)
 
     # --- a message there and back -------------------------------------------------------------------------------------
 

