@@ -14,6 +14,7 @@ __all__ = [
     "LAST_COUNTER",
     "MAX_BROKER_ID",
     "TIME_SHIFT",
+    "UNKNOWN_ID",
     "counter_at",
     "counter_of",
     "foreign_from",
@@ -23,6 +24,9 @@ __all__ = [
     "store_time_ms",
     "store_times_ms",
 ]
+
+UNKNOWN_ID = -1
+"""In the place of an id that nobody knows."""
 
 EPOCH_MS = 1303895660503
 MAX_BROKER_ID = 1023

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, ExtFields, Field, PartitionField, TopicField, flag, number
 from .limits import INT32_MAX, INT64_MAX, MAX_BATCH_RECORDS
+from .message_id import UNKNOWN_ID
 from .sends import split_batch
 
 __all__ = [
@@ -57,6 +58,7 @@ class PullRequest(ExtFields):
     where: only records for which this filter by content holds (docs/filters.md; the client checks again), "" = all.
     follower: whether an in-sync follower of a broker set may answer. A pull from where it shows nothing yet waits,
     because another node has shown more.
+    last_id: id of the message that the client has met right in front of `offset`; UNKNOWN_ID if it does not ask.
     """
 
     topic: TopicField
@@ -71,6 +73,7 @@ class PullRequest(ExtFields):
     verify: Annotated[bool, flag("verify", left_out=True)] = False
     follower: Annotated[bool, flag(FOLLOWER, left_out=True)] = False
     where: Annotated[str, Field("where", left_out=True)] = ""
+    last_id: Annotated[int, number("lastId", INT64_MIN, INT64_MAX, left_out=True)] = UNKNOWN_ID
 
 
 @dataclass(slots=True)
@@ -82,7 +85,8 @@ class PullReply(ExtFields):
     from the asked offset on; n = a filtered reply, the body begins with n runs (`encode_runs`). records: n = the body
     begins with the sizes of its n records (`encode_sizes`, `split_batch`); 0 = it does not, though they were asked for.
     damaged_from: of a PULL_OFFSET_MOVED answer, where damaged bytes begin that end at next_offset; NOT_DAMAGED if the
-    offset is moved for another reason.
+    offset is moved for another reason. id_before: only if the request had a last_id, and another message lies in front
+    of the offset: its id; UNKNOWN_ID if it is the same, there is none (any more), or nobody knows now.
     """
 
     next_offset: Annotated[int, number("nextOffset", 0, INT64_MAX)]
@@ -93,6 +97,7 @@ class PullReply(ExtFields):
     runs: Annotated[int, number("runs", 0, INT32_MAX)] = 0
     records: Annotated[int, number("records", 0, MAX_BATCH_RECORDS, left_out=True)] = 0
     damaged_from: Annotated[int, number("damagedFrom", NOT_DAMAGED, INT64_MAX, left_out=True)] = NOT_DAMAGED
+    id_before: Annotated[int, number("idBefore", INT64_MIN, INT64_MAX, left_out=True)] = UNKNOWN_ID
 
     def records_in(
         self, body: memoryview, offset: int

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple, Self
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, Ext, ExtFields, Field, PartitionField, TopicField, choice, flag, number
 from .limits import INT32_MAX, INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
+from .message_id import UNKNOWN_ID
 from .record import HEADER_BYTES
 from .transactions import NULL_KEY, TX_KEY, TransactionType, parse_key, parse_own_key
 
@@ -84,21 +85,29 @@ class OffsetReply(ExtFields):
 
 @dataclass(slots=True)
 class MessageCountsRequest(ExtFields):
-    """MESSAGE_COUNTS: how many messages a partition holds, and how many of them lie before `offset`."""
+    """MESSAGE_COUNTS: how many messages a partition holds, and how many of them lie before `offset`.
+
+    last_id: as of PullRequest.
+    """
 
     topic: TopicField
     partition: PartitionField
     offset: Annotated[int, number("offset", INT64_MIN, INT64_MAX)] = 0
+    last_id: Annotated[int, number("lastId", INT64_MIN, INT64_MAX, left_out=True)] = UNKNOWN_ID
 
 
 @dataclass(slots=True)
 class MessageCountsReply(ExtFields):
-    """total: readable messages; before: those wholly before the asked offset; and the partition's bounds in bytes."""
+    """total: readable messages; before: those wholly before the asked offset; and the partition's bounds in bytes.
+
+    id_before: as of PullReply.
+    """
 
     total: Annotated[int, number("total", 0, INT64_MAX)]
     before: Annotated[int, number("before", 0, INT64_MAX)]
     min_offset: Annotated[int, number("minOffset", 0, INT64_MAX)]
     max_offset: Annotated[int, number("maxOffset", 0, INT64_MAX)]
+    id_before: Annotated[int, number("idBefore", INT64_MIN, INT64_MAX, left_out=True)] = UNKNOWN_ID
 
 
 @dataclass(slots=True)

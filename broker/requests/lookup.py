@@ -71,8 +71,7 @@ class Lookups:
         log = self._reading.partitions.find(request.topic, request.partition)
         if log is None:
             return MessageCountsReply(0, 0, 0, 0)
-        found = self._reading.cold_reads.look_up(partial(log.lookup.count_before, request.offset))
-        return then(found, partial(_counts, log))
+        return then(self._reading.cold_reads.look_up(partial(_before, log, request)), partial(_counts, log))
 
     def nearest(self, query: OffsetQuery, connection: object) -> bytes:
         """`offset`: the nearest earlier byte offset that surely begins a record, the segment's start (wire.md §4).
@@ -91,5 +90,12 @@ class Lookups:
         return encode_result(Status.SUCCESS, str(start), query.opaque)
 
 
-def _counts(log: PartitionLog, before: int) -> MessageCountsReply:
-    return MessageCountsReply(log.segments.message_count, before, log.first_offset, log.visible_end)
+def _before(log: PartitionLog, request: MessageCountsRequest) -> tuple[int, int]:
+    """How many messages lie before the offset, and the id of the last one, if the request names another."""
+    lookup, offset = log.lookup, request.offset
+    return lookup.count_before(offset), lookup.other_id_before(offset, request.last_id)
+
+
+def _counts(log: PartitionLog, before: tuple[int, int]) -> MessageCountsReply:
+    count, other_id = before
+    return MessageCountsReply(log.segments.message_count, count, log.first_offset, log.visible_end, other_id)

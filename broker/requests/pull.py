@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 from metaq.protocol.errors import OffsetOutOfRange
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.statuses import ResponseCode
@@ -48,6 +49,7 @@ class Pull(Parkable):
 
     __slots__ = (
         "_hashes",
+        "_id_before",
         "_loads",
         "_offset",
         "_place",
@@ -71,6 +73,7 @@ class Pull(Parkable):
         self._loads = 0
         self._place: Soundness | BaseException | None = None  # what lies at the offset, once that was asked
         self._offset = request.offset  # everything before it was looked at
+        self._id_before = UNKNOWN_ID
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
         self._selection = Selection(parse_where(request.where), reading.where_time) if request.where else None
         self._stretch: Stretch | None = None  # was read for the next step
@@ -114,6 +117,8 @@ class Pull(Parkable):
             return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
         if self._request.follower and log.visible_end < self._offset <= log.end_offset:
             return Step.WAIT  # another node has shown more
+        if self._request.last_id != UNKNOWN_ID and self._offset == self._request.offset:
+            self._id_before = log.lookup.other_id_before(self._offset, self._request.last_id)
         if not log.first_offset <= self._offset <= log.visible_end:
             return self._out_of_range(log)
         if self._offset == log.visible_end:
@@ -150,6 +155,7 @@ class Pull(Parkable):
 
     def _reply(self, code: ResponseCode, reply: PullReply, body_bytes: int = 0) -> bytes:
         reply.sequence = self._request.sequence
+        reply.id_before = self._id_before
         return answer_frame(self.opaque, reply.to_ext(), code, body=body_bytes)
 
     @staticmethod

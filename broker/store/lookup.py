@@ -10,6 +10,7 @@ import numpy as np
 
 from metaq.protocol.errors import StoreError
 from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.record import HEADER_BYTES
 
 from . import tuning
@@ -137,6 +138,26 @@ class Lookup:
     def count_before(self, offset: int) -> int:
         """Messages wholly before this byte offset, counted from first_offset."""
         return self._count_before(offset)
+
+    @_despite_damage
+    def id_before(self, offset: int) -> int | None:
+        """Id of the last readable message wholly before this byte offset. None: there is none, or it is not known now
+        because an index is being rebuilt."""
+        segments = self._segments
+        number = segments.number_at(min(offset, segments.visible_end) - 1)
+        if number < 0 or segments[number].index is None:
+            return None
+        before = self._count_before(offset)
+        if not before:
+            return None
+        number = segments.number_with(before - 1)
+        index = segments[number].index
+        return None if index is None else index.unit(before - 1 - segments.count_before(number))[1]
+
+    def other_id_before(self, offset: int, message_id: int) -> int:
+        """As `id_before` if that is another id; UNKNOWN_ID otherwise, and if nobody wants to know."""
+        found = None if message_id == UNKNOWN_ID else self.id_before(offset)
+        return UNKNOWN_ID if found is None or found == message_id else found
 
     def _count_before(self, offset: int) -> int:
         segments = self._segments

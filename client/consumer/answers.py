@@ -8,6 +8,7 @@ from functools import partial
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.own_topics import RETRY_PREFIX
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest
 from metaq.protocol.record import HEADER, HEADER_BYTES, is_blank, iter_headers
@@ -57,6 +58,8 @@ class PullCodec:
         self._where = where
         self._config = config
         self._is_slave = is_slave
+        # a filter leaves out messages in front of the position; a follower may not have them yet
+        self._sees_all = not (self._tags or where or config.read_from == "nearest")
 
     def encode(self, request: Request, frames: bool, unpacks: bool = False, takes_where: bool = False) -> Build:
         """The request, which the bytes are made for once its opaque is known. unpacks: the broker wants to be told that
@@ -79,6 +82,7 @@ class PullCodec:
             verify=request.verify,
             follower=config.read_from == "nearest",
             where=self._where if takes_where and topic != self._retry_topic else "",
+            last_id=request.last_id if self._sees_all else UNKNOWN_ID,
         )
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 
@@ -119,6 +123,8 @@ class PullCodec:
             raise frame_error(frame, cursor.partition, endpoint)
         reply = PullReply.from_ext(frame.ext)
         end = reply.next_offset
+        if reply.id_before != UNKNOWN_ID and not self._is_slave(endpoint):
+            cursor.doubt(request)
         if reply.damaged_from != NOT_DAMAGED:
             if end <= offset:
                 raise RemoteProtocolError(f"{cursor}: damage ends before its begin")
@@ -145,7 +151,16 @@ class PullCodec:
             )
         if position == offset:
             raise RemoteProtocolError(f"{cursor}: the broker moves the position {offset} to itself")
-        if position or cursor.stood_at_0:  # else 0 is how "earliest" begins
+        if offset < position:
+            log.error(
+                "%s: position %d is not readable, going on at %d: the partition has lost its end. What has come in its "
+                "place up to there is passed over: `metaq groups describe %s` says whether that is something",
+                cursor,
+                position,
+                offset,
+                self._group,
+            )
+        elif position or cursor.stood_at_0:  # else 0 is how "earliest" begins
             log.warning("%s: position %d is not readable, going on at %d", cursor, position, offset)
         return (Chunk.of(b"", offset, offset),)
 

@@ -99,6 +99,7 @@ class ConsumerCore:
     ) -> None:
         """accept: the user's filter; what it refuses is passed over and counts as consumed. `take` raises what it, and
         on_damaged, raise. follow: as ConnectionPool.follow. reader: of `message.value`."""
+        self.group = group
         self.owned: Mapping[TopicPartition, PartitionCursor] = {}
         self.notices = Notices()
         self.in_doubt = False

@@ -66,7 +66,8 @@ class Ask(Enum):
 class Request(NamedTuple):
     """What to ask a broker; give it back with what came of it.
 
-    verify: the broker shall check the record at `offset`. size: bytes to ask for over the text protocol.
+    verify: the broker shall check the record at `offset`. size: bytes to ask for over the text protocol. last_id: of
+    the message in front of `offset`, for the broker to say whether it has that; UNKNOWN_MESSAGE_ID: it need not.
     """
 
     cursor: PartitionCursor
@@ -75,6 +76,7 @@ class Request(NamedTuple):
     offset: int
     verify: bool = False
     size: int = 0
+    last_id: int = UNKNOWN_MESSAGE_ID
 
 
 class PartitionCursor:
@@ -107,7 +109,10 @@ class PartitionCursor:
         self.opened = self.locate is None
         self.moves = 0
         self.fetch_offset = self.position = begin if isinstance(begin, int) else 0
-        self.last_id = stored[1] if stored is not None and stored[0] == begin else UNKNOWN_MESSAGE_ID
+        reached = consumed or stored
+        self.last_id = reached[1] if reached is not None and reached[0] == begin else UNKNOWN_MESSAGE_ID
+        self._proved = False  # the broker has the message in front of the position, as far as it could say
+        self._doubt: Reached | None = None  # a position in front of which it has another message
         self.consumed = consumed
         self.committed = stored
         self._found: Reached | None = None  # where `locate` has it begin
@@ -256,7 +261,8 @@ class PartitionCursor:
                 return None
             self.asking = True
             verify = self._suspect == self.fetch_offset
-            return Request(self, self._generation, self._ask, self.fetch_offset, verify, self._get_bytes)
+            last_id = UNKNOWN_MESSAGE_ID if self._proved or self.fetch_offset != self.position else self.last_id
+            return Request(self, self._generation, self._ask, self.fetch_offset, verify, self._get_bytes, last_id)
 
     def next_ahead(self, request: Request, offset: int) -> Request | None:
         """The answer that is coming in ends at `offset`: what to ask for already."""
@@ -290,6 +296,7 @@ class PartitionCursor:
         """All of the answer has arrived. pause: seconds before the next request. Whether an earlier one had failed."""
         with self.lock:
             if self.awaits(request):
+                self._proved = self._proved or request.ask is Ask.PULL
                 if self._ahead != NOWHERE:  # the next one is under way already
                     self._ahead = NOWHERE
                 else:
@@ -331,8 +338,18 @@ class PartitionCursor:
             self.asking = False
             self._ahead = NOWHERE
             self._not_before = 0.0
+            self._proved = False
 
     # --- what brokers say -------------------------------------------------------------------------------------------
+
+    def doubt(self, request: Request) -> None:
+        """The broker has another message in front of the position than the one that was read there."""
+        self._doubt = request.offset, request.last_id
+
+    def take_doubt(self) -> Reached | None:
+        """The position that `doubt` was told of since the last call, and the id of the message in front of it."""
+        doubt, self._doubt = self._doubt, None
+        return doubt
 
     def was_led_back(self) -> bool:
         """The broker leads back to the start of the record that has the position. Whether it does so again: then what

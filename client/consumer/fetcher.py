@@ -26,13 +26,14 @@ from metaq.protocol.statuses import ResponseCode
 
 from ..connection import Connection, Endpoint, Reply
 from ..pool import ConnectionPool
+from ..questions.divergence import diverged_at
 from ..questions.partitions import max_offset
 from ..questions.records import locate_damage
 from ..timers import Timers
 from ..values import TopicPartition
 from ..waiting import Waiter
 from .core import ConsumerCore
-from .cursor import Ask, PartitionCursor, Request
+from .cursor import Ask, PartitionCursor, Reached, Request
 from .nearest_nodes import NearestNodes
 from .tuning import CONNECT_SECONDS
 
@@ -169,12 +170,15 @@ class Fetcher:
                 self._use(connection)
                 self._pull(request, connection)
             else:
-                aside = self._asides.get(endpoint)
-                if aside is None:
-                    aside = self._asides[endpoint] = Aside(f"metaq-fetch-{endpoint.host}:{endpoint.port}")
-                aside.start(partial(self._ask_here, request, endpoint))
+                self._aside(endpoint).start(partial(self._ask_here, request, endpoint))
         except MetaqError as error:
             self._then(request, self._core.failed(request, error, time.monotonic()))
+
+    def _aside(self, endpoint: Endpoint) -> Aside:
+        aside = self._asides.get(endpoint)
+        if aside is None:
+            aside = self._asides[endpoint] = Aside(f"metaq-fetch-{endpoint.host}:{endpoint.port}")
+        return aside
 
     def _ask_here(self, request: Request, endpoint: Endpoint) -> None:
         """Broker's thread: what may wait for it."""
@@ -249,6 +253,9 @@ class Fetcher:
                 self._nearest.failed(connection.endpoint)
             if reply is not None:
                 pause = core.answered(request, reply, connection.endpoint, time.monotonic())
+                if (doubt := cursor.take_doubt()) is not None:
+                    look = partial(self._look_into, cursor.partition, connection.endpoint, doubt)
+                    self._aside(connection.endpoint).start(look)
             else:
                 error = error or BrokerUnavailable(f"{connection.endpoint} gave no answer")
                 pause = core.unanswered(request, error, time.monotonic())
@@ -256,6 +263,37 @@ class Fetcher:
         except BaseException:
             begin_elsewhere((self._ask_anew, cursor))
             raise
+
+    def _look_into(self, partition: TopicPartition, endpoint: Endpoint, doubt: Reached) -> None:
+        """Broker's thread: another message lies in front of this position than was read there. Say so if the one that
+        was read is lost, and others have come in its place: nobody else would know that they are passed over."""
+        offset, last_id = doubt
+        group = self._core.group
+        try:
+            missed = diverged_at(self._pool.connection(endpoint, CONNECT_SECONDS), partition, offset, last_id)
+        except MetaqError as error:
+            log.warning(
+                "%s %s: whether it has lost what group %s has read is unknown: %s",
+                partition.topic,
+                partition,
+                group,
+                error,
+            )
+            return
+        if missed is not None:
+            log.error(
+                "%s %s: messages are lost that group %s had read. It goes on at %d, and may pass over what has come "
+                "from %d on: stop its members and `metaq groups seek %s --topic %s --partition %s --to %d`",
+                partition.topic,
+                partition,
+                group,
+                offset,
+                missed,
+                group,
+                partition.topic,
+                partition,
+                missed,
+            )
 
     def _then(self, request: Request, pause: float | None) -> None:
         """What was asked was answered, or not: ask what comes next, in `pause` seconds."""

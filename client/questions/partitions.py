@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from metaq.protocol.errors import PartitionNotFound, TopicNotAccepted
 from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.refusals import text_error
 from metaq.protocol.remoting import (
     MessageCountsReply,
@@ -25,6 +26,7 @@ from .asking import READER_GROUP, Asked, as_result, ask, need_frames
 __all__ = [
     "Bounds",
     "bounds_at",
+    "bounds_behind",
     "lag_behind",
     "max_offset",
     "min_offset",
@@ -57,12 +59,20 @@ def bounds_at(
 ) -> tuple[Bounds, int | None]:
     """What can be read now, and how many of its messages end at or before byte `offset`; None if the broker cannot
     count."""
+    return bounds_behind(connection, partition, offset, UNKNOWN_ID, timeout)[:2]
+
+
+def bounds_behind(
+    connection: Asked, partition: TopicPartition, offset: int, last_id: int, timeout: float | None = None
+) -> tuple[Bounds, int | None, int]:
+    """As `bounds_at`, and the id of the message in front of the offset if that is not `last_id`; UNKNOWN_ID if it is,
+    if there is none, and where the broker does not tell it: a Java broker's, or an older one."""
     if not connection.speaks_frames:
-        return _stats_bounds(connection, partition, timeout), None
-    request = MessageCountsRequest(partition.topic, partition.partition, offset)
+        return _stats_bounds(connection, partition, timeout), None, UNKNOWN_ID
+    request = MessageCountsRequest(partition.topic, partition.partition, offset, last_id)
     frame = ask(connection, RequestCode.MESSAGE_COUNTS, request.to_ext(), partition, timeout)
     counts = MessageCountsReply.from_ext(frame.ext)
-    return Bounds(counts.min_offset, counts.max_offset, counts.total), counts.before
+    return Bounds(counts.min_offset, counts.max_offset, counts.total), counts.before, counts.id_before
 
 
 def min_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from metaq.protocol.errors import CorruptRecord, NoMessageBegins, OffsetOutOfRange
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest
 from metaq.protocol.record import HEADER, HEADER_BYTES
 from metaq.protocol.refusals import text_error
@@ -26,7 +27,7 @@ from ..decoding import Records, decode_walking, in_bytes
 from ..message import Message
 from ..values import TopicPartition
 from .asking import READER_GROUP, Asked, accepted, as_result, ask
-from .partitions import Bounds, bounds_at, max_offset
+from .partitions import Bounds, bounds_behind, max_offset
 
 __all__ = [
     "BegunPull",
@@ -161,21 +162,26 @@ class Waiting(NamedTuple):
     """What lies between a position and the end of a partition.
 
     bytes: of stored messages. messages: None if the broker cannot count them (Java). seconds: how long ago the oldest
-    of them was stored; 0.0 if there is none, None if it is damaged or its id is no clock (Java).
+    of them was stored; 0.0 if there is none, None if it is damaged or its id is no clock (Java). id_before: as
+    `bounds_behind`.
     """
 
     bounds: Bounds
     bytes: int
     messages: int | None
     seconds: float | None
+    id_before: int = UNKNOWN_ID
 
 
-def waiting_from(connection: Asked, partition: TopicPartition, position: int, now: float) -> Waiting:
-    """What is readable behind byte `position`. now: seconds since 1970."""
-    bounds, before = bounds_at(connection, partition, position)
+def waiting_from(
+    connection: Asked, partition: TopicPartition, position: int, now: float, last_id: int = UNKNOWN_ID
+) -> Waiting:
+    """What is readable behind byte `position`. now: seconds since 1970. last_id: of the message that is expected in
+    front of it."""
+    bounds, before, id_before = bounds_behind(connection, partition, position, last_id)
     begin = min(max(position, bounds.first), bounds.end)
     if begin == bounds.end:
-        return Waiting(bounds, 0, None if bounds.messages is None else 0, 0.0)
+        return Waiting(bounds, 0, None if bounds.messages is None else 0, 0.0, id_before)
     messages = None if before is None or bounds.messages is None else bounds.messages - before
     try:
         oldest = read_messages(connection, partition, begin, 1)
@@ -183,7 +189,7 @@ def waiting_from(connection: Asked, partition: TopicPartition, position: int, no
         oldest = []
     stored = oldest[0].timestamp_ms if oldest else None
     seconds = None if stored is None else max(0.0, now - stored / 1000)
-    return Waiting(bounds, bounds.end - begin, messages, seconds)
+    return Waiting(bounds, bounds.end - begin, messages, seconds, id_before)
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

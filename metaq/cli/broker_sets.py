@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from metaq.client.questions.admin import hand_over
+from metaq.client.values import TopicPartition
 from metaq.coordination.records import host_and_port
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_admin import forget_set, write_state
@@ -19,11 +21,12 @@ from metaq.coordination.set_view import SetView, read_set, read_sets
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, CoordinationError, MetaqError
 from metaq.protocol.limits import check_node
 
-from .cluster import zk_timeout
+from .ahead import Ahead, ahead_of, commanded, diverged_groups, readable_ends, set_back
+from .cluster import open_cluster, zk_timeout
 from .options import Parsed, json_option, zk_option
-from .output import moment, print_table, say, show
+from .output import moment, print_json, print_table, say, show
 from .servers import wait_until
-from .set_look import SetLook, ask_nodes, connected, is_led, look_at_sets, told_differences
+from .set_look import SetLook, Told, ask_nodes, connected, is_led, look_at_sets, told_differences
 
 __all__ = ["elect_node", "forget_broker_set", "hand_over_set", "list_sets", "prefer_node"]
 
@@ -100,7 +103,15 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
             troubles.append(
                 f"{what} has {len(look.in_sync)} in-sync nodes, not {in_sync}: {', '.join(look.in_sync) or 'none'}"
             )
-    leaderless = [str(look.broker_id) for look in looks if not look.leader]
+    lost = [look for look in looks if look.view.state is None]
+    for look in lost:
+        present = ", ".join(look.names)
+        troubles.append(
+            f"ZooKeeper has no state of broker set {look.broker_id}, so nobody leads it: "
+            + (f"present are {present}: choose the one with the right data: " if present else "start its nodes, then ")
+            + f"`metaq brokers elect {look.broker_id} --unclean --node NODE`"
+        )
+    leaderless = [str(look.broker_id) for look in looks if not look.leader and look not in lost]
     if leaderless:
         troubles.append(
             f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it; a set that is given up for "
@@ -237,33 +248,48 @@ def prefer_node(broker_set: int, node: str | None, none: bool, zk: str, as_json:
 @click.option("--unclean", is_flag=True, required=True, help="Needed: what only other nodes have is lost.")
 @click.option("--node", type=_NODE, required=True, help="The node that is to lead.")
 @click.option("--yes", is_flag=True, help="Do it; without this, the command only says what may be lost.")
+@click.option(
+    "--set-back",
+    "sets_back",
+    is_flag=True,
+    help="Have groups that have read what is lost go on where it was. Without this you are asked, on a terminal.",
+)
 @zk_option
 @json_option
-def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, zk: str, as_json: bool) -> int:
+def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: bool, zk: str, as_json: bool) -> int:
     """Have a node lead the broker set ID that is not in sync: the last resort when no in-sync node comes back.
 
     Shows which nodes were in sync and what each node that answers has. Messages that only the others have are lost for
     clients: these nodes cut them when they return, and keep them in .damaged- files. Refused while an in-sync node is
-    present, or a leader. Also begins a set anew whose state in ZooKeeper was deleted.
+    present, or a leader. Also begins a set anew whose state in ZooKeeper was deleted, with nodes that go on running.
+
+    Groups that have read messages which are lost pass over as many of those that come in their place. They are listed,
+    and with --set-back they go on where the node's messages end. Exits with 1 if such a group is left.
 
     \b
     Example
       metaq brokers elect 0 --unclean --node b
-      metaq brokers elect 0 --unclean --node b --yes
+      metaq brokers elect 0 --unclean --node b --yes --set-back
     """
     with _session(zk) as session:
         view = _view(session, broker_set)
         told = ask_nodes(dict(sorted(view.nodes.items())))
         epochs = [int(answer["epoch"]) for answer in told.values() if isinstance(answer, dict)]
         epoch = max([view.state.epoch if view.state else 0, *epochs])
-        _refuse_needless(broker_set, view, node, epoch)
+        _refuse_needless(broker_set, view, told, node, epoch)
         if not as_json:
             _show_loss(view, told)
         silent = told[node]
         if isinstance(silent, MetaqError):
             raise BrokerUnavailable(f"{node} does not answer, so it cannot lead: {silent}")
+        with connected(view.nodes[node]) as connection:
+            ends = readable_ends(connection, broker_set)
         if not yes:
-            value = {"set": broker_set, "done": False, "nodes": _answers(told)}
+            with open_cluster(zk) as cluster:
+                ahead = ahead_of(cluster, broker_set, ends)
+            value = {"set": broker_set, "done": False, "nodes": _answers(told), "groups": _groups(ahead)}
+            if ahead and not as_json:
+                _show_groups(ahead, f"have read more than {node} has")
             say(as_json, value, f"nothing is done: say --yes, and {node} leads epoch {epoch + 1} of set {broker_set}")
             return 1
         before = view.state or SetState(0, "", {})
@@ -271,18 +297,63 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, zk: str, as
         if not write_state(session, broker_set, chosen, view):
             raise CoordinationError(f"broker set {broker_set} has changed meanwhile: look again")
         now = _await_leader(session, broker_set, epoch)
-    value = {"set": broker_set, "done": True, "leader": now.leader, "epoch": now.epoch, "nodes": _answers(told)}
-    say(as_json, value, f"broker set {broker_set}: {now.leader} leads epoch {now.epoch}")
-    return 0
+    if not as_json:
+        click.echo(f"broker set {broker_set}: {now.leader} leads epoch {now.epoch}")
+    ahead, left = _groups_set_back(zk, broker_set, ends, sets_back, as_json)
+    if as_json:
+        value = {"set": broker_set, "done": True, "leader": now.leader, "epoch": now.epoch, "nodes": _answers(told)}
+        print_json({**value, "groups": _groups(ahead), "left": _groups(left)})
+    return 1 if left else 0
 
 
-def _refuse_needless(broker_set: int, view: SetView, node: str, epoch: int) -> None:
+def _groups_set_back(
+    zk: str, broker_set: int, ends: Mapping[TopicPartition, int], chosen: bool, as_json: bool
+) -> tuple[list[Ahead], list[Ahead]]:
+    """The groups that have read what is lost, and those of them that are as they were."""
+    with open_cluster(zk) as cluster:
+        ahead = diverged_groups(cluster, broker_set, ends)
+        if not ahead:
+            return [], []
+        if not as_json:
+            _show_groups(ahead, "have read messages that are lost")
+            if not chosen and sys.stdin.isatty():
+                chosen = click.confirm("Set them back, so that they miss nothing?", err=True)
+        left = set_back(cluster, ahead) if chosen else ahead
+    if not as_json:
+        if len(left) < len(ahead):
+            click.echo(f"set back: {len(ahead) - len(left)}")
+        for each in left:
+            reads = f"; {each.owner} reads it: stop the group's members first" if each.owner else ""
+            click.echo(f"metaq: left: `{commanded(each.group, each.partition, each.back)}`{reads}", err=True)
+    return ahead, left
+
+
+def _groups(ahead: Sequence[Ahead]) -> list[dict[str, object]]:
+    return [each.to_json() for each in ahead]
+
+
+def _show_groups(ahead: Sequence[Ahead], what: str) -> None:
+    click.echo(f"groups that {what}, and would pass over messages that come in their place:")
+    columns = ("GROUP", "TOPIC", "PARTITION", "COMMITTED", "BACK TO", "OWNER")
+    print_table(columns, [list(each.to_json().values()) for each in ahead])
+
+
+_LEADING = ("leader", "taking-over", "handing-over")
+"""Roles of a node that leads."""
+
+
+def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], node: str, epoch: int) -> None:
     """Raise CoordinationError if there is a better way, ConfigError for a node that is not there. epoch: the highest
-    that a node has seen; a state behind it was set back, and does not say who is in sync."""
+    that a node has seen; a state behind it was set back, and does not say who is in sync.
+
+    A node that led before its set's state was lost may have its `master` still, and the elected one replaces it."""
     if view.master is not None:
-        raise CoordinationError(
-            f"broker set {broker_set} has a leader at {view.master.url}: use `metaq brokers hand-over {broker_set}`"
-        )
+        holders = [name for name, each in view.nodes.items() if each.url == view.master.url]
+        answers = [told[name] for name in holders]
+        if not holders or any(isinstance(each, MetaqError) or each.get("role") in _LEADING for each in answers):
+            raise CoordinationError(
+                f"broker set {broker_set} has a leader at {view.master.url}: use `metaq brokers hand-over {broker_set}`"
+            )
     in_sync = view.state.in_sync if view.state else ()
     present = [] if view.state and view.state.epoch < epoch else view.in_sync_present
     if any(not view.nodes[each].forgetful for each in present) or (in_sync and len(present) == len(in_sync)):

@@ -15,13 +15,17 @@ from metaq.client.nearest import did_you_mean
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.delayed import list_delayed
+from metaq.client.questions.divergence import common_offset
 from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.questions.places import OffsetIn, Position, check_begins_message, offset_in
 from metaq.client.questions.records import waiting_from
 from metaq.client.values import TopicPartition
+from metaq.coordination.offset_store import Offset
 from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused, RequestTimedOut
+from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.own_topics import RETRY_PREFIX
 
+from .ahead import commanded
 from .cluster import open_cluster, tell_absent, tell_empty, without
 from .known import shared_partitions
 from .options import (
@@ -116,6 +120,9 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
         click.echo(f"{counted(waiting, 'failed message')} {verb} time")
     if dead != 0 and not as_json:
         click.echo(f"{counted(dead, 'dead letter')}: see `metaq dead-letters list --group {group}`")
+    for row in rows:
+        if row.missed_from is not None:
+            click.echo(f"metaq: {missed(group, row.partition, row.missed_from)}", err=True)
     if survey.silent:
         raise BrokerUnavailable(without(survey.silent, [row.partition for row in rows]))
 
@@ -197,12 +204,12 @@ class _Zones(NamedTuple):
 
 def _as_json(row: GroupPartition) -> dict[str, object]:
     found = {**row._asdict(), "end": row.bounds and row.bounds.end}
-    names = ("owner", "committed", "end", "lag_bytes", "lag_messages", "lag_seconds", "closed")
+    names = ("owner", "committed", "end", "lag_bytes", "lag_messages", "lag_seconds", "missed_from", "closed")
     return {"topic": row.partition.topic, "partition": str(row.partition), **{name: found[name] for name in names}}
 
 
 def _cells(row: GroupPartition) -> list[object]:
-    topic, partition, owner, committed, *lags, closed = _as_json(row).values()
+    topic, partition, owner, committed, *lags, _missed_from, closed = _as_json(row).values()
     unknown = "closed" if closed else UNKNOWN
     return [topic, partition, owner, committed, *(unknown if each is None else each for each in lags)]
 
@@ -316,7 +323,9 @@ class GroupPartition(NamedTuple):
 
     committed: None before the first commit. bounds: None if the broker does not answer, or if it is closed. lag_bytes,
     lag_messages: what is readable behind the offset; before the first commit, all that is there. lag_seconds: how long
-    ago the first of these messages was stored; a Java broker's have no date. closed: by an operator.
+    ago the first of these messages was stored; a Java broker's have no date. closed: by an operator. missed_from: the
+    partition does not have the message in front of the offset, but others in its place, of which the group may have
+    missed those from here on; None as far as is known.
     """
 
     partition: TopicPartition
@@ -327,6 +336,7 @@ class GroupPartition(NamedTuple):
     lag_messages: int | None = None
     lag_seconds: int | None = None
     closed: bool = False
+    missed_from: int | None = None
 
     @property
     def outside(self) -> bool:
@@ -336,6 +346,14 @@ class GroupPartition(NamedTuple):
             and self.committed is not None
             and not self.bounds.first <= self.committed <= self.bounds.end
         )
+
+
+def missed(group: str, partition: TopicPartition, missed_from: int) -> str:
+    """A sentence for an operator."""
+    return (
+        f"group {group} has read messages of {partition.topic} {partition} that are lost, and passes over what came in "
+        f"their place: stop its members, and `{commanded(group, partition, missed_from)}`"
+    )
 
 
 def group_partitions(
@@ -350,12 +368,12 @@ def group_partitions(
     owners = cluster.owners(group, topic)
     offsets = cluster.committed_many(group, partitions)
     found = [
-        GroupPartition(partition, owners.get(str(partition)), None if offset is None else offset.offset, None)
+        (GroupPartition(partition, owners.get(str(partition)), None if offset is None else offset.offset, None), offset)
         for partition, offset in zip(partitions, offsets, strict=True)
     ]
     return [
-        survey.ask(each.partition, partial(_measure, found=each, clock=clock)) or _closed(survey, each)
-        for each in found
+        survey.ask(each.partition, partial(_measure, found=each, stored=stored, clock=clock)) or _closed(survey, each)
+        for each, stored in found
     ]
 
 
@@ -364,10 +382,19 @@ def _closed(survey: Survey, found: GroupPartition) -> GroupPartition:
 
 
 def _measure(
-    connection: Connection, partition: TopicPartition, *, found: GroupPartition, clock: Callable[[], float]
+    connection: Connection,
+    partition: TopicPartition,
+    *,
+    found: GroupPartition,
+    stored: Offset | None,
+    clock: Callable[[], float],
 ) -> GroupPartition:
-    waiting = waiting_from(connection, partition, found.committed or 0, clock())
+    message_id = UNKNOWN_ID if stored is None else stored.message_id
+    waiting = waiting_from(connection, partition, found.committed or 0, clock(), message_id)
     found = found._replace(bounds=waiting.bounds)
+    if waiting.id_before != UNKNOWN_ID and found.committed is not None:
+        back = common_offset(connection, partition, waiting.bounds.first, message_id)
+        found = found._replace(missed_from=back if back is not None and back < found.committed else None)
     if found.committed is not None and found.committed > waiting.bounds.end:
         return found  # of another life of the partition: what was read of this one is not known
     seconds = None if waiting.seconds is None else int(waiting.seconds)

@@ -113,8 +113,8 @@ def monitor(
 
     Told are: ZooKeeper and brokers that do not answer or have left, failed puts, connections, prepared transactions,
     parked half messages, groups that are too far behind, have messages waiting and no member, stand still (--every),
-    have no owner or point outside the readable bytes, shared groups without a member, dead letters, full disks, little
-    memory. One cause gives one line; what it hides is unknown.
+    have no owner, point outside the readable bytes or have read what is lost, shared groups without a member, dead
+    letters, broker sets in trouble, full disks, little memory. One cause gives one line; what it hides is unknown.
 
     \b
     Example

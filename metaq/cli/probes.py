@@ -262,6 +262,12 @@ class Monitor:
             return _Cause(ProbeLevel.WARNING, "closed by an operator, lag unknown")
         if row.bounds is None:
             return _Cause(ProbeLevel.UNKNOWN, f"lag unknown without broker {row.partition.broker}")
+        if row.missed_from is not None:
+            return _Cause(
+                ProbeLevel.ALARM,
+                "has read messages that are lost, and passes over what came in their place; stop its members, and "
+                f"`metaq groups seek {group} --topic TOPIC --partition PARTITION --to OFFSET`",
+            )
         if row.outside:
             return _Cause(ProbeLevel.ALARM, "the offset is outside the readable bytes")
         lag = row.lag_bytes or 0
@@ -323,6 +329,8 @@ def _listed(rows: Sequence[GroupPartition]) -> str:
 
 def _place(row: GroupPartition) -> str:
     name = f"{row.partition.topic} {row.partition}"
+    if row.missed_from is not None:
+        return f"{name} (offset {row.committed}, back to {row.missed_from})"
     if row.bounds is not None and row.outside:
         return f"{name} (offset {row.committed}, readable [{row.bounds.first}, {row.bounds.end}])"
     return name

@@ -14,7 +14,7 @@ from metaq.coordination.set_records import SetNode
 from metaq.coordination.set_view import SetView
 from metaq.protocol.errors import MetaqError
 
-__all__ = ["SetLook", "ask_nodes", "connected", "is_led", "look_at_sets", "told_differences"]
+__all__ = ["SetLook", "Told", "ask_nodes", "connected", "is_led", "look_at_sets", "told_differences"]
 
 MAX_ASKED = 16
 """Nodes asked at a time."""

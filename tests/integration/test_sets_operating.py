@@ -1,6 +1,7 @@
 """Nodes of a broker set as processes, and what operators ask of them."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -264,7 +265,10 @@ def test_a_node_that_is_not_in_sync_leads_only_if_an_operator_insists(chroot: st
     assert "has a leader" in operator.refused("brokers", "elect", "0", "--unclean", "--node", "b")
     assert second.stop() == 0
     led(chroot, "a")
-    send(chroot, b"only a")
+    send(chroot, b"only a", b"only a", b"only a")
+    with Consumer(chroot, group="audit", topics=["t"]) as consumer:
+        assert len(taken(consumer, 4)) == 4
+        consumer.commit()
     first.kill()
     second = start("b")
     eventually(lambda: view(chroot).master is None, 2 * DEADLINE, "the end of a's session")
@@ -274,19 +278,36 @@ def test_a_node_that_is_not_in_sync_leads_only_if_an_operator_insists(chroot: st
     assert ran.code == 1
     assert "not present: a; what only they have is lost" in ran.out
     assert "nothing is done: say --yes" in ran.out
+    assert "groups that have read more than b has" in ran.out
     assert "--node=c" in operator.refused("brokers", "elect", "0", "--unclean", "--node", "c")
     before = view(chroot).state
     assert before
     ran = operator.ran(*elect, "--yes")
-    assert ran.code == 0, ran
+    assert ran.code == 1, ran
+    assert "b leads epoch" in ran.out
     after = led(chroot, "b").state
     assert after
     assert after.epoch == before.epoch + 1
-    send(chroot, b"after")
+    a_group_that_was_ahead_is_told_and_set_back(chroot, operator, ran.err)
     start("a")
     led(chroot, "b", "a")
     assert list((tmp_path / "a" / "data").rglob("*damaged*"))
     assert "has a leader" in operator.refused(*elect, "--yes")
+
+
+def a_group_that_was_ahead_is_told_and_set_back(chroot: str, operator: Operator, told: str) -> None:
+    """Its offsets of what is lost lie in the middle of what has come since. told: by `elect`."""
+    commands = re.findall(r"metaq: left: `metaq (groups seek audit --topic t [^`]*)`", told)
+    assert commands
+    new = [b"after %d" % number for number in range(12)]
+    send(chroot, *new)
+    ran = operator.ran("monitor", "--min-memory", "0", "--group", "audit")
+    alarm = "alarm group audit: has read messages that are lost, and passes over what came in their place"
+    assert (ran.code, alarm in ran.out) == (1, True), ran
+    for command in commands:
+        assert operator.ran(*command.split()).code == 0
+    with Consumer(chroot, group="audit", topics=["t"]) as consumer:
+        assert sorted(each.payload for each in taken(consumer, len(new))) == sorted(new)
 
 
 def test_a_set_whose_state_is_lost_waits_for_an_operator(chroot: str, start: StartNode):
@@ -318,9 +339,21 @@ def test_a_set_whose_state_is_lost_waits_for_an_operator(chroot: str, start: Sta
     after = led(chroot, "a", "b", "0").state
     assert after
     assert after.epoch == epoch.epoch + 1
+    with ZkSession(chroot) as session:  # once more, with nodes that go on running
+        delete_state(session)
+    eventually(lambda: node.errors.read_text().count("has no state of broker set 0") == 2, DEADLINE, "a's log")
+    eventually(lambda: view(chroot).nodes.keys() == {"a", "b", "0"}, DEADLINE, "the nodes")
+    ran = operator.ran("brokers", "sets")
+    assert (ran.code, "`metaq brokers elect 0 --unclean --node NODE`" in ran.err) == (1, True), ran
+    ran = operator.ran("brokers", "elect", "0", "--unclean", "--node", "b", "--yes")
+    assert ran.code == 0, ran
+    again = led(chroot, "b", "a", "0").state
+    assert again
+    assert again.epoch == after.epoch + 1
 
 
 def delete_state(session: ZkSession) -> None:
-    path = session.paths.broker_set(0)
-    nodes = [session.paths.set_nodes(0), path]
+    paths = session.paths
+    nodes = [paths.set_node(0, name) for name in session.nodes.children(paths.set_nodes(0))]
+    nodes += [paths.set_nodes(0), paths.broker_set(0)]
     assert session.nodes.write_atomically(session.session_id, [delete(each) for each in nodes]) is None

@@ -3,7 +3,8 @@
 import pytest
 
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.message_id import message_id
+from metaq.protocol.message_id import UNKNOWN_ID, message_id
+from metaq.protocol.pulls import PullReply
 from metaq.protocol.remoting import (
     MessageCountsReply,
     MessageCountsRequest,
@@ -67,6 +68,29 @@ def test_bounds_counts_and_times_of_a_partition(peer, harness):
         assert offset(peer, RequestCode.SEARCH_OFFSET_BY_TIME, SearchByTimeRequest("t", 0, time_ms)) == expected
     counts = ask(peer, RequestCode.MESSAGE_COUNTS, MessageCountsRequest("t", 0, 60))
     assert MessageCountsReply.from_ext(counts.ext) == MessageCountsReply(4, 2, 0, 100)
+
+
+def test_who_knows_the_message_in_front_of_an_offset_is_told_if_it_is_another_one(harness, peer):
+    """A partition that has lost its end, and has grown anew, is known by that."""
+    ids = [int(peer.ask(put("t", 0)).text.split()[0]) for _ in range(4)]
+
+    def told(offset, last_id):
+        counts = MessageCountsReply.from_ext(
+            ask(peer, RequestCode.MESSAGE_COUNTS, MessageCountsRequest("t", 0, offset, last_id)).ext
+        )
+        peer.send(pull("t", 0, offset, last_id=last_id))
+        harness.threads.run()  # what lies at an offset inside of a record
+        (pulled,) = peer.frames()
+        assert PullReply.from_ext(pulled.ext).id_before == counts.id_before
+        assert ("idBefore" in pulled.ext) == (counts.id_before != UNKNOWN_ID)
+        return counts.id_before
+
+    assert [told(25 * (number + 1), each) for number, each in enumerate(ids)] == [UNKNOWN_ID] * 4
+    assert told(50, ids[0]) == ids[1]
+    assert told(60, ids[0]) == ids[1], "inside of a record"
+    assert told(1000, ids[3] + 1) == ids[3], "behind the end"
+    assert told(0, ids[0]) == UNKNOWN_ID, "there is none"
+    assert told(50, UNKNOWN_ID) == UNKNOWN_ID, "nobody asked"
 
 
 def test_so_many_messages_and_bytes_lead_to_where_a_message_begins(peer):

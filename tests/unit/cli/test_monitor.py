@@ -82,6 +82,17 @@ def test_an_offset_that_cannot_be_read_is_an_alarm(monitor, offset, first):
     assert cause(monitor, offset, first=first) == (ProbeLevel.ALARM, "the offset")
 
 
+def test_a_group_that_has_read_what_is_lost_is_an_alarm_with_the_place_to_go_back_to(monitor):
+    """Wherever it stands: also where everything else looks as it should."""
+    for committed, members in ((1000, 1), (500, 0), (1001, 0)):
+        row = GroupPartition(PLACE, None, committed, Bounds(0, 1000, 9), 0, 0, 0, missed_from=400)
+        level, text = monitor._cause("audit", row, members)
+        assert level is ProbeLevel.ALARM
+        assert "has read messages that are lost, and passes over what came in their place" in text
+        assert "`metaq groups seek audit --topic TOPIC --partition PARTITION --to OFFSET`" in text
+        assert f"trades 0-3 (offset {committed}, back to 400)" in probes._listed([row])
+
+
 def test_what_a_silent_broker_hides_is_unknown(monitor):
     row = GroupPartition(PLACE, "c", 5, None)
     assert monitor._cause("g", row, 1).level is ProbeLevel.UNKNOWN

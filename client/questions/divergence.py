@@ -1,0 +1,66 @@
+"""Whether a partition has the messages that a group has read of it.
+
+It has not if they were lost after the group had read them: by `metaq brokers elect --unclean`, by a power cut with
+asynchronous flush, with a data directory that was restored. The group then goes on in the middle, or behind, of what
+came in their place, and passes messages over. A committed offset comes with the id of the last message in front of it,
+and that message is not in the partition.
+"""
+
+from __future__ import annotations
+
+from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, OffsetOutOfRange, RequestRefused, RequestTimedOut
+from metaq.protocol.message_id import UNKNOWN_ID, store_time_ms
+from metaq.protocol.remoting import FoundReply, ViewMessageRequest, decode_found
+from metaq.protocol.statuses import RequestCode, ResponseCode
+
+from ..config import SEARCH_TIMEOUT_SECONDS
+from ..values import TopicPartition
+from .asking import Asked, ask
+from .partitions import bounds_behind, offset_at_time
+from .records import read_messages
+
+__all__ = ["common_offset", "diverged_at"]
+
+
+def diverged_at(connection: Asked, partition: TopicPartition, offset: int, message_id: int) -> int | None:
+    """Where the messages begin that a group may have missed which has committed this; None if it has missed none, or
+    if nobody can know: without an id of ours, of a Java broker, of messages that retention has taken.
+
+    A group that goes on there reads everything, a few messages twice at most. Raises as every question (asking.py).
+    """
+    if message_id <= 0 or not connection.speaks_frames:
+        return None
+    bounds, _, id_before = bounds_behind(connection, partition, offset, message_id)
+    if id_before == UNKNOWN_ID:
+        return None
+    found = common_offset(connection, partition, bounds.first, message_id)
+    return found if found is not None and found < offset else None
+
+
+def common_offset(connection: Asked, partition: TopicPartition, first: int, message_id: int) -> int | None:
+    """Where messages begin that were stored after the one with this id, of a partition that begins at `first` and does
+    not have it. None: it has it, or had it, or nobody knows now. Raises as every question."""
+    stored_ms = store_time_ms(message_id)
+    if stored_ms is None or _has(connection, partition, message_id) is not False:
+        return None
+    try:
+        oldest = read_messages(connection, partition, first, 1)
+    except (CorruptRecord, OffsetOutOfRange):
+        return None
+    if not oldest or oldest[0].id > message_id:
+        return None  # retention may have taken it
+    return offset_at_time(connection, partition, stored_ms)
+
+
+def _has(connection: Asked, partition: TopicPartition, message_id: int) -> bool | None:
+    """None: not everything could be searched now."""
+    ext = ViewMessageRequest(partition.topic, message_id, partition.partition).to_ext()
+    found = (ResponseCode.QUERY_NOT_FOUND,)
+    try:
+        frame = ask(connection, RequestCode.VIEW_MESSAGE_BY_ID, ext, partition, SEARCH_TIMEOUT_SECONDS, found)
+    except (BrokerUnavailable, RequestRefused, RequestTimedOut):  # many searches at this moment, or a long one
+        return None
+    reply = FoundReply.from_ext(frame.ext)
+    if any(row.partition == partition.partition for row, _ in decode_found(frame.body, reply.messages)):
+        return True
+    return None if reply.unsearched else False

@@ -1,0 +1,123 @@
+"""Groups that have read messages which a partition does not have: found, and set back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from metaq.client.questions.asking import Asked
+from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.divergence import common_offset
+from metaq.client.questions.partitions import Bounds, bounds_behind, read_stats
+from metaq.client.values import TopicPartition
+from metaq.coordination.offset_store import Offset
+from metaq.protocol.errors import PartitionClosed, PartitionNotFound, TopicNotAccepted
+from metaq.protocol.message_id import UNKNOWN_ID
+
+__all__ = ["Ahead", "ahead_of", "commanded", "diverged_groups", "readable_ends", "set_back"]
+
+
+class Ahead(NamedTuple):
+    """A group that has committed `committed` in a partition, and has to go on at `back` to miss nothing.
+
+    owner: the member that reads the partition now, and would overwrite what somebody else commits; None for none.
+    """
+
+    group: str
+    partition: TopicPartition
+    committed: int
+    back: int
+    owner: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "group": self.group,
+            "topic": self.partition.topic,
+            "partition": str(self.partition),
+            "committed": self.committed,
+            "back": self.back,
+            "owner": self.owner,
+        }
+
+
+def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int]:
+    """Where each partition of a node ends, as far as it shows: also of one that leads nobody."""
+    found = {}
+    for line in read_stats(connection, "offsets"):
+        words = line.split(" ")
+        if len(words) == 7 and words[1] == "part":
+            found[TopicPartition(words[0], broker_id, int(words[2]))] = int(words[6])
+    return found
+
+
+def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
+    """Groups that have committed more of the broker's partitions than these ends. Asks no broker."""
+    return [
+        Ahead(group, partition, offset.offset, ends.get(partition, 0), owner)
+        for group, partition, offset, owner in _committed(cluster, broker_id)
+        if offset.offset > ends.get(partition, 0)
+    ]
+
+
+def diverged_groups(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
+    """Groups that stand behind the end of a partition of this broker, or behind a message that it does not have.
+
+    ends: where the partitions ended before the first of the messages that took the lost ones' places; whoever has read
+    more goes back to there at least. Raises as Cluster.ask.
+    """
+    found = []
+    for group, partition, offset, owner in _committed(cluster, broker_id):
+        back = cluster.ask(partition, partial(_back, partition=partition, offset=offset, ends=ends))
+        if back is not None:
+            found.append(Ahead(group, partition, offset.offset, back, owner))
+    return found
+
+
+def _back(
+    connection: Asked, partition: TopicPartition, offset: Offset, ends: Mapping[TopicPartition, int]
+) -> int | None:
+    try:
+        bounds, _, other = bounds_behind(connection, partition, offset.offset, offset.message_id)
+        back = None if other == UNKNOWN_ID else common_offset(connection, partition, bounds.first, offset.message_id)
+    except PartitionClosed:
+        return None
+    except (PartitionNotFound, TopicNotAccepted):
+        bounds, back = Bounds(0, 0, 0), None
+    if back is None and offset.offset > bounds.end:
+        back = bounds.end
+    if back is None:
+        return None
+    back = max(bounds.first, min(back, ends.get(partition, back)))
+    return back if back < offset.offset else None
+
+
+def set_back(cluster: Cluster, found: Sequence[Ahead]) -> list[Ahead]:
+    """Have each go on where it has to, but those that a member reads now: these are given back."""
+    by_group: dict[str, dict[TopicPartition, int | Offset]] = {}
+    for each in found:
+        if each.owner is None:
+            by_group.setdefault(each.group, {})[each.partition] = each.back
+    for group, offsets in by_group.items():
+        cluster.commit(group, offsets)
+    return [each for each in found if each.owner is not None]
+
+
+def commanded(group: str, partition: TopicPartition, back: int) -> str:
+    """The command that sets a group back, once its members are stopped."""
+    return f"metaq groups seek {group} --topic {partition.topic} --partition {partition} --to {back}"
+
+
+def _committed(cluster: Cluster, broker_id: int) -> Iterator[tuple[str, TopicPartition, Offset, str | None]]:
+    """Every group's offsets of the broker's partitions, with the partition's owner."""
+    view = cluster.view
+    for group in view.groups():
+        for topic in view.committed_topics(group):
+            named = [TopicPartition.parse(topic, name) for name in view.committed_partitions(group, topic)]
+            partitions = [each for each in named if each.broker == broker_id]
+            if not partitions:
+                continue
+            owners = cluster.owners(group, topic)
+            for partition, offset in zip(partitions, cluster.committed_many(group, partitions), strict=True):
+                if offset is not None:
+                    yield group, partition, offset, owners.get(str(partition))
