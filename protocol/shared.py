@@ -6,7 +6,7 @@
         a row           offset u64 | token u64 | milliseconds u32 | action u8
     answer to SETTLE    outcome u8 of each row
 
-All big-endian. token: of one lease; another lease of the same message has another one.
+All big-endian. token: of one lease, 63 random bits; another lease of the same message has another one.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ class SettleOutcome(IntEnum):
 
     DONE = 0
     LOST = 1
-    """The lease had ended, and the message has been leased again since: nothing was changed."""
+    """The lease had ended, and the message has been leased again since; or it never was a lease of this message. Nothing
+    was changed."""
     GONE = 2
     """The message is not leased and waits for nobody who has it: it was acknowledged, or retention has taken it."""
 

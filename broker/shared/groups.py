@@ -9,6 +9,7 @@ others have it, so that a new leader does not lease the same message again.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
@@ -64,8 +65,9 @@ LIMITS = Limits(
 _RECORD_BYTES = 4 << 20
 """Sections of one record, unless a single one has more: far below what a start takes for the length of a record."""
 
-_TOKEN_SHIFT = 20
-"""A token is the milliseconds of a start, above so many bits of a number that grows."""
+_TOKEN_BITS = 63
+"""Of chance, as many as the wire has room for: who does not hold a lease cannot settle it. No page, log or answer but
+that to ACQUIRE shows one."""
 
 Fire = Callable[[MetaqError | None], None]
 """Answers somebody: with why it could not be written down, or None."""
@@ -139,7 +141,6 @@ class SharedGroups:
         self._gathered: dict[bool, _Gathered] = {}
         self._flush_due = False
         self._serial = 0
-        self._token = 0
         self._waking: dict[SharedKey, None] = {}
         self._timers: dict[SharedKey, tuple[float, Any]] = {}
         self._compactions: dict[PartitionLog, Iterator[None]] = {}
@@ -176,8 +177,7 @@ class SharedGroups:
             return None
         count = min(request.max_records, ceil(state.available / (1 + self._parked.waiting(queue.key))))
         seconds = request.lease_ms / 1000
-        self._token += 1
-        token = self._token
+        token = secrets.randbits(_TOKEN_BITS)
         grants = state.acquire(count, request.max_bytes, now + seconds, token, request.member)
         if not grants:
             self._set_timer(queue, waits=True)
@@ -493,7 +493,6 @@ class SharedGroups:
                 if key not in found or found[key][0].serial < each.serial:
                     found[key] = each, log.waits
         self._serial = max(self._serial, serial)
-        self._token = max(self._token, self._now_ms() << _TOKEN_SHIFT)
         now, now_ms = self._reactor.seconds(), self._now_ms()
         self.enabled = True
         filters = _newest_filters(found)
@@ -507,7 +506,6 @@ class SharedGroups:
                 topic = _SharedTopic(TopicFilter(*place, now, filters.get(place)))
             partition = self._store.find(key.topic, key.partition)
             changed = state.clip(0 if partition is None else partition.end_offset)
-            self._token = max(self._token, state.biggest_token)
             state.begin(now, now_ms)
             queue = self._add(key, state, topic)
             queue.mode = waits

@@ -170,7 +170,7 @@ class SharedState:
     def acquire(self, count: int, max_bytes: int, until: float, token: int, member: str) -> list[Grant]:
         """Lease at most `count` records of `max_bytes` together; the first one whatever its size.
 
-        Call `expire` before. until: when the leases end. token: no lease of the group has had it.
+        Call `expire` before. until: when the leases end. token: no other lease has it.
         """
         granted: list[Grant] = []
         size = 0
@@ -599,8 +599,3 @@ class SharedState:
     def items(self) -> Iterator[tuple[int, HeldMessage]]:
         """What is held, by offset."""
         return iter(self._held.items())
-
-    @property
-    def biggest_token(self) -> int:
-        """Of all leases that are remembered; 0 for none."""
-        return max((held.token for held in self._held.values()), default=0)

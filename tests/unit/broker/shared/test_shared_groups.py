@@ -13,6 +13,7 @@ from metaq.broker.shared.rows import encode_body as encode_rows
 from metaq.broker.shared.state import Limits, SharedState
 from metaq.broker.store.sequence_rows import internal_record
 from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER_BYTES, attribute_of, decode_attribute, encode_body
 from metaq.protocol.shared import (
     AcquireReply,
@@ -365,6 +366,24 @@ def test_the_log_of_an_earlier_version_has_no_filter_and_the_first_who_asks_says
 def test_a_filter_that_is_too_large_to_be_kept_is_refused(make: Make) -> None:
     tags = tuple(f"tag-{number:06}" for number in range(5000))
     assert "at most 60000" in refused(make().connect(), acquire(tags=tags))
+
+
+def test_nobody_can_guess_the_token_of_somebody_elses_lease(make: Make) -> None:
+    harness = make()
+    peer, stranger = filled(harness, 40), harness.connect()
+    tokens = set()
+    for _ in range(20):
+        (victims,) = leased(harness, peer, acquire(most=1))
+        (own,) = leased(harness, stranger, acquire(most=1, group="stranger"))
+        for token in (own.token, own.token - 1, own.token + 1):
+            guess = Settlement(victims.offset, token, 0, SettleAction.ACK)
+            assert settled(harness, stranger, guess) == [SettleOutcome.LOST]
+        tokens |= {victims.token, own.token}
+        assert all(abs(victims.token - each) > 1000 for each in tokens - {victims.token})
+    assert len(tokens) == 40
+    assert max(tokens) <= INT64_MAX
+    assert max(tokens) > INT64_MAX // 4  # they have all 63 bits
+    assert not any(str(token) in str(status(harness, peer)) for token in tokens)
 
 
 def test_the_internal_log_is_made_shorter_and_says_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
