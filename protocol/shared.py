@@ -102,16 +102,19 @@ class AcquireRequest(ExtFields):
 class AcquireReply(ExtFields):
     """Answer to ACQUIRE, SUCCESS or PULL_NOT_FOUND. records: rows in the body. waiting: messages that could be leased
     at once, at least. damaged: bytes of the partition that were passed over for this answer, because they hold no
-    good record.
+    good record. suspect: 1 = a lease of this one message has ended without a word, so it may have killed its worker;
+    2 = and it is the only one of the group that the broker has leased to the member: if this lease ends so, that was an
+    attempt.
     """
 
     records: Annotated[int, number("records", 0, MAX_ACQUIRED)]
     waiting: Annotated[int, number("waiting", 0, INT64_MAX)] = 0
     damaged: Annotated[int, number("damaged", 0, INT64_MAX, left_out=True)] = 0
+    suspect: Annotated[int, number("suspect", 0, 2, left_out=True)] = 0
 
 
 class Leased(NamedTuple):
-    """A leased record. attempts: how often it was leased, this time included."""
+    """A leased record. attempts: how often it was worked on, this time included."""
 
     offset: int
     token: int
@@ -157,8 +160,8 @@ class SettleOutcome(IntEnum):
 
     DONE = 0
     LOST = 1
-    """The lease had ended, and the message has been leased again since; or it never was a lease of this message. Nothing
-    was changed."""
+    """The lease had ended and the message has been leased again since, or it never was one of this message: nothing was
+    changed."""
     GONE = 2
     """The message is not leased and waits for nobody who has it: it was acknowledged, or retention has taken it."""
 

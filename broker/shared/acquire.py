@@ -64,7 +64,7 @@ class Acquire(Parkable):
 
     def _answer(self, leases: Leases) -> Bytes:
         grants, parts, _ = leases.handed
-        reply = AcquireReply(len(grants), leases.waiting, leases.damaged_bytes)
+        reply = AcquireReply(len(grants), leases.waiting, leases.damaged_bytes, leases.suspicion)
         if not grants:  # all of them were damaged: there may be others
             return answer_frame(self.opaque, reply.to_ext(), ResponseCode.PULL_NOT_FOUND)
         token = leases.token

@@ -33,6 +33,7 @@ from ..store.sequence_rows import internal_record
 from ..store.store import Store
 from ..store.threads import call_safely
 from ..writing import Write, Writing
+from .crew import Crew, Suspicion
 from .filters import GroupFilter, TopicFilter
 from .queue import Handed, SharedQueue
 from .rows import (
@@ -45,6 +46,7 @@ from .rows import (
     leased_section,
     skipped_section,
     state_section,
+    suspects_section,
 )
 from .state import Grant, HeldState, Limits, SharedState
 from .stored import StoredState, StoredStates
@@ -76,10 +78,12 @@ Fire = Callable[[MetaqError | None], None]
 class Leases:
     """What one ACQUIRE has leased, in the order in which it is to be worked on."""
 
-    __slots__ = ("damaged_bytes", "handed", "token", "waiting")
+    __slots__ = ("damaged_bytes", "handed", "suspicion", "token", "waiting")
 
-    def __init__(self, handed: Handed, token: int, waiting: int, damaged_bytes: int) -> None:
-        """waiting: messages that could be leased at once. damaged_bytes: passed over for these."""
+    def __init__(self, handed: Handed, token: int, waiting: int, damaged_bytes: int, suspicion: Suspicion) -> None:
+        """waiting: messages that could be leased at once. damaged_bytes: passed over for these. suspicion: of the only
+        one, if it is a suspect."""
+        self.suspicion = suspicion
         self.handed = handed
         self.token = token
         self.waiting = waiting
@@ -101,6 +105,15 @@ class _SharedTopic:
     def __init__(self, agreed: TopicFilter) -> None:
         self.agreed = agreed
         self.queues: list[SharedQueue] = []
+
+
+class _SharedGroup:
+    """On all partitions of this broker. held_back: where members wait beside messages, because of suspects."""
+
+    def __init__(self) -> None:
+        self.crew = Crew()
+        self.queues: list[SharedQueue] = []
+        self.held_back: dict[SharedKey, None] = {}
 
 
 class SharedGroups:
@@ -135,6 +148,7 @@ class SharedGroups:
         self._clock = clock
         self._limits = limits
         self._queues: dict[SharedKey, SharedQueue] = {}
+        self._groups: dict[str, _SharedGroup] = {}
         self._topics: dict[tuple[str, str], _SharedTopic] = {}  # by group and topic
         self._by_partition: dict[tuple[str, int], list[SharedQueue]] = {}
         self._stored: dict[PartitionLog, StoredStates] = {}
@@ -179,19 +193,32 @@ class SharedGroups:
         seconds = request.lease_ms / 1000
         token = secrets.randbits(_TOKEN_BITS)
         grants = state.acquire(count, request.max_bytes, now + seconds, token, request.member)
+        if not grants and state.available:
+            self._expire_all_of(request.group, now)
+            grants = state.acquire(count, request.max_bytes, now + seconds, token, request.member)
         if not grants:
+            if state.available:
+                self._groups[request.group].held_back[queue.key] = None
             self._set_timer(queue, waits=True)
             return None
+        suspects = state.suspects([grants[0].offset])
         self.leased += len(grants)
-        self.redelivered += sum(grant.attempts > 1 for grant in grants)
+        self.redelivered += len(suspects) or sum(grant.attempts > 1 for grant in grants)
         until_ms = self._now_ms() + request.lease_ms
-        gathered = self._gather(queue, leased_section(queue.key, grants, token, until_ms, request.member))
+        section = leased_section(queue.key, grants, token, until_ms, request.member)
+        gathered = self._gather(queue, section + suspects_section(queue.key, suspects))
+        suspicion = suspects[0].suspicion if suspects else Suspicion.NONE
         answer: Deferred[Leases] = Deferred()
         where = gathered.written if self._writing.copies is None else gathered.safe
-        where.append(partial(self._written, queue, grants, token, answer))
+        where.append(partial(self._written, queue, grants, token, suspicion, answer))
         if state.available:
             self._wake(queue)
         return answer
+
+    def _expire_all_of(self, group: str, now: float) -> None:
+        """A member may wait for the end of a suspect's lease on another partition."""
+        for queue in self._groups[group].queues:
+            queue.state.expire(now)
 
     def _queue_for(self, request: AcquireRequest) -> SharedQueue:
         if not self.takes_shared:
@@ -207,7 +234,8 @@ class SharedGroups:
                     "nobody uses with `metaq shared delete`"
                 )
             low = 0 if log is None else log.first_offset if request.start == "earliest" else log.visible_end
-            queue = self._add(key, SharedState(low, self._limits), topic)
+            state = SharedState(low, self._limits, self._groups.setdefault(request.group, _SharedGroup()).crew)
+            queue = self._add(key, state, topic)
             queue.use_filter()
             self._write_state(queue)
         if log is not None and not queue.is_watching:
@@ -241,6 +269,7 @@ class SharedGroups:
         queue: SharedQueue,
         grants: Sequence[Grant],
         token: int,
+        suspicion: Suspicion,
         answer: Deferred[Leases],
         error: MetaqError | None,
     ) -> None:
@@ -257,11 +286,11 @@ class SharedGroups:
             return
         if isinstance(handed, Deferred):
             handed.addCallbacks(
-                partial(self._read, queue, token, answer),
+                partial(self._read, queue, token, suspicion, answer),
                 lambda failure: self._unread(queue, grants, token, answer, failure.value),
             )
         else:
-            self._read(queue, token, answer, handed)
+            self._read(queue, token, suspicion, answer, handed)
 
     def _unread(
         self,
@@ -274,12 +303,14 @@ class SharedGroups:
         self._release(queue, [Settlement(each.offset, token, 0, SettleAction.RETURN) for each in grants])
         answer.errback(error)
 
-    def _read(self, queue: SharedQueue, token: int, answer: Deferred[Leases], handed: Handed) -> None:
+    def _read(
+        self, queue: SharedQueue, token: int, suspicion: Suspicion, answer: Deferred[Leases], handed: Handed
+    ) -> None:
         for grant in handed.damaged:
             found = queue.examine(grant.offset)
             found.addCallback(partial(self._examined, queue, grant, token))
         damaged = sum(grant.size for grant in handed.damaged)
-        answer.callback(Leases(handed, token, queue.state.available, damaged))
+        answer.callback(Leases(handed, token, queue.state.available, damaged, suspicion))
 
     def _examined(self, queue: SharedQueue, grant: Grant, token: int, place: Soundness | BaseException) -> None:
         """A leased record had failed its check. Nobody was given it."""
@@ -334,9 +365,12 @@ class SharedGroups:
         if done:
             gathered = self._gather(queue, done_section(queue.key, done))
         if changes:
-            gathered = self._gather(queue, changed_section(queue.key, changes))
+            suspects = state.suspects([offset for offset, *_ in changes])
+            section = changed_section(queue.key, changes) + suspects_section(queue.key, suspects)
+            gathered = self._gather(queue, section)
         if gathered is not None:
             self._wake(queue)
+            self._wake_held_back(queue.key.group)
         return bytes(outcomes), gathered
 
     def _release(self, queue: SharedQueue, settlements: Sequence[Settlement]) -> None:
@@ -376,6 +410,16 @@ class SharedGroups:
             self._reactor.callLater(0, self._wake_all)
         self._waking[queue.key] = None
 
+    def _wake_held_back(self, group: str) -> None:
+        """A member may have settled what others, or it, waited for."""
+        found = self._groups.get(group)
+        if found is None:
+            return
+        held_back, found.held_back = found.held_back, {}
+        for key in held_back:
+            if key in self._queues:
+                self._wake(self._queues[key])
+
     def _wake_all(self) -> None:
         waking, self._waking = self._waking, {}
         for key in waking:
@@ -409,6 +453,7 @@ class SharedGroups:
             return
         queue.state.expire(self._reactor.seconds())
         self._wake(queue)
+        self._wake_held_back(key.group)
 
     # --- writing it down ----------------------------------------------------------------------------------------------
 
@@ -504,6 +549,7 @@ class SharedGroups:
             topic = self._topics.get(place)
             if topic is None:
                 topic = _SharedTopic(TopicFilter(*place, now, filters.get(place)))
+            state.crew = self._groups.setdefault(key.group, _SharedGroup()).crew
             partition = self._store.find(key.topic, key.partition)
             changed = state.clip(0 if partition is None else partition.end_offset)
             state.begin(now, now_ms)
@@ -532,6 +578,7 @@ class SharedGroups:
 
     def _clear(self) -> None:
         self._queues.clear()
+        self._groups.clear()
         self._topics.clear()
         self._by_partition.clear()
         for _, timer in self._timers.values():
@@ -552,6 +599,7 @@ class SharedGroups:
         self._queues[key] = queue
         self._topics[key.group, key.topic] = topic
         topic.queues.append(queue)
+        self._groups[key.group].queues.append(queue)
         if topic.agreed.filter is not None:
             queue.take_filter(topic.agreed.filter)
         self._by_partition.setdefault((key.topic, key.partition), []).append(queue)
@@ -633,7 +681,8 @@ class SharedGroups:
         for queue in queues:
             gathered = self._gather_in(bool(queue.mode), forgotten_section(queue.key))
             del self._queues[queue.key]
-            self._topics.pop((group, queue.key.topic), None)
+            self._groups.pop(queue.key.group, None)
+            self._topics.pop((queue.key.group, queue.key.topic), None)
             self._by_partition[queue.key.topic, queue.key.partition].remove(queue)
         assert gathered is not None
         count = len(queues)

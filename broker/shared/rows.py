@@ -12,6 +12,8 @@
     FORGOTTEN          nothing
     a note             LEASED with a count of 0: token is its kind, until is 0, and for the member there is a text
     FILTER (1)         text: the filter of the group on the topic (filters.py). Behind a STATE, and when it changes
+    SUSPECTS (2)       text: [[offset, suspicion, 1 if the last lease has ended without a word], …]. Behind a STATE, and
+                       behind what is said of a suspect
 
 All big-endian. until: Unix milliseconds. DONE: the record [start, end); SKIPPED: bytes that nobody has to acknowledge,
 because the group's filter leaves out the records in them, or there is none. STATE takes the place of all that was said
@@ -27,13 +29,15 @@ from struct import Struct, error
 from typing import NamedTuple
 
 import numpy as np
+import simplejson
 
 from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
 from ..store.segments import Snapshot
+from .crew import Suspicion
 from .filters import GroupFilter
-from .state import Grant, HeldState, SharedState
+from .state import Grant, HeldState, SharedState, Suspect
 
 __all__ = [
     "RowKind",
@@ -52,6 +56,7 @@ __all__ = [
     "sections",
     "skipped_section",
     "state_section",
+    "suspects_section",
 ]
 
 _VERSION = 1
@@ -78,6 +83,7 @@ _HELD_ROW = np.dtype(
     ]
 )
 _READ_BYTES = 4 << 20
+_SUSPECTS_IN_NOTE = 2000  # up to 24 bytes each, of the 64 KiB that the text may have
 _STATES = {1: HeldState.LEASED, 2: HeldState.DELAYED}
 _NUMBERS = {state: number for number, state in _STATES.items()}
 
@@ -100,6 +106,7 @@ class _Note(IntEnum):
     """Kinds of notes."""
 
     FILTER = 1
+    SUSPECTS = 2
 
 
 class SharedKey(NamedTuple):
@@ -145,6 +152,17 @@ def filter_section(key: SharedKey, found: GroupFilter) -> bytes:
     return _note(_Note.FILTER, key, found.to_text())
 
 
+def suspects_section(key: SharedKey, suspects: Sequence[Suspect]) -> bytes:
+    """So much is known of these; b"" for none."""
+    notes = []
+    for first in range(0, len(suspects), _SUSPECTS_IN_NOTE):
+        rows = [
+            [offset, int(level), int(ended)] for offset, level, ended in suspects[first : first + _SUSPECTS_IN_NOTE]
+        ]
+        notes.append(_note(_Note.SUSPECTS, key, simplejson.dumps(rows, separators=(",", ":"))))
+    return b"".join(notes)
+
+
 def done_section(key: SharedKey, ranges: Sequence[tuple[int, int]]) -> bytes:
     """The records at [start, end) are done."""
     return _section(RowKind.DONE, key, _COUNT.pack(len(ranges)) + b"".join([_RANGE.pack(*each) for each in ranges]))
@@ -171,7 +189,8 @@ def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -
         number = _NUMBERS[each.state if timed else HeldState.DELAYED]
         held.append((offset, each.token, until, each.size, each.attempts, each.priority, number))
     rows = np.array(ranges, _COUNTED_ROW).tobytes() + np.array(held, _HELD_ROW).tobytes()
-    return _section(RowKind.STATE, key, _STATE.pack(state.low, len(ranges), len(held)) + rows)
+    section = _section(RowKind.STATE, key, _STATE.pack(state.low, len(ranges), len(held)) + rows)
+    return section + suspects_section(key, state.suspects())
 
 
 def forgotten_section(key: SharedKey) -> bytes:
@@ -257,10 +276,20 @@ def read_filter(section: RowSection) -> GroupFilter | None:
     return None if text is None else GroupFilter.from_text(text)
 
 
+def _suspects(text: str) -> list[Suspect]:
+    try:
+        return [Suspect(offset, Suspicion(level), bool(ended)) for offset, level, ended in simplejson.loads(text)]
+    except (ValueError, TypeError) as wrong:
+        raise StoreError(f"the suspects of a shared group cannot be read: {wrong}") from wrong
+
+
 def apply(section: RowSection, state: SharedState) -> None:
-    """Have a state that is read know what a section says; not for STATE and FORGOTTEN."""
+    """Have a state that is read know what a section says; not for STATE, FORGOTTEN, and a filter. Raises StoreError."""
     kind, payload = section.kind, section.payload
     if kind is RowKind.LEASED:
+        if (text := _note_of(section, _Note.SUSPECTS)) is not None:
+            state.read_suspects(_suspects(text))
+            return
         token, until, name, count = _LEASED.unpack_from(payload)
         place = _LEASED.size
         member = str(payload[place : place + name], "utf-8")

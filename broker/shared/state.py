@@ -13,7 +13,13 @@ Invariants, checked by tests after every step (`check`):
 Times are seconds of the caller's clock, which never goes back. A state that is read from a log, which nobody asks yet,
 has Unix milliseconds instead; `begin` makes seconds of them.
 
-An expired lease is its holder's until another one gets the message: the token decides.
+An expired lease is its holder's until another member gets the message: the token decides. A member that gets a message
+again, as it has asked for more meanwhile, may settle it with the tokens of both leases.
+
+*Suspects* are messages of which a lease has ended without a word: they may have killed their worker, or have been with
+the one that has. That end is no attempt. A suspect is leased alone, and one at a time to a member. If the member has
+nothing else of the group then, or if that has happened to the message twice, it is the only one that the member has
+(crew.py). Only the end of such a lease is an attempt, because no other message can be the reason.
 """
 
 from __future__ import annotations
@@ -30,12 +36,16 @@ import numpy.typing as npt
 from metaq.protocol.record import MAX_PRIORITY
 from metaq.protocol.shared import SettleOutcome
 
+from .crew import Crew, Suspicion
 from .lines import NO_KEY, Again, Line, QueuedMessage
 
-__all__ = ["NO_KEY", "Grant", "HeldMessage", "HeldState", "Limits", "SharedState"]
+__all__ = ["NO_KEY", "Grant", "HeldMessage", "HeldState", "Limits", "SharedState", "Suspect"]
 
 _MOST_MS = 8 * 24 * 3600 * 1000
 """More than any time that a client may name: a clock that was set back adds no more."""
+
+_EARLIER = 16
+"""Tokens of a member's earlier leases that are remembered for a message."""
 
 
 class HeldState(Enum):
@@ -51,12 +61,35 @@ class HeldState(Enum):
 
 
 _LEASED, _READY, _DELAYED, _UNSEEN = HeldState
+_NONE, _SUSPECT, _ALONE = Suspicion
+
+
+class Suspect(NamedTuple):
+    """What is known of a suspect record. has_ended: its last lease has, without a word."""
+
+    offset: int
+    suspicion: Suspicion
+    has_ended: bool
 
 
 class HeldMessage:
-    """A record that was leased and is not done. until: when its lease ends, or when it may be leased again."""
+    """A record that was leased and is not done. until: when its lease ends, or when it may be leased again. earlier:
+    the tokens of the leases before this one, if `member` had them, too. has_ended: the last lease has, without a word.
+    """
 
-    __slots__ = ("attempts", "key", "member", "priority", "size", "state", "token", "until")
+    __slots__ = (
+        "attempts",
+        "earlier",
+        "has_ended",
+        "key",
+        "member",
+        "priority",
+        "size",
+        "state",
+        "suspicion",
+        "token",
+        "until",
+    )
 
     def __init__(
         self, size: int, priority: int, attempts: int, token: int, until: float, member: str, key: int = NO_KEY
@@ -69,6 +102,28 @@ class HeldMessage:
         self.until = until
         self.member = member
         self.state = _LEASED
+        self.earlier: tuple[int, ...] = ()
+        self.suspicion = _NONE
+        self.has_ended = False
+
+    @property
+    def next_suspicion(self) -> Suspicion:
+        """How it has to be leased next, at least."""
+        if not self.has_ended:
+            return self.suspicion
+        return _SUSPECT if self.suspicion is _NONE else _ALONE
+
+    @property
+    def attempts_before(self) -> int:
+        """Attempts, if it is leased once more now."""
+        return self.attempts - (self.has_ended and self.suspicion is not _ALONE)
+
+    def lease(self, token: int, until: float, member: str, suspicion: Suspicion) -> None:
+        """Once more."""
+        self.attempts = self.attempts_before + 1
+        self.earlier = (*self.earlier, self.token)[-_EARLIER:] if member == self.member else ()
+        self.state, self.until, self.token, self.member = _LEASED, until, token, member
+        self.suspicion, self.has_ended = suspicion, False
 
 
 class Grant(NamedTuple):
@@ -95,8 +150,8 @@ class Limits(NamedTuple):
 class SharedState:
     """See the module. Reactor thread."""
 
-    def __init__(self, low: int, limits: Limits) -> None:
-        """low: byte offset at which the group begins."""
+    def __init__(self, low: int, limits: Limits, crew: Crew | None = None) -> None:
+        """low: byte offset at which the group begins. crew: of the group on all partitions; None: this is all."""
         self.low = low
         self.scanned = low
         """Byte offset up to which the partition was looked at."""
@@ -104,6 +159,7 @@ class SharedState:
         self.leased = 0
         self.done_above = 0
         """Records that are done from `low` on."""
+        self.crew = Crew() if crew is None else crew
         self._limits = limits
         self._held: dict[int, HeldMessage] = {}
         self._ranges: dict[int, tuple[int, int]] = {}  # of what is done: its start -> its end, its records
@@ -111,6 +167,8 @@ class SharedState:
         self._lines = [Line() for _ in range(MAX_PRIORITY + 1)]
         self._again = [Again() for _ in range(MAX_PRIORITY + 1)]
         self._first_of_keys = [Again() for _ in range(MAX_PRIORITY + 1)]  # lines of an ordered group
+        self._suspects = Again()
+        self._lone = Again()  # suspects that are only leased to a member that has nothing else
         self._in_lines = 0
         self._ready = 0  # held ones that are READY
         self._keys: dict[int, deque[tuple[int, int, int]]] = {}
@@ -170,8 +228,19 @@ class SharedState:
     def acquire(self, count: int, max_bytes: int, until: float, token: int, member: str) -> list[Grant]:
         """Lease at most `count` records of `max_bytes` together; the first one whatever its size.
 
-        Call `expire` before. until: when the leases end. token: no other lease has it.
+        Call `expire` before. until: when the leases end. token: no other lease has it. One that is a suspect is leased
+        alone. None at all, although some are available: the member has a suspect, or is to have one when it has settled
+        what it has.
         """
+        crew = self.crew
+        if crew.has_one_alone(member):
+            return []
+        if self._lone or self._suspects or crew.chosen == member:
+            suspect, waits = self._next_suspect(member)
+            if suspect is not None:
+                return [self._lease_suspect(*suspect, until, token, member)]
+            if waits:
+                return []
         granted: list[Grant] = []
         size = 0
         levels = [each for each in range(MAX_PRIORITY, -1, -1) if self._has_level(each)]
@@ -185,7 +254,56 @@ class SharedState:
         if granted:
             offsets = [grant.offset for grant in granted]
             self._ends_at(until, token, offsets)
+            crew.take(member, _NONE, len(offsets))
         return granted
+
+    def _next_suspect(self, member: str) -> tuple[tuple[Again, Suspicion] | None, bool]:
+        """The line of the one to lease, and how; if there is none, whether the member has to wait for one."""
+        crew = self.crew
+        lone = self._first_suspect(self._lone, _ALONE)
+        if not crew.has_any(member):
+            if lone:
+                return (self._lone, _ALONE), False
+            if crew.chosen == member and crew.chosen_for is not self and crew.still_wanted():
+                return None, True  # a suspect of another partition, for which it has settled all
+            if self._first_suspect(self._suspects, _SUSPECT):
+                return (self._suspects, _ALONE), False
+            return None, False
+        if crew.chosen == member and crew.still_wanted():
+            return None, True
+        if lone and crew.choose(member, self, self._wants_lone):
+            return None, True
+        if not crew.has_suspect(member) and self._first_suspect(self._suspects, _SUSPECT):
+            return (self._suspects, _SUSPECT), False
+        return None, False
+
+    def _wants_lone(self) -> bool:
+        return self._first_suspect(self._lone, _ALONE)
+
+    def _first_suspect(self, line: Again, suspicion: Suspicion) -> bool:
+        """Whether the line has one, which is its first then."""
+        while (returned := line.peek()) is not None:
+            held = self._held.get(returned.offset)
+            if held is not None and held.state is _READY and held.next_suspicion is suspicion:
+                return True
+            line.pop()
+        return False
+
+    def _lease_suspect(self, line: Again, suspicion: Suspicion, until: float, token: int, member: str) -> Grant:
+        record = line.peek()
+        assert record is not None
+        line.pop()
+        offset = record.offset
+        held = self._held[offset]
+        held.lease(token, until, member, suspicion)
+        self.leased += 1
+        self._ready -= 1
+        self._handed += 1
+        self._ends_at(until, token, [offset])
+        self.crew.take(member, suspicion)
+        if line is self._lone and self.crew.chosen_for is self:
+            self.crew.unchoose()
+        return Grant(offset, held.size, held.priority, held.attempts)
 
     def _has_level(self, priority: int) -> bool:
         return bool(self._lines[priority].count or self._again[priority] or self._first_of_keys[priority])
@@ -221,8 +339,9 @@ class SharedState:
         return found
 
     def _is_ready(self, offset: int) -> bool:
+        """Whether it may be leased together with others."""
         held = self._held.get(offset)
-        return held is not None and held.state is _READY
+        return held is not None and held.state is _READY and held.next_suspicion is _NONE
 
     def _lease(
         self, priority: int, record: QueuedMessage, line: Line | Again, until: float, token: int, member: str
@@ -233,8 +352,7 @@ class SharedState:
         if line is self._again[priority]:
             self._ready -= 1
             held = self._held[offset]
-            held.attempts += 1
-            held.state, held.until, held.token, held.member = _LEASED, until, token, member
+            held.lease(token, until, member, _NONE)
             return Grant(offset, size, priority, held.attempts)
         self._in_lines -= 1
         self._ahead_bytes -= size
@@ -289,7 +407,9 @@ class SharedState:
 
     def _come_back(self, offset: int, held: HeldMessage) -> None:
         """It may be leased again."""
-        self.leased -= held.state is _LEASED
+        if held.state is _LEASED:
+            held.has_ended = True
+            self._let_go(held)
         if offset >= self.scanned:
             held.state = _UNSEEN
             return
@@ -298,7 +418,15 @@ class SharedState:
     def _make_ready(self, offset: int, held: HeldMessage) -> None:
         held.state = _READY
         self._ready += 1
-        self._again[held.priority].add(QueuedMessage(offset, held.size, held.key))
+        suspicion = held.next_suspicion
+        lines = self._again[held.priority], self._suspects, self._lone
+        lines[suspicion].add(QueuedMessage(offset, held.size, held.key))
+
+    def _let_go(self, held: HeldMessage) -> None:
+        """Its lease ends. Before its state and member change."""
+        if held.state is _LEASED:
+            self.leased -= 1
+            self.crew.let_go(held.member, held.suspicion)
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
@@ -306,7 +434,7 @@ class SharedState:
         held = self._held.get(offset)
         if held is None:
             return SettleOutcome.GONE
-        return held if held.token == token else SettleOutcome.LOST
+        return held if held.token == token or token in held.earlier else SettleOutcome.LOST
 
     def size_of(self, offset: int) -> int:
         """Of a held record, with its header; 0 of any other one."""
@@ -329,7 +457,7 @@ class SharedState:
     def _drop(self, offset: int, held: HeldMessage) -> None:
         """It is held no longer; the next one with its key may be leased."""
         del self._held[offset]
-        self.leased -= held.state is _LEASED
+        self._let_go(held)
         self._ready -= held.state is _READY
         if held.key != NO_KEY:
             self._next_of_key(held.key)
@@ -349,15 +477,22 @@ class SharedState:
         del self._keys[key]
 
     def release(self, offset: int, token: int, now: float, delay: float, *, counts: bool = True) -> SettleOutcome:
-        """The record may be leased again in `delay` seconds. counts: False = the attempt does not count."""
+        """The record may be leased again in `delay` seconds. counts: False = nobody has worked on it: the attempt
+        does not count, and it stays suspect if it was. Else it is not any more: somebody has said what became of it."""
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
-        if not counts and held.state is _LEASED:
+        if not counts and held.token != token:  # what this member was given unasked; it works on the other copy
+            return SettleOutcome.LOST
+        was_ready = held.state is _READY and not held.has_ended and (not counts or held.suspicion is _NONE)
+        if not counts and (held.state is _LEASED or held.has_ended):
             held.attempts -= 1
-        if held.state is _READY and delay <= 0:
+        self._let_go(held)
+        held.has_ended = False
+        if counts:
+            held.suspicion = _NONE
+        if was_ready and delay <= 0:
             return SettleOutcome.DONE
-        self.leased -= held.state is _LEASED
         self._ready -= held.state is _READY
         if delay > 0:
             held.state, held.until = _DELAYED, now + delay
@@ -373,11 +508,13 @@ class SharedState:
         if isinstance(held, SettleOutcome):
             return held
         earlier = held.state is not _LEASED or until < held.until
-        self.leased += held.state is not _LEASED
+        if held.state is not _LEASED:
+            self.leased += 1
+            self.crew.take(held.member, held.suspicion)
         self._ready -= held.state is _READY
-        held.state, held.until = _LEASED, until
+        held.state, held.until, held.has_ended = _LEASED, until, False
         if earlier:
-            self._ends_at(until, token, [offset])
+            self._ends_at(until, held.token, [offset])
         return SettleOutcome.DONE
 
     def revoke(self, grants: Iterable[Grant], token: int) -> None:
@@ -487,7 +624,7 @@ class SharedState:
         """Forget what waits, and look at it anew. ordered: whether the group takes the messages of a key in order."""
         self.ordered = ordered
         self.scanned = self.low
-        lines: list[Line | Again] = [*self._lines, *self._again, *self._first_of_keys]
+        lines: list[Line | Again] = [*self._lines, *self._again, *self._first_of_keys, self._suspects, self._lone]
         for line in lines:
             line.clear()
         self._keys.clear()
@@ -560,8 +697,24 @@ class SharedState:
     ) -> None:
         """These were leased, or held otherwise."""
         for offset, size, priority, attempts in grants:
+            before = self._held.get(offset)
             held = self._held[offset] = HeldMessage(size, priority, attempts, token, until_ms, member)
             held.state = state
+            if before is None:
+                continue
+            if before.member == member:
+                held.earlier = (*before.earlier, before.token)[-_EARLIER:]
+            before.has_ended = before.has_ended or before.state is _LEASED
+            if (
+                before.next_suspicion is not _NONE
+            ):  # `read_suspects` knows it better, unless an earlier version wrote it
+                held.suspicion = _SUSPECT
+
+    def read_suspects(self, suspects: Iterable[Suspect]) -> None:
+        """So much is known of these."""
+        for offset, suspicion, has_ended in suspects:
+            if (held := self._held.get(offset)) is not None:
+                held.suspicion, held.has_ended = suspicion, has_ended
 
     def read_done(self, start: int, end: int, records: int = 1) -> None:
         """A record was acknowledged, or bytes were passed over."""
@@ -572,7 +725,9 @@ class SharedState:
         """A held record was released, or its lease extended."""
         held = self._held.get(offset)
         if held is not None:
-            held.state, held.until, held.attempts = state, until_ms, attempts
+            if state is not _LEASED and attempts == held.attempts:  # somebody has worked on it
+                held.suspicion = _NONE
+            held.state, held.until, held.attempts, held.has_ended = state, until_ms, attempts, False
 
     def begin(self, now: float, now_ms: int) -> None:
         """Serve from now on what was read. now, now_ms: the same moment by the caller's clock, and as Unix time."""
@@ -582,9 +737,11 @@ class SharedState:
             left = min(held.until - now_ms, _MOST_MS) / 1000
             held.until = now + left
             if left <= 0:
+                held.has_ended = held.has_ended or held.state is _LEASED
                 held.state = _UNSEEN
             elif held.state is _LEASED:
                 self.leased += 1
+                self.crew.take(held.member, held.suspicion)
                 self._ends_at(held.until, held.token, [offset])
             else:
                 heappush(self._delays, (held.until, offset))
@@ -595,6 +752,16 @@ class SharedState:
         """Start, end and records of what is done from `low` on."""
         for start, (end, count) in self._ranges.items():
             yield start, end, count
+
+    def suspects(self, offsets: Iterable[int] | None = None) -> list[Suspect]:
+        """Those of these held records that are suspects; None: of all."""
+        chosen = self._held if offsets is None else offsets
+        found = ((offset, self._held[offset]) for offset in chosen)
+        return [
+            Suspect(offset, held.suspicion, held.has_ended)
+            for offset, held in found
+            if held.has_ended or held.suspicion is not _NONE
+        ]
 
     def items(self) -> Iterator[tuple[int, HeldMessage]]:
         """What is held, by offset."""

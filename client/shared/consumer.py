@@ -99,8 +99,8 @@ class SharedConsumer:
         poll() and run() of one that says something else raise SharedRefused.
         on_lost: called with a message that was acknowledged or extended too late, when another member may have it; on
         a thread of the consumer, which it must not hold up. deserializer: reads `message.value`; several choose by the
-        message's content type, the first one where it says none. member: what operators see; None: one is made of host
-        and process.
+        message's content type, the first one where it says none. member: what operators see, its own name for each
+        consumer; None: one is made of host and process.
         metadata: where the topics are, instead of ZooKeeper.
 
         Raises ConfigError, InvalidName, TypeError; CoordinationUnavailable if no ZooKeeper server answers.

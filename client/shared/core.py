@@ -29,6 +29,7 @@ __all__ = ["Acquiring", "Settle", "SharedCore"]
 
 _ACK, _RELEASE, _RETURN, _EXTEND = SettleAction.ACK, SettleAction.RELEASE, SettleAction.RETURN, SettleAction.EXTEND
 _DONE = SettleOutcome.DONE
+_IS_ALONE = 2  # AcquireReply.suspect: it is to be the only message of this member
 
 
 class Acquiring(NamedTuple):
@@ -54,7 +55,8 @@ _Due = tuple[SharedMessage, SettleAction, int, int]
 class _Partition:
     """asked: records of the request under way, 0 = none. is_parked: it waits for a message to come. has_more: the last
     answer said that there is more, or none was given yet. due: settlements that are not sent; sent: those under way.
-    settle_at: when `due` goes; retry_at: not before that, as the last ones have failed."""
+    settle_at: when `due` goes; retry_at: not before that, as the last ones have failed. acknowledged: where
+    messages lie that were acknowledged late, with the token of that lease: this member may have them once more."""
 
     partition: TopicPartition
     backoff: Backoff
@@ -66,6 +68,7 @@ class _Partition:
     sent: list[_Due] = field(default_factory=list)
     settle_at: float = math.inf
     retry_at: float = 0.0
+    acknowledged: dict[int, int] = field(default_factory=dict)
 
 
 class SharedCore:
@@ -113,6 +116,7 @@ class SharedCore:
         self._stale_seconds = config.lease_seconds * tuning.STALE_PART
         self._keep_seconds = config.lease_seconds * tuning.KEEP_PART
         self._kept: dict[int, SharedMessage] = {}  # by identity: handlers work on them
+        self._alone: SharedMessage | None = None  # beside which the broker gives this member no other one
         self._seconds: float | None = None  # that a message takes one worker
         self._closing = False
 
@@ -162,8 +166,16 @@ class SharedCore:
                 return message
         return None
 
-    def arrived(self, partition: TopicPartition, messages: Sequence[SharedMessage], waiting: int, now: float) -> None:
-        """The answer to an Acquiring. waiting: messages that the broker could have given, too, at least."""
+    def arrived(
+        self,
+        partition: TopicPartition,
+        messages: Sequence[SharedMessage],
+        waiting: int,
+        now: float,
+        suspect: int = 0,
+    ) -> None:
+        """The answer to an Acquiring. waiting: messages that the broker could have given, too, at least. suspect: as in
+        AcquireReply."""
         found = self._partitions[partition]
         found.asked = 0
         found.backoff.reset()
@@ -171,16 +183,28 @@ class SharedCore:
         for message in messages:
             if self._closing:
                 self._settle(message, _RETURN, 0, now)
+            elif found.acknowledged and message.leased_at in found.acknowledged:
+                continue  # it was leased again before the broker heard that it is done
+            elif suspect and self._holds_one_alone(now):  # of another broker: no other one is to end with that one
+                self._settle(message, _RETURN, 0, now)
             elif self._filters and self._leaves_out(message):
                 self._settle(message, _ACK, 0, now)
             else:
                 if self._reader is not None:
                     message.reader = self._reader
+                if suspect:
+                    message.is_suspect = True
+                    if suspect == _IS_ALONE:
+                        self._alone = message
+                        self._look_by(message.lease_until - self._stale_seconds)
                 priority = priority_of(message.flag)
                 self._buffers[priority].append(message)
                 self._top = max(self._top, priority)
                 self._buffered += 1
         self._note_low()
+
+    def _holds_one_alone(self, now: float) -> bool:
+        return self._alone is not None and now < self._alone.lease_until
 
     def _leaves_out(self, message: SharedMessage) -> bool:
         """Whether the group does not want it: the broker leases nothing to a member with another filter.
@@ -212,11 +236,32 @@ class SharedCore:
         if self._seconds is not None:
             seconds = self._seconds + tuning.RATE_WEIGHT * (seconds - self._seconds)
         self._seconds = seconds
+        if now > message.lease_until - self._stale_seconds:
+            self._drop_copy(message)
+            known = self._partitions[message.leased_from].acknowledged
+            known.setdefault(message.leased_at, message.token)
+            if len(known) > tuning.LATE_ACKNOWLEDGED:
+                del known[next(iter(known))]
         self._settle(message, _ACK, 0, now)
 
     def release(self, message: SharedMessage, delay: float, now: float) -> None:
         """It may be leased again in `delay` seconds."""
+        if now > message.lease_until - self._stale_seconds:
+            self._drop_copy(message)
         self._settle(message, _RELEASE, round(delay * 1000), now)
+
+    def _drop_copy(self, message: SharedMessage) -> None:
+        """Its lease may have ended, and the message may lie here once more, leased again. What is said of it is said of
+        that lease then."""
+        for buffer in self._buffers:
+            for number, copy in enumerate(buffer):
+                if copy.leased_at == message.leased_at and copy.leased_from == message.leased_from:
+                    del buffer[number]
+                    self._buffered -= 1
+                    message.token, message.lease_until = copy.token, copy.lease_until
+                    if copy is self._alone:
+                        self._alone = message
+                    return
 
     def extend(self, message: SharedMessage, seconds: float, now: float) -> None:
         """Its lease ends in so many seconds."""
@@ -227,11 +272,14 @@ class SharedCore:
         message.is_settled = True
         self._kept.pop(id(message), None)
         self._say(message, action, ms, now)
+        if message is self._alone:
+            self._alone = None
+            self._note_low()
 
     def _say(self, message: SharedMessage, action: SettleAction, ms: int, now: float) -> None:
         found = self._partitions[message.leased_from]
         found.due.append((message, action, ms, 0))
-        waits = action is _ACK and len(found.due) < tuning.SETTLE_AT
+        waits = action is _ACK and len(found.due) < tuning.SETTLE_AT and not message.is_suspect
         when = now + self._linger if waits else now
         if when < found.settle_at:
             self._settle_by(found, when)
@@ -264,13 +312,23 @@ class SharedCore:
             if action is _ACK and (outcome is _DONE or (outcome is SettleOutcome.GONE and tries)):
                 self.acknowledged += 1  # GONE: an answer was lost, and the message is done
             elif outcome is not _DONE and action is not _RETURN:
-                self._lose(message)
+                done_by = found.acknowledged.get(message.leased_at, message.token)
+                if (
+                    outcome is not SettleOutcome.GONE or done_by == message.token
+                ):  # else by another lease of this member
+                    self._lose(message)
         if found.due:
             self._look_by(found.settle_at)
 
     def _lose(self, message: SharedMessage) -> None:
         message.is_settled = True
         self._kept.pop(id(message), None)
+        if message is self._alone:
+            self._alone = None
+            self._note_low()
+        known = self._partitions[message.leased_from].acknowledged
+        if known.get(message.leased_at) == message.token:
+            del known[message.leased_at]
         self.lost += 1
         self._on_lost(message)
 
@@ -310,6 +368,7 @@ class SharedCore:
     def actions(self, now: float) -> list[Acquiring | Settle]:
         """What is due. Each is under way from now on."""
         self._keep(now)
+        self._return_alone(now)
         asks = [] if self._closing else self._asks(now)
         asked = {ask.partition for ask in asks}
         actions: list[Acquiring | Settle] = []
@@ -340,6 +399,25 @@ class SharedCore:
             if message.lease_until - now <= self._keep_seconds:
                 self.extend(message, self._config.lease_seconds, now)
 
+    def _return_alone(self, now: float) -> None:
+        """One that nobody takes goes to other members before the end of its lease counts as an attempt."""
+        alone = self._alone
+        if alone is None or now < self._end_of(alone):
+            return
+        if alone.handed_at == math.inf:
+            for buffer in self._buffers:
+                kept = [each for each in buffer if each is not alone]
+                self._buffered -= len(buffer) - len(kept)
+                buffer.clear()
+                buffer.extend(kept)
+            self._settle(alone, _RETURN, 0, now)
+        self._alone = None
+        self._note_low()
+
+    def _end_of(self, alone: SharedMessage) -> float:
+        """When no more is to be done for it."""
+        return alone.lease_until - (self._stale_seconds if alone.handed_at == math.inf else 0.0)
+
     @property
     def _ahead(self) -> int:
         """Messages to lease for those who work still."""
@@ -356,6 +434,8 @@ class SharedCore:
         return asks
 
     def _wanted(self, now: float) -> list[Acquiring]:
+        if self._alone is not None:
+            return []
         ahead, idle = self._ahead, sum(self.waiting.values())
         there = self._there
         want = min(MAX_ACQUIRED, idle + ahead - there)
@@ -389,7 +469,7 @@ class SharedCore:
     def _note_low(self) -> None:
         """Something has changed that `is_low` depends on: it is looked at for each message."""
         ahead = self._ahead
-        if not ahead or self._closing or all(each.asked for each in self._turn):
+        if not ahead or self._closing or self._alone is not None or all(each.asked for each in self._turn):
             self._low = -1
         else:
             self._low = int(ahead * tuning.REFILL_PART) - self._there + self._buffered
@@ -399,4 +479,6 @@ class SharedCore:
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
         times += [message.lease_until - self._keep_seconds for message in self._kept.values()]
+        if self._alone is not None:
+            times.append(self._end_of(self._alone))
         return min(times, default=math.inf)

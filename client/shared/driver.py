@@ -306,7 +306,7 @@ class SharedDriver:
             right = len(body) == length and crc32(body) & 0x7FFFFFFF == checksum
             (good if right else damaged).append(message)
         with self.lock:
-            self.core.arrived(partition, good, answer.waiting, now)
+            self.core.arrived(partition, good, answer.waiting, now, answer.suspect)
             for each in damaged:
                 self.core.damaged_here(each, now)
         self.came.ring(len(good))

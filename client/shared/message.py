@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from metaq.protocol.errors import ClientError
@@ -19,9 +20,10 @@ class SharedMessage(Message):
     """A Message that this member has for some time. One of the dead letters that was sent to its group again is the
     message as it was: partition, offset and id are those of the first time.
 
-    attempts: how often it was leased, to any member, this time included: 1 = nobody has had it before. lease_until:
-    when the lease ends, by time.monotonic(), as far as this member knows. leased_from, leased_at: the partition and the
-    byte position in it that the lease is of.
+    attempts: how often it was worked on, by any member, this time included: a handler that failed counts, and a member
+    that ended, or let the lease run out, while it had this message alone (docs/messages.md). lease_until: when the
+    lease ends, by time.monotonic(), as far as this member knows. leased_from, leased_at: the partition and the byte
+    position in it that the lease is of.
     """
 
     leased_from: TopicPartition
@@ -33,7 +35,9 @@ class SharedMessage(Message):
     """Of this lease, for the broker."""
     is_settled: bool = False
     """Whether it was acknowledged or released, or lost, so that nothing more can be said of it."""
-    handed_at: float = 0.0
+    is_suspect: bool = False
+    """Whether a lease of it has ended without a word: it may have killed its worker."""
+    handed_at: float = math.inf
     reader: ValueReader | None = None
     """Of the consumer's deserializer; it is not pickled."""
 

@@ -21,6 +21,9 @@ STALE_PART = 0.5
 KEEP_PART = 0.5
 """run() extends a lease when so much of it has passed."""
 
+LATE_ACKNOWLEDGED = 1024
+"""Messages of a partition that were acknowledged late, which a member remembers: it need not work on them again."""
+
 MAX_SETTLED = 4096
 """Settlements of one request; the broker takes more."""
 

@@ -69,6 +69,11 @@ def problems(events: Sequence[Event], sent: Iterable[int], lease: float) -> list
     return found
 
 
+def _next_attempts(last: Handed, released: Released | None) -> range:
+    """A release counts; the end of a lease does if the member had nothing else."""
+    return range(last.attempts + (released is not None), last.attempts + 2)
+
+
 def _of_one(offset: int, history: Sequence[Event], lease: float) -> list[str]:
     found: list[str] = []
     last: Handed | None = None
@@ -82,7 +87,7 @@ def _of_one(offset: int, history: Sequence[Event], lease: float) -> list[str]:
         else:
             if confirmed is not None:
                 found.append(f"@{offset} was handed to {event.member} after {confirmed.member} had acknowledged it")
-            if last is not None and event.attempts <= last.attempts:
+            if last is not None and event.attempts not in _next_attempts(last, released):
                 found.append(f"@{offset} came with attempt {event.attempts} after {last.attempts}")
             if released is not None:
                 if event.time < released.time + released.delay:

@@ -228,6 +228,120 @@ def test_a_member_that_asks_for_nothing_more_gives_back_what_it_has_and_pauses_b
     assert [each.action for each in leasing.said()] == [SettleAction.RETURN, SettleAction.ACK]
 
 
+def arrive(leasing: Leasing, *places: int, token: int = 500, suspect: int = 0) -> list[SharedMessage]:
+    """Messages at these places, of another lease."""
+    arrived = []
+    for place in places:
+        shared = SharedMessage(*message())
+        shared.leased_from, shared.leased_at, shared.token = T, place, token + place
+        shared.lease_until = leasing.now + 10.0
+        arrived.append(shared)
+    leasing.core.arrived(T, arrived, 0, leasing.now, suspect)
+    return arrived
+
+
+def test_who_acknowledges_late_what_lies_here_once_more_acknowledges_that_and_does_not_get_it_again() -> None:
+    leasing = Leasing()
+    first, second, third = taken(leasing, 3)
+    leasing.now = 10.5
+    arrive(leasing, 0, 1, 7)
+    leasing.core.ack(first, leasing.now)
+    leasing.core.release(second, 0.0, leasing.now)
+    assert leasing.said() == [
+        Settlement(0, 500, 0, SettleAction.ACK),
+        Settlement(1, 501, 0, SettleAction.RELEASE),
+    ]
+    assert [each.leased_at for each in leasing.core.take(9, leasing.now)] == [7]
+    leasing.core.ack(third, leasing.now)
+    assert leasing.said() == [Settlement(2, 102, 0, SettleAction.ACK)]
+    assert (leasing.core.acknowledged, leasing.lost) == (2, [])
+
+
+def test_a_copy_that_comes_behind_a_late_acknowledgement_or_was_taken_before_is_not_worked_on_or_lost() -> None:
+    leasing = Leasing()
+    first, second = taken(leasing, 2)
+    leasing.now = 10.5
+    arrive(leasing, 0)
+    (copy,) = leasing.core.take(9, leasing.now)
+    leasing.core.ack(first, leasing.now)
+    leasing.core.ack(second, leasing.now)
+    assert leasing.said() == [Settlement(0, 100, 0, SettleAction.ACK), Settlement(1, 101, 0, SettleAction.ACK)]
+    arrive(leasing, 1)
+    assert leasing.core.take(9, leasing.now) == []
+    leasing.core.ack(copy, leasing.now)
+    assert leasing.said(SettleOutcome.GONE) == [Settlement(0, 500, 0, SettleAction.ACK)]
+    assert (leasing.core.acknowledged, leasing.lost) == (2, [])
+
+
+@pytest.mark.parametrize("outcome", [SettleOutcome.LOST, SettleOutcome.GONE])
+def test_one_whose_late_acknowledgement_was_refused_is_lost_and_worked_on_again(outcome: SettleOutcome) -> None:
+    leasing = Leasing()
+    (first,) = taken(leasing, 1)
+    leasing.now = 10.5
+    leasing.core.ack(first, leasing.now)
+    leasing.said(outcome)
+    assert leasing.lost == [first]
+    arrive(leasing, 0)
+    assert len(leasing.core.take(9, leasing.now)) == 1
+
+
+def test_only_so_many_late_acknowledgements_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metaq.client.shared.tuning.LATE_ACKNOWLEDGED", 2)
+    leasing = Leasing()
+    found = taken(leasing, 3)
+    leasing.now = 10.5
+    for each in found:
+        leasing.core.ack(each, leasing.now)
+    leasing.said()
+    arrive(leasing, 0, 1, 2)
+    assert [each.leased_at for each in leasing.core.take(9, leasing.now)] == [0]
+
+
+def test_beside_one_that_is_to_be_alone_nothing_is_asked_for_and_its_acknowledgement_waits_for_no_others() -> None:
+    leasing = Leasing(linger_ms=100)
+    assert [type(each) for each in leasing.core.actions(0.0)] == [Acquiring]
+    arrive(leasing, 0, suspect=2)
+    (alone,) = leasing.core.take(9, 0.0)
+    assert leasing.core.actions(0.0) == []
+    assert leasing.core.next_time(0.0) == 10.0
+    arrive(leasing, 7, suspect=2)  # of a broker that did not know
+    assert leasing.said() == [Settlement(7, 507, 0, SettleAction.RETURN)]
+    leasing.core.ack(alone, 0.0)
+    settle, ask = leasing.core.actions(0.0)
+    assert isinstance(settle, Settle)
+    assert settle.settlements == (Settlement(0, 500, 0, SettleAction.ACK),)
+    assert isinstance(ask, Acquiring)  # behind it
+
+
+def test_the_acknowledgement_of_a_suspect_beside_others_waits_for_no_others() -> None:
+    leasing = Leasing(linger_ms=100)
+    arrive(leasing, 0, suspect=1)
+    (suspect,) = leasing.core.take(9, 0.0)
+    leasing.core.ack(suspect, 0.0)
+    assert offsets(leasing.said()) == [0]
+
+
+def test_one_that_is_to_be_alone_and_that_nobody_takes_goes_back_in_time_and_more_is_asked_for() -> None:
+    leasing = Leasing()
+    leasing.core.waiting.clear()
+    arrive(leasing, 0, suspect=2)
+    assert leasing.core.next_time(0.0) == 5.0
+    leasing.now = 5.0
+    settle, ask = leasing.core.actions(5.0)
+    assert isinstance(settle, Settle)
+    assert settle.settlements == (Settlement(0, 500, 0, SettleAction.RETURN),)
+    assert isinstance(ask, Acquiring)
+    assert leasing.core.buffered == 0
+
+
+def test_one_that_was_taken_alone_and_is_never_settled_holds_up_nothing_behind_its_lease() -> None:
+    leasing = Leasing()
+    arrive(leasing, 0, suspect=2)
+    leasing.core.take(9, 0.0)
+    assert leasing.core.actions(9.9) == []
+    assert [type(each) for each in leasing.core.actions(10.0)] == [Acquiring]
+
+
 def test_acknowledgements_go_with_the_request_for_more_once_they_are_some() -> None:
     leasing = Leasing(linger_ms=100)
     for count, along in ((7, []), (9, list(range(7)) + list(range(9)))):

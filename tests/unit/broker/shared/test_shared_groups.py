@@ -81,6 +81,17 @@ def leased(harness: Harness, peer: Peer, request: bytes) -> list[Leased]:
     return decode_leased(memoryview(frame.body), AcquireReply.from_ext(frame.ext).records)
 
 
+def one_by_one(harness: Harness, peer: Peer, count: int, member: str = "m", **more: Any) -> list[Leased]:
+    """So many messages of leases that have ended without a word, each acknowledged before the next one is asked for."""
+    found = []
+    for _ in range(count):
+        (each,) = leased(harness, peer, acquire(member, **more))
+        assert leased(harness, peer, acquire(member, **more)) == []
+        assert settled(harness, peer, ack(each)) == [SettleOutcome.DONE]
+        found.append(each)
+    return found
+
+
 def bodies(found: list[Leased]) -> list[bytes]:
     return [bytes(each.record[HEADER_BYTES:]) for each in found]
 
@@ -136,11 +147,13 @@ def test_two_members_get_different_messages_and_what_is_acknowledged_never_comes
     assert {each.attempts for each in (*first, *second)} == {1}
     assert settled(harness, peer, *map(ack, first)) == [SettleOutcome.DONE] * 2
     harness.reactor.advance(31)
-    again = leased(harness, peer, acquire("a"))
-    assert [(bytes(each.record[HEADER_BYTES:]), each.attempts) for each in again] == [(b"2", 2), (b"3", 2), (b"4", 2)]
-    assert settled(harness, peer, ack(second[0])) == [SettleOutcome.LOST]
-    assert settled(harness, peer, *map(ack, again)) == [SettleOutcome.DONE] * 3
-    assert settled(harness, peer, ack(again[0])) == [SettleOutcome.GONE]
+    again = one_by_one(harness, peer, 1, "a")
+    assert settled(harness, peer, ack(second[0])) == [SettleOutcome.GONE]
+    again += leased(harness, peer, acquire("a"))
+    assert settled(harness, peer, ack(second[1])) == [SettleOutcome.LOST]
+    assert settled(harness, peer, ack(again[1])) == [SettleOutcome.DONE]
+    again += one_by_one(harness, peer, 1, "a")
+    assert [(bytes(each.record[HEADER_BYTES:]), each.attempts) for each in again] == [(b"2", 1), (b"3", 1), (b"4", 1)]
     found = status(harness, peer)
     assert (found["left"], found["leased"], found["available"]) == (0, 0, 0)
 
@@ -157,13 +170,13 @@ def test_a_waiting_request_is_answered_when_a_message_comes_or_a_lease_ends_or_o
     (frame,) = other.frames()
     assert AcquireReply.from_ext(frame.ext).records == 1
     (held,) = decode_leased(memoryview(frame.body), 1)
-    assert (held.offset, held.attempts) == (first.offset, 2)
+    assert (held.offset, held.attempts, AcquireReply.from_ext(frame.ext).suspect) == (first.offset, 1, 2)
     peer.send(acquire("a", wait_ms=60_000))
     harness.turn()
     settled(harness, other, Settlement(held.offset, held.token, 0, SettleAction.RELEASE))
     harness.turn()
     (frame,) = peer.frames()
-    assert decode_leased(memoryview(frame.body), 1)[0].attempts == 3
+    assert decode_leased(memoryview(frame.body), 1)[0].attempts == 2
     peer.send(acquire("a", wait_ms=60_000))
     harness.turn()
     filled(harness, 1, first=7)
@@ -226,7 +239,7 @@ def test_leases_attempts_and_acknowledgements_outlive_the_broker(make: Make) -> 
     assert [(bytes(each.record[HEADER_BYTES:]), each.attempts) for each in again] == [(b"2", 2)]
     assert settled(harness, peer, ack(first[0])) == [SettleOutcome.DONE]
     harness.reactor.advance(31)
-    assert bodies(leased(harness, peer, acquire("b"))) == [b"2", b"3", b"4", b"5"]
+    assert bodies(one_by_one(harness, peer, 4, "b")) == [b"2", b"3", b"4", b"5"]
 
 
 def test_with_group_commit_an_acknowledgement_is_answered_when_it_is_on_the_disk(make: Make) -> None:
@@ -317,7 +330,10 @@ def test_the_filter_changes_when_nobody_has_asked_for_a_minute_and_nothing_is_le
     refused(peer, acquire("x"))  # something is leased
     harness.reactor.advance(100 - tuning.SHARED_MEMBER_SECONDS)
     send(harness, peer, [body_with({"n": 4})], flag=LISTED)
-    assert numbered(leased(harness, peer, acquire("x"))) == [0, 1, 4]  # 2 and 3 were left out while it held
+    found = (
+        leased(harness, peer, acquire("x")) + leased(harness, peer, acquire("y")) + leased(harness, peer, acquire("z"))
+    )
+    assert numbered(found) == [0, 1, 4]  # 2 and 3 were left out while it held
     assert "ordered_by_key=False, and" in refused(peer, acquire(where="n < 2"))
     harness.close()
     harness = make()
@@ -325,7 +341,8 @@ def test_the_filter_changes_when_nobody_has_asked_for_a_minute_and_nothing_is_le
     harness.reactor.advance(tuning.SHARED_MEMBER_SECONDS - 1)
     refused(peer, acquire(where="n < 2"))  # a member may have asked before the restart
     harness.reactor.advance(1)
-    assert numbered(leased(harness, peer, acquire(where="n < 1"))) == [0, 1, 4]  # held: their member judges them
+    found = one_by_one(harness, peer, 3, where="n < 1")
+    assert numbered(found) == [0, 1, 4]  # held: their member judges them
 
 
 def test_a_partition_that_was_not_asked_since_the_filter_changed_has_the_new_one_after_a_restart(make: Make) -> None:
@@ -368,6 +385,95 @@ def test_a_filter_that_is_too_large_to_be_kept_is_refused(make: Make) -> None:
     assert "at most 60000" in refused(make().connect(), acquire(tags=tags))
 
 
+@pytest.mark.parametrize("shorter", [False, True])
+def test_suspects_and_their_attempts_outlive_the_broker(
+    make: Make, monkeypatch: pytest.MonkeyPatch, shorter: bool
+) -> None:
+    """An attempt is the end without a word of a lease beside which the member has nothing."""
+    monkeypatch.setattr("metaq.broker.tuning.SHARED_LOG_BYTES", 100 if shorter else 1 << 20)
+    harness = make()
+    peer = filled(harness, 5)
+    assert len(leased(harness, peer, acquire("dead", 2))) == 2
+
+    elapsed = 0.0
+
+    def restarted() -> Harness:
+        nonlocal elapsed
+        elapsed += 31
+        for _ in range(4):
+            harness.broker.shared.tick()
+            harness.turn()
+            harness.threads.run()
+        harness.store.close()
+        again = make()
+        again.reactor.advance(elapsed)  # a new broker begins at the same time
+        again.time += elapsed
+        return again
+
+    for attempts in (1, 2, 3):
+        harness = restarted()
+        peer = harness.connect()
+        (first,) = leased(harness, peer, acquire("a"))
+        assert (bodies([first]), first.attempts) == ([b"0"], attempts)
+    harness = restarted()
+    peer = harness.connect()
+    others = leased(harness, peer, acquire("b", 1, lease_ms=60_000))
+    assert [each.attempts for each in others] == [4]
+    (beside,) = leased(harness, peer, acquire("c", 1, lease_ms=60_000))  # in its first lease alone
+    assert (bodies([beside]), beside.attempts) == ([b"1"], 1)
+    assert bodies(leased(harness, peer, acquire("d"))) == [b"2", b"3", b"4"]
+
+
+def test_an_answer_says_that_its_message_is_a_suspect(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 4)
+
+    def suspect(member: str) -> int:
+        peer.send(acquire(member, 1))
+        harness.turn()
+        (frame,) = peer.frames()
+        return AcquireReply.from_ext(frame.ext).suspect
+
+    assert [suspect("dead"), suspect("dead"), suspect("dead")] == [0, 0, 0]
+    harness.reactor.advance(29)
+    assert suspect("busy") == 0
+    harness.reactor.advance(2)
+    assert [suspect("busy"), suspect("idle")] == [1, 2]
+
+
+def test_who_waits_because_of_a_suspect_gets_messages_when_it_is_settled_on_whatever_partition(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 1)
+    leased(harness, peer, acquire("dead", lease_ms=1000))
+    harness.reactor.advance(1.1)
+    (suspect,) = leased(harness, peer, acquire("a"))
+    peer.send(put("t", 1, b"elsewhere"))
+    harness.threads.run()
+    harness.turn()
+    peer.answers()
+    other = harness.connect()
+    other.send(acquire("a", partition=1, wait_ms=60_000))
+    harness.turn()
+    assert other.frames() == []
+    settled(harness, peer, ack(suspect))
+    harness.turn()
+    harness.turn()
+    (frame,) = other.frames()
+    assert AcquireReply.from_ext(frame.ext).records == 1
+
+
+def test_who_has_a_message_again_because_its_lease_ended_may_acknowledge_its_first_lease(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 1)
+    for member, outcome in (("a", SettleOutcome.DONE), ("b", SettleOutcome.LOST)):
+        group = f"of-{member}"
+        (first,) = leased(harness, peer, acquire("a", group=group, lease_ms=1000))
+        harness.reactor.advance(1.1)
+        (again,) = leased(harness, peer, acquire(member, group=group))
+        assert again.attempts == 1  # handed out once
+        assert settled(harness, peer, ack(first), group=group) == [outcome]
+
+
 def test_nobody_can_guess_the_token_of_somebody_elses_lease(make: Make) -> None:
     harness = make()
     peer, stranger = filled(harness, 40), harness.connect()
@@ -406,9 +512,9 @@ def test_the_internal_log_is_made_shorter_and_says_the_same(make: Make, monkeypa
     peer = harness.connect()
     assert len(leased(harness, peer, acquire("b", 100))) == 10
     harness.reactor.advance(31)
-    again = leased(harness, peer, acquire("b", 100))
-    assert len(again) == 30
-    assert {each.attempts for each in again} == {2}
+    again = one_by_one(harness, peer, 30, "b")
+    assert {each.attempts for each in again} == {1}
+    assert leased(harness, peer, acquire("b", 100)) == []
 
 
 def test_a_group_without_members_is_forgotten_and_begins_anew(make: Make) -> None:
@@ -441,7 +547,7 @@ def test_a_damaged_message_is_passed_over_and_counted(make: Make, tmp_path: Path
     assert status(harness, peer)["damagedBytes"] == HEADER_BYTES + 1
     assert harness.broker.metrics.damaged_bytes == HEADER_BYTES + 1
     harness.reactor.advance(31)
-    assert bodies(leased(harness, peer, acquire())) == [b"0", b"2"]
+    assert bodies(one_by_one(harness, peer, 2)) == [b"0", b"2"]
 
 
 def test_the_version_says_that_messages_are_leased_here(make: Make) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from metaq.broker.shared.crew import Crew, Suspicion
 from metaq.broker.shared.lines import NO_KEY
 from metaq.broker.shared.rows import (
     SharedKey,
@@ -18,8 +19,9 @@ from metaq.broker.shared.rows import (
     read_state,
     sections,
     state_section,
+    suspects_section,
 )
-from metaq.broker.shared.state import Grant, HeldState, Limits, SharedState
+from metaq.broker.shared.state import Grant, HeldState, Limits, SharedState, Suspect
 from metaq.protocol.shared import SettleOutcome
 
 LIMITS = Limits(1000, 100_000, 100_000, 1 << 30, 1000, 8)
@@ -63,13 +65,143 @@ def test_messages_are_leased_in_order_once_and_the_low_mark_follows_what_is_ackn
     assert state.members() == {"a": 1, "b": 2}
 
 
-def test_an_expired_lease_comes_back_first_and_counts_its_attempts() -> None:
+def test_an_expired_lease_comes_back_first_and_alone_and_was_no_attempt() -> None:
     state = fresh()
     looked_at(state, 3)
     state.acquire(1, 1 << 20, 10.0, 1, "a")
     assert state.expire(9.9) == 0
     assert state.expire(10.0) == 1
-    assert state.acquire(2, 1 << 20, 20.0, 2, "b") == [Grant(0, SIZE, 0, 2), Grant(SIZE, SIZE, 0, 1)]
+    assert state.acquire(2, 1 << 20, 20.0, 2, "b") == [Grant(0, SIZE, 0, 1)]
+    assert state.acquire(2, 1 << 20, 20.0, 3, "b") == []  # it has one that may kill it
+    assert state.acquire(1, 1 << 20, 20.0, 4, "c") == [Grant(SIZE, SIZE, 0, 1)]
+    state.ack(0, 2)
+    assert state.acquire(2, 1 << 20, 20.0, 5, "b") == [Grant(2 * SIZE, SIZE, 0, 1)]
+
+
+class Group:
+    """Members that work on all that they get, and die of some; a lease lasts a second."""
+
+    def __init__(self, count: int, *deadly: int, most: int = 3) -> None:
+        self.state = fresh()
+        looked_at(self.state, count)
+        self.deadly = set(deadly)
+        self.most = most
+        self.now = 0.0
+        self.tokens = iter(range(1, 1_000_000))
+        self.worked_on: list[int] = []
+        self.dead_letters: list[int] = []
+        self.deaths = 0
+
+    def work(self, member: str, count: int = 10, ahead: int = 2) -> bool:
+        """One life of a member, which asks `ahead` times before it begins; whether it has ended by itself."""
+        for _ in range(1000):
+            self.state.expire(self.now)
+            mine: list[tuple[Grant, int]] = []
+            for _ in range(ahead):
+                token = next(self.tokens)
+                mine += [(each, token) for each in self.state.acquire(count, 1 << 20, self.now + 1, token, member)]
+            if not mine:
+                return True
+            for grant, token in mine:
+                record = grant.offset // SIZE
+                if grant.attempts > self.most:
+                    self.dead_letters.append(record)
+                elif record in self.deadly:
+                    self.deaths += 1
+                    self.now += 1.1
+                    return False
+                else:
+                    self.worked_on.append(record)
+                assert self.state.ack(grant.offset, token) is SettleOutcome.DONE
+        raise AssertionError("it never ends")
+
+
+def test_a_message_that_kills_its_worker_becomes_a_dead_letter_alone() -> None:
+    group = Group(151, 20)
+    while not group.work("m", 151):
+        pass
+    assert group.dead_letters == [20]
+    assert sorted(group.worked_on) == [each for each in range(151) if each != 20]
+    assert group.deaths == 1 + group.most
+
+
+def test_of_several_deadly_messages_and_members_all_innocent_ones_are_worked_on_once() -> None:
+    group = Group(300, 3, 4, 5, 70, 150, 299)
+    for number in range(100):
+        group.work(f"m{number % 3}", 40)
+    assert sorted(group.dead_letters) == [3, 4, 5, 70, 150, 299]
+    assert sorted(group.worked_on) == [each for each in range(300) if each not in group.deadly]
+
+
+def test_a_suspect_is_leased_beside_others_once_and_then_to_a_member_that_has_nothing_else() -> None:
+    state = fresh()
+    looked_at(state, 9)
+    state.acquire(2, 1 << 20, 1.0, 1, "dead")
+    state.acquire(1, 1 << 20, 100.0, 2, "a")
+    state.acquire(1, 1 << 20, 100.0, 3, "b")
+    state.expire(1.0)
+    assert state.acquire(5, 1 << 20, 2.0, 4, "a") == [Grant(0, SIZE, 0, 1)]
+    assert state.suspects([0]) == [Suspect(0, Suspicion.SUSPECT, False)]
+    assert offsets_of(state.acquire(1, 1 << 20, 100.0, 5, "a")) == [4]  # it has a suspect: another one it does not get
+    assert state.acquire(5, 1 << 20, 100.0, 6, "c") == [Grant(SIZE, SIZE, 0, 1)]
+    assert state.suspects([SIZE]) == [Suspect(SIZE, Suspicion.ALONE, False)]
+    state.expire(2.0)
+    assert state.suspects([0]) == [Suspect(0, Suspicion.SUSPECT, True)]
+    assert state.acquire(5, 1 << 20, 100.0, 7, "a") == []  # it is to settle what it has
+    assert offsets_of(state.acquire(1, 1 << 20, 100.0, 8, "b")) == [5]  # one member is enough
+    state.ack(2 * SIZE, 2)
+    assert state.acquire(5, 1 << 20, 100.0, 9, "a") == []
+    state.ack(4 * SIZE, 5)
+    assert state.acquire(5, 1 << 20, 3.0, 10, "a") == [Grant(0, SIZE, 0, 1)]
+    assert state.suspects([0]) == [Suspect(0, Suspicion.ALONE, False)]
+    state.expire(3.0)
+    assert state.acquire(5, 1 << 20, 100.0, 11, "a") == [Grant(0, SIZE, 0, 2)]  # that end was an attempt
+
+
+def test_a_suspect_that_somebody_has_worked_on_is_none_any_more_and_one_that_was_given_back_still_is() -> None:
+    state = fresh()
+    looked_at(state, 3)
+    state.acquire(2, 1 << 20, 1.0, 1, "dead")
+    state.expire(1.0)
+    (first,) = state.acquire(5, 1 << 20, 9.0, 2, "a")
+    state.release(first.offset, 2, 1.0, 0.0)
+    assert state.suspects([first.offset]) == []
+    (second,) = state.acquire(5, 1 << 20, 9.0, 3, "a")
+    assert second == Grant(SIZE, SIZE, 0, 1)
+    state.release(second.offset, 3, 1.0, 0.0, counts=False)
+    assert state.acquire(5, 1 << 20, 9.0, 4, "b") == [second]
+    state.ack(SIZE, 4)
+    assert state.acquire(5, 1 << 20, 9.0, 5, "a") == [Grant(0, SIZE, 0, 2), Grant(2 * SIZE, SIZE, 0, 1)]
+
+
+def test_suspects_of_two_partitions_are_not_leased_to_a_member_at_once() -> None:
+    crew = Crew()
+    one, two = SharedState(0, LIMITS, crew), SharedState(0, LIMITS, crew)
+    for state in (one, two):
+        looked_at(state, 3)
+        state.acquire(1, 1 << 20, 1.0, 1, "dead")
+        state.expire(1.0)
+    assert offsets_of(one.acquire(5, 1 << 20, 2.0, 2, "a")) == [0]
+    assert two.acquire(5, 1 << 20, 9.0, 3, "a") == []
+    one.expire(2.0)  # twice without a word, as it was alone
+    assert offsets_of(two.acquire(5, 1 << 20, 9.0, 4, "a")) == [0]
+    assert one.acquire(5, 1 << 20, 9.0, 5, "a") == []
+    two.release(0, 4, 2.0, 0.0)
+    assert one.acquire(5, 1 << 20, 9.0, 6, "a") == [Grant(0, SIZE, 0, 2)]
+    assert two.acquire(5, 1 << 20, 9.0, 7, "a") == []
+
+
+def test_who_gets_a_message_again_unasked_may_still_settle_its_first_lease_and_others_may_not() -> None:
+    for other, outcome in (("a", SettleOutcome.DONE), ("b", SettleOutcome.LOST)):
+        state = fresh()
+        looked_at(state, 1)
+        state.acquire(1, 1 << 20, 1.0, 1, "a")
+        state.expire(1.0)
+        assert state.acquire(1, 1 << 20, 9.0, 2, other) == [Grant(0, SIZE, 0, 1)]  # handed out once
+        assert state.release(0, 1, 1.0, 0.0, counts=False) is SettleOutcome.LOST  # it works on this copy
+        assert state.extend(0, 1, 2.0) is outcome
+        assert state.ack(0, 1) is outcome
+        assert state.ack(0, 2) is (SettleOutcome.GONE if other == "a" else SettleOutcome.DONE)
 
 
 def test_an_expired_lease_is_its_holders_until_another_one_gets_the_message() -> None:
@@ -123,9 +255,11 @@ def test_no_more_are_held_than_the_limit_and_those_that_come_back_still_may_be()
     assert offsets_of(state.acquire(5, 1 << 20, 10.0, 1, "a")) == [0, 1]
     assert state.acquire(5, 1 << 20, 10.0, 2, "a") == []
     state.expire(10.0)
-    assert offsets_of(state.acquire(5, 1 << 20, 20.0, 3, "a")) == [0, 1]
-    state.ack(0, 3)
-    assert offsets_of(state.acquire(5, 1 << 20, 20.0, 4, "a")) == [2]
+    assert offsets_of(state.acquire(5, 1 << 20, 20.0, 3, "a")) == [0]
+    state.release(0, 3, 10.0, 0.0)
+    assert offsets_of(state.acquire(5, 1 << 20, 20.0, 4, "a")) == [1]
+    state.ack(SIZE, 4)
+    assert offsets_of(state.acquire(5, 1 << 20, 20.0, 5, "a")) == [0, 2]
 
 
 def test_with_very_many_ranges_the_first_messages_go_first_whatever_their_priority() -> None:
@@ -192,6 +326,12 @@ class Model:
         self.attempts: dict[int, int] = defaultdict(int)
         self.leases: dict[int, tuple[int, float]] = {}  # record -> token, until
         self.last: dict[int, int] = {}  # record -> the token that may settle it
+        self.member: dict[int, str] = {}  # who has had it last
+        self.earlier: dict[int, list[int]] = defaultdict(list)  # tokens of this member's leases before
+        self.stored_member: dict[int, str] = {}  # the same two, as a restart finds them
+        self.stored_earlier: dict[int, list[int]] = defaultdict(list)
+        self.suspicion: dict[int, Suspicion] = defaultdict(lambda: Suspicion.NONE)  # of the last lease
+        self.extended_late: set[int] = set()
         self.not_before: dict[int, float] = {}
         self.looked = 0
         self.state = fresh()
@@ -227,7 +367,8 @@ class Model:
         self.token += 1
         self.state.expire(self.now)
         until = self.now + self.rng.uniform(0.5, 5)
-        grants = self.state.acquire(self.rng.randrange(1, 6), self.rng.choice([SIZE, 1000]), until, self.token, "m")
+        member = self.rng.choice("abc")
+        grants = self.state.acquire(self.rng.randrange(1, 6), self.rng.choice([SIZE, 1000]), until, self.token, member)
         for number, grant in enumerate(grants):
             record = grant.offset // SIZE
             assert record not in self.done
@@ -239,26 +380,44 @@ class Model:
             if self.ordered and self.keys[record] != NO_KEY:
                 same = [each for each in range(record) if self.keys[each] == self.keys[record]]
                 assert set(same) <= self.done, f"record {record} came before another one of its key"
+            least = self.suspicion[record]
+            if held is not None:  # without a word
+                self.attempts[record] -= least is not Suspicion.ALONE
+                least = Suspicion(min(2, least + 1))
             self.attempts[record] += 1
             assert grant.attempts == self.attempts[record]
+            suspects = self.state.suspects([grant.offset])
+            self.suspicion[record] = suspects[0].suspicion if suspects else Suspicion.NONE
+            assert self.suspicion[record] >= least
+            assert len(grants) == 1 or not suspects, "a suspect is not leased alone"
+            for members, earlier in ((self.member, self.earlier), (self.stored_member, self.stored_earlier)):
+                is_same = members.get(record) == member
+                earlier[record] = (earlier[record] + [self.last[record]])[-16:] if is_same else []
+                members[record] = member
+            self.extended_late.discard(record)
             self.leases[record] = self.token, until
             self.last[record] = self.token
             assert number < 5
         if grants:
             until_ms = self.now_ms + round((until - self.now) * 1000)
-            self.write(leased_section(KEY, grants, self.token, until_ms, "m"))
+            suspects = self.state.suspects([grants[0].offset])
+            section = leased_section(KEY, grants, self.token, until_ms, member)
+            self.write(section + suspects_section(KEY, suspects))
 
     def some(self) -> tuple[int, int] | None:
         """A record that was leased once, and the token of one of its leases."""
         if not self.last:
             return None
         record = self.rng.choice(list(self.last))
+        if self.earlier[record] and self.rng.random() < 0.3:
+            return record, self.rng.choice(self.earlier[record])
         return record, self.last[record] if self.rng.random() < 0.9 else self.rng.randrange(self.token + 1)
 
     def expected(self, record: int, token: int) -> SettleOutcome:
         if record in self.done:
             return SettleOutcome.GONE
-        return SettleOutcome.DONE if self.last[record] == token else SettleOutcome.LOST
+        mine = token == self.last[record] or token in self.earlier[record]
+        return SettleOutcome.DONE if mine else SettleOutcome.LOST
 
     def ack(self) -> None:
         if (chosen := self.some()) is None:
@@ -278,17 +437,19 @@ class Model:
         delay = self.rng.choice([0.0, 0.0, 2.0])
         counts = self.rng.random() < 0.7
         expected = self.expected(record, token)
+        if expected is SettleOutcome.DONE and not counts and token != self.last[record]:
+            expected = SettleOutcome.LOST
         self.state.expire(self.now)
-        was_leased = (held := self.leases.get(record)) is not None and held[1] > self.now
         assert self.state.release(record * SIZE, token, self.now, delay, counts=counts) is expected
         if expected is SettleOutcome.DONE:
-            if was_leased and not counts:
+            if self.leases.pop(record, None) is not None and not counts:
                 self.attempts[record] -= 1
-            self.leases.pop(record, None)
+            if counts:
+                self.suspicion[record] = Suspicion.NONE
             self.not_before[record] = self.now + delay
             until = self.now_ms + round(delay * 1000) if delay else 0
             attempts = self.state.attempts_of(record * SIZE)
-            self.write(changed_section(KEY, [(record * SIZE, until, attempts, HeldState.DELAYED)]))
+            self.changed(record, until, attempts, HeldState.DELAYED)
 
     def extend(self) -> None:
         if (chosen := self.some()) is None:
@@ -299,11 +460,17 @@ class Model:
         self.state.expire(self.now)
         assert self.state.extend(record * SIZE, token, until) is expected
         if expected is SettleOutcome.DONE:
+            if record not in self.leases or self.leases[record][1] <= self.now:
+                self.extended_late.add(record)
             self.leases[record] = token, until
             self.not_before.pop(record, None)
             until_ms = self.now_ms + round((until - self.now) * 1000)
             attempts = self.state.attempts_of(record * SIZE)
-            self.write(changed_section(KEY, [(record * SIZE, until_ms, attempts, HeldState.LEASED)]))
+            self.changed(record, until_ms, attempts, HeldState.LEASED)
+
+    def changed(self, record: int, until_ms: int, attempts: int, state: HeldState) -> None:
+        section = changed_section(KEY, [(record * SIZE, until_ms, attempts, state)])
+        self.write(section + suspects_section(KEY, self.state.suspects([record * SIZE])))
 
     def wait(self) -> None:
         seconds = self.rng.choice([0.125, 0.5, 2.0])
@@ -312,6 +479,8 @@ class Model:
 
     def compact(self) -> None:
         self.log.clear()
+        self.stored_member.clear()
+        self.stored_earlier.clear()
         self.write(state_section(KEY, self.state, self.now, self.now_ms))
 
     def restart(self) -> None:
@@ -330,6 +499,7 @@ class Model:
         if self.ordered:
             state.look_again(ordered=True)
         self.state = state
+        self.member, self.earlier = dict(self.stored_member), defaultdict(list, self.stored_earlier)
         self.look()
 
     def check(self) -> None:
@@ -341,6 +511,14 @@ class Model:
         ranges = [each for start, end, _ in state.ranges() for each in range(start // SIZE, end // SIZE)]
         assert sorted(above) == sorted(ranges)
         assert state.done_above == len(above)
+        self.state.expire(self.now)
+        leases: dict[str, list[Suspicion]] = defaultdict(list)
+        for offset, each in state.items():
+            if each.state is HeldState.LEASED and each.member and offset // SIZE not in self.extended_late:
+                leases[each.member].append(each.suspicion)
+        for found in leases.values():
+            assert sum(each > Suspicion.NONE for each in found) <= 1, "two suspects"
+            assert Suspicion.ALONE not in found or len(found) == 1, "something else beside one that is to be alone"
         held = {offset // SIZE for offset, _ in state.items()}
         assert not held & self.done
         assert held == set(self.last) - self.done
