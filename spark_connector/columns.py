@@ -31,12 +31,12 @@ from metaq.protocol.record import (
     DUE_PROPERTY,
     MAX_PRIORITY,
     PRIORITY_SHIFT,
-    TYPE,
     encode_attributes,
     encode_body,
 )
 
 from .options import WriteOptions
+from .schema import CARRIED
 
 __all__ = ["COLUMNS", "PreparedItem", "Rows", "by_partition", "check_columns", "rows_by_topic", "size_of"]
 
@@ -294,7 +294,7 @@ def _named(pairs: Iterator[tuple[Any, Any]], typed: bool) -> _Headers:
         except UnicodeDecodeError:
             found.properties[name] = value
             continue
-        if typed and name == TYPE:
+        if typed and name in CARRIED:
             found.reserved[name] = text
         else:
             found.properties[name] = decode_value(text) if typed else text

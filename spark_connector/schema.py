@@ -34,17 +34,21 @@ from pyspark.sql.types import (
 
 from metaq.client.arrow import Columns
 from metaq.protocol.properties import PropertyValue, encode_value, property_text
-from metaq.protocol.record import TYPE, Attributes, priorities_of
+from metaq.protocol.record import EXPIRES, TYPE, Attributes, priorities_of
 
 __all__ = [
     "ARROW_SCHEMA",
     "ARROW_SCHEMA_WITH_HEADERS",
+    "CARRIED",
     "SPARK_COLUMNS",
     "SPARK_SCHEMA",
     "SPARK_SCHEMA_WITH_HEADERS",
     "schema_for",
     "to_batch",
 ]
+
+CARRIED = (TYPE, EXPIRES)
+"""Properties of metaq's own that typed headers have, so that a message that is sent again is what it was."""
 
 SPARK_SCHEMA = StructType(
     [
@@ -117,7 +121,7 @@ def _headers(attributes: Attributes) -> list[dict[str, str | bytes]] | None:
 
 def _typed_headers(attributes: Attributes) -> list[dict[str, str | bytes]] | None:
     pairs = [(name, encode_value(value, name)) for name, value in attributes.properties.items()]
-    pairs += [(name, text) for name, text in attributes.reserved.items() if name == TYPE]
+    pairs += [(name, text) for name, text in attributes.reserved.items() if name in CARRIED]
     return [{"key": name, "value": text.encode("utf-8")} for name, text in pairs] or None
 
 

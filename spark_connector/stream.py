@@ -297,7 +297,16 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         changed = {each: end for each, end in from_json(offsets).items() if self._committed.get(each) != end}
         if changed:
-            self._open().commit(self.options.group, changed)
+            cluster = self._open()
+            stored = cluster.committed_many(self.options.group, list(changed))
+            for (each, end), offset in zip(changed.items(), stored, strict=True):
+                if offset is not None and end < offset.offset != self._committed.get(each):
+                    log.warning(
+                        "group %s stood at byte %d of %s %s, which this query has not read: it is set back to %d. "
+                        "Another query or consumer uses the group: give each its own, or leave the option group out",
+                        *(self.options.group, offset.offset, each.topic, each, end),
+                    )
+            cluster.commit(self.options.group, changed)
             self._committed |= changed
 
 

@@ -70,10 +70,11 @@ def pairs(headers):
 
 
 def test_typed_headers_are_as_the_record_has_them_with_the_content_type():
-    reserved = {"metaq.type": "application/json", "metaq.correlation": "7"}
+    reserved = {"metaq.type": "application/json", "metaq.correlation": "7", "metaq.expires": "1700000000000"}
     data = record(b"x", properties={"h": "v", "n": -7, "raw": b"\xff"}, reserved=reserved)
     (row,) = to_batch(decoded(data).columns, ARROW_SCHEMA_WITH_HEADERS, typed=True).to_pylist()
-    typed = {"h": b"v", "n": b"\x03i-7", "raw": b"\x03x/w==", "metaq.type": b"application/json"}
+    typed = {"h": b"v", "n": b"\x03i-7", "raw": b"\x03x/w=="}
+    typed |= {"metaq.type": b"application/json", "metaq.expires": b"1700000000000"}
     assert row["headers"] == pairs(typed)
 
 

@@ -204,3 +204,22 @@ def test_a_query_notes_when_it_began(monkeypatch):
     position = made.initialOffset()
     assert (started_of(position), from_json(position)) == (STARTED_MS, {ZERO: 50})
     assert started_of(to_json({ZERO: 50})) is None
+
+
+def test_a_group_that_another_query_has_moved_on_is_not_set_back_in_silence(monkeypatch, caplog):
+    made = reader({ZERO: (0, 50)}, monkeypatch, group="g")
+    stored: dict[TopicPartition, int] = {}
+    cluster = SimpleNamespace(
+        committed_many=lambda group, partitions: [
+            SimpleNamespace(offset=stored[each]) if each in stored else None for each in partitions
+        ],
+        commit=lambda group, offsets: stored.update(offsets),
+    )
+    monkeypatch.setattr(made, "_open", lambda: cluster)
+    made.commit(to_json({ZERO: 20}))
+    made.commit(to_json({ZERO: 30}))
+    assert caplog.text == ""
+    stored[ZERO] = 45
+    made.commit(to_json({ZERO: 40}))
+    assert "group g stood at byte 45 of t 0-0" in caplog.text
+    assert stored == {ZERO: 40}

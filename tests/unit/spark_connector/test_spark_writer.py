@@ -8,12 +8,13 @@ import pytest
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, MapType, StringType, StructType
 
 from metaq.client.config import ProducerConfig
+from metaq.client.message import Message
 from metaq.client.producer import partition_for_key
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError
-from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, EXPIRES_FLAG
 from metaq.spark_connector import writer
-from metaq.spark_connector.columns import check_columns
+from metaq.spark_connector.columns import check_columns, rows_by_topic
 from metaq.spark_connector.options import WriteOptions
 from metaq.spark_connector.source import MetaqDataSource
 from metaq.spark_connector.writer import MetaqWriter
@@ -173,6 +174,18 @@ def test_typed_headers_become_what_they_were(sent):
     batch = pa.RecordBatch.from_pydict({"value": ["3"], "headers": pa.array(rows)})
     MetaqWriter(options, schema("value string").add("headers", KAFKAS)).write(iter([batch]))
     assert sent == [("out", [(b"3", (), None, None, {"n": -7, "raw": b"\xff", "yes": True, "h": "v"})], None)]
+
+
+def test_a_message_that_is_sent_again_with_typed_headers_expires_when_it_did():
+    """Restoring an archive revived messages that had expired."""
+    headers = [[{"key": "metaq.expires", "value": b"1700000000000"}, {"key": "h", "value": b"v"}]]
+    batch = pa.RecordBatch.from_pydict({"value": ["3"], "headers": pa.array(headers)})
+    ((item,),) = [rows.items for rows in rows_by_topic(batch, "out", typed=True)]
+    assert isinstance(item, Message)
+    assert item.flag & EXPIRES_FLAG
+    assert item.has_expired(1_700_000_000_000)
+    assert not item.has_expired(1_699_999_999_999)
+    assert item.properties == {"h": "v"}
 
 
 def test_rows_go_to_their_topics_in_order(sent):
