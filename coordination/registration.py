@@ -263,8 +263,8 @@ class BrokerRegistration:
         self._register_behind_own_node(session_id)
         more = f" and {len(deleted) - 1} more" if len(deleted) > 1 else ""
         log.warning(
-            "nodes of broker %s are missing or out of date in ZooKeeper (%s%s): registered again, with %d topics",
-            *(self._name, deleted[0], more, len(self._topics)),
+            "nodes of broker %s were %s in ZooKeeper by somebody else (%s%s): registered again, with %d topics",
+            *(self._name, "deleted" if None in nodes.values() else "changed", deleted[0], more, len(self._topics)),
         )
 
     def _register_all(self) -> None:

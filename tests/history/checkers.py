@@ -18,8 +18,10 @@
 What may be: a message is handed out again by an owner that follows one that did not commit it (`duplicates` counts
 them). A member whose session somebody ends on the server does not know of it at once: without its connection it may
 hand out what it has for a third of its session time (docs/client.md, Groups), so its calls in that time own nothing.
-A session that runs out by itself gives no such time: its member has stopped when a third of it had passed. A call that
-was frozen (SIGSTOP) in the middle counts from the moment at which it began.
+A session that runs out by itself gives no such time: its member has stopped when a third of it had passed. Committed
+offsets may go back with a ZooKeeper that is set back; but whoever owned a partition goes on where it was, so no
+ownership may begin in front of what was committed before. A call that was frozen (SIGSTOP) in the middle counts from
+the moment at which it began.
 """
 
 from __future__ import annotations
@@ -203,9 +205,9 @@ def _gaps(owner: Owner, records: Sequence[Stored]) -> Iterator[Problem]:
 
 def regressed(history: History) -> Iterator[Problem]:
     commits: dict[tuple[str, str], list[Commit]] = defaultdict(list)
-    for commit in sorted(history.commits, key=lambda each: each.zxid):
+    for commit in sorted(history.commits, key=lambda each: each.order):
         here = commits[commit.group, commit.partition]
-        if here and commit.offset < here[-1].offset:
+        if here and commit.era == here[-1].era and commit.offset < here[-1].offset:
             text = f"the offset of {commit.group} went from {here[-1].offset} back to {commit.offset} (zxid "
             yield Problem("regressed", f"{text}{commit.zxid:x})", commit.partition, commit.seen)
         here.append(commit)
@@ -268,7 +270,7 @@ def uncommitted(history: History) -> Iterator[Problem]:
     if not history.settled:
         return
     last: dict[tuple[str, str], Commit] = {}
-    for commit in sorted(history.commits, key=lambda each: each.zxid):
+    for commit in sorted(history.commits, key=lambda each: each.order):
         last[commit.group, commit.partition] = commit
     for group in history.groups:
         for partition, records in history.stored.items():

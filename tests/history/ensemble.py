@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from types import TracebackType
@@ -58,6 +59,18 @@ class Ensemble:
         """Start it again, without waiting until it serves."""
         if not self.servers[index].running:
             self.servers[index].start()
+
+    def copy(self, index: int, to: Path) -> None:
+        """What one server has, which does not run."""
+        shutil.copytree(self.servers[index].data_dir / "data", to)
+
+    def replace(self, copy: Path | None) -> None:
+        """Give all servers, none of which runs, the data of a copy, or none."""
+        for server in self.servers:
+            data = server.data_dir / "data"
+            shutil.rmtree(data)
+            if copy is not None:
+                shutil.copytree(copy, data)
 
     def close(self) -> None:
         for server in self.servers:

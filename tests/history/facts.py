@@ -94,13 +94,19 @@ class Owner:
 
 
 class Commit(NamedTuple):
-    """A committed offset. zxid: of the write, in which ZooKeeper orders them; seen: when a look found it."""
+    """A committed offset. zxid: of the write, in which ZooKeeper orders them; seen: when a look found it. era: how
+    often ZooKeeper had come back with less than it had, after which the numbers may begin again."""
 
     group: str
     partition: str
     offset: int
     zxid: int
     seen: float
+    era: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.era, self.zxid
 
 
 class Done(NamedTuple):

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "Fault", "faults"]
+__all__ = ["KINDS", "SET_BACKS", "Fault", "faults", "set_backs"]
 
 FIRST_SECONDS = 2.0
 PAUSE_SECONDS = (0.3, 4.0)
@@ -31,6 +31,18 @@ servers; members that come and go; one that leaves properly and comes back.
 """
 
 
+SET_BACKS: Mapping[str, tuple[float, float]] = {
+    "zookeeper-empty": (0.0, 0.0),
+    "zookeeper-older": (2.0, 15.0),
+}
+"""All servers of ZooKeeper come back empty, or from a copy of one that is so many seconds old."""
+
+_SET_BACK_SHARE = 0.5
+"""Of the runs."""
+_LEAST_SECONDS = 60.0
+"""Of a run that has one: it takes half a minute."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """at: seconds from the beginning. which: a number that the victim is chosen by, among those that are there then."""
@@ -51,3 +63,12 @@ def faults(seed: int, seconds: float) -> Iterator[Fault]:
         kind = first.pop() if first else rng.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
         yield Fault(round(at, 2), kind, round(rng.uniform(*KINDS[kind][1]), 2), rng.randrange(1 << 16))
         at += rng.uniform(*PAUSE_SECONDS)
+
+
+def set_backs(seed: int, seconds: float) -> Iterator[Fault]:
+    """What ZooKeeper loses in a run, beside its faults: at most once, in about half of the runs."""
+    rng = random.Random(f"set back {seed}")
+    if rng.random() < _SET_BACK_SHARE and seconds >= _LEAST_SECONDS:
+        kind = rng.choice(list(SET_BACKS))
+        at = rng.uniform(0.2, 0.6) * seconds
+        yield Fault(round(at, 2), kind, round(rng.uniform(*SET_BACKS[kind]), 2), 0)

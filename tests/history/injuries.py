@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from .brokers import BrokerPlace
-from .cluster import SESSION_SECONDS, Cluster, Member
+from .cluster import PARTITIONS, SESSION_SECONDS, TOPICS, Cluster, Member
 from .ensemble import Ensemble
 from .facts import Done
-from .faults import Fault, faults
+from .faults import SET_BACKS, Fault, faults, set_backs
 from .journal import Journal, clock
 from .sessions import end_session
 
@@ -20,6 +21,10 @@ __all__ = ["Injuries"]
 
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 60.0
+_QUIET_SECONDS = 240.0
+"""How long it may take until everybody is where he belongs."""
+_RETURN_SECONDS = 2 * SESSION_SECONDS
+"""From ZooKeeper's return until the sessions of an older copy have run out, and the members wait for others no more."""
 
 Steps = Generator[float, None, bool]
 """The end says whether it could be done."""
@@ -36,6 +41,7 @@ class Injuries:
         self._cluster = cluster
         self._notes = notes
         self._busy: set[object] = set()
+        self._alone = False  # ZooKeeper is set back: who is away then cannot say where he was
         self._kinds: Mapping[str, tuple[Callable[[], Sequence[Any]], Callable[[Fault, Any], Steps]]] = {
             "broker-kill": (self._serving, self._kill_broker),
             "brokers-in-order": (lambda: [cluster], self._restart_brokers),
@@ -47,13 +53,15 @@ class Injuries:
             "majority": (lambda: [cluster.ensemble], self._lose_majority),
             "burst": (lambda: [object()], self._burst),
             "member-leave": (self._members, self._member_leaves),
+            "zookeeper-empty": (lambda: [cluster.ensemble], self._empty),
+            "zookeeper-older": (lambda: [cluster.ensemble], self._take_an_older_copy),
         }
 
     def run(self, seed: int, seconds: float) -> None:
         """Return when everything is over and put right, but what was to be started may not serve yet."""
         begin, order = clock(), count()
         tasks: list[tuple[float, int, Generator[float, None, None]]] = []
-        for fault in faults(seed, seconds):
+        for fault in (*faults(seed, seconds), *set_backs(seed, seconds)):
             heappush(tasks, (begin + fault.at, next(order), self._do(fault)))
         while tasks:
             when, _, task = heappop(tasks)
@@ -67,6 +75,9 @@ class Injuries:
         find, steps = self._kinds[fault.kind]
         if fault.kind in _NEED_ZOOKEEPER:
             yield from _until(lambda: self._cluster.ensemble not in self._busy)
+        elif fault.kind in SET_BACKS:
+            yield from _until(lambda: self._cluster.ensemble not in self._busy, _QUIET_SECONDS)
+        yield from _until(lambda: not self._alone, _QUIET_SECONDS)
         victims = [each for each in find() if each not in self._busy]
         if not victims:
             self.missed += 1
@@ -174,6 +185,49 @@ class Injuries:
         left = fault.which % len(ensemble.servers)
         killed = [index for index in range(len(ensemble.servers)) if index != left]
         return (yield from self._without(ensemble, killed, fault.seconds))
+
+    def _empty(self, _fault: Fault, ensemble: Ensemble) -> Steps:
+        return (yield from self._set_back(ensemble, None))
+
+    def _take_an_older_copy(self, fault: Fault, ensemble: Ensemble) -> Steps:
+        follower = 1 if ensemble.leader() == 0 else 0
+        copy = self._cluster.directory / "zookeeper-copy"
+        ensemble.kill(follower)
+        ensemble.copy(follower, copy)
+        ensemble.restart(follower)
+        yield fault.seconds
+        return (yield from self._set_back(ensemble, copy))
+
+    def _set_back(self, ensemble: Ensemble, copy: Path | None) -> Steps:
+        """When everybody is there, since only who lives through it knows where he was; and until they are again."""
+        self._alone = True
+        ready = yield from _until(lambda: self._is_whole(ensemble), _QUIET_SECONDS)
+        if ready:
+            self._notes.write("set back", None if copy is None else str(copy))
+            for index in range(len(ensemble.servers)):
+                ensemble.kill(index)
+            self._cluster.watcher.set_back()
+            ensemble.replace(copy)
+            for index in range(len(ensemble.servers)):
+                ensemble.restart(index)
+            yield from _until(lambda: all(server.mode for server in ensemble.servers), _QUIET_SECONDS)
+            yield _RETURN_SECONDS
+            yield from _until(lambda: self._is_whole(ensemble), _QUIET_SECONDS)
+        self._alone = False
+        return ready
+
+    def _is_whole(self, ensemble: Ensemble) -> bool:
+        """Whether all run, are in their groups, and own all partitions, and nothing else is done to anybody."""
+        cluster = self._cluster
+        if self._busy != {ensemble} or any(burst.running for burst in cluster.bursts):
+            return False
+        if not all(member.running for member in cluster.members) or not all(each.serves for each in cluster.brokers):
+            return False
+        partitions = PARTITIONS * len(TOPICS) * len(cluster.brokers)
+        for group, modes in cluster.shape.groups.items():
+            if cluster.watcher.members(group) != len(modes) or cluster.watcher.owned(group, TOPICS) != partitions:
+                return False
+        return True
 
     def _without(self, ensemble: Ensemble, servers: Sequence[int], seconds: float) -> Steps:
         """Until all serve again."""

@@ -64,6 +64,26 @@ class CommitWatcher:
             return None
         return stat.ephemeralOwner if stat else None
 
+    def set_back(self) -> None:
+        """ZooKeeper, which is down, comes back with less than it had: what is committed then is something else, and a
+        client that says what it has seen would not be taken."""
+        self.zk.last_zxid = 0
+        self._journal.write("set back")
+
+    def members(self, group: str) -> int | None:
+        """How many consumers are in the group; None if ZooKeeper does not answer."""
+        return self._count([self.paths.group_ids(group)])
+
+    def owned(self, group: str, topics: Sequence[str]) -> int | None:
+        """How many partitions have an owner in the group; None if ZooKeeper does not answer."""
+        return self._count([self.paths.owners(group, topic) for topic in topics])
+
+    def _count(self, paths: Iterable[str]) -> int | None:
+        try:
+            return sum(len(self.zk.get_children_async(path).get(timeout=1.0)) for path in paths)
+        except (KazooException, KazooTimeoutError):
+            return None
+
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_SECONDS):
             self._look_at(self._places)
@@ -103,4 +123,11 @@ class CommitWatcher:
 
 
 def commits_in(lines: Iterable[Line]) -> list[Commit]:
-    return [Commit(group, partition, offset, zxid, seen) for _, seen, group, partition, offset, zxid in lines]
+    commits, era = [], 0
+    for kind, seen, *fields in lines:
+        if kind == "set back":
+            era += 1
+        else:
+            group, partition, offset, zxid = fields
+            commits.append(Commit(group, partition, offset, zxid, seen, era))
+    return commits

@@ -237,6 +237,18 @@ def test_what_was_committed_only_after_an_owner_came_binds_it_not() -> None:
     assert not found("regressed", history)
 
 
+def test_a_committed_offset_may_go_back_with_zookeeper_but_an_owner_that_begins_there_has_regressed() -> None:
+    commits = [commit(20, 900, 1.0), commit(10, 3, 5.0)._replace(era=1), commit(20, 4, 6.0)._replace(era=1)]
+    goes_on = owner("a", 7.0, call(7.1, 7.2, 2, 3))
+    assert not found("regressed", History(four(), owners=[goes_on], commits=commits))
+    begins = owner("a", 5.5, call(5.6, 5.7, 1))
+    assert found("regressed", History(four(), owners=[begins], commits=commits)) == [
+        "g.a began @10 although 20 was committed"
+    ]
+    commits.append(commit(10, 5, 7.0)._replace(era=1))
+    assert len(found("regressed", History(four(), commits=commits))) == 1
+
+
 # --- double-owned -----------------------------------------------------------------------------------------------------
 
 
@@ -324,3 +336,11 @@ def test_what_was_consumed_and_not_committed_by_members_that_left_properly_is_un
     assert len(found("uncommitted", history)) == 1
     history.settled = False
     assert not found("uncommitted", history)
+
+
+def test_what_is_committed_in_the_end_is_what_was_written_since_zookeeper_was_set_back() -> None:
+    history = everything()
+    history.commits = [commit(2 * STEP, 900, 1.9), commit(4 * STEP, 7, 3.0)._replace(era=1)]
+    assert not found("uncommitted", history)
+    history.commits = [commit(4 * STEP, 900, 1.9), commit(2 * STEP, 7, 3.0)._replace(era=1)]
+    assert len(found("uncommitted", history)) == 1

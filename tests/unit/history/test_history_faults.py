@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 from tests.history.cluster import Shape
-from tests.history.faults import KINDS, faults
+from tests.history.faults import KINDS, SET_BACKS, faults, set_backs
 from tests.history.member import MODES
 from tests.history.sessions import password_of
 
@@ -27,6 +27,16 @@ def test_a_shorter_run_has_the_first_faults_of_a_longer_one() -> None:
     shorter = list(faults(3, 20.0))
     assert shorter == longer[: len(shorter)]
     assert shorter
+
+
+def test_zookeeper_is_set_back_in_about_half_of_the_runs_that_are_long_enough() -> None:
+    found = [list(set_backs(seed, 120.0)) for seed in range(1, 101)]
+    assert found == [list(set_backs(seed, 120.0)) for seed in range(1, 101)]
+    assert 35 < sum(map(len, found)) < 65
+    assert max(map(len, found)) == 1
+    assert {fault.kind for each in found for fault in each} == set(SET_BACKS)
+    assert all(fault.at + fault.seconds < 120.0 for each in found for fault in each)
+    assert not any(list(set_backs(seed, 12.0)) for seed in range(1, 101))
 
 
 def test_each_run_has_consumers_of_every_mode_in_two_groups() -> None:
