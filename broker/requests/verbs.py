@@ -207,8 +207,8 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             ListHalvesRequest.from_ext, lambda request: list_halves(broker.halves, request), json_frame
         ),
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
-        RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions),
-        RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions),
+        RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions, nodes=Nodes.ALL),
+        RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions, nodes=Nodes.ALL),
         RequestCode.FOLLOW: Verb(follow, nodes=Nodes.ALL),
         RequestCode.REPLICATION_STATUS: _admin(_nothing, lambda _: admin.replication_status(), nodes=Nodes.ALL),
         RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication(), nodes=Nodes.ALL),

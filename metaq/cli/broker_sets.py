@@ -13,6 +13,7 @@ import click
 
 from metaq.client.questions.admin import hand_over
 from metaq.client.values import TopicPartition
+from metaq.coordination.brokers import ClusterView
 from metaq.coordination.records import host_and_port
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_admin import forget_set, write_state
@@ -81,6 +82,11 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
     """
     with _session(zk) as session:
         views = read_sets(session) if broker_set is None else {broker_set: _view(session, broker_set)}
+        if not views and not ClusterView(session).broker_ids():
+            raise CoordinationError(
+                f"ZooKeeper at {zk} has no broker set, and no broker has ever registered there: name another --zk. If "
+                "it has lost a set, start its nodes, then `metaq brokers elect ID --unclean --node NODE`"
+            )
     looks = look_at_sets(views)
     found = [_row(look, name) for look in looks for name in look.names]
     columns = ("SET", "NODE", "ROLE", "EPOCH", "ZONE", "ADDRESS", "PREFERRED", "LAG BYTES", "LAG", "SINCE", "ERROR")

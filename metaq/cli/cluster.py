@@ -99,9 +99,10 @@ class Target:
     server: Endpoint | None
 
     @contextmanager
-    def connected(self) -> Iterator[Connection]:
-        """An open connection. Raises BrokerUnavailable, UsageError if it must be named which broker."""
-        endpoint = self.endpoint()
+    def connected(self, endpoint: Endpoint | None = None) -> Iterator[Connection]:
+        """An open connection. endpoint: as `found` gave it; None: it is looked for. Raises BrokerUnavailable, and
+        UsageError if it must be named which broker."""
+        endpoint = endpoint or self.endpoint()
         try:
             connection = open_connection(endpoint, ConnectionConfig())
         except BrokerUnavailable as error:

@@ -3,12 +3,13 @@ move them to another broker (moving.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 
 from metaq.broker.inspection import DataDirectory, delete_directory, move_directories
+from metaq.client.connection import Connection
 from metaq.client.questions.admin import close_partitions, open_partitions
 from metaq.protocol.errors import ConfigError, RequestRefused, TopicNotAccepted
 from metaq.protocol.statuses import ResponseCode
@@ -17,6 +18,7 @@ from .cluster import Target, target_options
 from .moving import list_moves, move_partitions
 from .options import TOPIC, confirm, dry_run_option, json_option, yes_option
 from .output import print_json, say
+from .set_look import at_every_node
 from .stats import check_topic
 
 __all__ = ["partitions"]
@@ -60,18 +62,21 @@ def partitions() -> None:
 def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, end: int) -> None:
     """Refuse puts and gets on partitions --start to --end of a configured topic, until they are opened or a restart.
 
+    Every node of a broker set closes them, the leader last.
+
     \b
     Example
       metaq partitions close --topic trades --start 0 --end 3 --broker 0
     """
     chosen = _range(start, end)
-    with target.connected() as connection:
+
+    def act(connection: Connection) -> list[int]:
         if dry_run:
             check_topic(connection, topic)
             click.echo(f"would close {_names(topic, chosen)} on {connection.endpoint}")
-            return
+            return []
         try:
-            closed = close_partitions(connection, topic, start, end)
+            return close_partitions(connection, topic, start, end)
         except TopicNotAccepted:
             check_topic(connection, topic)
             raise
@@ -79,7 +84,32 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
             raise ConfigError("--end", end, str(error)) from error
-    say(as_json, {"topic": topic, "closed": closed}, f"closed now: {_names(topic, closed)}")
+
+    closed = _at_target(target, act, "close them", "metaq partitions close")
+    if not dry_run:
+        say(as_json, {"topic": topic, "closed": closed}, f"closed now: {_names(topic, closed)}")
+
+
+def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: str, command: str) -> list[int]:
+    """What `act` gives at a broker, or at the leader of a broker set once every other node has done it, too: what the
+    leader alone refuses, the next one would serve."""
+    endpoint, found = target.found()
+    if found is None:
+        with target.connected(endpoint) as connection:
+            return act(connection)
+
+    def at_node(connection: Connection) -> list[int]:
+        try:
+            return act(connection)
+        except RequestRefused as error:
+            if error.code != ResponseCode.NOT_LEADER:
+                raise
+            click.echo(
+                f"metaq: {connection.endpoint} is of an earlier version: it is not asked before it leads", err=True
+            )
+            return []
+
+    return [done for _, done in at_every_node(*found, at_node, failed, command)][-1]
 
 
 @partitions.command("open")
@@ -94,15 +124,20 @@ def open_(target: Target, dry_run: bool, as_json: bool, topic: str) -> None:
     Example
       metaq partitions open --topic trades --broker 0
     """
-    with target.connected() as connection:
+
+    def act(connection: Connection) -> list[int]:
         if dry_run:
             check_topic(connection, topic)
             click.echo(f"would open all closed partitions of {topic} on {connection.endpoint}")
-            return
+            return []
         opened = open_partitions(connection, topic)
         if not opened:
             check_topic(connection, topic)
-    say(as_json, {"topic": topic, "opened": opened}, f"opened: {_names(topic, opened)}")
+        return opened
+
+    opened = _at_target(target, act, "open them", "metaq partitions open")
+    if not dry_run:
+        say(as_json, {"topic": topic, "opened": opened}, f"opened: {_names(topic, opened)}")
 
 
 @partitions.command("delete")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint, open_connection
+from metaq.client.connection import Endpoint
 from metaq.client.questions.admin import reload_config
 from metaq.coordination.set_view import SetView
-from metaq.protocol.errors import ClientError, MetaqError
+from metaq.protocol.errors import ClientError
 
 from .cluster import Target, target_options
 from .options import dry_run_option, json_option
 from .output import print_json
-from .set_look import look_at_sets, told_differences
+from .set_look import at_every_node, leader_last, look_at_sets, told_differences
 
 __all__ = ["reload"]
 
@@ -41,7 +40,7 @@ def reload(target: Target, as_json: bool, dry_run: bool) -> None:
         if dry_run:
             click.echo(f"would ask {endpoint} to read its server.ini again")
             return
-        with target.connected() as connection:
+        with target.connected(endpoint) as connection:
             report = reload_config(connection)
         if as_json:
             print_json(report)
@@ -52,8 +51,7 @@ def reload(target: Target, as_json: bool, dry_run: bool) -> None:
 
 
 def _reload_set(broker_set: int, view: SetView, as_json: bool, dry_run: bool) -> None:
-    leader = view.state.leader if view.state is not None else ""
-    names = sorted(view.nodes, key=lambda name: (name == leader, name))
+    names = leader_last(view)
     absent = sorted({*view.state.members} - view.nodes.keys()) if view.state is not None else []
     if absent:
         click.echo(
@@ -66,11 +64,8 @@ def _reload_set(broker_set: int, view: SetView, as_json: bool, dry_run: bool) ->
             click.echo(f"would ask node {name} at {Endpoint(*view.nodes[name].address)} to read its server.ini again")
         return
     reports: dict[str, dict[str, Any]] = {}
-    for name in names:
-        try:
-            reports[name] = _reload_node(Endpoint(*view.nodes[name].address))
-        except MetaqError as error:
-            raise _not_reached(broker_set, name, names[len(reports) + 1 :], list(reports), error) from error
+    asked = at_every_node(broker_set, view, reload_config, "read its server.ini again", "metaq reload")
+    for name, reports[name] in asked:
         if not as_json:
             click.echo(f"node {name}: ", nl=False)
             _print(reports[name])
@@ -79,25 +74,6 @@ def _reload_set(broker_set: int, view: SetView, as_json: bool, dry_run: bool) ->
     (look,) = look_at_sets({broker_set: view})
     if differences := look.differences:
         raise ClientError(f"broker set {broker_set}: {told_differences(differences)}")
-
-
-def _reload_node(endpoint: Endpoint) -> dict[str, Any]:
-    connection = open_connection(endpoint, ConnectionConfig())
-    try:
-        return reload_config(connection)
-    finally:
-        connection.close()
-
-
-def _not_reached(
-    broker_set: int, node: str, left: Sequence[str], done: Sequence[str], error: MetaqError
-) -> ClientError:
-    told = f"; not asked any more: {', '.join(left)}" if left else ""
-    told += f"; asked before: {', '.join(done)}" if done else ""
-    return ClientError(
-        f"node {node} of broker set {broker_set} did not read its server.ini again: {error}{told}. Put that right and "
-        "repeat the command, or run `metaq reload --server` on each node's own machine, the leader's last"
-    )
 
 
 def _print(report: Mapping[str, Any]) -> None:

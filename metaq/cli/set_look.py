@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.questions.admin import set_status
 from metaq.coordination.set_records import SetNode
 from metaq.coordination.set_view import SetView
-from metaq.protocol.errors import MetaqError
+from metaq.protocol.errors import ClientError, MetaqError
 
-__all__ = ["SetLook", "Told", "ask_nodes", "connected", "is_led", "look_at_sets", "told_differences"]
+__all__ = [
+    "SetLook",
+    "Told",
+    "ask_nodes",
+    "at_every_node",
+    "connected",
+    "is_led",
+    "leader_last",
+    "look_at_sets",
+    "told_differences",
+]
+
+T = TypeVar("T")
 
 MAX_ASKED = 16
 """Nodes asked at a time."""
@@ -132,6 +144,38 @@ def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
         SetLook(broker_id, view, {name: answer for (of, name), answer in told.items() if of == broker_id})
         for broker_id, view in sorted(views.items())
     ]
+
+
+# --- what every node is to do -----------------------------------------------------------------------------------------
+
+
+def leader_last(view: SetView) -> list[str]:
+    """The nodes that are present. What an operator changes at one after the other is done when the leader has it."""
+    leader = view.state.leader if view.state is not None else ""
+    return sorted(view.nodes, key=lambda name: (name == leader, name))
+
+
+def at_every_node(
+    broker_set: int, view: SetView, act: Callable[[Connection], T], failed: str, command: str
+) -> Iterator[tuple[str, T]]:
+    """Each node that is present, and what `act` gives there, the leader last: if one is not reached, that has not
+    changed.
+
+    failed: what such a node did not do; command: what does it at a single node, with --server. Raises ClientError.
+    """
+    names = leader_last(view)
+    for number, name in enumerate(names):
+        try:
+            with connected(view.nodes[name]) as connection:
+                done = act(connection)
+        except MetaqError as error:
+            told = f"; not asked any more: {', '.join(names[number + 1 :])}" if names[number + 1 :] else ""
+            told += f"; asked before: {', '.join(names[:number])}" if number else ""
+            raise ClientError(
+                f"node {name} of broker set {broker_set} did not {failed}: {error}{told}. Put that right and repeat "
+                f"the command, or run `{command} --server` on each node's own machine, the leader's last"
+            ) from error
+        yield name, done
 
 
 # --- configurations ---------------------------------------------------------------------------------------------------

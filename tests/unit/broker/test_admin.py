@@ -5,6 +5,7 @@ import json
 import pytest
 
 from metaq.broker.requests.admin import admits
+from metaq.broker.requests.gate import Nodes
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.errors import DirectoryInUse
@@ -195,3 +196,9 @@ def test_stat_changes_for_a_running_topic(harness, peer):
     reload(harness, peer)
     peer.ask(put("quiet", 0))
     assert "topic_realtime_put Count=1," in peer.ask(b"stats quiet 9\r\n").text
+
+
+def test_every_node_of_a_set_closes_and_opens_partitions(harness):
+    """Else the next leader serves what an operator has closed."""
+    for code in (RequestCode.CLOSE_PARTITIONS, RequestCode.OPEN_PARTITIONS, RequestCode.RELOAD_CONFIG):
+        assert harness.gate.frames[code].nodes is Nodes.ALL

@@ -1,14 +1,19 @@
-"""`metaq reload` of a broker set: every node, the leader last."""
+"""`metaq reload` and `partitions close` of a broker set: every node, the leader last."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from metaq.cli import reload as module
 from metaq.cli import set_look
+from metaq.cli.partitions import _at_target
 from metaq.coordination.set_records import SetNode, SetState
 from metaq.coordination.set_view import SetMaster, SetView
-from metaq.protocol.errors import BrokerUnavailable, ClientError
+from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused
+from metaq.protocol.statuses import ResponseCode
 
 ADDED = {"changed": True, "addedTopics": ["solo"], "warnings": []}
 SAME = {"changed": False}
@@ -24,9 +29,13 @@ class Nodes:
         self.answers: dict[str, Any] = dict.fromkeys("abc", ADDED)
         self.topics: dict[str, list[str]] = {}
 
-    def reload(self, endpoint: Any) -> Any:
-        self.asked.append(endpoint.host)
-        answer = self.answers[endpoint.host]
+    @contextmanager
+    def connected(self, node: SetNode) -> Iterator[str]:
+        yield node.name
+
+    def reload(self, node: str) -> Any:
+        self.asked.append(node)
+        answer = self.answers[node]
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -39,7 +48,8 @@ class Nodes:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     nodes = Nodes()
-    monkeypatch.setattr(module, "_reload_node", nodes.reload)
+    monkeypatch.setattr(set_look, "connected", nodes.connected)
+    monkeypatch.setattr(module, "reload_config", nodes.reload)
     monkeypatch.setattr(set_look, "_ask", nodes.status)
     return nodes
 
@@ -76,3 +86,41 @@ def test_a_dry_run_asks_nobody(nodes, capsys):
     module._reload_set(0, VIEW, as_json=False, dry_run=True)
     assert nodes.asked == []
     assert capsys.readouterr().out.splitlines()[-1] == "would ask node a at meta://a:1 to read its server.ini again"
+
+
+# --- closing partitions -----------------------------------------------------------------------------------------------
+
+
+def closing(nodes: Nodes) -> list[int]:
+    target: Any = SimpleNamespace(found=lambda: ("meta://a:1", (0, VIEW)))
+    connections = {name: SimpleNamespace(endpoint=name) for name in "abc"}
+
+    @contextmanager
+    def connected(node: SetNode) -> Iterator[Any]:
+        yield connections[node.name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(set_look, "connected", connected)
+        return _at_target(
+            target, lambda connection: nodes.reload(str(connection.endpoint)), "close them", "metaq close"
+        )
+
+
+def test_partitions_are_closed_at_every_node_so_that_the_next_leader_does_not_serve_them(nodes):
+    nodes.answers = {"a": [1, 2], "b": [1, 2], "c": [2]}
+    assert closing(nodes) == [1, 2]
+    assert nodes.asked == ["b", "c", "a"]
+
+
+def test_a_node_that_is_not_reached_keeps_the_leader_from_closing(nodes):
+    nodes.answers["b"] = BrokerUnavailable("b:1 refuses connections")
+    with pytest.raises(ClientError, match="node b of broker set 0 did not close them: b:1 refuses connections"):
+        closing(nodes)
+    assert nodes.asked == ["b"]
+
+
+def test_a_follower_of_an_earlier_version_is_told_and_passed_over(nodes, capsys):
+    """It takes the request only while it leads."""
+    nodes.answers = {"a": [1], "b": RequestRefused(ResponseCode.NOT_LEADER, "b does not lead"), "c": [1]}
+    assert closing(nodes) == [1]
+    assert "b is of an earlier version: it is not asked before it leads" in capsys.readouterr().err
