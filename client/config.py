@@ -13,7 +13,7 @@ from metaq.coordination.assignment import STRATEGIES, Strategy
 from metaq.protocol.errors import ConfigError, InvalidWhere
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_LEASE_MS, check_group, check_topic
 from metaq.protocol.own_topics import REPLY_TOPIC
-from metaq.protocol.pulls import MAX_WAIT_MS
+from metaq.protocol.pulls import MAX_WAIT_MS, TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where, parse_where
 
 if TYPE_CHECKING:  # a producer without ZooKeeper needs nothing of it
@@ -125,6 +125,9 @@ def check_tags(tags: Iterable[str] | None) -> frozenset[str] | None:
     wanted = None if tags is None else frozenset(check_texts("tags", tags))
     if wanted is not None and not wanted:
         raise ConfigError("tags", tags, "name at least one, or leave it out")
+    for tag in wanted or ():
+        if is_tag_expression(tag):
+            raise ConfigError("tags", repr(tag), f"{TAG_EXPRESSION} tags=['A', 'B']")
     return wanted
 
 

@@ -27,7 +27,15 @@ from .local_address import address_in_java, local_address
 from .logs import get_log
 from .paths import child_of, parent_of
 from .presence import Presence
-from .records import format_consumer_id, format_consumer_zone, format_group_zones, format_topics, parse_consumer_id
+from .records import (
+    ConsumerFilter,
+    format_consumer_filter,
+    format_consumer_id,
+    format_consumer_zone,
+    format_group_zones,
+    format_topics,
+    parse_consumer_id,
+)
 from .session import ZkSession
 from .znodes import ATOMIC_WRITES, create_ephemeral, delete, set_data
 
@@ -58,8 +66,8 @@ class GroupMembership:
     consumer subscribes, at least one. on_change: called on the session's event thread when a new rebalance may be due:
     a consumer, a partition or a broker came or went, a partition that could not be claimed is free, the session
     expired, or was replaced and joined again. It must not block for long. Bursts are one call. zone: where the consumer
-    runs, if it assigns by zones: the group sees it then, and the snapshots have those of the others. Methods block on
-    ZooKeeper; any thread but kazoo's.
+    runs, if it assigns by zones: the group sees it then, and the snapshots have those of the others. takes: which
+    messages of its topics, None for all; the group sees it. Methods block on ZooKeeper; any thread but kazoo's.
     """
 
     def __init__(
@@ -71,6 +79,7 @@ class GroupMembership:
         on_change: Callable[[], None],
         *,
         zone: str | None = None,
+        takes: ConsumerFilter | None = None,
         backoff: Backoff | None = None,
     ) -> None:
         self.group = check_group(group)
@@ -88,6 +97,9 @@ class GroupMembership:
         self._own_nodes = {self._path: format_topics(self.topics)}
         if zone is not None:
             self._own_nodes[self._paths.consumer_zone(group, self.consumer_id)] = format_consumer_zone(zone)
+        if takes is not None:
+            data = format_consumer_filter(dict.fromkeys(self.topics, takes))
+            self._own_nodes[self._paths.consumer_filter(group, self.consumer_id)] = data
         self._lock = threading.Lock()
         self._joined: int | None = None
         self._is_registered = False
@@ -224,15 +236,15 @@ class GroupMembership:
         topics = self.topics
         self._nodes.ensure(
             [
-                self._paths.group_ids(self.group),
+                *map(parent_of, self._own_nodes),
                 *(self._paths.topic_sub(topic) for topic in topics),
                 *(self._paths.owners(self.group, topic) for topic in topics),
-                *([self._paths.group_zones(self.group)] if len(self._own_nodes) > 1 else []),
             ]
         )
 
     def _create_own_nodes(self, session_id: int) -> ConfigError | None:
-        """All at once: nobody may see the consumer without its zone, and take it for one with another strategy."""
+        """All at once: nobody may see the consumer without its zone or its filter, and take it for one with another
+        strategy, or for one without a filter."""
         missing = list(self._own_nodes)
         for _ in range(2):
             creations = [create_ephemeral(path, self._own_nodes[path]) for path in missing]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kazoo.protocol.states import ZnodeStat
 
@@ -24,7 +24,7 @@ from .brokers import (
     topic_replicas,
 )
 from .paths import child_of
-from .records import parse_consumer_zone, parse_group_zones, parse_zone
+from .records import ConsumerFilter, parse_consumer_filter, parse_consumer_zone, parse_group_zones, parse_zone
 from .registration import BrokerAddress
 from .session import ZkSession
 from .watches import ChildrenWatchers, DataWatcher
@@ -66,12 +66,14 @@ class GroupSnapshot:
 
     consumers: ids of the live consumers by topic, of this member's topics. partitions: `<broker>-<partition>` of
     masters and slaves by topic. brokers: the live processes by broker id. zones: None unless they were asked for.
+    filters: by consumer id and topic, which messages it takes; those that take all, or do not say, are missing.
     """
 
     consumers: Mapping[str, tuple[str, ...]]
     partitions: Mapping[str, tuple[str, ...]]
     brokers: Mapping[int, BrokerNodes]
     zones: GroupZones | None = None
+    filters: Mapping[str, Mapping[str, ConsumerFilter]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ class GroupView:
         self._agreed: tuple[Mapping[int, str], ZnodeStat | None] = ({}, None)
         self._agreed_on = 0  # the connection on which that was read
         self._member_zones: dict[str, str] = {}
+        self._filters: dict[str, dict[str, ConsumerFilter]] = {}
         self._broker_zones: dict[int, str] = {}
 
     def start(self) -> None:
@@ -216,7 +219,11 @@ class GroupView:
             self._read_changes()
             addresses = (address for each in self._addresses.values() for address in each)
             return GroupSnapshot(
-                dict(self._consumers), dict(self._partitions), brokers_by_id(addresses), self._zones_now()
+                dict(self._consumers),
+                dict(self._partitions),
+                brokers_by_id(addresses),
+                self._zones_now(),
+                dict(self._filters),
             )
 
     def _zones_now(self) -> GroupZones | None:
@@ -265,6 +272,7 @@ class GroupView:
         if listing is not self._read_listing or fresh:
             self._consumers_are(listing, same, {name: (path, nodes[path]) for name, path in fresh.items()})
             self._member_zones_are(same, nodes, fresh)
+            self._filters_are(same, nodes, fresh)
         for path, children in below.items():
             self._data_is(path, {name: (child, nodes[child]) for name, child in children.items()})
 
@@ -282,9 +290,9 @@ class GroupView:
         }
 
     def _nodes_of(self, consumer: str) -> list[str]:
-        """What is read of a new member, side by side so that both are read at one moment: they come and go together."""
-        path = self._paths.consumer(self._group, consumer)
-        return [path, self._paths.consumer_zone(self._group, consumer)] if self._with_zones else [path]
+        """What is read of a new member, side by side so that all are read at one moment: they come and go together."""
+        paths = [self._paths.consumer(self._group, consumer), self._paths.consumer_filter(self._group, consumer)]
+        return [*paths, self._paths.consumer_zone(self._group, consumer)] if self._with_zones else paths
 
     def _member_zones_are(self, same: frozenset[str], nodes: Mapping[str, Znode | None], fresh: Iterable[str]) -> None:
         zones = {name: zone for name, zone in self._member_zones.items() if name in same}
@@ -295,6 +303,15 @@ class GroupView:
             if zone is not None:
                 zones[name] = zone
         self._member_zones = zones
+
+    def _filters_are(self, same: frozenset[str], nodes: Mapping[str, Znode | None], fresh: Iterable[str]) -> None:
+        filters = {name: each for name, each in self._filters.items() if name in same}
+        for name in fresh:
+            path = self._paths.consumer_filter(self._group, name)
+            node = nodes[path]
+            if node is not None:
+                filters[name] = read_entry(parse_consumer_filter, path, node.data) or {}
+        self._filters = filters
 
     def _data_is(self, path: str, entries: Mapping[str, tuple[str, Znode | None]]) -> None:
         if path in self._topics_at:

@@ -66,6 +66,7 @@ class ZooKeeperOffsetStore(OffsetStore):
         self._session = session
         self._paths = session.paths
         self._known: set[str] = set()  # nodes that have been seen: they are set, others are made
+        self._absent: set[str] = set()  # nodes that were not there when they were read: they are made
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
         paths = [self._paths.offset(group, *each) for each in partitions]
@@ -76,6 +77,7 @@ class ZooKeeperOffsetStore(OffsetStore):
             there = paths
         nodes = {path: node for path, node in zip(there, self._nodes.get_many(there), strict=True) if node}
         self._known |= nodes.keys()
+        self._absent = (self._absent | set(paths)) - self._known
         return [parse_offset(path, nodes[path].data) if path in nodes else None for path in paths]
 
     def _listed(self, group: str, partitions: Iterable[TopicPartitionName]) -> set[str]:
@@ -99,7 +101,7 @@ class ZooKeeperOffsetStore(OffsetStore):
             self._known |= self._listed(group, offsets)
             there = {path: data for path, data in wanted.items() if path in self._known}
         else:
-            there = wanted
+            there = {path: data for path, data in wanted.items() if path not in self._absent}
         missing = {path: data for path, data in wanted.items() if path not in there}
         missing |= self._failing(session_id, set_data, there, NoNodeError)
         if missing:
@@ -109,6 +111,7 @@ class ZooKeeperOffsetStore(OffsetStore):
                 names = ", ".join(sorted(vanished))
                 raise CoordinationError(f"cannot commit offsets, their nodes come and go: {names}")
         self._known |= wanted.keys()
+        self._absent -= wanted.keys()
 
     def _failing(
         self,
@@ -216,7 +219,8 @@ class OwnerCheckedStore(OffsetStore):
     Each commit first asks ZooKeeper whether the session `fence` holds the owner nodes of all its partitions, in one
     round trip. The check and the write are two steps, where ZooKeeperOffsetStore has one: a member whose session ends
     just between them can still overwrite what the next owner commits at that moment. That may repeat messages and loses
-    none: whatever offset it writes, everything in front of it was consumed.
+    none: whatever offset it writes, everything in front of it was consumed, or the group had not begun. Only if both
+    begin at "latest" in that moment, and nothing is committed after it, what came between their two ends is skipped.
     """
 
     def __init__(self, store: OffsetStore, membership: GroupMembership) -> None:

@@ -127,6 +127,12 @@ class Paths:
     def consumer_zone(self, group: str, consumer_id: str) -> str:
         return _join(self.group_zones(group), consumer_id)
 
+    def group_filters(self, group: str) -> str:
+        return _join(self.groups(), group, "filters")
+
+    def consumer_filter(self, group: str, consumer_id: str) -> str:
+        return _join(self.group_filters(group), consumer_id)
+
     def group_owners(self, group: str) -> str:
         return _join(self.groups(), group, "owners")
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from metaq.protocol.errors import ConfigError, CoordinationError
 from metaq.protocol.limits import INT64_MAX
@@ -19,11 +20,13 @@ from metaq.protocol.limits import INT64_MAX
 __all__ = [
     "MAX_PARTITIONS",
     "UNKNOWN_MESSAGE_ID",
+    "ConsumerFilter",
     "DecidedBatch",
     "Offset",
     "damaged",
     "format_broker_url",
     "format_checksum",
+    "format_consumer_filter",
     "format_consumer_id",
     "format_consumer_zone",
     "format_decided_batch",
@@ -37,6 +40,7 @@ __all__ = [
     "parse_broker_id",
     "parse_broker_url",
     "parse_checksum",
+    "parse_consumer_filter",
     "parse_consumer_id",
     "parse_consumer_zone",
     "parse_decided_batch",
@@ -255,6 +259,41 @@ def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
     except (ValueError, KeyError, TypeError):
         pass  # said below, with the node
     raise damaged(path, data, '{"strategy":"zone","zone":<name>}')
+
+
+class ConsumerFilter(NamedTuple):
+    """Which messages of a topic a consumer takes. tags: one of these, sorted, () for any. where: a filter by content,
+    as it was written, "" for none."""
+
+    tags: tuple[str, ...] = ()
+    where: str = ""
+
+
+def format_consumer_filter(filters: Mapping[str, ConsumerFilter]) -> bytes:
+    """A JSON object with the filter of each topic; what it does not filter by is left out."""
+    fields = {
+        topic: ({"tags": list(each.tags)} if each.tags else {}) | ({"where": each.where} if each.where else {})
+        for topic, each in sorted(filters.items())
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_consumer_filter(path: str, data: bytes | None) -> dict[str, ConsumerFilter]:
+    """The inverse of format_consumer_filter(). Unknown fields are ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return {}
+    try:
+        return {topic: _filter(fields) for topic, fields in json.loads(text).items()}
+    except (ValueError, AttributeError, TypeError):
+        raise damaged(path, data, '{<topic>:{"tags":[<tag>],"where":<filter>}}') from None
+
+
+def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
+    tags, where = fields.get("tags", []), fields.get("where", "")
+    if type(where) is not str or type(tags) is not list or not all(type(tag) is str for tag in tags):
+        raise ValueError(fields)
+    return ConsumerFilter(tuple(sorted(tags)), where)
 
 
 def format_group_zones(zones: Mapping[int, str]) -> bytes:

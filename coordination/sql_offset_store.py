@@ -35,9 +35,8 @@ _TABLE_NAME = re.compile(r"\w+(\.\w+)?")
 class SqlOffsetStore(OffsetStore):
     """Implements OffsetStore. Any thread; each call is one transaction on a connection of its own, which it closes.
 
-    A row is inserted with a group's first commit of a partition and updated by later ones. (1.x inserts it when the
-    partition is first read, with the configured start offset; the first commit is later, so that `start="latest"`
-    still means the end if a consumer stops before it has read anything.) The database knows nothing of ZooKeeper:
+    A row is inserted with a group's first commit of a partition, which says where the group begins there, as in 1.x,
+    and updated by later ones. The database knows nothing of ZooKeeper:
     a consumer wraps this store in OwnerCheckedStore.
     """
 

@@ -19,12 +19,14 @@ __all__ = [
     "FOLLOWER",
     "MAX_WAIT_MS",
     "NOT_DAMAGED",
+    "TAG_EXPRESSION",
     "TAG_SEPARATOR",
     "PullReply",
     "PullRequest",
     "decode_runs",
     "encode_runs",
     "encode_sizes",
+    "is_tag_expression",
 ]
 
 MAX_WAIT_MS = 60_000
@@ -32,10 +34,18 @@ MAX_WAIT_MS = 60_000
 
 TAG_SEPARATOR = "||"
 
+TAG_EXPRESSION = "tags are compared as they are, so * and || match nothing: leave it out to get all messages, or write"
+"""What is said of RocketMQ's way of naming tags; ours follows."""
+
 FOLLOWER = "follower"
 """The extField, 1 in a question about stored messages that an in-sync follower of a broker set may answer."""
 
 NOT_DAMAGED = -1
+
+
+def is_tag_expression(tag: str) -> bool:
+    """Whether a tag to filter by is meant as RocketMQ's `*` or `A || B`, which no message would match."""
+    return tag == "*" or TAG_SEPARATOR in tag
 
 
 def _read_tags(text: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from metaq.coordination.paths import DEFAULT_ROOT, Paths
 from metaq.coordination.session import check_connect
 from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import INT64_MAX, check_group, check_topic
-from metaq.protocol.pulls import TAG_SEPARATOR
+from metaq.protocol.pulls import TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where
 
 __all__ = [
@@ -498,7 +498,9 @@ def _tags(values: OptionValues) -> tuple[str, ...]:
         return ()
     text = values.get("tags", "")
     tags = tuple(dict.fromkeys(tag.strip() for tag in text.split(",")))
-    if not all(tag and TAG_SEPARATOR not in tag for tag in tags) or len(tags) > MAX_TAGS:
-        said = f"choose up to {MAX_TAGS} tags separated by commas, none empty or with {TAG_SEPARATOR}"
+    if any(map(is_tag_expression, tags)):
+        raise ConfigError("tags", text, f"{TAG_EXPRESSION} A,B")
+    if not all(tags) or len(tags) > MAX_TAGS:
+        said = f"choose up to {MAX_TAGS} tags separated by commas, none empty"
         raise ConfigError("tags", text, said)
     return tags

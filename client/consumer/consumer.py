@@ -13,6 +13,7 @@ from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, broadcast_group
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
+from metaq.coordination.records import ConsumerFilter
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, MetaqError
 from metaq.protocol.limits import DELAYS_MARK, check_group
@@ -45,6 +46,7 @@ from ..questions.records import read_messages
 from ..serializers.base import Deserializer, deserializers
 from ..timers import END_SECONDS, TimeLeft, Timers
 from ..values import Lag, TopicPartition
+from .beginnings import Beginnings
 from .core import Accept, ConsumerCore, OnDamaged
 from .fetcher import Fetcher
 from .group_member import GroupMember
@@ -151,7 +153,14 @@ class Consumer(Poller):
         nearest = self._nearby.nodes if config.read_from == "nearest" else None
         super().__init__(
             core,
-            Fetcher(core, self._pool, lambda partition: self._member.endpoint_of(partition), self._timers, nearest),
+            Fetcher(
+                core,
+                self._pool,
+                lambda partition: self._member.endpoint_of(partition),
+                self._timers,
+                nearest,
+                lambda request: self._beginnings.put(request),
+            ),
         )
         membership = GroupMembership(
             self._session,
@@ -160,11 +169,13 @@ class Consumer(Poller):
             topics,
             lambda: self._member.changed(),
             zone=config.zone if config.strategy == "zone" else None,
+            takes=ConsumerFilter(tuple(sorted(wanted or ())), where or "") if wanted or chosen else None,
         )
         self._topics = membership.topics
         self.consumer_id = membership.consumer_id
         self._poll_watch = PollWatch(self.group, self.consumer_id, config.max_poll_interval_seconds)
         self._committer = OffsetCommitter(offset_store_for(config, self._session, membership), self.group)
+        self._beginnings = Beginnings(self._committer, core, self._fetcher, self._commit_timers)
         self._member = GroupMember(
             membership,
             self._committer,
@@ -414,9 +425,9 @@ class Consumer(Poller):
     # --- positions --------------------------------------------------------------------------------------------------
 
     def assignment(self) -> list[TopicPartition]:
-        """What this consumer owns now, sorted."""
+        """What this consumer owns now, sorted. Where the group begins in these is committed."""
         self._guard.check()
-        return sorted(self._core.owned)
+        return sorted(partition for partition, cursor in self._core.owned.items() if cursor.recorded)
 
     def commit(self) -> int:
         """Count everything handed out as consumed and commit it now; return how many partitions changed.

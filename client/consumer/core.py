@@ -6,6 +6,7 @@
 | they shall be handed over, or are kept after all | cursor `revoke`, `keep` | `is_out` says whether to wait |
 | a partition may need a request | `next_wanting` | a cursor; its `next_request(now)` is what to send |
 | an answer begins, is there, will not come | `answer_begins`, `answered`, `found`, `failed` | seconds to the next one |
+| where partitions begin was committed | `recorded` | `next_wanting`, `notices` |
 | the user polls | `acknowledge`, `take`, `take_batch` | messages |
 | poll() has returned them | `under_way = False` | |
 | an exception ended the poll | `settle` | they come again |
@@ -120,6 +121,7 @@ class ConsumerCore:
         self._wanting: deque[PartitionCursor] = deque()
         self._ready: dict[PartitionCursor, None] = {}
         self._ready_lock = threading.Lock()
+        self._telling = threading.Lock()  # held while it is decided whether the user hears of a partition
         self._touched: dict[PartitionCursor, None] = {}  # something of them is with the user, or was to be
 
     # --- ownership --------------------------------------------------------------------------------------------------
@@ -131,11 +133,13 @@ class ConsumerCore:
         stored: Sequence[Reached | None] | None = None,
         consumed: Sequence[Reached | None] | None = None,
         *,
+        recorded: Sequence[bool] | None = None,
         fence: int = 0,
         announced: bool = False,
     ) -> Sequence[PartitionCursor]:
         """These are ours from now on, and begin at `begins`. stored: what is committed of each. consumed: what counts
-        as consumed already. announced: nobody is to be told before messages come."""
+        as consumed already. recorded: whether the group need not commit where it begins first; the user hears only then
+        of a partition. announced: nobody is to be told before messages come."""
         unknown = [None] * len(partitions)
         cursors = [
             PartitionCursor(
@@ -145,26 +149,50 @@ class ConsumerCore:
                 fence=fence,
                 stored=committed,
                 consumed=reached,
+                recorded=is_recorded,
                 announced=announced,
                 wanting=self._wanting,
                 random=self._random,
             )
-            for partition, begin, committed, reached in zip(
-                partitions, begins, stored or unknown, consumed or unknown, strict=True
+            for partition, begin, committed, reached, is_recorded in zip(
+                partitions,
+                begins,
+                stored or unknown,
+                consumed or unknown,
+                [True] * len(partitions) if recorded is None else recorded,
+                strict=True,
             )
         ]
         self.owned = {**self.owned, **{each.partition: each for each in cursors}}
         self._wanting.extend(cursors)
         if not announced:
-
-            def told(some: Sequence[TopicPartition]) -> None:
-                for cursor in cursors:
-                    if cursor.partition in some:
-                        cursor.announce()
-                        self.make_ready(cursor)
-
-            self.notices.put(Notice(True, partitions, told))
+            self._announce([each for each in cursors if each.recorded])
         return cursors
+
+    def _announce(self, cursors: Sequence[PartitionCursor]) -> None:
+        if not cursors:
+            return
+
+        def told(some: Sequence[TopicPartition]) -> None:
+            for cursor in cursors:
+                if cursor.partition in some:
+                    cursor.announce()
+                    self.make_ready(cursor)
+
+        self.notices.put(Notice(True, [each.partition for each in cursors], told))
+
+    def recorded(self, requests: Iterable[Request]) -> None:
+        """What these RECORD was committed: the user may be told of the partitions, and they may be read."""
+        with self._telling:
+            cursors = [each.cursor for each in requests if each.cursor.begin_recorded(each)]
+            self._announce(cursors)
+        self._wanting.extend(cursors)
+
+    def told(self, cursors: Iterable[PartitionCursor]) -> list[TopicPartition]:
+        """Those of which the user has heard, or will: not those that were revoked before it was recorded where they
+        begin. Call it when they are revoked or lost."""
+        with self._telling:
+            return [each.partition for each in cursors if each.recorded]
 
     def lose(self, cursors: Iterable[PartitionCursor]) -> None:
         """These are not ours any more."""

@@ -5,14 +5,15 @@ what its caller has done or intends. The callers are:
 
 - the driver of requests (fetcher.py, a simulator): `next_request`, `next_ahead`, `arrived`, `answered`, `failed`, …;
 - the thread that takes messages (poll(), a handler's): `next_chunk`, `handed_out`, `consumed_to`, `damaged_at`, …;
-- the rebalance thread: `revoke`, `keep`, `leave_place`, `lose`;
-- the committing thread: `to_commit`, `committed_to`.
+- the rebalance thread: `revoke`, `keep`, `lose`;
+- the committing thread: `to_commit`, `committed_to`, `may_record`, `begin_recorded`.
 
 Invariants (test_client_cursor.py drives them at random):
 - what was fetched lies without a gap between `position`, or the end of what is being taken, and `fetch_offset`;
 - at most one request is under way, and one more that was sent ahead while the answer to the first was coming in;
 - a seek, a step back or the loss begins a new generation, and an answer to a request of an older one changes nothing;
-- `consumed` never passes what was handed out, but for a seek.
+- `consumed` never passes what was handed out, but for a seek;
+- nothing is fetched before it is recorded where the group begins.
 
 **Interrupts.** A user's thread may leave any line (interrupts.py). What belongs together is changed by statements
 without a call, under `lock`, so an interrupt finds all of it done or nothing.
@@ -55,6 +56,8 @@ class Ask(Enum):
     PULL = auto()
     BEGIN = auto()
     """Where the first position is, as `PartitionCursor.locate` finds it."""
+    RECORD = auto()
+    """Nothing: the group's offset is to be written first, as the group has none for it (beginnings.py)."""
     DAMAGE = auto()
     """How far the damage at the offset goes."""
     END = auto()
@@ -91,20 +94,22 @@ class PartitionCursor:
         fence: int = 0,
         stored: Reached | None = None,
         consumed: Reached | None = None,
+        recorded: bool = True,
         announced: bool = True,
         wanting: deque[PartitionCursor] | None = None,
         random: Callable[[], float] = random,
     ) -> None:
         """begin: the first position, or how to find it. fence: the ZooKeeper session of the owner node, which proves
-        the claim to a commit. stored: what is committed. consumed: what counts as consumed already. announced: whether
-        the user knows of the claim; nothing is handed out before. wanting: gets the cursor whenever it may need a
-        request."""
+        the claim to a commit. stored: what is committed. consumed: what counts as consumed already. recorded: whether
+        the group need not commit `begin` before anything is read. announced: whether the user knows of the claim;
+        nothing is handed out before. wanting: gets the cursor whenever it may need a request."""
         self.partition = partition
         self.fence = fence
         self.lock = threading.Lock()
         self.active = True
         self.revoking = False
         self.announced = announced
+        self.recorded = recorded
         self.locate: Locate | None = None if isinstance(begin, int) else begin
         self.opened = self.locate is None
         self.moves = 0
@@ -116,6 +121,7 @@ class PartitionCursor:
         self.consumed = consumed
         self.committed = stored
         self._found: Reached | None = None  # where `locate` has it begin
+        self._begins_at_0 = not recorded and begin == 0
         self.asking = False
         self.backoff = Backoff(config.error_min_seconds, config.error_max_seconds, random)
         self._config = config
@@ -123,7 +129,7 @@ class PartitionCursor:
         self._chunks: deque[Chunk] = deque()
         self._wanting: deque[PartitionCursor] = deque() if wanting is None else wanting
         # asking
-        self._ask = Ask.PULL if self.opened else Ask.BEGIN
+        self._ask = self._next_ask if self.opened else Ask.BEGIN
         self._not_before = 0.0
         self._ahead = NOWHERE  # where the request begins that was sent while an answer was coming in
         self._complaint = ""  # the last error that was told, so that one trouble gives one line
@@ -143,6 +149,11 @@ class PartitionCursor:
 
     def __repr__(self) -> str:
         return f"{self.partition.topic} {self.partition}"
+
+    @property
+    def _next_ask(self) -> Ask:
+        """What is needed at a known position."""
+        return Ask.PULL if self.recorded else Ask.RECORD
 
     # --- where it is ------------------------------------------------------------------------------------------------
 
@@ -179,7 +190,7 @@ class PartitionCursor:
             self._chunks = empty
             self.asking = False
             self._not_before = 0.0
-            self._ask = ask
+            self._ask = ask if self.recorded else Ask.RECORD
             self._ahead = NOWHERE
             self._suspect = suspect
             self.fetch_offset = self.position = position
@@ -204,7 +215,7 @@ class PartitionCursor:
                     self.fetch_offset = self.position = offset
                     self._found = offset, UNKNOWN_MESSAGE_ID
                     self.opened = True
-                self._ask = Ask.PULL
+                self._ask = self._next_ask
 
     def revoke(self) -> None:
         """Another member shall get it: nothing is fetched or handed out any more."""
@@ -217,13 +228,6 @@ class PartitionCursor:
             self.revoking = False
             self._wanting.append(self)  # it may have no position yet, and ask for that
             self.again()
-
-    def leave_place(self) -> None:
-        """Another member is to begin where this one has, if nothing was consumed since: "latest" is another place by
-        then, and whatever has come in between would be nobody's."""
-        with self.lock:
-            if self.consumed is None and self.committed is None:
-                self.consumed = self._found
 
     def place(self, *, by_commits: bool) -> Reached | None:
         """Where the next owner should begin: behind what counts as consumed, or is committed; None if that is unknown.
@@ -363,8 +367,8 @@ class PartitionCursor:
 
     @property
     def stood_at_0(self) -> bool:
-        """Whether the group has committed that it begins at offset 0."""
-        return self.committed is not None and self.committed[0] == 0
+        """Whether the group had committed that it begins at offset 0, before this claim or by a seek."""
+        return self.committed is not None and self.committed[0] == 0 and not self._begins_at_0
 
     def whole_records_came(self) -> None:
         """Text protocol."""
@@ -520,3 +524,20 @@ class PartitionCursor:
     def committed_to(self, reached: Reached) -> None:
         """This was written."""
         self.committed = reached
+
+    def may_record(self, request: Request) -> bool:
+        """Whether the offset of RECORD may still be written: not once another member shall get the partition, whose
+        own beginning it could replace."""
+        return self.awaits(request) and not self.revoking
+
+    def begin_recorded(self, request: Request) -> bool:
+        """The offset of RECORD was written. False if the partition was lost or moved meanwhile, or shall be handed
+        over: the user is not told of it."""
+        with self.lock:
+            self.committed = (request.offset, UNKNOWN_MESSAGE_ID)
+            if not self.may_record(request):
+                return False
+            self.recorded = True
+            self.asking = False
+            self._ask = Ask.PULL
+            return True

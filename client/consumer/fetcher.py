@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from metaq.coordination.interrupts import Aside, Bell, begin_elsewhere
@@ -45,7 +45,8 @@ log = get_log(__name__)
 class Fetcher:
     """Keeps the buffers of a consumer's partitions filled, and wakes the thread that waits for that. Any thread.
 
-    endpoint_of: where a partition is read. nearest: chooses another node of its broker set for that.
+    endpoint_of: where a partition is read. nearest: chooses another node of its broker set for that. record: has the
+    group commit where a partition begins, and calls `go_on` then.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Fetcher:
         endpoint_of: Callable[[TopicPartition], Endpoint | None],
         timers: Timers,
         nearest: NearestNodes | None = None,
+        record: Callable[[Request], None] | None = None,
     ) -> None:
         self._core = core
+        self._record = record
         self._pool = pool
         self._endpoint_of = endpoint_of
         self._timers = timers
@@ -159,6 +162,10 @@ class Fetcher:
 
     def _send(self, request: Request) -> None:
         cursor = request.cursor
+        if request.ask is Ask.RECORD:
+            assert self._record is not None, "only a member of a group records"
+            self._record(request)
+            return
         try:
             endpoint = self._endpoint_of(cursor.partition)
             if self._nearest is not None and request.ask is Ask.PULL:
@@ -173,6 +180,12 @@ class Fetcher:
                 self._aside(endpoint).start(partial(self._ask_here, request, endpoint))
         except MetaqError as error:
             self._then(request, self._core.failed(request, error, time.monotonic()))
+
+    def go_on(self, requests: Sequence[Request], pause: float = 0.0) -> None:
+        """What these RECORD was committed, or is to be asked again in `pause` seconds."""
+        for each in requests:
+            self._timers.call_later(pause, partial(self.ask, each.cursor))
+        self.wake()
 
     def _aside(self, endpoint: Endpoint) -> Aside:
         aside = self._asides.get(endpoint)

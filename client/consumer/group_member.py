@@ -29,6 +29,7 @@ from ..values import TopicPartition
 from .core import ConsumerCore
 from .cursor import PartitionCursor
 from .fetcher import Fetcher
+from .filters import GroupFilters
 from .kept_positions import KeptPositions
 from .notices import Notice
 from .offset_commit import OffsetCommitter, StartPosition
@@ -74,6 +75,7 @@ class GroupMember:
         strategy = config.strategy
         self._strategy: Strategy | None = strategy if callable(strategy) else STRATEGIES.get(strategy)  # None: by zones
         self._by_zone = ByZone(membership.group, ZONE_SETTLE_SECONDS, clock)
+        self._filters = GroupFilters(membership.group)
         self._start = StartPosition(0)
         self._kept = KeptPositions(membership, committer, clock, by_commits=not config.auto_commit_seconds)
         self._connections = 0  # of ZooKeeper's, when what is owned was looked at
@@ -244,6 +246,7 @@ class GroupMember:
         self._brokers_are(snapshot.brokers)
         self._missing_topics.look({name: each for name, each in snapshot.partitions.items() if not is_own_topic(name)})
         me = self._membership.consumer_id
+        self._filters.look(me, snapshot.consumers, snapshot.filters)
         wanted: set[TopicPartition] = set()
         partitions = self._partitions(snapshot.partitions)
         for topic, consumers in snapshot.consumers.items():
@@ -335,14 +338,15 @@ class GroupMember:
         losses = self._losses
         for cursor in losses:
             cursor.revoke()
-        if self._core.notices.on_revoked is None and not self._core.is_out(losses):
+        heard_of = self._core.told(losses)
+        if not (heard_of and self._core.notices.on_revoked) and not self._core.is_out(losses):
             return Event.DRAINED
 
         def told(_: Sequence[TopicPartition]) -> None:
             if not notice.left:
                 self._drained(notice)
 
-        notice = self._draining = Notice(False, (cursor.partition for cursor in losses), told)
+        notice = self._draining = Notice(False, heard_of, told)
         self._tell(notice)
         self._timers.call_later(self._config.revoke_wait_seconds, partial(self._drained, notice, late=True))
         return None
@@ -363,8 +367,6 @@ class GroupMember:
 
     def _release(self) -> Event:
         losses, self._losses = self._losses, []
-        for cursor in losses:
-            cursor.leave_place()
         self._committer.commit(losses)
         self._core.lose(losses)
         self._moved += len(losses)
@@ -395,9 +397,10 @@ class GroupMember:
             raise
         starts = [_FIRST if each.topic == self._retry_topic else self._start for each in claimed]
         begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
+        recorded = [each is not None or not start.resume for start, each in zip(starts, stored, strict=True)]
         resumed = self._kept.resume(claimed, stored)
         begins = [begin if place is None else place[0] for begin, place in zip(begins, resumed, strict=True)]
-        self._core.claim(claimed, begins, stored, resumed, fence=fence)
+        self._core.claim(claimed, begins, stored, resumed, recorded=recorded, fence=fence)
         self._moved += len(claimed)
         self._fetcher.serve_soon()
         self._fetcher.wake()
@@ -479,7 +482,7 @@ class GroupMember:
         self._core.lose(lost)
         if lost:
             log.warning("group %s: %d partitions are lost: %s", self._membership.group, len(lost), why)
-            self._tell(Notice(False, [each.partition for each in lost]))
+            self._tell(Notice(False, self._core.told(lost)))
 
     def _step_out(self) -> Event:
         """What fails is tried again. What was handed out and does not count as consumed comes again elsewhere."""
@@ -495,7 +498,7 @@ class GroupMember:
             self._committer.commit(owned.values())
         self._core.lose(owned.values())
         if owned:
-            self._tell(Notice(False, owned.keys() - told))
+            self._tell(Notice(False, set(self._core.told(owned.values())).difference(told)))
         self._is_out = self.stepped_out = True  # a poll that came before and was not heard of yet has reset it
         self._membership.step_out()  # last: others claim at once, and if it fails, it may be done or not
         self._backoff.reset()

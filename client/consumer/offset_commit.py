@@ -25,7 +25,7 @@ from ..questions.partitions import max_offset
 from ..questions.places import Locate, Position, locate
 from ..timers import Timers
 from .core import ConsumerCore, changes
-from .cursor import PartitionCursor, Reached
+from .cursor import UNKNOWN_MESSAGE_ID, PartitionCursor, Reached, Request
 
 __all__ = ["OffsetCommitter", "StartPosition", "offset_store_for"]
 
@@ -119,6 +119,20 @@ class OffsetCommitter:
                 for cursor, written in reached:
                     cursor.committed_to(written)
             return sum(map(len, changed.values()))
+
+    def record(self, requests: Iterable[Request]) -> Sequence[Request]:
+        """Write where these partitions begin; return those that were written: not what was moved, lost or shall be
+        handed over meanwhile. Raises as commit, and what a user's store raises."""
+        with self._lock:  # who hands a partition over commits behind this, and releases it then
+            wanted = [each for each in requests if each.cursor.may_record(each)]
+            by_fence: dict[int, dict[tuple[str, str], Offset]] = {}
+            for each in wanted:
+                partition = each.cursor.partition
+                offsets = by_fence.setdefault(each.cursor.fence, {})
+                offsets[partition.topic, str(partition)] = Offset(UNKNOWN_MESSAGE_ID, each.offset)
+            for fence, offsets in by_fence.items():
+                self._store.commit(self._group, offsets, fence)
+            return wanted
 
     def commit_owned(self, core: ConsumerCore) -> int:
         """Write what changed of everything owned by now."""

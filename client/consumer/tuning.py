@@ -5,6 +5,7 @@ benchmark depends on one; the sizes that `bench --scenario consume` was tuned wi
 from __future__ import annotations
 
 __all__ = [
+    "BEGINNINGS_GATHER_SECONDS",
     "CLOSE_SECONDS",
     "CONNECT_SECONDS",
     "DAMAGE_TRIES",
@@ -22,6 +23,9 @@ __all__ = [
     "ZONE_SETTLE_SECONDS",
 ]
 
+BEGINNINGS_GATHER_SECONDS = 0.01
+"""How long a partition that the group has no offset for waits for others, so that their offsets are written together:
+brokers say one by one where partitions end."""
 CLOSE_SECONDS = 10.0
 """close() takes at most: what a program's user waits for without asking why."""
 CONNECT_SECONDS = 3.0

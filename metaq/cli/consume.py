@@ -13,6 +13,7 @@ import simplejson
 from metaq.client.message import Message
 from metaq.client.questions.places import Position
 from metaq.protocol.errors import CorruptRecord, RequestTimedOut
+from metaq.protocol.pulls import TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where, parse_where
 
 from .cluster import open_cluster, tell_absent, zk_timeout
@@ -31,6 +32,12 @@ EXIT_INCOMPLETE = 1
 MessageFormat = Callable[[Message], bytes]
 
 
+def _tag(text: str) -> str:
+    if is_tag_expression(text):
+        raise ValueError(f"{TAG_EXPRESSION} --tag A --tag B")
+    return text
+
+
 @click.command(epilog=f"Fields of --format: {FORMAT_HELP}")
 @zk_option
 @click.option("--topic", "-t", type=TOPIC, required=True, help="Topic to read.")
@@ -47,7 +54,9 @@ MessageFormat = Callable[[Message], bytes]
 @click.option("--count", "-c", type=click.IntRange(1), help="Stop after this many messages.")
 @click.option("--timeout", type=SECONDS, help="Stop when nothing came for this long; fails if --count was not reached.")
 @click.option("--follow", "-f", is_flag=True, help="Without --group: go on after the end, until --count or --timeout.")
-@click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeat for more.")
+@click.option(
+    "--tag", "tags", type=Parsed("TAG", _tag), multiple=True, help="Only messages with this tag; repeat for more."
+)
 @click.option(
     "--where",
     "filters",

@@ -1,7 +1,7 @@
 """What a run's history must not show. Each checker reads the whole history and names what is wrong in it.
 
     lost          acknowledged, and in no partition; or not at the place, or with the id, that the acknowledgement told
-    false         handed out, and not what lies there in the partition
+    false         handed out, and not what lies there in the partition, or not of a tag that the member takes
     unseen        in a partition at the end, and never handed to a group
     reordered     an ownership goes back, or hands out an offset twice; or the producer's order does not hold: in each
                   partition the first copies of what was sent with one key, or to that partition, lie in the order of
@@ -21,7 +21,9 @@ hand out what it has for a third of its session time (docs/client.md, Groups), s
 A session that runs out by itself gives no such time: its member has stopped when a third of it had passed. Committed
 offsets may go back with a ZooKeeper that is set back; but whoever owned a partition goes on where it was, so no
 ownership may begin in front of what was committed before. A call that was frozen (SIGSTOP) in the middle counts from
-the moment at which it began.
+the moment at which it began. A message may reach nobody of a group whose members filter differently, if an owner of its
+partition does not take it; and of a group that begins at "latest", if it lies in front of where the first owner of the
+partition was to begin (`required`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from itertools import pairwise
 
 from metaq.protocol.message_id import store_time_ms
 
-from .facts import GRACE_SECONDS, Ack, Call, Commit, History, Name, Owner, Stored
+from .facts import GRACE_SECONDS, Ack, Call, Commit, History, Name, Owner, Stored, required
 
 __all__ = ["CHECKERS", "KEPT_IN_ORDER", "Problem", "duplicates", "judge"]
 
@@ -93,6 +95,11 @@ def false(history: History) -> Iterator[Problem]:
                     text = f"{owner.group}.{owner.member} was handed {place.name} @{place.offset} id {place.id}; "
                     text += f"there lies {f'{record.name} id {record.id}' if record else 'nothing'}"
                     yield Problem("false", text, owner.partition, call.time)
+                elif not owner.takes(place.name):
+                    text = (
+                        f"{owner.group}.{owner.member} takes {', '.join(owner.tags)}, and was handed {place.name} of "
+                    )
+                    yield Problem("false", f"{text}{place.name.tag}", owner.partition, call.time)
 
 
 def unseen(history: History) -> Iterator[Problem]:
@@ -101,9 +108,11 @@ def unseen(history: History) -> Iterator[Problem]:
     for owner in history.owners:
         for call in owner.calls:
             seen[owner.group, owner.partition].update(place.offset for place in call.places)
+    owners = _owners(history.owners)
     for group in history.groups:
         for partition, records in history.stored.items():
-            missing = [each for each in records if each.offset not in seen[group, partition]]
+            wanted = required(owners[group, partition], records)
+            missing = [each for each in wanted if each.offset not in seen[group, partition]]
             if missing:
                 known = sum((partition, each.offset) in acknowledged for each in missing)
                 text = f"{group} was never handed {len(missing)} messages ({known} acknowledged): {_records(missing)}"
@@ -166,8 +175,9 @@ def _stored_at(ack: Ack) -> int:
 
 
 def skipped(history: History) -> Iterator[Problem]:
+    owners = _owners(history.owners)
     for (group, partition), calls in _calls(history.owners).items():
-        records = history.stored.get(partition, ())
+        records = required(owners[group, partition], history.stored.get(partition, ()))
         offsets = [each.offset for each in records]
         seen = [False] * len(records)
         frontier = 0
@@ -175,7 +185,7 @@ def skipped(history: History) -> Iterator[Problem]:
             for place in call.places:
                 index = bisect_left(offsets, place.offset)
                 if index == len(offsets) or offsets[index] != place.offset:
-                    continue  # `false` tells
+                    continue  # nobody must be handed it, or `false` tells
                 while frontier < index and seen[frontier]:
                     frontier += 1
                 if frontier < index:
@@ -188,7 +198,8 @@ def skipped(history: History) -> Iterator[Problem]:
     for owner in history.owners:
         # run() tells of a loss late, and handlers of the next claim may be in what looks like the former one
         if not (owner.calls_handlers and owner.end < math.inf):
-            yield from _gaps(owner, history.stored.get(owner.partition, ()))
+            records = history.stored.get(owner.partition, [])
+            yield from _gaps(owner, [each for each in records if owner.takes(each.name)])
 
 
 def _gaps(owner: Owner, records: Sequence[Stored]) -> Iterator[Problem]:
@@ -269,14 +280,17 @@ def _handlers_at_once(owners: Iterable[Owner]) -> Iterator[Problem]:
 def uncommitted(history: History) -> Iterator[Problem]:
     if not history.settled:
         return
+    owners = _owners(history.owners)
     last: dict[tuple[str, str], Commit] = {}
     for commit in sorted(history.commits, key=lambda each: each.order):
         last[commit.group, commit.partition] = commit
     for group in history.groups:
         for partition, records in history.stored.items():
             reached = last[group, partition].offset if (group, partition) in last else 0
-            if records and reached != records[-1].end:
-                text = f"{group} has consumed up to {records[-1].end} and committed {reached}"
+            wanted = required(owners[group, partition], records)
+            # what a filter leaves out counts when a pull ends, and nobody waits for that
+            if wanted and not wanted[-1].end <= reached <= records[-1].end:
+                text = f"{group} has consumed up to {wanted[-1].end} and committed {reached}"
                 yield Problem("uncommitted", text, partition)
 
 
@@ -287,6 +301,14 @@ def duplicates(history: History) -> int:
         offsets = [place.offset for _, call in calls for place in call.places]
         count += len(offsets) - len(set(offsets))
     return count
+
+
+def _owners(owners: Iterable[Owner]) -> Mapping[tuple[str, str], list[Owner]]:
+    """By group and partition."""
+    found: dict[tuple[str, str], list[Owner]] = defaultdict(list)
+    for each in owners:
+        found[each.group, each.partition].append(each)
+    return found
 
 
 def _calls(owners: Iterable[Owner]) -> Mapping[tuple[str, str], list[tuple[Owner, Call]]]:

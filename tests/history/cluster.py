@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,7 @@ from . import sender
 from .brokers import BrokerPlace
 from .children import Child, Processes, wait_until
 from .ensemble import Ensemble
+from .facts import TAGS
 from .journal import read_journal
 from .member import MODES, Task
 from .watcher import CommitWatcher
@@ -23,6 +25,9 @@ PARTITIONS = 2
 """Of each topic and broker."""
 
 _SERVE_SECONDS = 240.0
+_FILTERING = 0.4
+"""Of groups: their members take different tags."""
+_CHOICES: Sequence[tuple[str, ...]] = ((), TAGS[:1], TAGS[1:], TAGS)
 _BURST_THREADS, _BURST_LIVES = 2, 2
 
 
@@ -92,6 +97,8 @@ class Cluster(Processes):
         self.watcher = CommitWatcher(self.ensemble.connect_string, list(shape.groups), TOPICS, self.commits)
         self._rng = random.Random(f"cluster {seed}")
         self._strategies = {group: self._rng.choice(("range", "consist")) for group in shape.groups}
+        self._starts = {group: self._rng.choice(("earliest", "latest")) for group in shape.groups}
+        self._filtering = {group for group in shape.groups if self._rng.random() < _FILTERING}
         self._numbers = count(1)
 
     def _start(self) -> None:
@@ -163,6 +170,8 @@ class Cluster(Processes):
             consumer_id,
             lives,
             threads,
+            self._starts[member.group],
+            self._rng.choice(_CHOICES) if member.group in self._filtering else (),
         )
 
     def crashed(self) -> list[str]:

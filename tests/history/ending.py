@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from .checkers import Problem
 from .children import Child
-from .facts import Stored
+from .facts import Owner, Stored, required
 from .journal import clock
-from .reading import seen_in
+from .reading import owned_in, seen_in
 
 __all__ = ["Say", "drain", "stuck"]
 
@@ -24,16 +25,17 @@ Say = Callable[[str], None]
 
 
 def drain(
-    events: Path, groups: Collection[str], stored: Mapping[str, Iterable[Stored]], seconds: float = math.inf
+    events: Path, groups: Collection[str], stored: Mapping[str, Sequence[Stored]], seconds: float = math.inf
 ) -> bool:
-    """Whether each group is handed everything, within so many seconds. events: the directory of members' journals."""
-    wanted = {(each.partition, each.offset) for records in stored.values() for each in records}
+    """Whether each group is handed everything that it must be, within so many seconds. events: the directory of
+    members' journals."""
     moved = begin = clock()
     count = -1
     while True:
         found = seen_in(events)
         seen = [found.get(group, set()) for group in groups]
-        if all(wanted <= each for each in seen):
+        owners = owned_in(events)
+        if all(_wanted(group, owners, stored) <= each for group, each in zip(groups, seen, strict=True)):
             return True
         now = clock()
         if sum(map(len, seen)) != count:
@@ -41,6 +43,18 @@ def drain(
         if now - moved > _QUIET_SECONDS or now - begin > seconds:
             return False
         time.sleep(_LOOK_SECONDS)
+
+
+def _wanted(group: str, owners: Iterable[Owner], stored: Mapping[str, Sequence[Stored]]) -> set[tuple[str, int]]:
+    by_partition: dict[str, list[Owner]] = defaultdict(list)
+    for each in owners:
+        if each.group == group:
+            by_partition[each.partition].append(each)
+    return {
+        (partition, each.offset)
+        for partition, records in stored.items()
+        for each in required(by_partition[partition], records)
+    }
 
 
 def stuck(children: Iterable[tuple[str, Child]], seconds: float) -> list[Problem]:

@@ -11,7 +11,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Ack", "Call", "Commit", "Done", "History", "Name", "Owner", "Place", "Stored", "narrowed"]
+__all__ = [
+    "TAGS",
+    "Ack",
+    "Call",
+    "Commit",
+    "Done",
+    "History",
+    "Name",
+    "Owner",
+    "Place",
+    "Stored",
+    "narrowed",
+    "required",
+]
+
+TAGS = ("even", "odd")
+"""Of messages, by their number."""
 
 GRACE_SECONDS = 0.5
 """How long a running process may take from its decision to hand a message out to the moment that it writes down."""
@@ -26,6 +42,11 @@ class Name(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.producer}/{self.key}/{self.number}"
+
+    @property
+    def tag(self) -> str:
+        """What members may filter by."""
+        return TAGS[self.number % len(TAGS)]
 
     @classmethod
     def parse(cls, text: str) -> Name:
@@ -79,7 +100,9 @@ class Call:
 class Owner:
     """One ownership of a partition as its member knew it: from on_assigned to on_revoked.
 
-    member: one life of one consumer. announced: False if messages came although nobody said on_assigned.
+    member: one life of one consumer. announced: False if messages came although nobody said on_assigned. tags: those
+    that the member takes, () for all. position: where it was to begin, as on_assigned found it; None if that is not
+    known. begins_late: the group begins at "latest".
     """
 
     group: str
@@ -91,6 +114,12 @@ class Owner:
     announced: bool = True
     calls_handlers: bool = False
     """It is a member in run(), whose handlers take time."""
+    tags: tuple[str, ...] = ()
+    position: int | None = None
+    begins_late: bool = False
+
+    def takes(self, name: Name) -> bool:
+        return not self.tags or name.tag in self.tags
 
 
 class Commit(NamedTuple):
@@ -135,6 +164,19 @@ class History:
     settled: bool = True
     session_seconds: float = 6.0
     failed_sends: int = 0
+
+
+def required(owners: Iterable[Owner], records: Sequence[Stored]) -> list[Stored]:
+    """What a group must be handed of a partition. owners: all that the group had there.
+
+    What one of them leaves out may reach nobody. A group with start="latest" may miss what lies in front of its
+    beginning: where its first owner was to begin, before which nobody can have consumed anything.
+    """
+    owners = sorted(owners, key=lambda each: each.begin)
+    begin = 0
+    if owners and all(each.begins_late for each in owners):
+        begin = next((each.position for each in owners if each.position is not None), 0)
+    return [each for each in records if each.offset >= begin and all(owner.takes(each.name) for owner in owners)]
 
 
 def narrowed(began: float, time: float, frozen: Iterable[tuple[float, float]]) -> float:

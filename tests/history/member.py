@@ -34,7 +34,7 @@ class Task(ProgramTask):
     """What a process does. name: of its journal. consumer_id: in the group, if it is not the same.
 
     lives: of its consumers, one after the other, each for a moment; 0: one that stays. threads: consumers beside each
-    other.
+    other. start: of all members of the group. tags: that this one takes, none for all.
     """
 
     connect: str
@@ -49,6 +49,8 @@ class Task(ProgramTask):
     consumer_id: str = ""
     lives: int = 0
     threads: int = 1
+    start: str = "earliest"
+    tags: Sequence[str] = ()
 
 
 def partition_text(partition: TopicPartition) -> str:
@@ -65,6 +67,7 @@ class _Life:
         self._rng = random.Random(f"{task.seed} {name}")
         self._journal = Journal(Path(task.directory) / f"{task.group}.{name}.events")
         self._calls = 0
+        self._consumer: list[Consumer] = []
         self._asks = threading.Event()  # the next message, in an iteration
         self._lock = threading.Lock()
 
@@ -89,10 +92,13 @@ class _Life:
             group=task.group,
             topics=task.topics,
             config=config,
-            on_assigned=lambda partitions: self._tell("assigned", partitions),
+            start=task.start,
+            tags=task.tags or None,
+            on_assigned=self._assigned,
             on_revoked=lambda partitions: self._tell("revoked", partitions),
         ) as consumer:
-            self._journal.write("started", task.mode, commits_itself)
+            self._consumer.append(consumer)
+            self._journal.write("started", task.mode, commits_itself, task.start, list(task.tags))
             modes: dict[str, Callable[[Consumer, bool], None]] = {
                 "poll": self._poll,
                 "poll_arrow": self._poll_arrow,
@@ -102,6 +108,11 @@ class _Life:
             modes[task.mode](consumer, commits_itself)
             self._journal.write("leaving")
         self._journal.write("left")
+
+    def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        (consumer,) = self._consumer  # nobody polls before
+        positions = [_position(consumer, each) for each in partitions]
+        self._journal.write("assigned", [partition_text(each) for each in partitions], positions)
 
     def _tell(self, kind: str, partitions: Iterable[TopicPartition]) -> None:
         self._journal.write(kind, [partition_text(each) for each in partitions])
@@ -186,6 +197,13 @@ class _Life:
             by_partition[partition].append(message)
         for partition, those in by_partition.items():
             self._journal.write(kind, began, partition, those, *more, at=now)
+
+
+def _position(consumer: Consumer, partition: TopicPartition) -> int | None:
+    try:
+        return consumer.position(partition)
+    except MetaqError:  # it is lost again
+        return None
 
 
 def _of_message(message: Message) -> tuple[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from .facts import Ack, Call, Name, Owner, Place, narrowed
 from .journal import Line, read_journal
 
-__all__ = ["acks_in", "member_files", "member_name", "owners_in", "seen_in"]
+__all__ = ["acks_in", "member_files", "member_name", "owned_in", "owners_in", "seen_in"]
 
 
 def member_files(directory: Path) -> list[Path]:
@@ -44,14 +44,15 @@ def owners_in(
     claim of a partition. So a handler that goes back begins an ownership of its own if a loss is told after it.
     """
     lines = list(lines)
+    late, tags = _choices(lines)
     owners: list[Owner] = []
     held: dict[str, Owner] = {}
     working: dict[int, Call] = {}
     for line, comes in zip(lines, _coming_notices(lines), strict=True):
         kind, time = line[0], line[1]
         if kind == "assigned":
-            for partition in line[2]:
-                held[partition] = Owner(group, member, partition, time)
+            for partition, position in zip(line[2], line[3] if len(line) > 3 else [None] * len(line[2]), strict=True):
+                held[partition] = Owner(group, member, partition, time, position=position, begins_late=late, tags=tags)
                 owners.append(held[partition])
         elif kind == "revoked":
             for partition in line[2]:
@@ -62,7 +63,7 @@ def owners_in(
             if kind == "handler" and comes == "revoked" and messages[0][0] <= _last_offset(held.get(partition)):
                 held.pop(partition).end = time
             if partition not in held:
-                held[partition] = Owner(group, member, partition, time, announced=False)
+                held[partition] = Owner(group, member, partition, time, announced=False, begins_late=late, tags=tags)
                 owners.append(held[partition])
             places = [Place(offset, message_id, Name.parse(name)) for offset, message_id, name in messages]
             call = Call(narrowed(began, time, frozen), time, places)
@@ -75,6 +76,14 @@ def owners_in(
         elif kind == "done":
             working.pop(line[2]).done = time
     return owners
+
+
+def _choices(lines: Iterable[Line]) -> tuple[bool, tuple[str, ...]]:
+    """Whether the consumer was to begin at the end, and the tags that it takes."""
+    for line in lines:
+        if line[0] == "started" and len(line) > 4:
+            return line[4] == "latest", tuple(line[5])
+    return False, ()
 
 
 def _last_offset(owner: Owner | None) -> int:
@@ -90,6 +99,11 @@ def _coming_notices(lines: Sequence[Line]) -> list[str]:
         if line[0] in ("assigned", "revoked"):
             coming.update(dict.fromkeys(line[2], line[0]))
     return found[::-1]
+
+
+def owned_in(directory: Path) -> list[Owner]:
+    """All ownerships until now."""
+    return [owner for path in member_files(directory) for owner in owners_in(read_journal(path), *member_name(path))]
 
 
 def seen_in(directory: Path) -> dict[str, set[tuple[str, int]]]:

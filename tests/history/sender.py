@@ -57,7 +57,7 @@ def _futures(sender: Sender, topics: Sequence[str]) -> None:
         name, payload = sender.next("-")
         topic, begun = sender.rng.choice(topics), clock()
         try:
-            future = sender.producer.send_async(topic, payload, timeout=_SEND_SECONDS)
+            future = sender.producer.send_async(topic, payload, tag=name.tag, timeout=_SEND_SECONDS)
         except MetaqError as error:
             sender.failed(begun, name, topic, error)
         else:

@@ -64,7 +64,7 @@ class Sender:
         name, payload = self.next(key)
         begun = clock()
         try:
-            result = self.producer.send(topic, payload, partition=partition, timeout=self.send_seconds)
+            result = self.producer.send(topic, payload, partition=partition, tag=name.tag, timeout=self.send_seconds)
         except MetaqError as error:
             self.failed(begun, name, topic, error)
         else:
@@ -108,7 +108,7 @@ class Pipeline:
             sender.ended(begun, name, topic, future)
 
         try:
-            future = sender.producer.send_async(topic, payload, key=key, timeout=sender.send_seconds)
+            future = sender.producer.send_async(topic, payload, key=key, tag=name.tag, timeout=sender.send_seconds)
         except MetaqError as error:
             self._room.release()
             sender.failed(begun, name, topic, error)

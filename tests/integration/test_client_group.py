@@ -385,3 +385,14 @@ def test_a_group_goes_on_after_somebody_has_deleted_all_of_zookeepers_nodes(brok
         for number in range(4):
             producer.send("t", b"%d" % number, partition=TopicPartition("t", 0, number))
         eventually(lambda: len({each.payload for each in first.messages + second.messages}) == 4, 10, "the messages")
+
+
+def test_members_with_different_tags_say_so_and_their_filters_go_with_them(brokers, caplog):
+    """What "buy" leaves out of its partitions reaches nobody."""
+    with member(brokers, tags="buy") as one:
+        eventually(one.assignment, 20, "an assignment")
+        with member(brokers, tags="sell") as other:
+            eventually(lambda: caplog.text.count("members filter topic t differently") == 2, 20, "a warning of each")
+            assert f"{one.consumer_id} takes tags buy, and {other.consumer_id} takes tags sell" in caplog.text
+    with session_at(brokers.connect) as session:
+        assert session.nodes.children("/meta/consumers/g/filters") == []

@@ -49,6 +49,22 @@ def test_a_group_keeps_its_offsets_in_a_database_and_none_in_zookeeper(brokers, 
         assert session.nodes.children("/meta/consumers/g/offsets") == []
 
 
+@pytest.mark.parametrize("kept", ["zookeeper", "database", "file"])
+def test_what_came_after_a_group_had_begun_at_latest_is_read_by_its_next_member(brokers, producer, database, kept):
+    """Nothing had been consumed, so that no offset was committed but the beginning."""
+    options = {
+        "zookeeper": {},
+        "database": {"offset_store": sql_store(database)},
+        "file": {"broadcast": True, "offsets_file": str(database.with_name("offsets"))},
+    }[kept]
+    producer.send("t", b"before", partition=HERE)
+    with member(brokers, start="latest", **options) as consumer:
+        eventually(lambda: consumer.poll(timeout=0.1) == [] and HERE in consumer.assignment(), 20, "an assignment")
+    producer.send_batch("t", [b"1", b"2"], partition=HERE)
+    with member(brokers, start="latest", **options) as consumer:
+        assert [message.payload for message in read(consumer, 2)] == [b"1", b"2"]
+
+
 def test_a_member_that_lost_its_partitions_writes_nothing_into_the_database(brokers, producer, database):
     producer.send_batch("t", [b"1", b"2"], partition=HERE)
     consumer = member(brokers, offset_store=sql_store(database), auto_commit_seconds=0)
@@ -58,7 +74,7 @@ def test_a_member_that_lost_its_partitions_writes_nothing_into_the_database(brok
     consumer._member._membership.release("t", "0-0")  # as if another had it
     with pytest.raises(SessionLost):
         consumer._committer.commit([state])
-    assert sql_store(database).load("g", "t", "0-0") is None
+    assert sql_store(database).load("g", "t", "0-0") == Offset(-1, 0)  # where the group has begun
     consumer.close()
 
 
@@ -111,7 +127,7 @@ def test_the_file_of_broadcast_consumers_is_written_as_java_writes_it(brokers, p
     producer.send_batch("t", [b"1", b"2"], partition=HERE)
     with member(brokers, broadcast=True, offsets_file=path) as consumer:
         last = read(consumer, 2)[-1]
-    (entry,) = json.loads(path.read_text())[consumer.group]
+    entry = json.loads(path.read_text())[consumer.group][0]  # beside the beginnings of the topic's other partitions
     assert list(entry) == ["offset", "topic", "partition", "modified", "messageId"]
     assert entry["partition"] == {"partition": 0, "brokerId": 0}
     assert LocalOffsetStore(path).load(consumer.group, "t", "0-0") == Offset(last.id, last.next_offset)

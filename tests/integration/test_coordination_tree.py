@@ -14,7 +14,7 @@ from metaq.coordination.group import GroupMembership, new_consumer_id
 from metaq.coordination.move_records import Move
 from metaq.coordination.moves import Moves
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
-from metaq.coordination.records import format_topics, parse_offset, parse_topics
+from metaq.coordination.records import ConsumerFilter, format_topics, parse_offset, parse_topics
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
 from metaq.coordination.znodes import create_ephemeral
@@ -35,7 +35,7 @@ PATTERNS = {
     "<Q>": "[^/]+",
 }
 
-OURS_ALONE = re.compile("/meta/(?:spark|brokers/(?:sets|moves|zones)|consumers/.+/zones)(?:/|$)")
+OURS_ALONE = re.compile("/meta/(?:spark|brokers/(?:sets|moves|zones)|consumers/.+/(?:zones|filters))(?:/|$)")
 """Of paths that no Java program knows: not in a cluster that was recorded from it."""
 
 GENERATED = re.compile(r"_[\d.]+-\d+-\d+-\d+")
@@ -130,6 +130,14 @@ def test_each_node_of_a_move_is_documented_with_its_kind(sessions: list[ZkSessio
     found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
     rows = [(row, kind == "ephemeral") for row, kind in documented() if "/moves" in row.pattern]
     assert len(rows) == len(found) == 3
+    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
+
+
+def test_each_node_of_filters_is_documented_with_its_kind(sessions: list[ZkSession]):
+    GroupMembership(sessions[0], "g1", "c1", ["orders"], lambda: None, takes=ConsumerFilter(("buy",))).join()
+    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
+    rows = [(row, kind == "ephemeral") for row, kind in documented() if "/filters" in row.pattern]
+    assert len(rows) == len(found) == 2
     assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
 
 

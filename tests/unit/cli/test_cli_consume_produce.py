@@ -147,6 +147,8 @@ def test_bytes_that_are_no_whole_record_raise_instead_of_being_asked_for_for_eve
         (["produce", "-t", "a", "/no/such/file"], "/no/such/file"),
         (["produce", "-t", "a", "--key-separator", ""], "--key-separator"),
         (["produce", "-t", "a", "--batch", "0"], "--batch"),
+        (["consume", "-t", "a", "--tag", "*"], "write --tag A --tag B"),
+        (["consume", "-t", "a", "--tag", "A || B"], "write --tag A --tag B"),
         (["groups", "seek", "g", "-t", "a", "--to", "x"], "--to"),
         (["topics", "describe", "a/b"], "use a name without '/'"),
         (["brokers", "describe", "-1"], "-1"),

@@ -63,6 +63,8 @@ def test_one_tag_is_one_tag(consumer_tags):
         ({"tags": b"buy"}, "tags=b'buy': name one text (str), or a list of them"),
         ({"tags": 5}, "tags=5: name one text (str), or a list of them"),
         ({"tags": ["buy", 5]}, "tags=['buy', 5]: name one text (str), or a list of them"),
+        ({"tags": "buy || sell"}, "tags='buy || sell': tags are compared as they are, so * and || match nothing"),
+        ({"tags": ["buy", "*"]}, "tags='*': tags are compared as they are, so * and || match nothing"),
         ({"tags": []}, "tags=[]: name at least one, or leave it out"),
         ({"topics": b"trades"}, "topics=b'trades': name one text (str), or a list of them"),
         ({"topics": 5}, "topics=5: name one text (str), or a list of them"),
@@ -80,6 +82,8 @@ def test_what_is_no_list_of_texts_is_refused(arguments, words):
     ("arguments", "words"),
     [
         ({"tags": b"buy"}, "tags=b'buy': name one text (str), or a list of them"),
+        ({"tags": "buy || sell"}, "tags='buy || sell': tags are compared as they are, so * and || match nothing"),
+        ({"tags": ["buy", "*"]}, "tags='*': tags are compared as they are, so * and || match nothing"),
         ({"tags": []}, "tags=[]: name at least one, or leave it out"),
         ({"deserializer": 5}, "deserializer=5: give it a serializer, such as Json(), or a list of them"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
+from metaq.client.consumer.beginnings import Beginnings
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask
 from metaq.client.consumer.group_member import GroupMember
@@ -224,6 +225,7 @@ class World:
         membership, store = cast(Any, self.membership), cast(Any, self.store)
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.opened: list[tuple[str, Any]] = []
+        self.asked_last: dict[str, Any] = {}
         self.woken = 0
         self.idle = False
         self.core = ConsumerCore("g", config)
@@ -263,6 +265,26 @@ class World:
     def wake(self):
         self.woken += 1
 
+    def requests(self, now=0.0):
+        """What is asked now; also by partition in `asked_last`."""
+        owned = self.core.owned.values()
+        found = [request for cursor in owned if (request := cursor.next_request(now)) is not None]
+        self.asked_last = {str(each.cursor.partition): each for each in found}
+        return found
+
+    def record(self, requests):
+        """As Beginnings does."""
+        self.core.recorded(self.committer.record(requests))
+
+    def beginnings(self):
+        fetcher: Any = SimpleNamespace(go_on=lambda requests, pause=0.0: None)
+        return Beginnings(self.committer, self.core, fetcher, self.member._timers, lambda: self.now)
+
+    def run_timers(self):
+        timers, self.timers[:] = list(self.timers), []
+        for _, action in timers:
+            action()
+
     def asked(self):
         """The partitions that may need a request."""
         return [str(cursor.partition) for cursor in iter(self.core.next_wanting, None)]
@@ -270,8 +292,16 @@ class World:
     def cursor(self, name):
         return self.core.owned[TopicPartition.parse("t", name)]
 
-    def start(self):
+    def join(self):
         self.member.take(Event.STARTED)
+        return self
+
+    def start(self):
+        """It is committed where the partitions begin; the store's log says what came after that."""
+        self.join()
+        known = [each for each in self.core.owned.values() if each.opened and not each.recorded]
+        self.record([request for each in known if (request := each.next_request(0.0)) is not None])
+        self.store.log.clear()
         return self
 
     def queued(self):
@@ -324,17 +354,96 @@ def test_when_another_joins_its_share_is_committed_and_then_released():
     assert world.store.log == [(1, {("t", "0-1"): Offset(5, 77)})]
 
 
-def test_where_a_partition_was_begun_by_a_place_is_handed_over_if_nothing_was_consumed():
-    """ "latest" is another place by then."""
-    world = World("0-0", "0-1", start=StartPosition(lambda connection, partition: 40)).start()
-    while (cursor := world.core.next_wanting()) is not None:
-        request = cursor.next_request(0.0)
-        assert request.ask is Ask.BEGIN
-        world.core.found(request, 40, 0.0)
-    assert world.committer.commit(world.core.owned.values()) == 0  # a consumer that stops begins at the end again
+LATEST = StartPosition(lambda connection, partition: 40)
+
+
+def test_where_a_partition_begins_is_committed_before_the_user_hears_of_it_and_before_it_is_read():
+    """A later member begins there, too: "latest" is another place by then."""
+    world = World("0-0", "0-1", start=LATEST).join()
+    assert [each.ask for each in world.requests()] == [Ask.BEGIN, Ask.BEGIN]
+    for name in ("0-0", "0-1"):
+        world.core.found(world.asked_last[name], 40, 0.0)
+    records = world.requests()
+    assert [(each.ask, each.offset) for each in records] == [(Ask.RECORD, 40), (Ask.RECORD, 40)]
+    assert not world.core.notices.waiting
+    world.record(records)
+    assert world.store.log == [(1, {("t", "0-0"): Offset(-1, 40), ("t", "0-1"): Offset(-1, 40)})]  # one write
+    assert [str(each) for each in world.core.notices.waiting.popleft().partitions] == ["0-0", "0-1"]
+    assert [(each.ask, each.offset) for each in world.requests()] == [(Ask.PULL, 40), (Ask.PULL, 40)]
+    assert world.committer.commit(world.core.owned.values()) == 0
+
+
+@pytest.mark.parametrize(("start", "begin"), [(StartPosition(0), 0), (StartPosition(700), 700)])
+def test_a_known_beginning_is_committed_too(start, begin):
+    world = World("0-0", start=start).join()
+    (request,) = world.requests()
+    assert (request.ask, request.offset) == (Ask.RECORD, begin)
+
+
+def test_what_is_committed_needs_no_beginning_and_always_latest_has_none():
+    world = World("0-0")
+    world.store.offsets["t", "0-0"] = Offset(9, 555)
+    assert [each.ask for each in world.join().requests()] == [Ask.PULL]
+    always = World("0-0", start=StartPosition(max_offset, resume=False)).join()
+    (begin,) = always.requests()
+    always.core.found(begin, 40, 0.0)
+    assert [each.ask for each in always.requests()] == [Ask.PULL]
+
+
+@pytest.mark.parametrize("error", [CoordinationUnavailable("no answer"), ValueError("a user's store")])
+def test_a_beginning_that_cannot_be_committed_is_tried_again_and_nothing_is_read_meanwhile(error, caplog):
+    world = World("0-0", "0-1").join()
+    world.store.failures = [error, error]
+    beginnings = world.beginnings()
+    for _ in range(2):
+        for request in world.requests(now=world.now):
+            assert request.ask is Ask.RECORD
+            beginnings.put(request)
+        world.run_timers()
+        assert world.requests(now=world.now) == []
+        assert not world.core.notices.waiting
+        world.now += 60.0
+    assert caplog.text.count("cannot be read before") == 1
+    for request in world.requests(now=world.now):
+        beginnings.put(request)
+    world.run_timers()
+    assert len(world.store.log) == 1
+    assert [each.ask for each in world.requests(now=world.now)] == [Ask.PULL, Ask.PULL]
+
+
+def test_a_beginning_is_not_committed_any_more_once_another_member_shall_get_the_partition():
+    """It would replace that member's own."""
+    world = World("0-0", "0-1", wants_notice=True).join()
+    records = world.requests()
     world.membership.members = ["g_me", "g_other"]
     world.member.take(Event.CHANGED)
-    assert world.store.log == [(1, {("t", "0-1"): Offset(-1, 40)})]
+    world.record(records)
+    assert world.store.log == [(1, {("t", "0-0"): Offset(-1, 0)})]
+    heard_of = [(each.assigned, [str(one) for one in each.partitions]) for each in world.core.notices.waiting]
+    assert heard_of == [(True, ["0-0"])]  # the user has never heard of 0-1
+
+
+def test_a_partition_that_is_kept_after_all_commits_its_beginning_then():
+    world = World("0-0", "0-1").join()
+    records = world.requests()
+    cursor = world.cursor("0-1")
+    cursor.revoke()
+    assert [each.cursor for each in world.committer.record(records)] == [world.cursor("0-0")]
+    cursor.keep()
+    assert not cursor.begin_recorded(records[1])  # of an older generation
+    (again,) = world.requests()
+    assert (again.ask, again.cursor) == (Ask.RECORD, cursor)
+
+
+def test_a_seek_before_the_beginning_was_committed_is_committed_instead():
+    world = World("0-0", start=LATEST).join()
+    world.requests()
+    world.cursor("0-0").moved_to(8)
+    (record,) = world.requests()
+    assert (record.ask, record.offset) == (Ask.RECORD, 8)
+    world.record([record])
+    assert world.store.offsets == {("t", "0-0"): Offset(-1, 8)}
+    assert [(each.ask, each.offset) for each in world.requests()] == [(Ask.PULL, 8)]
 
 
 def test_messages_in_the_users_hands_are_waited_for_before_the_release():
@@ -840,7 +949,7 @@ def test_leaving_commits_and_takes_everything_back():
     assert world.state() is State.LEFT
     assert world.membership.left
     assert world.membership.owners == {}
-    assert world.store.offsets == {("t", "0-0"): Offset(5, 42)}
+    assert world.store.log == [(1, {("t", "0-0"): Offset(5, 42)})]
 
 
 def test_leaving_without_zookeeper_ends_too(caplog):
@@ -874,7 +983,7 @@ def test_only_what_changed_is_committed_and_a_failure_is_made_good():
     with pytest.raises(CoordinationUnavailable):
         world.committer.commit(states)
     assert world.committer.commit(states) == 1
-    assert world.store.offsets == {("t", "0-0"): Offset(5, 20)}
+    assert world.store.log[1:] == [(1, {("t", "0-0"): Offset(5, 20)})]
 
 
 def test_claims_of_different_sessions_are_committed_on_their_own():
@@ -998,9 +1107,6 @@ def at_the_end(world, offset):
 def begins(world):
     """Where each partition was begun last; `place`: by the argument `start`."""
     return {name: begin if isinstance(begin, int) else "place" for name, begin in world.opened}
-
-
-LATEST = StartPosition(lambda connection, partition: 40)
 
 
 @pytest.mark.parametrize("start", [FROM_THE_BEGINNING, LATEST, StartPosition(max_offset, resume=False)])

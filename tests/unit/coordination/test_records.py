@@ -11,9 +11,11 @@ from metaq.coordination.move_records import Move, MoveState, format_move, parse_
 from metaq.coordination.paths import Paths
 from metaq.coordination.records import (
     MAX_PARTITIONS,
+    ConsumerFilter,
     Offset,
     format_broker_url,
     format_checksum,
+    format_consumer_filter,
     format_consumer_id,
     format_consumer_zone,
     format_group_zones,
@@ -24,6 +26,7 @@ from metaq.coordination.records import (
     format_zone,
     parse_broker_id,
     parse_broker_url,
+    parse_consumer_filter,
     parse_consumer_id,
     parse_consumer_zone,
     parse_group_zones,
@@ -317,6 +320,23 @@ def test_a_consumer_with_another_strategy_has_no_zone_and_later_fields_are_ignor
     assert parse_consumer_zone("/p", format_consumer_zone("west")) == "west"
     assert parse_consumer_zone("/p", b'{"strategy":"zone","zone":"west","rack":7}') == "west"
     assert parse_consumer_zone("/p", b'{"strategy":"zone-2"}') is None
+
+
+def test_filters_are_written_as_zk_paths_md_shows_them_and_later_fields_are_ignored():
+    filters = {"trades": ConsumerFilter(("buy", "sell"), "venue = 'XETRA'"), "a": ConsumerFilter()}
+    written = b'{"a":{},"trades":{"tags":["buy","sell"],"where":"venue = \'XETRA\'"}}'
+    assert format_consumer_filter(filters) == written
+    assert parse_consumer_filter("/p", written) == filters
+    assert parse_consumer_filter("/p", b'{"t":{"tags":["b","a"],"rack":7}}') == {"t": ConsumerFilter(("a", "b"))}
+    assert parse_consumer_filter("/p", None) == {}
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff", b"nonsense", b"[]", b"7", b'{"t":7}', b'{"t":{"tags":"a"}}', b'{"t":{"where":7}}']
+)
+def test_a_damaged_filter_of_a_consumer_is_an_error_that_names_the_znode(data: bytes):
+    with pytest.raises(CoordinationError, match="/meta/consumers/g/filters/g_c "):
+        parse_consumer_filter("/meta/consumers/g/filters/g_c", data)
 
 
 def test_without_data_there_is_no_zone():

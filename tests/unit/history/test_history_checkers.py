@@ -344,3 +344,34 @@ def test_what_is_committed_in_the_end_is_what_was_written_since_zookeeper_was_se
     assert not found("uncommitted", history)
     history.commits = [commit(4 * STEP, 900, 1.9), commit(2 * STEP, 7, 3.0)._replace(era=1)]
     assert len(found("uncommitted", history)) == 1
+
+
+# --- beginnings and filters -------------------------------------------------------------------------------------------
+
+
+def late(member: str, begin: float, position: int | None, *calls: Call, end: float = math.inf) -> Owner:
+    return Owner("g", member, P, begin, end, list(calls), position=position, begins_late=True)
+
+
+def kinds(*owners: Owner) -> list[str]:
+    commits = [Commit("g", P, 4 * STEP, 9, 90.0)]
+    return [each.kind for each in judge(History(four(), owners=list(owners), commits=commits, groups=["g"]))]
+
+
+def test_a_group_that_begins_at_the_end_may_miss_what_lies_in_front_of_its_beginning():
+    assert kinds(late("a", 1.0, 2 * STEP, call(2.0, 2.1, 2, 3))) == []
+    assert kinds(late("a", 1.0, None, end=2.0), late("b", 3.0, 2 * STEP, call(4.0, 4.1, 2, 3))) == []
+
+
+def test_a_later_member_that_begins_at_a_new_end_has_skipped_what_came_in_between():
+    first = late("a", 1.0, STEP, end=2.0)
+    assert kinds(first, late("b", 3.0, 3 * STEP, call(4.0, 4.1, 3))) == ["unseen", "skipped"]
+
+
+def test_what_one_owner_leaves_out_may_reach_nobody_but_what_all_take_must_be_seen():
+    def even(*indexes: int) -> Owner:
+        return Owner("g", "a", P, 1.0, calls=[call(2.0, 2.1, *indexes)], tags=("even",))
+
+    assert kinds(even(0, 2)) == []
+    assert kinds(even(2)) == ["unseen", "skipped"]
+    assert "false" in kinds(even(0, 1, 2))

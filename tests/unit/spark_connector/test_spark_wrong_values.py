@@ -30,7 +30,12 @@ WRONG_READS = {
     "typedHeaders": {"1": "true, false"},
     "includeExpired": {"no": "true, false"},
     "includePriority": {"9": "true, false"},
-    "tags": {"a,,b": "separated by commas", ",".join(map(str, range(101))): "up to 100 tags", "a||b": "none empty"},
+    "tags": {
+        "a,,b": "separated by commas",
+        ",".join(map(str, range(101))): "up to 100 tags",
+        "a||b": "write A,B",
+        "*": "leave it out",
+    },
     "where": {"a =": "where"},
     "pushFilters": {"on": "true, false"},
     "metaq.root": {"/meta/..": "cannot be the name of a znode", ".": "cannot be the name of a znode"},

@@ -1,0 +1,82 @@
+"""Where a group begins is committed before anything is read: a member that comes later begins there, too."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from metaq.coordination.backoff import Backoff
+from metaq.coordination.logs import get_log
+
+from ..timers import Timers
+from .core import ConsumerCore
+from .cursor import Request
+from .fetcher import Fetcher
+from .offset_commit import OffsetCommitter
+from .tuning import BEGINNINGS_GATHER_SECONDS
+
+__all__ = ["Beginnings"]
+
+log = get_log(__name__)
+
+
+class Beginnings:
+    """Commits the beginnings of partitions, all that wait in one write. Any thread puts; the timers' thread writes.
+
+    Without that, a partition of which nothing was consumed would have no offset, and the next member would begin at
+    what is "latest" by then. A write that fails is repeated, and nothing of its partitions is read meanwhile.
+    """
+
+    def __init__(
+        self,
+        committer: OffsetCommitter,
+        core: ConsumerCore,
+        fetcher: Fetcher,
+        timers: Timers,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._committer = committer
+        self._core = core
+        self._fetcher = fetcher
+        self._timers = timers
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting: list[Request] = []
+        self._backoff = Backoff(core.config.error_min_seconds, core.config.error_max_seconds)
+        self._complaint = ""  # timers' thread; the last error that was told
+
+    def put(self, request: Request) -> None:
+        """A RECORD. An interrupt that comes before its time is set costs nothing: it is asked again."""
+        with self._lock:
+            self._waiting.append(request)
+        self._timers.call_later(BEGINNINGS_GATHER_SECONDS, self._write)
+
+    def _write(self) -> None:
+        with self._lock:
+            requests, self._waiting = self._waiting, []
+        if not requests:
+            return
+        try:
+            written = self._committer.record(requests)
+        except Exception as error:  # a user's store may raise anything, and the partitions must not wait for ever
+            self._failed(requests, error)
+            return
+        self._core.recorded(written)
+        self._backoff.reset()
+        self._complaint = ""
+        self._fetcher.go_on(written)
+
+    def _failed(self, requests: list[Request], error: Exception) -> None:
+        pause, reason = self._backoff.next(), str(error) or type(error).__name__
+        if reason != self._complaint:
+            self._complaint = reason
+            log.warning(
+                "%s%s cannot be read before the offset is committed where the group begins, next try in %.2f s: %s",
+                requests[0].cursor,
+                f" and {len(requests) - 1} more" if len(requests) > 1 else "",
+                pause,
+                reason,
+            )
+        now = self._clock()
+        self._fetcher.go_on([each for each in requests if each.cursor.put_off(each, now, pause)], pause)

@@ -1,0 +1,56 @@
+"""Members of a group that filter a topic differently: what one leaves out of its partitions reaches nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from metaq.coordination.logs import get_log
+from metaq.coordination.records import ConsumerFilter
+from metaq.protocol.own_topics import is_own_topic
+
+__all__ = ["GroupFilters"]
+
+log = get_log(__name__)
+
+_ALL = ConsumerFilter()
+
+
+class GroupFilters:
+    """Warns of it on each side, once for each change of the filters and not for each rebalance. One thread."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._others: dict[str, frozenset[ConsumerFilter]] = {}  # by topic: those that differ from this member's
+
+    def look(
+        self,
+        me: str,
+        consumers: Mapping[str, Sequence[str]],
+        filters: Mapping[str, Mapping[str, ConsumerFilter]],
+    ) -> None:
+        """consumers: by topic, all members. filters: as GroupSnapshot has them."""
+        for topic, members in consumers.items():
+            if is_own_topic(topic):
+                continue  # what waits for another attempt passes no filter
+            found = {filters.get(each, {}).get(topic, _ALL): each for each in reversed(members)}
+            mine = filters.get(me, {}).get(topic, _ALL)
+            found.pop(mine, None)
+            former, others = self._others.get(topic, frozenset()), frozenset(found)
+            self._others[topic] = others
+            if others and others != former:
+                other = min(found, key=lambda each: found[each])
+                log.warning(
+                    "group %s: members filter topic %s differently: %s takes %s, and %s takes %s. What a member leaves "
+                    "out of its partitions reaches nobody: give all members the same tags and where, or each filter a "
+                    "group of its own",
+                    *(self._group, topic, me, _text(mine), found[other], _text(other)),
+                )
+            elif former and not others:
+                log.info("group %s: all members filter topic %s alike again", self._group, topic)
+
+
+def _text(one: ConsumerFilter) -> str:
+    parts = [f"tags {', '.join(one.tags)}"] if one.tags else []
+    if one.where:
+        parts.append(f"what has {one.where}")
+    return " and of these ".join(parts) or "all messages, or does not say which (Java, an older version)"
