@@ -6,6 +6,11 @@ that is to be remembered:
     number higher than the last     it is stored, and is the last from then on
     the last one's                  nothing is stored; it is answered as the first was, once that is safe
     lower                           a copy that came late, for which nobody waits: refused (StaleSequence)
+    of a producer that is unknown   it is stored, unless it says that it is a repetition and its first transmission may
+                                    be among what was forgotten for want of room: refused (SendInDoubt)
+
+There is room for so many producers and partitions (tuning.MAX_SEQUENCES). Those of the address that has most go first,
+so that nobody makes others forgotten. How young the youngest of the forgotten ones is, is remembered, in the logs too.
 
 What is remembered is derived from the store's internal logs (store/sequence_rows.py), so it is as durable as the
 messages. A row lies in front of its messages; it counts if they are there: if the message at its first byte has its id.
@@ -16,9 +21,11 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from itertools import islice
+from math import inf
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from metaq.protocol.errors import CorruptRecord, MetaqError, StaleSequence, StoreError
+from metaq.protocol.errors import CorruptRecord, MetaqError, SendInDoubt, StaleSequence, StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.record import HEADER, Buffer
 
@@ -28,6 +35,7 @@ from .store.internal_logs import SEQUENCES_TOPIC
 from .store.partition_log import PartitionLog
 from .store.sequence_rows import (
     DELAYED_ROW,
+    FORGOTTEN,
     ROW_BYTES,
     SequenceRow,
     encode_head,
@@ -39,9 +47,30 @@ from .store.sequence_rows import (
 )
 from .store.store import Append, Store
 
-__all__ = ["NumberedWrite", "Sequences"]
+__all__ = ["NumberedWrite", "SendingPeer", "Sequences"]
 
 _log = logging.getLogger(__name__)
+
+
+class SendingPeer(Protocol):
+    """Who sends: a connection."""
+
+    @property
+    def host(self) -> str:
+        """Its address."""
+
+
+class _Address(dict["_Key", None]):
+    """The producers and partitions that are remembered of one address, in the order in which they came.
+
+    host: "" for all those that were read from the logs.
+    """
+
+    __slots__ = ("host",)
+
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        self.host = host
 
 
 class _Stored(NamedTuple):
@@ -52,7 +81,8 @@ class _Stored(NamedTuple):
     end: int
     first_id: int
     records: int
-    pending_id: int = 0
+    pending_id: int
+    address: _Address
 
 
 _Key = tuple[int, PartitionLog]
@@ -73,6 +103,8 @@ class NumberedWrite(Append):
     """The partition of messages that wait for their time: `log` is where they lie until then."""
     pending_id = 0
     """Of the first of them; 0 if it is not known, as that of a repeated one may be."""
+    repeat_ms = -1
+    """How long ago the producer sent it first, milliseconds; -1: it is not sent again."""
     before: _Stored | None = None
     """What was the last one when this was admitted."""
 
@@ -103,6 +135,9 @@ class Sequences(Generic[W]):
         self._make = make
         self._clock = clock
         self._table: dict[_Key, _Stored] = {}
+        self._addresses: dict[str, _Address] = {}  # of all in the table, none without any
+        self._forgotten_ms = -inf
+        """When the youngest of those was stored that were forgotten for want of room: by our clock, Unix ms."""
         self._last_rows: dict[PartitionLog, LastRows] = {}  # by internal log
         self._unsafe: PartitionLog | None = None  # has rows for which answers have to wait
         self._restated: dict[_Key, None] = {}  # the newest row of each says what did not happen
@@ -119,9 +154,10 @@ class Sequences(Generic[W]):
 
     # --- writes -------------------------------------------------------------------------------------------------------
 
-    def admit(self, asked: Sequence[tuple[W, int]]) -> list[int | None]:
+    def admit(self, asked: Sequence[tuple[W, int]], sender: SendingPeer | None) -> list[int | None]:
         """Where numbered writes of so many bytes are to be appended, in this order and next: a byte offset for each.
         The rows that have to be in front of them are appended here, one record for each mode of flushing.
+        sender: whose writes these are; None: that is not known.
 
         None: a write is stored already and has the first one's place (`repeated`), or it has its `error`.
         """
@@ -134,17 +170,23 @@ class Sequences(Generic[W]):
             key = write.producer, write.delayed_for or log
             known = table.get(key)
             if known is None:
+                if write.repeat_ms >= 0 and self._may_be_forgotten(write):
+                    bases.append(None)
+                    continue
                 if len(table) >= tuning.MAX_SEQUENCES:
-                    self._forget_oldest()
-                    table = self._table
+                    self._make_room()
+                address = self._address(sender)
+                address[key] = None
             elif write.sequence <= known[0]:
                 self._found(write, known)
                 bases.append(None)
                 continue
+            elif (address := known[6]).host == "":
+                address = self._come_from(address, key, sender)
             base = ends.get(log) or log.segments.end_offset
             ends[log] = end = base + size
             write.before, write.base, write.end = known, base, end
-            stored = (write.sequence, base, end, write.first_id, write.records, write.pending_id)
+            stored = (write.sequence, base, end, write.first_id, write.records, write.pending_id, address)
             table[key] = _new_tuple(_Stored, stored)
             fresh.append(write)
             bases.append(base)
@@ -153,11 +195,26 @@ class Sequences(Generic[W]):
         return bases
 
     def stored_before(self, write: W) -> bool:
-        """Whether a write that cannot be appended now has been stored already: then it is as `admit` leaves it."""
+        """Whether a write that cannot be appended now has been stored already, or may have been: then it is as `admit`
+        leaves it."""
         known = self._table.get((write.producer, write.delayed_for or write.log))
-        if known is None or write.sequence != known.sequence:
+        if known is None:
+            return write.repeat_ms >= 0 and self._may_be_forgotten(write)
+        if write.sequence != known.sequence:
             return False
         self._found(write, known)
+        return True
+
+    def _may_be_forgotten(self, write: W) -> bool:
+        """Whether a repeated write of an unknown producer may be stored; then it has its `error`."""
+        latest_ms = write.repeat_ms + tuning.REPEAT_LATE_SECONDS * 1000
+        if self._forgotten_ms < self._clock() * 1000 - latest_ms:
+            return False
+        write.error = SendInDoubt(
+            f"it is not known whether number {write.sequence} of its producer is stored in topic "
+            f"{(write.delayed_for or write.log).topic!r}: the broker has had more producers than it remembers, and has "
+            "forgotten this one if it knew it. Look whether the messages are there before you send them again"
+        )
         return True
 
     def _found(self, write: W, known: _Stored) -> None:
@@ -248,9 +305,9 @@ class Sequences(Generic[W]):
             if known is None or known.sequence != write.sequence:
                 continue
             if write.before is None:
-                del self._table[key]
+                self._drop(key)
             else:
-                self._table[key] = write.before
+                self._table[key] = write.before._replace(address=known.address)
             self._restated[key] = None
 
     def _take_restated(self) -> list[_Row]:
@@ -259,6 +316,8 @@ class Sequences(Generic[W]):
 
     def _row(self, key: _Key) -> _Row:
         producer, log = key
+        if producer == FORGOTTEN:
+            return (producer, 0, 0, 0, self._id_of(self._forgotten_ms), 0, log)
         known = self._table.get(key)
         return (producer, 0, 0, 0, 0, 0, log) if known is None else (producer, *known[:5], log)
 
@@ -270,15 +329,23 @@ class Sequences(Generic[W]):
         Rows of writes that are not in their partitions are taken back, in the log too. Raises StoreError.
         """
         self._table.clear()
+        self._addresses.clear()
         self._restated.clear()
+        forgotten_ms = 0.0
         found: defaultdict[_Key, list[SequenceRow]] = defaultdict(list)
         for log in self._store.internal_logs(SEQUENCES_TOPIC):
-            for (producer, topic, number), rows in self._read_on(log).items():
+            read = self._read_on(log)
+            forgotten_ms = max(forgotten_ms, read.forgotten_ms)
+            for (producer, topic, number), rows in read.items():
                 if (partition := self._store.find(topic, number)) is not None:
                     found[producer, partition] += rows
         newest_ms = max((row.time_ms for rows in found.values() for row in rows), default=0.0)
+        newest_ms = max(newest_ms, forgotten_ms)
         self._rebuilt = self._clock(), newest_ms / 1000
+        self._forgotten_ms = self._by_our_clock(forgotten_ms) if forgotten_ms else -inf
         oldest_ms = self._oldest_ms()
+        address = _Address("")
+        known: list[tuple[_Key, _Stored]] = []
         for key, rows in found.items():
             rows.sort(key=lambda row: row.sequence)
             for row in reversed(rows):
@@ -286,11 +353,17 @@ class Sequences(Generic[W]):
                 if (found_id := _is_there(row, log)) is not None:
                     if row.time_ms >= oldest_ms:
                         pending_id = found_id if row.records & DELAYED_ROW else 0
-                        self._table[key] = _Stored(*row[1:6], pending_id)
+                        known.append((key, _Stored(*row[1:6], pending_id, address)))
                     break
                 self._restated[key] = None
-        if len(self._table) > tuning.MAX_SEQUENCES:
-            self._forget_oldest()
+        known.sort(key=lambda item: item[1].first_id)
+        if (more := len(known) - tuning.MAX_SEQUENCES) > 0:
+            self._note_forgotten(known[more - 1][1])
+            del known[:more]
+        self._table.update(known)
+        address.update(dict.fromkeys(self._table))
+        if address:
+            self._addresses[address.host] = address
         if self._restated:
             self._restate()
 
@@ -332,7 +405,8 @@ class Sequences(Generic[W]):
         if now >= self._next_sweep:
             self._next_sweep = now + tuning.SEQUENCES_SWEEP_SECONDS
             oldest = self._oldest_ms()
-            self._table = {key: stored for key, stored in self._table.items() if _time_ms(stored) >= oldest}
+            for key in [key for key, stored in self._table.items() if _time_ms(stored) < oldest]:
+                self._drop(key)
         for log, (start, end) in list(self._compacting.items()):
             if log.synced_end >= end:
                 del self._compacting[log]
@@ -358,7 +432,7 @@ class Sequences(Generic[W]):
             self._next_compaction = now + tuning.SEQUENCES_SWEEP_SECONDS
             return
         start = log.end_offset
-        keys = list(self._table)
+        keys = [*([(FORGOTTEN, log)] if self._forgotten_ms > -inf else ()), *self._table]
         for first in range(0, len(keys), tuning.SEQUENCE_ROWS):
             rows = [self._row(key) for key in keys[first : first + tuning.SEQUENCE_ROWS]]
             data, unit = _record(rows, self._now_id(), log.end_offset)
@@ -371,10 +445,54 @@ class Sequences(Generic[W]):
         self._compacting[log] = start, log.end_offset
         log.checkpoint()
 
-    def _forget_oldest(self) -> None:
-        """Make room: a quarter goes, those that were used longest ago."""
-        kept = sorted(self._table.items(), key=lambda item: item[1].first_id)[-(tuning.MAX_SEQUENCES * 3 // 4) :]
-        self._table = dict(kept)
+    # --- room ---------------------------------------------------------------------------------------------------------
+
+    def _address(self, sender: SendingPeer | None) -> _Address:
+        """Its entries, to which one is going to be added."""
+        host = "?" if sender is None else sender.host
+        found = self._addresses.get(host)
+        if found is None:
+            found = self._addresses[host] = _Address(host)
+        return found
+
+    def _come_from(self, unknown: _Address, key: _Key, sender: SendingPeer | None) -> _Address:
+        """A producer of before the rebuild has sent again: it is known now where it is."""
+        self._leave(unknown, key)
+        address = self._address(sender)
+        address[key] = None
+        return address
+
+    def _make_room(self) -> None:
+        """Some go, of the address that has most: about those that were used longest ago. If none has many, of all."""
+        table = self._table
+        come: dict[_Key, Any] = max(self._addresses.values(), key=len)
+        if len(come) <= tuning.FEW_SEQUENCES:
+            come = table
+        most = min(tuning.FORGOTTEN_SEQUENCES, max(1, len(come) // 4))
+        oldest = sorted(islice(come, 2 * most), key=lambda key: table[key].first_id)
+        self._note_forgotten(table[oldest[most - 1]])
+        for key in oldest[:most]:
+            self._drop(key)
+        for key in oldest[most:]:  # they had come early and were used since
+            come[key] = come.pop(key)
+
+    def _note_forgotten(self, stored: _Stored) -> None:
+        self._forgotten_ms = max(self._forgotten_ms, self._by_our_clock(_time_ms(stored)))
+
+    def _drop(self, key: _Key) -> None:
+        self._leave(self._table.pop(key).address, key)
+
+    def _leave(self, address: _Address, key: _Key) -> None:
+        del address[key]
+        if not address:
+            del self._addresses[address.host]
+
+    def _by_our_clock(self, time_ms: float) -> float:
+        """When what is dated by the clock of the node that led before was stored, at the latest."""
+        at, newest = self._rebuilt
+        return time_ms + (at - newest) * 1000 if time_ms <= newest * 1000 else time_ms
+
+    # --- clocks -------------------------------------------------------------------------------------------------------
 
     def _oldest_ms(self) -> float:
         """Rows are dated by the clock of the node that led then, which may be far behind ours: what was young when this
@@ -386,7 +504,10 @@ class Sequences(Generic[W]):
         return (now - tuning.SEQUENCE_SECONDS) * 1000
 
     def _now_id(self) -> int:
-        return max(0, int(self._clock() * 1000) - EPOCH_MS) << TIME_SHIFT
+        return self._id_of(self._clock() * 1000)
+
+    def _id_of(self, time_ms: float) -> int:
+        return max(0, int(time_ms) - EPOCH_MS) << TIME_SHIFT
 
 
 _Row = tuple[int, int, int, int, int, int, PartitionLog]

@@ -47,7 +47,16 @@ SEQUENCE_SECONDS = 24 * 3600.0
 """A producer that has not sent to a partition for so long is forgotten there."""
 
 MAX_SEQUENCES = 1 << 17
-"""Producers and partitions that are remembered, some 40 MiB; beyond it those go that were used longest ago."""
+"""Producers and partitions that are remembered, some 50 MiB; beyond it some go of the address that has most."""
+
+FORGOTTEN_SEQUENCES = 1 << 10
+"""Most that go at once, a quarter of what the address has if that is less: some milliseconds."""
+
+FEW_SEQUENCES = 8
+"""If no address has more, those that were used longest ago go, whatever their address."""
+
+REPEAT_LATE_SECONDS = 15 * 60.0
+"""How long a repeated send may have been on its way, beside the time that its producer says. TCP gives up before."""
 
 SEQUENCES_SWEEP_SECONDS = 60.0
 """How often the old ones are looked for, some 10 ms if there are as many as there may be."""

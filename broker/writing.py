@@ -29,7 +29,7 @@ from .delays.delays import Delays, Pended
 from .message_ids import MessageIds
 from .metrics import Metrics
 from .partitions import ANY, Partitions
-from .sequences import NumberedWrite, Sequences
+from .sequences import NumberedWrite, SendingPeer, Sequences
 from .store.internal_logs import HALVES_TOPIC
 from .store.partition_log import PartitionLog
 from .store.sequence_rows import DELAYED_ROW, HALF_ROW, WAITING_ROW
@@ -244,15 +244,16 @@ class Writing:
             waiting += [write for write in stored if copied or write.log.durability.safe_end < write.end]
         return waiting
 
-    def numbered(self, writes: Iterable[Write]) -> Iterator[Write]:
+    def numbered(self, writes: Iterable[Write], sender: SendingPeer | None) -> Iterator[Write]:
         """Those that are to be appended; what has to be in front of one is appended before it is given. A repeated one
-        is not given: it has the first one's place, and `append` returns it if that is not safe yet."""
+        is not given: it has the first one's place, and `append` returns it if that is not safe yet; or it has its
+        `error`."""
         if not self.numbers:
             yield from writes
             return
         sequences = self.sequences
         for write in writes:
-            if not write.sequence or sequences.admit(((write, sum(map(len, write.data))),))[0] is not None:
+            if not write.sequence or sequences.admit(((write, sum(map(len, write.data))),), sender)[0] is not None:
                 yield write
 
     @property
@@ -262,7 +263,8 @@ class Writing:
 
     def stored_before(self, write: Write) -> bool:
         """Whether a write with a number, which is refused now, is the repetition of a stored one; then it has that
-        one's place, and the next `append` returns it if it is not safe yet."""
+        one's place, and the next `append` returns it if it is not safe yet. Also if that cannot be told: then it has
+        its `error`."""
         return self.numbers and self.sequences.stored_before(write)
 
     def when_safe(self, waiting: Sequence[Write], done: Callable[[], None]) -> None:

@@ -74,6 +74,7 @@ __all__ = [
     "RequestTimedOut",
     "SearchIncomplete",
     "SearchesBusy",
+    "SendInDoubt",
     "SessionLost",
     "SharedRefused",
     "SlaveDisconnected",
@@ -385,6 +386,11 @@ class StaleSequence(StoreError):
             f"number {sequence} of its producer is not stored: the partition has number {last} already, so this is a "
             "copy that came late"
         )
+
+
+class SendInDoubt(StoreError):
+    """A send came again, and its broker may have forgotten that it has stored it: the messages are stored or not. The
+    broker does not store them a second time."""
 
 
 class DiskFull(StoreError):

@@ -29,6 +29,7 @@ from .errors import (
     RemoteProtocolError,
     RequestRefused,
     SearchesBusy,
+    SendInDoubt,
     SharedRefused,
     SlaveDisconnected,
     StaleSequence,
@@ -62,6 +63,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
     NotSafe: ResponseCode.NOT_SAFE,
     StaleSequence: ResponseCode.STALE_SEQUENCE,
+    SendInDoubt: ResponseCode.SEND_IN_DOUBT,
     NotMaster: ResponseCode.SERVICE_NOT_AVAILABLE,
     NotLeader: ResponseCode.NOT_LEADER,
     NotEnoughReplicas: ResponseCode.NOT_ENOUGH_REPLICAS,
@@ -107,6 +109,8 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
         return TooFewNodes(f"{broker}: {remark}")
     if code == ResponseCode.NOT_SAFE:
         return NotSafe(f"{partition.topic} {partition} on {broker}", remark)
+    if code == ResponseCode.SEND_IN_DOUBT:
+        return SendInDoubt(f"{broker}: {remark}")
     if code == ResponseCode.DISK_FULL:
         return DiskFull(str(broker), remark)
     if code == ResponseCode.SYSTEM_BUSY:

@@ -69,6 +69,23 @@ once, and answered as the first was; one with a lower number is refused. The par
 
 SequenceNumber = Annotated[int, number("sequence", 1, INT64_MAX, left_out=True)]
 
+RepeatAge = Annotated[int, number("repeatMs", 0, INT64_MAX, left_out=True)]
+"""How long ago a send that comes again was sent first, milliseconds. -1, which is not written: it does not come again.
+
+A broker that has had to forget producers refuses such a send of one that it does not know: it may be stored already.
+"""
+
+
+def _read_parts(text: str) -> frozenset[int]:
+    numbers = text.split(",")
+    if all(each.isascii() and each.isdigit() and len(each) <= 9 for each in numbers):
+        return frozenset(map(int, numbers))
+    raise RemoteProtocolError(f"extFields.repeats={text[:40]!r} is no list of numbers with commas")
+
+
+def _write_parts(parts: frozenset[int]) -> str:
+    return ",".join(map(str, sorted(parts)))
+
 
 @dataclass(slots=True)
 class SendRequest(ExtFields):
@@ -84,6 +101,7 @@ class SendRequest(ExtFields):
     tx_key: TxKey = None
     producer: ProducerId = 0
     sequence: SequenceNumber = 0
+    repeat_ms: RepeatAge = -1
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
@@ -136,6 +154,7 @@ class SendBatchRequest(ExtFields):
     tx_key: TxKey = None
     producer: ProducerId = 0
     sequence: SequenceNumber = 0
+    repeat_ms: RepeatAge = -1
 
 
 def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:
@@ -320,13 +339,16 @@ class SendManyRequest(ExtFields):
                        leader then parts × (replicas u8), as CopiedReply has it                         all big-endian
 
     Records lie as stored, with message id 0, those of a part together, parts in the order of the table. `topic` counts
-    the names in `topics` from 0. parts: rows of the table; records: of all parts together.
+    the names in `topics` from 0. parts: rows of the table; records: of all parts together. repeats: rows of the parts
+    that were sent before, the first of them `repeat_ms` ago.
     """
 
     topics: Annotated[tuple[str, ...], Field("topics", _read_topics, TOPIC_SEPARATOR.join)]
     parts: Annotated[int, number("parts", 1, MAX_PARTS)]
     records: Annotated[int, number("count", 1, MAX_BATCH_RECORDS)]
     producer: ProducerId = 0
+    repeat_ms: RepeatAge = -1
+    repeats: Annotated[frozenset[int], Field("repeats", _read_parts, _write_parts, left_out=True)] = frozenset()
 
 
 def announced_parts(ext: Ext) -> int:

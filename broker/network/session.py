@@ -249,7 +249,7 @@ class Session(Protocol):
                     if self._pending_puts.full:
                         self._hold_back(verb, request, requests)
                         return
-                    group = self._gate.new_group()
+                    group = self._gate.new_group(self)
                 group.add(request)
                 continue
             if group is not None:  # what follows must see the puts

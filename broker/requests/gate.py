@@ -115,7 +115,7 @@ class Gate:
         self,
         texts: Mapping[type, Verb],
         frames: Mapping[int, Verb],
-        new_group: Callable[[], PutGroup],
+        new_group: Callable[[Caller | None], PutGroup],
         admits: Callable[[str], bool],
         connection_lost: Callable[[Caller], None],
         check: Check | None = None,
@@ -162,7 +162,7 @@ class Gate:
         return Verb(partial(_refuse, next(iter(refused.values()))))
 
     def _serve_run(self, refused: Mapping[str | None, Exception], run: PutRun, caller: Caller | None) -> Answer:
-        group = self.new_group()
+        group = self.new_group(caller)
         for put in run.puts():
             if (error := refused.get(put.topic)) is None:
                 group.add(put)

@@ -28,6 +28,7 @@ from .. import tuning
 from ..delays.delays import Delays
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..partitions import ANY
+from ..sequences import SendingPeer
 from ..store.batch import StampedRecords, encode_puts, stamp_puts
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
@@ -44,12 +45,23 @@ _ASKS = DELAYED_FLAG | COMPRESSED_FLAG
 class _Send:
     """A SEND frame as a put."""
 
-    __slots__ = ("body", "checksum", "flag", "one_way", "opaque", "partition", "producer", "sequence", "topic")
+    __slots__ = (
+        "body",
+        "checksum",
+        "flag",
+        "one_way",
+        "opaque",
+        "partition",
+        "producer",
+        "repeat_ms",
+        "sequence",
+        "topic",
+    )
 
     def __init__(self, request: SendRequest, frame: Frame) -> None:
         self.topic, self.partition = request.topic, request.partition
         self.flag, self.checksum = request.flag, request.checksum
-        self.producer, self.sequence = request.producer, request.sequence
+        self.producer, self.sequence, self.repeat_ms = request.producer, request.sequence, request.repeat_ms
         self.opaque = frame.opaque
         self.body = frame.body
         self.one_way = frame.is_one_way
@@ -116,6 +128,7 @@ class PutGroup:
         "_all",
         "_answers",
         "_batches",
+        "_caller",
         "_last",
         "_last_partition",
         "_last_topic",
@@ -125,9 +138,11 @@ class PutGroup:
         "_writing",
     )
 
-    def __init__(self, writing: Writing, answers: PutAnswers) -> None:
+    def __init__(self, writing: Writing, answers: PutAnswers, caller: SendingPeer | None = None) -> None:
+        """caller: whose puts they are; None for those of a single request."""
         self._writing = writing
         self._answers = answers
+        self._caller = caller
         self._all: list[_Batch] = []
         self._batches: dict[PartitionLog, _Batch] = {}  # the last of each partition, if other puts may join it
         self._waiting: dict[tuple[Delays, PartitionLog], _Batch] = {}  # those that are to wait for their time
@@ -238,19 +253,20 @@ class PutGroup:
         self._numbers = True
         batch = _Batch(log)
         batch.producer, batch.sequence, batch.records = put.producer, put.sequence, 1
+        batch.repeat_ms = put.repeat_ms
         batch.dues, batch.keeper = dues, keeper
         self._all.append(batch)
         return batch
 
     def _repeated(self, put: PutOrSend) -> _Batch | None:
-        """The answer of a put that is refused now and was stored before."""
+        """The answer of a put that is refused now and was stored before, or may have been."""
         if type(put) is not _Send or not put.sequence:
             return None
         log = self._writing.partitions.stored(put.topic, put.partition)
         if log is None:
             return None
         batch = _Batch(log)
-        batch.producer, batch.sequence = put.producer, put.sequence
+        batch.producer, batch.sequence, batch.repeat_ms = put.producer, put.sequence, put.repeat_ms
         if not self._writing.stored_before(batch):
             return None
         batch.requests.append(put)
@@ -262,7 +278,7 @@ class PutGroup:
         given."""
         writing = self._writing
         writes: Iterator[_Batch] = map(self._stamped, [batch for batch in self._all if batch.puts])
-        waiting = writing.append(writing.numbered(writes) if self._numbers else writes)
+        waiting = writing.append(writing.numbered(writes, self._caller) if self._numbers else writes)
         return writing.answer(waiting, self._encoded)
 
     def _stamped(self, batch: _Batch) -> _Batch:

@@ -29,6 +29,7 @@ from .. import tuning
 from ..delays.delays import Delays
 from ..partitions import ANY
 from ..runtime.reactor import ReactorTime
+from ..sequences import SendingPeer
 from ..store.batch import StampedRecords, stamp_in_slices
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
@@ -38,7 +39,7 @@ from .answers import Bytes, Work, answer_frame
 __all__ = ["answer_send_batch", "answer_send_many"]
 
 
-def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
+def answer_send_batch(writing: Writing, frame: Frame, caller: SendingPeer | None) -> Work:
     """All or nothing. Raises RemoteProtocolError, ChecksumMismatch and what refuses a put."""
     request = SendBatchRequest.from_ext(frame.ext)
     topic, asked, count = request.topic, request.partition, request.records
@@ -62,7 +63,8 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
             write = yield from _pended(writing, keeper, pending_log, stamped, 0, count)
             writing.log_for_delayed(topic, partition, asked, keeper)
     except MetaqError as error:
-        if (before := _stored_before(writing, topic, asked, request.producer, request.sequence)) is None:
+        number = request.producer, request.sequence, request.repeat_ms
+        if (before := _stored_before(writing, topic, asked, *number)) is None:
             writing.refused(topic, error, count)
             raise
         write = before
@@ -78,7 +80,8 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: object) -> Work:
             write.units = write.pended.units(write.log.end_offset)
         if request.sequence:
             writing.number(write, request.producer, request.sequence, count)
-            waiting = writing.append(writing.numbered((write,)))
+            write.repeat_ms = request.repeat_ms
+            waiting = writing.append(writing.numbered((write,), caller))
         else:
             waiting = writing.append((write,))
 
@@ -117,34 +120,44 @@ def _pended(
     return writing.pended(pended, log, taken[0])
 
 
-def _stored_before(writing: Writing, topic: str, partition: int, producer: int, sequence: int) -> Write | None:
-    """The write of a send that is refused now, if it was stored before."""
+def _stored_before(
+    writing: Writing, topic: str, partition: int, producer: int, sequence: int, repeat_ms: int
+) -> Write | None:
+    """The write of a send that is refused now, if it was stored before, or may have been: then with its `error`."""
     if not sequence or (log := writing.partitions.stored(topic, partition)) is None:
         return None
     write = Write(log, (), b"")
-    write.producer, write.sequence = producer, sequence
+    write.producer, write.sequence, write.repeat_ms = producer, sequence, repeat_ms
     return write if writing.stored_before(write) else None
 
 
-def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame, caller: object) -> Work:
+def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame, caller: SendingPeer | None) -> Work:
     """Each part on its own. Raises RemoteProtocolError, with nothing appended, for a body that is not what it says."""
     request = SendManyRequest.from_ext(frame.ext)
     parts = split_many(frame.body, request)
     ids = message_ids_from(writing.message_ids.next(request.records), request.records)
     stamped = yield from stamp_in_slices(parts.records, parts.sizes, ids)
-    return (yield from _ManyParts(writing, frame.opaque, request, parts, stamped).work(reactor.seconds))
+    return (yield from _ManyParts(writing, frame.opaque, request, parts, stamped, caller).work(reactor.seconds))
 
 
 class _ManyParts:
     """One frame's parts. Lives until they are answered."""
 
     def __init__(
-        self, writing: Writing, opaque: int, request: SendManyRequest, parts: Parts, stamped: StampedRecords
+        self,
+        writing: Writing,
+        opaque: int,
+        request: SendManyRequest,
+        parts: Parts,
+        stamped: StampedRecords,
+        caller: SendingPeer | None,
     ) -> None:
         self._writing = writing
         self._opaque = opaque
         self._count = request.parts
         self._producer = request.producer
+        self._repeats, self._repeat_ms = request.repeats, request.repeat_ms
+        self._caller = caller
         self._sequences = parts.sequences if writing.numbers else ()
         self._topics = [request.topics[number] for number in parts.topics]
         self._partitions = parts.partitions
@@ -271,6 +284,9 @@ class _ManyParts:
                 if write is not None:
                     write.first_id = first_id
                     self._writing.number(write, self._producer, sequence, count)
+            for number in self._repeats:
+                if first <= number < last and (repeated := made[number - first]) is not None:
+                    repeated.repeat_ms = self._repeat_ms
         self._chunk = {number: write for number, write in enumerate(made, first) if write is not None}
         self._writes.update(self._chunk)
         return made
@@ -280,7 +296,7 @@ class _ManyParts:
         appended."""
         if self._sequences:
             asked = [(write, size) for write, size in zip(writes, sizes, strict=True) if write is not None]
-            admitted = iter(self._writing.sequences.admit(asked))
+            admitted = iter(self._writing.sequences.admit(asked, self._caller))
             return [None if write is None else next(admitted) for write in writes]
         bases: list[int | None] = []
         ends: dict[PartitionLog, int] = {}
@@ -324,7 +340,8 @@ class _ManyParts:
         if not self._sequences:
             return False
         place = self._topics[number], self._partitions[number]
-        write = _stored_before(self._writing, *place, self._producer, self._sequences[number])
+        repeat_ms = self._repeat_ms if number in self._repeats else -1
+        write = _stored_before(self._writing, *place, self._producer, self._sequences[number], repeat_ms)
         if write is not None:
             self._writes[number] = write
         return write is not None

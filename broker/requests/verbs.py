@@ -103,7 +103,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
     new_group = partial(PutGroup, writing, answers)
 
     def put_alone(put: Put | Frame, caller: Caller | None) -> Answer:
-        group = new_group()
+        group = new_group(caller)
         group.add(put)
         return group.commit()
 

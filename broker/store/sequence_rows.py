@@ -10,6 +10,7 @@ to the internal log of their mode of flushing.
 
 [base, end): the byte offsets that the records get if their append succeeds. Whether it did, the partition says: a row
 counts if the message at `base` has its first id. A row with 0 records takes back what was said of its producer there.
+A row of the producer 0 is about none: its first id has the time until which producers were forgotten for want of room.
 
 High bits of `records` say that it tells of messages that wait for their time. Then base and end are byte offsets in
 an internal log of those (delayed_records.py), and first id is what the first record there has as `taken`.
@@ -41,6 +42,7 @@ from .segments import Snapshot
 
 __all__ = [
     "DELAYED_ROW",
+    "FORGOTTEN",
     "HALF_ROW",
     "ROW_BYTES",
     "WAITING_ROW",
@@ -73,6 +75,9 @@ _COLUMNS = np.dtype(
 _READ_BYTES = 4 << 20
 
 ROW_BYTES = _ROW.size
+
+FORGOTTEN = 0
+"""The producer of a row that says until when others were forgotten; older brokers pass it over."""
 
 DELAYED_ROW = 1 << 31
 """Bit of `records`: the messages wait for their time."""

@@ -7,6 +7,7 @@ is told of that first, then its `give` gives the messages their results.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from metaq.protocol.sends import (
     SendBatchRequest,
     SendHeaders,
     SendManyRequest,
+    SendRequest,
     SentReply,
     decode_replicas,
     decode_rows,
@@ -40,7 +42,7 @@ from ..waiting import Waiter
 from . import tuning
 from .delays import due_at
 from .outgoing import Outgoing, OutgoingBatch, joined
-from .queues import FailedTurn, Turn
+from .queues import FailedTurn, PartitionQueue, Turn
 
 __all__ = ["FlightCodec", "FlightRequest", "Landing", "batch_frame", "encode_batch", "give_results", "put_result"]
 
@@ -93,34 +95,43 @@ class FlightCodec:
         self._headers = SendHeaders()
         self._counted = SendHeaders(producer)
 
-    def requests(self, turns: Sequence[Turn], broker: Speaks) -> Sequence[FlightRequest]:
+    def requests(self, turns: Sequence[Turn], broker: Speaks, now: float) -> Sequence[FlightRequest]:
         """Those that carry these turns. There is more than one if the broker is older than was known, or if only some
-        turns can have numbers: those whose partition is known."""
+        turns can have numbers: those whose partition is known. now: monotonic seconds."""
         if len(turns) > 1 and not broker.takes_many:
-            return [request for turn in turns for request in self.requests([turn], broker)]
+            return [request for turn in turns for request in self.requests([turn], broker, now)]
         if broker.speaks_frames:
             if not (self._producer and broker.takes_sequences):
                 return (FrameRequest(turns, broker.endpoint, self._headers),)
             if min([queue.partition[2] for queue, _ in turns]) >= 0:
-                return (FrameRequest(turns, broker.endpoint, self._counted, self._producer),)
+                return (FrameRequest(turns, broker.endpoint, self._counted, self._producer, now),)
             counted = [turn for turn in turns if turn[0].partition[2] >= 0]
             others = [turn for turn in turns if turn[0].partition[2] < 0]
             without = FrameRequest(others, broker.endpoint, self._headers)
             if not counted:
                 return (without,)
-            return (without, FrameRequest(counted, broker.endpoint, self._counted, self._producer))
+            return (without, FrameRequest(counted, broker.endpoint, self._counted, self._producer, now))
         return (PutRequests(turns, broker.endpoint),)
 
 
 class FrameRequest:
     """One frame: SEND or SEND_BATCH for one turn, SEND_MANY for several."""
 
-    __slots__ = ("_endpoint", "_headers", "_producer", "counted", "turns")
+    __slots__ = ("_endpoint", "_headers", "_now", "_producer", "counted", "turns")
 
     answers = 1
 
-    def __init__(self, turns: Sequence[Turn], endpoint: Endpoint, headers: SendHeaders, producer: int = 0) -> None:
+    def __init__(
+        self,
+        turns: Sequence[Turn],
+        endpoint: Endpoint,
+        headers: SendHeaders,
+        producer: int = 0,
+        now: float = 0.0,
+    ) -> None:
+        """now: monotonic seconds, of a request with numbers."""
         self.turns = turns
+        self._now = now
         self.counted = producer > 0
         self._producer = producer
         self._endpoint = endpoint
@@ -129,13 +140,18 @@ class FrameRequest:
     def encode(self, opaques: Sequence[int]) -> Sequence[Buffer]:
         opaque = opaques[0]
         if len(self.turns) > 1:
-            return _encode_many(opaque, self.turns, self._producer)
+            return _encode_many(opaque, self.turns, self._producer, self._now)
         queue, batch = self.turns[0]
         partition, first = queue.partition, batch[0]
+        repeat_ms = -1 if queue.repeat is None or not self._producer else _age_ms(queue, self._now)
         if len(batch) == 1 and first.is_single:
             ((flag, checksum, body),) = first.records()
+            if repeat_ms >= 0:
+                return _repeated_frame(
+                    opaque, partition, (flag, checksum), body, self._producer, queue.sequence, repeat_ms
+                )
             return self._headers.encode(opaque, partition, flag, checksum, len(body), queue.sequence), body
-        return batch_frame(opaque, partition, batch, None, self._producer, queue.sequence)
+        return batch_frame(opaque, partition, batch, None, self._producer, queue.sequence, repeat_ms)
 
     def result_alone(self, reply: Reply | None) -> object:
         if type(reply) is not SentReply or len(self.turns) > 1 or len(batch := self.turns[0].batch) > 1:
@@ -283,6 +299,25 @@ def _unreadable(endpoint: Endpoint, why: object) -> RemoteProtocolError:
     )
 
 
+def _age_ms(queue: PartitionQueue, now: float) -> int:
+    """How long ago what goes again was sent first, milliseconds, rounded up."""
+    return max(0, math.ceil((now - queue.sent_at) * 1000))
+
+
+def _repeated_frame(
+    opaque: int,
+    partition: TopicPartition,
+    record: tuple[int, int],
+    body: Buffer,
+    producer: int,
+    sequence: int,
+    repeat_ms: int,
+) -> Sequence[Buffer]:
+    """The SEND frame of a message that goes again. record: its flag and checksum."""
+    ext = SendRequest(partition.topic, partition.partition, *record, None, producer, sequence, repeat_ms).to_ext()
+    return encode_frame(RequestCode.SEND, opaque, ext, len(body)), body
+
+
 def batch_frame(
     opaque: int,
     partition: TopicPartition,
@@ -290,11 +325,12 @@ def batch_frame(
     tx_key: str | None = None,
     producer: int = 0,
     sequence: int = 0,
+    repeat_ms: int = -1,
 ) -> Sequence[Buffer]:
-    """A SEND_BATCH frame. producer: 0 = it has no number."""
+    """A SEND_BATCH frame. producer: 0 = it has no number. repeat_ms: how long ago it was sent first, -1 = just now."""
     body = encode_batch(batch)
     records = sum(outgoing.count for outgoing in batch)
-    number = (producer, sequence) if producer else ()
+    number = (producer, sequence, repeat_ms) if producer else ()
     ext = SendBatchRequest(partition.topic, partition.partition, records, tx_key, *number).to_ext()
     return encode_frame(RequestCode.SEND_BATCH, opaque, ext, sum(map(len, body))), *body
 
@@ -312,7 +348,7 @@ def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
     return [np.array(sizes, dtype=">u4").tobytes(), *joined(parts, sum(sizes))]
 
 
-def _encode_many(opaque: int, turns: Sequence[Turn], producer: int) -> Sequence[Buffer]:
+def _encode_many(opaque: int, turns: Sequence[Turn], producer: int, now: float) -> Sequence[Buffer]:
     """A SEND_MANY frame with a part for each partition."""
     topics: dict[str, int] = {}
     table: list[tuple[int, int, int]] = []
@@ -325,7 +361,12 @@ def _encode_many(opaque: int, turns: Sequence[Turn], producer: int) -> Sequence[
         table.append((topics.setdefault(partition.topic, len(topics)), partition.partition, len(sizes) - before))
     sequences = [queue.sequence for queue, _ in turns] if producer else ()
     body = [encode_parts(table, sizes, sequences), *joined(parts, sum(sizes))]
-    ext = SendManyRequest(tuple(topics), len(table), len(sizes), producer).to_ext()
+    again = [queue.repeat is not None for queue, _ in turns] if producer else ()
+    repeats: tuple[int, frozenset[int]] | tuple[()] = ()
+    if any(again):
+        ages = [_age_ms(queue, now) for queue, _ in turns if queue.repeat is not None]
+        repeats = max(ages), frozenset(np.flatnonzero(again).tolist())
+    ext = SendManyRequest(tuple(topics), len(table), len(sizes), producer, *repeats).to_ext()
     return encode_frame(RequestCode.SEND_MANY, opaque, ext, sum(map(len, body))), *body
 
 

@@ -297,7 +297,7 @@ class ProducerCore:
                 queue, batch = turn
                 if queue.under_way is batch:  # else its request ended before its sender was interrupted
                     lost = not answered and (flight.counted or queue.repeat is not None)
-                    ended += self._failures.failed(turn, error, lost)
+                    ended += self._failures.failed(turn, error, lost, flight.sent_at)
                     self._wake_at(queue.retry_at, queue)
             for queue, batch in finished:
                 queue.failures = 0

@@ -49,16 +49,17 @@ class Failures:
         self._random = random
         self._follow = follow
 
-    def failed(self, turn: Turn, error: MetaqError, unknown: bool) -> list[GivenUp]:
+    def failed(self, turn: Turn, error: MetaqError, unknown: bool, sent_at: float) -> list[GivenUp]:
         """The partition pauses until its `retry_at`. Returns what is not tried any more.
 
         unknown: whether the request may have reached the broker with its number, and the broker has not answered it.
+        sent_at: when it was sent, monotonic seconds.
         """
         queue, batch = turn
         if queue.repeat is not None:  # a node that does not lead knows nothing of the request that this one repeats
             unknown = unknown or isinstance(error, NotLeader)
         if (unknown and error.retriable) or isinstance(error, NotSafe):
-            return self._keep(queue, batch, error)
+            return self._keep(queue, batch, error, sent_at)
         return self._back(queue, batch, error)
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
@@ -79,13 +80,14 @@ class Failures:
         assert queue.repeat is not None
         return now < queue.repeat_until and any(not each.done and now < each.deadline for each in queue.repeat)
 
-    def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
+    def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError, sent_at: float) -> list[GivenUp]:
         """It is not known whether a numbered request is stored. It is repeated as it is while one of its messages has
         time left; all of them end if none has."""
         now = self._clock()
         follows = self._note(batch, error, now)
         if queue.repeat is None:
             queue.repeat_until = now + tuning.REPEAT_SECONDS
+            queue.sent_at = sent_at
         # another list: this flight, if it is told of again, must not find its own
         queue.under_way = queue.repeat = list(batch)
         self._pause(queue, follows, now)

@@ -31,7 +31,7 @@ class PartitionQueue:
 
     sequence: number of the last request's messages. repeat: what that request held, if it is not known whether they are
     stored: they go again before all others, the same ones with the same number, until `repeat_until` (monotonic
-    seconds). While it waits it counts as under way.
+    seconds). While it waits it counts as under way. sent_at: when that was sent first (monotonic seconds).
     """
 
     __slots__ = (
@@ -51,6 +51,7 @@ class PartitionQueue:
         "repeat",
         "repeat_until",
         "retry_at",
+        "sent_at",
         "sequence",
         "sticks",
         "under_way",
@@ -76,6 +77,7 @@ class PartitionQueue:
         self.sequence = 0
         self.repeat: list[Outgoing] | None = None
         self.repeat_until = 0.0
+        self.sent_at = 0.0
 
     def put(self, outgoing: Outgoing) -> None:
         if self.open is not None:
@@ -184,11 +186,11 @@ FailedTurn = tuple[Turn, MetaqError]
 
 
 class Flight:
-    """Turns that go to one broker together. missing: those without an outcome. taken: the sender has begun. request:
-    that of the last turn, or the one of all, from just before it is sent. counted: it may have left with the numbers of
-    its turns. failed: it could not be sent. landed,
-    settled: turns of which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is
-    taken on the thread that no signal reaches, and so is what follows for it."""
+    """Turns that go to one broker together. missing: those without an outcome. taken: the sender has begun, at
+    `sent_at` (monotonic seconds). request: that of the last turn, or the one of all, from just before it is sent.
+    counted: it may have left with the numbers of its turns. failed: it could not be sent. landed, settled: turns of
+    which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is taken on the
+    thread that no signal reaches, and so is what follows for it."""
 
     __slots__ = (
         "broker",
@@ -198,6 +200,7 @@ class Flight:
         "landed",
         "missing",
         "request",
+        "sent_at",
         "settled",
         "taken",
         "turns",
@@ -208,6 +211,7 @@ class Flight:
         self.turns = turns
         self.missing = len(turns)
         self.taken = False
+        self.sent_at = 0.0
         self.failed = False
         self.counted = False
         self.elsewhere = False

@@ -70,7 +70,7 @@ class Sender:
         chooses: its `driver`."""
         try:
             flight.taken = True
-            now = self._clock()
+            flight.sent_at = now = self._clock()
             turns = flight.turns
             queue, batch = turns[0]
             if len(turns) == 1 and len(batch) == 1:
@@ -100,7 +100,7 @@ class Sender:
                 if not turns:
                     flight.failed = True
                     return
-            for request in self._codec.requests(turns, connection):
+            for request in self._codec.requests(turns, connection, now):
                 background = _needs_reader(connection, flight)
                 opaques: list[int] = []
                 exchanges: list[Exchange] = []

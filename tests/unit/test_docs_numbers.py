@@ -101,6 +101,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "`count` is at most {MAX_TX_BATCH_RECORDS};",
         "number of rows of the table, 1 … {MAX_PARTS};",
         "and beyond {MAX_SEQUENCES} producers and partitions",
+        "was forgotten beyond the {MAX_SEQUENCES},",
+        "It allows for {REPEAT_LATE_SECONDS:minutes} that a repeated send",
         "most data in the answer (at most {MAX_PULL_BYTES:bytes}, or",
         "with the size of its content in its header, of at most {MAX_PAYLOAD_BYTES:bytes}.",
         "how long the broker may wait for data, 0 … {MAX_WAIT_MS};",
@@ -124,6 +126,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "may begin with others {SHARED_MEMBER_SECONDS:s} after the last one has asked",
     ),
     "docs/client.md": (
+        "A broker remembers {MAX_SEQUENCES} producers and partitions.",
         "It works on `threads` partitions at once (1 to {MAX_HANDLER_THREADS}), on each",
         "`run(handler, threads=…)`, with 1 to {MAX_HANDLER_THREADS} threads,",
         "as much work as `threads` do in {PREFETCH_SECONDS:s},",

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -180,7 +181,7 @@ class Producer:
             self._group.create_task(self._send(flight))
 
     async def _send(self, flight: Flight) -> None:
-        (request,) = self._codec.requests(flight.turns, self._link)
+        (request,) = self._codec.requests(flight.turns, self._link, time.monotonic())
         try:
             landing = request.read(0, await self._link.ask(lambda opaque: request.encode([opaque])), None)
         except MetaqError as error:

@@ -758,7 +758,7 @@ def test_what_follows_an_interrupted_answer_is_taken_behind_it():
     turn = Turn(PartitionQueue(TopicPartition("t", 0, 0), broker), [outgoing])
     flight, endpoint = Flight(broker, [turn]), Endpoint("localhost", 8123)
     speaks = SimpleNamespace(endpoint=endpoint, speaks_frames=True, takes_many=True, takes_sequences=True)
-    (request,) = FlightCodec().requests([turn], speaks)
+    (request,) = FlightCodec().requests([turn], speaks, 0.0)
     sender._answered(flight, request, 0, SentReply(1, 77, 0, 4096), None)
     assert len(queued) == 1, "the main thread may be interrupted"
     interrupted = BrokerUnavailable("taking an answer was interrupted")

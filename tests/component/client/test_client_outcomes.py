@@ -131,11 +131,11 @@ def test_a_request_that_cannot_be_made_holds_up_no_other_and_is_tried_again(
         failed: list[Any] = []
         make = codec.requests
 
-        def requests(turns: Any, connection: Any) -> Any:
+        def requests(turns: Any, connection: Any, now: float) -> Any:
             if not failed:
                 failed.append(turns)
                 raise ValueError("a defect")
-            return make(turns, connection)
+            return make(turns, connection, now)
 
         monkeypatch.setattr(codec, "requests", requests)
         futures = [producer.send_async("many", b"x") for _ in range(3)]

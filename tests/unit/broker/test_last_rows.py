@@ -4,11 +4,13 @@ import random
 
 import pytest
 
+from metaq.broker import last_rows
 from metaq.broker.last_rows import LastRows
 from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
-from metaq.broker.store.sequence_rows import encode_head, encode_row, internal_record, read_rows, read_tables
+from metaq.broker.store.sequence_rows import FORGOTTEN, encode_head, encode_row, internal_record, read_rows, read_tables
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import StoreError
+from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from tests.unit.broker.harness import Harness
 
 
@@ -28,10 +30,10 @@ def encode_body(topics, rows):
     return encode_head(topics) + b"".join([encode_row(*row) for row in rows])
 
 
-def write(harness, log, *rows):
+def write(harness, log, *rows, first_id=1):
     """rows: (producer, sequence, records) of topic t, partition 0, in one record."""
     body = encode_body(
-        ("other", "t"), [(producer, number, 0, 9, 1, records, 0, 1) for producer, number, records in rows]
+        ("other", "t"), [(producer, number, 0, 9, first_id, records, 0, 1) for producer, number, records in rows]
     )
     data, unit = internal_record(body, 1, log.end_offset)
     append = Append(log, (data,), unit)
@@ -103,6 +105,34 @@ def test_what_the_log_says_no_more_goes_when_there_is_too_much(harness, log):
     assert log.first_offset == start
     rows.read_on()
     assert known(rows) == {5: [1]}
+
+
+def test_the_older_half_goes_if_the_log_itself_says_too_much(harness, log, monkeypatch):
+    rows = LastRows(log, 2)
+    reads = []
+
+    def tables(snapshot, offset, most_bytes):
+        reads.append(offset)
+        return read_tables(snapshot, offset, most_bytes)
+
+    monkeypatch.setattr(last_rows, "read_tables", tables)
+    for producer in range(1, 12):
+        end = log.end_offset
+        write(harness, log, (producer, 1, 1), first_id=producer << TIME_SHIFT)
+        rows.read_on()
+    assert reads[-1] == end  # and not again from the beginning
+    assert known(rows) == {7: [1], 8: [1], 9: [1], 10: [1], 11: [1]}
+    assert rows.forgotten_ms == EPOCH_MS + 6
+
+
+def test_until_when_producers_were_forgotten_is_told_by_a_row_of_none(harness, log):
+    rows = LastRows(log, 9)
+    write(harness, log, (5, 1, 1))
+    rows.read_on()
+    assert rows.forgotten_ms == 0
+    write(harness, log, (FORGOTTEN, 0, 0), (6, 1, 1), first_id=77 << TIME_SHIFT)
+    rows.read_on()
+    assert (known(rows), rows.forgotten_ms) == ({5: [1], 6: [1]}, EPOCH_MS + 77)
 
 
 def test_records_of_several_topics_follow_one_another(harness, log):

@@ -18,28 +18,29 @@ from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness, put
 
 OK, NOT_SAFE, STALE = ResponseCode.SUCCESS, ResponseCode.NOT_SAFE, ResponseCode.STALE_SEQUENCE
+IN_DOUBT = ResponseCode.SEND_IN_DOUBT
 ALICE, BOB = 1, (1 << 63) - 1
 
 
-def send(topic, partition, body, producer, sequence, opaque=1):
-    ext = SendRequest(topic, partition, 0, checksum(body), None, producer, sequence).to_ext()
+def send(topic, partition, body, producer, sequence, opaque=1, repeat_ms=-1):
+    ext = SendRequest(topic, partition, 0, checksum(body), None, producer, sequence, repeat_ms).to_ext()
     return encode_frame(RequestCode.SEND, opaque, ext, len(body)) + body
 
 
-def batch(topic, partition, bodies, producer, sequence):
+def batch(topic, partition, bodies, producer, sequence, repeat_ms=-1):
     records = [encode_record(body, 0, 0) for body in bodies]
     payload = np.array(list(map(len, records)), ">u4").tobytes() + b"".join(records)
-    ext = SendBatchRequest(topic, partition, len(records), None, producer, sequence).to_ext()
+    ext = SendBatchRequest(topic, partition, len(records), None, producer, sequence, repeat_ms).to_ext()
     return encode_frame(RequestCode.SEND_BATCH, 1, ext, len(payload)) + payload
 
 
-def many(parts, producer):
+def many(parts, producer, repeat_ms=-1, repeats=frozenset()):
     """parts: (topic, partition, bodies, sequence) of each."""
     topics = list(dict.fromkeys(part[0] for part in parts))
     table = [(topics.index(topic), partition, len(bodies)) for topic, partition, bodies, _ in parts]
     records = [encode_record(body, 0, 0) for _, _, bodies, _ in parts for body in bodies]
     body = encode_parts(table, list(map(len, records)), [part[3] for part in parts]) + b"".join(records)
-    ext = SendManyRequest(tuple(topics), len(parts), len(records), producer).to_ext()
+    ext = SendManyRequest(tuple(topics), len(parts), len(records), producer, repeat_ms, repeats).to_ext()
     return encode_frame(RequestCode.SEND_MANY, 1, ext, len(body)) + body
 
 
@@ -263,6 +264,19 @@ def test_a_numbered_send_has_to_name_its_partition_and_a_number(lives, frame):
     assert stored(lives.harness) == 0
 
 
+@pytest.mark.parametrize("repeats", ["", "x", "-1", "0,,1", "1.5"])
+def test_parts_that_come_again_are_a_list_of_numbers(lives, repeats):
+    frame = many([("t", 0, [b"a"], 1)], ALICE, 5, frozenset({0})).replace(
+        b'"repeats":"0"', b'"repeats":"' + repeats.encode() + b'"'
+    )
+    grown = len(repeats) - 1
+    total, header = int.from_bytes(frame[:4], "big") + grown, int.from_bytes(frame[5:8], "big") + grown
+    assert (
+        lives.ask(total.to_bytes(4, "big") + frame[4:5] + header.to_bytes(3, "big") + frame[8:]).code
+        == ResponseCode.MESSAGE_ILLEGAL
+    )
+
+
 def test_a_producer_is_forgotten_after_a_day_without_use(lives):
     lives.ask(batch("t", 0, [b"a"], ALICE, 1))
     lives.harness.time += tuning.SEQUENCE_SECONDS - 60
@@ -283,6 +297,136 @@ def test_the_least_recently_used_go_first_beyond_the_limit(lives, monkeypatch):
     assert len(lives.harness.broker.sequences) == 7
     place(lives.ask(batch("t", 0, [b"a"], 1, 2)))
     assert stored(lives.harness) == 10
+
+
+REPEATS = {
+    "one": lambda producer: send("t", 0, b"hello", producer, 1, repeat_ms=500),
+    "batch": lambda producer: batch("t", 0, [b"hello"], producer, 1, repeat_ms=500),
+    "many": lambda producer: many([("t", 1, [b"x"], 9), ("t", 0, [b"hello"], 1)], producer, 500, frozenset({1})),
+}
+
+
+def codes(frame):
+    """Of a send's answer, or of its parts."""
+    if not frame.body:
+        return [frame.code]
+    return decode_rows(frame.body, len(frame.body) // 24).codes
+
+
+def invent(lives, first, count, host="127.0.0.1"):
+    """So many strangers send."""
+    peer = lives.harness.connect(host)
+    for producer in range(first, first + count):
+        place(peer.ask_frame(batch("t", 0, [b"a"], producer, 1)))
+
+
+def compact(lives):
+    """The logs are replaced by what is known."""
+    for _ in range(2):
+        lives.harness.time += tuning.SEQUENCES_SWEEP_SECONDS + 1
+        lives.harness.broker.sequences.tick()
+        lives.harness.threads.run()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(tuning, "MAX_SEQUENCES", 64)
+
+
+@pytest.mark.parametrize("kind", REPEATS)
+@pytest.mark.parametrize("after", ["nothing", "a restart", "a compaction", "an election"])
+def test_a_repetition_of_a_forgotten_producer_is_refused_and_not_stored_again(lives, small, kind, after, monkeypatch):
+    lives.ask(send("t", 0, b"hello", ALICE, 1))
+    invent(lives, 100, 140)
+    if after == "a compaction":
+        monkeypatch.setattr(tuning, "SEQUENCE_LOG_BYTES", 4096)
+        compact(lives)
+    if after in ("a restart", "a compaction"):
+        lives.kill()
+    elif after == "an election":
+        sequences = lives.harness.broker.sequences
+        sequences.enabled = False
+        sequences.tick()
+        sequences.rebuild()
+        sequences.enabled = True
+    count = stored(lives.harness)
+    answer = lives.ask(REPEATS[kind](ALICE))
+    assert codes(answer)[-1] == IN_DOUBT
+    assert "may" in answer.remark or "not known" in answer.remark
+    assert stored(lives.harness) == count
+    assert place(lives.ask(send("t", 0, b"next", ALICE, 2)))  # its next send is taken
+    assert place(lives.ask(send("t", 0, b"new", BOB, 1)))  # so is that of a producer that nobody knows
+
+
+@pytest.mark.parametrize("kind", REPEATS)
+def test_a_repetition_of_a_producer_that_is_known_is_answered_as_the_first(lives, small, kind):
+    first = place(lives.ask(send("t", 0, b"hello", ALICE, 1)))
+    invent(lives, 100, 20)
+    count = stored(lives.harness)
+    answer = lives.ask(REPEATS[kind](ALICE))
+    assert set(codes(answer)) == {OK}
+    assert stored(lives.harness) == count
+    assert place(lives.ask(send("t", 0, b"hello", ALICE, 1))) == first
+
+
+@pytest.mark.parametrize("kind", REPEATS)
+def test_a_repetition_whose_first_transmission_never_came_is_stored_while_nobody_was_forgotten(lives, small, kind):
+    invent(lives, 100, 20)
+    assert set(codes(lives.ask(REPEATS[kind](ALICE)))) == {OK}
+
+
+@pytest.mark.parametrize("elected", [False, True])
+def test_a_repetition_is_stored_if_all_that_was_forgotten_is_older_than_its_first_transmission(lives, small, elected):
+    invent(lives, 100, 140)
+    lives.harness.time += tuning.REPEAT_LATE_SECONDS + 10
+    invent(lives, 1000, 1)
+    if elected:
+        lives.harness.broker.sequences.rebuild()
+    assert place(lives.ask(send("t", 0, b"hello", ALICE, 1, repeat_ms=500)))
+    assert lives.ask(send("t", 0, b"hello", BOB, 1, repeat_ms=60_000)).code == IN_DOUBT
+
+
+def test_a_leader_whose_clock_is_ahead_takes_no_forgotten_repetition(lives, small):
+    lives.ask(send("t", 0, b"hello", ALICE, 1))
+    invent(lives, 100, 140)
+    sequences = lives.harness.broker.sequences
+    sequences.enabled = False
+    lives.harness.time += 7200
+    sequences.rebuild()
+    sequences.enabled = True
+    assert lives.ask(send("t", 0, b"hello", ALICE, 1, repeat_ms=500)).code == IN_DOUBT
+
+
+@pytest.mark.parametrize("kind", REPEATS)
+def test_a_repetition_that_may_be_stored_is_in_doubt_also_where_its_partition_takes_nothing(lives, small, kind):
+    lives.ask(send("t", 0, b"hello", ALICE, 1))
+    invent(lives, 100, 140)
+    lives.harness.broker.partitions.close("t", 0, 0)
+    assert codes(lives.ask(REPEATS[kind](ALICE)))[-1] == IN_DOUBT
+    assert lives.ask(send("t", 0, b"new", BOB, 1)).code == ResponseCode.NO_PERMISSION
+
+
+def test_the_address_with_the_most_producers_forgets_its_own(lives, small):
+    first = place(lives.ask(send("t", 0, b"hello", ALICE, 1)))
+    invent(lives, 100, 300, host="10.0.0.9")
+    invent(lives, 1000, 30, host="10.0.0.8")
+    assert len(lives.harness.broker.sequences) <= 64
+    assert place(lives.ask(send("t", 0, b"hello", ALICE, 1, repeat_ms=500))) == first
+
+
+def test_a_producer_that_sends_after_a_restart_counts_for_its_address(lives, small):
+    lives.ask(send("t", 0, b"hello", ALICE, 1))
+    invent(lives, 100, 40, host="10.0.0.9")
+    lives.kill()
+    second = place(lives.ask(send("t", 0, b"again", ALICE, 2)))
+    invent(lives, 1000, 300, host="10.0.0.9")
+    assert place(lives.ask(send("t", 0, b"again", ALICE, 2, repeat_ms=500))) == second
+
+
+def test_many_addresses_with_few_producers_each_leave_room(lives, small):
+    for number in range(200):
+        invent(lives, 100 + number, 1, host=f"10.0.1.{number}")
+    assert len(lives.harness.broker.sequences) <= 64
 
 
 @pytest.mark.parametrize("topic", ["t", "safe"])

@@ -8,12 +8,21 @@ from metaq.client.config import ProducerConfig
 from metaq.client.producer.answers import FlightCodec
 from metaq.client.producer.queues import Turn
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, ConfigError, NoPartition, NotSafe, PartitionClosed, RequestTimedOut
-from metaq.protocol.sends import SendManyRequest, SendRequest, split_many
+from metaq.protocol.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    NoPartition,
+    NotSafe,
+    PartitionClosed,
+    RequestTimedOut,
+    SendInDoubt,
+)
+from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendRequest, split_many
 from tests.frames import FrameReader
 from tests.unit.client.test_client_producer_core import HERE, THERE, Sent, message
 
 LOST = BrokerUnavailable("the connection was lost")
+NOW = 500.0
 
 
 class Numbered(Sent):
@@ -235,7 +244,7 @@ def broker(**marks):
 
 
 def encoded(turns, producer, **marks):
-    (request,) = FlightCodec(producer).requests(turns, broker(**marks))
+    (request,) = FlightCodec(producer).requests(turns, broker(**marks), NOW)
     (frame,) = FrameReader().receive(b"".join(map(bytes, request.encode([5]))))
     return request, frame
 
@@ -256,6 +265,51 @@ def test_a_request_says_its_number_to_a_broker_that_takes_it():
     assert (request.counted, several.producer, split_many(frame.body, several).sequences) == (True, 99, [7, 3])
 
 
+def repeated(partition, sequence, seconds, *messages):
+    """A turn that was sent first so long ago."""
+    queue, batch = turn(partition, sequence)
+    batch += messages
+    queue.repeat, queue.sent_at = batch, NOW - seconds
+    return Turn(queue, batch)
+
+
+def test_what_goes_again_says_how_long_ago_it_was_sent_first():
+    _, single = encoded([repeated(HERE, 7, 1.5)], 99, takes_sequences=True)
+    read = SendRequest.from_ext(single.ext)
+    assert (read.producer, read.sequence, read.repeat_ms) == (99, 7, 1500)
+    _, batch = encoded([repeated(HERE, 7, 0.0001, message(b"y"))], 99, takes_sequences=True)
+    assert SendBatchRequest.from_ext(batch.ext).repeat_ms == 1  # an age is never too low
+    _, several = encoded([turn(THERE, 3), repeated(HERE, 7, 4.0)], 99, takes_sequences=True)
+    many = SendManyRequest.from_ext(several.ext)
+    assert (many.repeat_ms, many.repeats) == (4000, frozenset({1}))
+    for turns in ([turn(HERE, 7)], [turn(HERE, 7), turn(THERE, 3)]):
+        _, first = encoded(turns, 99, takes_sequences=True)
+        assert not {"repeatMs", "repeats"} & set(first.ext)
+
+
+def test_the_age_of_what_goes_again_counts_from_the_first_time():
+    sent, _ = started()
+    sent.flights[-1].sent_at = sent.now
+    begun = sent.now
+    for _ in range(2):
+        sent.lose()
+        sent.again()
+        sent.flights[-1].sent_at = sent.now
+    assert [queue.sent_at for queue, _ in sent.flights[-1].turns] == [begun]
+
+
+def test_what_is_in_doubt_ends_and_the_next_message_has_the_next_number():
+    following = message()
+    sent, first = started(following)
+    sent.lose()
+    sent.again()
+    doubt = SendInDoubt("it is not known")
+    sent.fail(doubt)
+    assert sent.ended == [first]
+    sent.again()
+    assert sent.numbers[-1] == (HERE, 2, [following])
+
+
 @pytest.mark.parametrize(
     ("partition", "producer", "takes"),
     [(HERE, 99, False), (HERE, 0, True), (TopicPartition("t", 0, -1), 99, True)],
@@ -270,7 +324,7 @@ def test_a_request_has_no_number_otherwise(partition, producer, takes):
 
 def test_a_partition_without_numbers_takes_none_from_the_others_of_its_flight():
     turns = [turn(HERE, 7), turn(TopicPartition("u", 0, -1), 1), turn(THERE, 3)]
-    without, counted = FlightCodec(99).requests(turns, broker(takes_sequences=True))
+    without, counted = FlightCodec(99).requests(turns, broker(takes_sequences=True), NOW)
     assert (without.counted, [each.queue.partition.topic for each in without.turns]) == (False, ["u"])
     (frame,) = FrameReader().receive(b"".join(map(bytes, counted.encode([5]))))
     assert split_many(frame.body, SendManyRequest.from_ext(frame.ext)).sequences == [7, 3]
