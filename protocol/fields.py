@@ -75,6 +75,14 @@ TopicField = Annotated[str, Field("topic")]
 PartitionField = Annotated[int, number("partition", 0, INT32_MAX)]
 
 
+def _check_text(name: str, text: str) -> None:
+    """JSON can write halves of surrogate pairs, which no file, page or answer can have."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RemoteProtocolError(f"extFields.{name}={text[:40]!a} is not valid UTF-8") from error
+
+
 class _Codec:
     """What the annotations of a class say, in the form that reading and writing need."""
 
@@ -129,6 +137,8 @@ class ExtFields:
         for name, read, missing in _CODECS[cls].reading:
             text = ext.get(name)
             if text is not None:
+                if not text.isascii():
+                    _check_text(name, text)
                 values.append(text if read is None else read(text))
             elif missing is MISSING:
                 raise RemoteProtocolError(f"extFields.{name} is missing")

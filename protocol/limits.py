@@ -224,6 +224,8 @@ def check_group(group: str) -> str:
     found = _GROUP_FORBIDDEN.search(group)
     if found:
         raise InvalidName(f"group {group!r} has the character {found.group()!r}, which metaq 1.x forbids: remove it")
+    if any(0xD800 <= ord(c) <= 0xDFFF for c in group):
+        raise InvalidName(f"group {group!r} is not valid UTF-8: use proper text")
     return group
 
 
