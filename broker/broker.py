@@ -82,6 +82,7 @@ class Broker:
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
     ) -> None:
         """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once."""
+        alone = config.node is None and options.node is None  # else the node that leads does these
         self.config = config
         self.store = store
         self.reactor = reactor
@@ -127,8 +128,8 @@ class Broker:
             lambda: self.url,
         )
         self.run_in_thread = threads.disk
-        self.sequences = Sequences(store, Write, clock, enabled=options.node is None)
-        self.delays = Delays(store, Write, clock, reactor, self.in_thread, enabled=options.node is None)
+        self.sequences = Sequences(store, Write, clock, enabled=alone)
+        self.delays = Delays(store, Write, clock, reactor, self.in_thread, enabled=alone)
         self.halves = Halves(
             store,
             Write,
@@ -137,7 +138,7 @@ class Broker:
             self.in_thread,
             first_seconds=options.half_check_seconds,
             checks=options.half_checks,
-            enabled=options.node is None,
+            enabled=alone,
         )
         self.writing = Writing(
             store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays, self.halves
@@ -150,7 +151,7 @@ class Broker:
             self.parked,
             reactor,
             clock,
-            enabled=options.node is None,
+            enabled=alone,
         )
         self._watch_shared = self.shared.watch
         for log in store.logs():

@@ -171,7 +171,7 @@ class BrokerProcess:
                 options=self._options,
             )
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
-            if self._options.node is None:  # else it is opened when the node leads
+            if self._config.node is None:  # else it is opened when the node leads
                 self.broker.transactions.open()
             for kept in self.broker.partitions.kept():
                 _log.warning("%s", kept)

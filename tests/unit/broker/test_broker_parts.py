@@ -224,6 +224,13 @@ def test_a_node_of_a_set_serves_a_topic_that_has_data_though_its_file_does_not_n
     assert partitions.served_topics()["solo"].partitions == 2
 
 
+def test_a_node_that_its_file_names_does_nothing_before_it_leads(tmp_path):
+    """As one that --node names: it would deliver delayed messages beside the leader, into its own copy."""
+    broker = Harness(tmp_path, topics="[replication]\nnode=b\n").broker
+    parts = (broker.sequences, broker.delays, broker.halves, broker.shared)
+    assert [each.enabled for each in parts] == [False] * 4
+
+
 def test_a_broker_by_itself_takes_no_messages_for_a_topic_that_was_taken_out_of_its_file(harness):
     """As 1.x. What is there is read."""
     partitions = harness.broker.partitions
