@@ -19,7 +19,7 @@ from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, N
 from kazoo.protocol.states import EventType, WatchedEvent
 
 from metaq.protocol.errors import ClientError, ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
-from metaq.protocol.limits import check_group, check_topic
+from metaq.protocol.limits import check_group, check_topic, check_znode
 
 from .backoff import Backoff
 from .group_view import GroupSnapshot, GroupView
@@ -82,7 +82,7 @@ class GroupMembership:
         takes: ConsumerFilter | None = None,
         backoff: Backoff | None = None,
     ) -> None:
-        self.group = check_group(group)
+        self.group = check_znode("group", check_group(group))
         self.topics = tuple(dict.fromkeys(map(_check_subscribed, topics)))
         """All that it subscribes to. `_lock` is held while this and its node change."""
         if not self.topics:
@@ -439,7 +439,7 @@ class GroupMembership:
 def _check_subscribed(topic: str) -> str:
     if "," in check_topic(topic):
         raise ConfigError("topics", topic, "a consumer cannot subscribe to names with ',', which separates the topics")
-    return topic
+    return check_znode("topic", topic)
 
 
 def remove_group(session: ZkSession, group: str) -> None:

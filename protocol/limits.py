@@ -56,6 +56,7 @@ __all__ = [
     "check_group",
     "check_node",
     "check_topic",
+    "check_znode",
     "no_text",
 ]
 
@@ -227,6 +228,17 @@ def check_group(group: str) -> str:
     if any(0xD800 <= ord(c) <= 0xDFFF for c in group):
         raise InvalidName(f"group {group!r} is not valid UTF-8: use proper text")
     return group
+
+
+# what ZooKeeper's servers refuse in a path (PathUtils): they see UTF-16, so every character above U+FFFF, too
+_NO_ZNODE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
+
+
+def check_znode(what: str, name: str) -> str:
+    """Return `name`, of a topic or group (`what`), if ZooKeeper takes it in a path. Raises InvalidName."""
+    if (found := _NO_ZNODE.search(name)) is not None:
+        raise InvalidName(f"{what} {name!r} has {found.group()!a}, which ZooKeeper does not take in a name: remove it")
+    return name
 
 
 def check_node(name: str) -> str:
