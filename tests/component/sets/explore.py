@@ -41,6 +41,7 @@ def explore(model: Model, deepest: int | None = None, only: str = "") -> Explora
     try:
         return _explore(model, deepest, only)
     finally:
+        model.forget()
         if collecting:
             gc.enable()
 

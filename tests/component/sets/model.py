@@ -5,9 +5,10 @@ The methods below "rules" are the guards; each mutant (mutants.py) overrides one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, combinations
+from typing import NamedTuple
 
 from metaq.broker.sets import rules
 
@@ -25,12 +26,15 @@ from .states import (
     NO_GRANT,
     PLACES,
     PROMISED,
+    Core,
+    Entry,
+    Grants,
+    Leader,
     Names,
     Node,
     Office,
     State,
     Znode,
-    following,
     replaced,
 )
 
@@ -44,7 +48,6 @@ WORDS = {
     "sync": "{0} syncs its log",
     "hear": "{0} hears an acknowledgement of {1}",
     "commit": "{0} commits",
-    "acknowledge": "{0} tells a client that its message is stored",
     "give": "{0} answers a ping of {1} with a grant",
     "hold": "{0} receives a grant of {1}",
     "end": "{0} no longer counts the grant of {1}",
@@ -74,11 +77,23 @@ def in_words(step: Step) -> str:
     return WORDS[step[0]].format(*step[1:])
 
 
-@cache
-def _without(grants: tuple[int, ...], first: int, count: int) -> tuple[int, ...]:
-    """When those from `first` on are counted no more."""
-    own = (ENDED if each in PROMISED else NO_GRANT for each in grants[first : first + count])
-    return (*grants[:first], *own, *grants[first + count :])
+class Moves(NamedTuple):
+    """What can be done in a core."""
+
+    steps: tuple[tuple[Step, Core, dict[Grants, Grants] | None], ...]  # and what becomes of the grants
+    stands: tuple[tuple[Step, Core, int, bool], ...]  # the candidate's place, and whether its promises have run out
+    gives: tuple[tuple[Step, int], ...]  # the place of a grant that a follower may give
+
+
+class _Remembering(dict[Grants, Grants]):
+    """What `change` makes of grants."""
+
+    def __init__(self, change: Callable[[Grants], Grants]) -> None:
+        self._change = change
+
+    def __missing__(self, grants: Grants) -> Grants:
+        self[grants] = self._change(grants)
+        return self[grants]
 
 
 class Model:
@@ -103,32 +118,85 @@ class Model:
         self.outside = frozenset(outside)
         self.names = NAMES[:nodes]
 
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was worked out for the states of an exploration, which is most of its memory."""
+        self._cores: dict[tuple, Core] = {}
+        self._moves: dict[Core, Moves] = {}
+        self._broken: dict[Core, str] = {}
+        self._ends: dict[Grants, tuple[tuple[Step, Grants], ...]] = {}
+        self._telling: dict[tuple[tuple[Leader, ...], Grants], tuple[tuple[int, str], ...]] = {}
+        self._after_crash = {name: _Remembering(partial(self.grants_after_crash, name=name)) for name in self.names}
+        self._after_resigning = {name: _Remembering(partial(self._grants_without, name=name)) for name in self.names}
+
     def first(self) -> State:
-        return following(self.nodes, frozenset(self.names) - self.outside)
+        """All nodes follow "a", the leader of epoch 1, with empty logs."""
+        in_sync = frozenset(self.names) - self.outside
+        office = Office(1, True, in_sync, acked=(0,) * self.nodes, flying=(0,) * self.nodes)
+        leader = Node(role=LEADER, office=office)
+        nodes = (leader, *[Node(role=FOLLOWER, leader="a", stream=1)] * (self.nodes - 1))
+        core = self._core(nodes, Znode(1, "a", in_sync), None, (), "")
+        return self._told(core, (NO_GRANT,) * self.nodes * self.nodes, (0, ""))
 
     def steps(self, state: State) -> Iterator[tuple[Step, State]]:
-        if self.memory and all(self._node(state, name).forgetful for name in state.znode.in_sync):
-            return  # what was in memory alone is lost, as is known of it
-        for name, node in zip(self.names, state.nodes, strict=True):
+        core, grants, acknowledged = state
+        if (moves := self._moves.get(core)) is None:
+            moves = self._moves[core] = self._moves_of(core)
+        for step, reached, change in moves.steps:
+            yield step, self._told(reached, change[grants] if change is not None else grants, acknowledged)
+        for step, reached, at, free in moves.stands:
+            if any(grant in PROMISED for grant in grants[at :: self.nodes]) != free:
+                yield step, self._told(reached, grants, acknowledged)
+        for step, at in moves.gives:
+            if grants[at] == NO_GRANT:
+                yield step, self._told(core, replaced(grants, at, GIVEN), acknowledged)
+        if moves.steps:  # at least a crash, unless all is lost
+            if (ends := self._ends.get(grants)) is None:
+                ends = self._ends[grants] = tuple(self._let_grants_end(grants))
+            for step, changed in ends:
+                yield step, self._told(core, changed, acknowledged)
+
+    def broken(self, state: State) -> str:
+        """The invariant that does not hold in this state, or "". Numbers as in docs/replication.md."""
+        if (wrong := self._broken.get(state.core)) is None:
+            wrong = self._broken[state.core] = self._broken_in(state.core)
+        return wrong
+
+    def _moves_of(self, core: Core) -> Moves:
+        if self.memory and all(self._node(core, name).forgetful for name in core.znode.in_sync):
+            return Moves((), (), ())  # what was in memory alone is lost, as is known of it
+        steps: list[tuple[Step, Core, dict[Grants, Grants] | None]] = []
+        stands: list[tuple[Step, Core, int, bool]] = []
+        gives: list[tuple[Step, int]] = []
+        for at, (name, node) in enumerate(zip(self.names, core.nodes, strict=True)):
+            unchanged: list[tuple[Step, Core]] = []
             if node.role == LEADER:
-                yield from self._lead(state, name, node)
-                yield from self._change_in_sync(state, name, node)
+                unchanged += self._lead(core, name, node)
+                steps += ((*step, self._after_resigning[name]) for step in self._resign(core, name, node))
+                unchanged += self._change_in_sync(core, name, node)
             elif node.role == CANDIDATE:
-                yield from self._be_elected(state, name, node)
+                unchanged += self._be_elected(core, name, node)
             elif node.role == ELECTED:
-                yield ("serve", name, ""), self._serve(state, name, node)
+                unchanged.append((("serve", name, ""), self._serve(core, name, node)))
             else:
-                yield from self._stand(state, name, node)
-                yield from self._join(state, name, node)
+                for free in (False, True):
+                    stands += ((*step, at, free) for step in self._stand(core, name, node, free))
+                steps += ((*step, self._after_crash[name]) for step in self._join_and_crash(core, name, node))
+                unchanged += self._join(core, name, node)
             if node.leader:
-                yield from self._follow(state, name, node)
+                unchanged += self._follow(core, name, node)
+            gives += self.gives(core, name, node)
             if (self.power or self.memory) and node.safe < len(node.log):
-                yield ("sync", name, ""), self._acknowledging(state, name, node._replace(safe=len(node.log)))
-            yield from self._crash(state, name, node)
-            yield from self.find_elected(state, name, node)
-        yield from self._let_grants_end(state)
-        if state.orphan:
-            yield ("write late", state.orphan.leader, ""), self._written(state, "", state.orphan)
+                unchanged.append(
+                    (("sync", name, ""), self._acknowledging(core, name, node._replace(safe=len(node.log))))
+                )
+            steps += ((*step, self._after_crash[name]) for step in self._crash(core, name, node))
+            unchanged += self.find_elected(core, name, node)
+            steps += ((*step, None) for step in unchanged)
+        if core.orphan:
+            steps.append((("write late", core.orphan.leader, ""), self._written(core, "", core.orphan), None))
+        return Moves(tuple(steps), tuple(stands), tuple(gives))
 
     # --- rules: a mutant overrides one of them ------------------------------------------------------------------------
 
@@ -200,66 +268,61 @@ class Model:
         """A node that crashed while it joined."""
         return node._replace(log=node.log[:cut], safe=min(node.safe, cut))
 
-    def grants_after_crash(self, state: State, name: str) -> tuple[int, ...]:
-        """A node that starts has promised, so what it had promised goes on; what it held is gone."""
-        return self._grants_without(state, name)
+    def gives(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, int]]:
+        """The places of the grants that the node may give."""
+        if node.leader and self._connected(core, node, node.leader) and self.may_grant(node):
+            yield ("give", name, node.leader), self._grant(node.leader, name)
 
-    def doubt(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
+    def grants_after_crash(self, grants: Grants, name: str) -> Grants:
+        """A node that starts has promised, so what it had promised goes on; what it held is gone."""
+        return self._grants_without(grants, name)
+
+    def doubt(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         """A leader in doubt about a write writes the same again, which is the same as waiting."""
         return iter(())
 
-    def find_elected(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
+    def find_elected(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         """Only a candidate that has waited for the outcome serves; a node that finds itself elected stands again."""
         return iter(())
 
-    def lose_order(self, state: State, leader: str, follower: str) -> Iterator[tuple[Step, State]]:
+    def lose_order(self, grants: Grants, leader: str, follower: str) -> Iterator[tuple[Step, Grants]]:
         """The follower's promise never ends before the leader's part of it."""
         return iter(())
 
     # --- a leader -----------------------------------------------------------------------------------------------------
 
-    def _lead(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
+    def _lead(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         office = node.office
         assert office
         if len(node.log) < self.entries:
             entry = 10 * office.term + PLACES[name]
-            yield ("append", name, ""), self._with(state, name, node._replace(log=(*node.log, entry)))
+            yield ("append", name, ""), self._with(core, name, node._replace(log=(*node.log, entry)))
         needed = self.counted(office.in_sync, office.pending)
         acked = dict(zip(self.names, office.acked, strict=True))
         committed = self.committed_position(self.acknowledged_end(node), acked, needed, name)
         if committed > node.told:
-            yield ("commit", name, ""), self._with(state, name, node._replace(told=committed))
-        yield from self._acknowledge(state, name, office, needed)
-        for other, follower in zip(self.names, state.nodes, strict=True):
+            yield ("commit", name, ""), self._with(core, name, node._replace(told=committed))
+        for other, follower in zip(self.names, core.nodes, strict=True):
             at = PLACES[other]
             if office.flying[at] > office.acked[at]:
                 heard = office._replace(acked=replaced(office.acked, at, office.flying[at]))
-                yield ("hear", name, other), self._with(state, name, node._replace(office=heard))
-            if self._connected(state, follower, name) and len(follower.wire) < self.wire:
+                yield ("hear", name, other), self._with(core, name, node._replace(office=heard))
+            if self._connected(core, follower, name) and len(follower.wire) < self.wire:
                 sent = len(follower.log) + sum(entry is not None for entry, _ in follower.wire)
                 told = follower.wire[-1][1] if follower.wire else follower.told
                 entry_or_none = node.log[sent] if sent < len(node.log) else None
                 if entry_or_none is not None or node.told > told:
                     wire = (*follower.wire, (entry_or_none, node.told))
-                    yield ("send", name, other), self._with(state, other, follower._replace(wire=wire))
-            reminded = follower.forgetful and self._connected(state, follower, name)
+                    yield ("send", name, other), self._with(core, other, follower._replace(wire=wire))
+            reminded = follower.forgetful and self._connected(core, follower, name)
             if reminded and self.may_remind(office.acked[at], node.told, node.history[-1][1]):
-                yield ("remind", name, other), self._with(state, other, follower._replace(forgetful=False))
-        for forgotten in self._forgotten(state._replace(grants=self._grants_without(state, name)), name, node):
+                yield ("remind", name, other), self._with(core, other, follower._replace(forgetful=False))
+
+    def _resign(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
+        for forgotten in self._forgotten(core, name, node):
             yield ("resign", name, ""), self._with(forgotten, name, node._replace(role=IDLE, office=None))
 
-    def _acknowledge(self, state: State, name: str, office: Office, needed: Names) -> Iterator[tuple[Step, State]]:
-        newest = (office.term, name)
-        if newest == state.acknowledged:
-            return
-        held = frozenset(other for other in self.names if state.grants[self._grant(name, other)] in COUNTED)
-        if self.may_acknowledge(held, needed, name):
-            epoch = state.acknowledged[0]
-            wrong = "5: an older leader acknowledges" if office.term < epoch else ""
-            wrong = "1: two nodes acknowledge in one epoch" if office.term == epoch else wrong
-            yield ("acknowledge", name, ""), state._replace(acknowledged=newest, wrong=wrong)
-
-    def _change_in_sync(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
+    def _change_in_sync(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         office = node.office
         assert office
         if office.pending is None:
@@ -274,88 +337,84 @@ class Model:
                 else:
                     continue
                 writing = node._replace(office=office._replace(pending=names))
-                yield (what, name, other), self._with(state, name, writing)
-        elif state.znode.in_sync != office.pending:
+                yield (what, name, other), self._with(core, name, writing)
+        elif core.znode.in_sync != office.pending:
             if self.version_fits(office, "in-sync set"):
-                written = state.znode._replace(in_sync=office.pending)
-                yield ("write", name, ""), self._written(state, name, written)
+                written = core.znode._replace(in_sync=office.pending)
+                yield ("write", name, ""), self._written(core, name, written)
         elif office.current:
             known = office._replace(in_sync=office.pending, pending=None)
-            yield ("learn", name, ""), self._with(state, name, node._replace(office=known))
-        yield from self.doubt(state, name, node)
+            yield ("learn", name, ""), self._with(core, name, node._replace(office=known))
+        yield from self.doubt(core, name, node)
 
     # --- a follower ---------------------------------------------------------------------------------------------------
 
-    def _follow(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
+    def _follow(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         if node.wire:
             (entry, told), *later = node.wire
             log = node.log if entry is None else (*node.log, entry)
             received = node._replace(log=log, told=max(node.told, min(told, len(log))), wire=tuple(later))
-            yield ("receive", name, node.leader), self._acknowledging(state, name, received)
-        if self._connected(state, node, node.leader):
-            at = self._grant(node.leader, name)
-            if state.grants[at] == NO_GRANT and self.may_grant(node):
-                yield ("give", name, node.leader), state._replace(grants=replaced(state.grants, at, GIVEN))
+            yield ("receive", name, node.leader), self._acknowledging(core, name, received)
 
-    def _acknowledging(self, state: State, name: str, node: Node) -> State:
+    def _acknowledging(self, core: Core, name: str, node: Node) -> Core:
         """With `node`, and with its acknowledgement under way to the leader, if that is still there."""
-        state = self._with(state, name, node)
-        if not node.leader or not self._connected(state, node, node.leader):
-            return state
-        leader = state.nodes[PLACES[node.leader]]
+        core = self._with(core, name, node)
+        if not node.leader or not self._connected(core, node, node.leader):
+            return core
+        leader = core.nodes[PLACES[node.leader]]
         assert leader.office
         flying = replaced(leader.office.flying, PLACES[name], self.acknowledged_end(node))
-        return self._with(state, node.leader, leader._replace(office=leader.office._replace(flying=flying)))
+        return self._with(core, node.leader, leader._replace(office=leader.office._replace(flying=flying)))
 
-    def _join(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
-        """Any leader will do, also one that was deposed and does not know it: what ZooKeeper shows may be old."""
-        for other, leader in zip(self.names, state.nodes, strict=True):
-            if leader.role != LEADER or leader.office is None or not self.accepts(node.epoch, leader.office.term):
-                continue
-            common = rules.common_epoch((each[0] for each in node.history), (each[0] for each in leader.history))
-            if common is None:
-                continue
-            cut = self.cut_end(self._end(node, common), self._end(leader, common))
-            if cut < len(node.log):
-                torn = self._started(self.torn(node, cut, leader))
-                yield (
-                    ("torn join", name, other),
-                    self._with(state._replace(grants=self.grants_after_crash(state, name)), name, torn),
-                )
+    def _join(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
+        for other, leader, office, cut in self._cuts(core, node):
             joined = Node(
                 log=node.log[:cut],
                 safe=min(node.safe, cut),
                 history=leader.history,
-                epoch=self.epoch_after_joining(node, leader.office.term),
+                epoch=self.epoch_after_joining(node, office.term),
                 forgetful=node.forgetful,
                 role=FOLLOWER,
                 leader=other,
-                stream=leader.office.term,
+                stream=office.term,
                 told=node.told,
             )
             at, end = PLACES[name], self.acknowledged_end(joined)
-            office = leader.office._replace(
-                acked=replaced(leader.office.acked, at, end), flying=replaced(leader.office.flying, at, end)
-            )
-            joining = self._with(state, other, leader._replace(office=office))
+            heard = office._replace(acked=replaced(office.acked, at, end), flying=replaced(office.flying, at, end))
+            joining = self._with(core, other, leader._replace(office=heard))
             yield ("join", name, other), self._with(joining, name, joined)
+
+    def _join_and_crash(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
+        for other, leader, _, cut in self._cuts(core, node):
+            if cut < len(node.log):
+                torn = self._started(self.torn(node, cut, leader))
+                yield ("torn join", name, other), self._with(core, name, torn)
+
+    def _cuts(self, core: Core, node: Node) -> Iterator[tuple[str, Node, Office, int]]:
+        """The leaders that the node may join, and where it cuts its log for each.
+
+        Any leader will do, also one that was deposed and does not know it: what ZooKeeper shows may be old.
+        """
+        for other, leader in zip(self.names, core.nodes, strict=True):
+            if leader.role != LEADER or leader.office is None or not self.accepts(node.epoch, leader.office.term):
+                continue
+            common = rules.common_epoch((each[0] for each in node.history), (each[0] for each in leader.history))
+            if common is not None:
+                yield other, leader, leader.office, self.cut_end(self._end(node, common), self._end(leader, common))
 
     def _end(self, node: Node, epoch: int) -> int:
         return self.epoch_end((start for later, start in node.history if later > epoch), len(node.log))
 
     # --- an election --------------------------------------------------------------------------------------------------
 
-    def _stand(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
-        if state.znode.epoch == self.epochs:
-            return
-        promised = any(state.grants[self._grant(other, name)] in PROMISED for other in self.names)
-        in_sync = state.znode.in_sync
-        forgetful = frozenset(other for other in self.names if self._node(state, other).forgetful)
-        if self.may_stand(name, in_sync, forgetful, not promised):
-            office = Office(state.znode.epoch + 1, True, in_sync)
-            yield ("stand", name, ""), self._with(state, name, node._replace(role=CANDIDATE, office=office))
+    def _stand(self, core: Core, name: str, node: Node, promises_run_out: bool) -> Iterator[tuple[Step, Core]]:
+        in_sync = core.znode.in_sync
+        forgetful = frozenset(other for other in self.names if self._node(core, other).forgetful)
+        if core.znode.epoch < self.epochs and self.may_stand(name, in_sync, forgetful, promises_run_out):
+            office = Office(core.znode.epoch + 1, True, in_sync)
+            yield ("stand", name, ""), self._with(core, name, node._replace(role=CANDIDATE, office=office))
 
-    def _be_elected(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
+    def _be_elected(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         """A candidate gives no grants, so that the znode may be changed long after it has looked at its promises."""
         office = node.office
         assert office
@@ -363,25 +422,24 @@ class Model:
             zeros = (0,) * self.nodes
             for znode in self._candidacies(name, office):
                 won = Office(znode.epoch, True, znode.in_sync, acked=zeros, flying=zeros)
-                elected = self._with(state, name, node._replace(role=ELECTED, office=won))
+                elected = self._with(core, name, node._replace(role=ELECTED, office=won))
                 yield ("win", name, "".join(sorted(znode.in_sync))), self._written(elected, name, znode)
         withdrawn = node._replace(role=FOLLOWER if node.leader else IDLE, office=None)
-        for forgotten in self._forgotten(state, name, node):
+        for forgotten in self._forgotten(core, name, node):
             yield ("withdraw", name, ""), self._with(forgotten, name, withdrawn)
 
-    def _serve(self, state: State, name: str, node: Node) -> State:
+    def _serve(self, core: Core, name: str, node: Node) -> Core:
         assert node.office
         term = node.office.term
         history = (*node.history, (term, len(node.log)))
         serving = node._replace(role=LEADER, epoch=term, history=history, leader="", stream=0, wire=())
-        served = self._with(state, name, serving)
-        missing = term == state.znode.epoch and node.log[: len(state.seen)] != state.seen
-        return served._replace(wrong="2: a leader lacks what was seen or acknowledged") if missing else served
+        served = self._with(core, name, serving)
+        missing = term == core.znode.epoch and node.log[: len(core.seen)] != core.seen
+        return self._wrong(served, "2: a leader lacks what was seen or acknowledged") if missing else served
 
     # --- crashes, the znode, grants -----------------------------------------------------------------------------------
 
-    def _crash(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
-        without = state._replace(grants=self.grants_after_crash(state, name))
+    def _crash(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         kept = self.kept(node)
         lives = [("crash", kept)]
         if self.power:
@@ -390,7 +448,7 @@ class Model:
             tails = range(kept.safe, len(kept.log) + 1)
             lives += [("lose power", self._without_tail(kept, end)._replace(forgetful=True)) for end in tails]
         for what, life in lives:
-            for forgotten in self._forgotten(without, name, node):
+            for forgotten in self._forgotten(core, name, node):
                 yield (what, name, ""), self._with(forgotten, name, self._started(life))
 
     def _without_tail(self, node: Node, end: int) -> Node:
@@ -400,31 +458,34 @@ class Model:
         """What is on the disk, and nothing else."""
         return Node(node.log, node.safe, node.history, node.epoch, node.forgetful)
 
-    def _grants_without(self, state: State, name: str) -> tuple[int, ...]:
+    def _grants_without(self, grants: Grants, name: str) -> Grants:
         """The grants when `name` counts none any more."""
-        return _without(state.grants, self._grant(name, "a"), self.nodes)
+        first = self._grant(name, "a")
+        own = (ENDED if each in PROMISED else NO_GRANT for each in grants[first : first + self.nodes])
+        return (*grants[:first], *own, *grants[first + self.nodes :])
 
-    def _written(self, state: State, name: str, znode: Znode) -> State:
+    def _written(self, core: Core, name: str, znode: Znode) -> Core:
         """The znode is changed, by `name`: what others know of it is old, and forgotten writes can only fail."""
         nodes = tuple(
             node._replace(office=node.office._replace(current=False))
             if node.office and node.office.current and other != name
             else node
-            for other, node in zip(self.names, state.nodes, strict=True)
+            for other, node in zip(self.names, core.nodes, strict=True)
         )
-        return state._replace(nodes=nodes, znode=znode, orphan=None)
+        return self._core(nodes, znode, None, core.seen, core.wrong)
 
-    def _forgotten(self, state: State, name: str, node: Node) -> Iterator[State]:
+    def _forgotten(self, core: Core, name: str, node: Node) -> Iterator[Core]:
         """The sender forgets what it is writing: that it never arrives, and that it may still do."""
-        yield state
+        yield core
         office = node.office
-        if office is None or not office.current or state.orphan:
+        if office is None or not office.current or core.orphan:
             return
         if node.role == CANDIDATE:
             for znode in self._candidacies(name, office):
-                yield state._replace(orphan=znode)
-        elif office.pending is not None and office.pending != state.znode.in_sync:
-            yield state._replace(orphan=state.znode._replace(in_sync=office.pending))
+                yield self._core(core.nodes, core.znode, znode, core.seen, core.wrong)
+        elif office.pending is not None and office.pending != core.znode.in_sync:
+            znode = core.znode._replace(in_sync=office.pending)
+            yield self._core(core.nodes, core.znode, znode, core.seen, core.wrong)
 
     def _candidacies(self, name: str, office: Office) -> Iterator[Znode]:
         """What a candidate may write: any of the others may seem to be absent."""
@@ -433,61 +494,95 @@ class Model:
             epoch, in_sync = self.elected(office.term - 1, office.in_sync, name, present)
             yield Znode(epoch, name, in_sync)
 
-    def _let_grants_end(self, state: State) -> Iterator[tuple[Step, State]]:
-        for at, grant in enumerate(state.grants):
+    def _let_grants_end(self, grants: Grants) -> Iterator[tuple[Step, Grants]]:
+        for at, grant in enumerate(grants):
             if grant != NO_GRANT:
                 leader, follower = self.names[at // self.nodes], self.names[at % self.nodes]
                 if grant == GIVEN:
-                    yield ("hold", leader, follower), state._replace(grants=replaced(state.grants, at, HELD))
+                    yield ("hold", leader, follower), replaced(grants, at, HELD)
                 if grant in (GIVEN, HELD):
-                    yield ("end", leader, follower), state._replace(grants=replaced(state.grants, at, ENDED))
+                    yield ("end", leader, follower), replaced(grants, at, ENDED)
                 if grant == ENDED:
-                    yield ("release", follower, leader), state._replace(grants=replaced(state.grants, at, NO_GRANT))
-                yield from self.lose_order(state, leader, follower)
+                    yield ("release", follower, leader), replaced(grants, at, NO_GRANT)
+                yield from self.lose_order(grants, leader, follower)
 
     def _grant(self, leader: str, follower: str) -> int:
         """The place of a grant in State.grants."""
         return PLACES[leader] * self.nodes + PLACES[follower]
 
-    def _connected(self, state: State, node: Node, leader: str) -> bool:
+    def _connected(self, core: Core, node: Node, leader: str) -> bool:
         """Whether `node` has a stream of what `leader` is now, not of what it was before a crash or an election."""
         if node.leader != leader:
             return False
-        sender = state.nodes[PLACES[leader]]
+        sender = core.nodes[PLACES[leader]]
         return sender.role == LEADER and sender.office is not None and sender.office.term == node.stream
 
-    def _node(self, state: State, name: str) -> Node:
-        return state.nodes[PLACES[name]]
+    def _node(self, core: Core, name: str) -> Node:
+        return core.nodes[PLACES[name]]
 
-    def _with(self, state: State, name: str, node: Node) -> State:
+    def _with(self, core: Core, name: str, node: Node) -> Core:
         """With `node` in the place of `name`, after readers have looked at it."""
-        nodes = replaced(state.nodes, PLACES[name], node)
-        _, znode, grants, orphan, acknowledged, seen, wrong = state  # _replace would take a third of the exploration
+        seen, wrong = core.seen, core.wrong
         shown = node.log[: self.shown(node)]
         if shown != seen[: len(shown)]:
             if shown[: len(seen)] == seen:
                 seen = shown
             else:
                 wrong = "3: a reader sees something else than another saw"
-        return State(nodes, znode, grants, orphan, acknowledged, seen, wrong)
+        return self._core(replaced(core.nodes, PLACES[name], node), core.znode, core.orphan, seen, wrong)
+
+    def _wrong(self, core: Core, wrong: str) -> Core:
+        return self._core(core.nodes, core.znode, core.orphan, core.seen, wrong)
+
+    def _core(
+        self, nodes: tuple[Node, ...], znode: Znode, orphan: Znode | None, seen: tuple[Entry, ...], wrong: str
+    ) -> Core:
+        key = (nodes, znode, orphan, seen, wrong)
+        if (core := self._cores.get(key)) is None:
+            leaders = tuple(
+                (node.office.term, name, self.counted(node.office.in_sync, node.office.pending))
+                for name, node in zip(self.names, nodes, strict=True)
+                if node.role == LEADER and node.office
+            )
+            core = self._cores[key] = Core(*key, leaders)
+        return core
+
+    def _told(self, core: Core, grants: Grants, acknowledged: tuple[int, str]) -> State:
+        """After each leader that may has told a client that its message is stored."""
+        if core.leaders:
+            if (tell := self._telling.get((core.leaders, grants))) is None:
+                tell = self._telling[core.leaders, grants] = tuple(self._acknowledge(core.leaders, grants))
+            newest = max((acknowledged, *tell), key=lambda each: each[0])
+            for each in tell:
+                if each[0] < newest[0]:
+                    core = self._wrong(core, "5: an older leader acknowledges")
+                elif each != newest:
+                    core = self._wrong(core, "1: two nodes acknowledge in one epoch")
+            acknowledged = newest
+        return State(core, grants, acknowledged)
+
+    def _acknowledge(self, leaders: Iterable[Leader], grants: Grants) -> Iterator[tuple[int, str]]:
+        for term, name, needed in leaders:
+            held = frozenset(other for other in self.names if grants[self._grant(name, other)] in COUNTED)
+            if self.may_acknowledge(held, needed, name):
+                yield term, name
 
     # --- invariants ---------------------------------------------------------------------------------------------------
 
-    def broken(self, state: State) -> str:
-        """The invariant that does not hold in this state, or "". Numbers as in docs/replication.md."""
-        if state.wrong:
-            return state.wrong
-        seen = state.seen
+    def _broken_in(self, core: Core) -> str:
+        if core.wrong:
+            return core.wrong
+        seen = core.seen
         terms = []
-        for name, node in zip(self.names, state.nodes, strict=True):
-            if name in state.znode.in_sync and not node.forgetful and node.log[: len(seen)] != seen:
+        for name, node in zip(self.names, core.nodes, strict=True):
+            if name in core.znode.in_sync and not node.forgetful and node.log[: len(seen)] != seen:
                 return "2: a node that can be elected lacks what was seen or acknowledged"
             if node.told > len(node.log) or node.log[: node.told] != seen[: node.told]:
                 return "4: logs differ below the committed end"
             if node.role == LEADER and node.office:
                 terms.append(node.office.term)
-            elif node.leader and self._connected(state, node, node.leader):
+            elif node.leader and self._connected(core, node, node.leader):
                 coming = node.log + tuple(entry for entry, _ in node.wire if entry is not None)
-                if coming != state.nodes[PLACES[node.leader]].log[: len(coming)]:
+                if coming != core.nodes[PLACES[node.leader]].log[: len(coming)]:
                     return "6: a follower has what its leader has not"
         return "1: two nodes lead in one epoch" if len(set(terms)) < len(terms) else ""

@@ -19,10 +19,11 @@ from .states import (
     IDLE,
     LEADER,
     NO_GRANT,
+    Core,
+    Grants,
     Names,
     Node,
     Office,
-    State,
     replaced,
 )
 
@@ -67,22 +68,22 @@ class CandidatesGrant(Model):
 class GrantsWhileItJoins(Model):
     """A node answers pings from its first moment on a connection, before it has compared the epochs."""
 
-    def _join(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
-        yield from super()._join(state, name, node)
-        for other, leader in zip(self.names, state.nodes, strict=True):
-            at = self._grant(other, name)
-            if leader.role == LEADER and state.grants[at] == NO_GRANT:
-                yield ("give", name, other), state._replace(grants=replaced(state.grants, at, GIVEN))
+    def gives(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, int]]:
+        yield from super().gives(core, name, node)
+        if node.role in (IDLE, FOLLOWER):
+            for other, leader in zip(self.names, core.nodes, strict=True):
+                if leader.role == LEADER:
+                    yield ("give", name, other), self._grant(other, name)
 
 
 class AStartForgetsPromises(Model):
-    def grants_after_crash(self, state: State, name: str) -> tuple[int, ...]:
-        grants = list(self._grants_without(state, name))
+    def grants_after_crash(self, grants: Grants, name: str) -> Grants:
+        left = list(self._grants_without(grants, name))
         for leader in self.names:
             at = self._grant(leader, name)
             forgotten = {GIVEN: ANSWER_TOO_LATE, HELD: HELD_TOO_LONG, ENDED: NO_GRANT}
-            grants[at] = forgotten.get(grants[at], grants[at])
-        return tuple(grants)
+            left[at] = forgotten.get(left[at], left[at])
+        return tuple(left)
 
 
 class NoGrants(Model):
@@ -95,15 +96,15 @@ class _WrongOrder(Model):
 
     early: dict[int, int]
 
-    def lose_order(self, state: State, leader: str, follower: str) -> Iterator[tuple[Step, State]]:
+    def lose_order(self, grants: Grants, leader: str, follower: str) -> Iterator[tuple[Step, Grants]]:
         at = self._grant(leader, follower)
-        grant = state.grants[at]
+        grant = grants[at]
         if grant in self.early:
-            yield ("release", follower, leader), state._replace(grants=replaced(state.grants, at, self.early[grant]))
+            yield ("release", follower, leader), replaced(grants, at, self.early[grant])
         if grant == ANSWER_TOO_LATE:
-            yield ("hold", leader, follower), state._replace(grants=replaced(state.grants, at, HELD_TOO_LONG))
+            yield ("hold", leader, follower), replaced(grants, at, HELD_TOO_LONG)
         if grant in (ANSWER_TOO_LATE, HELD_TOO_LONG):
-            yield ("end", leader, follower), state._replace(grants=replaced(state.grants, at, NO_GRANT))
+            yield ("end", leader, follower), replaced(grants, at, NO_GRANT)
 
 
 class CountsFromTheAnswer(_WrongOrder):
@@ -123,11 +124,11 @@ class LetsGoBeforeItStops(_WrongOrder):
 
     early = {}  # noqa: RUF012
 
-    def lose_order(self, state: State, leader: str, follower: str) -> Iterator[tuple[Step, State]]:
+    def lose_order(self, grants: Grants, leader: str, follower: str) -> Iterator[tuple[Step, Grants]]:
         at = self._grant(leader, follower)
-        if state.grants[at] == HELD:
-            yield ("let go", leader, follower), state._replace(grants=replaced(state.grants, at, HELD_TOO_LONG))
-        yield from super().lose_order(state, leader, follower)
+        if grants[at] == HELD:
+            yield ("let go", leader, follower), replaced(grants, at, HELD_TOO_LONG)
+        yield from super().lose_order(grants, leader, follower)
 
 
 class ElectionsIgnoreTheVersion(Model):
@@ -162,22 +163,22 @@ class CountsAfterItTookIn(Model):
 
 
 class DoubtIsFailure(Model):
-    def doubt(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
+    def doubt(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         office = node.office
         assert office
         believed = node._replace(office=office._replace(pending=None))
-        if office.pending is not None and state.znode.in_sync == office.in_sync:
-            for forgotten in self._forgotten(state, name, node):
+        if office.pending is not None and core.znode.in_sync == office.in_sync:
+            for forgotten in self._forgotten(core, name, node):
                 yield ("doubt", name, ""), self._with(forgotten, name, believed)
 
 
 class ServesWhatItForgot(Model):
-    def find_elected(self, state: State, name: str, node: Node) -> Iterator[tuple[Step, State]]:
-        znode = state.znode
+    def find_elected(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
+        znode = core.znode
         if node.role in (IDLE, FOLLOWER) and znode.leader == name and znode.epoch > node.epoch:
             zeros = (0,) * self.nodes
             office = Office(znode.epoch, True, znode.in_sync, acked=zeros, flying=zeros)
-            yield ("find elected", name, ""), self._with(state, name, node._replace(role=ELECTED, office=office))
+            yield ("find elected", name, ""), self._with(core, name, node._replace(role=ELECTED, office=office))
 
 
 class TakesInWhoHasTheCommitted(Model):

@@ -1,7 +1,9 @@
 """A state of the model: a few nodes with their disks, what is under way between them, and the set's znode.
 
-Everything is a tuple, so that states are compared and kept in a dictionary. Nodes are "a", "b", "c"; State.nodes has
+Everything is immutable, so that states are compared and kept in a dictionary. Nodes are "a", "b", "c"; Core.nodes has
 them in this order. A set of nodes is a frozenset of names.
+
+A state is its core and the grants, of which each core is met with many: what can be done is worked out once for a core.
 
 What is left out, and why nothing is lost by that:
 
@@ -13,10 +15,13 @@ What is left out, and why nothing is lost by that:
 - One write of the znode at a time may be forgotten by its sender and be applied later; there could be more.
 - A message that is lost is one that is not delivered until its connection is replaced.
 - Several partitions are several logs under the same rules.
+- Readers read, and clients are told that their messages are stored, whenever they can: both change nothing but what
+  must hold from then on.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -72,23 +77,30 @@ class Znode(NamedTuple):
     in_sync: Names
 
 
-class State(NamedTuple):
+Grants = tuple[int, ...]
+"""From each follower to each leader."""
+
+Leader = tuple[int, str, Names]
+"""The epoch of a leader, its name, and whose grants it needs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Core:
+    """All but the grants. Model._core() makes these: cores of one exploration are equal if they are the same object."""
+
     nodes: tuple[Node, ...]
     znode: Znode
-    grants: tuple[int, ...]  # from each follower to each leader
-    orphan: Znode | None = None  # a write that its sender has forgotten, and that ZooKeeper may still apply
+    orphan: Znode | None  # a write that its sender has forgotten, and that ZooKeeper may still apply
+    seen: tuple[Entry, ...]  # the most that a reader has seen, or that was acknowledged as in-sync
+    wrong: str  # the invariant that the step to this state broke
+    leaders: tuple[Leader, ...]
+
+
+class State(NamedTuple):
+    core: Core
+    grants: Grants
     acknowledged: tuple[int, str] = (0, "")  # the newest epoch in which a client was told that a message is stored, by
-    seen: tuple[Entry, ...] = ()  # the most that a reader has seen, or that was acknowledged as in-sync
-    wrong: str = ""  # the invariant that the step to this state broke
 
 
 def replaced(values: tuple[T, ...], at: int, value: T) -> tuple[T, ...]:
     return (*values[:at], value, *values[at + 1 :])
-
-
-def following(count: int, in_sync: Names) -> State:
-    """All nodes follow "a", the leader of epoch 1, with empty logs."""
-    office = Office(1, True, in_sync, acked=(0,) * count, flying=(0,) * count)
-    leader = Node(role=LEADER, office=office)
-    nodes = (leader, *[Node(role=FOLLOWER, leader="a", stream=1)] * (count - 1))
-    return State(nodes, Znode(1, "a", in_sync), (NO_GRANT,) * count * count)
