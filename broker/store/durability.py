@@ -189,6 +189,11 @@ class Durability:
         """Whether puts are answered, and shown, only when they are safe."""
         return self.mode is _WAITING or self.mode is _LEAVING
 
+    @property
+    def relies_on_journal(self) -> bool:
+        """Whether a power cut now, or when the journal's group is safe, leaves something of it in the journal only."""
+        return self.waits and max(self.safe_end, self._journal_end) > self.synced_end
+
     def lacks(self, end: int) -> bool:
         """Whether what lies below `end` is to be made safe: not if that is so already, nor after a failure."""
         return self.safe_end < end and self.failure is None

@@ -96,6 +96,7 @@ class PartitionLog:
         """Byte offset behind which readers see nothing, and the count up to there; see `limit_visibility`."""
         self._damaged_end = -1  # of damage that was copied and no synced header covers yet
         self._jobs: list[SyncJob] = []  # under way
+        self._roll_owed = False  # the last segment has its size, and `go_on` begins the next one
         self._begin(config, unsynced_directories)
 
     def _begin(self, config: TopicStoreConfig, unsynced_directories: Sequence[str]) -> None:
@@ -194,7 +195,7 @@ class PartitionLog:
             shared.syncs.mark_dirty(self)
         if shared.on_append is not None:
             call_safely(shared.on_append, self, base, end, durability.count, data, units, segments.active.first_offset)
-        if segments.active.size >= writer.max_segment_size and segment is None:
+        if segments.active.size >= writer.max_segment_size and segment is None and not self._roll_owed:
             self._roll()
         if actions & JOURNAL:
             shared.journal.add(self, base, end, durability.count, data)
@@ -240,6 +241,11 @@ class PartitionLog:
             syncs.request(self, DATA | INDEX if worth else INDEX)
 
     def _roll(self) -> None:
+        """Begin the next segment, or have `go_on` do it when the names of those in front of it are on the disk."""
+        self._roll_owed = self._owes_names
+        if self._roll_owed:
+            self._shared.syncs.request(self, DATA | INDEX)
+            return
         try:
             self._start_segment()
         except OSError as error:  # what was appended is good; only the next append has nowhere to go
@@ -292,8 +298,33 @@ class PartitionLog:
             self._start_segment()
 
     def _start_segment(self) -> None:
+        """Begin one, whose names are synced by the next job. Raises OSError, LogReadOnly."""
+        self._roll_owed = False
+        if self._owes_names:
+            self._sync_names()
         self._writer.roll()
         self._shared.syncs.request(self, DATA | INDEX)
+
+    @property
+    def _owes_names(self) -> bool:
+        """Whether the journal alone has something of a segment whose name may not be on the disk.
+
+        The name of a newer segment may then get there first, and a power cut leave the newer one without the older:
+        a start could not tell that from what retention leaves, and would not bring back what the journal has.
+        """
+        return bool(self._writer.unsynced_directories) and self.durability.relies_on_journal
+
+    def _sync_names(self) -> None:
+        """Bring the names of the segments to the disk. Waits for it: only who must begin a segment at once asks.
+
+        Raises LogReadOnly: a sync that has failed is never repeated, whatever it lacked.
+        """
+        try:
+            for directory in dict.fromkeys(self._writer.unsynced_directories):
+                self.segments.files.fsync_directory(directory)
+        except OSError as error:
+            self.sync_failed(f"the names of its segments cannot be synced: {error}")
+            raise LogReadOnly(self.directory, str(self.read_only)) from error
 
     def _turn_read_only(self, cause: str) -> None:
         self.durability.write_failed(cause)
@@ -482,7 +513,9 @@ class PartitionLog:
             self._shared.syncs.sync_ended(self)
 
     def go_on(self) -> None:
-        """Begin the job that was wanted meanwhile."""
+        """Begin the segment that was waiting for the job, and the job that was wanted meanwhile."""
+        if self._roll_owed and self.read_only is None:
+            self._roll()
         self.request(0)
 
     def sync_now(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -120,11 +120,11 @@ class FaultyFiles(Files):
         files._moved = self._moved
         return files
 
-    def lose_power(self) -> None:
-        """Kill, then forget everything that no sync has covered."""
+    def lose_power(self, kept: Collection[str] = ()) -> None:
+        """Kill, then forget everything that no sync has covered, but for the names `kept`, there by chance."""
         self.kill()
         for path in self._created | set(self._synced):
-            if path in self._entries:
+            if path in self._entries or path in kept:
                 with open(path, "wb") as file:
                     file.write(self._synced.get(path, b""))
             elif os.path.exists(path):

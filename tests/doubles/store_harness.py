@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from metaq.broker.store.batch import encode_puts
@@ -78,8 +78,8 @@ class StoreHarness:
         self.files.kill()
         return self._start_anew(self.files.next_life())
 
-    def lose_power(self) -> PartitionLog:
-        self.files.lose_power()
+    def lose_power(self, kept: Collection[str] = ()) -> PartitionLog:
+        self.files.lose_power(kept)
         return self._start_anew()
 
     def _start_anew(self, files: FaultyFiles | None = None) -> PartitionLog:

@@ -63,7 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     for failure in results.failed:
         shown[failure.workload, failure.column] += 1
         if options.all or shown[failure.workload, failure.column] <= _SHOWN:
-            print(f"\n--only {failure.workload} --case '{failure.where}': {failure.kind}: {failure.text}")
+            again = f"python -m tests.power --only {failure.workload} --case '{failure.where}'"
+            print(f"\n{again}: {failure.kind}: {failure.text}")
     return int(bool(results.failed))
 
 

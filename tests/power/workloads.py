@@ -53,6 +53,10 @@ WORKLOADS = {
         _store("fast-2-rolls", StoreWork(0, 2, segment_bytes=_ROLLS)),
         _store("mixed", StoreWork(3, 2, segment_bytes=_ROLLS, journal_bytes=5000)),
         _store("retention", StoreWork(1, 1, segment_bytes=300, keep_bytes=900, large=False, actions=80)),
+        _store(
+            "retention-journal",
+            StoreWork(4, 1, segment_bytes=300, keep_bytes=3000, journal_bytes=5000, large=False, actions=120),
+        ),
         _store("killed", StoreWork(2, 1, segment_bytes=_ROLLS), _KILL, _KILL, _PLAIN),
         _store("killed-journal", StoreWork(4, segment_bytes=4000, journal_bytes=5000), _KILL, _KILL, _PLAIN),
         _store("restarted", StoreWork(3, 1, segment_bytes=2000), _PLAIN, _PLAIN, _PLAIN),

@@ -44,6 +44,10 @@ def fill(harness: StoreHarness) -> PartitionLog:
     harness.max_segment_size = 4 * SIZE
     for number, body in enumerate(BODIES):
         harness.append(body, now_ms=NOW_MS + number)
+        if (
+            harness.log.end_offset % harness.max_segment_size == 0
+        ):  # the next begins when this one's name is on the disk
+            harness.threads.run_all()
     return harness.log
 
 

@@ -226,6 +226,7 @@ def test_jobs_let_go_of_the_descriptors_they_pinned(harness: StoreHarness) -> No
     harness.max_segment_size = 60
     for _ in range(5):
         harness.append(b"x" * 20)
+        harness.threads.run_all()
     harness.log.checkpoint()
     harness.threads.run_all()
     assert [segment.data.pins for segment in harness.log.segments] == [0] * 3

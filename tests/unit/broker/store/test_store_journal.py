@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -496,12 +497,66 @@ def test_a_first_segment_whose_name_was_lost_comes_back_from_the_journal(puts: P
     puts.check()
 
 
+def test_a_power_cut_that_keeps_only_the_newest_name_of_a_new_partition_loses_nothing(puts: Puts) -> None:
+    """POSIX promises no order of names. The journal does not reach the newer one: its group was not written yet."""
+    puts.harness.max_segment_size = 60
+    puts.round("a")
+    while any(not each for each in puts.acknowledged.values()):
+        puts.harness.threads.run_one()
+    puts.put(3, b"b" * 60)
+    newest = max(Path(puts.harness.path, "t-3").glob("*.meta"))
+    puts.harness.lose_power([str(newest)])
+    puts.check()
+    assert puts.acknowledged[3] == [b"a-3"]
+
+
+def test_a_new_segment_waits_for_the_names_in_front_of_it_and_begins_when_they_are_on_the_disk(puts: Puts) -> None:
+    puts.harness.max_segment_size = 60
+    for letter in "abc":
+        puts.put_together(range(PARTITIONS), letter.encode() * 60)
+    log = puts.harness.store.get("t", 3)
+    assert len(log.segments) == 1
+    puts.harness.threads.run_all()
+    assert [segment.size > 0 for segment in log.segments] == [True, False]
+    puts.harness.lose_power()
+    puts.check()
+
+
+def test_who_must_begin_a_segment_at_once_waits_for_the_names_in_front_of_it(puts: Puts) -> None:
+    puts.round("a")
+    while any(not each for each in puts.acknowledged.values()):
+        puts.harness.threads.run_one()
+    log = puts.harness.store.get("t", 3)
+    end = log.end_offset
+    body = b"of another node"
+    log.append(*encode_puts([(0, checksum(body), body)], end, [1 << 42], NOW_MS), segment=end)
+    assert len(log.segments) == 2
+    puts.harness.lose_power([log.segments[-1].path])
+    puts.check()
+    assert puts.acknowledged[3] == [b"a-3"]
+
+
+@pytest.mark.parametrize("cause", [errno.EIO, errno.ENOSPC], ids=["bad disk", "no room"])
+def test_names_that_cannot_be_synced_for_a_new_segment_make_the_partition_read_only(puts: Puts, cause: int) -> None:
+    """A sync that has failed is never repeated: the kernel has forgotten what it could not write."""
+    puts.round("a")
+    while any(not each for each in puts.acknowledged.values()):
+        puts.harness.threads.run_one()
+    log = puts.harness.store.get("t", 3)
+    puts.harness.files.error = OSError(cause, os.strerror(cause))
+    puts.harness.files.fail("fsync_directory")
+    with pytest.raises(LogReadOnly, match="the names of its segments"):
+        log.roll()
+    assert log.read_only is not None
+    assert len(log.segments) == 1
+
+
 def test_a_first_segment_that_retention_took_stays_away(puts: Puts) -> None:
     puts.harness.max_segment_size = 40
     for letter in "abcd":
         puts.put_together(range(PARTITIONS), letter.encode() * 10)
-    while any(len(each) < 4 for each in puts.acknowledged.values()):
-        puts.harness.threads.run_one()
+        puts.harness.threads.run_all()
+    assert all(len(each) == 4 for each in puts.acknowledged.values())
     puts.harness.store.get("t", 3).checkpoint()
     puts.harness.threads.run_all()
     assert journal_files(puts.harness)
