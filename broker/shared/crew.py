@@ -54,7 +54,11 @@ class Crew:
 
     def let_go(self, member: str, suspicion: Suspicion) -> None:
         """It has leased one less."""
-        _count_down(self._leased, member)
+        leased = self._leased  # not by _count_down: this is for each message
+        if (left := leased[member] - 1) > 0:
+            leased[member] = left
+        else:
+            del leased[member]
         if suspicion:
             _count_down(self._suspects, member)
             if suspicion is Suspicion.ALONE:

@@ -457,7 +457,9 @@ class SharedState:
     def _drop(self, offset: int, held: HeldMessage) -> None:
         """It is held no longer; the next one with its key may be leased."""
         del self._held[offset]
-        self._let_go(held)
+        if held.state is _LEASED:  # as _let_go
+            self.leased -= 1
+            self.crew.let_go(held.member, held.suspicion)
         self._ready -= held.state is _READY
         if held.key != NO_KEY:
             self._next_of_key(held.key)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from metaq import Producer, SharedConfig, SharedConsumer, SharedMessage
+from metaq.errors import SharedRefused
 from tests.integration.test_sets_clients import BrokerSet
 from tests.waiting import eventually
 
@@ -38,7 +39,7 @@ def taken(consumer: SharedConsumer, count: int) -> list[SharedMessage]:
     return messages
 
 
-def test_the_next_leader_knows_leases_attempts_and_acknowledgements(nodes: BrokerSet) -> None:
+def test_the_next_leader_knows_leases_attempts_acknowledgements_and_the_filter(nodes: BrokerSet) -> None:
     with Producer(nodes.connect) as producer:
         for number in range(12):
             producer.send(TOPIC, b"%d" % number)
@@ -51,6 +52,11 @@ def test_the_next_leader_knows_leases_attempts_and_acknowledgements(nodes: Broke
         former, epoch = nodes.leader, nodes.epoch
         nodes.nodes[former].kill()
         eventually(lambda: nodes.epoch > epoch and nodes.view.master is not None, what="an election")
+        with (
+            SharedConsumer(nodes.connect, group="g", topics=[TOPIC], ordered_by_key=True) as wrong,
+            pytest.raises(SharedRefused, match="ordered_by_key=False"),
+        ):
+            wrong.poll(60.0)
         with SharedConsumer(nodes.connect, group="g", topics=[TOPIC], config=config) as other:
             rest = taken(other, 7)
             assert {each.payload for each in rest} == {b"%d" % number for number in range(12)} - {
