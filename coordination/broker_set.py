@@ -6,6 +6,7 @@ Who may lead and when is decided elsewhere; here a decision is written, or is re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
@@ -16,7 +17,7 @@ from .backoff import Backoff
 from .brokers import read_entry
 from .logs import get_log
 from .presence import Presence
-from .session import SessionEvent, ZkSession
+from .session import SessionEvent, ZkSession, session_clock
 from .set_records import SetNode, SetState, format_set_node, format_set_state, parse_set_node
 from .set_view import SetMaster, SetView, read_set
 from .watches import ChildrenWatcher, DataWatcher
@@ -36,7 +37,8 @@ class BrokerSet:
     Methods block on ZooKeeper: call them on a worker thread, never on a reactor; any thread but kazoo's. on_view is
     called on the session's event thread, must not block, and gets the set as it is now: first after start(), then at
     each change, and after each reconnection even if nothing has changed. The views come in order: the state of none is
-    older than that of one before.
+    older than that of one before, unless ZooKeeper itself was set back. It was if a new session shows an older state,
+    because a majority makes a session, or if a former one does for the time of a session.
 
     Every change happens on the session that holds the node's own znode, and on the version that it is based on. If it
     raises CoordinationUnavailable or SessionLost it may have happened or not: read() tells. SessionLost is also raised
@@ -51,6 +53,7 @@ class BrokerSet:
         on_view: Callable[[SetView], None],
         *,
         backoff: Backoff | None = None,
+        clock: Callable[[], float] = session_clock,
     ) -> None:
         """session: the caller's, who starts it before start() and closes it after close()."""
         self.broker_id = broker_id
@@ -66,7 +69,11 @@ class BrokerSet:
         self._session_id = 0  # of the session that holds the own znode
         self._deposed = False  # another process has the own znode
         self._told: SetView | None = None
+        self._clock = clock
         self._newest = 0  # zxid of the newest state that was told
+        self._older_since: float | None = None  # while ZooKeeper shows an older one
+        self._looked_on = 0  # the session of the last look
+        self._era: tuple[int, int | None] = 0, None  # and zxid of the state that was found set back
         self._presence = Presence(session, f"node {node.name} of broker set {broker_id}", self._look, backoff)
         self._watchers = (
             DataWatcher(session, self._state_path, self._changed),
@@ -121,7 +128,9 @@ class BrokerSet:
     def read(self) -> SetView:
         """The set as it is now: whatever was written before the call is in it. Raises CoordinationError for a damaged
         state."""
-        return read_set(self._session, self.broker_id)
+        era, older = self._era
+        view = read_set(self._session, self.broker_id)
+        return replace(view, era=era, set_back=view.state is not None and view.zxid == older)
 
     def create(self, state: SetState) -> bool:
         """Write the first state of the set. False: it has one."""
@@ -234,12 +243,30 @@ class BrokerSet:
 
     def _look(self) -> None:
         """Be present, and tell what the set is like."""
-        self._appear(self._session.session_id)
+        session_id = self._session.session_id
+        if session_id != self._looked_on:
+            self._begin_era_if_set_back()  # before others see this node, and write what it must not take for old
+            self._looked_on = session_id
+        self._appear(session_id)
         view = self.read()
         if view.state and view.zxid < self._newest:
-            raise CoordinationError(f"a server of ZooKeeper shows an old state of broker set {self.broker_id}")
+            now = self._clock()
+            since = self._older_since = now if self._older_since is None else self._older_since
+            if now - since < self._session.session_timeout:
+                raise CoordinationError(f"a server of ZooKeeper shows an old state of broker set {self.broker_id}")
+            self._begin_era_if_set_back()
+            view = self.read()
+        self._older_since = None
         self._newest = max(self._newest, view.zxid)
         self._session.events.post(partial(self._tell, view))
+
+    def _begin_era_if_set_back(self) -> None:
+        found = read_set(self._session, self.broker_id)
+        if found.zxid < self._newest:
+            what = "no state" if found.state is None else f"an older state, of epoch {found.state.epoch},"
+            log.error("ZooKeeper was set back: it has %s of broker set %d", what, self.broker_id)
+            self._era = self._era[0] + 1, None if found.state is None else found.zxid
+            self._newest = found.zxid
 
     def _appear(self, session_id: int) -> None:
         own, *parents = self._nodes.get_many([self._own_path, *self._parents])

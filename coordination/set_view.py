@@ -43,6 +43,16 @@ class SetView:
     master: SetMaster | None = None
     zxid: int = 0
     """ZooKeeper's number of the state's last change: it rises even if the znode was deleted and made anew."""
+    era: int = 0
+    """How often ZooKeeper had come back without the newest state that the reader had seen, when this was read."""
+    set_back: bool = False
+    """Whether the state is an older one than the reader has seen, and has not been written since: who is in sync by it
+    may lack what was acknowledged later."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two views that one reader has, the later one has the higher order, or the same."""
+        return self.era, self.zxid
 
     def role(self, name: str) -> str:
         """`leader`, `in-sync` or `out of sync`: what the state says of the node `name`."""

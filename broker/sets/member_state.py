@@ -37,3 +37,5 @@ class MemberState(NamedTuple):
     """That it won since its start."""
     hand_overs: int
     """That it made since its start."""
+    set_back: bool
+    """ZooKeeper has an older state than the nodes have seen: nobody stands by it."""

@@ -260,6 +260,7 @@ class SetMember:
             follower is not None and follower.live,
             self._elections,
             self._hand_overs,
+            view is not None and view.state is not None and self._is_set_back(view, view.state),
         )
 
     def reconfigured(self) -> None:
@@ -323,7 +324,7 @@ class SetMember:
         self._reactor.callFromThread(self._see, view)
 
     def _see(self, view: SetView) -> None:
-        if self._view is not None and view.zxid < self._view.zxid:
+        if self._view is not None and view.order < self._view.order:
             return
         self._view = view
         self._urls |= {node.name: node.url for node in view.nodes.values()}
@@ -362,10 +363,10 @@ class SetMember:
             self._run(self._stand(view, state))
         else:
             if view.master is None:
-                self._say_what_is_waited_for(state)
+                self._say_what_is_waited_for(view, state)
             self._follow(state)
 
-    def _say_what_is_waited_for(self, state: SetState) -> None:
+    def _say_what_is_waited_for(self, view: SetView, state: SetState) -> None:
         """Where only an operator knows which data are the right ones."""
         name, broker_id = self.name, self._broker.config.broker_id
         remedy = f"if they are the ones that are to be kept: `metaq brokers elect {broker_id} --unclean --node {name}`"
@@ -373,6 +374,11 @@ class SetMember:
             trouble = (
                 f"ZooKeeper has a state of broker set {broker_id} of epoch {state.epoch}, and the data of {name} have "
                 f"seen epoch {self._file.epoch}: ZooKeeper was set back; {remedy}"
+            )
+        elif self._is_set_back(view, state):
+            trouble = (
+                f"ZooKeeper has an older state of broker set {broker_id}, of epoch {state.epoch}: it was set back, and "
+                f"who is in sync by it may lack messages; choose a node, and {remedy}"
             )
         elif name in state.in_sync and not self._is_in_sync():
             trouble = (
@@ -384,6 +390,11 @@ class SetMember:
         if trouble != self._trouble:
             self._trouble = trouble
             _log.error("%s", trouble)
+
+    def _is_set_back(self, view: SetView, state: SetState) -> bool:
+        """Whether ZooKeeper has an older state than a present node has seen: who was in sync then may have been dropped
+        since. A state without a leader was written by an operator who has chosen, or by a leader that resigned."""
+        return view.set_back or (bool(state.leader) and any(each.epoch > state.epoch for each in view.nodes.values()))
 
     def _is_alone(self, state: SetState) -> bool:
         return list(state.in_sync) == [self.name] and self._is_in_sync()
@@ -417,7 +428,7 @@ class SetMember:
         gone = self._gone == (state.epoch, state.leader) or state.leader in ("", self.name)
         if not (self._set.present and self._is_in_sync() and (view.master is None or gone)):
             return False
-        if not accepts(self._file.epoch, state.epoch):
+        if not accepts(self._file.epoch, state.epoch) or self._is_set_back(view, state):
             return False
         if in_time(now, self._granted_until):
             self._reactor.callLater(self._granted_until - now + 0.001, self._decide)
@@ -440,12 +451,13 @@ class SetMember:
         with it who has what was acknowledged. A new node waits for such nodes; of new ones the first by name begins."""
         if not self._file.history.epochs:
             return not any(node.epoch for node in view.nodes.values()) and min([self.name, *view.nodes]) == self.name
-        if not self._trouble:
-            self._trouble = (
-                f"ZooKeeper has no state of broker set {self._broker.config.broker_id}, which has had epoch "
-                f"{self._file.epoch}: choose a node with `metaq brokers elect --unclean`"
-            )
-            _log.error("%s", self._trouble)
+        trouble = (
+            f"ZooKeeper has no state of broker set {self._broker.config.broker_id}, which has had epoch "
+            f"{self._file.epoch}: choose a node with `metaq brokers elect --unclean`"
+        )
+        if trouble != self._trouble:  # that of a follower whose leader has just stepped down
+            self._trouble = trouble
+            _log.error("%s", trouble)
         return False
 
     async def _create(self) -> None:

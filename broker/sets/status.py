@@ -114,6 +114,7 @@ class SetReport:
                 "bytes": sum(end for _, end, _ in self._broker.store.ends().values()),
                 "elections": found.elections,
                 "handOvers": found.hand_overs,
+                **({"setBack": True} if found.set_back else {}),
                 **leads,
             },
             nodes=None if leader is None else [self._node(each) for each in leader.status()],

@@ -362,6 +362,7 @@ def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], n
             )
     in_sync = view.state.in_sync if view.state else ()
     present = [] if view.state and view.state.epoch < epoch else view.in_sync_present
+    present = [each for each in present if not _waits_for_a_choice(told[each])]
     if any(not view.nodes[each].forgetful for each in present) or (in_sync and len(present) == len(in_sync)):
         raise CoordinationError(
             f"in sync and present in broker set {broker_set}: {', '.join(present)}: it leads by itself within seconds, "
@@ -370,6 +371,11 @@ def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], n
     if node not in view.nodes:
         choice = " or ".join(sorted(view.nodes)) or "none is"
         raise ConfigError("--node", node, f"is not registered in ZooKeeper: start it, or choose {choice}")
+
+
+def _waits_for_a_choice(told: Told) -> bool:
+    """Whether a node says that it does not stand, because ZooKeeper was set back to an older state of the set."""
+    return not isinstance(told, MetaqError) and bool(told.get("setBack"))
 
 
 def _answers(told: Mapping[str, Mapping[str, Any] | MetaqError]) -> list[dict[str, object]]:

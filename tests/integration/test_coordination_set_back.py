@@ -1,15 +1,18 @@
 """ZooKeeper comes back empty, and from an older copy, under a broker, a producer, two groups and a shared group."""
 
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
-from metaq import Consumer, ConsumerConfig, Message, Producer, ProducerConfig, SharedConfig, SharedConsumer
+from metaq import Consumer, ConsumerConfig, Message, Producer, ProducerConfig, SharedConfig, SharedConsumer, browse
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.protocol.errors import MetaqError
 from tests.integration.client_cluster import running_brokers
+from tests.integration.set_nodes import set_nodes
 from tests.waiting import eventually
 
 SESSION_SECONDS = 2.0
@@ -140,4 +143,29 @@ def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_cop
                 each.end()
             assert max(took) < SESSION_SECONDS + 8
             assert not sender.failures
+    server.stop()
+
+
+def test_a_broker_set_waits_for_an_operators_choice_which_its_living_nodes_carry_out(tmp_path: Path) -> None:
+    """Nobody knows who was in sync. (Some seconds: real nodes must live through a ZooKeeper that is emptied.)"""
+    server = EmbeddedZooKeeper(tmp_path / "zk", tick_time_ms=100)
+    server.start()
+    with set_nodes(tmp_path, server.connect_string, {"t": ""}) as nodes:
+        nodes.start("a", "b")
+        nodes.wait_in_sync("a", "b")
+        with Producer(nodes.connect) as producer:
+            producer.send("t", b"before")
+        server.stop()
+        shutil.rmtree(server.data_dir / "data")
+        server.start()
+        eventually(lambda: set(nodes.view().nodes) == {"a", "b"}, what="the nodes' return")
+        view = nodes.view()
+        assert (view.state, view.master) == (None, None)
+        log = nodes.nodes["b"].errors
+        eventually(lambda: "has no state of broker set 0, which has had epoch 1" in log.read_text(), what="the remedy")
+        words = ["brokers", "elect", "0", "--unclean", "--node", "b", "--yes", "--zk", nodes.connect]
+        subprocess.run([sys.executable, "-m", "metaq", *words], check=True, timeout=60)
+        nodes.wait_in_sync("a", "b")
+        assert nodes.leader == "b"
+        assert [message.payload for message in browse(nodes.connect, "t")] == [b"before"]
     server.stop()

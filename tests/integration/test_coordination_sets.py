@@ -102,6 +102,36 @@ def test_nodes_see_one_another_come_and_go(start: Start):
     a.sees(lambda view: set(view.nodes) == {"a"}, "the node that left")
 
 
+def test_an_older_state_on_a_new_session_is_told_as_one_that_was_set_back_until_somebody_writes(start: Start):
+    a = start("a")
+    a.lead(1)
+    before = a.sees(lambda view: view.state, "the state")
+    a.set._newest += 1_000  # as if ZooKeeper had lost so many transactions
+    expire(a.session)
+    found = a.sees(lambda view: view.set_back, "the older state")
+    assert (found.state, found.zxid, found.era) == (before.state, before.zxid, 1)
+    assert found.order > (0, a.set._newest + 1_000)
+    assert a.set.change(a.state(5), found.version) is not None
+    assert a.sees(lambda view: not view.set_back, "what was written").order > found.order
+
+
+def test_a_former_session_must_show_an_older_state_for_the_time_of_a_session_before_it_is_believed(start: Start):
+    a = start("a")
+    a.lead(1)
+    seen = a.sees(lambda view: view.state, "the state")
+    now = 100.0
+    a.set._clock = lambda: now
+    a.set._newest += 1_000
+    with pytest.raises(CoordinationError, match="a server of ZooKeeper shows an old state of broker set"):
+        a.set._look()
+    now += a.session.session_timeout - 0.1
+    with pytest.raises(CoordinationError):
+        a.set._look()
+    now += 0.1
+    a.set._look()
+    assert a.sees(lambda view: view.set_back, "the older state").state == seen.state
+
+
 def test_two_processes_of_one_name_are_told_apart_and_the_second_one_does_not_start(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):

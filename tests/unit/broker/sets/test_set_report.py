@@ -19,7 +19,20 @@ from metaq.protocol.errors import CoordinationError, ReplicaDiverged
 
 FOLLOWER = FollowerStatus("b", True, True, True, 0, 0.0, "")
 AT_REST = MemberState(
-    SetState(3, "a", {"a": "x", "b": "y"}, "b"), frozenset("ab"), 3, 3, "", "", False, False, True, False, False, 1, 0
+    SetState(3, "a", {"a": "x", "b": "y"}, "b"),
+    frozenset("ab"),
+    epoch=3,
+    last_epoch=3,
+    leader_url="",
+    error="",
+    busy=False,
+    stopping=False,
+    established=True,
+    following=False,
+    live=False,
+    elections=1,
+    hand_overs=0,
+    set_back=False,
 )
 
 
