@@ -133,6 +133,15 @@ class Paths:
     def consumer_filter(self, group: str, consumer_id: str) -> str:
         return _join(self.group_filters(group), consumer_id)
 
+    def group_begun(self, group: str) -> str:
+        return _join(self.groups(), group, "begun")
+
+    def begun_of_topic(self, group: str, topic: str) -> str:
+        return _join(self.group_begun(group), topic)
+
+    def begun(self, group: str, topic: str, partition: str) -> str:
+        return _join(self.begun_of_topic(group, topic), partition)
+
     def group_owners(self, group: str) -> str:
         return _join(self.groups(), group, "owners")
 

@@ -20,10 +20,12 @@ from metaq.protocol.limits import INT64_MAX
 __all__ = [
     "MAX_PARTITIONS",
     "UNKNOWN_MESSAGE_ID",
+    "Begun",
     "ConsumerFilter",
     "DecidedBatch",
     "Offset",
     "damaged",
+    "format_begun",
     "format_broker_url",
     "format_checksum",
     "format_consumer_filter",
@@ -37,6 +39,7 @@ __all__ = [
     "format_topics",
     "format_zone",
     "host_and_port",
+    "parse_begun",
     "parse_broker_id",
     "parse_broker_url",
     "parse_checksum",
@@ -294,6 +297,35 @@ def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
     if type(where) is not str or type(tags) is not list or not all(type(tag) is str for tag in tags):
         raise ValueError(fields)
     return ConsumerFilter(tuple(sorted(tags)), where)
+
+
+class Begun(NamedTuple):
+    """What the owner of a partition has begun. offset: of the message that it has written down before it began it, -1:
+    it handles messages without writing that. alone: how many owners in a row began this message alone in their process
+    and did not end it."""
+
+    offset: int = -1
+    alone: int = 0
+
+
+def format_begun(begun: Begun) -> bytes:
+    """A JSON object with the offset and the number; empty if there is no offset."""
+    return json.dumps(begun._asdict() if begun.offset >= 0 else {}, separators=(",", ":")).encode()
+
+
+def parse_begun(path: str, data: bytes | None) -> Begun:
+    """The inverse of format_begun(). Unknown fields are ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return Begun()
+    try:
+        fields = json.loads(text)
+        offset, alone = fields.get("offset", -1), fields.get("alone", 0)
+        if type(offset) is int and type(alone) is int:
+            return Begun(offset, alone)
+    except (ValueError, AttributeError):
+        pass  # said below, with the node
+    raise damaged(path, data, '{"offset":<offset>,"alone":<number>}')
 
 
 def format_group_zones(zones: Mapping[int, str]) -> bytes:

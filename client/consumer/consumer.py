@@ -9,6 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
+from metaq.coordination.begun_marks import BegunMarks
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, broadcast_group
 from metaq.coordination.interrupts import Aside, begin_elsewhere
@@ -58,6 +59,7 @@ from .polling import NOT_ALONE, Poller, Taken
 from .rejected import RejectHandler, drop_message, of_cluster, recovering
 from .retry import Retry
 from .retrying import FailedMessages, FailedSender
+from .suspects import Suspects
 from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
 from .watches import PollWatch, SessionWatch
 
@@ -175,6 +177,7 @@ class Consumer(Poller):
         self.consumer_id = membership.consumer_id
         self._poll_watch = PollWatch(self.group, self.consumer_id, config.max_poll_interval_seconds)
         self._committer = OffsetCommitter(offset_store_for(config, self._session, membership), self.group)
+        self._suspects = Suspects(BegunMarks(self._session, self.group), self._committer, core)
         self._beginnings = Beginnings(self._committer, core, self._fetcher, self._commit_timers)
         self._member = GroupMember(
             membership,
@@ -185,6 +188,7 @@ class Consumer(Poller):
             self._view,
             is_idle=self._poll_watch.is_idle,
             on_brokers=lambda ids: None if nearest is None else self._nearby.look(ids),
+            on_given_up=self._suspects.left,
         )
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
         self._finder = MessageFinder(self._view, self._connect_to, self._pool.follow)
@@ -327,7 +331,10 @@ class Consumer(Poller):
             else:
                 reject = of_cluster(*self._cluster) if on_reject is None else on_reject
             self._listener = Listener(
-                Handling(wanted, batch, max_retries, reject, threads, self._failed),
+                Handling(
+                    *(wanted, batch, max_retries, reject, threads, self._failed),
+                    suspects=None if retry is None else self._suspects,
+                ),
                 self._core,
                 self._fetcher,
                 self._timers,

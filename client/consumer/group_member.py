@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 
@@ -61,9 +61,11 @@ class GroupMember:
         is_idle: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         on_brokers: Callable[[Collection[int]], None] = lambda _: None,
+        on_given_up: Callable[[Iterable[PartitionCursor]], None] = lambda _: None,
     ) -> None:
         """is_idle: whether nobody polls still, when it is about to step out. on_brokers: called with the ids of the
-        brokers that are registered, whenever it has looked at them."""
+        brokers that are registered, whenever it has looked at them. on_given_up: with what is committed and lost, but
+        owned still; a MetaqError of it fails the step."""
         config = core.config
         self.state = State.NEW
         self.stepped_out = False
@@ -86,6 +88,7 @@ class GroupMember:
         self._timers = timers
         self._is_idle = is_idle
         self._on_brokers = on_brokers
+        self._on_given_up = on_given_up
         self._clock = clock
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._checked: tuple[Mapping[TopicPartition, PartitionCursor], int] = ({}, 0)
@@ -370,6 +373,7 @@ class GroupMember:
         self._committer.commit(losses)
         self._core.lose(losses)
         self._moved += len(losses)
+        self._on_given_up(losses)
         self._membership.release_many(_znode(each.partition) for each in losses)  # last: if it fails, see `_compare`
         return Event.RELEASED
 
@@ -494,9 +498,12 @@ class GroupMember:
         owned = self._core.owned
         for cursor in owned.values():
             cursor.revoke()
-        if self._claims_hold():
+        is_committed = self._claims_hold()
+        if is_committed:
             self._committer.commit(owned.values())
         self._core.lose(owned.values())
+        if is_committed:
+            self._on_given_up(owned.values())
         if owned:
             self._tell(Notice(False, set(self._core.told(owned.values())).difference(told)))
         self._is_out = self.stepped_out = True  # a poll that came before and was not heard of yet has reset it
@@ -513,6 +520,8 @@ class GroupMember:
         try:
             if self._session_lives():
                 self._committer.commit(owned.values())  # refused by its fence if the session is a new one
+                self._core.lose(owned.values())
+                self._on_given_up(owned.values())
         finally:
             self._core.lose(owned.values())
             self._membership.leave()  # releases what is held

@@ -29,7 +29,8 @@ from .cursor import PartitionCursor
 from .fetcher import Fetcher
 from .rejected import RejectHandler
 from .retrying import FailedMessages, Sending
-from .tuning import HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
+from .suspects import Care, Suspects, WorkerDied
+from .tuning import ALONE_LOOK_SECONDS, HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
 from .watches import PollWatch
 
 __all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting", "delivering_living"]
@@ -71,7 +72,8 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
 
 class Handling(NamedTuple):
     """What the user has asked run() for. deliver: gets at most `batch` messages at a time; they count as consumed when
-    it returns. failed: where the messages go on which it fails; None: as max_retries and `reject` say."""
+    it returns. failed: where the messages go on which it fails; None: as max_retries and `reject` say. suspects: those
+    that may have ended a former owner's process."""
 
     deliver: Deliver
     batch: int
@@ -79,6 +81,7 @@ class Handling(NamedTuple):
     reject: RejectHandler
     threads: int
     failed: FailedMessages | None = None
+    suspects: Suspects | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +120,10 @@ class _Work:
     single_before: int = 0
     """Below this offset, messages of a batch that failed go to the handler one by one."""
     leaving: _Leaving | None = None
+    looked: bool = False
+    """Whether it is known if the last owner died."""
+    care: Care | None = None
+    complained: bool = False
 
     def is_current(self) -> bool:
         """Whether the messages taken still are what comes next."""
@@ -147,6 +154,8 @@ class Listener:
         self._config = core.config
         self._may_work = may_work
         self._lock = threading.Lock()
+        self._busy = 0  # workers at a partition
+        self._alone: _Work | None = None  # no other one may call the handler
         self._works: dict[PartitionCursor, _Work] = {}
         self._taken: dict[TopicPartition, _Work] = {}  # what is queued of each partition
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -296,13 +305,19 @@ class Listener:
     def _work_on(self, work: _Work) -> None:
         cursor, pause = work.cursor, 0.0
         if cursor.hold():
+            with self._lock:
+                self._busy += 1
             try:
                 pause = self._process(work)
             finally:
+                with self._lock:
+                    self._busy -= 1
                 cursor.let_go()
                 if cursor.revoking or not cursor.active:
                     self._fetcher.wake()  # somebody waits for the handler to return
         with self._lock:
+            if self._alone is work and not (work.care and work.care.waits and work.is_current()):
+                self._alone = None
             self._leave_queue(work)
             if pause:
                 work.paused = True
@@ -330,6 +345,8 @@ class Listener:
                 return 0.0
             if not self._may_work():
                 return self._config.retry_step_seconds
+            if self._alone is not None and self._alone is not work:
+                return ALONE_LOOK_SECONDS
             pause = self._process_next(work)
             if pause:
                 return pause
@@ -382,7 +399,12 @@ class Listener:
         self._poll_watch.works(threading.get_ident())
         if work.leaving is not None:
             return self._leave(work, work.leaving)
-        size = 1 if work.messages[0].offset < work.single_before else self._handling.batch
+        if self._handling.suspects is not None and (work.care is not None or not work.looked):
+            pause = self._take_care(work, self._handling.suspects)
+            if pause is not None:
+                return pause
+        singly = work.care is not None and work.care.singly > 0
+        size = 1 if singly or work.messages[0].offset < work.single_before else self._handling.batch
         unit = [work.messages[number] for number in range(min(size, len(work.messages)))]
         living = self._core.living(unit) if work.may_expire else unit  # also of one that has failed before
         if living:
@@ -397,6 +419,9 @@ class Listener:
     def _done(self, work: _Work, unit: Sequence[Message]) -> None:
         for _ in unit:
             work.messages.popleft()
+        if work.care is not None:
+            work.care.left -= len(unit)
+            self._alone = None if self._alone is work else self._alone
         work.tries = 0
         work.cursor.consumed_to(unit[-1].next_offset, unit[-1].id, work.moves)
 
@@ -430,6 +455,50 @@ class Listener:
     def _take_singly(self, work: _Work, unit: Sequence[Message]) -> None:
         log.warning("a batch of %d messages failed %d times: now one by one", len(unit), work.tries)
         work.single_before, work.tries = unit[-1].next_offset, 0
+
+    # --- messages that may end their process --------------------------------------------------------------------------
+
+    def _take_care(self, work: _Work, suspects: Suspects) -> float | None:
+        """Before a message is begun. Returns how long its partition must pause, 0 = not at all, but another message is
+        first now; None: it may be begun."""
+        offset = work.messages[0].offset
+        try:
+            if not work.looked:
+                work.care, work.looked = suspects.look(work.cursor), True
+            care = work.care
+            if care is None:
+                return None
+            if care.is_named(offset) and care.begun.alone and care.marked != offset and not work.tries:
+                work.tries = care.begun.alone
+                return self._died(work)
+            alone = self._handling.threads == 1 or (care.is_named(offset) and self._is_alone(work))
+            care.waits = care.is_named(offset) and not alone
+            if care.waits:
+                return ALONE_LOOK_SECONDS
+            suspects.step(work.cursor, care, offset, alone)
+        except MetaqError as error:
+            if not work.complained:
+                work.complained = True
+                log.warning("%s waits until what it begins can be written down: %s", work.cursor, error)
+            return self._config.retry_max_seconds
+        work.complained = False
+        if care.is_over:
+            work.care = None
+            suspects.over(work.cursor)
+        return None
+
+    def _died(self, work: _Work) -> float:
+        failed = self._handling.failed
+        assert failed is not None, "only then there are suspects"
+        error = WorkerDied(f"{work.tries} processes ended, or lost their sessions, while they handled it alone")
+        return self._failed_for_now(work, [work.messages[0]], error, failed)
+
+    def _is_alone(self, work: _Work) -> bool:
+        """Others end what they are at, and begin nothing until this one has been handled."""
+        with self._lock:
+            if self._alone is None:
+                self._alone = work
+            return self._alone is work and self._busy == 1
 
     # --- messages that go back to the broker --------------------------------------------------------------------------
 

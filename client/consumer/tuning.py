@@ -5,7 +5,9 @@ benchmark depends on one; the sizes that `bench --scenario consume` was tuned wi
 from __future__ import annotations
 
 __all__ = [
+    "ALONE_LOOK_SECONDS",
     "BEGINNINGS_GATHER_SECONDS",
+    "CAREFUL_MESSAGES",
     "CLOSE_SECONDS",
     "CONNECT_SECONDS",
     "DAMAGE_TRIES",
@@ -18,6 +20,7 @@ __all__ = [
     "RECOVERED_PAGE",
     "SENDING_LOOK_SECONDS",
     "STOP_LOOK_SECONDS",
+    "SUSPECT_MESSAGES",
     "SUSPENDED_SHARE",
     "UNPROVED_SHARE",
     "ZONE_SETTLE_SECONDS",
@@ -26,6 +29,13 @@ __all__ = [
 BEGINNINGS_GATHER_SECONDS = 0.01
 """How long a partition that the group has no offset for waits for others, so that their offsets are written together:
 brokers say one by one where partitions end."""
+ALONE_LOOK_SECONDS = 0.05
+"""How often a worker looks whether nothing else is handled, for a message at which a process has died."""
+SUSPECT_MESSAGES = 64
+"""Behind a death, so many messages are written down one by one before they are begun. Each costs two writes to
+ZooKeeper, some milliseconds, so that this is a fraction of a second."""
+CAREFUL_MESSAGES = 1 << 16
+"""Behind these the offset is committed before twice as many are begun, until so many."""
 CLOSE_SECONDS = 10.0
 """close() takes at most: what a program's user waits for without asking why."""
 CONNECT_SECONDS = 3.0

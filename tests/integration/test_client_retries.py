@@ -1,5 +1,7 @@
 """run(retry=…) and dead letters on real brokers: pauses, attempts, members, redriving, dropping."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -10,7 +12,7 @@ import pytest
 from metaq import Consumer, ConsumerConfig, DeadLetters, Retry, TopicPartition
 from metaq.errors import ClientError, ConfigError, MessageNotFound
 from tests.integration.cli_helpers import Operator
-from tests.integration.client_cluster import SESSION_SECONDS
+from tests.integration.client_cluster import SESSION_SECONDS, SHORT_SESSION_SECONDS
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 2, "other": 1}
@@ -266,3 +268,39 @@ def test_operators_see_what_waits_and_what_is_dead(brokers, producer):
     names = {each["topic"] for each in operator.json("topics", "list")}
     assert names == {"t", "other"}
     assert {"%DEAD%other", "%RETRY%g"} <= {each["topic"] for each in operator.json("topics", "list", "--all")}
+
+
+_WORKER = """
+import os, sys
+from metaq import Consumer, ConsumerConfig, Retry
+
+def handle(message):
+    print(message.payload.decode(), flush=True)
+    if message.payload == b"kills":
+        os._exit(9)
+
+config = ConsumerConfig(session_timeout_seconds=float(sys.argv[2]))
+with Consumer(sys.argv[1], group="g", topics=["t"], config=config) as consumer:
+    consumer.run(handle, retry=Retry(attempts=1))
+"""
+
+
+def test_a_message_that_kills_its_process_becomes_a_dead_letter_and_those_around_it_do_not(brokers, producer):
+    """Each death costs the end of a session, which is what this test waits for."""
+    producer.send_batch("t", [b"1", b"2", b"kills", b"3"], partition=TopicPartition("t", 0, 0))
+    said: list[list[str]] = []
+    for _ in range(3):
+        words = [sys.executable, "-c", _WORKER, brokers.connect, str(SHORT_SESSION_SECONDS)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            said.append([])
+            for line in worker.stdout:
+                said[-1].append(line.strip())
+                if line.strip() == "3":
+                    worker.kill()
+    assert said == [["1", "2", "kills"], ["1", "2", "kills"], ["3"]]
+    with DeadLetters(brokers.connect, group="g") as letters:
+        eventually(lambda: letters.count() == 1)
+        (letter,) = letters.read()
+    assert (letter.original.payload, letter.attempts) == (b"kills", 1)
+    assert "WorkerDied: 1 processes ended, or lost their sessions" in letter.cause

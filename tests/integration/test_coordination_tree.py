@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from metaq.coordination.begun_marks import BegunMarks
 from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, new_consumer_id
 from metaq.coordination.move_records import Move
 from metaq.coordination.moves import Moves
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
-from metaq.coordination.records import ConsumerFilter, format_topics, parse_offset, parse_topics
+from metaq.coordination.records import Begun, ConsumerFilter, format_topics, parse_offset, parse_topics
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
 from metaq.coordination.znodes import create_ephemeral
+from metaq.protocol.errors import SessionLost
 from tests.integration.coordination_helpers import session_at, tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +37,7 @@ PATTERNS = {
     "<Q>": "[^/]+",
 }
 
-OURS_ALONE = re.compile("/meta/(?:spark|brokers/(?:sets|moves|zones)|consumers/.+/(?:zones|filters))(?:/|$)")
+OURS_ALONE = re.compile("/meta/(?:spark|brokers/(?:sets|moves|zones)|consumers/.+/(?:zones|filters|begun))(?:/|$)")
 """Of paths that no Java program knows: not in a cluster that was recorded from it."""
 
 GENERATED = re.compile(r"_[\d.]+-\d+-\d+-\d+")
@@ -139,6 +141,30 @@ def test_each_node_of_filters_is_documented_with_its_kind(sessions: list[ZkSessi
     rows = [(row, kind == "ephemeral") for row, kind in documented() if "/filters" in row.pattern]
     assert len(rows) == len(found) == 2
     assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
+
+
+def test_each_node_of_begun_messages_is_documented_with_its_kind(sessions: list[ZkSession]):
+    BegunMarks(sessions[0], "g1").make([("orders", "0-0")], sessions[0].session_id)
+    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
+    rows = [(row, kind == "ephemeral") for row, kind in documented() if "/begun" in row.pattern]
+    assert len(rows) == len(found) == 3
+    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
+
+
+def test_begun_messages_are_kept_until_the_partition_is_given_up(sessions: list[ZkSession]):
+    marks, here, there = BegunMarks(sessions[0], "g1"), ("orders", "0-0"), ("orders", "0-1")
+    fence = sessions[0].session_id
+    assert marks.load([here, there]) == [None, None]
+    marks.make([here, there], fence)
+    marks.write(here, Begun(4096, 1), fence)
+    marks.make([here], fence)  # what is there stays
+    assert BegunMarks(sessions[1], "g1").load([here, there]) == [Begun(4096, 1), Begun()]
+    with pytest.raises(SessionLost):
+        marks.write(here, Begun(5, 1), sessions[1].session_id)
+    marks.remove({here: fence, there: fence})
+    assert marks.load([here, there]) == [None, None]
+    marks.write(here, Begun(7), fence)  # as if somebody had deleted it
+    assert marks.load([here]) == [Begun(7)]
 
 
 def test_each_node_of_zones_is_documented_with_its_kind(sessions: list[ZkSession]):

@@ -26,7 +26,17 @@ class Running:
     """A listener on a thread of its own, over the partitions of one fake broker."""
 
     def __init__(
-        self, broker, handler, batch=1, max_retries=2, reject=None, threads=1, accept=None, config=FAST, failed=None
+        self,
+        broker,
+        handler,
+        batch=1,
+        max_retries=2,
+        reject=None,
+        threads=1,
+        accept=None,
+        config=FAST,
+        failed=None,
+        suspects=None,
     ):
         self.broker = broker
         self.rejected: list[tuple[bytes, str]] = []
@@ -49,6 +59,7 @@ class Running:
                 reject or (lambda message, error: self.rejected.append((message.payload, str(error)))),
                 threads,
                 failed,
+                None if suspects is None else suspects(self.core),
             ),
             self.core,
             self.fetcher,

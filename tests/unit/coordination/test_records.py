@@ -11,8 +11,10 @@ from metaq.coordination.move_records import Move, MoveState, format_move, parse_
 from metaq.coordination.paths import Paths
 from metaq.coordination.records import (
     MAX_PARTITIONS,
+    Begun,
     ConsumerFilter,
     Offset,
+    format_begun,
     format_broker_url,
     format_checksum,
     format_consumer_filter,
@@ -24,6 +26,7 @@ from metaq.coordination.records import (
     format_plain_count,
     format_topics,
     format_zone,
+    parse_begun,
     parse_broker_id,
     parse_broker_url,
     parse_consumer_filter,
@@ -337,6 +340,19 @@ def test_filters_are_written_as_zk_paths_md_shows_them_and_later_fields_are_igno
 def test_a_damaged_filter_of_a_consumer_is_an_error_that_names_the_znode(data: bytes):
     with pytest.raises(CoordinationError, match="/meta/consumers/g/filters/g_c "):
         parse_consumer_filter("/meta/consumers/g/filters/g_c", data)
+
+
+def test_begun_messages_are_written_as_zk_paths_md_shows_them_and_later_fields_are_ignored():
+    assert format_begun(Begun(4096, 1)) == b'{"offset":4096,"alone":1}'
+    assert format_begun(Begun()) == b"{}"
+    assert parse_begun("/p", b'{"offset":4096,"alone":1,"rack":7}') == Begun(4096, 1)
+    assert parse_begun("/p", b"{}") == parse_begun("/p", None) == Begun()
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"nonsense", b"[]", b"7", b'{"offset":"4"}', b'{"offset":4,"alone":null}'])
+def test_a_damaged_begun_message_is_an_error_that_names_the_znode(data: bytes):
+    with pytest.raises(CoordinationError, match="/meta/consumers/g/begun/t/0-0 "):
+        parse_begun("/meta/consumers/g/begun/t/0-0", data)
 
 
 def test_without_data_there_is_no_zone():

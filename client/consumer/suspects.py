@@ -1,0 +1,129 @@
+"""Messages that may have ended the process of a former owner: they are begun with care.
+
+While a member of run(retry=...) owns a partition there is a mark of it. Who claims a partition and finds one knows that
+the last owner died, or lost its session, and not on which message: one behind the committed offset. So it goes on with
+care. It commits, and writes down what it begins, in front of each of the first messages (SUSPECT_MESSAGES), and commits
+in front of twice as many, and so on: if it dies, too, the next one begins closer in front of the message. When that is
+the first one, the mark names it, and a death while it was handled alone counts as a failed attempt.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from metaq.coordination.begun_marks import BegunMarks
+from metaq.coordination.logs import get_log
+from metaq.coordination.offset_store import TopicPartitionName
+from metaq.coordination.records import Begun
+
+from .core import ConsumerCore
+from .cursor import PartitionCursor
+from .offset_commit import OffsetCommitter
+from .tuning import CAREFUL_MESSAGES, SUSPECT_MESSAGES
+
+__all__ = ["Care", "Suspects", "WorkerDied"]
+
+log = get_log(__name__)
+
+
+class WorkerDied(Exception):
+    """A process ended, or lost its ZooKeeper session, while it handled a message and nothing else."""
+
+
+@dataclass(slots=True, eq=False)
+class Care:
+    """How one claim goes on behind a death. begun: what the mark said. One thread at a time: who works on the
+    partition."""
+
+    begun: Begun
+    singly: int = SUSPECT_MESSAGES
+    """So many messages are marked one by one still."""
+    size: int = SUSPECT_MESSAGES
+    """Messages between the last two commits behind these."""
+    left: int = 0
+    """Of these, until the next commit."""
+    marked: int = -1
+    """Offset of the message that may be begun."""
+    waits: bool = False
+    """Until nothing else is handled in this process."""
+
+    def is_named(self, offset: int) -> bool:
+        """Whether the last owner died at this message."""
+        return self.begun.offset == offset
+
+    @property
+    def is_over(self) -> bool:
+        return not self.singly and self.size > CAREFUL_MESSAGES
+
+
+class Suspects:
+    """The marks of one consumer. Any thread. Nothing is written for a message once care is over, and reading and making
+    marks is one step for all partitions that were claimed meanwhile."""
+
+    def __init__(self, marks: BegunMarks, committer: OffsetCommitter, core: ConsumerCore) -> None:
+        self._marks = marks
+        self._committer = committer
+        self._core = core
+        self._lock = threading.Lock()
+        self._known: Mapping[PartitionCursor, Care | None] = {}
+
+    def look(self, cursor: PartitionCursor) -> Care | None:
+        """Before anything of a claim is handled. Raises as BegunMarks."""
+        if cursor not in self._known:
+            with self._lock:
+                if cursor not in self._known:
+                    self._look_at_all()
+        return self._known.get(cursor)
+
+    def _look_at_all(self) -> None:
+        owned = list(self._core.owned.values())
+        fresh = [each for each in owned if each not in self._known and each.active]
+        found = self._marks.load([_name(each) for each in fresh])
+        unmarked = [each for each, begun in zip(fresh, found, strict=True) if begun is None]
+        for fence in {each.fence for each in unmarked}:
+            self._marks.make([_name(each) for each in unmarked if each.fence == fence], fence)
+        dead = [each for each, begun in zip(fresh, found, strict=True) if begun is not None]
+        if dead:
+            log.warning(
+                "the last owner of %s%s died, or lost its session: what it may have begun is handled with care",
+                *(dead[0], f" and {len(dead) - 1} more" if len(dead) > 1 else ""),
+            )
+        cares = {each: None if begun is None else Care(begun) for each, begun in zip(fresh, found, strict=True)}
+        self._known = {each: self._known[each] for each in owned if each in self._known} | cares
+
+    def step(self, cursor: PartitionCursor, care: Care, offset: int, alone: bool) -> None:
+        """The message at `offset` is about to be handled, alone in this process or beside others. Raises as
+        OffsetCommitter.commit."""
+        if care.marked == offset:
+            return
+        if care.singly:
+            self._committer.commit([cursor])
+            deaths = care.begun.alone if care.is_named(offset) else 0
+            with self._lock:
+                if cursor.active:  # else the mark is another owner's by now
+                    self._marks.write(_name(cursor), Begun(offset, deaths + alone), cursor.fence)
+            care.singly -= 1
+        elif care.left <= 0:
+            self._committer.commit([cursor])
+            care.size = care.left = 2 * care.size
+        care.marked = offset
+
+    def over(self, cursor: PartitionCursor) -> None:
+        """No more care is needed for this claim."""
+        with self._lock:
+            self._known = {**self._known, cursor: None}
+
+    def left(self, cursors: Iterable[PartitionCursor]) -> None:
+        """These are given up, committed and lost already. Raises as BegunMarks: then the next owner takes care in
+        vain."""
+        with self._lock:
+            given = [each for each in cursors if each in self._known]
+            self._known = {each: care for each, care in self._known.items() if each not in given}
+            if given:
+                self._marks.remove({_name(each): each.fence for each in given})
+
+
+def _name(cursor: PartitionCursor) -> TopicPartitionName:
+    return cursor.partition.topic, str(cursor.partition)
