@@ -36,6 +36,14 @@ def test_a_good_run_has_no_problem_and_repetitions_are_counted():
     assert repeated(facts) == (3, 1)
 
 
+def test_an_attempt_that_was_begun_twice_may_have_ended_its_process_and_counts_then():
+    facts = good()
+    facts.calls += [*calls(FINE, 1), *calls(FINE, 2, began=300.0)]
+    assert judge(facts) == []
+    facts.calls += calls(FINE, 3, began=400.0)
+    assert [each.partition(":")[0] for each in judge(facts)] == ["attempts_count_from_one"]
+
+
 def test_a_run_that_is_not_over_tells_what_is_missing():
     facts = good()
     facts.succeeded.discard(ONCE)
