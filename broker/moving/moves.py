@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.move_records import Move, MoveState
 from metaq.coordination.moves import FoundMove, Moves
-from metaq.coordination.session import ZkSession
+from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.protocol.errors import CoordinationError, NotLeader
 from metaq.protocol.remoting import MoveRequest
 
@@ -57,6 +58,7 @@ class BrokerMoves:
         self._found: dict[_Key, FoundMove] = {}
         self._drivers: dict[_Key, MoveDriver] = {}
         self._driving = False
+        self._set_backs = 0  # of the session, that are made good
         broker.partitions.use_moves(MoveTable(broker.config.broker_id, known=False))
 
     # --- knowing ------------------------------------------------------------------------------------------------------
@@ -80,8 +82,8 @@ class BrokerMoves:
 
     async def look_at_all(self) -> None:
         """Take what ZooKeeper says now. Raises CoordinationError."""
-        found: list[FoundMove] = await self.in_thread(self.moves.read_all)
-        known, self._found = self._found, {(each.move.topic, each.move.name): each for each in found}
+        found = await self._all()
+        known, self._found = self._found, found
         for key, each in known.items():
             if key in self._found and each.zxid > self._found[key].zxid:
                 self._found[key] = each  # it has been read meanwhile
@@ -138,17 +140,74 @@ class BrokerMoves:
         member = self.broker.member
         return member is None or (member.leader is not None and member.leader.leads_now)
 
+    # --- ZooKeeper comes back with less than it had -----------------------------------------------------------------
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        """Event thread."""
+        if event is SessionEvent.CONNECTED:
+            self._reactor.callFromThread(self._connected_anew)
+
+    def _connected_anew(self) -> None:
+        ensureDeferred(self._make_good()).addErrback(
+            lambda failure: _log.error("the moves are not looked at: %s", failure.getTraceback())
+        )
+
+    async def _make_good(self) -> None:
+        pauses = Backoff(0.05, 2.0)
+        while self._driving:
+            try:
+                await self.write_again()
+                return
+            except CoordinationError as error:
+                _log.warning("the moves are looked at again: %s", error)
+            await deferLater(self._reactor, pauses.next())
+
+    async def write_again(self) -> None:
+        """Write the moves of this broker that ZooKeeper has lost, or has an older state of, and act by what it says of
+        the others. Raises CoordinationError; then it may be done again.
+
+        The target alone changes a move from `copying` on, so it knows the newest state; one that is done never changes.
+        """
+        set_backs, known = self.session.set_backs, dict(self._found)
+        now = await self._all()
+        older = {key for key, each in known.items() if key in now and now[key].zxid < each.zxid}
+        missing = known.keys() - now.keys() if set_backs != self._set_backs else set()
+        mine = self.broker.config.broker_id
+        lost = [
+            key
+            for key in sorted(older | missing)
+            if (move := known[key].move).target == mine or (move.source == mine and move.state is MoveState.DONE)
+        ]
+        for key in lost:
+            move = known[key].move
+            write = partial(self.moves.change, now[key]) if key in now else self.moves.begin
+            await self.in_thread(partial(write, move))
+            _log.warning("ZooKeeper was set back: wrote the move of %s (%s) again", move, move.state.value)
+        if older | missing:
+            self._found = await self._all()
+            for key, driver in self._drivers.items():
+                driver.found = self._found.get(key, driver.found)
+            self._use()
+        self._set_backs = set_backs
+
+    async def _all(self) -> dict[_Key, FoundMove]:
+        found: list[FoundMove] = await self.in_thread(self.moves.read_all)
+        return {(each.move.topic, each.move.name): each for each in found}
+
     # --- driving ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """The broker serves: drive the moves to it."""
         self._driving = True
+        self._set_backs = self.session.set_backs
+        self.session.on_session(self._session_changed)
         for found in list(self._found.values()):
             self._drive(found)
 
     def stop(self) -> None:
         """It does not serve any more, or leads its set no longer."""
         self._driving = False
+        self.session.off_session(self._session_changed)
         for driver in self._drivers.values():
             driver.stop()
         self._drivers.clear()
