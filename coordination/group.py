@@ -151,8 +151,12 @@ class GroupMembership:
 
     @property
     def session_timeout(self) -> float:
-        """As ZkSession's; so are set_backs, connections and seen_zxid."""
+        """As ZkSession's; so are last_session_id, set_backs, connections and seen_zxid."""
         return self._session.session_timeout
+
+    @property
+    def last_session_id(self) -> int:
+        return self._session.last_session_id
 
     @property
     def set_backs(self) -> int:

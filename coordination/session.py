@@ -132,6 +132,8 @@ class ZkSession:
         raised before its EXPIRED is told."""
         self.connections = 0
         """How often a server was connected: what this process knows of ZooKeeper may be out of date after each time."""
+        self.last_session_id = 0
+        """Of the session that ended last; 0 before one has."""
         self.seen_zxid = 0
         """The newest transaction that the sessions which have ended had seen."""
         self._session_id: int | None = None
@@ -312,6 +314,7 @@ class ZkSession:
         elif state == KazooState.SUSPENDED:
             self._suspended_at, event = self._clock(), SessionEvent.SUSPENDED
         else:
+            self.last_session_id = self._session_id or self.last_session_id
             self._session_id, event = None, SessionEvent.EXPIRED
             self.seen_zxid = max(self.seen_zxid, self.zk.last_zxid)
         seen, self.zk.set_back_from = self.zk.set_back_from, None

@@ -8,7 +8,7 @@ what is missing, and leaves partitions that it did not own to their former owner
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.logs import get_log
@@ -21,6 +21,9 @@ from .tuning import RETURN_SECONDS
 __all__ = ["KeptPositions"]
 
 log = get_log(__name__)
+
+_NEVER = (1 << 63) - 1
+"""A zxid behind all others."""
 
 
 class KeptPositions:
@@ -69,15 +72,12 @@ class KeptPositions:
         places = {each: place for each in self._kept if (place := self._place(each)) is not None}
         names = {each: (each.topic, str(each)) for each in places}
         stored = self._committer.load(list(names.values())) if names else []
-        changed = self._changed(list(names.values())) if names else []
-        behind = {
-            each: found
-            for each, found, is_newer in zip(places, stored, changed, strict=True)
-            if not is_newer and (found is None or found[0] < places[each][0])
-        }
-        lost = [each for each, found in behind.items() if self._is_lost(each, found)]
         set_backs = self._membership.set_backs
-        if lost or set_backs != self._set_backs:
+        is_known = set_backs != self._set_backs
+        behind = self._behind(places, stored, names, in_any_case=is_known)
+        if is_known or any(self._is_lost(each, found) for each, found in behind.items()):
+            # what was written since is another member's, who may have known less
+            behind = self._behind(places, stored, names, in_any_case=True)
             self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
             if behind:
                 self._committer.publish({names[each]: places[each] for each in behind})
@@ -92,7 +92,8 @@ class KeptPositions:
         """Of claimed partitions, of which this is committed: where the member goes on because nobody has gone further;
         None: as if it had never owned it."""
         names = [(each.topic, str(each)) for each in partitions]
-        changed = self._changed(names) if self._kept.keys() & set(partitions) else [True] * len(names)
+        is_set_back = self.ends_in is not None
+        changed = self._changed(names, is_set_back) if self._kept.keys() & set(partitions) else [True] * len(names)
         found: list[Reached | None] = []
         for partition, committed, is_newer in zip(partitions, stored, changed, strict=True):
             place = self._place(partition)
@@ -100,8 +101,28 @@ class KeptPositions:
             found.append(place if goes_on else None)
         return found
 
-    def _changed(self, names: Sequence[tuple[str, str]]) -> list[bool]:
-        return self._committer.changed_since(names, self._membership.seen_zxid)
+    def _behind(
+        self,
+        places: Mapping[TopicPartition, Reached],
+        stored: Sequence[Reached | None],
+        names: Mapping[TopicPartition, tuple[str, str]],
+        *,
+        in_any_case: bool,
+    ) -> dict[TopicPartition, Reached | None]:
+        """What is committed of the partitions that have less than their place here. Of what was lost with an earlier
+        session than the last, others may know more: there any offset is better."""
+        last = self._membership.last_session_id
+        changed = self._changed(list(names.values()), in_any_case) if names else []
+        return {
+            each: found
+            for each, found, is_newer in zip(places, stored, changed, strict=True)
+            if not is_newer and (found is None or (found[0] < places[each][0] and self._kept[each].fence == last))
+        }
+
+    def _changed(self, names: Sequence[tuple[str, str]], in_any_case: bool) -> list[bool]:
+        """Whether an offset counts against a place here. in_any_case: ZooKeeper was set back, so none in it does for
+        being written later."""
+        return self._committer.changed_since(names, _NEVER if in_any_case else self._membership.seen_zxid)
 
     def _place(self, partition: TopicPartition) -> Reached | None:
         cursor = self._kept.get(partition)

@@ -117,6 +117,7 @@ class MemoryMembership:
     def __init__(self, *partitions):
         self.group, self.consumer_id = "g", "g_me"
         self.session_id = 1
+        self.last_session_id = 1
         self.session_timeout, self.set_backs, self.connections, self.seen_zxid = 10.0, 0, 1, 0
         self.members = ["g_me"]
         self.partitions = list(partitions)
@@ -189,6 +190,7 @@ class MemoryMembership:
 class MemoryStore:
     def __init__(self):
         self.offsets = {}
+        self.is_elsewhere = False
         self.written_later = set()  # since the session of those that lost theirs
         self.failures = []
         self.log = []
@@ -197,7 +199,7 @@ class MemoryStore:
         return [self.offsets.get(name) for name in names]
 
     def changed_since(self, group, names, zxid):
-        return [name in self.written_later for name in names]
+        return [self.is_elsewhere or (name in self.written_later and zxid < 1 << 62) for name in names]
 
     def commit(self, group, offsets, fence):
         if self.failures:
@@ -1161,11 +1163,34 @@ def test_where_another_member_has_gone_on_counts_whether_it_is_ahead_or_an_opera
         assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (offset, Offset(9, offset))
 
 
+def test_behind_a_zookeeper_that_was_set_back_a_place_counts_against_what_a_former_owner_wrote_since():
+    """It had hung before, and knows less."""
+    world = World("0-0").start()
+    world.consume("0-0", 77)
+    world.committer.commit(world.core.owned.values())
+    world.store.offsets["t", "0-0"] = Offset(1, 20)
+    world.store.written_later.add(("t", "0-0"))
+    lose_session(world)
+    assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (77, Offset(5, 77))
+
+
+@pytest.mark.parametrize(("copy", "written"), [({("t", "0-0"): Offset(1, 20)}, 20), ({}, 77)])
+def test_what_was_lost_with_an_earlier_session_than_the_last_is_written_where_nothing_is(copy, written):
+    """Another member may have owned it since, and write more than the copy has."""
+    world = World("0-0").start()
+    world.consume("0-0", 77)
+    world.committer.commit(world.core.owned.values())
+    world.store.offsets = copy
+    world.membership.last_session_id = 9
+    lose_session(world)
+    assert world.store.offsets["t", "0-0"].offset == written
+
+
 def test_an_offset_that_is_kept_elsewhere_did_not_go_back_with_zookeeper():
     world = World("0-0").start()
     world.consume("0-0", 77)
     world.store.offsets["t", "0-0"] = Offset(9, 20)
-    world.store.written_later.add(("t", "0-0"))  # as changed_since() of such a store says
+    world.store.is_elsewhere = True
     lose_session(world)
     assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (20, Offset(9, 20))
 
