@@ -123,6 +123,14 @@ HALVES_MOST_PAUSE_SECONDS = 3600.0
 HALVES_LOST_SECONDS = 1.0
 """A half message whose asker has gone is given to another one after so long."""
 
+HALVES_SILENT_SECONDS = 10.0
+"""A producer that has not asked for so long is taken for gone: its half messages are given to others of its group. Also
+from when the broker begins to lead. Producers ask again after `CHECK_WAIT_SECONDS` (client/producer/tuning.py)."""
+
+HALVES_STEP_SECONDS = 2.0
+"""More than this between two looks at the clock: the broker itself stood still, and that does not count for the silence
+of producers. Less than HALF_GRACE_SECONDS (protocol/limits.py): nobody is gone by a pause of the broker alone."""
+
 HALVES_TURN_BYTES = 1 << 20
 """Of the records that one asker is given at once."""
 

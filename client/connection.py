@@ -73,7 +73,7 @@ class Connection:
     takes_sequences: and numbers of a producer's sends. takes_delays: the broker keeps messages until their time.
     takes_halves: and half messages until the outcome of their transaction is known. knows_compressed: it tells
     compressed messages from others, in both protocols. takes_where: it filters pulls by content. takes_shared: it takes
-    the requests of shared consumers.
+    the requests of shared consumers. half_check_seconds: as in ClientStream.
     expects_bulk: set by who pulls; answers are large, so each is received whole, which costs small ones a second system
     call.
     """
@@ -96,6 +96,7 @@ class Connection:
         self.takes_where = stream.takes_where
         self.takes_shared = stream.takes_shared
         self.takes_halves = stream.takes_halves
+        self.half_check_seconds = stream.half_check_seconds
         self.new_opaque = stream.new_opaque
         """For an Exchange."""
         self.expects_bulk = False

@@ -21,6 +21,7 @@ from .limits import (
     COMPRESSED_MARK,
     DELAYS_MARK,
     FRAMES_MARK,
+    HALF_CHECK_MARK,
     HALVES_MARK,
     INT32_MAX,
     MANY_MARK,
@@ -97,6 +98,8 @@ class ClientStream(Generic[R]):
     pending: requests under way by opaque. A driver enters each before its bytes are sent. Any thread.
     outcomes: those that have ended, in their order, each once; the driver takes them from the left. One thread at a
     time calls `receive` and `expire`, and takes; `end` may be called on any thread.
+    half_check_seconds: how long after a half message the broker checks it first, if it does not say that itself; None:
+    an older one, which does not tell, and asks any producer of the group.
     torn: a call of `receive` was left by an exception, so where the next answer begins is not known: close the
     connection. What it had completed by then is in `outcomes`, and may be in `pending`, too.
     """
@@ -114,6 +117,7 @@ class ClientStream(Generic[R]):
         self.takes_where = self.speaks_frames and WHERE_MARK in marks
         self.takes_shared = self.speaks_frames and SHARED_MARK in marks
         self.takes_halves = self.speaks_frames and HALVES_MARK in marks
+        self.half_check_seconds = _half_check_seconds(marks)
         self.pending: dict[int, R] = {}
         self.outcomes: deque[EndedRequest[R]] = deque()
         self.torn = False
@@ -169,3 +173,12 @@ class ClientStream(Generic[R]):
         """Those of these requests that are under way become outcomes with `error`; their answers are dropped."""
         ended = map(self.pending.pop, opaques, repeat(None))
         self.outcomes.extend(filter(_request_of, zip(ended, repeat(None), repeat(error))))  # type: ignore[arg-type]
+
+
+def _half_check_seconds(marks: list[str]) -> float | None:
+    """What the broker's version says of half messages."""
+    for mark in marks:
+        digits = mark.removeprefix(HALF_CHECK_MARK)
+        if digits != mark and digits.isascii() and digits.isdigit() and len(digits) <= 15:
+            return int(digits) / 1000
+    return None

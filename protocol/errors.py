@@ -85,6 +85,7 @@ __all__ = [
     "TopicNotAccepted",
     "TransactionLost",
     "TransactionRefused",
+    "TransactionTooLate",
     "ValueUnreadable",
     "WrongPartition",
     "XaError",
@@ -547,6 +548,22 @@ class HalfDecided(ClientError):
         super().__init__(f"half message {message_id} is {outcome} already: it cannot be {asked}")
         self.message_id = message_id
         self.outcome = outcome
+
+
+class TransactionTooLate(ClientError):
+    """The local work of a transaction with check-back was not begun, because its half message is so old that another
+    producer may be asked for it. Nothing is committed: the message is rolled back, at the latest when its broker asks.
+    Sending it again is safe. seconds: its age. limit: what it must not reach."""
+
+    def __init__(self, what: str, seconds: float, limit: float) -> None:
+        super().__init__(
+            f"{what}: execute was not called, because {seconds:.1f} s have passed since the send, and its broker asks "
+            f"for the outcome after {limit:g} s. Nothing is committed, and the message is rolled back: send it again. "
+            "If it waited for a thread of the producer, have fewer under way, or set more transaction_threads or a "
+            "longer check_after"
+        )
+        self.seconds = seconds
+        self.limit = limit
 
 
 class BrokerUnavailable(ClientError):

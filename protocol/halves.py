@@ -1,8 +1,9 @@
 """Half messages: sends whose transaction is not decided yet, and END_HALF, END_HALVES, CHECK_HALVES and LIST_HALVES.
 
 A half message is an ordinary send whose record has DELAYED_FLAG and, in its property list, `metaq.half`: the producer
-group, any of whose producers may be asked for the outcome; perhaps `metaq.check-after`, too. All records of a batch are
-half messages or none is. The answer's msgId is the id of the first one, as that of a delayed message (delays.py): the
+group, any of whose producers may be asked for the outcome. Perhaps it has `metaq.check-after`, too, and
+`metaq.half-producer`: the producer that sent it, which is asked before others are. All records of a batch are half
+messages or none is. The answer's msgId is the id of the first one, as that of a delayed message (delays.py): the
 time in it is that of the first check. Ids of a batch follow each other. The offset is -1.
 
 The body of CHECK_HALVES' answer has one item for each half message:
@@ -20,11 +21,13 @@ header's id is the half message's, its flag, checksum and body are as they were 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from struct import Struct, error
+from sys import intern
 from typing import Annotated, NamedTuple
 
 from .errors import InvalidName, RemoteProtocolError
@@ -44,6 +47,7 @@ from .record import (
     DELAY_PROPERTY,
     DELAYED_FLAG,
     DUE_PROPERTY,
+    HALF_PRODUCER_PROPERTY,
     HALF_PROPERTY,
     HEADER,
     HEADER_BYTES,
@@ -62,6 +66,7 @@ __all__ = [
     "EndHalvesRequest",
     "HalfOutcome",
     "HalfState",
+    "HalfTerms",
     "ListHalvesRequest",
     "decode_checked",
     "decode_ended",
@@ -74,9 +79,11 @@ __all__ = [
 ]
 
 _HALF, _CHECK_AFTER = HALF_PROPERTY.encode(), CHECK_AFTER_PROPERTY.encode()
+_PRODUCER = HALF_PRODUCER_PROPERTY.encode()
 _TIMES = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode()
 _LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG | DELAYED_FLAG
 _MOST_DIGITS = 15
+_is_producer = re.compile(r"[0-9A-Za-z_-]{1,64}").fullmatch
 _NAME_LENGTH = Struct(">H")
 _ITEM = Struct(">IIq")
 _END, _ENDED = Struct(">qB"), Struct(">Bqq")
@@ -93,9 +100,17 @@ def is_half(flag: int, body: Buffer) -> bool:
     return attribute is not None and property_of(attribute, _HALF) is not None
 
 
-def half_of(flag: int, body: Buffer) -> tuple[str, int | None]:
-    """The producer group of a half message, and after how many milliseconds it is to be checked first; None: the broker
-    says. Raises RemoteProtocolError: it is none, or says what cannot be."""
+class HalfTerms(NamedTuple):
+    """What a half message says. group: its producer group. check_after_ms: from when the broker took it to its first
+    check; None: the broker says. producer: the one that sent it; "" if it does not say, as older ones do not."""
+
+    group: str
+    check_after_ms: int | None
+    producer: str = ""
+
+
+def half_of(flag: int, body: Buffer) -> HalfTerms:
+    """What a half message says. Raises RemoteProtocolError: it is none, or says what cannot be."""
     attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
     if attribute is None:
         raise _no_half()
@@ -103,7 +118,7 @@ def half_of(flag: int, body: Buffer) -> tuple[str, int | None]:
 
 
 @lru_cache(1024)
-def _said(attribute: bytes) -> tuple[str, int | None]:
+def _said(attribute: bytes) -> HalfTerms:
     """As `half_of`; many messages say the same."""
     group = property_of(attribute, _HALF)
     if group is None:
@@ -111,18 +126,27 @@ def _said(attribute: bytes) -> tuple[str, int | None]:
     if any(property_of(attribute, name) is not None for name in _TIMES):
         raise RemoteProtocolError("a half message cannot be delayed, too: send it without deliver_at and delay")
     try:
-        name = check_group(str(group, "utf-8"))
+        name = intern(check_group(str(group, "utf-8")))
     except (InvalidName, UnicodeDecodeError) as wrong:
         raise RemoteProtocolError(f"{HALF_PROPERTY}: {wrong}") from wrong
+    said = property_of(attribute, _PRODUCER)
+    producer = "" if said is None else _checked_producer(str(said, "utf-8", "replace"))
     after = property_of(attribute, _CHECK_AFTER)
     if after is None:
-        return name, None
+        return HalfTerms(name, None, producer)
     if not (after.isdigit() and len(after) <= _MOST_DIGITS and int(after) <= MAX_CHECK_AFTER_SECONDS * 1000):
         raise RemoteProtocolError(
             f"{CHECK_AFTER_PROPERTY}={str(after, 'utf-8', 'replace')[:40]!r} is no number of milliseconds up to "
             f"{MAX_CHECK_AFTER_SECONDS * 1000}"
         )
-    return name, int(after)
+    return HalfTerms(name, int(after), producer)
+
+
+def _checked_producer(name: str) -> str:
+    """Interned: many half messages have the same one."""
+    if not _is_producer(name):
+        raise RemoteProtocolError(f"{name[:40]!r} names no producer: 1 to 64 letters, digits, '-' and '_' do")
+    return intern(name)
 
 
 def _no_half() -> RemoteProtocolError:
@@ -187,17 +211,30 @@ class EndHalvesRequest(ExtFields):
     partition: PartitionField
 
 
+def _read_topics(text: str) -> frozenset[str]:
+    return frozenset(text.split(" "))
+
+
+def _write_topics(topics: frozenset[str] | None) -> str:
+    return " ".join(sorted(topics or ()))
+
+
 @dataclass(slots=True)
 class CheckHalvesRequest(ExtFields):
     """CHECK_HALVES: half messages of this producer group whose outcome is to be found out, at most `limit`.
 
     Answered when there is one, after wait_ms at the latest. They are given to nobody else for a while. The asker has
     done with those of the answer before.
+
+    topics: half messages of these alone, not empty; on the wire with blanks in between. None, as of older producers: of
+    all. producer: who asks, as half messages name it that it has sent; "" if it does not say.
     """
 
     group: Annotated[str, Field("group")]
     limit: Annotated[int, number("limit", 1, MAX_CHECKED_HALVES)] = 32
     wait_ms: Annotated[int, number("waitMs", 0, MAX_CHECK_WAIT_MS)] = 0
+    topics: Annotated[frozenset[str] | None, Field("topics", _read_topics, _write_topics, left_out=True)] = None
+    producer: Annotated[str, Field("producer", _checked_producer, left_out=True)] = ""
 
 
 @dataclass(slots=True)

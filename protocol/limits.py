@@ -14,6 +14,8 @@ __all__ = [
     "DEFAULT_PORT",
     "DELAYS_MARK",
     "FRAMES_MARK",
+    "HALF_CHECK_MARK",
+    "HALF_GRACE_SECONDS",
     "HALVES_MARK",
     "INT32_MAX",
     "INT32_MIN",
@@ -78,6 +80,13 @@ DELAYS_MARK = "delays/1"
 
 HALVES_MARK = "halves/1"
 """A broker whose `version` answer contains this word keeps half messages until their outcome is known (halves.py)."""
+
+HALF_CHECK_MARK = "half-check/"
+"""Begins a word of the `version` answer of a broker that asks the producer of a half message before others (halves.py).
+Behind it: after how many milliseconds a half message is checked first that does not say it, decimal."""
+
+HALF_GRACE_SECONDS = 3.0
+"""So long after the first check is due, at least, another producer is asked than the one that sent the half message."""
 
 MAX_CHECK_AFTER_SECONDS = 24 * 3600
 """How long after a half message came its first check may be."""

@@ -43,6 +43,7 @@ __all__ = [
     "DUE_PROPERTY",
     "EXPIRES",
     "EXPIRES_FLAG",
+    "HALF_PRODUCER_PROPERTY",
     "HALF_PROPERTY",
     "HEADER",
     "HEADER_BYTES",
@@ -125,6 +126,9 @@ HALF_PROPERTY = "metaq.half"
 
 CHECK_AFTER_PROPERTY = "metaq.check-after"
 """Milliseconds, decimal: a half message's first check is so long after the broker took it."""
+
+HALF_PRODUCER_PROPERTY = "metaq.half-producer"
+"""A name that the producer of a half message has made up for itself: as long as it lives, it alone is asked."""
 
 _ATTRIBUTE_LENGTH = Struct(">i")
 _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it

@@ -1,13 +1,19 @@
 """Producer groups: their half messages whose first check was due, in the order of their next ones, and who asks.
 
-A half message that is handed out comes again after a pause that grows. Reactor thread; times are monotonic seconds.
+A half message that is handed out comes again after a pause that grows. While the producer that sent it asks, nobody
+else is given it: that one knows whether its local work is under way. So the half messages of a group and topic lie in
+one *lane* for each producer that asks, and in one for everybody. When a producer falls silent, what is in its lanes
+goes over into those for everybody.
+
+Whatever has a time (a lane's next half message, the end of a poll, the silence of a producer) has an *alarm* in one
+heap, so that no request looks at all polls, lanes or producers. Reactor thread; times are seconds of one clock.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -19,15 +25,19 @@ __all__ = ["NEVER", "AskedGroup", "Groups", "Half", "Poll"]
 T = TypeVar("T")
 
 NEVER = float("inf")
+_ANYBODY = ""
+"""Instead of a producer: the lane that every asker may take from."""
 
 
 class Half:
     """One whose first check was due. at: when it may be handed out next, NEVER if it is parked. asked: how often it
-    was."""
+    was. producer: who sent it, "" if that is not known."""
 
-    __slots__ = ("asked", "at", "group", "id", "last_ms", "place")
+    __slots__ = ("asked", "at", "group", "id", "lane", "last_ms", "place", "producer")
 
-    def __init__(self, half_id: int, group: str, place: DelayTarget, asked: int, at: float, last_ms: int) -> None:
+    def __init__(
+        self, half_id: int, group: str, place: DelayTarget, asked: int, at: float, last_ms: int, producer: str = ""
+    ) -> None:
         self.id = half_id
         self.group = group
         self.place = place
@@ -35,60 +45,151 @@ class Half:
         self.at = at
         self.last_ms = last_ms
         """When it was handed out last, Unix ms; 0 = never."""
+        self.producer = producer
+        self.lane: _Lane | None = None
 
 
 class Poll(NamedTuple, Generic[T]):
-    """A producer that waits for half messages, until `ends_at`."""
+    """A producer that waits for half messages, until `ends_at`: of these topics, None of all. producer: its name, "" if
+    it does not say."""
 
     caller: object
     group: str
     limit: int
     ends_at: float
     answer: Deferred[T]
+    topics: frozenset[str] | None = None
+    producer: str = ""
+
+
+class _Lane:
+    """Half messages of a group and topic that this producer is asked for, or anybody. due: (at, id); what has moved is
+    left in it. count: that are in it. alarm_at: of its alarm; NEVER without one."""
+
+    __slots__ = ("alarm_at", "count", "due", "group", "producer", "topic")
+
+    def __init__(self, group: str, topic: str, producer: str) -> None:
+        self.group = group
+        self.topic = topic
+        self.producer = producer
+        self.due: list[tuple[float, int]] = []
+        self.count = 0
+        self.alarm_at = NEVER
+
+    @property
+    def first_at(self) -> float:
+        return self.due[0][0] if self.due else NEVER
+
+
+class _Asker:
+    """A producer that asks. until: when it counts as gone; NEVER while its question waits. caller: whose question was
+    the last one. topics: of that; None: all."""
+
+    __slots__ = ("caller", "group", "producer", "topics", "until")
+
+    def __init__(self, group: str, producer: str, until: float) -> None:
+        self.group = group
+        self.producer = producer
+        self.until = until
+        self.caller: object = None
+        self.topics: frozenset[str] | None = None
 
 
 class AskedGroup(Generic[T]):
     """One producer group."""
 
-    __slots__ = ("_due", "asked", "parked", "polls")
+    __slots__ = ("_askers", "_by_producer", "_by_topic", "_lanes", "asked", "parked", "polls")
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int]] = []
-        self.polls: deque[Poll[T]] = deque()
+        self.polls: dict[object, Poll[T]] = {}
+        """That wait, by caller."""
+        self._by_topic: dict[str | None, dict[object, Poll[T]]] = {}
+        self._by_producer: dict[str, Poll[T]] = {}
+        self._askers: dict[str, _Asker] = {}
+        self._lanes: dict[str, dict[str, _Lane]] = {}  # by producer and topic
         self.asked = 0
         """Half messages that may be handed out, now or later."""
         self.parked = 0
 
-    @property
-    def first_at(self) -> float:
-        """When the next one is due; infinite without any."""
-        return self._due[0][0] if self._due else NEVER
+    def _put(self, poll: Poll[T]) -> None:
+        self.polls[poll.caller] = poll
+        for topic in poll.topics or (None,):
+            self._by_topic.setdefault(topic, {})[poll.caller] = poll
+        if poll.producer:
+            self._by_producer[poll.producer] = poll
+
+    def _remove(self, poll: Poll[T]) -> None:
+        del self.polls[poll.caller]
+        for topic in poll.topics or (None,):
+            waiting = self._by_topic[topic]
+            del waiting[poll.caller]
+            if not waiting:
+                del self._by_topic[topic]
+        if self._by_producer.get(poll.producer) is poll:
+            del self._by_producer[poll.producer]
+
+    def _taker(self, lane: _Lane) -> Poll[T] | None:
+        """A poll that waits and may take from this lane, the one that has waited longest if there are several."""
+        if lane.producer:
+            poll = self._by_producer.get(lane.producer)
+            return poll if poll is not None and (poll.topics is None or lane.topic in poll.topics) else None
+        for waiting in (self._by_topic.get(lane.topic), self._by_topic.get(None)):
+            if waiting:
+                return next(iter(waiting.values()))
+        return None
+
+    def _lanes_for(self, poll: Poll[T]) -> Iterator[_Lane]:
+        for producer in {poll.producer, _ANYBODY}:
+            lanes = self._lanes.get(producer)
+            if lanes:
+                topics = list(lanes) if poll.topics is None else poll.topics
+                yield from (lane for topic in topics if (lane := lanes.get(topic)) is not None)
+
+
+_Alarm = tuple[float, int, object]
 
 
 class Groups(Generic[T]):
-    """All of a broker. most: how often each half message is handed out."""
+    """All of a broker. most: how often each half message is handed out. silent, grace: seconds: a producer that has not
+    asked for `silent` is gone; one whose connection is lost, or that has not asked at all, after `grace`."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, silent: float, grace: float) -> None:
         self._most = most
+        self._silent = silent
+        self._grace = grace
         self._groups: dict[str, AskedGroup[T]] = {}
         self._halves: dict[int, Half] = {}
+        self._callers: dict[object, dict[str, str]] = {}  # group → producer, of their last polls
+        self._alarms: list[_Alarm] = []
+        self._numbers = count()
+        self._timed = 0  # polls, lanes and askers that there are: each has an alarm at most
+        self.presumed_until = -NEVER
+        """Until then a producer that has not asked yet counts as one that does."""
 
     def __len__(self) -> int:
         return len(self._halves)
 
     def clear(self) -> list[Poll[T]]:
         """Forget all; those who waited."""
-        polls = [poll for group in self._groups.values() for poll in group.polls]
+        polls = [poll for group in self._groups.values() for poll in group.polls.values()]
         self._groups.clear()
         self._halves.clear()
+        self._callers.clear()
+        self._alarms.clear()
+        self._timed = 0
         return polls
 
     # --- half messages ------------------------------------------------------------------------------------------------
 
-    def add(self, half: Half) -> None:
+    def add(self, half: Half, now: float) -> None:
         """Its first check is due, or was."""
         self._halves[half.id] = half
-        self._group(half.group).asked += 1
+        group = self._group(half.group)
+        group.asked += 1
+        if half.producer and half.producer not in group._askers:
+            self._expect(group, half.group, half.producer, max(now + self._grace, self.presumed_until))
+        elif half.producer and not self._asks(group, half):
+            half.at = max(half.at, now + self._grace)
         self.put_off(half, half.at)
 
     def get(self, half_id: int) -> Half | None:
@@ -104,9 +205,7 @@ class Groups(Generic[T]):
                 group.parked -= 1
             else:
                 group.asked -= 1
-            if len(group._due) > 2 * (group.asked + 8):
-                group._due = [(at, each) for at, each in group._due if self._is_current(at, each)]
-                heapify(group._due)
+            self._leave(half)
             self._drop_empty(half.group)
 
     def put_off(self, half: Half, at: float) -> None:
@@ -114,72 +213,232 @@ class Groups(Generic[T]):
         group = self._groups[half.group]
         if half.asked < self._most:
             half.at = at
-            heappush(group._due, (at, half.id))
+            self._enter(half, half.producer if self._asks(group, half) else _ANYBODY)
         elif not self.is_parked(half):
             half.at = NEVER
             group.asked -= 1
             group.parked += 1
+            self._leave(half)
 
     def is_parked(self, half: Half) -> bool:
         """Whether it is handed out no more."""
         return half.at == NEVER
 
-    def take(self, name: str, most: int, now: float) -> list[Half]:
-        """Those that are due, at most so many; they are to be `put_off`, unless they are decided first."""
-        group = self._group(name)
+    def take(self, poll: Poll[T], now: float) -> list[Half]:
+        """Those that are due for it, at most its limit; they are to be `put_off`, unless they are decided first."""
+        group = self._group(poll.group)
         found: list[Half] = []
-        while len(found) < most and group.first_at <= now:
-            at, half_id = heappop(group._due)
-            if self._is_current(at, half_id):
-                found.append(self._halves[half_id])
+        lanes = [(lane.first_at, number, lane) for number, lane in enumerate(group._lanes_for(poll))]
+        heapify(lanes)
+        looked_at = []
+        while lanes and len(found) < poll.limit and lanes[0][0] <= now:
+            _, number, lane = heappop(lanes)
+            at, half_id = heappop(lane.due)
+            looked_at.append(lane)
+            if self._is_current(lane, at, half_id):
+                half = self._halves[half_id]
+                if not lane.producer and half.producer not in ("", poll.producer) and self._asks(group, half):
+                    self._enter(half, half.producer)  # it is back
+                else:
+                    found.append(half)
+            if lane.due:
+                heappush(lanes, (lane.first_at, number, lane))
+        for lane in looked_at:
+            self._set_alarm(lane)
         return found
 
-    def _is_current(self, at: float, half_id: int) -> bool:
+    def _is_current(self, lane: _Lane, at: float, half_id: int) -> bool:
         half = self._halves.get(half_id)
-        return half is not None and half.at == at
+        return half is not None and half.lane is lane and half.at == at
 
     def all(self) -> Iterator[tuple[str, AskedGroup[T]]]:
         """By name."""
         yield from sorted(self._groups.items())
 
+    # --- lanes --------------------------------------------------------------------------------------------------------
+
+    def _enter(self, half: Half, producer: str) -> None:
+        lane = half.lane
+        topic = half.place[0]
+        if lane is None or lane.producer != producer:
+            lanes = self._groups[half.group]._lanes.setdefault(producer, {})
+            found = lanes.get(topic)
+            if found is None:
+                found = lanes[topic] = _Lane(half.group, topic, producer)
+                self._timed += 1
+            found.count += 1
+            self._leave(half)
+            half.lane = lane = found
+        heappush(lane.due, (half.at, half.id))
+        if len(lane.due) > 2 * (lane.count + 8):
+            lane.due = [(at, half_id) for at, half_id in lane.due if self._is_current(lane, at, half_id)]
+            heapify(lane.due)
+        self._set_alarm(lane)
+
+    def _leave(self, half: Half) -> None:
+        lane, half.lane = half.lane, None
+        if lane is None:
+            return
+        lane.count -= 1
+        if not lane.count:
+            lanes = self._groups[lane.group]._lanes
+            del lanes[lane.producer][lane.topic]
+            if not lanes[lane.producer]:
+                del lanes[lane.producer]
+            self._timed -= 1
+
+    def _set_alarm(self, lane: _Lane) -> None:
+        if lane.first_at < lane.alarm_at:
+            lane.alarm_at = lane.first_at
+            self._alarm(lane.alarm_at, lane)
+
     # --- who asks -----------------------------------------------------------------------------------------------------
 
-    def wait(self, poll: Poll[T]) -> None:
-        """It is to be answered when there is something."""
-        self._group(poll.group).polls.append(poll)
+    def arrive(self, poll: Poll[T]) -> None:
+        """A producer asks. It does not wait yet."""
+        self._group(poll.group)
+        producers = self._callers.setdefault(poll.caller, {})
+        before = producers.get(poll.group)
+        producers[poll.group] = poll.producer
+        if before and before != poll.producer:
+            self._forget(self._groups[poll.group]._askers.get(before))
+        if poll.producer:
+            asker = self._expect(self._groups[poll.group], poll.group, poll.producer, NEVER)
+            asker.caller, asker.topics = poll.caller, poll.topics
 
-    def wait_first(self, poll: Poll[T]) -> None:
-        """It is the next one again."""
-        self._group(poll.group).polls.appendleft(poll)
+    def answered(self, poll: Poll[T], now: float) -> None:
+        """It has its answer: its producer is to ask again."""
+        group = self._groups.get(poll.group)
+        asker = None if group is None else group._askers.get(poll.producer)
+        if asker is not None and asker.caller is poll.caller:
+            asker.until = now + self._silent
+            self._alarm(asker.until, asker)
+        elif not poll.producer:
+            self._leaves(poll.caller, poll.group)
+        self._drop_empty(poll.group)
 
-    def next_poll(self, name: str) -> Poll[T] | None:
-        """One that waits, which does not any more."""
-        group = self._groups.get(name)
-        return group.polls.popleft() if group is not None and group.polls else None
-
-    def take_polls(self, is_over: Callable[[Poll[T]], bool]) -> list[Poll[T]]:
-        """Those of which this is true: they wait no more."""
-        found: list[Poll[T]] = []
-        for name, group in list(self._groups.items()):
-            kept: deque[Poll[T]] = deque()
-            for poll in group.polls:
-                (found if is_over(poll) else kept).append(poll)
-            group.polls = kept
+    def lost(self, caller: object, now: float) -> list[Poll[T]]:
+        """Its connection is gone; those of its polls that waited."""
+        found = []
+        for name, producer in self._callers.pop(caller, {}).items():
+            group = self._groups.get(name)
+            if group is None:
+                continue
+            if (poll := group.polls.get(caller)) is not None:
+                self._stop_waiting(poll)
+                found.append(poll)
+            asker = group._askers.get(producer)
+            if asker is not None and asker.caller is caller:
+                asker.until = now + self._grace
+                self._alarm(asker.until, asker)
             self._drop_empty(name)
         return found
 
-    def wanted(self) -> Iterator[str]:
-        """The groups that somebody waits for."""
-        return iter([name for name, group in self._groups.items() if group.polls])
+    def _expect(self, group: AskedGroup[T], name: str, producer: str, until: float) -> _Asker:
+        asker = group._askers.get(producer)
+        if asker is None:
+            asker = group._askers[producer] = _Asker(name, producer, until)
+            self._timed += 1
+        asker.until = until
+        if until < NEVER:
+            self._alarm(until, asker)
+        return asker
+
+    def _asks(self, group: AskedGroup[T], half: Half) -> bool:
+        asker = group._askers.get(half.producer)
+        return asker is not None and (asker.topics is None or half.place[0] in asker.topics)
+
+    def _forget(self, asker: _Asker | None) -> None:
+        """It has fallen silent: anybody may answer for it."""
+        if asker is None:
+            return
+        group = self._groups[asker.group]
+        del group._askers[asker.producer]
+        self._timed -= 1
+        self._leaves(asker.caller, asker.group)
+        for lane in list(group._lanes.get(asker.producer, {}).values()):
+            for at, half_id in lane.due:
+                if self._is_current(lane, at, half_id):
+                    self._enter(self._halves[half_id], _ANYBODY)
+        self._drop_empty(asker.group)
+
+    def _leaves(self, caller: object, group: str) -> None:
+        """Nothing has to be done for this group when the connection is lost."""
+        groups = self._callers.get(caller)
+        if groups is not None:
+            groups.pop(group, None)
+            if not groups:
+                del self._callers[caller]
+
+    def wait(self, poll: Poll[T]) -> None:
+        """It is to be answered when there is something."""
+        self._group(poll.group)._put(poll)
+        self._timed += 1
+        self._alarm(poll.ends_at, poll)
+
+    def end_poll(self, caller: object, group: str) -> Poll[T] | None:
+        """The one of this caller for this group that waits; it does not any more."""
+        found = self._groups.get(group)
+        poll = None if found is None else found.polls.get(caller)
+        if poll is not None:
+            self._stop_waiting(poll)
+        return poll
+
+    def _stop_waiting(self, poll: Poll[T]) -> None:
+        self._groups[poll.group]._remove(poll)
+        self._timed -= 1
+
+    # --- time passes --------------------------------------------------------------------------------------------------
+
+    def turn(self, now: float, give: Callable[[Poll[T], list[Half]], None], end: Callable[[Poll[T]], None]) -> None:
+        """Do what is due: have polls given what there is for them, and those ended whose time is over. What `give` and
+        `end` get waits no more."""
+        while self._alarms and self._alarms[0][0] <= now:
+            at, _, what = heappop(self._alarms)
+            if not self._is_set(at, what):
+                continue
+            if isinstance(what, _Lane):
+                what.alarm_at = NEVER
+                self._serve(what, now, give)
+            elif isinstance(what, _Asker):
+                self._forget(what)
+            else:
+                assert isinstance(what, Poll)
+                self._stop_waiting(what)
+                end(what)
+                self._drop_empty(what.group)
+
+    def _serve(self, lane: _Lane, now: float, give: Callable[[Poll[T], list[Half]], None]) -> None:
+        """What waits longer than for this turn is found by whoever asks next."""
+        group = self._groups[lane.group]
+        while lane.first_at <= now and (poll := group._taker(lane)) is not None:
+            if halves := self.take(poll, now):
+                self._stop_waiting(poll)
+                give(poll, halves)
+        if lane.count and lane.first_at > now:
+            self._set_alarm(lane)
 
     def next_at(self) -> float:
-        """When there is something to do for those who wait; infinite if nobody does."""
-        found = [
-            min(group.first_at, *(poll.ends_at for poll in group.polls))
-            for group in self._groups.values()
-            if group.polls
-        ]
-        return min(found, default=NEVER)
+        """When there is something to do; infinite if there is nothing."""
+        while self._alarms and not self._is_set(self._alarms[0][0], self._alarms[0][2]):
+            heappop(self._alarms)
+        return self._alarms[0][0] if self._alarms else NEVER
+
+    def _alarm(self, at: float, what: object) -> None:
+        heappush(self._alarms, (at, next(self._numbers), what))
+        if len(self._alarms) > 2 * (self._timed + 32):
+            self._alarms = [each for each in self._alarms if self._is_set(each[0], each[2])]
+            heapify(self._alarms)
+
+    def _is_set(self, at: float, what: object) -> bool:
+        if isinstance(what, _Lane):
+            return what.alarm_at == at and what.count > 0
+        if isinstance(what, _Asker):
+            group = self._groups.get(what.group)
+            return what.until == at and group is not None and group._askers.get(what.producer) is what
+        assert isinstance(what, Poll)
+        group = self._groups.get(what.group)
+        return group is not None and group.polls.get(what.caller) is what
 
     def _group(self, name: str) -> AskedGroup[T]:
         found = self._groups.get(name)
@@ -189,5 +448,5 @@ class Groups(Generic[T]):
 
     def _drop_empty(self, name: str) -> None:
         group = self._groups.get(name)
-        if group is not None and not (group.polls or group.asked or group.parked):
+        if group is not None and not (group.polls or group.asked or group.parked or group._askers):
             del self._groups[name]

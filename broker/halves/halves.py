@@ -1,9 +1,9 @@
 """Half messages: taken into an internal log, and given to their partitions when their transaction is committed.
 
 They are delayed messages (broker/delays) of another kind: when one is due, a producer of its group is asked for the
-outcome, one that waits with CHECK_HALVES. A commit is a delivery at once, behind its mark; a rollback is a
-cancellation. Each question leaves a mark, too, so that another leader, or a broker that was started again, goes on
-counting.
+outcome, one that waits with CHECK_HALVES: the one that sent it, as long as it asks (groups.py). A commit is a delivery
+at once, behind its mark; a rollback is a cancellation. Each question leaves a mark, too, so that another leader, or a
+broker that was started again, goes on counting.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from metaq.protocol.halves import (
     HalfState,
     half_of,
 )
+from metaq.protocol.limits import HALF_GRACE_SECONDS
 from metaq.protocol.record import Buffer
 
 from .. import tuning
@@ -75,10 +77,11 @@ class Halves(Delays):
     ) -> None:
         """first_seconds: the first check comes so long after its message. checks: questions for each of them. The rest:
         as for Delays."""
-        self._first_seconds = first_seconds
-        self._groups: Groups[Checked] = Groups(checks)
-        self._given: dict[object, list[Half]] = {}  # by caller, since its last question
-        self._reading: set[Poll[Checked]] = set()  # a worker thread reads what they are to get
+        self.first_seconds = first_seconds
+        self._groups: Groups[Checked] = Groups(checks, tuning.HALVES_SILENT_SECONDS, HALF_GRACE_SECONDS)
+        self._given: dict[object, dict[str, list[Half]]] = {}  # by caller and group, since its last question
+        self._reading: dict[tuple[object, str], Poll[Checked]] = {}  # a worker thread reads what they are to get
+        self._ran, self._seen_at = 0.0, reactor.seconds()
         self._ending: dict[int, list[Deferred[None]]] = {}  # outcomes that are not safe yet: who else waits for them
         self.committed = self.rolled_back = self.questions = 0
         """Half messages, and questions for one, since the start."""
@@ -87,8 +90,8 @@ class Halves(Delays):
     # --- half messages come -------------------------------------------------------------------------------------------
 
     def _due(self, flag: int, body: Buffer, now_ms: int) -> int:
-        _, after = half_of(flag, body)
-        return now_ms + (int(self._first_seconds * 1000) if after is None else after)
+        after = half_of(flag, body).check_after_ms
+        return now_ms + (int(self.first_seconds * 1000) if after is None else after)
 
     def check(self, target: PartitionLog) -> None:
         """As Delays.check; HalfRefused if too many wait."""
@@ -108,14 +111,27 @@ class Halves(Delays):
 
     # --- checks become due --------------------------------------------------------------------------------------------
 
+    def _running(self) -> float:
+        """Seconds for which this broker has run, for all times of groups.py. While the process stood still nobody could
+        ask it, so that does not make a producer silent."""
+        now = self.seconds()
+        if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
+            self._ran += now - self._seen_at
+        self._seen_at = now
+        return self._ran
+
+    def tick(self) -> None:
+        self._running()
+        super().tick()
+
     def _turn(self) -> None:
         super()._turn()
-        self._end_polls(lambda poll: poll.ends_at <= self.seconds())
-        for name in self._groups.wanted():
-            self._hand_out(name)
+        self._groups.turn(self._running(), self._read_for, self._end_poll)
+        for poll in [each for each in self._reading.values() if each.ends_at <= self._ran]:
+            self._end_poll(poll)
 
     def _wanted_at(self, now_ms: float, seconds: float) -> float:
-        pause = max(tuning.DELAYED_LEAST_SECONDS, self._groups.next_at() - seconds)
+        pause = max(tuning.DELAYED_LEAST_SECONDS, self._groups.next_at() - self._running())
         return min(super()._wanted_at(now_ms, seconds), now_ms + pause * 1000)
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
@@ -123,65 +139,69 @@ class Halves(Delays):
         found = self._decoded(contents, ids, records)
         half_log = cast(HalfLog, contents)
         half_log.set_due(np.array([each.id for each in found], np.int64))
+        now = self._running()
         for pending in found:
-            group, _ = half_of(pending.flag, pending.body)
+            group, _, producer = half_of(pending.flag, pending.body)
             asked, last_ms = half_log.questions.get(pending.id, Questions(0, 0))
-            at = self.seconds()
+            at = now
             if asked:
                 at += max(0.0, self._pause_after(asked) - max(0, self.now_ms() - last_ms) / 1000)
-            self._groups.add(Half(pending.id, group, pending.place, asked, at, last_ms))
+            self._groups.add(Half(pending.id, group, pending.place, asked, at, last_ms, producer), now)
 
     def _pause_after(self, asked: int) -> float:
         """Seconds from one question to the next one."""
-        pause: float = self._first_seconds * 2 ** (asked - 1)
-        return min(pause, max(self._first_seconds, tuning.HALVES_MOST_PAUSE_SECONDS))
+        pause: float = self.first_seconds * 2 ** (asked - 1)
+        return min(pause, max(self.first_seconds, tuning.HALVES_MOST_PAUSE_SECONDS))
 
     # --- producers are asked ------------------------------------------------------------------------------------------
 
     def checks(self, request: CheckHalvesRequest, caller: object) -> Deferred[Checked]:
         """What this producer is to find out, once there is something, or its time is over. Fails with NotLeader when
         the broker leads no longer."""
-        self._end_polls(lambda poll: poll.caller is caller and poll.group == request.group)
-        if (given := self._given.pop(caller, None)) and (
-            others := [half for half in given if half.group != request.group]
-        ):
-            self._given[caller] = others
+        group = request.group
+        self._drop_given(caller, group)
+        for before in (self._groups.end_poll(caller, group), self._reading.get((caller, group))):
+            if before is not None:
+                self._end_poll(before)
         answer: Deferred[Checked] = Deferred()
-        poll = Poll(caller, request.group, request.limit, self.seconds() + request.wait_ms / 1000, answer)
-        self._groups.wait(poll)
-        self._hand_out(request.group)
-        if not request.wait_ms:
-            for over in self._groups.take_polls(lambda each: each is poll):
-                over.answer.callback(())
+        ends_at = self._running() + request.wait_ms / 1000
+        poll = Poll(caller, group, request.limit, ends_at, answer, request.topics, request.producer)
+        self._groups.arrive(poll)
+        if self.enabled and (halves := self._groups.take(poll, self._ran)):
+            self._read_for(poll, halves)
+        elif request.wait_ms:
+            self._groups.wait(poll)
+        else:
+            self._end_poll(poll)
         self._sleep()
         return answer
 
-    def _end_polls(self, is_over: Callable[[Poll[Checked]], bool]) -> None:
-        """Answer those of which this is true: there is nothing for them."""
-        for poll in [*self._groups.take_polls(is_over), *filter(is_over, self._reading)]:
-            if not poll.answer.called:
-                poll.answer.callback(())
+    def _drop_given(self, caller: object, group: str) -> None:
+        """It has done with them."""
+        given = self._given.get(caller)
+        if given is not None and given.pop(group, None) is not None and not given:
+            del self._given[caller]
+
+    def _end_poll(self, poll: Poll[Checked], checked: Checked = ()) -> None:
+        """Answer it; by default there is nothing for it."""
+        if not poll.answer.called:
+            self._groups.answered(poll, self._running())
+            poll.answer.callback(checked)
 
     def connection_lost(self, caller: object) -> None:
         """Whatever this caller was asked for goes to another one."""
-        self._end_polls(lambda poll: poll.caller is caller)
-        soon = self.seconds() + tuning.HALVES_LOST_SECONDS
-        for half in self._given.pop(caller, ()):
+        now = self._running()
+        groups = self._given.pop(caller, {})
+        reading = [each for each in self._reading.values() if each.caller is caller]
+        for poll in [*self._groups.lost(caller, now), *reading]:
+            if not poll.answer.called:
+                poll.answer.callback(())
+        soon = now + tuning.HALVES_LOST_SECONDS
+        for half in chain.from_iterable(groups.values()):
             if self._groups.get(half.id) is half and soon < half.at < NEVER:
                 self._groups.put_off(half, soon)
         if self.enabled:
             self._sleep()
-
-    def _hand_out(self, name: str) -> None:
-        """Answer those who wait for this group, while something is due."""
-        if not self.enabled:
-            return
-        while (poll := self._groups.next_poll(name)) is not None:
-            halves = self._groups.take(name, poll.limit, self.seconds())
-            if not halves:
-                self._groups.wait_first(poll)
-                return
-            self._read_for(poll, halves)
 
     def _read_for(self, poll: Poll[Checked], halves: Sequence[Half]) -> None:
         """Answer with these, whose records may have to be read from the disk first."""
@@ -200,19 +220,20 @@ class Halves(Delays):
             if records is not None:
                 self._answer(records, contents, poll, chosen_halves)
                 return
-            self._reading.add(poll)
+            self._reading[poll.caller, poll.group] = poll
             read = partial(read_records, contents.log.segments.snapshot().read, offsets[here], most)
             self.in_thread(read).addBoth(self._answer, contents, poll, chosen_halves)
             return
-        self._groups.wait_first(poll)
+        self._wait_again(poll)
 
     def _answer(self, result: Any, contents: HalfLog, poll: Poll[Checked], halves: Sequence[Half]) -> None:
         """result: their records, perhaps of the first ones alone, or the failure to read them."""
-        self._reading.discard(poll)
+        if self._reading.get((poll.caller, poll.group)) is poll:
+            del self._reading[poll.caller, poll.group]
         waiting = [half if self._groups.get(half.id) is half else None for half in halves]
         if not isinstance(result, list):
             _log.error("half messages cannot be read, trying again: %s", result.value)
-            later = self.seconds() + tuning.DELAYED_RETRY_SECONDS[1]
+            later = self._running() + tuning.DELAYED_RETRY_SECONDS[1]
             for half in filter(None, waiting):
                 self._groups.put_off(half, later)
             self._wait_again(poll)
@@ -234,15 +255,15 @@ class Halves(Delays):
 
     def _wait_again(self, poll: Poll[Checked]) -> None:
         if not poll.answer.called:
-            if self.enabled:
-                self._groups.wait_first(poll)
+            if self.enabled and poll.ends_at > self._running():
+                self._groups.wait(poll)
                 self._sleep()
             else:
-                poll.answer.callback(())
+                self._end_poll(poll)
 
     def _ask(self, contents: HalfLog, poll: Poll[Checked], messages: Sequence[Pending]) -> None:
-        now_ms, seconds = self.now_ms(), self.seconds()
-        given = self._given.setdefault(poll.caller, [])
+        now_ms, seconds = self.now_ms(), self._running()
+        given = self._given.setdefault(poll.caller, {}).setdefault(poll.group, [])
         checked = []
         for pending in messages:
             half = self._groups.get(pending.id)
@@ -256,7 +277,7 @@ class Halves(Delays):
             checked.append(CheckedHalf(*asked, pending.id, pending.flag, pending.checksum, pending.body))
         self.questions += len(checked)
         self._tell_asked(contents, messages)
-        poll.answer.callback(checked)
+        self._end_poll(poll, checked)
 
     def _tell_asked(self, contents: HalfLog, messages: Sequence[Pending]) -> None:
         """Have the log say how often producers were asked. If it cannot, a restart forgets these questions."""
@@ -404,6 +425,11 @@ class Halves(Delays):
 
     # --- leading and following ----------------------------------------------------------------------------------------
 
+    def lead(self) -> None:
+        super().lead()
+        if self._logs:  # else no half message has been sent to anybody before
+            self._groups.presumed_until = self._running() + tuning.HALVES_SILENT_SECONDS
+
     def follow(self) -> None:
         if self.enabled:
             error = NotLeader(self.writing.partitions.broker_id, "")
@@ -435,4 +461,4 @@ class Halves(Delays):
 
     def next_check_ms(self, half: Half) -> int | None:
         """When a producer may be asked for it again, Unix ms; None if never."""
-        return None if half.at == NEVER else int(self.now_ms() + (half.at - self.seconds()) * 1000)
+        return None if half.at == NEVER else int(self.now_ms() + (half.at - self._running()) * 1000)

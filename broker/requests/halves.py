@@ -91,7 +91,7 @@ async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
 
 def _described(halves: Halves, pending: Pending, request: ListHalvesRequest) -> dict[str, Any] | None:
     """None: it is not asked for."""
-    group, _ = half_of(pending.flag, pending.body)
+    group = half_of(pending.flag, pending.body).group
     state, half = halves.state(pending.id)
     topic, partition = pending.place
     if any(

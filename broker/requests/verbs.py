@@ -20,6 +20,7 @@ from metaq.protocol.limits import (
     COMPRESSED_MARK,
     DELAYS_MARK,
     FRAMES_MARK,
+    HALF_CHECK_MARK,
     HALVES_MARK,
     MANY_MARK,
     SEQUENCES_MARK,
@@ -121,6 +122,8 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         marks += [WHERE_MARK, *([DELAYS_MARK, HALVES_MARK] if writing.takes_delays else [])]
         if broker.shared.takes_shared:
             marks.append(SHARED_MARK)
+        if writing.takes_delays:
+            marks.append(f"{HALF_CHECK_MARK}{int(broker.halves.first_seconds * 1000)}")
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
 
     def follow(frame: Frame, caller: Caller | None) -> Answer:

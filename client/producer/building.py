@@ -12,6 +12,7 @@ from isal.isal_zlib import crc32
 
 from metaq.protocol.compression import unpacked_body
 from metaq.protocol.errors import ConfigError, LocalProtocolError
+from metaq.protocol.halves import HalfTerms
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
@@ -21,6 +22,7 @@ from metaq.protocol.record import (
     DELAYED_FLAG,
     DUE_PROPERTY,
     EXPIRES,
+    HALF_PRODUCER_PROPERTY,
     HALF_PROPERTY,
     MAX_PRIORITY,
     PRIORITY_SHIFT,
@@ -81,13 +83,13 @@ def build_message(
 
 
 def build_half(
-    payload: bytes, options: SendOptions, group: str, check_after_ms: int | None, packer: Packer | None = None
+    payload: bytes, options: SendOptions, terms: HalfTerms, packer: Packer | None = None
 ) -> tuple[int, bytes]:
     """Flag and body of a half message's record. packer: compresses its payload. Raises as `build_message`."""
     if options:
-        flag, attribute = _encode(**options, reserved=_half_properties(group, check_after_ms))
+        flag, attribute = _encode(**options, reserved=_half_properties(terms))
     else:
-        flag, attribute = _encode_half(group, check_after_ms)
+        flag, attribute = _encode_half(terms)
     if packer is not None:
         packed, payload = packer.pack(payload)
         flag |= packed
@@ -248,16 +250,19 @@ def _encode_delay(delay: float) -> tuple[int, bytes]:
     return _encode(delay=delay)
 
 
-def _half_properties(group: str, check_after_ms: int | None) -> Mapping[str, str]:
-    if check_after_ms is None:
-        return {HALF_PROPERTY: group}
-    return {HALF_PROPERTY: group, CHECK_AFTER_PROPERTY: str(check_after_ms)}
+def _half_properties(terms: HalfTerms) -> Mapping[str, str]:
+    properties = {HALF_PROPERTY: terms.group}
+    if terms.check_after_ms is not None:
+        properties[CHECK_AFTER_PROPERTY] = str(terms.check_after_ms)
+    if terms.producer:
+        properties[HALF_PRODUCER_PROPERTY] = terms.producer
+    return properties
 
 
 @lru_cache(maxsize=64)
-def _encode_half(group: str, check_after_ms: int | None) -> tuple[int, bytes]:
+def _encode_half(terms: HalfTerms) -> tuple[int, bytes]:
     """As `_encode` of these alone: programs have few of them."""
-    return _encode(reserved=_half_properties(group, check_after_ms))
+    return _encode(reserved=_half_properties(terms))
 
 
 def _checked_priority(priority: int) -> int:

@@ -1,11 +1,13 @@
 """What a producer answers to questions of brokers: what became of the transactions of its group.
 
 One thread for each broker waits there for questions, on connections of its own, so that no send waits behind them. The
-producer's check is called on these threads, one call at a time.
+producer's checks are called on these threads, one call at a time. Of its own half messages it knows more than a check
+can find out (own_halves.py).
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 
@@ -13,7 +15,7 @@ from metaq.coordination.backoff import Backoff
 from metaq.coordination.interrupts import BackgroundThread, Bell
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import MetaqError, NotLeader
-from metaq.protocol.halves import CheckedHalf, HalfOutcome
+from metaq.protocol.halves import CheckedHalf, HalfOutcome, half_of
 from metaq.protocol.record import DELAYED_FLAG
 
 from ..config import ProducerConfig
@@ -24,14 +26,12 @@ from ..pool import ConnectionPool
 from ..questions.halves import check_halves, end_half
 from ..values import TopicPartition
 from . import tuning
+from .own_halves import Check, OwnHalves
 from .sending import no_halves
 
-__all__ = ["Check", "Checker", "outcome_of"]
+__all__ = ["Checker", "outcome_of"]
 
 log = get_log(__name__)
-
-Check = Callable[[Message], bool | None]
-"""check(message): True = its transaction is committed, False = rolled back, None = that cannot be told yet."""
 
 
 def outcome_of(answer: object, function: str) -> HalfOutcome:
@@ -58,9 +58,10 @@ class Checker:
         self._clock = clock
         self._lock = threading.Lock()
         self._calls = threading.Lock()  # one check at a time
-        self._checks: dict[str, Check] = {}  # by group
-        self._topics: set[str] = set()
-        self._running: set[int] = set()  # half messages whose `execute` runs here
+        self._checks: dict[tuple[str, str], Check] = {}  # by group and topic
+        self.producer = secrets.token_hex(8)
+        """Its name in half messages and questions."""
+        self.own = OwnHalves()
         self._pool: ConnectionPool | None = None
         self._askers: dict[tuple[str, int], _Asker] = {}
         self._watcher: BackgroundThread | None = None
@@ -68,29 +69,19 @@ class Checker:
         self._closed = False
 
     def use(self, group: str, topic: str, check: Check | None) -> None:
-        """Answer questions for this group at the brokers of this topic, too. check: replaces the one before; None: as
-        before, and if there is none the group's other producers answer."""
-        if check is None and (topic in self._topics or group not in self._checks):
+        """Answer questions for this group and topic. check: replaces the one before; None: as before, and if there is
+        none the group's other producers answer."""
+        if check is None:
             return
         with self._lock:
-            known = group in self._checks and topic in self._topics
-            if check is not None:
-                self._checks[group] = check
+            known = (group, topic) in self._checks
+            self._checks[group, topic] = check
             if known:
                 return
-            self._topics.add(topic)
             if self._watcher is None and not self._closed:
                 self._pool = self._make_pool()
                 self._watcher = BackgroundThread(self._watch, "metaq-checks")
         self._bell.ring()
-
-    def begin(self, half_id: int) -> None:
-        """Its `execute` runs: who asks this producer gets no answer."""
-        self._running.add(half_id)
-
-    def end(self, half_id: int) -> None:
-        """It has ended."""
-        self._running.discard(half_id)
 
     def close(self, seconds: float) -> None:
         """Ask for nothing any more. A check under way is waited for, at most so long; what it finds out is not told to
@@ -119,18 +110,22 @@ class Checker:
             self._bell.wait(tuning.CHECK_LOOK_SECONDS)
 
     def _look(self) -> None:
-        with self._lock:
-            topics, groups = list(self._topics), list(self._checks)
+        topics, groups = self._all_topics(), {group for group, _ in list(self._checks)}
         brokers = {broker for topic in topics for broker in self._metadata.view(topic).endpoints}
         for group in groups:
             for broker in brokers:
                 asker = self._askers.get((group, broker))
                 if (asker is None or asker.has_ended) and not self._closed:
                     self._askers[group, broker] = _Asker(self, group, broker)
+                elif asker is not None and asker.topics != self.topics(group):
+                    asker.ask_now()
+
+    def _all_topics(self) -> set[str]:
+        return {topic for _, topic in list(self._checks)}
 
     def endpoint(self, broker: int) -> Endpoint | None:
         """Where the broker is now; None: nobody publishes a topic there."""
-        for topic in list(self._topics):
+        for topic in self._all_topics():
             found = self._metadata.view(topic).endpoints.get(broker)
             if found is not None:
                 return found
@@ -158,34 +153,49 @@ class Checker:
         if self._pool is not None:
             self._pool.forget(endpoint)
 
-    def ask(self, connection: Connection, group: str, broker: int) -> None:
-        """Wait for questions, and answer them. Raises what `check_halves` does."""
-        wait = tuning.CHECK_WAIT_SECONDS
+    def topics(self, group: str) -> frozenset[str]:
+        """Those that it has a check for."""
+        return frozenset(topic for each, topic in list(self._checks) if each == group)
+
+    def ask(self, connection: Connection, group: str, broker: int, limit: int, wait: float) -> float:
+        """Wait so many seconds for questions, at most `limit`, and answer them; the seconds that each took, 0.0 without
+        any. Raises what `check_halves` does."""
         timeout = wait + self._config.connection.request_timeout_seconds
-        for half in check_halves(connection, group, broker, tuning.CHECK_HALVES, wait, timeout):
+        halves = check_halves(connection, group, broker, limit, wait, timeout, self.topics(group), self.producer)
+        began = self._clock()
+        for half in halves:
             if self._closed:
-                return
+                break
             self._answer(connection, group, broker, half)
+        return (self._clock() - began) / len(halves) if halves else 0.0
 
     def _answer(self, connection: Connection, group: str, broker: int, half: CheckedHalf) -> None:
         partition = TopicPartition(half.topic, broker, half.partition)
         message = Message(partition, -1, half.id, half.flag & ~DELAYED_FLAG, bytes(half.body))
-        if half.id in self._running:
+        check = self._checks.get((group, half.topic))
+        is_own = half_of(half.flag, half.body).producer == self.producer
+        answer = self.own.answer(half.id, half.topic, message.body, check) if is_own else check
+        if answer is None:
             return
-        try:
-            with self._calls:
-                outcome = outcome_of(self._checks[group](message), "check")
-        except Exception:
-            log.exception("the check of %r failed, so it will be asked again", message)
-            return
-        if outcome is HalfOutcome.UNKNOWN:
-            return
+        if isinstance(answer, HalfOutcome):
+            outcome = answer
+        else:
+            try:
+                with self._calls:
+                    outcome = outcome_of(answer(message), "check")
+            except Exception:
+                log.exception("the check of %r failed, so it will be asked again", message)
+                return
+            if outcome is HalfOutcome.UNKNOWN:
+                return
         try:
             reply = end_half(connection, partition, half.id, outcome)
         except MetaqError as error:
             log.warning("%r is %s, which its broker was not told: %s", message, outcome.value, error)
             return
-        if reply.outcome not in (outcome, HalfOutcome.UNKNOWN):
+        if is_own:
+            self.own.decided(half.id)
+        if reply.outcome not in (outcome, HalfOutcome.UNKNOWN) and not isinstance(answer, HalfOutcome):
             log.error("%r is %s by its check, and was %s before", message, outcome.value, reply.outcome)
 
 
@@ -201,6 +211,10 @@ class _Asker:
         self._told = ""
         low, high = tuning.CHECK_PAUSE_SECONDS
         self._backoff = Backoff(low, high)
+        self._connection: Connection | None = None
+        self._limit = 1  # until it is known how long checks take: the broker takes who does not ask for gone
+        self.topics: frozenset[str] = frozenset()
+        """That the last question names, or one before it."""
         self.has_ended = False
         self._thread = BackgroundThread(self._run, f"metaq-check-{broker}")
 
@@ -233,7 +247,10 @@ class _Asker:
             connection = self._checker.connection(endpoint)
             if not connection.takes_halves:
                 raise no_halves(connection)
-            self._checker.ask(connection, self._group, self._broker)
+            self._connection, self.topics = connection, self._checker.topics(self._group)
+            each = self._checker.ask(connection, self._group, self._broker, self._limit, tuning.CHECK_WAIT_SECONDS)
+            if each:
+                self._limit = max(1, min(tuning.CHECK_HALVES, int(tuning.CHECK_TURN_SECONDS / each)))
         except NotLeader as error:
             return self._checker.follow(error)
         except MetaqError as error:
@@ -244,3 +261,9 @@ class _Asker:
         self._backoff.reset()
         self._told = ""
         return 0.0
+
+    def ask_now(self) -> None:
+        """The question that waits does not name all topics any more. On the watching thread: this one ends that."""
+        connection = self._connection
+        if connection is not None and not connection.closed:
+            self._checker.ask(connection, self._group, self._broker, 1, 0.0)

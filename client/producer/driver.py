@@ -373,6 +373,10 @@ class Driver:
         if self._freed.waiting:
             self._freed.ring()
 
+    def half_check_seconds(self, broker: int) -> float | None:
+        """As Sender.half_checks."""
+        return self._sender.half_checks.get(broker)
+
     def keep(self, size: int) -> None:
         """As ProducerCore.keep."""
         self.core.keep(size)

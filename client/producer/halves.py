@@ -3,6 +3,9 @@
 A thread that waits for its transaction sends the half message, does the work and tells the outcome itself. Else the
 half message goes as every asynchronous send; who reads its answer hands it to the threads of LocalWork, which do the
 work and tell the outcome (ending.py); who reads that answer ends the future.
+
+Local work is not begun once another producer of the group may have been asked for its outcome, and has answered that
+nothing is committed (`_Terms.check_age`).
 """
 
 from __future__ import annotations
@@ -11,8 +14,16 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import ClientError, ConfigError, HalfDecided, LocalProtocolError, MessageNotFound, MetaqError
-from metaq.protocol.halves import HalfOutcome
+from metaq.protocol.errors import (
+    ClientError,
+    ConfigError,
+    HalfDecided,
+    LocalProtocolError,
+    MessageNotFound,
+    MetaqError,
+    TransactionTooLate,
+)
+from metaq.protocol.halves import HalfOutcome, HalfTerms
 from metaq.protocol.limits import MAX_CHECK_AFTER_SECONDS, check_group
 from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer, payload_bytes
 
@@ -20,17 +31,22 @@ from ..config import check_call_back
 from ..message import Message
 from ..values import SendResult
 from .building import SendOptions, build_half, with_body
-from .checking import Check, Checker, outcome_of
+from .checking import Checker, outcome_of
 from .delays import Timing, refuse_delay
 from .ending import Ender, Telling
 from .futures import Callbacks, Outcome, SendFuture
 from .local_work import LocalWork
 from .outgoing import OnDelivery, Outgoing
+from .own_halves import Check
 from .packing import Packer
 
 __all__ = ["Execute", "HalfTransactions", "TransactionResult"]
 
 log = get_log(__name__)
+
+_LEAST_LIMIT_SECONDS = 0.5
+"""Local work may begin so long after its send in any case: brokers ask other producers HALF_GRACE_SECONDS (3) later
+than this one. The rest of that is for clocks that do not run alike."""
 
 Execute = Callable[[Message], bool | None]
 """execute(message): the local work. True = commit, False = roll back, None = not known yet."""
@@ -69,6 +85,9 @@ class HalfSends(Protocol):
     ) -> object:
         """As Driver.take_over."""
 
+    def half_check_seconds(self, broker: int) -> float | None:
+        """As Driver.half_check_seconds."""
+
     def keep(self, size: int) -> None:
         """As ProducerCore.keep."""
 
@@ -76,26 +95,69 @@ class HalfSends(Protocol):
         """As Driver.let_go."""
 
 
-class _Transaction(Telling):
-    """One that nobody is blocked for. end: what its future ends with. seconds: for the outcome."""
+class _Terms(NamedTuple):
+    """Of one transaction. check: that was given for it. check_after: as given, in seconds. began: clock time of the
+    call."""
 
-    __slots__ = ("body", "end", "execute", "flag", "half", "owner", "seconds")
+    check: Check | None
+    check_after: float | None
+    began: float
+
+    def check_age(self, half: SendResult, now: float, broker_checks_after: float | None) -> TransactionTooLate | None:
+        """Why its local work must not begin now. broker_checks_after: seconds, of messages that do not say it; None:
+        the broker does not tell."""
+        limit = broker_checks_after if self.check_after is None else self.check_after
+        if limit is None or now - self.began < (limit := max(limit, _LEAST_LIMIT_SECONDS)):
+            return None
+        what = f"{half.partition.topic} {half.partition}, half message {half.message_id}"
+        return TransactionTooLate(what, now - self.began, limit)
+
+
+class _Transaction(Telling):
+    """One that nobody is blocked for. end: what its future ends with. seconds: for the outcome. number: of the half
+    message on its way. too_late: why its local work is not begun. has_caller: False: the call has raised something."""
+
+    __slots__ = (
+        *("body", "end", "execute", "flag", "half", "has_caller", "number", "owner", "seconds", "terms", "too_late"),
+        "topic",
+    )
 
     blocks = False
 
-    def __init__(self, owner: _Asynchronous, execute: Execute, flag: int, body: bytes, seconds: float) -> None:
+    def __init__(
+        self,
+        owner: _Asynchronous,
+        execute: Execute,
+        terms: _Terms,
+        topic: str,
+        flag: int,
+        body: bytes,
+        seconds: float,
+        number: int,
+    ) -> None:
         super().__init__()
         self.owner = owner
         self.execute = execute
+        self.terms = terms
+        self.topic = topic
         self.flag = flag
         self.body = body
         self.seconds = seconds
+        self.number = number
+        self.too_late: TransactionTooLate | None = None
+        self.has_caller = True
         self.end = Outcome()
         self.half: SendResult
+
+    @property
+    def is_refused(self) -> bool:
+        """Its local work is not begun: it is rolled back."""
+        return self.too_late is not None or not self.has_caller
 
     def sent(self, error: Exception | None, half: SendResult | None) -> None:
         """The half message has its answer. On the thread that reads it, or that gives the message up."""
         if half is None:
+            self.owner.not_sent(self)
             self.end.settle(error, None)
             return
         self.half = half
@@ -118,45 +180,66 @@ class _Asynchronous:
         clock: Callable[[], float],
     ) -> None:
         self._sends = sends
-        self._checker = checker
+        self._own = checker.own
         self._ender = ender
         self._clock = clock
         self._work: LocalWork[_Transaction] = LocalWork(threads, self._execute, ender.hurry, clock)
         self._working: dict[_Transaction, None] = {}
 
+    def not_sent(self, transaction: _Transaction) -> None:
+        """Its half message has no answer, and gets none."""
+        self._own.not_sent(transaction.number, transaction.topic, transaction.body)
+
     def work(self, transaction: _Transaction) -> None:
         """Its half message waits at the broker."""
-        self._checker.begin(transaction.half_id)
+        self._own.sent(transaction.number, transaction.half_id)
         self._sends.keep(HEADER_BYTES + len(transaction.body))
         if not self._work.add(transaction):
             self._drop(transaction)
 
     def _execute(self, transaction: _Transaction) -> None:
         """Do its local work, and have its outcome told."""
-        self._working[transaction] = None
-        try:
-            message = _message(transaction.half, transaction.flag, transaction.body)
-            transaction.outcome = outcome_of(transaction.execute(message), "execute")
-        except BaseException as error:  # SystemExit, too: the future is who is to hear of it
-            self._end(transaction, error, None)
-            return
-        finally:
-            self._checker.end(transaction.half_id)
-            del self._working[transaction]
+        half, terms = transaction.half, transaction.terms
+        transaction.too_late = terms.check_age(
+            half, self._clock(), self._sends.half_check_seconds(half.partition.broker)
+        )
+        if transaction.is_refused:
+            transaction.outcome = HalfOutcome.ROLLED_BACK
+        else:
+            self._working[transaction] = None
+            try:
+                message = _message(half, transaction.flag, transaction.body)
+                transaction.outcome = outcome_of(transaction.execute(message), "execute")
+            except BaseException as error:  # SystemExit, too: the future is who is to hear of it
+                self._left(transaction)
+                self._end(transaction, error, None)
+                return
+            finally:
+                del self._working[transaction]
         if transaction.outcome is HalfOutcome.UNKNOWN:
-            self._end(transaction, None, TransactionResult(HalfOutcome.UNKNOWN, transaction.half))
+            self._left(transaction)
+            self._end(transaction, None, TransactionResult(HalfOutcome.UNKNOWN, half))
             return
         transaction.deadline = self._clock() + transaction.seconds
         self._ender.gather(transaction)
 
     def told(self, transaction: _Transaction) -> None:
         """The broker has answered, or could not be told."""
+        self._left(transaction)
+        if transaction.too_late is not None:
+            self._end(transaction, transaction.too_late, None)
+            return
         try:
             result = _result(transaction.half, transaction)
         except HalfDecided as error:
             self._end(transaction, error, None)
         else:
             self._end(transaction, None, result)
+
+    def _left(self, transaction: _Transaction) -> None:
+        """Nothing is done for it any more: who answers if its broker asks."""
+        answer = HalfOutcome.ROLLED_BACK if transaction.is_refused else transaction.terms.check
+        self._own.ended(transaction.half_id, answer, is_decided=transaction.reply is not None)
 
     def _end(self, transaction: _Transaction, error: BaseException | None, result: TransactionResult | None) -> None:
         with Callbacks():
@@ -165,7 +248,6 @@ class _Asynchronous:
 
     def _drop(self, transaction: _Transaction) -> None:
         """The producer was closed."""
-        self._checker.end(transaction.half_id)
         closed = ClientError("the producer was closed before the local work of this transaction was begun")
         self._end(transaction, closed, None)
 
@@ -223,26 +305,41 @@ class HalfTransactions:
         options: SendOptions,
     ) -> TransactionResult:
         """As Producer.send_in_transaction. seconds: for the half message, and once more for its outcome."""
-        deadline = self._clock() + seconds
+        terms = _Terms(check, check_after, self._clock())
         call = "send_in_transaction()"
         payload, flag, body, timing = self._built(call, topic, payload, execute, check, group, check_after, options)
-        outgoing = with_body(topic, payload, flag, body, deadline, options)
+        outgoing = with_body(topic, payload, flag, body, terms.began + seconds, options)
         outgoing.timing = timing
-        half = self._sends.send_and_wait(outgoing)
-        self.checker.begin(half.message_id)
-        try:
-            outcome = outcome_of(execute(_message(half, flag, body)), "execute")
-        finally:
-            self.checker.end(half.message_id)
-        if outcome is HalfOutcome.UNKNOWN:
-            return TransactionResult(outcome, half)
+        own = self.checker.own
+        number = own.send()
+        half: SendResult | None = None
+        answer: Check | HalfOutcome | None = HalfOutcome.ROLLED_BACK  # what its broker hears if it asks behind this
         telling = Telling()
-        telling.partition, telling.half_id, telling.outcome = half.partition, half.message_id, outcome
-        telling.deadline = self._clock() + seconds
         try:
-            self._ender.tell(telling)
-        except MetaqError as error:
-            telling.error = error
+            half = self._sends.send_and_wait(outgoing)
+            own.sent(number, half.message_id)
+            too_late = terms.check_age(half, self._clock(), self._sends.half_check_seconds(half.partition.broker))
+            if too_late is None:
+                answer = check
+                outcome = outcome_of(execute(_message(half, flag, body)), "execute")
+                if outcome is HalfOutcome.UNKNOWN:
+                    return TransactionResult(outcome, half)
+            else:
+                outcome = HalfOutcome.ROLLED_BACK
+            telling.partition, telling.half_id, telling.outcome = half.partition, half.message_id, outcome
+            telling.deadline = self._clock() + seconds
+            try:
+                self._ender.tell(telling)
+            except MetaqError as error:
+                telling.error = error
+        finally:
+            if half is None:
+                own.not_sent(number, topic, body)
+            else:
+                own.sent(number, half.message_id)  # an interrupt may have come before
+                own.ended(half.message_id, answer, is_decided=telling.reply is not None)
+        if too_late is not None:
+            raise too_late
         return _result(half, telling)
 
     def begin(
@@ -257,11 +354,18 @@ class HalfTransactions:
         options: SendOptions,
     ) -> SendFuture[TransactionResult]:
         """As Producer.send_in_transaction_async. The arguments are those of `run`."""
-        deadline = self._clock() + seconds
+        terms = _Terms(check, check_after, self._clock())
         call = "send_in_transaction_async()"
         payload, flag, body, timing = self._built(call, topic, payload, execute, check, group, check_after, options)
-        transaction = _Transaction(self._asynchronous, execute, flag, body, seconds)
-        self._sends.take_over(topic, payload, flag, body, timing, deadline, transaction.sent, options)
+        number = self.checker.own.send()
+        transaction = _Transaction(self._asynchronous, execute, terms, topic, flag, body, seconds, number)
+        try:
+            deadline = terms.began + seconds
+            self._sends.take_over(topic, payload, flag, body, timing, deadline, transaction.sent, options)
+        except BaseException:
+            transaction.has_caller = False  # first: if the half message has gone all the same, it is not worked on
+            self.checker.own.not_sent(number, topic, body)
+            raise
         return SendFuture(transaction.end)
 
     def _built(
@@ -290,7 +394,8 @@ class HalfTransactions:
             )
         payload = payload_bytes(payload)
         after_ms = None if check_after is None else _after_ms(check_after)
-        flag, body = build_half(payload, options, name, after_ms, self._packer)
+        terms = HalfTerms(name, after_ms, self.checker.producer)
+        flag, body = build_half(payload, options, terms, self._packer)
         self.checker.use(name, topic, check)
         return payload, flag, body, Timing.HALF if after_ms is None else Timing.CHECKED_HALF
 

@@ -454,7 +454,7 @@ def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
     if timing is Timing.HALF:
         return [0] * len(records)
     if timing is Timing.CHECKED_HALF:
-        return [half_of(flag, body)[1] or 0 for flag, body in records]
+        return [half_of(flag, body).check_after_ms or 0 for flag, body in records]
     return [wait_of(flag, body) for flag, body in records]
 
 

@@ -33,7 +33,7 @@ from ..timers import END_SECONDS, TimeLeft
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_batch, build_body, build_message
 from .cancelling import cancel_delayed
-from .checking import Check, Checker
+from .checking import Checker
 from .delays import timing_of
 from .driver import Driver
 from .ending import Ender
@@ -41,6 +41,7 @@ from .futures import SendFuture, refuse_in_callback, refuse_in_handler
 from .halves import Execute, HalfTransactions, TransactionResult
 from .losses import AtExit, Losses
 from .outgoing import ASKED, OnDelivery
+from .own_halves import Check
 from .packing import Packer
 from .requesting import Requester, reply_options
 from .routing import PartitionSelector, Router, check_selector
@@ -416,8 +417,9 @@ class Producer:
 
         The result's `outcome` is UNKNOWN if `execute` returned None, or the broker could not be told in time: `cause`
         says why, and it asks. Raises HalfDecided (a check of another process has decided otherwise before: choose a
-        longer `check_after`), TypeError (`execute` returned something else), ConfigError (no group), and what `send`
-        raises: then `execute` was not called.
+        longer `check_after`), TypeError (`execute` returned something else), ConfigError (no group). TransactionTooLate
+        (`check_after` has passed meanwhile; the message is rolled back) and what `send` raises mean that `execute` was
+        not called.
         """
         self._guard.check()
         refuse_in_callback("send_in_transaction()")
@@ -456,7 +458,8 @@ class Producer:
         whichever of its producers began them. A process that sends nothing may do so, too.
 
         check: as in `send_in_transaction`; called on threads of this producer, one call at a time, until close(). One
-        that raises is logged, and its message asked for again. A further call replaces it. group: default
+        that raises is logged, and its message asked for again. A further call for the same group and topic replaces it.
+        A transaction of this producer is answered by the check of its own call, if there was one. group: default
         ProducerConfig.producer_group. Raises ConfigError, InvalidName.
         """
         self._guard.check()

@@ -64,6 +64,9 @@ class Sender:
         self._numbers = producer > 0
         self._packs = packs
         self._codec = FlightCodec(producer)
+        self.half_checks: dict[int, float | None] = {}
+        """Broker → the least number of seconds after which it has said to check half messages that do not say it; None:
+        it does not tell."""
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
         """Send `flight`. caller: the message whose thread this is, and which is going to drive the connection that this
@@ -91,6 +94,7 @@ class Sender:
                 return
             if connection is not flight.broker.connection:
                 flight.broker.use(connection)
+                self._note_check(queue.partition.broker, connection)
             if caller is not None:
                 caller.driver = connection
             takes_all = connection.takes_delays and connection.takes_halves
@@ -142,6 +146,11 @@ class Sender:
         """The thread that was going to send it was interrupted: its messages are tried again."""
         flight.elsewhere = True  # behind what was handed on just before the interrupt
         self._fail(flight, BrokerUnavailable("sending was interrupted"))
+
+    def _note_check(self, broker: int, connection: Connection) -> None:
+        """The least one: a half message may have come with an earlier connection, to an earlier life of the broker."""
+        said, before = connection.half_check_seconds, self.half_checks.get(broker)
+        self.half_checks[broker] = said if before is None or said is None else min(before, said)
 
     def _connection(self, partition: TopicPartition, timeout: float) -> Connection:
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)

@@ -64,11 +64,18 @@ IDLE_SECONDS = 60.0
 """Longest sleep of a requester's thread while no request waits for its reply; the first one wakes it."""
 # --- answers to brokers that ask for transactions: no benchmark -------------------------------------------------------
 
-CHECK_WAIT_SECONDS = 15.0
-"""One request waits so long for a question, as a consumer's for a message."""
+CHECK_WAIT_SECONDS = 4.0
+"""One request waits so long for a question. A broker takes a producer for gone that has not asked for 10 s
+(`HALVES_SILENT_SECONDS`), and learns of a further topic with the next request."""
 
 CHECK_HALVES = 16
-"""Half messages that one answer may bring: a check of some 100 ms has done with them before others are asked."""
+"""Half messages that one answer may bring at most."""
+
+CHECK_TURN_SECONDS = 2.0
+"""Checks that take long: so many are asked for that they have been answered after so long."""
+
+LEFT_OPEN = 1 << 16
+"""Transactions of a producer whose own check is remembered until they are decided; beyond, their topic's answers."""
 
 CHECK_PAUSE_SECONDS = (0.1, 5.0)
 """Pauses before a broker that cannot be asked is tried again."""

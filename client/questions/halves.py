@@ -81,11 +81,18 @@ def read_ended(reply: Reply, connection: Asked, partition: TopicPartition, count
 
 
 def check_halves(
-    connection: Asked, group: str, broker: int, limit: int, wait_seconds: float, timeout: float
+    connection: Asked,
+    group: str,
+    broker: int,
+    limit: int,
+    wait_seconds: float,
+    timeout: float,
+    topics: frozenset[str],
+    producer: str,
 ) -> list[CheckedHalf]:
-    """Half messages of the group whose outcome is asked for, at most `limit`, once there is one; [] after
-    `wait_seconds`."""
-    ext = CheckHalvesRequest(group, limit, int(wait_seconds * 1000)).to_ext()
+    """Half messages of the group and of these topics whose outcome is asked for, at most `limit`, once there is one; []
+    after `wait_seconds`. producer: who asks. Older brokers know neither topics nor producer, and give those of all."""
+    ext = CheckHalvesRequest(group, limit, int(wait_seconds * 1000), topics, producer).to_ext()
     frame = ask(connection, RequestCode.CHECK_HALVES, ext, TopicPartition("", broker, -1), timeout)
     return decode_checked(frame.body)
 

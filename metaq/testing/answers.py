@@ -35,6 +35,7 @@ from metaq.protocol.limits import (
     COMPRESSED_MARK,
     DELAYS_MARK,
     FRAMES_MARK,
+    HALF_CHECK_MARK,
     HALVES_MARK,
     INT64_MAX,
     MANY_MARK,
@@ -85,7 +86,7 @@ from metaq.protocol.text import (
 from metaq.protocol.where import parse_where
 
 from .delays import FakeDelays
-from .halves import FakeHalf, FakeHalves
+from .halves import CHECK_MS, FakeHalf, FakeHalves
 from .log import MemoryLog, checked
 from .transactions import FakeTransactions
 
@@ -186,6 +187,7 @@ class Answers:
         """Its connection is gone."""
         self._parked = [parked for parked in self._parked if parked.caller is not caller]
         self._parked_checks = [parked for parked in self._parked_checks if parked.caller is not caller]
+        self.halves.lost(caller)
         self.transactions.drop_local(caller)
 
     # --- partitions ---------------------------------------------------------------------------------------------------
@@ -408,6 +410,12 @@ class Answers:
 
     def _check(self, caller: Connected, frame: Frame) -> _Reply | None:
         request = CheckHalvesRequest.from_ext(frame.ext)
+        if request.producer:
+            self.halves.askers[request.producer] = caller
+        for parked in [each for each in self._parked_checks if each.caller is caller]:
+            if parked.request.group == request.group:
+                self._parked_checks.remove(parked)
+                self._reply(caller, parked.opaque, ResponseCode.SUCCESS, {}, b"")
         halves = self.halves.checked(request)
         if halves or not request.wait_ms:
             return _Reply({}, b"".join(encode_checked(halves)))
@@ -433,7 +441,7 @@ class Answers:
         """Seconds until `_answer_parked` has to be called, whatever happens; None: for ever."""
         patience = [parked.deadline - time.monotonic() for parked in self._parked]
         patience += [parked.deadline - time.monotonic() for parked in self._parked_checks]
-        asked = self.halves.patience(parked.request.group for parked in self._parked_checks)
+        asked = self.halves.patience([parked.request for parked in self._parked_checks])
         patience += [each for each in (self.delays.patience, asked) if each is not None]
         return max(0.0, min(patience)) if patience else None
 
@@ -493,6 +501,7 @@ class Answers:
                 marks += [COMPRESSED_MARK] if self.knows_compressed else []
                 marks += [DELAYS_MARK] if self.takes_delays else []
                 marks += [HALVES_MARK] if self.takes_halves else []
+                marks += [f"{HALF_CHECK_MARK}{CHECK_MS}"] if self.takes_halves else []
                 ours = " ".join(("0.1", *marks, FRAMES_MARK))
                 return encode_result(Status.SUCCESS, ours if self.speaks_frames else "1.4.6.2", request.opaque)
             case Put():

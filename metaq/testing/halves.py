@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from metaq.protocol.delays import pending_id
 from metaq.protocol.halves import CheckedHalf, CheckHalvesRequest, EndHalfReply, EndHalfRequest, HalfOutcome, half_of
+from metaq.protocol.limits import HALF_GRACE_SECONDS
 from metaq.protocol.record import Buffer, checksum
 
-__all__ = ["FakeHalf", "FakeHalves"]
+__all__ = ["CHECK_MS", "FakeHalf", "FakeHalves"]
 
-_CHECK_MS = 6000
+CHECK_MS = 6000
+"""From a half message to its first check, unless it says that itself."""
 
 
 @dataclass(slots=True)
 class FakeHalf:
     """One that waits for its outcome. due: when a producer is asked for it next, Unix ms. asked: how often one was.
-    flag, body: as they were sent."""
+    flag, body: as they were sent. producer: the name of the one that sent it, "" if it does not say."""
 
     id: int
     topic: str
@@ -27,6 +30,17 @@ class FakeHalf:
     flag: int
     body: bytes
     asked: int = 0
+    producer: str = ""
+
+    def ready_at(self, request: CheckHalvesRequest, askers: Collection[str]) -> float:
+        """When it is given to this asker, Unix ms; infinite: not while these producers ask."""
+        if request.group != self.group or not (request.topics is None or self.topic in request.topics):
+            return math.inf
+        if self.producer in ("", request.producer):
+            return self.due
+        if self.producer in askers:
+            return math.inf
+        return self.due if self.asked or not self.due else self.due + HALF_GRACE_SECONDS * 1000
 
 
 class FakeHalves:
@@ -35,6 +49,8 @@ class FakeHalves:
     def __init__(self, clock: Callable[[], float], deliver: Callable[[FakeHalf], tuple[int, int]]) -> None:
         """clock: seconds since 1970. deliver: gives one to its partition; the message's id and offset."""
         self.waiting: list[FakeHalf] = []
+        self.askers: dict[str, object] = {}
+        """Producer → whose connection it asks on."""
         self.decided: dict[int, HalfOutcome] = {}
         """By the id of the half message."""
         self._replies: dict[int, EndHalfReply] = {}
@@ -51,10 +67,11 @@ class FakeHalves:
         now_ms = self._now_ms
         found: list[FakeHalf] = []
         said = [half_of(flag, body) for flag, body in records]
-        for number, ((flag, body), (group, after)) in enumerate(zip(records, said, strict=True), self._counter):
-            due = now_ms + (_CHECK_MS if after is None else after)
+        for number, ((flag, body), terms) in enumerate(zip(records, said, strict=True), self._counter):
+            due = now_ms + (CHECK_MS if terms.check_after_ms is None else terms.check_after_ms)
             identity = pending_id(due, number)
-            found.append(FakeHalf(identity, topic, partition, group, due, flag, bytes(body)))
+            record = flag, bytes(body)
+            found.append(FakeHalf(identity, topic, partition, terms.group, due, *record, producer=terms.producer))
         self._counter += len(records)
         self.waiting += found
         return found[0].id
@@ -74,9 +91,9 @@ class FakeHalves:
         now_ms = self._now_ms
         found: list[CheckedHalf] = []
         for each in self.waiting:
-            if each.group == request.group and each.due <= now_ms and len(found) < request.limit:
+            if len(found) < request.limit and each.ready_at(request, self.askers) <= now_ms:
                 each.asked += 1
-                each.due = now_ms + (_CHECK_MS << min(each.asked - 1, 9))
+                each.due = now_ms + (CHECK_MS << min(each.asked - 1, 9))
                 columns = each.id, each.flag, checksum(each.body), each.body
                 found.append(CheckedHalf(each.topic, each.partition, each.asked, 0, *columns))
         return found
@@ -86,7 +103,11 @@ class FakeHalves:
         for each in self.waiting:
             each.due = 0
 
-    def patience(self, groups: Iterable[str]) -> float | None:
-        """Seconds until a producer of one of these groups is asked; None if nothing waits."""
-        due = [each.due for each in self.waiting if each.group in set(groups)]
-        return max(0.0, min(due) / 1000 - self._clock()) + 0.001 if due else None
+    def lost(self, caller: object) -> None:
+        """A connection is gone."""
+        self.askers = {name: asks for name, asks in self.askers.items() if asks is not caller}
+
+    def patience(self, requests: Collection[CheckHalvesRequest]) -> float | None:
+        """Seconds until one of these is given something; None if nothing waits for them."""
+        due = min((each.ready_at(asks, self.askers) for each in self.waiting for asks in requests), default=math.inf)
+        return max(0.0, due / 1000 - self._clock()) + 0.001 if due < math.inf else None

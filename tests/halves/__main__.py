@@ -16,10 +16,11 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100, help="Of the broker; at least as many of producers.")
     parser.add_argument("--seconds", type=float, default=1.0, help="Between two kills, about.")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pauses", type=float, default=3.0, help="Seconds, at most, of SIGSTOP; 0: none.")
     options = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
-        found = Life(Path(directory), options.seed).live(options.kills, options.seconds)
+        found = Life(Path(directory), options.seed).live(options.kills, options.seconds, options.pauses)
     print(
         f"{found.broker_kills} kills of the broker, {found.worker_kills} of producers, {found.deaths} that died in "
         f"their local work, in {time.monotonic() - started:.0f} s: {found.committed} transactions committed, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -123,13 +124,24 @@ class Life:
         finally:
             connection.close()
 
-    def live(self, kills: int, seconds: float) -> Findings:
+    def pause(self, longest: float) -> None:
+        """Have the broker, a worker or both stand still for up to so many seconds, one after the other or together."""
+        chosen = self.random.sample([self.broker.process, *self.workers], self.random.choice([0, 1, 2]))
+        for each in chosen if longest else ():
+            each.send_signal(signal.SIGSTOP)
+            time.sleep(self.random.uniform(0.1, longest / 2))
+        for each in chosen if longest else ():
+            time.sleep(self.random.uniform(0.1, longest / 2))
+            each.send_signal(signal.SIGCONT)
+
+    def live(self, kills: int, seconds: float, longest_pause: float = 0.0) -> Findings:
         """So many kills of the broker, and as many of workers, each after about so many seconds; then until all is
-        decided."""
+        decided. longest_pause: about so many seconds, less than after which a producer counts as gone."""
         worker_kills = 0
         for _ in range(kills):
             self.keep_workers()
             time.sleep(self.random.uniform(0.5, 1.5) * seconds)
+            self.pause(longest_pause)
             self.broker.kill()
             if self.random.random() < 0.5:
                 self.kill_worker()

@@ -7,7 +7,6 @@ work is done, `<payload> commit` or `<payload> rollback`.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import sys
@@ -30,10 +29,6 @@ CONFIG = ProducerConfig(
 )
 
 
-def lock_path(directory: Path, number: str) -> Path:
-    return directory / f"worker-{number}.lock"
-
-
 def books_path(directory: Path, number: str) -> Path:
     return directory / f"worker-{number}.books"
 
@@ -45,22 +40,11 @@ def recorded(directory: Path, number: str) -> dict[str, bool]:
     return {payload: word == "commit" for payload, word in (line.split() for line in lines)}
 
 
-def check(directory: Path, message: Message) -> bool | None:
-    """What the worker that began it has in its books. If there is nothing, and it lives, its work may be under way."""
+def check(directory: Path, message: Message) -> bool:
+    """What the worker that began it has in its books. It does not ask whether that one lives: who is asked may say what
+    is in the books now."""
     payload = message.payload.decode()
-    number = payload.split("/")[0]
-    alive = _is_alive(directory, number)  # looked at first: a worker may write and end behind it
-    found = recorded(directory, number).get(payload)
-    return found if found is not None or alive else False
-
-
-def _is_alive(directory: Path, number: str) -> bool:
-    with lock_path(directory, number).open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+    return recorded(directory, payload.split("/")[0]).get(payload, False)
 
 
 class Worker:
@@ -68,8 +52,6 @@ class Worker:
         self.directory = directory
         self.number = number
         self.random = random.Random(seed)
-        self.lock = lock_path(directory, number).open("wb")
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.books = os.open(books_path(directory, number), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.producer = Producer.direct(address, broker_id=0, partitions=TOPICS, config=CONFIG)
         self.producer.check_transactions(lambda message: check(directory, message), list(TOPICS))
@@ -89,12 +71,12 @@ class Worker:
             topic = self.random.choice(list(TOPICS))
             try:
                 if self.random.random() < 0.1:
-                    self.producer.send_in_transaction(topic, payload.encode(), execute=self.execute)
+                    self.producer.send_in_transaction(topic, payload.encode(), execute=self.execute, check_after=1)
                 else:
                     if len(under_way) == UNDER_WAY:
                         under_way.popleft().result()
                     send = self.producer.send_in_transaction_async
-                    under_way.append(send(topic, payload.encode(), execute=self.execute))
+                    under_way.append(send(topic, payload.encode(), execute=self.execute, check_after=1))
             except (MetaqError, ArithmeticError) as error:
                 print(payload, repr(error), file=sys.stderr, flush=True)
         self.producer.close()

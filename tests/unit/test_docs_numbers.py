@@ -88,9 +88,16 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "a log of more than {DELAYED_LOG_BYTES:bytes} is of",
         "looks at the clock after {DELAYED_SLEEP_SECONDS:s} at the latest",
         "has gone is given to another one after {HALVES_LOST_SECONDS:s}",
+        "gone {HALF_GRACE_SECONDS:s} after its connection was lost, or when it has not asked for "
+        "{HALVES_SILENT_SECONDS:s}",
+        "all senders have {HALVES_SILENT_SECONDS:s} to come back",
         "of the last {HALVES_DECIDED} half messages are remembered",
     ),
     "docs/protocol.md": (
+        "no question of that producer has waited for {HALVES_SILENT_SECONDS:s}, or "
+        "{HALF_GRACE_SECONDS:s} after its connection was lost",
+        "counts as asking for {HALF_GRACE_SECONDS:s} after the first check is due, and for "
+        "{HALVES_SILENT_SECONDS:s} after the broker began to lead",
         "`file:line in function`; at most {MAX_CAUSE_CHARACTERS} characters",
         "a put whose body is larger than {MAX_BODY_BYTES:bytes} with 500",
         "a line above {MAX_LINE_BYTES:bytes}:",

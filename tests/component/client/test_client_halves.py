@@ -19,6 +19,7 @@ from metaq.protocol.errors import (
     MetaqError,
     RequestRefused,
     RequestTimedOut,
+    TransactionTooLate,
 )
 from metaq.protocol.halves import EndHalfRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
@@ -250,6 +251,68 @@ def test_check_is_not_asked_while_the_local_work_runs_here(broker, producer):
     result = producer.send_in_transaction("t", b"a", execute=execute, check=asked.append)
     assert result.outcome is HalfOutcome.COMMITTED
     assert asked == []
+
+
+def test_each_topic_has_a_check_of_its_own(broker, producer):
+    """The check of a second topic used to answer for the first one, too."""
+    broker.topics["u"] = 1
+    producer.check_transactions(commits, ["t"])
+    with Producer.direct(
+        f"127.0.0.1:{broker.endpoint.port}", broker_id=0, partitions={"t": 2, "u": 1}, config=CONFIG
+    ) as both:
+        both.check_transactions(commits, ["t"])
+        both.send_in_transaction("u", b"b", execute=lambda message: None, check=lambda message: False)
+        both.send_in_transaction("t", b"a", execute=lambda message: None)
+        broker.ask_for_halves()
+        eventually(lambda: not broker.halves.waiting)
+    assert payloads(broker) == [b"a"]
+
+
+def test_transaction_is_answered_by_the_check_of_its_own_call(broker, producer):
+    results = [
+        producer.send_in_transaction("t", b"%d" % n, execute=lambda message: None, check=partial(is_even, n))
+        for n in range(4)
+    ]
+    broker.ask_for_halves()
+    eventually(lambda: not broker.halves.waiting)
+    outcomes = [broker.halves.decided[each.half.message_id] for each in results]
+    assert outcomes == [HalfOutcome.COMMITTED, HalfOutcome.ROLLED_BACK] * 2
+
+
+def is_even(number, message):
+    return number % 2 == 0
+
+
+def test_half_message_whose_send_has_failed_is_rolled_back_without_a_check(broker, producer):
+    """Its answer is lost: the broker has it, and the caller was told that it failed."""
+    asked: list[object] = []
+    producer.check_transactions(asked.append, ["t"])
+    take = broker.halves.take
+
+    def take_slowly(*arguments):
+        time.sleep(0.5)
+        return take(*arguments)
+
+    broker.halves.take = take_slowly
+    with pytest.raises(RequestTimedOut):
+        producer.send_in_transaction("t", b"a", execute=commits, timeout=0.3)
+    eventually(lambda: broker.halves.waiting)
+    broker.ask_for_halves()
+    eventually(lambda: not broker.halves.waiting)
+    assert (payloads(broker), asked) == ([], [])
+
+
+def test_work_that_is_too_late_is_not_begun_and_its_message_is_rolled_back(broker):
+    config = ProducerConfig(producer_group="bank", transaction_threads=1)
+    called: list[object] = []
+    with new_producer(broker, config=config) as producer:
+        producer.send_in_transaction_async("t", b"a", execute=partial(takes, 0.6))
+        late = producer.send_in_transaction_async("t", b"b", execute=called.append, check_after=0)
+        with pytest.raises(TransactionTooLate, match=r"execute was not called.*after 0.5 s.*Nothing is committed"):
+            late.result(10)
+    assert called == []
+    assert payloads(broker) == [b"a"]
+    assert broker.halves.waiting == []
 
 
 def test_message_says_when_it_is_checked_first(broker, producer):

@@ -133,11 +133,10 @@ class Lives:
         assert frame.code == OK, frame.remark
         return decode_ended(frame.body)
 
-    def poll(self, group="bank", wait_ms=0, limit=32, peer=None):
+    def poll(self, group="bank", wait_ms=0, limit=32, peer=None, topics=None, producer=""):
         """Ask for questions; they come as a frame."""
-        (peer or self.peer).send(
-            encode_frame(RequestCode.CHECK_HALVES, 7, CheckHalvesRequest(group, limit, wait_ms).to_ext())
-        )
+        request = CheckHalvesRequest(group, limit, wait_ms, topics and frozenset(topics), producer)
+        (peer or self.peer).send(encode_frame(RequestCode.CHECK_HALVES, 7, request.to_ext()))
         self.work()
 
     def questions(self, peer=None):
@@ -149,9 +148,9 @@ class Lives:
         assert frame.code == OK, frame.remark
         return [(payload_of(each.body, each.flag), each.asked) for each in decode_checked(frame.body)]
 
-    def asked(self, group="bank", limit=32):
-        self.poll(group, limit=limit)
-        return self.questions()
+    def asked(self, group="bank", limit=32, **more):
+        self.poll(group, limit=limit, **more)
+        return self.questions(more.get("peer"))
 
     def listed(self, **options):
         frame = self.ask(encode_frame(RequestCode.LIST_HALVES, 1, ListHalvesRequest(**options).to_ext()))
@@ -614,6 +613,113 @@ def test_follower_is_no_more_asked_and_says_who_leads(lives):
     lives.halves.lead()
     lives.wait(7)
     assert lives.asked() == [(b"one", 1)]
+
+
+# --- who is asked -----------------------------------------------------------------------------------------------------
+
+SENT_BY = {"metaq.half-producer": "p1"}
+
+
+def test_producers_are_asked_for_their_topics_alone(lives):
+    lives.sent(b"one")
+    lives.sent(b"two", topic="safe")
+    lives.poll(wait_ms=30_000, topics=["safe", "other"])
+    lives.wait(7)
+    assert lives.questions() == [(b"two", 1)]
+    assert lives.asked(topics=["other"]) == []
+    assert lives.asked() == [(b"one", 1)]  # an older one, which does not name topics
+
+
+def test_who_sent_it_is_asked_alone_while_it_asks(lives):
+    sender, other = lives.harness.connect(), lives.harness.connect()
+    lives.sent(b"one", **SENT_BY)
+    for _ in range(2):
+        lives.poll(wait_ms=4000, peer=other, producer="p2")
+        lives.poll(wait_ms=4000, peer=sender, producer="p1")
+        lives.wait(5)
+        assert lives.questions(other) == []
+    assert [len(decode_checked(frame.body)) for frame in sender.frames()] == [0, 1]
+    lives.poll(wait_ms=60_000, peer=other, producer="p2")
+    lives.wait(5)
+    assert lives.questions(other) is None
+    lives.wait(2)  # the sender is silent for 10 s now
+    assert lives.questions(other) == [(b"one", 2)]
+
+
+def test_sender_that_is_back_is_asked_again(lives):
+    sender, other = lives.harness.connect(), lives.harness.connect()
+    lives.sent(b"one", **SENT_BY)
+    lives.wait(7.5)
+    lives.poll(wait_ms=30_000, peer=sender, producer="p1")
+    assert lives.questions(sender) == [(b"one", 1)]
+    lives.wait(11)
+    lives.poll(wait_ms=30_000, peer=sender, producer="p1")
+    assert lives.questions(sender) == [(b"one", 2)]
+    lives.poll(wait_ms=30_000, peer=sender, producer="p1")
+    lives.poll(wait_ms=30_000, peer=other, producer="p2")
+    lives.wait(13)
+    assert (lives.questions(sender), lives.questions(other)) == ([(b"one", 3)], None)
+
+
+def test_others_are_asked_soon_after_the_sender_s_connection_is_lost(lives):
+    sender = lives.harness.connect()
+    lives.sent(b"one", **SENT_BY)
+    lives.poll(wait_ms=60_000, peer=sender, producer="p1")
+    lives.wait(5.5)
+    sender.lose()
+    lives.poll(wait_ms=60_000, producer="p2")
+    lives.wait(2.5)
+    assert lives.questions() is None
+    lives.wait(1.5)
+    assert lives.questions() == [(b"one", 1)]
+
+
+def test_sender_that_has_never_asked_is_waited_for_a_moment(lives):
+    lives.sent(b"one", **SENT_BY)
+    lives.poll(wait_ms=60_000, producer="p2")
+    lives.wait(8.5)
+    assert lives.questions() is None
+    lives.wait(1)
+    assert lives.questions() == [(b"one", 1)]
+
+
+def test_sender_has_time_to_come_back_after_a_start_of_the_broker(lives):
+    lives.sent(b"one", **SENT_BY)
+    lives.wait(7)
+    lives.restart()
+    lives.poll(wait_ms=60_000, producer="p2")
+    lives.wait(9)
+    assert lives.questions() is None
+    lives.wait(2)
+    assert lives.questions() == [(b"one", 1)]
+
+
+def test_pause_of_the_broker_makes_nobody_silent(lives):
+    sender, other = lives.harness.connect(), lives.harness.connect()
+    lives.sent(b"one", **{"metaq.check-after": "1000"}, **SENT_BY)
+    assert lives.asked(peer=sender, producer="p1") == []
+    lives.poll(wait_ms=60_000, peer=other, producer="p2")
+    lives.wait(30, step=30)  # it stands still; then the sender's next question is read
+    assert lives.asked(peer=sender, producer="p1") == [(b"one", 1)]
+    assert lives.questions(other) is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 65])
+def test_wrong_name_of_a_producer_is_refused(lives, name):
+    assert lives.ask(send(b"one", **{"metaq.half-producer": name})).code == ILLEGAL
+
+
+def test_what_is_remembered_of_askers_is_bounded(lives):
+    groups = lives.halves._groups
+    for number in range(300):
+        lives.asked(f"group-{number}", producer=f"p{number}")
+        lives.asked("bank", producer=f"p{number}")
+        lives.asked("bank")
+    assert len(groups._groups) <= 300
+    assert len(groups._alarms) < 1000
+    lives.wait(12)
+    assert not groups._groups
+    assert not groups._callers
 
 
 # --- cleaning ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from metaq.client.producer.delays import Timing, timing_of
 from metaq.client.producer.packing import Packer
 from metaq.protocol.compression import payload_of
 from metaq.protocol.errors import LocalProtocolError
-from metaq.protocol.halves import half_of
+from metaq.protocol.halves import HalfTerms, half_of
 from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, encode_attributes, encode_body
 
 PLACE = TopicPartition("t", 0, 0)
@@ -36,13 +36,13 @@ def test_a_batch_with_messages_that_wait_and_others_is_refused():
 
 def test_a_half_message_is_compressed_and_says_its_group_and_time():
     packer = Packer.of(ProducerConfig(compression="zstd"))
-    flag, body = build_half(LONG, {"priority": 7}, "bank", 1500, packer)
+    flag, body = build_half(LONG, {"priority": 7}, HalfTerms("bank", 1500, "p1"), packer)
     assert flag & COMPRESSED_FLAG
     assert len(body) < 200
     assert payload_of(body, flag) == LONG
-    assert half_of(flag, body) == ("bank", 1500)
+    assert half_of(flag, body) == HalfTerms("bank", 1500, "p1")
     assert timing_of(flag, body) is Timing.CHECKED_HALF
-    flag, body = build_half(LONG, {}, "bank", None)
+    flag, body = build_half(LONG, {}, HalfTerms("bank", None))
     assert not flag & COMPRESSED_FLAG
-    assert half_of(flag, body) == ("bank", None)
+    assert half_of(flag, body) == HalfTerms("bank", None, "")
     assert timing_of(flag, body) is Timing.HALF
