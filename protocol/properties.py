@@ -26,6 +26,7 @@ __all__ = [
     "PropertyValue",
     "decode_value",
     "encode_value",
+    "plain_text",
     "property_text",
 ]
 
@@ -44,6 +45,11 @@ _is_float = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?").fullmatch
 _BOOLS = {"0": False, "1": True}
 
 
+def plain_text(text: str) -> str:
+    """The same as a str itself: one that is a member of an Enum, too, would be formatted as Class.MEMBER."""
+    return text if type(text) is str else str.__str__(text)
+
+
 def encode_value(value: PropertyValue, name: str = "value") -> str:
     """As it is written in a property list. name: what errors call it.
 
@@ -51,7 +57,8 @@ def encode_value(value: PropertyValue, name: str = "value") -> str:
     infinity, which neither JSON nor a filter's expression has a word for.
     """
     if isinstance(value, str):
-        return f"{TYPE_MARK}s{value}" if value.startswith(TYPE_MARK) else value
+        text = plain_text(value)
+        return f"{TYPE_MARK}s{text}" if text.startswith(TYPE_MARK) else text
     if isinstance(value, bool):  # before int, which it is, too
         return f"{TYPE_MARK}b{int(value)}"
     if isinstance(value, int):

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from .errors import LocalProtocolError, RemoteProtocolError
-from .properties import RESERVED_PREFIX, TYPE_MARK, PropertyValue, decode_value, encode_value
+from .properties import RESERVED_PREFIX, TYPE_MARK, PropertyValue, decode_value, encode_value, plain_text
 
 __all__ = [
     "ATTRIBUTE_FLAG",
@@ -201,20 +201,20 @@ def encode_attributes(
         return (0, b"") if single is None else (ATTRIBUTE_FLAG, single.encode("utf-8"))
     pairs: list[tuple[str, str]] = []
     if tag is not None:
-        pairs.append((_TAGS, tag))
+        pairs.append((_TAGS, plain_text(tag)))
     if keys:
         for key in keys:
             if not key or any(c.isspace() for c in key):
                 raise LocalProtocolError(f"key {key!r} is empty or has a blank: keys are separated by blanks")
         pairs.append((_KEYS, " ".join(keys)))
     if attribute is not None:
-        pairs.append((_ATTR, attribute))
+        pairs.append((_ATTR, plain_text(attribute)))
     for name, value in (properties or {}).items():
         if name in RESERVED_PROPERTIES or name.startswith(RESERVED_PREFIX):
             raise LocalProtocolError(f"property name {name!r} is reserved: choose another")
         if not name:
             raise LocalProtocolError("property name '' is empty: give it a name")
-        pairs.append((name, encode_value(value, name)))
+        pairs.append((plain_text(name), encode_value(value, name)))
     if reserved:
         pairs.extend(reserved.items())
     text = "".join([f"{name}{_NAME_END}{written}{_VALUE_END}" for name, written in pairs])

@@ -1,5 +1,6 @@
 """Property values and how they are written."""
 
+import enum
 import math
 
 import pytest
@@ -113,3 +114,16 @@ def test_an_expiry_that_is_no_time_is_none(text):
 def test_a_reserved_name_is_refused(name):
     with pytest.raises(LocalProtocolError, match="reserved: choose another"):
         encode_attributes(properties={name: "x"})
+
+
+class Region(str, enum.Enum):  # noqa: UP042  # a StrEnum is formatted as its value
+    EU = "eu-1"
+    MARKED = "\x03i7"
+
+
+def test_a_text_that_is_a_member_of_an_enum_is_written_as_its_value():
+    """Formatting one gives `Region.EU` since Python 3.11."""
+    flag, data = encode_attributes("a", Region.EU, [Region.EU], {Region.EU: Region.EU, "m": Region.MARKED})
+    found = decode_attribute(data, flag)
+    assert (found.tag, found.keys, found.properties) == ("eu-1", ("eu-1",), {"eu-1": "eu-1", "m": "\x03i7"})
+    assert encode_attributes(tag=Region.EU) == encode_attributes(tag="eu-1")
