@@ -11,10 +11,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.waiting import DEADLINE
+
+from .command_processes import CommandProcesses
 
 METAQ = [sys.executable, "-m", "metaq"]
 START_SECONDS = 2 * DEADLINE
@@ -30,12 +33,15 @@ class Ran(NamedTuple):
     err: str
 
 
+@cache
+def _processes() -> CommandProcesses:
+    return CommandProcesses()
+
+
 def run(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout: float = RUN_SECONDS) -> Ran:
-    """Run one command to its end."""
-    done = subprocess.run(
-        [*METAQ, *arguments], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout
-    )
-    return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+    """Run one command to its end, in a process that is spared the imports (command_processes.py)."""
+    code, out, err = _processes().run(arguments, stdin, {**os.environ, **(env or {})}, timeout)
+    return Ran(code, out.decode(), err.decode())
 
 
 class Operator:
