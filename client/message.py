@@ -18,6 +18,7 @@ from metaq.protocol.record import (
     CORRELATION,
     EXPIRES_FLAG,
     HEADER_BYTES,
+    PROPERTIES_FLAG,
     REPLY_TO,
     TYPE,
     Attributes,
@@ -26,7 +27,7 @@ from metaq.protocol.record import (
     payload_start,
     priority_of,
 )
-from metaq.protocol.retries import Failure, Origin, failure_of, restored
+from metaq.protocol.retries import Failure, Origin, failure_of, payload_in, restored
 
 from .values import TopicPartition
 
@@ -70,6 +71,8 @@ class Message(NamedTuple):
             return self.body
         if flag & COMPRESSED_FLAG:
             return self._unpacked()
+        if flag & PROPERTIES_FLAG and self.partition.topic[:1] == OWN_MARK:
+            return self._failed_payload()
         return self.body[payload_start(self.body, flag) :]
 
     def _unpacked(self) -> bytes:
@@ -77,6 +80,16 @@ class Message(NamedTuple):
             return payload_of(self.body, self.flag)
         except PayloadUnreadable as error:
             raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
+
+    def _failed_payload(self) -> bytes:
+        """That of a message of a topic of our own, which may be compressed although its flag cannot say so."""
+        try:
+            return payload_in(self.flag, self.body)
+        except PayloadUnreadable as error:
+            raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
+        except RemoteProtocolError as error:
+            log.warning("%r is taken as it is: %s", self, error)
+            return self.body[payload_start(self.body, self.flag) :]
 
     @property
     def next_offset(self) -> int:
@@ -182,7 +195,7 @@ class Message(NamedTuple):
         if self.flag & COMPRESSED_FLAG:
             shown = f"compressed, {len(self.body)} bytes"
         else:
-            payload = self.payload
+            payload = self.body[payload_start(self.body, self.flag) :]
             shown = f"{payload[:32]!r}… {len(payload)} bytes" if len(payload) > 32 else repr(payload)
         return f"<Message {self.topic} {self.partition} @{self.offset} id {self.id} {shown}>"
 

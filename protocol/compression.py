@@ -11,10 +11,10 @@ from collections import deque
 from typing import Any
 
 from .errors import PayloadUnreadable
-from .limits import MAX_PAYLOAD_BYTES
+from .limits import MAX_BODY_BYTES, MAX_PAYLOAD_BYTES
 from .record import COMPRESSED_FLAG, Buffer, payload_start
 
-__all__ = ["compress", "decompress", "payload_of", "unpacked_body", "unpacked_bytes"]
+__all__ = ["compress", "decompress", "payload_of", "unpacked_body", "unpacked_bytes", "unpacked_if_fitting"]
 
 # zstandard's objects serve one thread at a time, and to make one costs more than to use it. Each user takes one out and
 # puts it back: as many are made as there are threads at once, and an interrupt loses one to the garbage collector.
@@ -89,3 +89,13 @@ def unpacked_body(body: bytes, flag: int) -> tuple[int, bytes]:
     if not flag & COMPRESSED_FLAG:
         return flag, body
     return flag & ~COMPRESSED_FLAG, body[: payload_start(body, flag)] + payload_of(body, flag)
+
+
+def unpacked_if_fitting(body: bytes, flag: int) -> tuple[int, bytes]:
+    """As `unpacked_body`, but the record as it is if its body would be above MAX_BODY_BYTES: it can be sent only so.
+    Raises PayloadUnreadable."""
+    if flag & COMPRESSED_FLAG:
+        start = payload_start(body, flag)
+        if start + unpacked_bytes(memoryview(body)[start:]) > MAX_BODY_BYTES:
+            return flag, body
+    return unpacked_body(body, flag)

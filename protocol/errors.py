@@ -177,7 +177,8 @@ class PayloadUnreadable(ProtocolError):
 
 
 class MessageTooLarge(ProtocolError):
-    """A put announced a body above limits.MAX_BODY_BYTES: send smaller messages."""
+    """A put or a frame has a body above limits.MAX_BODY_BYTES, or with properties of metaq above
+    limits.MAX_RECORD_BODY_BYTES: send smaller messages."""
 
     def __init__(self, body_bytes: int, limit: int) -> None:
         super().__init__(f"message of {body_bytes} bytes is above the limit of {limit} bytes")

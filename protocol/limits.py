@@ -42,6 +42,7 @@ __all__ = [
     "MAX_PARTS",
     "MAX_PAYLOAD_BYTES",
     "MAX_PULL_BYTES",
+    "MAX_RECORD_BODY_BYTES",
     "MAX_RELEASE_MS",
     "MAX_SETTLEMENTS",
     "MAX_TX_BATCH_RECORDS",
@@ -51,6 +52,7 @@ __all__ = [
     "MAX_WHERE_CONDITIONS",
     "MAX_WHERE_DEPTH",
     "MAX_WHERE_NUMBER",
+    "OWN_PROPERTIES_BYTES",
     "SEQUENCES_MARK",
     "SHARED_MARK",
     "SLAVE_STATUS_TOPIC",
@@ -121,7 +123,14 @@ MAX_LINE_BYTES = 64 * 1024
 """Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
-"""Largest body of one message. Java has no limit, but its own consumers stop at 2 MiB."""
+"""Largest body of one message as its user made it. Java has no limit, but its own consumers stop at 2 MiB."""
+
+OWN_PROPERTIES_BYTES = 16 * 1024
+"""Room for what metaq adds to a message, as its time, or that it failed: it does not make it too large. A place,
+a cause and two names of a group are less than 6 KiB."""
+
+MAX_RECORD_BODY_BYTES = MAX_BODY_BYTES + OWN_PROPERTIES_BYTES
+"""Largest body of a record in a frame. A text put has at most MAX_BODY_BYTES."""
 
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
 """Largest payload that is compressed, and so the most memory that a reader takes for a compressed one: a message of a

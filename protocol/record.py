@@ -75,6 +75,7 @@ __all__ = [
     "key_hashes",
     "keys_of_attribute",
     "matching_checksums",
+    "own_bytes",
     "payload_bytes",
     "payload_start",
     "priorities_of",
@@ -135,6 +136,7 @@ _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it
 _NAME_END, _VALUE_END = "\x01", "\x02"
 _TAGS, _KEYS, _ATTR = "TAGS", "KEYS", "ATTR"
 _ITEM_END = _VALUE_END.encode()
+_OWN_ITEM = RESERVED_PREFIX.encode()
 _NO_HASHES: list[int] = []
 _is_one_key = re.compile(rb"[!-~]+").fullmatch  # nothing that could be a blank: the usual case, without decoding
 _is_time = re.compile(r"[0-9]{1,18}").fullmatch
@@ -279,6 +281,16 @@ def attribute_of(body: Buffer, flag: int) -> bytes | None:
     """The attribute's bytes, or None if the record has none (or claims one that does not fit its body)."""
     start = payload_start(body, flag)
     return bytes(body[4:start]) if start else None
+
+
+def own_bytes(body: Buffer, flag: int) -> int:
+    """How much of a body are properties of metaq's own, and the list if it has no others."""
+    attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
+    if attribute is None:
+        return 0
+    items = attribute.split(_ITEM_END)
+    own = sum(len(item) + 1 for item in items if item.startswith(_OWN_ITEM))
+    return own if own < len(attribute) else own + _ATTRIBUTE_LENGTH.size
 
 
 def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:

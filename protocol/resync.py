@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
-from .limits import MAX_BODY_BYTES
+from .limits import MAX_RECORD_BODY_BYTES
 from .record import HEADER, HEADER_BYTES, is_blank
 
 __all__ = ["Read", "RecordSearch", "next_record"]
@@ -41,7 +41,7 @@ class RecordSearch:
 
     Tried first where the record at `start` would end, then at every byte. Empty records count only where the record at
     `start` announces them, and only if a good one, or the end, follows: elsewhere twenty bytes prove nothing. Records
-    above MAX_BODY_BYTES are not looked for.
+    above MAX_RECORD_BODY_BYTES are not looked for.
     """
 
     def __init__(self, read: Read, start: int, end: int, base: int = 0) -> None:
@@ -101,7 +101,7 @@ class RecordSearch:
         if len(data) < HEADER_BYTES:
             return None
         length, checksum, message_id, flag = HEADER.unpack(data)
-        if not 0 <= length <= min(MAX_BODY_BYTES, self._end - position - HEADER_BYTES) or checksum >= 1 << 31:
+        if not 0 <= length <= min(MAX_RECORD_BODY_BYTES, self._end - position - HEADER_BYTES) or checksum >= 1 << 31:
             return None
         if not length and (checksum or is_blank(length, checksum, message_id)):
             return None
@@ -112,7 +112,7 @@ class RecordSearch:
     def _announced(self) -> int | None:
         header = self._bytes(self._start, HEADER_BYTES)
         length = int.from_bytes(header[:4], "big", signed=True)
-        if len(header) < HEADER_BYTES or not 0 <= length <= MAX_BODY_BYTES or not any(header):
+        if len(header) < HEADER_BYTES or not 0 <= length <= MAX_RECORD_BODY_BYTES or not any(header):
             return None
         first = position = self._start + HEADER_BYTES + length
         for _ in range(_MAX_EMPTY):
@@ -182,7 +182,7 @@ def _candidates(data: bytes, room: int) -> Iterator[tuple[int, int, int]]:
     if not raw.any():
         return iter(())
     lengths = _big_endian_words(raw, 0, count)
-    possible = (lengths > 0) & (lengths <= min(MAX_BODY_BYTES, room)) & (raw[4 : 4 + count] < 0x80)
+    possible = (lengths > 0) & (lengths <= min(MAX_RECORD_BODY_BYTES, room)) & (raw[4 : 4 + count] < 0x80)
     found = np.flatnonzero(possible)
     found = found[found + lengths[found] + HEADER_BYTES <= room]
     checksums = _big_endian_words(raw, 4, count)[found]

@@ -1,7 +1,7 @@
 """What a message carries while it waits for another attempt, and as a dead letter. No I/O.
 
 The record has the body of the original, with properties of ours behind those of the original. Its payload is not
-compressed, because topics of ours take no compressed messages:
+compressed, because topics of ours take no compressed messages; one that would be too large then stays compressed:
 
     metaq.origin     topic/broker-partition/offset/id/flag of the original, where it was stored first
     metaq.attempts   how often a handler has failed on it, decimal
@@ -9,10 +9,10 @@ compressed, because topics of ours take no compressed messages:
     metaq.failed     when that was, Unix ms, decimal
     metaq.delay      ms, decimal, if it shall come again (delays.py)
 
-An attribute of 1.x, which is no property list, becomes the properties TAGS and ATTR. One that cannot stand in a list,
-as it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored` makes the original of it, byte for byte
-but without compression, and without `metaq.due`, `metaq.delay`, `metaq.half` and `metaq.check-after`, which were about
-its first delivery.
+An attribute of 1.x, which is no property list, becomes the properties TAGS and ATTR (a long one only ATTR). One that
+cannot stand in a list, as it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored` makes the
+original of it, byte for byte but without compression, and without `metaq.due`, `metaq.delay`, `metaq.half` and
+`metaq.check-after`, which were about its first delivery.
 
 A dead letter is done when it has been sent again or dropped. A log loses no single record, so another record without
 a payload, behind it in the same partition, says so:
@@ -27,9 +27,8 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from dataclasses import dataclass
 
-from .compression import unpacked_body
+from .compression import payload_of, unpacked_if_fitting
 from .errors import PayloadUnreadable, RemoteProtocolError
-from .limits import MAX_BODY_BYTES
 from .record import (
     ATTRIBUTE_FLAG,
     CHECK_AFTER_PROPERTY,
@@ -65,6 +64,7 @@ __all__ = [
     "encode_done",
     "encode_failed",
     "failure_of",
+    "payload_in",
     "restored",
     "shortened",
     "without_expiry",
@@ -83,8 +83,8 @@ MAX_CAUSE_CHARACTERS = 1000
 MAX_DONE_OFFSETS = 1000
 """Dead letters that one record says to be done."""
 
-_MOST_UNPACKED_BYTES = MAX_BODY_BYTES - 8192
-"""What is added fits behind it: a place with two names, MAX_CAUSE_CHARACTERS of UTF-8, and numbers."""
+_MOST_TAG_BYTES = 4096
+"""A longer attribute of 1.x is no tag that anybody looks for: it is not repeated as TAGS."""
 
 _NAME_END, _ITEM_END = b"\x01", b"\x02"
 _OURS = tuple(
@@ -162,8 +162,9 @@ def shortened(cause: str) -> str:
 def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None = None) -> tuple[int, bytes]:
     """Flag and body of the record that waits for another attempt, or is a dead letter (delay_ms=None).
 
-    flag, body: of the original. 0.05 to 1 KB longer than the original. A compressed payload is unpacked; one that
-    cannot be, or would be too large then, is carried as it is, and only the original that is `restored` says so.
+    flag, body: of the original. 0.05 to 5 KB longer than the original: with it at most MAX_RECORD_BODY_BYTES, unless
+    an attribute of 1.x of more than 40 KB has to be written in base64. A compressed payload is unpacked; one that
+    cannot be, or would be too large then, is carried as it is, and `payload_in` unpacks it.
     """
     flag, body = _unpacked(flag, body)
     origin = failure.origin
@@ -186,10 +187,17 @@ def _unpacked(flag: int, body: bytes) -> tuple[int, bytes]:
     if not flag & COMPRESSED_FLAG:
         return flag, body
     try:
-        unpacked = unpacked_body(body, flag)
+        return unpacked_if_fitting(body, flag)
     except PayloadUnreadable:
         return flag, body
-    return unpacked if len(unpacked[1]) <= _MOST_UNPACKED_BYTES else (flag, body)
+
+
+def payload_in(flag: int, body: bytes) -> bytes:
+    """The payload of the original of a failed record, as its producer had it. Raises PayloadUnreadable,
+    RemoteProtocolError."""
+    found = _read(flag, body)
+    packed = 0 if found is None else found[1] & COMPRESSED_FLAG
+    return payload_of(body, flag | packed)
 
 
 def failure_of(flag: int, body: Buffer) -> Failure | None:
@@ -237,7 +245,8 @@ def _items(flag: int, body: bytes) -> list[bytes]:
         return [item for item in attribute.split(_ITEM_END) if item and not item.startswith(_OURS)]
     if _NAME_END in attribute or _ITEM_END in attribute:
         return [_ATTRIBUTE_PROPERTY.encode() + _NAME_END + b64encode(attribute)]
-    return [b"TAGS" + _NAME_END + attribute, b"ATTR" + _NAME_END + attribute]
+    own = b"ATTR" + _NAME_END + attribute
+    return [b"TAGS" + _NAME_END + attribute, own] if len(attribute) <= _MOST_TAG_BYTES else [own]
 
 
 def _read(flag: int, body: Buffer) -> tuple[Failure, int, bytes] | None:

@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from .errors import LocalProtocolError, RemoteProtocolError
-from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BODY_BYTES, MAX_LINE_BYTES
+from .limits import INT32_MAX, INT32_MIN, INT64_MAX, MAX_BODY_BYTES, MAX_LINE_BYTES, MAX_RECORD_BODY_BYTES
 from .transactions import NULL_KEY, TransactionType, parse_key, parse_own_key
 
 __all__ = [
@@ -198,8 +198,8 @@ def _any_body_length(token: bytes) -> int:
 
 def _body_length(token: bytes) -> int:
     length = _any_body_length(token)
-    if length > MAX_BODY_BYTES:
-        raise RemoteProtocolError(f"body of {length} bytes is above the limit of {MAX_BODY_BYTES}")
+    if length > MAX_RECORD_BODY_BYTES:  # a `sync` copies what came in a frame, too
+        raise RemoteProtocolError(f"body of {length} bytes is above the limit of {MAX_RECORD_BODY_BYTES}")
     return length
 
 

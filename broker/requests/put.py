@@ -16,7 +16,7 @@ import numpy.typing as npt
 from metaq.protocol.errors import ChecksumMismatch, MessageTooLarge, MetaqError, RemoteProtocolError, SyncFailed
 from metaq.protocol.flags import meant_of
 from metaq.protocol.frames import Frame
-from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.limits import MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES
 from metaq.protocol.message_id import message_id_list, message_ids_from
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, Buffer, checksum, checksums
@@ -206,8 +206,8 @@ class PutGroup:
         """None if it is malformed, and answered."""
         try:
             request = SendRequest.from_ext(frame.ext)
-            if len(frame.body) > MAX_BODY_BYTES:
-                raise MessageTooLarge(len(frame.body), MAX_BODY_BYTES)
+            if len(frame.body) > MAX_RECORD_BODY_BYTES:
+                raise MessageTooLarge(len(frame.body), MAX_RECORD_BODY_BYTES)
         except MetaqError as error:
             self._order.append(b"" if frame.is_one_way else error_frame(frame.opaque, error))
             return None

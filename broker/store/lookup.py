@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from metaq.protocol.errors import StoreError
-from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.limits import MAX_RECORD_BODY_BYTES
 from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.record import HEADER_BYTES
 
@@ -211,8 +211,8 @@ class Lookup:
         when the index was made, so the first one may start behind `offset`. It is given even if it is larger than
         max_bytes, so that a caller can always go on. Empty at visible_end, and inside a segment's last record or the
         damage behind it. Raises OffsetOutOfRange and StoreError like `Segments.read`.
-        If the segment's index is being rebuilt the records are walked, at most 4 MiB or one of MAX_BODY_BYTES, so
-        `offset` must be the start of one; empty if it is not, or the record is damaged.
+        If the segment's index is being rebuilt the records are walked, at most 4 MiB or one of MAX_RECORD_BODY_BYTES,
+        so `offset` must be the start of one; empty if it is not, or the record is damaged.
         """
         segment, length = self._segments.extent(offset, max_bytes)
         if not length:
@@ -260,7 +260,7 @@ class Lookup:
         found = scan_units(files, fd, start, start + length, segment.first_offset)
         end = min(segment.size, self._segments.visible_end - segment.first_offset)
         if not len(found.units) and start + length < end:  # one record larger than max_bytes
-            end = min(end, start + HEADER_BYTES + MAX_BODY_BYTES)
+            end = min(end, start + HEADER_BYTES + MAX_RECORD_BODY_BYTES)
             found = scan_units(files, fd, start, end, segment.first_offset, max_records=1)
         if len(found.units):
             known = self._walked if len(self._walked) < tuning.MAX_WALKED else frozenset[int]()

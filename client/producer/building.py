@@ -10,10 +10,11 @@ from typing import Any, TypedDict, cast
 import numpy as np
 from isal.isal_zlib import crc32
 
-from metaq.protocol.compression import unpacked_body
+from metaq.protocol.compression import unpacked_if_fitting
 from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.halves import HalfTerms
-from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, no_text
+from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES, no_text
+from metaq.protocol.own_topics import OWN_MARK
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import (
     CHECK_AFTER_PROPERTY,
@@ -31,6 +32,7 @@ from metaq.protocol.record import (
     encode_attributes,
     encode_body,
     encode_key,
+    own_bytes,
     payload_bytes,
 )
 
@@ -96,7 +98,7 @@ def build_half(
     flag |= DELAYED_FLAG
     body = encode_body(payload, flag, attribute)
     if len(body) > MAX_BODY_BYTES:
-        raise _too_large(len(body))
+        _check_size(flag, body)
     return flag, body
 
 
@@ -125,7 +127,7 @@ def build_body(payload: bytes, options: SendOptions, packer: Packer | None = Non
         if flag:
             body = encode_body(payload, flag, text)
     if len(body) > MAX_BODY_BYTES:
-        raise _too_large(len(body))
+        _check_size(flag, body)
     return flag, body
 
 
@@ -165,7 +167,7 @@ def build_batch(
             elif isinstance(item, Message):
                 item_flag, body = item.flag, item.body if type(item.body) is bytes else payload_bytes(item.body)
                 if item_flag & COMPRESSED_FLAG and packer is None:
-                    item_flag, body = unpacked_body(body, item_flag)
+                    item_flag, body = unpacked_if_fitting(body, item_flag)
                 flags[index] = item_flag
                 waiting += item_flag & DELAYED_FLAG
                 bodies.append(body)
@@ -177,7 +179,9 @@ def build_batch(
                 flags[index] |= packed
             bodies.append(encode_body(payload, flag, text) if flag else payload)
     if max(map(len, bodies)) > MAX_BODY_BYTES:
-        raise _too_large(max(map(len, bodies)))
+        for index, body in enumerate(bodies):
+            if len(body) > MAX_BODY_BYTES:
+                _check_size(flags if isinstance(flags, int) else flags[index], body, topic)
     checksums = np.fromiter(map(crc32, bodies), dtype=np.uint32, count=len(bodies)) & np.uint32(0x7FFFFFFF)
     outgoing = OutgoingBatch(topic, flags, checksums, bodies, deadline)
     if outgoing.size + 4 * outgoing.count > MAX_BATCH_BODY_BYTES or outgoing.count > MAX_BATCH_RECORDS:
@@ -344,5 +348,17 @@ def _no_partition_of_a_topic(value: object) -> TypeError:
     return TypeError(f"partition={value!r} is no TopicPartition but {type(value).__name__}: {remedy}")
 
 
-def _too_large(size: int) -> LocalProtocolError:
-    return LocalProtocolError(f"a message of {size} bytes is above the limit of {MAX_BODY_BYTES}: send it in parts")
+def _check_size(flag: int, body: bytes, topic: str = "") -> None:
+    """For a body above MAX_BODY_BYTES: what metaq has added does not count, up to MAX_RECORD_BODY_BYTES.
+
+    topic: "" for one of the user's. What goes to one of ours was taken before as a user's message, and its attribute
+    may have become properties. Raises LocalProtocolError.
+    """
+    size = len(body) - own_bytes(body, flag)
+    if size > MAX_BODY_BYTES and topic[:1] != OWN_MARK:
+        raise LocalProtocolError(f"a message of {size} bytes is above the limit of {MAX_BODY_BYTES}: send it in parts")
+    if len(body) > MAX_RECORD_BODY_BYTES:
+        raise LocalProtocolError(
+            f"a message of {len(body)} bytes with metaq's own properties is above the limit of "
+            f"{MAX_RECORD_BODY_BYTES}: send it in parts"
+        )

@@ -37,7 +37,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
-from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.limits import MAX_RECORD_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
 
 from ..config import ProducerConfig
@@ -85,7 +85,7 @@ class ProducerCore:
         self._clock = clock
         self._interruptible = interruptible
         self._max_bytes = config.max_batch_bytes
-        self._max_joined = min(config.max_batch_bytes, MAX_BODY_BYTES)  # a larger message is refused, by others
+        self._max_joined = min(config.max_batch_bytes, MAX_RECORD_BODY_BYTES)  # a larger message is refused, by others
         self._max_records = config.max_batch_records
         self._max_flights = config.max_requests_in_flight
         self._max_buffered = config.max_buffered_bytes

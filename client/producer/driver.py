@@ -10,7 +10,7 @@ from typing import Any
 
 from metaq.coordination.interrupts import Bells, begin_elsewhere, may_be_interrupted
 from metaq.coordination.logs import get_log
-from metaq.protocol.compression import unpacked_body
+from metaq.protocol.compression import unpacked_if_fitting
 from metaq.protocol.errors import MetaqError, NoPartition
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, payload_bytes
 
@@ -105,7 +105,7 @@ class Driver:
             message = message._replace(body=payload_bytes(message.body))
         flag, body = message.flag, message.body
         if flag & COMPRESSED_FLAG and self._config.compression is None:  # its topic need not allow that
-            flag, body = unpacked_body(body, flag)
+            flag, body = unpacked_if_fitting(body, flag)
         outgoing = Outgoing(message.topic, flag, checksum(body), body, deadline)
         outgoing.key, outgoing.fixed, outgoing.message = message.key, message.partition, message.payload
         outgoing.once = not retry

@@ -50,6 +50,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "The reserve is {DEFAULT_RESERVE_PART:percent} of the disk, at most {MAX_DEFAULT_RESERVE_BYTES:bytes},",
         "the free space is {RETURN_FACTOR:above} above the reserve",
         "| body of one message | {MAX_BODY_BYTES:bytes} |",
+        "A frame may have {OWN_PROPERTIES_BYTES:bytes} more, for what metaq adds",
         "| header line of a text command | {MAX_LINE_BYTES:bytes} |",
         "| a frame | less than {MAX_FRAME_BYTES:bytes+1} |",
         "| the header of a frame | {MAX_FRAME_HEADER_BYTES:bytes} |",
@@ -100,6 +101,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "{HALVES_SILENT_SECONDS:s} after the broker began to lead",
         "`file:line in function`; at most {MAX_CAUSE_CHARACTERS} characters",
         "a put whose body is larger than {MAX_BODY_BYTES:bytes} with 500",
+        "A SEND may have {OWN_PROPERTIES_BYTES:bytes} more, for properties",
         "a line above {MAX_LINE_BYTES:bytes}:",
         "A frame is shorter than {MAX_FRAME_BYTES:bytes+1}, and its header has at most {MAX_FRAME_HEADER_BYTES:bytes}.",
         "more than {MAX_PARKED_PULLS} pulls wait on this connection, or {MAX_ALL_PARKED_PULLS} on all connections; "

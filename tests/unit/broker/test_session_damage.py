@@ -200,7 +200,7 @@ def test_a_record_that_is_good_after_all_is_given(opened):
 
 def test_a_record_larger_than_what_is_walked_at_once_is_given_whole(opened, monkeypatch):
     harness = opened(kind="unindexed")
-    monkeypatch.setattr("metaq.broker.store.lookup.MAX_BODY_BYTES", 1)
+    monkeypatch.setattr("metaq.broker.store.lookup.MAX_RECORD_BODY_BYTES", 1)
     monkeypatch.setattr("metaq.broker.store.tuning.WALKED_BYTES", 10)
     frame = ask(harness, harness.connect(), 3 * SIZE)
     assert (frame.code, len(frame.body)) == (SUCCESS, SIZE)

@@ -4,7 +4,7 @@ import pytest
 
 from metaq.protocol.errors import LogReadOnly
 from metaq.protocol.frames import ONE_WAY, encode_frame
-from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.limits import MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import encode_record
 from metaq.protocol.sends import SendReply, SendRequest
@@ -212,5 +212,7 @@ def test_a_put_above_the_limit_is_refused_by_its_size_and_the_connection_goes_on
     assert (refused.code, refused.opaque) == (500, 2)
     assert refused.text == f"Put message to [broker '{harness.broker.url}'] [partition 't-0'] failed.Detail:{limit}"
     assert [parse_put_result(answer.text)[2] for answer in (first, last)] == [0, 25]
-    frame = peer.ask_frame(send("t", 0, bytes(size), opaque=4))
+    frame = peer.ask_frame(send("t", 0, bytes(MAX_RECORD_BODY_BYTES + 1), opaque=4))
+    limit = f"message of {MAX_RECORD_BODY_BYTES + 1} bytes is above the limit of {MAX_RECORD_BODY_BYTES} bytes"
     assert (frame.code, frame.remark) == (ResponseCode.MESSAGE_ILLEGAL, limit)
+    assert peer.ask_frame(send("t", 0, bytes(MAX_RECORD_BODY_BYTES), opaque=5)).code == ResponseCode.SUCCESS

@@ -1,14 +1,17 @@
 """Batches of messages that wait for their time, and half messages: what is built of them."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from metaq import Message, ProducerConfig, TopicPartition
-from metaq.client.producer.building import build_batch, build_half
+from metaq.client.producer.building import build_batch, build_body, build_half
 from metaq.client.producer.delays import Timing, timing_of
 from metaq.client.producer.packing import Packer
-from metaq.protocol.compression import payload_of
+from metaq.protocol.compression import compress, payload_of
 from metaq.protocol.errors import LocalProtocolError
 from metaq.protocol.halves import HalfTerms, half_of
+from metaq.protocol.limits import MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES
 from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, encode_attributes, encode_body
 
 PLACE = TopicPartition("t", 0, 0)
@@ -32,6 +35,47 @@ def test_a_batch_with_messages_that_wait_and_others_is_refused():
     for items in ([waiting(delay="5"), ordinary], [b"x", waiting(delay="5")], [waiting(delay="5"), waiting(due="7")]):
         with pytest.raises(LocalProtocolError, match="wait for times of several kinds, or some for none"):
             build_batch("t", list(items), 0.0, {})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delay": 5},
+        {"deliver_at": datetime.now(UTC) + timedelta(hours=1)},
+        {"ttl": 60},
+        {"content_type": "text/x"},
+        {"reserved": {"metaq.correlation": "7", "metaq.reply-to": "%REPLY% 0-0 x"}},
+        {"keys": ["k" * 100], "delay": 5},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_metaq_adds_to_the_largest_message_does_not_make_it_too_large(options):
+    flag, attribute = encode_attributes(keys=options["keys"]) if "keys" in options else (0, b"")
+    room = MAX_BODY_BYTES - len(encode_body(b"", flag, attribute) if flag else b"")
+    assert len(build_body(bytes(room), options)[1]) > MAX_BODY_BYTES
+    assert len(build_batch("t", [bytes(room)], 0.0, options).bodies[0]) > MAX_BODY_BYTES
+    with pytest.raises(LocalProtocolError, match=f"of {MAX_BODY_BYTES + 1} bytes is above the limit"):
+        build_body(bytes(room + 1), options)
+    with pytest.raises(LocalProtocolError, match=f"of {MAX_BODY_BYTES + 1} bytes is above the limit"):
+        build_batch("t", [b"x", bytes(room + 1)], 0.0, options)
+
+
+def test_the_largest_half_message_is_no_larger_than_another():
+    assert len(build_half(bytes(MAX_BODY_BYTES), {}, HalfTerms("g" * 200, 5))[1]) > MAX_BODY_BYTES
+    with pytest.raises(LocalProtocolError, match="above the limit"):
+        build_half(bytes(MAX_BODY_BYTES + 1), {}, HalfTerms("bank", 5))
+
+
+def test_properties_of_metaq_have_a_limit_too():
+    with pytest.raises(LocalProtocolError, match=f"above the limit of {MAX_RECORD_BODY_BYTES}"):
+        build_body(bytes(MAX_BODY_BYTES), {"content_type": "x" * 20_000})
+
+
+def test_a_compressed_message_that_would_be_too_large_otherwise_is_sent_on_as_it_is():
+    """A dead letter of it could not be redriven."""
+    large, small = (Message(PLACE, 0, 0, COMPRESSED_FLAG, compress(bytes(n), 1)) for n in (MAX_BODY_BYTES + 1, 1000))
+    batch = build_batch("t", [large, small], 0.0, {})
+    assert (batch.flags, batch.bodies) == ([COMPRESSED_FLAG, 0], [large.body, bytes(1000)])
 
 
 def test_a_half_message_is_compressed_and_says_its_group_and_time():

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaq import Message
+from metaq.client.producer.building import build_batch
 from metaq.protocol.compression import compress, payload_of
-from metaq.protocol.errors import RemoteProtocolError
-from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.errors import CorruptRecord, RemoteProtocolError
+from metaq.protocol.limits import INT64_MAX, MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     COMPRESSED_FLAG,
@@ -32,6 +34,7 @@ from metaq.protocol.retries import (
     Origin,
     encode_failed,
     failure_of,
+    payload_in,
     restored,
     shortened,
     without_expiry,
@@ -166,13 +169,46 @@ def test_a_compressed_payload_waits_unpacked_so_that_any_topic_can_have_it():
 
 
 @pytest.mark.parametrize(
-    "packed", [b"no Zstandard frame", compress(bytes(MAX_BODY_BYTES), 1)], ids=["damaged", "large"]
+    "packed", [b"no Zstandard frame", compress(bytes(MAX_BODY_BYTES + 1), 1)], ids=["damaged", "large"]
 )
 def test_a_compressed_payload_that_cannot_be_unpacked_comes_back_as_it_was(packed):
     flag, body = record(packed, COMPRESSED_FLAG, tag="t")
     failed_flag, failed = encode_failed(flag, body, FAILURE, None)
     assert not failed_flag & COMPRESSED_FLAG
     assert restored(failed_flag, failed) == (flag, body)
+
+
+def test_a_payload_that_has_to_stay_compressed_is_read_as_its_producer_had_it():
+    payload = bytes(MAX_BODY_BYTES + 1)
+    flag, body = record(compress(payload, 1), COMPRESSED_FLAG, tag="t")
+    failed = encode_failed(flag, body, FAILURE, None)
+    assert payload_in(*failed) == payload
+    lying = Message(TopicPartition("%DEAD%g", 0, 0), 0, 1, *failed)
+    assert lying.payload == payload
+    assert Message(TopicPartition("%REPLY%", 0, 0), 0, 1, *record(b"x", tag="t")).payload == b"x"
+
+
+def test_a_dead_letter_whose_compressed_payload_is_damaged_says_so_and_can_be_shown():
+    flag, body = record(b"no Zstandard frame", COMPRESSED_FLAG)
+    failed = encode_failed(flag, body, FAILURE)
+    lying = Message(TopicPartition("%DEAD%g", 0, 0), 0, 1, *failed)
+    with pytest.raises(CorruptRecord, match="no Zstandard frame"):
+        _ = lying.payload
+    assert "no Zstandard frame" in repr(lying)
+
+
+@pytest.mark.parametrize("attribute", [b"", b"a" * 4096, b"a" * 30_000, b"\x01" * 30_000])
+def test_the_largest_message_can_fail_whatever_its_attribute_is(attribute):
+    flag = ATTRIBUTE_FLAG if attribute else 0
+    payload = bytes(MAX_BODY_BYTES - 4 - len(attribute)) if attribute else bytes(MAX_BODY_BYTES)
+    body = encode_body(payload, flag, attribute) if attribute else payload
+    assert len(body) == MAX_BODY_BYTES
+    origin = Origin(TopicPartition("t" * 240, 999_999_999, 999_999_999), INT64_MAX, INT64_MAX)
+    failed = encode_failed(flag, body, Failure(origin, 999_999_999, "\U0001f600" * 1000, 10**17), 1 << 40)
+    assert len(failed[1]) <= MAX_RECORD_BODY_BYTES
+    batch = build_batch("%DEAD%g", [Message(TopicPartition("%DEAD%g", 0, 0), 0, 0, *failed)], 0.0, {})
+    assert batch.bodies == [failed[1]]
+    assert restored(*failed) == (flag, body)
 
 
 def test_what_a_half_message_said_of_its_transaction_is_not_repeated():

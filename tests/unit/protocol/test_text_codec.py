@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from metaq.protocol.errors import LocalProtocolError, RemoteProtocolError
-from metaq.protocol.limits import INT32_MAX, INT32_MIN, MAX_BODY_BYTES, MAX_LINE_BYTES
+from metaq.protocol.limits import INT32_MAX, INT32_MIN, MAX_BODY_BYTES, MAX_LINE_BYTES, MAX_RECORD_BODY_BYTES
 from metaq.protocol.requests import RequestReader
 from metaq.protocol.text import (
     AnswerReader,
@@ -88,7 +88,7 @@ REFUSED = [
     b"put t3 0 1_0 0 1 4",
     b"put t3 0 \xd9\xa3 0 1 4",
     b"put t3 0 2147483648 0 1 4",
-    b"sync t3 0 %d 0 9 1 4" % (MAX_BODY_BYTES + 1),
+    b"sync t3 0 %d 0 9 1 4" % (MAX_RECORD_BODY_BYTES + 1),
     b"get t3 g1 0 0 100",
     b"get t3 g1 0 abc 100 1",
     b"get t3 g1 0 9223372036854775808 100 1",

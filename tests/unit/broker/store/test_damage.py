@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from metaq.broker.store.damage import Damaged, DamagedRanges, Sound
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
-from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.limits import MAX_RECORD_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
 from tests.doubles.store import ManualThreads
 
@@ -127,13 +127,13 @@ def test_the_units_of_a_range_go_on_behind_damage(log, rebuilt):
 def test_a_record_larger_than_our_largest_is_among_the_units_of_a_range(harness):
     """A Java broker may have stored it."""
     harness.max_segment_size = 1 << 20
-    harness.append(b"a", bytes(MAX_BODY_BYTES + 1), b"b")
+    harness.append(b"a", bytes(MAX_RECORD_BODY_BYTES + 1), b"b")
     harness.append(b"later")
     harness.store.close()
     harness.request = "unindexed"
     partition = opened(harness)
     sizes = [size for each in partition.lookup.units_between(0, partition.end_offset, 1 << 20) for size in each["size"]]
-    assert [size - HEADER_BYTES for size in sizes] == [1, MAX_BODY_BYTES + 1, 1, 5]
+    assert [size - HEADER_BYTES for size in sizes] == [1, MAX_RECORD_BODY_BYTES + 1, 1, 5]
 
 
 def test_an_offset_leads_to_the_start_of_its_record(harness):
