@@ -514,7 +514,7 @@ class PartitionLog:
 
     def go_on(self) -> None:
         """Begin the segment that was waiting for the job, and the job that was wanted meanwhile."""
-        if self._roll_owed and self.read_only is None:
+        if self._roll_owed and not self._owes_names and self.read_only is None:
             self._roll()
         self.request(0)
 

@@ -522,6 +522,25 @@ def test_a_new_segment_waits_for_the_names_in_front_of_it_and_begins_when_they_a
     puts.check()
 
 
+def test_a_segment_that_waits_for_names_asks_for_them_once_though_a_checkpoint_waits_for_its_turn(puts: Puts) -> None:
+    puts.harness.max_segment_size = 60
+    puts.round("a")
+    while any(not each for each in puts.acknowledged.values()):
+        puts.harness.threads.run_one()
+    log = puts.harness.store.get("t", 3)
+    for each in puts.harness.store.logs():  # as the journal asks when its files are full
+        log._shared.syncs.checkpoint_soon(each)
+    puts.put_together(range(PARTITIONS), b"b" * 60)
+    for _ in range(50):
+        if len(puts.harness.threads):
+            puts.harness.threads.run_one()
+    assert not len(puts.harness.threads)
+    assert len(log.segments) == 1
+    puts.harness.store.tick()
+    puts.harness.threads.run_all()
+    assert len(log.segments) == 2
+
+
 def test_who_must_begin_a_segment_at_once_waits_for_the_names_in_front_of_it(puts: Puts) -> None:
     puts.round("a")
     while any(not each for each in puts.acknowledged.values()):
