@@ -271,8 +271,8 @@ class GroupMember:
         if connections != self._connections and owned:
             granted = self._membership.claim_many([_znode(partition) for partition in owned])
             lost = [cursor for partition, cursor in owned.items() if _znode(partition) not in granted]
+            restored = self._committer.restore(list(owned.values()))  # what is lost, too: its next owner has no place
             self._drop(lost, "they have other owners in ZooKeeper")
-            restored = self._committer.restore([cursor for cursor in owned.values() if cursor not in lost])
             if restored:
                 log.warning(
                     "group %s: ZooKeeper was set back: wrote again what was committed of %d partitions",

@@ -1258,7 +1258,7 @@ def test_a_session_that_lives_on_in_an_older_copy_makes_good_what_the_copy_lacks
     assert (world.cursor("0-0") is kept, world.owned()) == (True, ["0-0", "0-2"])
     assert world.store.offsets == {
         ("t", "0-0"): Offset(5, 77),
-        ("t", "0-1"): Offset(1, 20),
+        ("t", "0-1"): Offset(5, 77),
         ("t", "0-2"): Offset(5, 77),
     }
     world.store.offsets["t", "0-0"] = Offset(1, 20)
