@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
 
 from metaq.coordination.assignment import STRATEGIES, Strategy
 from metaq.protocol.errors import ConfigError, InvalidWhere
-from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_LEASE_MS, check_group, check_topic
+from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_LEASE_MS, check_group, check_topic, is_utf8
 from metaq.protocol.own_topics import REPLY_TOPIC
 from metaq.protocol.pulls import MAX_WAIT_MS, TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where, parse_where
@@ -126,6 +126,8 @@ def check_tags(tags: Iterable[str] | None) -> frozenset[str] | None:
     if wanted is not None and not wanted:
         raise ConfigError("tags", tags, "name at least one, or leave it out")
     for tag in wanted or ():
+        if not is_utf8(tag):
+            raise ConfigError("tags", repr(tag), "it is not valid UTF-8, so no message can have it: use proper text")
         if is_tag_expression(tag):
             raise ConfigError("tags", repr(tag), f"{TAG_EXPRESSION} tags=['A', 'B']")
     return wanted

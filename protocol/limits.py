@@ -61,6 +61,7 @@ __all__ = [
     "check_node",
     "check_topic",
     "check_znode",
+    "is_utf8",
     "no_text",
 ]
 
@@ -270,6 +271,11 @@ def check_node(name: str) -> str:
     if _CONTROL.search(name) or "," in name or not name.isprintable():
         raise InvalidName(f"node {name!r} has a blank, a comma or a character that cannot be printed: remove it")
     return name
+
+
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can hold it: no half of a surrogate pair is in it."""
+    return text.isascii() or not any(0xD800 <= ord(c) <= 0xDFFF for c in text)
 
 
 def no_text(what: str, value: object, none: str = "leave it out") -> TypeError:

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from .errors import LocalProtocolError, RemoteProtocolError
+from .limits import is_utf8
 from .properties import RESERVED_PREFIX, TYPE_MARK, PropertyValue, decode_value, encode_value, plain_text
 
 __all__ = [
@@ -195,12 +196,14 @@ def encode_attributes(
 
     A lone attribute or a lone tag is written as 1.x's attribute itself; anything more becomes a property list.
     reserved: properties of metaq's own; EXPIRES sets its flag bit.
-    Raises LocalProtocolError for keys with blanks, for names or values with 0x01 or 0x02, for names that are reserved,
-    and with TypeError what `encode_value` raises.
+    Raises LocalProtocolError for keys with blanks, for what is not valid UTF-8 (half of a surrogate pair), for names or
+    values with 0x01 or 0x02, for names that are reserved, and with TypeError what `encode_value` raises.
     """
     if not keys and not properties and not reserved and (attribute is None or tag is None or attribute == tag):
         single = tag if attribute is None else attribute
-        return (0, b"") if single is None else (ATTRIBUTE_FLAG, single.encode("utf-8"))
+        if single is None:
+            return 0, b""
+        return ATTRIBUTE_FLAG, _encoded(single, [("tag" if attribute is None else "attribute", single)])
     pairs: list[tuple[str, str]] = []
     if tag is not None:
         pairs.append((_TAGS, plain_text(tag)))
@@ -226,7 +229,17 @@ def encode_attributes(
     flag = ATTRIBUTE_FLAG | PROPERTIES_FLAG
     if reserved and EXPIRES in reserved:
         flag |= EXPIRES_FLAG
-    return flag, text.encode("utf-8")
+    return flag, _encoded(text, pairs)
+
+
+def _encoded(text: str, pairs: Sequence[tuple[str, str]]) -> bytes:
+    """pairs: the names and values in `text`. Raises LocalProtocolError."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        bad = repr(error.object[error.start : error.end])
+        name = next((name for name, written in pairs if not is_utf8(name + written)), "")
+        raise LocalProtocolError(f"{name!r} has {bad}, which is not valid UTF-8: use proper text") from None
 
 
 def encode_key(key: bytes) -> tuple[int, bytes] | None:

@@ -5,11 +5,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from metaq import Message, ProducerConfig, TopicPartition
+from metaq.client.config import check_tags
 from metaq.client.producer.building import build_batch, build_body, build_half
 from metaq.client.producer.delays import Timing, timing_of
 from metaq.client.producer.packing import Packer
 from metaq.protocol.compression import compress, payload_of
-from metaq.protocol.errors import LocalProtocolError
+from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.halves import HalfTerms, half_of
 from metaq.protocol.limits import MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES
 from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, encode_attributes, encode_body
@@ -76,6 +77,30 @@ def test_a_compressed_message_that_would_be_too_large_otherwise_is_sent_on_as_it
     large, small = (Message(PLACE, 0, 0, COMPRESSED_FLAG, compress(bytes(n), 1)) for n in (MAX_BODY_BYTES + 1, 1000))
     batch = build_batch("t", [large, small], 0.0, {})
     assert (batch.flags, batch.bodies) == ([COMPRESSED_FLAG, 0], [large.body, bytes(1000)])
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"tag": "\ud83d"}, "'tag'"),
+        ({"attribute": "\ud83d"}, "'attribute'"),
+        ({"tag": "\ud83d", "delay": 5}, "'TAGS'"),
+        ({"keys": ["\ud83d"]}, "'KEYS'"),
+        ({"properties": {"colour": "\ud83d"}}, "'colour'"),
+        ({"properties": {"\ud83d": 1}}, "\\ud83d"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_with_the_name_of_what_has_it(options, name):
+    with pytest.raises(LocalProtocolError, match="not valid UTF-8") as found:
+        build_body(b"x", options)
+    assert name in str(found.value)
+    str(found.value).encode()
+
+
+def test_half_of_a_surrogate_pair_is_no_tag_of_a_consumer():
+    with pytest.raises(ConfigError, match=r"tags='\\ud83d'.*not valid UTF-8"):
+        check_tags(["a", "\ud83d"])
+    assert check_tags(["\U0001f600"]) == frozenset(["\U0001f600"])
 
 
 def test_a_half_message_is_compressed_and_says_its_group_and_time():
