@@ -200,6 +200,11 @@ class Broker:
         if self.member is not None:
             self.member.reconfigured()
 
+    def check_sections(self, config: BrokerConfig, file: str) -> None:
+        """As Partitions.check_sections. A slave and a node of a set have yet to get topics that another one has."""
+        if config.node is None and self.partitions.takes_puts and not self.writing.takes_copies:
+            self.partitions.check_sections(config, file)
+
     def reload_config(self) -> Deferred[ReloadReport]:
         """Read server.ini again. Fails with ConfigError; nothing has changed then."""
         if self.reloader is None:

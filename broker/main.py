@@ -171,6 +171,7 @@ class BrokerProcess:
                 options=self._options,
             )
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
+            self.broker.check_sections(self._config, self._files.ini if self._files is not None else "server.ini")
             if self._config.node is None:  # else it is opened when the node leads
                 self.broker.transactions.open()
             for kept in self.broker.partitions.kept():

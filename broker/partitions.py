@@ -9,6 +9,8 @@ from typing import cast
 
 from metaq.protocol.errors import (
     BrokerStarting,
+    ConfigError,
+    InvalidName,
     NotMaster,
     PartitionClosed,
     PartitionNotFound,
@@ -16,7 +18,7 @@ from metaq.protocol.errors import (
     TopicNotAccepted,
     WrongPartition,
 )
-from metaq.protocol.limits import check_topic
+from metaq.protocol.limits import check_new_topic, check_topic
 
 from .configuration.config import BrokerConfig, TopicConfig
 from .moving.table import NO_MOVES, MoveTable
@@ -76,8 +78,8 @@ class Partitions:
         """Settings of an accepted topic. Raises TopicNotAccepted, InvalidName."""
         if self._config.topic(name) is None and not (self._config.node is not None and name in self._stored):
             raise TopicNotAccepted(name)
-        if name not in self._config.topics:
-            check_topic(name)  # by a pattern: it becomes a directory and a znode
+        if name not in self._stored:
+            check_new_topic(name)  # it becomes a directory and a znode
         return self._settings(name)
 
     def stored_topics(self) -> dict[str, TopicConfig]:
@@ -96,6 +98,16 @@ class Partitions:
             for name, config in sorted(self._config.topics.items())
             if self._stored.get(name, 0) > config.partitions
         ]
+
+    def check_sections(self, config: BrokerConfig, file: str) -> None:
+        """Raise ConfigError if a section of `config`, read from `file`, names a topic that cannot be made. One that has
+        a log stays, however it is named; what a pattern makes is checked when it is made."""
+        for name in sorted(config.topics.keys() - self._stored.keys()):
+            try:
+                if "*" not in name:
+                    check_new_topic(name)
+            except InvalidName as error:
+                raise ConfigError(file, f"[topic={name}]", str(error)) from error
 
     def unnamed(self) -> list[str]:
         """Topics that have a log and are accepted by nothing in server.ini, sorted: they have [system]'s settings."""

@@ -20,7 +20,8 @@ from twisted.python.failure import Failure
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, SessionLost
+from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, InvalidName, SessionLost
+from metaq.protocol.limits import check_znode
 
 from .configuration.config import BrokerConfig, TopicConfig
 from .runtime.reactor import Reactor
@@ -36,7 +37,17 @@ _STOP_SECONDS = 5.0
 
 
 def _described(topics: Mapping[str, TopicConfig]) -> list[TopicRegistration]:
-    return [_registration(name, topic) for name, topic in topics.items()]
+    return [_registration(name, topic) for name, topic in topics.items() if _can_be_registered(name)]
+
+
+def _can_be_registered(topic: str) -> bool:
+    """Whether ZooKeeper takes the name. An earlier broker stored others: these stay served."""
+    try:
+        check_znode("topic", topic)
+    except InvalidName as error:
+        _log.warning("not registered, so that only clients without ZooKeeper find it: %s", error)
+        return False
+    return True
 
 
 def _registration(name: str, topic: TopicConfig) -> TopicRegistration:
@@ -132,7 +143,7 @@ class Registration:
     def add_topic(self, name: str, topic: TopicConfig) -> None:
         """Register a topic that came with its first put; failures are logged and made good with the next session."""
         registration = self._registration
-        if registration is None:
+        if registration is None or not _can_be_registered(name):
             return
 
         def add() -> None:
@@ -146,12 +157,14 @@ class Registration:
         self._tasks.put(add)
 
     def offer(self, name: str, topic: TopicConfig) -> Deferred[None]:
-        """Register a topic as it is now. Fails with CoordinationError, also if the broker is not registered."""
+        """Register a topic as it is now. Fails with CoordinationError, also if the broker is not registered, and with
+        InvalidName."""
         registration = self._registration
 
         def offer() -> None:
             if registration is None:
                 raise CoordinationError("this broker is not registered in ZooKeeper now")
+            check_znode("topic", name)
             registration.offer(_registration(name, topic))
 
         return self._queue(offer)

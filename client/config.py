@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
 
 from metaq.coordination.assignment import STRATEGIES, Strategy
 from metaq.protocol.errors import ConfigError, InvalidWhere
-from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_FRAME_BYTES, MAX_LEASE_MS, check_group, check_topic, is_utf8
+from metaq.protocol.limits import (
+    MAX_BATCH_RECORDS,
+    MAX_FRAME_BYTES,
+    MAX_LEASE_MS,
+    check_zookeeper_group,
+    check_zookeeper_topic,
+    is_utf8,
+)
 from metaq.protocol.own_topics import REPLY_TOPIC
 from metaq.protocol.pulls import MAX_WAIT_MS, TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where, parse_where
@@ -316,9 +323,9 @@ class ProducerConfig:
     def __post_init__(self) -> None:
         zero = "linger_ms", "ordered_wait_messages", "ordered_wait_seconds", "deliver_at_exit_seconds"
         _check_settings(self, *zero, "transaction_timeout_seconds", "compression_from_bytes")
-        check_topic(self.reply_topic)
+        check_zookeeper_topic(self.reply_topic)
         if self.producer_group is not None:
-            check_group(self.producer_group)
+            check_zookeeper_group(self.producer_group)
         if self.compression not in ("zstd", None):
             raise ConfigError("compression", repr(self.compression), "choose 'zstd' or None")
         if self.compression_level > MAX_COMPRESSION_LEVEL:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Self
 
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, CorruptRecord, MessageNotFound, OffsetOutOfRange
+from metaq.protocol.limits import check_zookeeper_group
 from metaq.protocol.own_topics import dead_topic, retry_topic
 from metaq.protocol.retries import (
     MAX_DONE_OFFSETS,
@@ -88,7 +89,7 @@ class DeadLetters:
         """connect: ZooKeeper's connect string; root: metaq's own root below it. start_timeout_seconds: how long to wait
         for ZooKeeper. Raises ConfigError, InvalidName, TypeError, CoordinationUnavailable.
         """
-        self.group = group
+        self.group = check_zookeeper_group(group)
         self.topic = dead_topic(group)
         self._retry_topic = retry_topic(group)
         self._config = config_or_default(config, ConnectionConfig)

@@ -12,7 +12,7 @@ from metaq.coordination.interrupts import Aside
 from metaq.coordination.logs import get_log
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ClientError, CoordinationError, SessionLost
-from metaq.protocol.limits import check_topic, check_znode
+from metaq.protocol.limits import check_zookeeper_topic
 
 from .absences import Absences
 from .connection import Endpoint
@@ -54,7 +54,7 @@ class ZooKeeperMetadata:
         if found is not None:
             return found
         try:
-            return self._aside.do(self._watch, check_znode("topic", check_topic(topic)))
+            return self._aside.do(self._watch, check_zookeeper_topic(topic))
         except SessionLost:
             if self._session.closed:
                 raise ClientError("this producer is closed") from None

@@ -19,7 +19,7 @@ from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, N
 from kazoo.protocol.states import EventType, WatchedEvent
 
 from metaq.protocol.errors import ClientError, ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
-from metaq.protocol.limits import check_group, check_topic, check_znode
+from metaq.protocol.limits import check_new_topic, check_zookeeper_group
 
 from .backoff import Backoff
 from .group_view import GroupSnapshot, GroupView
@@ -82,8 +82,8 @@ class GroupMembership:
         takes: ConsumerFilter | None = None,
         backoff: Backoff | None = None,
     ) -> None:
-        self.group = check_znode("group", check_group(group))
-        self.topics = tuple(dict.fromkeys(map(_check_subscribed, topics)))
+        self.group = check_zookeeper_group(group)
+        self.topics = tuple(dict.fromkeys(map(check_new_topic, topics)))
         """All that it subscribes to. `_lock` is held while this and its node change."""
         if not self.topics:
             raise ConfigError("topics", "", "name at least one topic to subscribe")
@@ -180,7 +180,7 @@ class GroupMembership:
         with self._lock:
             if topic in self.topics:
                 return
-            self.topics = (*self.topics, _check_subscribed(topic))
+            self.topics = (*self.topics, check_new_topic(topic))
             self._own_nodes[self._path] = format_topics(self.topics)
             session_id = self._joined if self._is_registered else None
         if session_id is not None:
@@ -438,12 +438,6 @@ class GroupMembership:
             self._create_owners(self._fence(), owners)
         log.warning("consumer %s has joined its group again", self.consumer_id)
         self._notify_later()
-
-
-def _check_subscribed(topic: str) -> str:
-    if "," in check_topic(topic):
-        raise ConfigError("topics", topic, "a consumer cannot subscribe to names with ',', which separates the topics")
-    return check_znode("topic", topic)
 
 
 def remove_group(session: ZkSession, group: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from metaq.protocol.errors import InvalidName
+from metaq.protocol.limits import check_znode
 
 __all__ = [
     "DEFAULT_ROOT",
@@ -206,4 +207,5 @@ def _join(parent: str, *names: str) -> str:
     for name in names:
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise InvalidName(f"{name!r} cannot be the name of a znode: use a name without '/'")
+        check_znode("znode", name)
     return "/".join((parent, *names))

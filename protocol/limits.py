@@ -58,9 +58,12 @@ __all__ = [
     "SLAVE_STATUS_TOPIC",
     "WHERE_MARK",
     "check_group",
+    "check_new_topic",
     "check_node",
     "check_topic",
     "check_znode",
+    "check_zookeeper_group",
+    "check_zookeeper_topic",
     "is_utf8",
     "no_text",
 ]
@@ -210,11 +213,12 @@ _GROUP_FORBIDDEN = re.compile(r"[~!#$%^&*()+=`'\",;/?\[\]<>.: \x00-\x1f\x7f]")
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic` if it can be a path element, a znode and a wire token; raise InvalidName saying why not,
-    TypeError for what is no text.
+    """Return `topic` if it can be a directory and a wire token; raise InvalidName saying why not, TypeError for what is
+    no text.
 
     1.x allows any UTF-8 without blanks; `/`, `.`, `..` and control characters are refused here because a topic becomes
-    a directory and a znode. `*` is refused because it is a pattern in server.ini.
+    a directory. `*` is refused because it is a pattern in server.ini. A topic that is stored needs no more;
+    check_zookeeper_topic is for those that are looked for in ZooKeeper, check_new_topic for those that are made.
     """
     if not isinstance(topic, str):
         raise no_text("topic", topic, "give it a name")
@@ -230,6 +234,18 @@ def check_topic(topic: str) -> str:
         raise InvalidName(f"topic {topic!r} has a blank or control character: remove it")
     if any(0xD800 <= ord(c) <= 0xDFFF for c in topic):
         raise InvalidName(f"topic {topic!r} is not valid UTF-8: use proper text")
+    return topic
+
+
+def check_zookeeper_topic(topic: str) -> str:
+    """Return `topic` if it can be found in ZooKeeper. Raises as check_topic."""
+    return check_znode("topic", check_topic(topic))
+
+
+def check_new_topic(topic: str) -> str:
+    """Return `topic` if it can be made, and subscribed to. Raises as check_topic."""
+    if "," in check_zookeeper_topic(topic):
+        raise InvalidName(f"topic {topic!r} has a ',', which separates the topics of a consumer: take another name")
     return topic
 
 
@@ -249,12 +265,17 @@ def check_group(group: str) -> str:
     return group
 
 
+def check_zookeeper_group(group: str) -> str:
+    """Return `group` if check_group takes it, and ZooKeeper takes it and its topics. Raises as check_topic."""
+    return check_znode("group", check_group(group))
+
+
 # what ZooKeeper's servers refuse in a path (PathUtils): they see UTF-16, so every character above U+FFFF, too
 _NO_ZNODE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 
 
 def check_znode(what: str, name: str) -> str:
-    """Return `name`, of a topic or group (`what`), if ZooKeeper takes it in a path. Raises InvalidName."""
+    """Return `name`, of a topic, a group or a znode (`what`), if ZooKeeper takes it in a path. Raises InvalidName."""
     if (found := _NO_ZNODE.search(name)) is not None:
         raise InvalidName(f"{what} {name!r} has {found.group()!a}, which ZooKeeper does not take in a name: remove it")
     return name

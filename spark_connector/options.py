@@ -20,7 +20,7 @@ from metaq.client.values import TopicPartition
 from metaq.coordination.paths import DEFAULT_ROOT, Paths
 from metaq.coordination.session import check_connect
 from metaq.protocol.errors import ConfigError, InvalidName
-from metaq.protocol.limits import INT64_MAX, check_group, check_topic
+from metaq.protocol.limits import INT64_MAX, check_zookeeper_group, check_zookeeper_topic
 from metaq.protocol.pulls import TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where
 
@@ -81,7 +81,7 @@ class WriteOptions:
         values = OptionValues(options, WRITE_NAMES + (SPARK_NAMES if streaming else ()))
         return cls(
             zookeeper=values.zookeeper(),
-            topic=values.name("topic", check_topic),
+            topic=values.name("topic", check_zookeeper_topic),
             root=values.root(),
             protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
             batch_messages=values.integer("metaq.batch.messages", 1, 100_000, 1000),
@@ -292,7 +292,7 @@ class ReadOptions:
             starting_option=starting_option,
             ending_option=ending_option,
             unmatched_time=values.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
-            group=values.name("group", check_group),
+            group=values.name("group", check_zookeeper_group),
             fail_on_data_loss=values.flag("failOnDataLoss", True),
             min_partitions=values.count("minPartitions", MAX_SPLITS),
             max_records=values.count("maxRecordsPerPartition", INT64_MAX),
@@ -336,7 +336,7 @@ def _topics(values: OptionValues) -> tuple[str, ...]:
     text = values.required("subscribe", remedy)
     topics = dict.fromkeys(topic.strip() for topic in text.split(","))
     for topic in topics:
-        check_name("subscribe", topic, check_topic, text)
+        check_name("subscribe", topic, check_zookeeper_topic, text)
     return tuple(topics)
 
 
@@ -353,7 +353,7 @@ def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:
     text = values.required("assign", 'give JSON like {"trades":["0-0","0-1"]}')
     found: dict[TopicPartition, None] = {}
     for topic, names in _json_object("assign", text, '{"trades":["0-0","0-1"]}').items():
-        check_name("assign", topic, check_topic, text)
+        check_name("assign", topic, check_zookeeper_topic, text)
         if not isinstance(names, list) or not names:
             raise ConfigError("assign", text, f'{topic} needs a list of partitions, like {{"{topic}":["0-0"]}}')
         for name in names:

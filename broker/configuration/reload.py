@@ -59,6 +59,7 @@ class Reloader:
                 return ReloadReport(changed=False)
             parse = partial(reloaded_config, running, self._at_start, source, self._path)
             config, report, data_paths = await self._broker.in_thread(parse)
+            self._broker.check_sections(config, self._path)
             await self._change(config)
         except MetaqError as error:
             _log.error("server.ini is not loaded again, nothing has changed: %s", error)

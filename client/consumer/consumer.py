@@ -17,7 +17,7 @@ from metaq.coordination.logs import get_log
 from metaq.coordination.records import ConsumerFilter
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, MetaqError
-from metaq.protocol.limits import DELAYS_MARK, check_group
+from metaq.protocol.limits import DELAYS_MARK, check_zookeeper_group
 from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
 from ..config import (
@@ -122,7 +122,8 @@ class Consumer(Poller):
         wanted = check_tags(tags)
         chosen = check_where(where)
         reader = None if deserializer is None else deserializers("deserializer", deserializer)
-        self.group = broadcast_group(check_group(group)) if config.broadcast else group
+        check_zookeeper_group(group)
+        self.group = broadcast_group(group) if config.broadcast else group
         self._config = config
         self._stopped = False
         self._aside = Aside("metaq-consumer")

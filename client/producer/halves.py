@@ -24,7 +24,7 @@ from metaq.protocol.errors import (
     TransactionTooLate,
 )
 from metaq.protocol.halves import HalfOutcome, HalfTerms
-from metaq.protocol.limits import MAX_CHECK_AFTER_SECONDS, check_group
+from metaq.protocol.limits import MAX_CHECK_AFTER_SECONDS, check_zookeeper_group
 from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer, payload_bytes
 
 from ..config import check_call_back
@@ -286,7 +286,7 @@ class HalfTransactions:
     def group(self, given: str | None) -> str:
         """The producer group. Raises ConfigError, InvalidName, TypeError."""
         if given is not None:
-            return check_group(given)
+            return check_zookeeper_group(given)
         if self._group is None:
             raise ConfigError(
                 "group", None, "name the producers that can answer for each other: ProducerConfig(producer_group=...)"

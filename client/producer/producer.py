@@ -14,6 +14,7 @@ from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, DeliveryFailed, RequestTimedOut
+from metaq.protocol.limits import check_zookeeper_topic
 from metaq.protocol.record import Buffer, payload_bytes
 
 from ..config import (
@@ -468,7 +469,7 @@ class Producer:
         chosen = check_texts("topics", topics)
         if not chosen:
             raise ConfigError("topics", repr(topics), "name the topics of the transactions")
-        for topic in chosen:
+        for topic in tuple(map(check_zookeeper_topic, chosen)):
             self._halves.checker.use(name, topic, check)
 
     def xa(
@@ -479,7 +480,7 @@ class Producer:
         topics: all that messages will be sent to; a transaction goes to a broker that publishes every one of them.
         qualifier: names this resource to brokers, for `recover` after a restart: unique among all programs, the same
         after a restart (default `XAMessageProducer-<host name>`, as 1.x). timeout_seconds: as for `transaction`; a
-        prepared transaction has none. Raises ConfigError.
+        prepared transaction has none. Raises ConfigError, InvalidName.
         """
         self._guard.check()
         return XaResource(self._transactional, topics, qualifier, self._transaction_seconds(timeout_seconds))

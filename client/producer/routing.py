@@ -11,6 +11,7 @@ from isal.isal_zlib import crc32
 
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, MetaqError, NoPartition, RequestTimedOut, TooFewNodes
+from metaq.protocol.limits import check_new_topic
 
 from ..metadata import UNKNOWN, Metadata, TopicView
 from ..nearest import topic_meant
@@ -107,12 +108,13 @@ class Router:
         self._avoided: dict[int | tuple[str, int] | TopicPartition, float] = {}
 
     def route(self, outgoing: Outgoing) -> TopicPartition:
-        """The partition for a message. Raises NoPartition, or what a selector raises."""
+        """The partition for a message. Raises NoPartition, InvalidName, or what a selector raises."""
         topic = outgoing.topic
         if outgoing.fixed is not None:
             return self._check_fixed(outgoing.fixed, topic)
         view = self._metadata.view(topic)
-        if not view.partitions:
+        if not view.partitions and self._default_topic is not None:
+            check_new_topic(topic)  # a broker would make it with this message
             view = self._view(topic)
         partitions = view.partitions
         if not partitions:
@@ -125,10 +127,12 @@ class Router:
 
     def explained(self, outgoing: Outgoing, error: NoPartition) -> NoPartition:
         """The `error` of a message. If its caller is told, and nobody publishes its topic, which may be misspelt, it
-        names the nearest that there is. Which topics there are is asked once for each such topic."""
+        names the nearest that there is. Which topics there are is asked once for each such topic. Raises InvalidName:
+        no broker can make the topic."""
         topic = outgoing.topic
         if outgoing.once or outgoing.fixed is not None or not self.is_away(outgoing):
             return error
+        check_new_topic(topic)
         if topic not in self._meant:
             known: Collection[str] = ()
             try:

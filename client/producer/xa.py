@@ -24,7 +24,7 @@ from metaq.protocol.errors import (
     XaError,
     XaRefused,
 )
-from metaq.protocol.limits import INT32_MAX, INT32_MIN
+from metaq.protocol.limits import INT32_MAX, INT32_MIN, check_zookeeper_topic
 from metaq.protocol.transactions import TransactionType, XaCode, XaVote, parse_key, qualifier_of
 
 from ..config import check_texts
@@ -113,8 +113,8 @@ class XaResource:
     def __init__(
         self, calls: Transactional, topics: Iterable[str], qualifier: str | None, timeout_seconds: int
     ) -> None:
-        """Raises ConfigError."""
-        self._topics = check_texts("topics", topics)
+        """Raises ConfigError, InvalidName."""
+        self._topics = tuple(map(check_zookeeper_topic, check_texts("topics", topics)))
         if not self._topics:
             raise ConfigError("topics", topics, "name every topic that messages will be sent to")
         self.qualifier = f"XAMessageProducer-{socket.gethostname()}" if qualifier is None else qualifier

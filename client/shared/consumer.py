@@ -16,7 +16,13 @@ from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import Aside, BackgroundThread, Bells, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, RequestTimedOut
-from metaq.protocol.limits import MAX_LEASE_MS, MAX_MEMBER_CHARACTERS, MAX_RELEASE_MS, check_group, check_topic
+from metaq.protocol.limits import (
+    MAX_LEASE_MS,
+    MAX_MEMBER_CHARACTERS,
+    MAX_RELEASE_MS,
+    check_zookeeper_group,
+    check_zookeeper_topic,
+)
 from metaq.protocol.retries import Failure
 from metaq.protocol.shared import STARTS
 
@@ -117,8 +123,8 @@ class SharedConsumer:
         chosen = check_where(where)
         reader = None if deserializer is None else deserializers("deserializer", deserializer)
         check_call_backs(on_lost=on_lost)
-        self.group = check_group(group)
-        self.topics = tuple(map(check_topic, check_texts("topics", topics)))
+        self.group = check_zookeeper_group(group)
+        self.topics = tuple(map(check_zookeeper_topic, check_texts("topics", topics)))
         if not self.topics:
             raise ConfigError("topics", "none", "name at least one topic")
         self.member = _member(member)

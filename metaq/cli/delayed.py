@@ -22,7 +22,7 @@ from metaq.protocol.errors import ClientError
 
 from .cluster import open_cluster, tell_absent
 from .known import check_known_topic
-from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
+from .options import PARTITION, STORED_TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import counted, preview_fields, say, show
 
 __all__ = ["asked_brokers", "delayed"]
@@ -40,7 +40,7 @@ def delayed() -> None:
     """
 
 
-_topic_option = click.option("--topic", "-t", type=TOPIC, help="Of this topic; by default of all.")
+_topic_option = click.option("--topic", "-t", type=STORED_TOPIC, help="Of this topic; by default of all.")
 _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this broker only; by default all.")
 
 
@@ -143,7 +143,7 @@ def _row(broker: int, message: WaitingMessage) -> tuple[object, ...]:
 @dry_run_option
 @yes_option
 @json_option
-@click.option("--topic", "-t", type=TOPIC, required=True, help="Their topic.")
+@click.option("--topic", "-t", type=STORED_TOPIC, required=True, help="Their topic.")
 @click.option("--partition", "-p", type=PARTITION, required=True, help="Their partition, as `list` shows it.")
 @click.argument("ids", type=click.IntRange(1), nargs=-1, required=True, metavar="ID...")
 def cancel_delayed(

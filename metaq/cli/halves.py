@@ -24,7 +24,7 @@ from metaq.protocol.limits import MAX_LISTED_HALVES
 from .cluster import open_cluster
 from .delayed import asked_brokers
 from .known import check_known_topic
-from .options import PARTITION, TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
+from .options import PARTITION, STORED_TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import counted, field_text, message_fields, preview_fields, say, show
 
 __all__ = ["halves"]
@@ -43,7 +43,7 @@ def halves() -> None:
     """
 
 
-_topic_option = click.option("--topic", "-t", type=TOPIC, help="Of this topic; by default of all.")
+_topic_option = click.option("--topic", "-t", type=STORED_TOPIC, help="Of this topic; by default of all.")
 _group_option = click.option("--group", "-g", default="", help="Of this producer group; by default of all.")
 _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this broker only; by default all.")
 
@@ -238,7 +238,7 @@ def _partition_options(command: Any) -> Any:
     for option in (
         click.argument("ids", type=click.IntRange(1), nargs=-1, required=True, metavar="ID..."),
         click.option("--partition", "-p", type=PARTITION, required=True, help="Their partition, as `list` shows it."),
-        click.option("--topic", "-t", type=TOPIC, required=True, help="Their topic."),
+        click.option("--topic", "-t", type=STORED_TOPIC, required=True, help="Their topic."),
         json_option,
         yes_option,
         dry_run_option,

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import click
 
 from metaq.protocol.errors import ClientError, ConfigError
-from metaq.protocol.limits import INT64_MAX, MAX_KEY_CHARACTERS, check_group, check_topic
+from metaq.protocol.limits import (
+    INT64_MAX,
+    MAX_KEY_CHARACTERS,
+    check_group,
+    check_new_topic,
+    check_topic,
+    check_zookeeper_group,
+    check_zookeeper_topic,
+)
 from metaq.protocol.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -26,6 +34,8 @@ __all__ = [
     "POSITION",
     "POSITIVE_SECONDS",
     "SECONDS",
+    "STORED_GROUP",
+    "STORED_TOPIC",
     "TIME",
     "TOPIC",
     "TOPIC_SETTING",
@@ -86,7 +96,7 @@ def _topic_spec(text: str) -> TopicSpec:
         name, number = number, "1"
     if not _is_digits(number) or not 1 <= int(number) <= MAX_PARTITIONS:
         raise ValueError(f"{text!r}: the number of partitions is from 1 to {MAX_PARTITIONS}, like trades:4")
-    return TopicSpec(check_topic(name), int(number))
+    return TopicSpec(check_new_topic(name), int(number))
 
 
 class TopicSetting(NamedTuple):
@@ -103,7 +113,7 @@ def _topic_setting(text: str) -> TopicSetting:
     topic, dot, name = place.rpartition(".")
     if not (sign and dot and name.isalnum() and value.isprintable()):
         raise ValueError(f"{text!r} is no setting of a topic: write it like logs.acceptCompressed=true")
-    return TopicSetting(check_topic(topic), name, value)
+    return TopicSetting(check_new_topic(topic), name, value)
 
 
 class PartitionName(NamedTuple):
@@ -196,8 +206,12 @@ def _connect(text: str) -> str:
         raise ValueError(f"{text!r} is not a connect string: use host:port[,host:port...][/chroot]") from None
 
 
-TOPIC = Parsed("TOPIC", check_topic)
-GROUP = Parsed("GROUP", check_group)
+TOPIC = Parsed("TOPIC", check_zookeeper_topic)
+GROUP = Parsed("GROUP", check_zookeeper_group)
+STORED_TOPIC = Parsed("TOPIC", check_topic)
+"""For a command that asks brokers or files: earlier brokers made topics that ZooKeeper does not take."""
+STORED_GROUP = Parsed("GROUP", check_group)
+"""The same for groups of shared consumers."""
 TOPIC_SETTING = Parsed("TOPIC.NAME=VALUE", _topic_setting)
 TOPIC_WITH_PARTITIONS = Parsed("NAME[:PARTITIONS]", _topic_spec)
 PARTITION = Parsed("BROKER-PARTITION", _partition_name)

@@ -16,14 +16,14 @@ from metaq.protocol.statuses import ResponseCode
 
 from .cluster import Target, target_options
 from .moving import list_moves, move_partitions
-from .options import TOPIC, confirm, dry_run_option, json_option, yes_option
+from .options import STORED_TOPIC, confirm, dry_run_option, json_option, yes_option
 from .output import print_json, say
 from .set_look import at_every_node
 from .stats import check_topic
 
 __all__ = ["partitions"]
 
-_topic = click.option("--topic", "-t", type=TOPIC, required=True, help="Topic of the partitions.")
+_topic = click.option("--topic", "-t", type=STORED_TOPIC, required=True, help="Topic of the partitions.")
 _start = click.option("--start", type=click.IntRange(0), required=True, help="First partition.")
 _end = click.option("--end", type=click.IntRange(0), required=True, help="Last partition, inclusive.")
 _data_dir = click.option(

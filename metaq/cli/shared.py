@@ -16,7 +16,7 @@ from metaq.protocol.errors import ClientError
 
 from .cluster import open_cluster, tell_absent
 from .known import shared_partitions, tell_silent
-from .options import GROUP, confirm, dry_run_option, json_option, yes_option, zk_option
+from .options import STORED_GROUP, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import UNKNOWN, counted, show
 
 __all__ = ["members_text", "shared"]
@@ -70,7 +70,7 @@ def list_shared(zk: str, as_json: bool) -> None:
 @shared.command("describe")
 @zk_option
 @json_option
-@click.argument("group", type=GROUP)
+@click.argument("group", type=STORED_GROUP)
 def describe_shared(zk: str, as_json: bool, group: str) -> None:
     """What GROUP has of each partition: messages that are not acknowledged (LEFT), those of them that members have
     leased, and released ones that wait for their time (DELAYED); the most attempts of one of these; how many seconds
@@ -100,7 +100,7 @@ def describe_shared(zk: str, as_json: bool, group: str) -> None:
 @zk_option
 @dry_run_option
 @yes_option
-@click.argument("group", type=GROUP)
+@click.argument("group", type=STORED_GROUP)
 def delete_shared(zk: str, dry_run: bool, yes: bool, group: str) -> None:
     """Have all brokers forget GROUP, which must have no members. If members come again, it begins as a new group.
 

@@ -14,7 +14,7 @@ from typing import Self
 from metaq.client.connection import Endpoint
 from metaq.client.metadata import TopicView, with_own_partitions
 from metaq.client.values import TopicPartition
-from metaq.protocol.limits import check_topic
+from metaq.protocol.limits import check_zookeeper_topic
 from metaq.protocol.record import Buffer, payload_bytes
 from metaq.protocol.requests import RequestReader, one_by_one
 from metaq.protocol.text import Quit
@@ -261,7 +261,7 @@ class FakeCluster:
                 listener(topic)
 
     def view(self, topic: str) -> TopicView:
-        check_topic(topic)
+        check_zookeeper_topic(topic)
         brokers = [self._brokers[number] for number in sorted(self._brokers)]
         partitions = (each for broker in brokers for each in broker.partitions if each.topic == topic)
         endpoints = {broker.broker_id: broker.endpoint for broker in brokers}

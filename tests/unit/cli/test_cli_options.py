@@ -6,10 +6,13 @@ import click
 import pytest
 
 from metaq.cli.options import (
+    GROUP,
     PARTITION,
     POSITION,
     POSITIVE_SECONDS,
     SECONDS,
+    STORED_GROUP,
+    STORED_TOPIC,
     TOPIC,
     TOPIC_SETTING,
     TOPIC_WITH_PARTITIONS,
@@ -59,6 +62,28 @@ def test_topic_with_a_wrong_number_or_name_is_refused(text):
 def test_topic_with_a_slash_is_refused_with_the_remedy():
     with pytest.raises(click.BadParameter, match="use a name without '/'"):
         convert(TOPIC, "a/b")
+
+
+@pytest.mark.parametrize("name", ["a\U0001f600", "a\ue000", "a\uffff", "a\x85", "a\udc80"])
+def test_a_name_that_zookeeper_does_not_take_is_refused_where_it_is_asked(name):
+    for kind, text in (
+        (TOPIC, name),
+        (GROUP, name),
+        (TOPIC_WITH_PARTITIONS, name),
+        (TOPIC_SETTING, f"{name}.stat=true"),
+    ):
+        with pytest.raises(click.BadParameter):
+            convert(kind, text)
+
+
+def test_a_stored_name_is_taken_where_zookeeper_is_not_asked():
+    assert convert(STORED_TOPIC, "a\U0001f600") == convert(STORED_GROUP, "a\U0001f600")
+
+
+def test_a_topic_with_a_comma_is_found_but_not_made():
+    assert convert(TOPIC, "a,b") == "a,b"
+    with pytest.raises(click.BadParameter, match="separates the topics"):
+        convert(TOPIC_WITH_PARTITIONS, "a,b:4")
 
 
 def test_partition_is_broker_and_number():
