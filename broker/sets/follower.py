@@ -324,8 +324,7 @@ class Follower:
         mirrored: int | None = None  # the highest lane
         for entry in block.entries:
             if entry.segment < 0:  # of the transaction log: a record is written before the messages behind it
-                assert self._mirror is not None
-                self._mirror.take(entry)
+                self._take_mirrored(entry)
                 mirrored = max(entry.lane, mirrored or Lane.MEMORY)
                 continue
             log = self._log(entry.name, entry.base)
@@ -361,8 +360,7 @@ class Follower:
         """A part of a copy: it is not journaled, because the whole is synced when it is complete."""
         for entry in entries:
             if entry.segment < 0:
-                assert self._mirror is not None
-                self._mirror.take(entry)
+                self._take_mirrored(entry)
                 continue
             log = self._log(entry.name, entry.base)
             if entry.base != log.end_offset:
@@ -377,6 +375,15 @@ class Follower:
             except (LogReadOnly, DiskFull) as error:
                 self._failed(error)
                 raise
+
+    def _take_mirrored(self, entry: StreamEntry) -> None:
+        """Of the transaction log. Raises as `TransactionMirror.take`; a full disk is waited out (`failure`)."""
+        assert self._mirror is not None
+        try:
+            self._mirror.take(entry)
+        except DiskFull as full:
+            self._failed(full)
+            raise
 
     def _log(self, name: bytes, base: int) -> PartitionLog:
         log = self._logs.get(name)

@@ -18,9 +18,10 @@ from functools import partial
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import MetaqError, RemoteProtocolError, StoreError
+from metaq.protocol.errors import DiskFull, MetaqError, RemoteProtocolError, StoreError
 from metaq.protocol.stream import StreamEntry
 
+from ..store.disk_space import no_room
 from ..store.file_systems import FileSystems
 from ..store.files import Files, opened, read_exactly, write_all
 from ..store.threads import RunInThread, call_safely
@@ -159,7 +160,7 @@ class TransactionMirror:
     # --- what the leader sends ----------------------------------------------------------------------------------------
 
     def take(self, entry: StreamEntry) -> None:
-        """Make a change, or have it made. Raises RemoteProtocolError, StoreError."""
+        """Make a change, or have it made. Raises RemoteProtocolError, StoreError, DiskFull."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -270,8 +271,11 @@ class TransactionMirror:
         self._start()
 
     def _fail(self, error: BaseException) -> MetaqError:
-        """Nothing is believed of the files until the next copy."""
-        self._failure = StoreError(f"the transaction log {self._folder.path} cannot be written: {error}")
+        """Nothing is believed of the files until the next copy, which has to wait for room if only that was lacking."""
+        if isinstance(error, OSError) and no_room(error):
+            self._failure = DiskFull(self._folder.path, str(error))
+        else:
+            self._failure = StoreError(f"the transaction log {self._folder.path} cannot be written: {error}")
         waiting, self._waiting = self._waiting, []
         self._works, self._dirty = [], {}
         for done in waiting:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import MetaqError, NotLeader, StoreError
+from metaq.protocol.errors import MetaqError, NotLeader
 from metaq.protocol.stream import Lane, StreamEntry
 
 from ..broker import Broker
@@ -95,8 +95,8 @@ class _LeaderCopies:
     def refusal_now(self) -> MetaqError | None:
         return None if self._leader.leads_now else NotLeader(self._broker_id)
 
-    def failed(self, why: str) -> None:
-        self._on_failure(StoreError(why))
+    def failed(self, failure: MetaqError) -> None:
+        self._on_failure(failure)
 
 
 def _entry(change: LogChange, lane: Lane) -> StreamEntry:

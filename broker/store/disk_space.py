@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from metaq.protocol.errors import DiskFull
 
-from .files import Files
+from .files import FailedSync, Files
 from .threads import RunInThread
 
 __all__ = ["DEFAULT_RESERVE_PART", "MAX_DEFAULT_RESERVE_BYTES", "DiskSpace", "Room", "default_reserve", "no_room"]
@@ -31,8 +31,8 @@ _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def no_room(error: OSError) -> bool:
-    """Whether a write failed for want of space: nothing is broken then."""
-    return error.errno in _NO_ROOM
+    """Whether a write failed for want of space: nothing is broken then. A sync may have lost something."""
+    return error.errno in _NO_ROOM and not isinstance(error, FailedSync)
 
 
 def default_reserve(total: int) -> int:

@@ -26,6 +26,7 @@ from . import tuning
 __all__ = [
     "REAL_FILES",
     "CachedOnly",
+    "FailedSync",
     "FileStatus",
     "Files",
     "NotCached",
@@ -51,6 +52,21 @@ _NO_NOWAIT = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 
 _libc = ctypes.CDLL(None, use_errno=True)  # syncfs(2), sync_file_range(2) and mincore(2), which os does not have
 _SYNC_FILE_RANGE_WRITE = 2
+
+
+class FailedSync(OSError):
+    """A sync has failed. What it was to cover may be lost, whatever the cause, and no room brings that back.
+
+    A write that fails for want of room has lost nothing (disk_space.no_room).
+    """
+
+
+@contextmanager
+def _syncing(path: str | None = None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FailedSync(error.errno, error.strerror, *([] if path is None else [path])) from error
 
 
 class NotCached(Exception):  # no error: a reason to come back
@@ -139,7 +155,9 @@ class Files:
         _libc.sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def fdatasync(self, fd: int) -> None:
-        os.fdatasync(fd)
+        """Raises FailedSync, as the other syncs do."""
+        with _syncing():
+            os.fdatasync(fd)
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
@@ -147,7 +165,8 @@ class Files:
     def fsync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            with _syncing(path):
+                os.fsync(fd)
         finally:
             os.close(fd)
 
@@ -157,7 +176,7 @@ class Files:
         """
         if _libc.syncfs(fd):
             number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+            raise FailedSync(number, os.strerror(number))
 
     def status(self, path: str) -> FileStatus:
         found = os.stat(path)

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import product
 from typing import TypeVar
 
-from metaq.protocol.errors import LogReadOnly, MetaqError, PartitionNotFound, StoreError
+from metaq.protocol.errors import DiskFull, LogReadOnly, MetaqError, PartitionNotFound, StoreError
 from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import Buffer
 
@@ -19,7 +19,7 @@ from .background_syncs import BackgroundSyncs
 from .cut_files import Change
 from .cutting import CutsDone, Cutting
 from .directories import PartitionDirectory, lock_data_path, lock_empty_path, partition_path, scan_data_paths
-from .disk_space import DiskSpace
+from .disk_space import DiskSpace, no_room
 from .file_systems import FileSystems
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit, naming
 from .index_rebuilding import IndexRebuilding
@@ -419,7 +419,7 @@ class Store:
             self.files.make_directory(path)
             segment = create_segment(self._open_files, path, first_offset)
         except OSError as error:
-            raise StoreError(f"partition directory {path} cannot be made: {error}") from error
+            raise _not_made(path, error) from error
         return self._add(topic, partition, path, [segment], (data_path, path))
 
     def _add(
@@ -466,7 +466,7 @@ class Store:
             self.files.make_directory(path)
             segment = create_segment(self._open_files, path, first_offset)
         except OSError as error:
-            raise StoreError(f"{path} cannot be made: {error}") from error
+            raise _not_made(path, error) from error
         entry = PartitionDirectory(topic, number, path)
         return self._add_internal_log(entry, [segment], (self.data_paths[0], parent, path))
 
@@ -582,6 +582,12 @@ class Store:
     def unindexed_segments(self) -> int:
         """Closed segments whose index is still to be rebuilt; their messages are not counted yet."""
         return len(self._rebuilding)
+
+
+def _not_made(path: str, error: OSError) -> StoreError:
+    if no_room(error):
+        return DiskFull(path, f"it cannot be made: {error}")
+    return StoreError(f"{path} cannot be made: {error}")
 
 
 def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:

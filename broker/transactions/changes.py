@@ -40,8 +40,8 @@ class LogCopies(Protocol):
     def refusal_now(self) -> MetaqError | None:
         """Why nothing can be said of what other nodes have: one of them may have been elected. None if it has not."""
 
-    def failed(self, why: str) -> None:
-        """This node cannot write its own files any more."""
+    def failed(self, failure: MetaqError) -> None:
+        """This node cannot write its own files any more; DiskFull: not before there is room."""
 
 
 def make_change(files: Files, directory: str, change: LogChange) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import ConfigError, LogReadOnly, StoreError
+from metaq.protocol.errors import ConfigError, DiskFull, LogReadOnly, StoreError
 
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES, Files
@@ -200,6 +200,11 @@ class TransactionLog:
         """Why the log takes no more writes until the broker is restarted; None if it does."""
         return self._writer.failure
 
+    @property
+    def lacks_room(self) -> DiskFull | None:
+        """Why it takes no messages now; None if it does, or never will again."""
+        return self._writer.lacks_room
+
     def append_put(self, transaction: OpenTransaction, put: StoredPut) -> None:
         """Queue the record of a message; a transaction's first one finds it a file."""
         if transaction.file is None:
@@ -261,6 +266,9 @@ class TransactionLog:
         if now - self._ticked < _TICK_SECONDS or self.failure is not None:
             return
         self._ticked = now
+        if self._writer.lacks_room is not None:
+            self._writer.flush()
+            return
         self._committer.settle()
         self._writer.flush(sync=self._config.flush is FlushTxLog.EVERY_SECOND)
         position = self._writer.replay_from

@@ -195,7 +195,8 @@ class Transactions:
         """Take messages into a transaction; the id of the first one, the others' follow it.
 
         puts: flag, checksum (-1 = do not check), body; all or none are taken. opaque: of the request, for the log.
-        Raises TransactionRefused, ChecksumMismatch, TopicNotAccepted, WrongPartition, InvalidName, StoreError.
+        Raises TransactionRefused, ChecksumMismatch, TopicNotAccepted, WrongPartition, InvalidName, StoreError,
+        DiskFull.
         """
         transaction = self._find_for_put(connection, key)
         if partition == ANY:
@@ -205,6 +206,8 @@ class Transactions:
             raise LogReadOnly(log.directory, log.read_only)
         if self._log.failure is not None:
             raise TransactionRefused(self._log.failure)
+        if (full := self._log.lacks_room) is not None:
+            raise full
         checked = [_checked(*put) for put in puts]
         size = sum(HEADER_BYTES + len(body) for *_, body in checked)
         self._open.make_room(size + PUT_OVERHEAD_BYTES * len(checked))

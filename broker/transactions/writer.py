@@ -2,7 +2,8 @@
 
 One job is under way at a time; whatever is asked for meanwhile shares the next one (group commit). A record has its
 place in its file as soon as it is queued. A failed write or sync ends the writing for good: nobody can know what of it
-is on the disk until the log is read again at the next start.
+is on the disk until the log is read again at the next start. A write for which there only was no room is cut back, and
+the job tried again until there is; in a broker set another node leads meanwhile.
 
 In a broker set each job is sent to the other nodes when it is made, so their disks wait at the same time. Whoever waits
 for a job is told when it is done here and there; the next one does not wait for the other nodes.
@@ -17,8 +18,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
+from metaq.protocol.errors import DiskFull, StoreError
 from metaq.protocol.record import Buffer
 
+from ..store.disk_space import no_room
 from ..store.files import Files, write_all
 from ..store.threads import RunInThread, call_safely
 from .changes import REMOVED, LogChange, LogCopies, make_change
@@ -90,19 +93,38 @@ class _Job:
         self._parts = parts
         self._lock = threading.Lock()
         self._ran = False
-        self._error: OSError | None = None
+        self._synced = False
+        self._error: OSError | DiskFull | None = None
 
     def run(self) -> None:
-        """Do it once, on the first thread that calls; the others wait. Raises the OSError that ended it."""
+        """Do it once, on the first thread that calls; the others wait. Raises the OSError that ended it, or DiskFull:
+        it can be tried again, and what it had written of records is cut back.
+        """
         with self._lock:
             if not self._ran:
                 self._ran = True
                 try:
                     self._run()
                 except OSError as error:
-                    self._error = error
+                    self._error = self._without_room(error) if no_room(error) else error
             if self._error is not None:
                 raise self._error
+
+    def again(self) -> None:
+        """Let `run` try once more what has lacked room: all of it can be done twice."""
+        with self._lock:
+            self._ran, self._error = False, None
+
+    def _without_room(self, failure: OSError) -> OSError | DiskFull:
+        """Cut back what was written of records, unless a record of it is synced already: then it stays."""
+        if not self._synced:
+            try:
+                for part in self._parts:
+                    if part.data and part.file.fd is not None:
+                        self._files.truncate(part.file.fd, part.position)
+            except OSError as error:
+                return error
+        return DiskFull(self._directory, str(failure))
 
     def _run(self) -> None:
         for part in self._parts:
@@ -116,6 +138,7 @@ class _Job:
         if any(file.new for file in self.to_sync):
             self._files.fsync_directory(self._directory)
             self._files.fsync_directory(os.path.dirname(self._directory))
+        self._synced = True
         for change, removed in self.works:
             if removed is not None and removed.fd is not None:
                 self._files.close(removed.fd)
@@ -174,6 +197,8 @@ class RedoWriter:
         self._copies = copies
         self._uncopied: deque[_Job] = deque()  # in a broker set: jobs whose waiters are not told, in order
         self._abandoned: Callable[[], None] | None = None
+        self._tried_again = False
+        self._full: tuple[_Job, DiskFull] | None = None  # the job under way, which waits for room
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -226,8 +251,14 @@ class RedoWriter:
         return bool(self._waiters) or any(job.waiters for job in self._uncopied)
 
     def flush(self, *, sync: bool = False) -> None:
-        """Start writing what is queued, without anybody waiting for it."""
+        """Start writing what is queued, without anybody waiting for it; try again what waits for room."""
         self._sync_wanted |= sync
+        if self._full is not None:
+            (job, _), self._full = self._full, None
+            self._tried_again = True
+            job.again()
+            self._run_in_thread(job.run, lambda result: self._ended(job, result))
+            return
         if self.failure is None and (
             self._works or self._waiters or any(_has_work(file, self._sync_wanted) for file in self._redo.values())
         ):
@@ -254,6 +285,9 @@ class RedoWriter:
     def finish(self) -> None:
         """Write and sync what is queued on this thread, and answer the waiting calls. For shutdown."""
         running, self._running = self._running, None
+        if self._full is not None:
+            self._full[0].again()
+            self._full = None
         if running is not None:  # its worker may never report: the reactor has stopped
             self._run_here(running)
         if self.failure is None:
@@ -294,8 +328,8 @@ class RedoWriter:
     def _run_here(self, job: _Job) -> None:
         try:
             job.run()
-        except OSError as error:
-            self._failed(job, str(error))
+        except (OSError, DiskFull) as error:
+            self._failed(job, error)
         else:
             self._succeeded(job)
 
@@ -339,19 +373,36 @@ class RedoWriter:
     def _ended(self, job: _Job, result: object) -> None:
         if self._running is not job:
             return  # close() has settled it
+        if isinstance(result, DiskFull) and self._copies is None and self.failure is None:
+            self._wait_for_room(job, result)
+            return
         self._running = None
         for ended in job.ended:
             call_safely(ended)
         if self.failure is not None:  # abandoned
             return
         if isinstance(result, BaseException):
-            self._failed(job, str(result))
+            self._failed(job, result)
             if self._copies is not None and self.failure is not None:
-                self._copies.failed(self.failure)
+                self._copies.failed(result if isinstance(result, DiskFull) else StoreError(self.failure))
         else:
+            if self._tried_again:
+                self._tried_again = False
+                _log.warning("the transaction log %s has room again", self.directory)
             self._succeeded(job)
             if self._waiters or self._works or self._sync_wanted or self._queued_bytes > _MAX_QUEUED_BYTES:
                 self._start()
+
+    def _wait_for_room(self, job: _Job, full: DiskFull) -> None:
+        """The job stays under way, and whoever waits for it waits on; the next `flush` tries it again."""
+        if not self._tried_again:
+            _log.warning("%s; what was to be written waits until there is room", full)
+        self._full = job, full
+
+    @property
+    def lacks_room(self) -> DiskFull | None:
+        """Why nothing more should be queued now."""
+        return None if self._full is None else self._full[1]
 
     def _succeeded(self, job: _Job) -> None:
         for file in job.to_sync:
@@ -363,9 +414,12 @@ class RedoWriter:
         for done in job.waiters:
             call_safely(done, None)
 
-    def _failed(self, job: _Job, cause: str) -> None:
+    def _failed(self, job: _Job, cause: BaseException | str) -> None:
         self.failure = f"the transaction log {self.directory} cannot be written: {cause}"
-        _log.critical("%s; transactions are refused until the broker is restarted", self.failure)
+        if isinstance(cause, DiskFull):
+            _log.error("%s; transactions are refused until the log is opened again", self.failure)
+        else:
+            _log.critical("%s; transactions are refused until the broker is restarted", self.failure)
         jobs = list(self._uncopied) or [job]
         self._uncopied.clear()
         waiters = [done for each in jobs for done in each.waiters] + self._waiters

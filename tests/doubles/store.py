@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from metaq.broker.store.files import Files, FileStatus
+from metaq.broker.store.files import FailedSync, Files, FileStatus
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.record import Buffer
 
 __all__ = ["BadSector", "FaultyFiles", "ManualThreads", "check_invariants", "run_inline"]
+
+
+_SYNCS = frozenset(("fdatasync", "fsync_directory", "sync_filesystem"))
 
 
 def run_inline(function: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -236,6 +239,8 @@ class FaultyFiles(Files):
         self.changes += 1
         self.calls[name] += 1
         if name in self._failing or self.changes == self.fail_at:
+            if name in _SYNCS:
+                raise FailedSync(*self.error.args)
             raise self.error
 
 

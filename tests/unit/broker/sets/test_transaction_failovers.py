@@ -48,8 +48,8 @@ class Recorder:
     def refusal_now(self) -> MetaqError | None:
         return None
 
-    def failed(self, why: str) -> None:
-        raise AssertionError(why)
+    def failed(self, failure: MetaqError) -> None:
+        raise failure
 
     # --- of the partitions --------------------------------------------------------------------------------------------
 

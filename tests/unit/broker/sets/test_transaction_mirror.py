@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from metaq.broker.sets.transaction_mirror import BEGIN, END, NAME_PREFIX, SAME, WRITTEN, TransactionMirror
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.transactions.changes import REMOVED, REPLACED
-from metaq.protocol.errors import MetaqError, RemoteProtocolError, StoreError
+from metaq.protocol.errors import DiskFull, MetaqError, RemoteProtocolError, StoreError
 from metaq.protocol.stream import Lane, StreamEntry
 from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Threads
@@ -203,6 +206,22 @@ def fail_write(node: Node, files: FaultyFiles) -> None:
     files.fail_at = files.changes + 1
     with pytest.raises(StoreError, match="cannot be written"):
         node.take([written("redo.1", b"x", 3)])
+
+
+@pytest.mark.parametrize(("call", "lacking"), [("pwritev", DiskFull), ("open", DiskFull), ("fdatasync", StoreError)])
+def test_only_a_write_without_room_is_a_full_disk(tmp_path: Path, call: str, lacking: type[StoreError]) -> None:
+    """A node waits for room after the one; a sync that failed may have lost what it was to cover."""
+    files = FaultyFiles(error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    node = Node(tmp_path / "node", files)
+    node.follow(redo_1=b"old")
+    node.mirror.when_safe(node.told.append)
+    files.fail(call)
+    with suppress(StoreError):
+        node.take([written("redo.2", b"x")])
+    assert type(node.safe()) is lacking
+    files.heal()
+    node.follow(redo_1=b"old", redo_2=b"x")
+    assert node.files()["redo.2"] == b"x"
 
 
 def fail_exchange(node: Node, files: FaultyFiles) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.disk_space import DiskSpace, Room, default_reserve
+from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import DiskFull, LogReadOnly
 from metaq.protocol.record import checksum
@@ -174,6 +176,20 @@ def test_a_journal_without_room_has_the_partitions_synced_instead(harness: Store
         assert [(log.read_only, log.visible_end) for log in logs] == [(None, log.end_offset) for log in logs]
     harness.lose_power()
     assert harness.bodies() == list(bodies)
+
+
+@pytest.mark.parametrize("call", ["make_directory", "open"])
+def test_a_partition_without_room_is_made_when_there_is_some(harness: StoreHarness, call: str) -> None:
+    harness.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    store = harness.store
+    harness.files.fail(call)
+    with pytest.raises(DiskFull):
+        store.get_or_create("t", 1)
+    with pytest.raises(DiskFull):
+        store.internal_log(SEQUENCES_TOPIC, True)
+    harness.files.heal()
+    assert store.get_or_create("t", 1).end_offset == 0
+    assert store.internal_log(SEQUENCES_TOPIC, True).end_offset == 0
 
 
 def test_an_index_without_room_stays_in_memory_and_is_written_later(harness: StoreHarness) -> None:

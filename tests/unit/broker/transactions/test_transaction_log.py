@@ -1,16 +1,19 @@
 """What the transactions leave on the disk, when it gets there, and what a start makes of it."""
 
+import errno
 import json
 import logging
+import os
 
 import pytest
 
 from metaq.broker.store.files import REAL_FILES
-from metaq.protocol.errors import ConfigError, StoreError
+from metaq.broker.transactions.writer import RedoWriter
+from metaq.protocol.errors import ConfigError, DiskFull, StoreError
 from metaq.protocol.record import checksum
 from tests.doubles.redo import read_redo
 from tests.doubles.store import BadSector, FaultyFiles
-from tests.unit.broker.harness import Harness, put
+from tests.unit.broker.harness import Harness, Threads, put
 from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
 
 XIDS = [f"XID:1:0{number}:0b:host" for number in range(9)]
@@ -487,6 +490,68 @@ def test_a_log_that_cannot_be_written_refuses_transactions_clearly_and_nothing_e
     again = Harness(tmp_path)
     assert Asker(again).ok(tx("null", "RECOVER")) == XID
     close(again)
+
+
+def test_a_commit_waits_for_room_and_messages_are_refused_until_there_is(tmp_path):
+    files = FaultyFiles(error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    harness = Harness(tmp_path, files=files)
+    ask = Asker(harness)
+    ask.ok(tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "t", 0, b"a"), tx("TX:s:1", "COMMIT_ONE_PHASE"))
+    size = (transactions_directory(tmp_path) / "redo.1").stat().st_size
+    other = Asker(harness)
+    other.ok(tx("TX:o:1", "BEGIN"))
+    ask.ok(tx("TX:s:2", "BEGIN"), tx_put("TX:s:2", "t", 0, b"b"))
+    files.fail("pwritev")
+    ask.peer.send(tx("TX:s:2", "COMMIT_ONE_PHASE"))
+    for _ in range(3):
+        later(harness)
+        assert ask.peer.answers() == []
+        assert (transactions_directory(tmp_path) / "redo.1").stat().st_size == size
+    assert "its disk is full" in other.refused(tx_put("TX:o:1", "t", 0, b"c"))
+    files.heal()
+    later(harness)
+    assert [answer.code for answer in ask.peer.answers()] == [200]
+    other.ok(tx_put("TX:o:1", "t", 0, b"c"), tx("TX:o:1", "COMMIT_ONE_PHASE"))
+    assert bodies(harness, "t", 0) == [b"a", b"b", b"c"]
+    close(harness)
+    assert redo(tmp_path).problem is None
+
+
+class Copies:
+    """Other nodes that have everything at once."""
+
+    def __init__(self):
+        self.failures = []
+
+    def replicate(self, changes, *, disk, done):
+        done(None)
+
+    def refusal_now(self):
+        return None
+
+    def failed(self, failure):
+        self.failures.append(failure)
+
+
+@pytest.mark.parametrize(("call", "failure"), [("pwritev", DiskFull), ("open", DiskFull), ("fdatasync", StoreError)])
+def test_a_leader_gives_up_for_want_of_room_only_where_a_write_lacked_it(tmp_path, call, failure):
+    files = FaultyFiles(error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    threads, copies = Threads(), Copies()
+    told: list[str | None] = []
+    writer = RedoWriter(files, str(tmp_path / "transactions"), threads, sync=True, copies=copies)
+    if call != "open":
+        writer.append(writer.file_for("before"), [b"before"])
+        writer.when_written(told.append)
+        threads.run()
+        assert told == [None]
+    files.fail(call)
+    writer.append(writer.file_for("one"), [b"record"])
+    writer.when_written(told.append)
+    threads.run()
+    assert [type(each) for each in copies.failures] == [failure]
+    assert "cannot be written" in str(told[-1])
+    if call == "pwritev":
+        assert (tmp_path / "transactions" / "redo.1").read_bytes() == b"before"
 
 
 def test_a_partition_that_takes_no_writes(tmp_path):
