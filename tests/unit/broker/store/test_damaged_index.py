@@ -675,6 +675,7 @@ def test_an_index_made_again_in_front_of_damage_is_believed_at_the_next_start(ha
     harness.max_segment_size = 2000
     while len(harness.log.segments) == 1:
         harness.append(b"x" * 100)
+        harness.threads.run_all()
     harness.now += 1000  # a checkpoint is due
     settle(harness)
     closed = harness.log.segments[0]
