@@ -368,7 +368,7 @@ _PARSERS = {
 
 def encode_result(code: int, text: str, opaque: int) -> bytes:
     """A whole `result` frame."""
-    body = text.encode("utf-8")
+    body = text.encode("utf-8", "backslashreplace")  # of the name of a file, perhaps
     return encode_result_line(code, len(body), opaque) + body
 
 

@@ -12,10 +12,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from metaq.protocol.limits import is_utf8
+
 from ..broker import Broker
 from ..replication.status import CopyState, ReplicationStatus
 from ..sets.member_state import ROLES
 from ..shared.status import messages_left
+from .pages import shown
 
 if TYPE_CHECKING:
     from ..moving.moves import MoveFigures
@@ -28,7 +31,7 @@ _COMMANDS = ("cmd_put", "cmd_get", "cmd_offset", "get_miss", "put_failed")
 def exposition(broker: Broker) -> bytes:
     """All metrics. Reactor thread; O(partitions)."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_BrokerCollector(broker))
+    registry.register(_Shown(_BrokerCollector(broker)))
     return generate_latest(registry)
 
 
@@ -38,6 +41,21 @@ def _gauge(name: str, text: str, label: str, values: Iterable[tuple[str, float]]
     for labelled, value in values:
         family.add_metric([labelled], value)
     return family
+
+
+class _Shown(Collector):
+    """Another's metrics; values of labels that are not valid UTF-8 are escaped."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._collector.collect():
+            for place, sample in enumerate(metric.samples):
+                if not all(map(is_utf8, sample.labels.values())):
+                    labels = {name: shown(value) for name, value in sample.labels.items()}
+                    metric.samples[place] = sample._replace(labels=labels)
+            yield metric
 
 
 class _BrokerCollector(Collector):

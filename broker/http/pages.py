@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import simplejson
 from twisted.web.template import Tag, flattenString, tags
 
+from metaq.protocol.limits import is_utf8
+
 __all__ = ["Button", "Page", "Table", "Text", "to_html", "to_json"]
 
 Cell = str | int | float | bool | None
@@ -86,7 +88,7 @@ def to_json(page: Page) -> bytes:
             parts[part.title or page.title] = part.text
     if page.note:
         parts["note"] = page.note
-    return simplejson.dumps(parts, ensure_ascii=False).encode()
+    return simplejson.dumps(parts, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def to_html(page: Page) -> bytes:
@@ -104,9 +106,28 @@ def to_html(page: Page) -> bytes:
         ),
         lang="en",
     )
+    _escape(document)
     found: list[bytes] = []
     flattenString(None, document).addCallback(found.append)  # nothing in it is deferred, so it is there at once
     return b"<!DOCTYPE html>\n" + found[0]
+
+
+def shown(text: str) -> str:
+    """`text`, with what is not valid UTF-8 escaped: a path of a system with another encoding, or of a message that an
+    earlier version took, must not cost the whole page."""
+    return text if is_utf8(text) else str(text.encode("utf-8", "backslashreplace"), "utf-8")
+
+
+def _escape(tag: Tag) -> None:
+    """All texts in it, as `shown`."""
+    for name, value in tag.attributes.items():
+        if isinstance(value, str):
+            tag.attributes[name] = shown(value)
+    for place, child in enumerate(tag.children):
+        if isinstance(child, Tag):
+            _escape(child)
+        elif isinstance(child, str):
+            tag.children[place] = shown(child)
 
 
 def _part(part: Table | Text) -> Tag:

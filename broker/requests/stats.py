@@ -34,7 +34,7 @@ def stats_text(broker: Broker, item: str) -> bytes:
         return broker.config.source
     make = _ITEMS.get(item)
     lines = _topic_lines(broker, item) if make is None else make(broker)
-    return "".join(f"{line}\r\n" for line in ("STATS", *lines, "END")).encode("utf-8", "surrogateescape")
+    return "".join(f"{line}\r\n" for line in ("STATS", *lines, "END")).encode("utf-8", "backslashreplace")
 
 
 def _system_lines(broker: Broker) -> Iterator[str]:
