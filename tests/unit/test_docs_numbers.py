@@ -49,6 +49,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "Every {SIZE_CHECK_SECONDS:s} the broker removes the oldest segments",
         "The reserve is {DEFAULT_RESERVE_PART:percent} of the disk, at most {MAX_DEFAULT_RESERVE_BYTES:bytes},",
         "the free space is {RETURN_FACTOR:above} above the reserve",
+        "| name of a topic or a group | {MAX_NAME_BYTES:bytes};",
         "| body of one message | {MAX_BODY_BYTES:bytes} |",
         "A frame may have {OWN_PROPERTIES_BYTES:bytes} more, for what metaq adds",
         "| header line of a text command | {MAX_LINE_BYTES:bytes} |",
@@ -135,6 +136,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "may begin with others {SHARED_MEMBER_SECONDS:s} after the last one has asked",
     ),
     "docs/client.md": (
+        "A topic has at most {MAX_NAME_BYTES:bytes}, and no blank",
         "A broker remembers {MAX_SEQUENCES} producers and partitions.",
         "It works on `threads` partitions at once (1 to {MAX_HANDLER_THREADS}), on each",
         "`run(handler, threads=…)`, with 1 to {MAX_HANDLER_THREADS} threads,",
