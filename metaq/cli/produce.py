@@ -26,7 +26,7 @@ from metaq.protocol.errors import (
     NoPartition,
     RequestRefused,
 )
-from metaq.protocol.limits import MAX_BODY_BYTES
+from metaq.protocol.limits import MAX_BODY_BYTES, is_utf8
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import encode_attributes
 from metaq.protocol.statuses import ResponseCode
@@ -58,9 +58,9 @@ def parse_property(text: str) -> tuple[str, PropertyValue]:
     try:
         encode_attributes(properties={name: value})
     except LocalProtocolError as error:
+        if not is_utf8(text):
+            raise ValueError(f"{text!r} is no UTF-8: write NAME:bytes=BASE64") from None
         raise ValueError(f"{text!r}: {error}") from None
-    except UnicodeEncodeError:
-        raise ValueError(f"{text!r} is no UTF-8: write NAME:bytes=BASE64") from None
     return name, value
 
 

@@ -23,6 +23,7 @@ SAMPLES: dict[str, Any] = {
     "str": "a text: with %s",
     "int": 7,
     "int | None": 8,
+    "float": 1.5,
     "bool": True,
     "object": "http://a",
     "Mapping[tuple[str, str], int]": {("orders", "a reason"): 3},

@@ -30,7 +30,7 @@ def test_before_its_start_there_is_no_session():
         ("g g", None, ["t"], InvalidName),
         ("g", "a/b", ["t"], InvalidName),
         ("g", None, ["a/b"], InvalidName),
-        ("g", None, ["a,b"], ConfigError),
+        ("g", None, ["a,b"], InvalidName),
         ("g", None, [], ConfigError),
     ],
 )

@@ -221,6 +221,10 @@ class Client:
         return self._stream is not None and self._stream.takes_delays
 
     @property
+    def half_check_seconds(self) -> float | None:
+        return None if self._stream is None else self._stream.half_check_seconds
+
+    @property
     def takes_halves(self) -> bool:
         return self._stream is not None and self._stream.takes_halves
 
