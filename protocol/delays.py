@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from .errors import RemoteProtocolError
-from .fields import INT64_MIN, ExtFields, Field, PartitionField, TopicField, choice, number
+from .fields import INT64_MIN, AnyTopicField, ExtFields, PartitionField, TopicField, choice, number
 from .limits import INT64_MAX, MAX_DELAY_SECONDS, MAX_LISTED_DELAYED
 from .message_id import EPOCH_MS, TIME_SHIFT
 from .record import (
@@ -152,6 +152,6 @@ class ListDelayedRequest(ExtFields):
     taken, in Unix ms, and previews.py), and `next`: the `after` of the request that goes on, 0 at the end.
     """
 
-    topic: Annotated[str, Field("topic", missing="", left_out=True)] = ""
+    topic: AnyTopicField = ""
     limit: Annotated[int, number("limit", 0, MAX_LISTED_DELAYED)] = 100
     after: Annotated[int, number("after", INT64_MIN, INT64_MAX, left_out=True)] = 0

@@ -8,19 +8,34 @@ A set of extFields is a dataclass derived from ExtFields. The annotation of each
 
 Annotations are evaluated outside of their module's scope: functions in them are named ones, no lambdas. A field that is
 missing has the attribute's default, and without a default it is an error. A wrong or missing field
-raises RemoteProtocolError naming it; the broker answers that with MESSAGE_ILLEGAL.
+raises RemoteProtocolError naming it, and a wrong name InvalidName; the broker answers these with MESSAGE_ILLEGAL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 from .errors import RemoteProtocolError
-from .limits import INT32_MAX, INT64_MAX
+from .limits import INT32_MAX, INT64_MAX, check_group, check_label, check_topic
 
-__all__ = ["INT64_MIN", "Ext", "ExtFields", "Field", "PartitionField", "TopicField", "choice", "flag", "number"]
+__all__ = [
+    "INT64_MIN",
+    "AnyGroupField",
+    "AnyTopicField",
+    "Ext",
+    "ExtFields",
+    "Field",
+    "GroupField",
+    "LabelField",
+    "PartitionField",
+    "TopicField",
+    "choice",
+    "flag",
+    "number",
+]
 
 Ext = Mapping[str, str]
 INT64_MIN = -INT64_MAX - 1
@@ -29,9 +44,9 @@ INT64_MIN = -INT64_MAX - 1
 class Field(NamedTuple):
     """One field on the wire.
 
-    read: makes the value of the text, and raises RemoteProtocolError; None: the text is the value. write: the inverse;
-    None: a text or a number is written as it is. missing: what a missing field means, unless the attribute's default
-    says it. left_out: the field is not written while it has the attribute's default.
+    read: makes the value of the text, and raises RemoteProtocolError, InvalidName; None: the text is the value. write:
+    the inverse; None: a text or a number is written as it is. missing: what a missing field means, unless the
+    attribute's default says it. left_out: the field is not written while it has the attribute's default.
     """
 
     name: str
@@ -71,7 +86,22 @@ def choice(name: str, choices: Collection[str]) -> Field:
     return Field(name, read)
 
 
-TopicField = Annotated[str, Field("topic")]
+def _read_any_topic(text: str) -> str:
+    return text and check_topic(text)
+
+
+def _read_any_group(text: str) -> str:
+    return text and check_group(text)
+
+
+TopicField = Annotated[str, Field("topic", lru_cache(1024)(check_topic))]
+AnyTopicField = Annotated[str, Field("topic", _read_any_topic, missing="", left_out=True)]
+"""Of this topic; "": of all."""
+GroupField = Annotated[str, Field("group", check_group)]
+AnyGroupField = Annotated[str, Field("group", _read_any_group, missing="", left_out=True)]
+"""Of this group; "": of all."""
+LabelField = Annotated[str, Field("group", lru_cache(1024)(check_label))]
+"""A group that nothing is made for; "": none."""
 PartitionField = Annotated[int, number("partition", 0, INT32_MAX)]
 
 
@@ -132,7 +162,7 @@ class ExtFields:
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        """The values of a frame's `ext`. Raises RemoteProtocolError."""
+        """The values of a frame's `ext`. Raises RemoteProtocolError, InvalidName."""
         values: list[Any] = []
         for name, read, missing in _CODECS[cls].reading:
             text = ext.get(name)

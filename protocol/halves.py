@@ -31,7 +31,18 @@ from sys import intern
 from typing import Annotated, NamedTuple
 
 from .errors import InvalidName, RemoteProtocolError
-from .fields import ExtFields, Field, PartitionField, TopicField, choice, flag, number
+from .fields import (
+    AnyGroupField,
+    AnyTopicField,
+    ExtFields,
+    Field,
+    GroupField,
+    PartitionField,
+    TopicField,
+    choice,
+    flag,
+    number,
+)
 from .limits import (
     INT64_MAX,
     MAX_CHECK_AFTER_SECONDS,
@@ -40,6 +51,7 @@ from .limits import (
     MAX_ENDED_HALVES,
     MAX_LISTED_HALVES,
     check_group,
+    check_topic,
 )
 from .record import (
     ATTRIBUTE_FLAG,
@@ -212,7 +224,7 @@ class EndHalvesRequest(ExtFields):
 
 
 def _read_topics(text: str) -> frozenset[str]:
-    return frozenset(text.split(" "))
+    return frozenset(map(check_topic, text.split(" ")))
 
 
 def _write_topics(topics: frozenset[str] | None) -> str:
@@ -230,7 +242,7 @@ class CheckHalvesRequest(ExtFields):
     all. producer: who asks, as half messages name it that it has sent; "" if it does not say.
     """
 
-    group: Annotated[str, Field("group")]
+    group: GroupField
     limit: Annotated[int, number("limit", 1, MAX_CHECKED_HALVES)] = 32
     wait_ms: Annotated[int, number("waitMs", 0, MAX_CHECK_WAIT_MS)] = 0
     topics: Annotated[frozenset[str] | None, Field("topics", _read_topics, _write_topics, left_out=True)] = None
@@ -250,8 +262,8 @@ class ListHalvesRequest(ExtFields):
     whole: at most one, with its `flag` and, in base64, its `body`, as they were sent.
     """
 
-    topic: Annotated[str, Field("topic", missing="", left_out=True)] = ""
-    group: Annotated[str, Field("group", missing="", left_out=True)] = ""
+    topic: AnyTopicField = ""
+    group: AnyGroupField = ""
     state: Annotated[str, choice("state", ["", *(each.value for each in HalfState)])] = ""
     limit: Annotated[int, number("limit", 0, MAX_LISTED_HALVES)] = 100
     after: Annotated[int, number("after", 0, INT64_MAX, left_out=True)] = 0

@@ -58,6 +58,7 @@ __all__ = [
     "SLAVE_STATUS_TOPIC",
     "WHERE_MARK",
     "check_group",
+    "check_label",
     "check_new_topic",
     "check_node",
     "check_topic",
@@ -235,6 +236,16 @@ def check_topic(topic: str) -> str:
     if any(0xD800 <= ord(c) <= 0xDFFF for c in topic):
         raise InvalidName(f"topic {topic!r} is not valid UTF-8: use proper text")
     return topic
+
+
+def check_label(label: str) -> str:
+    """Return `label`, the group of a pull, which makes nothing for it, so that 1.x's rules for groups need not hold; ""
+    is none. Raises InvalidName for a long one, and for a blank or control character."""
+    if len(label.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
+        raise InvalidName(f"group {label[:40]!r}… is longer than {_MAX_NAME_BYTES} bytes: use a shorter name")
+    if _CONTROL.search(label):
+        raise InvalidName(f"group {label!r} has a blank or control character: remove it")
+    return label
 
 
 def check_zookeeper_topic(topic: str) -> str:

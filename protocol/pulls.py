@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import RemoteProtocolError
-from .fields import INT64_MIN, ExtFields, Field, PartitionField, TopicField, flag, number
+from .fields import INT64_MIN, ExtFields, Field, LabelField, PartitionField, TopicField, flag, number
 from .limits import INT32_MAX, INT64_MAX, MAX_BATCH_RECORDS
 from .message_id import UNKNOWN_ID
 from .sends import split_batch
@@ -75,7 +75,7 @@ class PullRequest(ExtFields):
     partition: PartitionField
     offset: Annotated[int, number("offset", INT64_MIN, INT64_MAX)]
     max_bytes: Annotated[int, number("maxBytes", 1, INT32_MAX)]
-    group: Annotated[str, Field("group")] = ""
+    group: LabelField = ""
     tags: TagsField = ()
     wait_ms: Annotated[int, number("waitMs", 0, MAX_WAIT_MS)] = 0
     sequence: Annotated[int, number("sequence", 0, INT64_MAX)] = 0

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple, Self
 
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, Ext, ExtFields, Field, PartitionField, TopicField, choice, flag, number
-from .limits import INT32_MAX, INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
+from .limits import INT32_MAX, INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS, check_node
 from .message_id import UNKNOWN_ID
 from .record import HEADER_BYTES
 from .transactions import NULL_KEY, TX_KEY, TransactionType, parse_key, parse_own_key
@@ -192,11 +192,15 @@ class OpenPartitionsRequest(ExtFields):
     topic: TopicField
 
 
+def _read_node(text: str) -> str:
+    return text and check_node(text)
+
+
 @dataclass(slots=True)
 class HandOverRequest(ExtFields):
     """HAND_OVER: have another in-sync node lead the broker set. node: its name; "": any."""
 
-    node: Annotated[str, Field("node")] = ""
+    node: Annotated[str, Field("node", _read_node)] = ""
 
 
 @dataclass(slots=True)

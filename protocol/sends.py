@@ -236,7 +236,7 @@ class _SendExt(Mapping[str, str]):
 # what SendHeaders.encode writes; numbers with more digits, and other forms, are left to parse_frame
 _COMMON_SEND = re.compile(
     rb'.{8}\{"code":%d,"language":"[A-Z]{1,16}","version":[1-9]\d{0,8},"opaque":(0|[1-9]\d{0,8}),"flag":0,"remark":"",'
-    rb'"extFields":\{"topic":"([ !#-\[\]-~]{1,250})","partition":"(\d{1,9})","flag":"(\d{1,9})",'
+    rb'"extFields":\{"topic":"([!#-\[\]-~]{1,240})","partition":"(\d{1,9})","flag":"(\d{1,9})",'
     rb'"checksum":"(\d{1,10})"(?:,"producerId":"(\d{1,19})","sequence":"(\d{1,18})")?\}\}' % RequestCode.SEND,
     re.DOTALL,
 )

@@ -18,7 +18,7 @@ from struct import Struct
 from typing import Annotated, NamedTuple
 
 from .errors import RemoteProtocolError
-from .fields import ExtFields, Field, PartitionField, TopicField, choice, flag, number
+from .fields import AnyGroupField, ExtFields, Field, GroupField, PartitionField, TopicField, choice, flag, number
 from .limits import (
     INT32_MAX,
     INT64_MAX,
@@ -27,7 +27,6 @@ from .limits import (
     MAX_MEMBER_CHARACTERS,
     MAX_RELEASE_MS,
     MAX_SETTLEMENTS,
-    check_group,
 )
 from .pulls import MAX_WAIT_MS, TagsField
 from .record import HEADER_BYTES, Buffer
@@ -64,13 +63,6 @@ def _read_member(text: str) -> str:
             f"extFields.member={text[:40]!r} is no name of a member: 1 … {MAX_MEMBER_CHARACTERS} printable characters"
         )
     return text
-
-
-def _read_group(text: str) -> str:
-    return check_group(text)
-
-
-GroupField = Annotated[str, Field("group", _read_group)]
 
 
 @dataclass(slots=True)
@@ -225,7 +217,7 @@ def decode_outcomes(body: Buffer, count: int) -> list[SettleOutcome]:
 class SharedStatusRequest(ExtFields):
     """SHARED_STATUS: what shared groups have of this broker's partitions, as JSON. group: "" = all of them."""
 
-    group: Annotated[str, Field("group")] = ""
+    group: AnyGroupField = ""
 
 
 @dataclass(slots=True)

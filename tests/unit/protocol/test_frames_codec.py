@@ -110,10 +110,10 @@ def test_frames_and_text_share_a_connection_however_they_are_cut():
 @pytest.mark.parametrize("opaque", [0, 1, 999_999_999])
 def test_a_send_in_our_producers_form_is_decoded_like_any_frame(producer, opaque):
     sequence = 77 if producer else 0
-    raw = SendHeaders(producer).encode(opaque, TopicPartition("a topic", 0, 7), 3, 2**31 - 1, 2, sequence) + b"hi"
+    raw = SendHeaders(producer).encode(opaque, TopicPartition("a-topic", 0, 7), 3, 2**31 - 1, 2, sequence) + b"hi"
     expected, found = parse_frame(raw, 0, len(raw)), parse_common_send(b"-" + raw + b"more", 1, len(raw))
     assert found == expected
-    assert (found.ext.get("topic"), "partition" in found.ext, "txKey" in found.ext) == ("a topic", True, False)
+    assert (found.ext.get("topic"), "partition" in found.ext, "txKey" in found.ext) == ("a-topic", True, False)
     assert SendRequest.from_ext(found.ext) == SendRequest.from_ext(expected.ext)
     assert_decodes(RequestReader, raw, [expected])
 
@@ -129,6 +129,8 @@ def test_other_forms_of_a_send_are_left_to_the_general_decoder():
         (10, 5, ONE_WAY, {}),
         (10, 5, 0, {"topic": 'a"b'}),
         (10, 5, 0, {"topic": "é"}),
+        (10, 5, 0, {"topic": "a topic"}),
+        (10, 5, 0, {"topic": "a" * 241}),
         (10, 5, 0, {"partition": -1}),
         (10, 5, 0, {"checksum": -1}),
         (10, 5, 0, {"checksum": 2**31}),
