@@ -27,7 +27,7 @@ from .history import Broken, History, body_of, named_records
 from .promises import Promises
 from .shim import Shim
 from .steps import SteppedThreads
-from .store_life import check_invariants_of, read_everything
+from .store_life import check_invariants_of, edges_of, read_everything
 
 __all__ = ["INI", "PARTITIONS", "BrokerLife", "BrokerWork", "Conversations"]
 
@@ -189,7 +189,8 @@ class BrokerLife:
             name = f"{log.topic}-{log.partition}"
             if log.read_only is not None:
                 raise Broken(f"{name} is read-only after the start: {log.read_only}")
-            found[name] = [each for _, each in named_records(name, 0, read_everything(name, log))]
+            records = named_records(name, 0, read_everything(name, log), edges_of(log, history))
+            found[name] = [each for _, each in records]
             check_invariants_of(name, log)
         Promises(history.others).check(found, self.broker.transactions.recover(None))
 

@@ -238,8 +238,16 @@ def _moment(rng: random.Random, recording: Recording) -> int:
 
 
 def _cut_here(
-    workload: Workload, shim: Shim, scratch: Path, where: str, disk: Disk, marks: Sequence[bytes], depth: int
+    workload: Workload,
+    shim: Shim,
+    scratch: Path,
+    where: str,
+    disk: Disk,
+    marks: Sequence[bytes],
+    depth: int,
+    torn: bool = False,
 ) -> Iterator[Failure | None]:
+    """torn: whether an earlier cut may have lost sectors in front of others that it kept."""
     rng = random.Random(f"cut {workload.name} {where}")
     style, names = rng.choice(_STYLES), rng.choice(list(Names))
     if disk.doomed and rng.random() < 0.5:
@@ -249,7 +257,8 @@ def _cut_here(
     materialise(state, directory)
     trace = scratch / f"cut-trace-{depth}"
     trace.unlink(missing_ok=True)
-    history = History(marks)
+    torn = torn or style in (Style.TORN, Style.HOLES)
+    history = History(marks, torn=torn)
     actions = rng.choice((0, 3, 10, 25))
     outcome = run_in_child(
         lambda: _live(
@@ -268,7 +277,7 @@ def _cut_here(
         after = Disk(state)
         for operation in operations[:moment]:
             after.apply(operation)
-        yield from _cut_here(workload, shim, scratch, f"{where}n", after, [*marks, *after.marks], depth - 1)
+        yield from _cut_here(workload, shim, scratch, f"{where}n", after, [*marks, *after.marks], depth - 1, torn)
 
 
 def _failure(workload: Workload, where: str, outcome: Outcome, disk: Disk, style: Style, names: Names) -> Failure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .history import Broken
+from .history import EMPTY, Broken
 
 __all__ = ["Promises"]
 
@@ -42,10 +42,15 @@ class Promises:
                     transaction.done.append(str(mark["verb"]))
 
     def check(self, found: Mapping[str, Sequence[str]], prepared: Iterable[str]) -> None:
-        """found: the names in each partition; prepared: keys that RECOVER lists. Raises Broken."""
+        """found: the names in each partition; prepared: keys that RECOVER lists. Raises Broken.
+
+        EMPTY stands in nobody's place: who misses a message there says so, and a transaction around it is torn apart.
+        """
         places: dict[str, tuple[str, int]] = {}
         for partition, names in found.items():
             for place, name in enumerate(names):
+                if name == EMPTY:
+                    continue
                 if name in places:
                     raise Broken(f"{name} is there twice: in {places[name][0]} and in {partition}")
                 places[name] = (partition, place)

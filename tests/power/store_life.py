@@ -17,11 +17,11 @@ from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import Buffer, checksum
 from tests.doubles.store import check_invariants
 
-from .history import Broken, History, PartitionHistory, body_of
+from .history import Broken, History, PartitionHistory, SectorEdges, body_of, empty_records
 from .shim import Shim
 from .steps import SteppedThreads
 
-__all__ = ["StoreLife", "StoreWork", "check_invariants_of", "read_everything", "shrink_limits"]
+__all__ = ["StoreLife", "StoreWork", "check_invariants_of", "edges_of", "read_everything", "shrink_limits"]
 
 _NOW_MS = 1_700_000_000_000
 _READ_BYTES = 1 << 20
@@ -98,6 +98,8 @@ class StoreLife:
             self._promise_opened(log)
 
     def _promise_opened(self, log: PartitionLog) -> None:
+        for offset in empty_records(log.first_offset, read_everything(_name(log), log)):
+            self._shim.mark(kind="empty", partition=_name(log), offset=offset)
         end = log.visible_end if log.waits else log.synced_end
         self._shim.mark(kind="keep", partition=_name(log), end=end, first=log.first_offset)
 
@@ -110,15 +112,15 @@ class StoreLife:
                 if partition.settled:
                     raise Broken(f"{name} is lost, with {len(partition.settled)} acknowledged messages")
                 continue
-            self._check_log(name, log, partition)
+            self._check_log(name, log, partition, edges_of(log, history))
         for name in found.keys() - history.partitions.keys():
             if found[name].end_offset:
                 raise Broken(f"{name} has {found[name].end_offset} bytes, and nothing was put there")
 
-    def _check_log(self, name: str, log: PartitionLog, partition: PartitionHistory) -> None:
+    def _check_log(self, name: str, log: PartitionLog, partition: PartitionHistory, edges: SectorEdges) -> None:
         if log.read_only is not None:
             raise Broken(f"{name} is read-only after the start: {log.read_only}")
-        partition.check(name, log.first_offset, read_everything(name, log))
+        partition.check(name, log.first_offset, read_everything(name, log), edges)
         check_invariants_of(name, log)
 
     # --- working ------------------------------------------------------------------------------------------------------
@@ -228,6 +230,11 @@ class StoreLife:
 
 def _name(log: PartitionLog) -> str:
     return f"{log.topic}-{log.partition}"
+
+
+def edges_of(log: PartitionLog, history: History) -> SectorEdges:
+    """Where the cuts of this history may have left an empty message that nobody sent."""
+    return SectorEdges([segment.first_offset for segment in log.segments] if history.torn else ())
 
 
 def read_everything(name: str, log: PartitionLog) -> bytes:

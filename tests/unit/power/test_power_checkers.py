@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 
-from metaq.protocol.record import encode_record
-from tests.power.history import Broken, History, body_of, name_of, named_records, record_bytes
+from metaq.protocol.record import HEADER_BYTES, encode_record
+from tests.power.history import (
+    EMPTY,
+    Broken,
+    History,
+    SectorEdges,
+    body_of,
+    empty_records,
+    name_of,
+    named_records,
+    record_bytes,
+)
 from tests.power.promises import Promises
 
 SIZE = 30
@@ -84,6 +94,90 @@ def test_a_body_names_itself_only_as_a_whole() -> None:
     assert name_of(body[:-1]) is None
     assert name_of(body[:50] + bytes(50)) is None
     assert name_of(b"") is None
+
+
+# --- empty messages at the edge of a sector ---------------------------------------------------------------------------
+
+EDGE = 512 - 8
+"""Where a record has its length and checksum in one sector and the rest in the next."""
+
+
+def emptied(name: str) -> bytes:
+    """A record whose first eight bytes the disk does not have, as far as its header goes."""
+    return bytes(8) + record(name)[8:HEADER_BYTES]
+
+
+def before_edge(end: int) -> tuple[list[dict[str, Any]], bytes]:
+    """Promised messages up to byte offset `end`: markers and bytes."""
+    marks: list[dict[str, Any]] = []
+    data = b""
+    while len(data) < end:
+        left = end - len(data) - HEADER_BYTES
+        name, size = f"i{len(marks) + 1:x}.0", SIZE if left > 2 * STEP else left
+        marks.append({"kind": "put", "offset": len(data), "messages": [(name, size)]})
+        data += encode_record(body_of(name, size), len(marks), 0)
+    return [*marks, keep(end)], data
+
+
+@pytest.mark.parametrize("segments", [(0,), (-20, 0, 5000)])
+def test_a_cut_may_leave_an_empty_message_in_place_of_one_that_was_never_promised(segments: tuple[int, ...]) -> None:
+    marks, data = before_edge(EDGE)
+    partition = history(*marks, put(EDGE, "iff.0")).partitions["t-0"]
+    partition.check("t-0", 0, data + emptied("iff.0"), SectorEdges(segments))
+
+
+@pytest.mark.parametrize("torn", [True, False])
+def test_a_history_knows_whether_a_cut_could_lose_single_sectors(torn: bool) -> None:
+    assert History(torn=torn).torn is torn
+    assert EDGE not in SectorEdges()
+
+
+@pytest.mark.parametrize("at", [2 * STEP, EDGE - 4, EDGE - 1, EDGE + 1, EDGE + 8])
+def test_no_empty_message_is_excused_elsewhere(at: int) -> None:
+    assert at not in SectorEdges([0])
+    marks, data = before_edge(at)
+    partition = history(*marks, put(at, "iff.0")).partitions["t-0"]
+    with pytest.raises(Broken, match=f"a false message at {at}: b''"):
+        partition.check("t-0", 0, data + emptied("iff.0"), SectorEdges([0]))
+
+
+@pytest.mark.parametrize(
+    ("more", "data", "edges"),
+    [
+        ([put(EDGE, "iff.0")], emptied("iff.0"), SectorEdges()),  # no cut lost single sectors
+        ([put(EDGE, "iff.0")], emptied("iff.0"), SectorEdges([0, 100])),  # not at the edge of its own file's
+        ([put(EDGE, "iff.0"), keep(EDGE + STEP)], emptied("iff.0"), SectorEdges([0])),  # acknowledged
+        ([], emptied("iff.0"), SectorEdges([0])),  # nothing was put there
+        ([put(EDGE, "iff.0")], encode_record(b"somebody else's", 255, 0), SectorEdges([0])),  # not empty
+    ],
+)
+def test_nothing_else_is_excused_at_an_edge(more: list[dict[str, Any]], data: bytes, edges: SectorEdges) -> None:
+    marks, before = before_edge(EDGE)
+    partition = history(*marks, *more).partitions["t-0"]
+    with pytest.raises(Broken, match=f"a false message at {EDGE}"):
+        partition.check("t-0", 0, before + data, edges)
+
+
+def test_an_empty_message_that_a_start_has_found_and_kept_must_stay_and_what_lay_there_is_not_missed() -> None:
+    marks, data = before_edge(EDGE)
+    behind = EDGE + len(emptied("iff.0"))
+    found = [*marks, put(EDGE, "iff.0"), {"kind": "empty", "offset": EDGE}, keep(behind)]
+    later = history(*found, put(behind, "i100.1"), keep(behind + STEP)).partitions["t-0"]
+    assert empty_records(0, data + emptied("iff.0")) == [EDGE]
+    later.check("t-0", 0, data + emptied("iff.0") + record("i100.1"))
+    with pytest.raises(Broken, match=f"acknowledged messages are lost:  at {EDGE}"):
+        later.check("t-0", 0, data)
+
+
+def test_an_empty_message_takes_nobodys_place_among_transactions() -> None:
+    committed = [A, B, *done("COMMIT_ONE_PHASE"), *PLAIN]
+    Promises(committed).check({"t-0": ["p", EMPTY, "a", "b", EMPTY]}, [])
+    with pytest.raises(Broken, match="torn apart"):
+        Promises(committed).check({"t-0": ["p", "a", EMPTY, "b"]}, [])
+    with pytest.raises(Broken, match="the acknowledged message p is lost"):
+        Promises(committed).check({"t-0": [EMPTY, "a", "b"]}, [])
+    with pytest.raises(Broken, match="1 of its 2 messages are there"):
+        Promises(committed).check({"t-0": ["p", "a", EMPTY]}, [])
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------
