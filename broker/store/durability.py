@@ -142,6 +142,7 @@ class Durability:
 
     __slots__ = (
         "_checkpointed_at",
+        "_committed_end",
         "_dirty_since",
         "_journal_end",
         "_leaving_from",
@@ -178,6 +179,7 @@ class Durability:
         self.failure: LogReadOnly | None = None
         self._policy = policy
         self._journal_end = _NOWHERE  # where the journal's entries of this partition end
+        self._committed_end = _NOWHERE  # where the last message of a transaction ends
         self._leaving_from = 0  # what lies below was appended under group commit
         self._dirty_since = self._checkpointed_at = _NEVER
         self._waiters: deque[tuple[int, SafeCallback]] = deque()
@@ -190,9 +192,17 @@ class Durability:
         return self.mode is _WAITING or self.mode is _LEAVING
 
     @property
-    def relies_on_journal(self) -> bool:
-        """Whether a power cut now, or when the journal's group is safe, leaves something of it in the journal only."""
-        return self.waits and max(self.safe_end, self._journal_end) > self.synced_end
+    def relies_on_logs(self) -> bool:
+        """Whether the journal alone, or the transaction log, gives something of it back after a power cut.
+
+        The cut may come now, or when the journal's group is safe.
+        """
+        journaled = max(self.safe_end, self._journal_end) if self.waits else _NOWHERE
+        return max(journaled, self._committed_end) > self.synced_end
+
+    def committed(self, end: int) -> None:
+        """The transaction log gives back what lies below `end`, appended or about to be, until the files are synced."""
+        self._committed_end = max(self._committed_end, end)
 
     def lacks(self, end: int) -> bool:
         """Whether what lies below `end` is to be made safe: not if that is so already, nor after a failure."""

@@ -307,12 +307,13 @@ class PartitionLog:
 
     @property
     def _owes_names(self) -> bool:
-        """Whether the journal alone has something of a segment whose name may not be on the disk.
+        """Whether only a log has for certain what lies in a segment whose name may not be on the disk.
 
-        The name of a newer segment may then get there first, and a power cut leave the newer one without the older:
-        a start could not tell that from what retention leaves, and would not bring back what the journal has.
+        That is the journal or the transaction log. The name of a newer segment may get to the disk first, and a power
+        cut leave the newer one without the older: a start could not tell that from what retention leaves, and would
+        not bring back what the log has.
         """
-        return bool(self._writer.unsynced_directories) and self.durability.relies_on_journal
+        return bool(self._writer.unsynced_directories) and self.durability.relies_on_logs
 
     def _sync_names(self) -> None:
         """Bring the names of the segments to the disk. Waits for it: only who must begin a segment at once asks.

@@ -152,6 +152,7 @@ def _placed(parts: list[EncodedBlock]) -> Iterator[EncodedBlock]:
     for part in parts:
         if part.log.end_offset != part.base:  # something came in between
             part.move(part.log.end_offset)
+        part.log.durability.committed(part.base + part.size)
         yield part
 
 

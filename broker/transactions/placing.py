@@ -114,6 +114,7 @@ class Placed:
         for number in missing:
             rest.add(self.block.ids[number], *self.block.puts[number])
         encoded = EncodedBlock(rest, self.log.end_offset, now_ms)
+        self.log.durability.committed(encoded.base + encoded.size)
         position = self.log.append(encoded.data, encoded.units)
         for number in missing:
             self.places[number] = position

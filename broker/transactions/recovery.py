@@ -247,6 +247,8 @@ class _Replay:
             transaction.file.unsettled.pop(transaction)
         else:
             self.result.committed[transaction] = ends
+            for log, end in ends:
+                log.durability.committed(end)
 
     def _place(self, old: _OldFile, ended: Ended, block: LoggedBlock) -> PlacedBlock | None:
         """Where the messages of a commit lie in one partition; None if they are lost, which is reported."""

@@ -74,14 +74,18 @@ class Threads:
         """Do all calls, those that come of them too; how many."""
         count = 0
         while self.waiting:
-            function, done = self.waiting.pop(0)
             count += 1
-            try:
-                result = function()
-            except Exception as error:
-                result = error
-            done(result)
+            self.run_one()
         return count
+
+    def run_one(self) -> None:
+        """Do the call that has waited longest."""
+        function, done = self.waiting.pop(0)
+        try:
+            result = function()
+        except Exception as error:
+            result = error
+        done(result)
 
 
 class Transport(StringTransport):

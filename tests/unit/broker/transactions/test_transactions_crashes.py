@@ -5,9 +5,11 @@ import errno
 import os
 import shutil
 from copy import copy
+from dataclasses import replace
 
 import pytest
 
+from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.errors import MetaqError
 from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness, put
@@ -221,3 +223,78 @@ def test_dying_again_during_the_repair(tmp_path, power_lost):
                 dying.kill()
                 break
     assert deaths > 20
+
+
+def segments(tmp_path, topic):
+    return sorted(str(path) for path in (tmp_path / "data" / f"{topic}-0").glob("*.meta"))
+
+
+class SmallSegments(Harness):
+    """A message of 60 bytes fills a segment."""
+
+    def store_config(self, name):
+        return replace(super().store_config(name), max_segment_size=60)
+
+
+def decided(tmp_path, topic):
+    """The files of a broker that has just appended the messages of a commit, which fill a segment. No sync but the
+    transaction log's has run."""
+    files = FaultyFiles()
+    harness = SmallSegments(tmp_path, files=files)
+    ask = Asker(harness)
+    ask.ok(tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", topic, 0, b"a" * 60), tx_put("TX:s:1", "t", 1, b"b"))
+    ask.peer.send(tx("TX:s:1", "COMMIT_ONE_PHASE"))
+    while not segments(tmp_path, topic) or not os.path.getsize(segments(tmp_path, topic)[0]):
+        harness.threads.run_one()
+    return files
+
+
+@pytest.mark.parametrize("topic", ["t", "safe"])
+def test_a_cut_that_keeps_only_the_newest_name_of_a_partition_leaves_a_commit_whole(tmp_path, topic):
+    """POSIX promises no order of names, and a newer segment alone looks like what retention leaves."""
+    files = decided(tmp_path, topic)
+    files.lose_power(segments(tmp_path, topic)[-1:])
+    again = Harness(tmp_path)
+    again.threads.run()
+    assert bodies(again, topic, 0) == [b"a" * 60]
+    assert bodies(again, "t", 1) == [b"b"]
+    again.close()
+
+
+@pytest.mark.parametrize("topic", ["t", "safe"])
+@pytest.mark.parametrize("lost", [True, False], ids=["appended again", "found"])
+def test_a_cut_after_the_repair_that_keeps_only_the_newest_name_leaves_a_commit_whole(tmp_path, topic, lost):
+    """The start has brought the messages back, or found them in the page cache: only the log has them for certain."""
+    files = decided(tmp_path, topic)
+    (files.lose_power if lost else files.kill)()
+    files = files.next_life()
+    again = SmallSegments(tmp_path, files=files)
+    again.connect().send(put(topic, 0, b"c" * 60))
+    files.lose_power(segments(tmp_path, topic)[-1:])
+    last = Harness(tmp_path)
+    last.threads.run()
+    assert bodies(last, topic, 0)[0] == b"a" * 60
+    assert bodies(last, "t", 1) == [b"b"]
+    last.close()
+
+
+@pytest.mark.parametrize("topic", ["t", "safe"])
+def test_a_cut_during_the_repair_that_keeps_only_the_newest_name_leaves_a_commit_whole(tmp_path, topic, monkeypatch):
+    files = decided(tmp_path, topic)
+    files.lose_power()
+    files = files.next_life()
+
+    def die(log):
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "sync_now", die)
+        with pytest.raises(Died):
+            SmallSegments(tmp_path, files=files)
+    assert os.path.getsize(segments(tmp_path, topic)[0])  # appended, and no sync has run
+    files.lose_power(segments(tmp_path, topic)[-1:])
+    last = Harness(tmp_path)
+    last.threads.run()
+    assert bodies(last, topic, 0) == [b"a" * 60]
+    assert bodies(last, "t", 1) == [b"b"]
+    last.close()
