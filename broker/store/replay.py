@@ -2,8 +2,9 @@
 
 A partition's own file may have lost any part of what was not synced yet (power cut), or nothing (kill -9). What is good
 in it is believed, because another broker may have written it: a Java broker that ran in between knows no journal. The
-journal only continues a file where the file stops, and never in the middle of an entry of which the file has other
-bytes. Acknowledged messages in whose place that broker has put its own are told.
+journal only continues a file where the file stops, or where it lacks the first bytes of a record and has the rest, and
+never in the middle of an entry of which the file has other bytes. Acknowledged messages in whose place that broker has
+put its own are told.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from metaq.protocol.errors import StoreError
-from metaq.protocol.record import iter_headers
+from metaq.protocol.record import HEADER_BYTES, iter_headers
 
 from .files import Files, opened, read_exactly, unused_name, write_all
 from .journal_format import DAMAGED_SUFFIX, JournalContents, JournalData, JournalEntry, read_journal
@@ -28,6 +29,8 @@ __all__ = ["Continuation", "Gap", "continuations", "drop_journal", "first_gap", 
 _log = logging.getLogger(__name__)
 
 _FOREVER = 1 << 63
+_ID_AT = 8
+"""Bytes of a record in front of its message id: length and checksum, zero for an empty message (record.HEADER)."""
 
 ReadSegment = Callable[[int, int], bytes]
 """(size, byte offset in the partition) -> bytes of a segment."""
@@ -222,6 +225,8 @@ def _continue(
 ) -> Continuation:
     """checked: the byte offsets between which the records were found good; what lies before was synced."""
     replaced = _replaced(read, checked, entries, data)
+    if replaced and (torn := _torn_header(read, checked[1], replaced[-1], data)) is not None and torn >= checked[0]:
+        return _continue(file, read, (checked[0], torn), limit, entries, data)
     lost = [Gap(replaced[-1].base, replaced[0].end, replaced=True)] if replaced else []
     start = end = checked[1]
     reached, gap = first_gap(end, entries)
@@ -256,6 +261,22 @@ def _replaced(
             break
         found.append(entry)
     return found
+
+
+def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: JournalData) -> int | None:
+    """Byte offset of the first record that the file has otherwise than the entry, if it only lacks the first bytes.
+
+    A record with its length and checksum in one sector and the rest in the next may lose the former to a power cut. It
+    looks like an empty message then, but has its id, which no broker gives twice. end: what the file has of good ones.
+    """
+    records = memoryview(data.read(entry))
+    there = read(min(entry.end, end) - entry.base, entry.base)
+    for header in iter_headers(records):
+        found, expected = there[header.start : header.end], records[header.start : header.end]
+        if found != expected:
+            torn = bytes(_ID_AT) + expected[_ID_AT:HEADER_BYTES]
+            return entry.base + header.start if found[:HEADER_BYTES] == torn else None
+    return None
 
 
 def _is_boundary(records: memoryview, position: int) -> bool:

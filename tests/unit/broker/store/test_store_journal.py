@@ -17,7 +17,8 @@ from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import LogReadOnly, MetaqError, StoreError
-from metaq.protocol.record import Buffer, checksum, encode_record, iter_headers
+from metaq.protocol.message_id import counter_at, message_id
+from metaq.protocol.record import HEADER_BYTES, Buffer, checksum, encode_record, iter_headers
 from tests.doubles.store import FaultyFiles, check_invariants
 from tests.doubles.store_harness import NOW_MS, StoreHarness
 
@@ -447,6 +448,39 @@ def test_what_another_broker_has_put_in_the_place_of_acknowledged_messages_is_to
     else:
         assert len(errors) == 1
         assert f"t-3: acknowledged bytes [{lost[0]}, {lost[1]}) are lost" in errors[0]
+
+
+@pytest.mark.parametrize("left", [52 + HEADER_BYTES, 104], ids=["its header", "all"])
+@pytest.mark.parametrize("at", [0, 52], ids=["first", "second"])
+def test_a_record_whose_first_bytes_the_disk_lost_comes_back_from_the_journal(
+    puts: Puts, caplog: pytest.LogCaptureFixture, at: int, left: int
+) -> None:
+    """At the edge of a sector a cut leaves of it what looks like an empty message, with its id."""
+    puts._next_id = message_id(counter_at(NOW_MS), 0)  # no byte of it is zero in front, as of every id of a broker
+    for letter in "ab":
+        puts.round(letter * 30)
+        puts.harness.threads.run_all()
+    puts.harness.files.kill()
+    path = Path(puts.harness.path, "t-3", "00000000000000000000.meta")
+    data = path.read_bytes()[:left]
+    path.write_bytes(data[:at] + bytes(8) + data[at + 8 :])
+    puts.harness._start_anew()
+    puts.check()
+    assert bodies(puts.harness, 3) == [A, B]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_an_empty_message_of_another_broker_in_the_place_of_an_acknowledged_one_stays(
+    puts: Puts, caplog: pytest.LogCaptureFixture
+) -> None:
+    puts.round("a" * 30)
+    puts.harness.threads.run_all()
+    puts.harness.files.kill()
+    path = Path(puts.harness.path, "t-3", "00000000000000000000.meta")
+    path.write_bytes(encode_record(b"", -5, 0))
+    puts.harness._start_anew()
+    assert bodies(puts.harness, 3) == [b""]
+    assert "t-3: acknowledged bytes [0, 52) are lost" in caplog.text
 
 
 def test_the_journal_writes_nothing_behind_the_start_of_another_brokers_next_segment(
