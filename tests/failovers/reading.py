@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from metaq.broker.sets.history import DIRECTORY
-from metaq.protocol.record import HEADER_BYTES, iter_headers
+from metaq.protocol.record import HEADER_BYTES, RecordHeader, iter_headers, payload_start
 from tests.history.facts import Ack, Call, History, Name, Owner, Place, Stored
 from tests.history.journal import clock, read_journal
 from tests.history.reading import member_files, member_name, owners_in
@@ -57,15 +57,16 @@ def stored_in(logs: Mapping[str, bytes]) -> dict[str, list[Stored]]:
     for partition, data in logs.items():
         if partition.partition(" ")[0] in READ_TOPICS:
             found[partition] = [
-                Stored(partition, header.start, header.end, header.id, _name(data[header.start + HEADER_BYTES :][:200]))
+                Stored(partition, header.start, header.end, header.id, _name(data, header))
                 for header in iter_headers(memoryview(data))
             ]
     return found
 
 
-def _name(body: bytes) -> Name:
-    """A message with a key has an attribute in front of its payload."""
-    found = re.search(rb"([a-z]+[0-9]*/[^/ ]+/[0-9]+) ", body)
+def _name(data: bytes, header: RecordHeader) -> Name:
+    """A message with a key or a tag has an attribute in front of its payload."""
+    body = data[header.start + HEADER_BYTES : header.end]
+    found = re.match(rb"([a-z]+[0-9]*/[^/ ]+/[0-9]+) ", body[payload_start(body, header.flag) :])
     assert found is not None, body
     return Name.parse(found[1].decode("ascii"))
 

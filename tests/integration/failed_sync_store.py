@@ -42,15 +42,16 @@ def _write(store: Store) -> int:
     logs = [store.get_or_create("t", number) for number in range(PARTITIONS)]
     next_id = message_id(counter_at(NOW_MS), 0)
     for number in range(ROUNDS):
-        appends = []
+        appends, lines = [], []
         for log in logs:
             next_id += 1
             body = (b"%d of %d " % (number, log.partition)).ljust(BODY_BYTES, b".")
             data, units = encode_puts([(0, checksum(body), body)], log.end_offset, [next_id], NOW_MS)
             appends.append((log, data, units))
-            print(json.dumps([log.partition, log.end_offset, body.decode()]))
+            lines.append(json.dumps([log.partition, log.end_offset, body.decode()]))
         assert not any(each.error for each in store.append_many(Append(*each) for each in appends))
         assert all(log.visible_end == log.end_offset for log in logs), "acknowledged"
+        print(*lines, sep="\n")  # now: whoever reads the last line fills the disk
     sys.stdout.flush()
     sys.stdin.readline()
     for log in logs:

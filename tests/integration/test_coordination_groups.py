@@ -16,7 +16,7 @@ from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.coordination.znodes import create_ephemeral
-from metaq.protocol.errors import ClientError, ConfigError, CoordinationError, SessionLost
+from metaq.protocol.errors import ClientError, ConfigError, CoordinationError, InvalidName, SessionLost
 from tests.integration.coordination_helpers import deaf, expire, session_at, wait_for
 from tests.waiting import DEADLINE
 
@@ -526,5 +526,5 @@ def test_a_member_that_subscribes_before_it_joins_or_while_it_is_out_does_so_whe
     first.membership.subscribe("third")
     first.membership.rejoin()
     wait_for(lambda: me in first.membership.snapshot().consumers["third"], "the third topic")
-    with pytest.raises(ConfigError, match="','"):
+    with pytest.raises(InvalidName, match="','"):
         first.membership.subscribe("a,b")
