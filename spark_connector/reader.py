@@ -202,13 +202,12 @@ class RangeReader:
         Raises DataLoss."""
         offset, end = inside.position, self._planned.end
         following = min(offset_after(connection, self.place, offset, 1), end)
-        self._lose(connection, Lost(self._planned.id, offset, following), inside)
+        self._lose(Lost(self._planned.id, offset, following), partition_bounds(connection, self.place), inside)
         return following
 
-    def _lose(self, connection: Connection, lost: Lost, error: MetaqError) -> None:
+    def _lose(self, lost: Lost, bounds: Bounds, error: MetaqError) -> None:
         """Note it, or raise DataLoss."""
         if self._options.fail_on_data_loss:
-            bounds = partition_bounds(connection, self.place)
             raise DataLoss([lost], bounds.first, bounds.end) from error
         log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
 
@@ -266,7 +265,7 @@ class RangeReader:
         bounds = partition_bounds(connection, self.place)
         self._check_copied(connection, bounds)
         following = min(max(bounds.first, offset), end) if offset < bounds.first else end
-        self._lose(connection, Lost(self._planned.id, offset, following), error)
+        self._lose(Lost(self._planned.id, offset, following), bounds, error)
         return following
 
     def _check_copied(self, connection: Connection, bounds: Bounds) -> None:
