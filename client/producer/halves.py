@@ -118,7 +118,17 @@ class _Transaction(Telling):
     message on its way. too_late: why its local work is not begun. has_caller: False: the call has raised something."""
 
     __slots__ = (
-        *("body", "end", "execute", "flag", "half", "has_caller", "number", "owner", "seconds", "terms", "too_late"),
+        "body",
+        "end",
+        "execute",
+        "flag",
+        "half",
+        "has_caller",
+        "number",
+        "owner",
+        "seconds",
+        "terms",
+        "too_late",
         "topic",
     )
 
