@@ -102,7 +102,7 @@ def _replay_partition(files: Files, directory: str, entries: Sequence[JournalEnt
         files.make_directory(directory)
         for each in continuations(files, directory, segment_files(files, directory), entries, data):
             if each.parts:
-                _write(files, each)
+                _write(files, directory, each)
                 added += sum(map(len, each.parts))
             _report_lost(directory, each.lost)
     except OSError as error:
@@ -155,9 +155,24 @@ def drop_journal(files: Files, journal: JournalContents) -> None:
             _log.error("%s is of no more use but could not be removed: %s: remove it by hand", path, error)
 
 
-def _write(files: Files, found: Continuation) -> None:
+def _write(files: Files, directory: str, found: Continuation) -> None:
+    if not found.file.size or trusted_checkpoint(files, found.file) is None:
+        _forget_index(files, directory, found.file)
     with opened(files, found.file.path, os.O_RDWR | os.O_CREAT) as fd:
         write_all(files, fd, found.parts, found.end - found.file.first_offset)
+
+
+def _forget_index(files: Files, directory: str, file: SegmentFile) -> None:
+    """Remove, for good, an index that does not describe the segment's file as it lies.
+
+    It would again as soon as the file has its bytes back, though they, and a new file's name, are not on the disk yet:
+    after another power cut a start would take what is torn in them for damage to what had been synced.
+    """
+    try:
+        files.unlink(file.index_path)
+    except FileNotFoundError:
+        return
+    files.fsync_directory(directory)
 
 
 def continuations(

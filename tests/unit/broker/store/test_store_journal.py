@@ -15,6 +15,7 @@ from metaq.broker.store import tuning
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
 from metaq.broker.store.partition_log import PartitionLog
+from metaq.broker.store.replay import replay_journal
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import LogReadOnly, MetaqError, StoreError
 from metaq.protocol.message_id import counter_at, message_id
@@ -542,6 +543,29 @@ def test_a_power_cut_that_keeps_only_the_newest_name_of_a_new_partition_loses_no
     puts.harness.lose_power([str(newest)])
     puts.check()
     assert puts.acknowledged[3] == [b"a-3"]
+
+
+def test_a_second_power_cut_while_a_lost_file_comes_back_loses_nothing(puts: Puts) -> None:
+    """The first one has taken a segment's file and left its index, the second one the first sector of the new file."""
+    puts.round("a")
+    puts.harness.threads.run_all()
+    puts.harness.store.get("t", 3).checkpoint()
+    puts.harness.threads.run_all()
+    puts.round("b")
+    puts.harness.threads.run_all()
+    puts.harness.files.kill()
+    path = Path(puts.harness.path, "t-3", "00000000000000000000.meta")
+    path.unlink()
+    assert path.with_suffix(".index").stat().st_size
+    files = FaultyFiles()
+    replay_journal(files, puts.harness.path, lambda name: os.path.join(puts.harness.path, name))
+    came_back = path.read_bytes()
+    files.lose_power([str(path)])
+    first = HEADER_BYTES + len(b"a-3")
+    path.write_bytes(bytes(first) + came_back[first:])
+    puts.harness._start_anew()
+    puts.check()
+    assert puts.acknowledged[3] == [b"a-3", b"b-3"]
 
 
 def test_a_new_segment_waits_for_the_names_in_front_of_it_and_begins_when_they_are_on_the_disk(puts: Puts) -> None:
