@@ -356,6 +356,13 @@ class GroupMembership:
             answer = self._session.zk.exists_async(path, watch=partial(self._owner_event, path))
             answer.rawlink(partial(self._owner_looked_at, path))
 
+    def hold_again(self, partitions: Sequence[Partition]) -> None:
+        """Add to `held` what this session owns of these: an older copy of ZooKeeper has owner nodes that were deleted
+        since, and nobody else could claim them. One look at each. Raises SessionLost, CoordinationUnavailable."""
+        owned = self._nodes.owned(self._fence(), [self._paths.owner(self.group, *each) for each in partitions])
+        with self._lock:
+            self._held |= {each for each in partitions if self._paths.owner(self.group, *each) in owned}
+
     def release(self, topic: str, partition: str) -> None:
         """Give `<broker>-<partition>` up, if it is ours. Raises SessionLost, CoordinationUnavailable."""
         self.release_many([(topic, partition)])

@@ -265,19 +265,23 @@ class GroupMember:
 
     def _prove_claims(self) -> None:
         """After each new connection: ZooKeeper may have come back from an older copy that has the session, but not all
-        that was done on it."""
+        that was done on it. What was given up just now is looked at, too: nobody else may know where it stands yet."""
         connections = self._membership.connections
         owned = self._core.owned
-        if connections != self._connections and owned:
-            granted = self._membership.claim_many([_znode(partition) for partition in owned])
+        given_up = self._kept.given_up(owned)
+        if connections != self._connections and (owned or given_up):
+            granted = self._membership.claim_many([_znode(partition) for partition in [*owned, *given_up]])
             lost = [cursor for partition, cursor in owned.items() if _znode(partition) not in granted]
-            restored = self._committer.restore(list(owned.values()))  # what is lost, too: its next owner has no place
+            free = [cursor for partition, cursor in given_up.items() if _znode(partition) in granted]
+            # what is lost, too: its next owner has no place. What is free is given up again by `_compare`
+            restored = self._committer.restore([*owned.values(), *free])
             self._drop(lost, "they have other owners in ZooKeeper")
             if restored:
                 log.warning(
                     "group %s: ZooKeeper was set back: wrote again what was committed of %d partitions",
                     *(self._membership.group, restored),
                 )
+                self._membership.hold_again([_znode(each) for each in self._known if each not in owned])
         self._connections = connections
 
     def _with_settled_zones(self, snapshot: GroupSnapshot) -> GroupSnapshot:
@@ -374,6 +378,7 @@ class GroupMember:
         self._core.lose(losses)
         self._moved += len(losses)
         self._on_given_up(losses)
+        self._kept.gave_up(losses)
         self._membership.release_many(_znode(each.partition) for each in losses)  # last: if it fails, see `_compare`
         return Event.RELEASED
 

@@ -1,4 +1,4 @@
-"""What a member knows of partitions that it lost with its ZooKeeper session, for a ZooKeeper that knows less.
+"""What a member knows of partitions that were its own until just now, for a ZooKeeper that knows less.
 
 A session that has ended takes the owner nodes with it, and another member may go on from what is committed: that is
 what counts then. If ZooKeeper came back empty or from an older copy, what was committed is gone, and only those who
@@ -43,6 +43,19 @@ class KeptPositions:
         self._published_on = 0  # session
         self._set_backs = 0  # that are known
         self._others_until = float("-inf")
+        self._given_up: dict[TopicPartition, tuple[PartitionCursor, float]] = {}  # and until when it counts
+
+    def gave_up(self, cursors: Iterable[PartitionCursor]) -> None:
+        """They are given up on the session of now: until others own them only this member knows where they stand."""
+        now = self._clock()
+        until = now + 2 * self._membership.session_timeout + RETURN_SECONDS  # one for the session to end in
+        self._given_up = {each: kept for each, kept in self._given_up.items() if kept[1] > now}
+        self._given_up |= {each.partition: (each, until) for each in cursors}
+
+    def given_up(self, owned: Collection[TopicPartition]) -> dict[TopicPartition, PartitionCursor]:
+        """What was given up just now, but for what is owned again."""
+        now = self._clock()
+        return {each: cursor for each, (cursor, until) in self._given_up.items() if until > now and each not in owned}
 
     def keep(self, cursors: Iterable[PartitionCursor]) -> None:
         """Their owner nodes have gone with the session."""
@@ -69,15 +82,16 @@ class KeptPositions:
         session_id = self._membership.session_id
         if session_id == self._published_on:
             return
-        places = {each: place for each in self._kept if (place := self._place(each)) is not None}
+        known = self.given_up(self._kept) | self._kept
+        places = {each: place for each, cursor in known.items() if (place := self._place(cursor)) is not None}
         names = {each: (each.topic, str(each)) for each in places}
         stored = self._committer.load(list(names.values())) if names else []
         set_backs = self._membership.set_backs
         is_known = set_backs != self._set_backs
-        behind = self._behind(places, stored, names, in_any_case=is_known)
-        if is_known or any(self._is_lost(each, found) for each, found in behind.items()):
+        behind = self._behind(known, places, stored, names, in_any_case=is_known)
+        if is_known or any(_is_lost(known[each], found) for each, found in behind.items()):
             # what was written since is another member's, who may have known less
-            behind = self._behind(places, stored, names, in_any_case=True)
+            behind = self._behind(known, places, stored, names, in_any_case=True)
             self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
             if behind:
                 self._committer.publish({names[each]: places[each] for each in behind})
@@ -96,13 +110,15 @@ class KeptPositions:
         changed = self._changed(names, is_set_back) if self._kept.keys() & set(partitions) else [True] * len(names)
         found: list[Reached | None] = []
         for partition, committed, is_newer in zip(partitions, stored, changed, strict=True):
-            place = self._place(partition)
+            cursor = self._kept.get(partition)
+            place = None if cursor is None else self._place(cursor)
             goes_on = place is not None and (committed is None or (not is_newer and committed[0] <= place[0]))
             found.append(place if goes_on else None)
         return found
 
     def _behind(
         self,
+        known: Mapping[TopicPartition, PartitionCursor],
         places: Mapping[TopicPartition, Reached],
         stored: Sequence[Reached | None],
         names: Mapping[TopicPartition, tuple[str, str]],
@@ -116,7 +132,7 @@ class KeptPositions:
         return {
             each: found
             for each, found, is_newer in zip(places, stored, changed, strict=True)
-            if not is_newer and (found is None or (found[0] < places[each][0] and self._kept[each].fence == last))
+            if not is_newer and (found is None or (found[0] < places[each][0] and known[each].fence == last))
         }
 
     def _changed(self, names: Sequence[tuple[str, str]], in_any_case: bool) -> list[bool]:
@@ -124,11 +140,10 @@ class KeptPositions:
         being written later."""
         return self._committer.changed_since(names, _NEVER if in_any_case else self._membership.seen_zxid)
 
-    def _place(self, partition: TopicPartition) -> Reached | None:
-        cursor = self._kept.get(partition)
-        return None if cursor is None else cursor.place(by_commits=self._by_commits)
+    def _place(self, cursor: PartitionCursor) -> Reached | None:
+        return cursor.place(by_commits=self._by_commits)
 
-    def _is_lost(self, partition: TopicPartition, found: Reached | None) -> bool:
-        """Whether less is committed than was."""
-        committed = self._kept[partition].committed
-        return committed is not None and (found is None or found[0] < committed[0])
+
+def _is_lost(cursor: PartitionCursor, found: Reached | None) -> bool:
+    """Whether less is committed than was."""
+    return cursor.committed is not None and (found is None or found[0] < cursor.committed[0])

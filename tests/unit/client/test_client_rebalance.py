@@ -183,6 +183,9 @@ class MemoryMembership:
                 del self.owners[name]
         self.held -= given
 
+    def hold_again(self, partitions):
+        self.held |= {each for each in partitions if self.owners.get(each[1]) == "g_me"}
+
     def owner(self, topic, partition):
         return self.owners.get(partition)
 
@@ -1264,3 +1267,60 @@ def test_a_session_that_lives_on_in_an_older_copy_makes_good_what_the_copy_lacks
     world.store.offsets["t", "0-0"] = Offset(1, 20)
     world.member.take(Event.CHANGED)
     assert world.store.offsets["t", "0-0"] == Offset(1, 20)  # once per connection
+
+
+def give_one_up():
+    """A world that has just given 0-1 up, of which 77 is committed, to a member that has not claimed it yet."""
+    world = World("0-0", "0-1").start()
+    world.consume("0-1", 77)
+    world.membership.members = ["g_me", "g_other"]
+    world.member.take(Event.CHANGED)
+    assert (world.owned(), world.membership.owners) == (["0-0"], {"0-0": "g_me"})
+    return world
+
+
+def test_a_session_that_lives_on_in_an_older_copy_makes_good_what_it_has_just_given_up():
+    """Nobody else knows where the group stands there; but who owns it in the copy goes on by itself."""
+    for owners in ({}, {"0-1": "g_me"}, {"0-1": "g_other"}):
+        world = give_one_up()
+        world.store.offsets["t", "0-1"] = Offset(1, 20)
+        world.membership.owners |= owners
+        world.membership.connections += 1
+        world.member.take(Event.CHANGED)
+        is_others = owners == {"0-1": "g_other"}
+        assert world.store.offsets["t", "0-1"] == (Offset(1, 20) if is_others else Offset(5, 77))
+        assert world.membership.owners.get("0-1") == ("g_other" if is_others else None)
+        assert world.owned() == ["0-0"]
+
+
+def test_behind_an_empty_zookeeper_a_member_writes_where_it_stood_in_what_it_has_just_given_up():
+    world = give_one_up()
+    world.store.offsets.clear()
+    lose_session(world)
+    assert world.store.offsets["t", "0-1"] == Offset(5, 77)
+
+
+def test_what_was_given_up_long_ago_is_its_next_owners():
+    for lost in (True, False):
+        world = give_one_up()
+        world.store.offsets["t", "0-1"] = Offset(1, 20)
+        world.now += 26.0
+        if lost:
+            lose_session(world)
+        else:
+            world.membership.connections += 1
+            world.member.take(Event.CHANGED)
+        assert world.store.offsets["t", "0-1"] == Offset(1, 20)
+
+
+def test_an_owner_node_that_an_older_copy_has_again_goes_again():
+    """Nobody could claim the partition as long as the session lives."""
+    world = give_one_up()
+    world.consume("0-0", 99)
+    world.committer.commit(world.core.owned.values())
+    world.store.offsets["t", "0-0"] = Offset(1, 20)
+    world.now += 26.0
+    world.membership.owners["0-1"] = "g_me"
+    world.membership.connections += 1
+    world.member.take(Event.CHANGED)
+    assert world.membership.owners == {"0-0": "g_me"}
