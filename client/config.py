@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from metaq.coordination.assignment import STRATEGIES, Strategy
 from metaq.protocol.errors import ConfigError, InvalidWhere
@@ -23,6 +23,8 @@ from metaq.protocol.own_topics import REPLY_TOPIC
 from metaq.protocol.pulls import MAX_WAIT_MS, TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where, parse_where
 
+from .durations import as_setting, is_number
+
 if TYPE_CHECKING:  # a producer without ZooKeeper needs nothing of it
     from metaq.coordination.offset_store import OffsetStore
 
@@ -33,7 +35,6 @@ __all__ = [
     "MAX_HANDLER_THREADS",
     "MAX_LOCAL_MESSAGES",
     "MAX_RETRIES",
-    "MAX_TTL_SECONDS",
     "RECOVER_FIRST_SECONDS",
     "RECOVER_SECONDS",
     "SEARCH_TIMEOUT_SECONDS",
@@ -54,8 +55,6 @@ __all__ = [
     "check_tags",
     "check_texts",
     "check_threads",
-    "check_timeout",
-    "check_ttl",
     "check_where",
     "config_or_default",
 ]
@@ -89,9 +88,6 @@ MAX_RETRIES = 5
 MAX_HANDLER_THREADS = 1024
 """Most threads on which one run() calls its handler: more of them cost memory and turns at the processor, and gain
 nothing. Whoever needs more runs several processes."""
-
-MAX_TTL_SECONDS = 100 * 365 * 86_400.0
-"""Longest time to live of a message, a hundred years: what shall never expire has none."""
 
 IDLE_WARNING_SECONDS = 300.0
 """The log tells of a member of a group that nobody has polled for so long (Kafka's max.poll.interval.ms by default)."""
@@ -174,7 +170,7 @@ def check_where(where: str | None) -> Where | None:
 def check_number(option: str, value: object, *, whole: bool = True, may_be_0: bool = False) -> None:
     """Raises ConfigError unless `value` is a number above 0, or at least 0."""
     least = "0 or more" if may_be_0 else "1 or more" if whole else "more than 0"
-    if not _is_number(value) or (whole and not isinstance(value, Integral)):
+    if not is_number(value) or (whole and not isinstance(value, Integral)):
         raise ConfigError(option, repr(value), f"choose a {'whole number' if whole else 'number'}, {least}")
     if not (value >= 0 if may_be_0 else value > 0):  # and so is NaN
         raise ConfigError(option, value, f"choose {least}")
@@ -185,28 +181,6 @@ def check_threads(threads: int) -> None:
     check_number("threads", threads)
     if threads > MAX_HANDLER_THREADS:
         raise ConfigError("threads", threads, f"choose at most {MAX_HANDLER_THREADS}, or run several processes")
-
-
-def check_timeout(seconds: float) -> float:
-    """The `timeout` of a send. Raises TypeError for what is no number, ConfigError below 0."""
-    if type(seconds) is not float and type(seconds) is not int and not _is_number(seconds):
-        raise TypeError(f"timeout={seconds!r} is no number of seconds but {type(seconds).__name__}: write it as one")
-    if not seconds >= 0:  # and so is NaN
-        raise ConfigError("timeout", seconds, "choose 0 or more seconds, or leave it out")
-    return seconds
-
-
-def check_ttl(seconds: float) -> float:
-    """The `ttl` of a send. Raises TypeError for what is no number, ConfigError unless it is above 0 and finite."""
-    if not _is_number(seconds):
-        raise TypeError(f"ttl={seconds!r} is no number of seconds but {type(seconds).__name__}: write it as one")
-    if not 0 < seconds <= MAX_TTL_SECONDS:  # and so is NaN
-        raise ConfigError("ttl", seconds, f"choose more than 0 and at most {MAX_TTL_SECONDS:.0f} s, or leave it out")
-    return seconds
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
@@ -220,11 +194,12 @@ def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
 
 def _check_settings(config: ConnectionConfig | ProducerConfig | ConsumerConfig | SharedConfig, *may_be_0: str) -> None:
     """Raises ConfigError unless each number is above 0, or at least 0, and what grows from a `min` or by a `step` up to
-    a `max` can grow."""
+    a `max` can grow. A timedelta becomes the number in the unit of the setting's name."""
     kinds = {each.name: str(each.type).split(" ") for each in fields(config)}
     numbers = {}
     for name, (kind, *others) in kinds.items():
-        value = getattr(config, name)
+        value = as_setting(name, getattr(config, name), whole=kind == "int")
+        object.__setattr__(config, name, value)
         if kind in ("int", "float") and not (value is None and "None" in others):
             check_number(name, value, whole=kind == "int", may_be_0=name in may_be_0)
             numbers[name] = value

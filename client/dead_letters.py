@@ -23,6 +23,7 @@ from metaq.protocol.retries import (
 )
 
 from .config import BROWSE_BYTES, ConnectionConfig, ProducerConfig, check_number, config_or_default
+from .durations import Duration, check_wait
 from .message import Message, RetriedMessage, as_original, failure_in
 from .producer.building import SendOptions
 from .producer.producer import Producer
@@ -83,7 +84,7 @@ class DeadLetters:
         *,
         group: str,
         root: str = "/meta",
-        start_timeout_seconds: float = 15.0,
+        start_timeout_seconds: Duration = 15.0,
         config: ConnectionConfig | None = None,
     ) -> None:
         """connect: ZooKeeper's connect string; root: metaq's own root below it. start_timeout_seconds: how long to wait
@@ -214,11 +215,12 @@ class DeadLetters:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: Duration = 10.0) -> None:
         """End the sessions and all connections. Idempotent."""
+        seconds = check_wait("timeout", timeout)
         if self._producer is not None:
-            self._producer.close(timeout / 2)
-        self._cluster.close(timeout / 2)
+            self._producer.close(seconds / 2)
+        self._cluster.close(seconds / 2)
 
     def __enter__(self) -> Self:
         return self

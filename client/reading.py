@@ -14,6 +14,7 @@ from .config import BROWSE_BYTES, ConsumerConfig, check_call_backs, check_protoc
 from .consumer.core import Accept, ConsumerCore, OnDamaged
 from .consumer.fetcher import Fetcher
 from .consumer.polling import Poller
+from .durations import Duration, check_timeout, check_wait
 from .message import Message
 from .metadata import parse_address
 from .pool import ConnectionPool
@@ -116,10 +117,11 @@ class TopicBrowser:
             raise damage
         return damage.end
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: Duration = 10.0) -> None:
         """End the ZooKeeper session and all connections, as Cluster.close."""
+        seconds = check_wait("timeout", timeout)
         self._closed = True
-        self._cluster.close(timeout)
+        self._cluster.close(seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -197,14 +199,15 @@ class PartitionReader(Poller):
         self._cursor.moved_to(offset)
         self._fetcher.serve_soon()
 
-    def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float | None = None) -> list[Message]:
+    def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: Duration | None = None) -> list[Message]:
         """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`;
         ClientError (closed)."""
         self._check_open()
+        within = None if timeout is None else check_timeout(timeout)
         seconds, partition = self._core.config.connection.connect_timeout_seconds, self._cursor.partition
 
         def read() -> list[Message]:
-            return read_messages(self._pool.connection(self._endpoint, seconds), partition, offset, max_bytes, timeout)
+            return read_messages(self._pool.connection(self._endpoint, seconds), partition, offset, max_bytes, within)
 
         return following(self._pool.follow, read)
 

@@ -120,6 +120,15 @@ class ConfigError(MetaqError):
         self.remedy = remedy
 
 
+class WrongDuration(ConfigError, TypeError):
+    """What was given as a duration is neither a number nor a timedelta."""
+
+    def __init__(self, option: str, value: object) -> None:
+        said = f"{value!r} is no number of seconds but {type(value).__name__}"
+        super().__init__(option, said, "write it as one, or as a timedelta (math.inf: as long as it takes)")
+        self.value = value
+
+
 class InvalidName(MetaqError, ValueError):
     """A topic or group name that cannot be used; the message says why."""
 

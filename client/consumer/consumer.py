@@ -36,6 +36,7 @@ from ..config import (
     config_or_default,
 )
 from ..connection import Connection, Endpoint
+from ..durations import Duration, check_timeout, check_wait
 from ..message import Message
 from ..pool import ConnectionPool
 from ..questions.asking import following
@@ -481,7 +482,7 @@ class Consumer(Poller):
         super()._settle()
 
     def fetch(
-        self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: float | None = None
+        self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: Duration | None = None
     ) -> list[Message]:
         """Messages of any partition, owned or not, from byte `offset` on, at least one; [] at the end. One round trip
         that changes nothing: neither the position nor what counts as consumed. timeout: seconds (None:
@@ -489,8 +490,9 @@ class Consumer(Poller):
 
         Raises OffsetOutOfRange, CorruptRecord, BrokerUnavailable, RequestTimedOut, RequestRefused.
         """
+        seconds = None if timeout is None else check_timeout(timeout)
         self._check_open()
-        return self._ask(partition, partial(read_messages, offset=offset, max_bytes=max_bytes, timeout=timeout))
+        return self._ask(partition, partial(read_messages, offset=offset, max_bytes=max_bytes, timeout=seconds))
 
     def view_message(self, topic: str, message_id: int) -> Message:
         """The message with an id, of any topic; nothing of this consumer changes. Blocks, up to a few seconds a broker,
@@ -534,7 +536,7 @@ class Consumer(Poller):
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout: Duration = CLOSE_SECONDS) -> None:
         """Commit what counts as consumed, release the partitions and leave the group, within `timeout` seconds.
 
         If ZooKeeper does not answer it takes END_SECONDS more at most, and the partitions are free when the session has
@@ -544,13 +546,14 @@ class Consumer(Poller):
         handlers for half of the timeout; called by a handler, it does not wait, and that message comes again. In a
         process that was forked off it only closes that process's copies of the sockets.
         """
+        seconds = check_wait("timeout", timeout)
         self._closed = True
         if self._guard.is_elsewhere:
             self._pool.close()
             return
         if not self._has_ended:
             listener = self._listener
-            self._aside.do(self._end_once, timeout, listener is None or not listener.is_worker())
+            self._aside.do(self._end_once, seconds, listener is None or not listener.is_worker())
 
     def _end_once(self, timeout: float, waits: bool) -> None:
         """Where no interrupt comes: what it left out would keep the partitions from others. waits: for handlers, and

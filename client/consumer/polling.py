@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from metaq.coordination.forks import ForkGuard
-from metaq.protocol.errors import ClientError
+from metaq.protocol.errors import ClientError, ConfigError
 
+from ..config import check_number
+from ..durations import Duration, check_wait
 from ..message import Message
 from .core import ConsumerCore
 from .fetcher import Fetcher
@@ -39,7 +42,7 @@ class Poller(ABC):
         self._polling = False
         self._closed = False
 
-    def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
+    def poll(self, max_messages: int = 500, timeout: Duration = 1.0) -> list[Message]:
         """Return the next messages, at least one if any comes within `timeout` seconds, else [].
 
         What earlier calls returned counts as consumed now. Raises CorruptRecord for damaged bytes [position, end) of
@@ -47,19 +50,21 @@ class Poller(ABC):
         ClientError (closed, or called on two threads at once), and what `accept`, on_assigned, on_revoked and
         on_damaged raise.
         """
-        messages = self._poll(partial(self._core.take, max_messages), timeout) or []
+        seconds = _checked(max_messages, timeout)
+        messages = self._poll(partial(self._core.take, max_messages), seconds) or []
         self._core.under_way = False
         return messages
 
-    def poll_arrow(self, max_messages: int = 65_536, timeout: float = 1.0) -> pyarrow.RecordBatch:
+    def poll_arrow(self, max_messages: int = 65_536, timeout: Duration = 1.0) -> pyarrow.RecordBatch:
         """As `poll`, but as one pyarrow.RecordBatch (schema: `metaq.client.arrow.SCHEMA`); it may be empty.
 
         With a backlog a batch has the messages of one answer, about arrow_fetch_bytes; no bytecode runs per message.
         """
         from ..arrow import EMPTY  # pyarrow is an extra
 
+        seconds = _checked(max_messages, timeout)
         self._core.codec.reads_in_bulk = True
-        batch = self._poll(partial(self._core.take_batch, max_messages), timeout) or EMPTY
+        batch = self._poll(partial(self._core.take_batch, max_messages), seconds) or EMPTY
         self._core.under_way = False
         return batch
 
@@ -124,3 +129,12 @@ class Poller(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _checked(max_messages: int, timeout: Duration) -> float:
+    """The seconds of `timeout`. Raises ConfigError, WrongDuration."""
+    if type(max_messages) is not int or max_messages < 1:
+        if isinstance(max_messages, float | timedelta):
+            raise ConfigError("max_messages", max_messages, f"choose a whole number, or write timeout={max_messages!r}")
+        check_number("max_messages", max_messages)
+    return check_wait("timeout", timeout)

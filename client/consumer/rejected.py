@@ -13,7 +13,8 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreInUse
 from metaq.protocol.limits import check_group
 
-from ..config import MAX_LOCAL_MESSAGES, RECOVER_FIRST_SECONDS, RECOVER_SECONDS, check_number
+from ..config import MAX_LOCAL_MESSAGES, RECOVER_FIRST_SECONDS, RECOVER_SECONDS
+from ..durations import Duration, check_wait
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..timers import Timers
@@ -56,18 +57,16 @@ class LocalRecoverStore:
         self,
         directory: str | PathLike[str] = RECOVER_DIRECTORY,
         *,
-        first_seconds: float = RECOVER_FIRST_SECONDS,
-        interval_seconds: float = RECOVER_SECONDS,
+        first_seconds: Duration = RECOVER_FIRST_SECONDS,
+        interval_seconds: Duration = RECOVER_SECONDS,
         max_per_topic: int = MAX_LOCAL_MESSAGES,
     ) -> None:
         """first_seconds: when the messages are first tried again after a consumer began, then every interval_seconds.
 
         Raises ConfigError.
         """
-        for name, value in (("first_seconds", first_seconds), ("interval_seconds", interval_seconds)):
-            check_number(name, value, whole=False)
-        self.first_seconds = first_seconds
-        self.interval_seconds = interval_seconds
+        self.first_seconds = check_wait("first_seconds", first_seconds, more_than_0=True)
+        self.interval_seconds = check_wait("interval_seconds", interval_seconds, more_than_0=True)
         self._directory = Path(directory).expanduser()
         self._max_per_topic = max_per_topic
         self._own: tuple[Path, LocalMessageStore] | None = None

@@ -9,6 +9,7 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_DELAY_SECONDS
 
 from ..config import check_number
+from ..durations import seconds_of
 
 __all__ = ["Retry"]
 
@@ -40,14 +41,18 @@ class Retry:
 
     def __post_init__(self) -> None:
         check_number("attempts", self.attempts)
-        for name in ("first", "factor", "most"):
-            check_number(name, getattr(self, name), whole=False)
+        for name in ("first", "most"):
+            seconds = seconds_of(name, getattr(self, name))
+            if not 0 < seconds <= MAX_DELAY_SECONDS:  # and so is NaN
+                raise ConfigError(name, seconds, f"choose more than 0 and at most {MAX_DELAY_SECONDS} seconds")
+            object.__setattr__(self, name, seconds)
+        check_number("factor", self.factor, whole=False)
         check_number("jitter", self.jitter, whole=False, may_be_0=True)
         if self.attempts > _MAX_ATTEMPTS:
             raise ConfigError("attempts", self.attempts, f"choose at most {_MAX_ATTEMPTS}")
         if self.factor < 1:
             raise ConfigError("factor", self.factor, "choose 1 or more: pauses do not become shorter")
-        if not self.first <= self.most <= MAX_DELAY_SECONDS:
+        if self.first > self.most:
             raise ConfigError("most", self.most, f"choose first ({self.first:g}) … {MAX_DELAY_SECONDS} seconds")
         if self.jitter > 1:
             raise ConfigError("jitter", self.jitter, "choose 0 … 1, the part of a pause that is left to chance")

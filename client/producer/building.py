@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, TypedDict, cast
 
@@ -36,7 +37,8 @@ from metaq.protocol.record import (
     payload_bytes,
 )
 
-from ..config import MAX_BATCH_BODY_BYTES, check_ttl
+from ..config import MAX_BATCH_BODY_BYTES
+from ..durations import Duration, check_ttl
 from ..message import Message
 from ..values import TopicPartition
 from ..wall_clock import now_ms
@@ -57,12 +59,12 @@ class SendOptions(TypedDict, total=False):
     keys: Sequence[str]
     attribute: str | None
     properties: Mapping[str, PropertyValue] | None
-    ttl: float | None
+    ttl: Duration | None
     content_type: str | None
     key: str | bytes | None
     partition: TopicPartition | None
     deliver_at: datetime | None
-    delay: float | None
+    delay: Duration | None
     priority: int
 
 
@@ -249,7 +251,7 @@ def _encode_more(
 
 
 @lru_cache(maxsize=64, typed=True)
-def _encode_delay(delay: float) -> tuple[int, bytes]:
+def _encode_delay(delay: Duration) -> tuple[int, bytes]:
     """As `_encode` of a delay alone: programs have few of them."""
     return _encode(delay=delay)
 
@@ -279,16 +281,20 @@ def _checked_priority(priority: int) -> int:
 
 def _own_properties(
     *,
-    ttl: float | None = None,
+    ttl: Duration | None = None,
     content_type: str | None = None,
     deliver_at: datetime | None = None,
-    delay: float | None = None,
+    delay: Duration | None = None,
     reserved: Mapping[str, str] | None = None,
+    **unknown: object,
 ) -> Mapping[str, str]:
     """Raises TypeError, ConfigError, LocalProtocolError."""
+    for name in unknown:
+        raise _no_option(name)
     own = dict(reserved or {})
     if ttl is not None:
-        own[EXPIRES] = str(now_ms() + max(1, round(check_ttl(ttl) * 1000)))
+        ttl = check_ttl(ttl)
+        own[EXPIRES] = str(now_ms() + max(1, round(ttl * 1000)))
     if content_type is not None:
         if not isinstance(content_type, str):
             raise no_text("content_type", content_type)
@@ -302,7 +308,7 @@ def _own_properties(
     return own
 
 
-def _check_outlives(ttl: float, deliver_at: datetime | None, delay: float | None, own: Mapping[str, str]) -> None:
+def _check_outlives(ttl: float, deliver_at: datetime | None, delay: Duration | None, own: Mapping[str, str]) -> None:
     """Raises LocalProtocolError if the time to live is over when the message is delivered: nobody would get it."""
     wait_ms = int(own[DUE_PROPERTY]) - now_ms() if delay is None else int(own[DELAY_PROPERTY])
     if ttl * 1000 <= wait_ms:
@@ -311,6 +317,13 @@ def _check_outlives(ttl: float, deliver_at: datetime | None, delay: float | None
             f"ttl={ttl} counts from the send, so it is over before {option}, and nobody would get the message: "
             "choose a longer ttl, or an earlier time"
         )
+
+
+def _no_option(name: str) -> TypeError:
+    names = ("timeout", *SendOptions.__annotations__)
+    near = get_close_matches(name, names, 1)
+    meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    return TypeError(f"a message has no option {name!r}: {meant}")
 
 
 def _words(key: str | bytes) -> list[str]:

@@ -24,6 +24,7 @@ from metaq.protocol.record import (
     property_of,
 )
 
+from ..durations import Duration, seconds_of
 from ..values import SendResult, TopicPartition
 
 __all__ = ["NOW", "DelayedResults", "Timing", "delay_properties", "due_at", "refuse_delay", "timing_of"]
@@ -58,7 +59,7 @@ _FIRST = tuple(
 """How the property list of a message begins that says nothing else."""
 
 
-def delay_properties(deliver_at: datetime | None, delay: float | None) -> Mapping[str, str]:
+def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Mapping[str, str]:
     """The property that says when a message is to be delivered. Raises TypeError, LocalProtocolError."""
     if deliver_at is not None and delay is not None:
         raise LocalProtocolError(f"deliver_at={deliver_at} and delay={delay} are both given: choose one")
@@ -75,13 +76,12 @@ def delay_properties(deliver_at: datetime | None, delay: float | None) -> Mappin
         if deliver_at - datetime.now(UTC) > timedelta(seconds=MAX_DELAY_SECONDS):
             raise _too_late(f"deliver_at={deliver_at}")
         return {DUE_PROPERTY: str(max(EPOCH_MS + 1, due))}  # over is over: pending ids begin there
-    if isinstance(delay, bool) or not isinstance(delay, int | float):
-        raise TypeError(f"delay={delay!r} is no number of seconds but {type(delay).__name__}")
-    if not delay >= 0:
+    seconds = seconds_of("delay", delay)
+    if not seconds >= 0:
         raise LocalProtocolError(f"delay={delay} is below 0: choose a number of seconds from now on")
-    if delay > MAX_DELAY_SECONDS:
+    if seconds > MAX_DELAY_SECONDS:
         raise _too_late(f"delay={delay}")
-    return {DELAY_PROPERTY: str(math.ceil(round(delay * 1000, 6)))}
+    return {DELAY_PROPERTY: str(math.ceil(round(seconds * 1000, 6)))}
 
 
 def _too_late(what: str) -> LocalProtocolError:

@@ -28,6 +28,7 @@ from metaq.protocol.limits import MAX_CHECK_AFTER_SECONDS, check_zookeeper_group
 from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer, payload_bytes
 
 from ..config import check_call_back
+from ..durations import Duration, seconds_of
 from ..message import Message
 from ..values import SendResult
 from .building import SendOptions, build_half, with_body
@@ -96,7 +97,7 @@ class HalfSends(Protocol):
 
 
 class _Terms(NamedTuple):
-    """Of one transaction. check: that was given for it. check_after: as given, in seconds. began: clock time of the
+    """Of one transaction. check: that was given for it. check_after: in seconds. began: clock time of the
     call."""
 
     check: Check | None
@@ -310,14 +311,14 @@ class HalfTransactions:
         execute: Execute,
         check: Check | None,
         group: str | None,
-        check_after: float | None,
+        check_after: Duration | None,
         seconds: float,
         options: SendOptions,
     ) -> TransactionResult:
         """As Producer.send_in_transaction. seconds: for the half message, and once more for its outcome."""
-        terms = _Terms(check, check_after, self._clock())
+        terms = _Terms(check, _check_after(check_after), self._clock())
         call = "send_in_transaction()"
-        payload, flag, body, timing = self._built(call, topic, payload, execute, check, group, check_after, options)
+        payload, flag, body, timing = self._built(call, topic, payload, execute, group, terms, options)
         outgoing = with_body(topic, payload, flag, body, terms.began + seconds, options)
         outgoing.timing = timing
         own = self.checker.own
@@ -359,14 +360,14 @@ class HalfTransactions:
         execute: Execute,
         check: Check | None,
         group: str | None,
-        check_after: float | None,
+        check_after: Duration | None,
         seconds: float,
         options: SendOptions,
     ) -> SendFuture[TransactionResult]:
         """As Producer.send_in_transaction_async. The arguments are those of `run`."""
-        terms = _Terms(check, check_after, self._clock())
+        terms = _Terms(check, _check_after(check_after), self._clock())
         call = "send_in_transaction_async()"
-        payload, flag, body, timing = self._built(call, topic, payload, execute, check, group, check_after, options)
+        payload, flag, body, timing = self._built(call, topic, payload, execute, group, terms, options)
         number = self.checker.own.send()
         transaction = _Transaction(self._asynchronous, execute, terms, topic, flag, body, seconds, number)
         try:
@@ -384,16 +385,15 @@ class HalfTransactions:
         topic: str,
         payload: Buffer,
         execute: Execute,
-        check: Check | None,
         group: str | None,
-        check_after: float | None,
+        transaction: _Terms,
         options: SendOptions,
     ) -> tuple[bytes, int, bytes, Timing]:
         """The payload, and flag, body and timing of the half message; the check answers from now on. call: for errors.
         Raises TypeError, ConfigError, InvalidName, LocalProtocolError."""
         check_call_back("execute", execute)
-        if check is not None:
-            check_call_back("check", check)
+        if transaction.check is not None:
+            check_call_back("check", transaction.check)
         name = self.group(group)
         if options:
             refuse_delay(options, call)
@@ -403,10 +403,10 @@ class HalfTransactions:
                 "send_batch()"
             )
         payload = payload_bytes(payload)
-        after_ms = None if check_after is None else _after_ms(check_after)
+        after_ms = None if transaction.check_after is None else round(transaction.check_after * 1000)
         terms = HalfTerms(name, after_ms, self.checker.producer)
         flag, body = build_half(payload, options, terms, self._packer)
-        self.checker.use(name, topic, check)
+        self.checker.use(name, topic, transaction.check)
         return payload, flag, body, Timing.HALF if after_ms is None else Timing.CHECKED_HALF
 
     def close(self, seconds: float) -> None:
@@ -437,9 +437,11 @@ def _result(half: SendResult, telling: Telling) -> TransactionResult:
     return TransactionResult(outcome, half, SendResult(reply.message_id, half.partition, reply.offset, half.replicas))
 
 
-def _after_ms(check_after: float) -> int:
-    if isinstance(check_after, bool) or not isinstance(check_after, int | float):
-        raise TypeError(f"check_after={check_after!r} is no number of seconds but {type(check_after).__name__}")
-    if not 0 <= check_after <= MAX_CHECK_AFTER_SECONDS:
-        raise LocalProtocolError(f"check_after={check_after}: choose 0 to {MAX_CHECK_AFTER_SECONDS} seconds")
-    return round(check_after * 1000)
+def _check_after(given: Duration | None) -> float | None:
+    """In seconds. Raises WrongDuration, LocalProtocolError."""
+    if given is None:
+        return None
+    seconds = seconds_of("check_after", given)
+    if not 0 <= seconds <= MAX_CHECK_AFTER_SECONDS:  # and so is NaN
+        raise LocalProtocolError(f"check_after={given}: choose 0 to {MAX_CHECK_AFTER_SECONDS} seconds")
+    return seconds

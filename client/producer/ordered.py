@@ -14,7 +14,8 @@ from metaq.protocol.errors import ConfigError, MetaqError, NoPartition, Partitio
 from metaq.protocol.limits import check_topic
 from metaq.protocol.record import Buffer, payload_bytes
 
-from ..config import ProducerConfig, check_timeout, config_or_default
+from ..config import ProducerConfig, config_or_default
+from ..durations import Duration, check_timeout, check_wait
 from ..local_store import LocalMessageStore, StoredMessage
 from ..metadata import Metadata
 from ..timers import END_SECONDS, TimeLeft
@@ -104,7 +105,7 @@ class OrderedProducer:
         topic: str,
         payload: Buffer,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
         """Send one message, or save it; the result is `pending` then, with message id 0. Arguments as Producer.send.
@@ -155,30 +156,31 @@ class OrderedProducer:
         """
         return {self._queues[queue]: error for queue, error in self._resender.failures.items()}
 
-    def flush(self, timeout: float | None = None) -> bool:
+    def flush(self, timeout: Duration | None = None) -> bool:
         """Try to send all saved messages now; whether none was left within `timeout` seconds. Raises ClientError as
         close()."""
         self._guard.check()
         refuse_in_handler("flush()", self)
-        seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
+        seconds = self._config.delivery_timeout_seconds if timeout is None else check_timeout(timeout)
         deadline = self._clock() + seconds
         for queue in self._queues:
             if self._store.count(queue):
                 self._resender.trigger(queue)
         return all(self._resender.wait_until_empty(queue, deadline - self._clock()) for queue in self._queues)
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: Duration = 10.0) -> None:
         """Wait at most `timeout` seconds for what is under way, and close the store with what is in it. Takes twice
         END_SECONDS more at most, whatever hangs. Idempotent. Raises ClientError in a signal's handler that has
         interrupted a call of this producer, and closes nothing then.
 
         In a process that was forked off it only closes that process's copies of the sockets.
         """
+        seconds = check_wait("timeout", timeout)
         if self._guard.is_elsewhere:
             self._producer.close()
             return
         refuse_in_handler("close()", self)
-        self._aside.do(self._close, timeout)
+        self._aside.do(self._close, seconds)
 
     def _close(self, timeout: float) -> None:
         """Where no interrupt comes."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
@@ -22,9 +23,9 @@ from ..config import (
     check_call_back,
     check_protocol,
     check_texts,
-    check_timeout,
     config_or_default,
 )
+from ..durations import Duration, check_timeout, check_wait, milliseconds_of, whole_seconds
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
 from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
@@ -74,7 +75,7 @@ class Producer:
         connect: str = "localhost:2181",
         *,
         selector: PartitionSelector | None = None,
-        linger_ms: int | None = None,
+        linger_ms: int | timedelta | None = None,
         protocol: str = "auto",
         root: str = "/meta",
         default_topic: str | None = None,
@@ -97,7 +98,7 @@ class Producer:
         config = config_or_default(config, ProducerConfig)
         if selector is not None:
             check_selector(selector)
-        self._config = config if linger_ms is None else replace(config, linger_ms=linger_ms)
+        self._config = config if linger_ms is None else replace(config, linger_ms=milliseconds_of(linger_ms))
         self._clock = clock
         self._random = random
         self._protocol = check_protocol(protocol)
@@ -162,7 +163,7 @@ class Producer:
         broker_id: int = UNKNOWN,
         partitions: Mapping[str, int] | None = None,
         selector: PartitionSelector | None = None,
-        linger_ms: int | None = None,
+        linger_ms: int | timedelta | None = None,
         protocol: str = "auto",
         undelivered: LocalMessageStore | None = None,
         config: ProducerConfig | None = None,
@@ -189,7 +190,7 @@ class Producer:
         topic: str,
         payload: Buffer,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
         """Send one message and wait until it is acknowledged.
@@ -219,7 +220,7 @@ class Producer:
         topic: str,
         payload: Buffer,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[SendResult]:
         """As `send`, but return a future at once; it ends with what `send` would return or raise, 0.25 s after the
@@ -248,7 +249,7 @@ class Producer:
         payload: Buffer,
         *,
         on_delivery: OnDelivery | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
         """As `send_async`, for loops of single sends: it makes no future, and costs least of all.
@@ -269,7 +270,7 @@ class Producer:
         topic: str,
         payloads: Iterable[Buffer | Message],
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
         """Send many messages to one partition in one frame (text protocol: pipelined puts); wait for all.
@@ -290,7 +291,7 @@ class Producer:
         topic: str,
         payloads: Iterable[Buffer | Message],
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Sequence[SendResult]]:
         """As `send_batch`, but return a future at once; it ends with what `send_batch` would return or raise.
@@ -315,7 +316,7 @@ class Producer:
         topic: str,
         payload: Buffer,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         deserializer: Deserializer | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Message]:
@@ -342,7 +343,7 @@ class Producer:
         request: Message,
         payload: Buffer,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
         """Answer a request, and wait until the reply is stored. Options as of `send`, but for tag, key and partition.
@@ -369,7 +370,7 @@ class Producer:
             )
         return self._requester
 
-    def send_stored(self, message: StoredMessage, *, timeout: float | None = None, retry: bool = True) -> SendResult:
+    def send_stored(self, message: StoredMessage, *, timeout: Duration | None = None, retry: bool = True) -> SendResult:
         """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = one try only.
 
         Raises as `send`; without `retry`, also PartitionClosed, BrokerUnavailable and whatever else the try ends with.
@@ -381,7 +382,7 @@ class Producer:
         """The same producer for values, which `serializer` makes payloads of. Raises ConfigError."""
         return TypedProducer(self, serializer)
 
-    def transaction(self, *, timeout_seconds: int | None = None) -> Transaction:
+    def transaction(self, *, timeout_seconds: int | timedelta | None = None) -> Transaction:
         """A transaction on one broker, to be used in a `with` block. Nothing is asked of a broker yet.
 
         timeout_seconds: after which the broker rolls it back (default transaction_timeout_seconds; 0 = never). Raises
@@ -398,8 +399,8 @@ class Producer:
         execute: Execute,
         check: Check | None = None,
         group: str | None = None,
-        check_after: float | None = None,
-        timeout: float | None = None,
+        check_after: Duration | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> TransactionResult:
         """Send one message that consumers see if local work is committed, and never otherwise.
@@ -435,8 +436,8 @@ class Producer:
         execute: Execute,
         check: Check | None = None,
         group: str | None = None,
-        check_after: float | None = None,
-        timeout: float | None = None,
+        check_after: Duration | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[TransactionResult]:
         """As `send_in_transaction`, but return a future at once; it ends with what that would return or raise.
@@ -473,7 +474,7 @@ class Producer:
             self._halves.checker.use(name, topic, check)
 
     def xa(
-        self, topics: Iterable[str], *, qualifier: str | None = None, timeout_seconds: int | None = None
+        self, topics: Iterable[str], *, qualifier: str | None = None, timeout_seconds: int | timedelta | None = None
     ) -> XaResource:
         """The XA verbs, for a transaction coordinator of your own.
 
@@ -485,14 +486,10 @@ class Producer:
         self._guard.check()
         return XaResource(self._transactional, topics, qualifier, self._transaction_seconds(timeout_seconds))
 
-    def _transaction_seconds(self, given: int | None) -> int:
-        if given is None:
-            return self._config.transaction_timeout_seconds
-        if type(given) is not int or given < 0:
-            raise ConfigError("timeout_seconds", given, "choose a whole number of seconds, 0 for never")
-        return given
+    def _transaction_seconds(self, given: int | timedelta | None) -> int:
+        return self._config.transaction_timeout_seconds if given is None else whole_seconds("timeout_seconds", given)
 
-    def cancel(self, result: SendResult, *, timeout: float | None = None) -> bool:
+    def cancel(self, result: SendResult, *, timeout: Duration | None = None) -> bool:
         """Have a message that was sent with `deliver_at` or `delay` not delivered; True once that is as safe as the
         message was. False: its time has come before, and it is delivered.
 
@@ -511,14 +508,14 @@ class Producer:
         self._guard.check()
         return self._metadata.view(topic).partitions
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: Duration | None = None) -> None:
         """Wait until everything sent so far is answered. Raises RequestTimedOut after `timeout` seconds; ClientError in
         a callback of a send, and in a signal's handler that has interrupted a call of this producer; DeliveryFailed for
         messages of `produce` without an on_delivery that could not be delivered since the last call."""
         self._guard.check()
+        seconds = self._seconds if timeout is None else check_timeout(timeout)
         refuse_in_callback("flush()")
         refuse_in_handler("flush()", self)
-        seconds = self._config.delivery_timeout_seconds if timeout is None else timeout
         if not self._driver.flush(self._clock() + seconds):
             raise RequestTimedOut(f"{self._core.buffered_bytes} bytes are not acknowledged after {seconds} s")
         self._tell_losses()
@@ -528,7 +525,7 @@ class Producer:
         if losses := self._unreported.take():
             raise DeliveryFailed(losses)
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: Duration = 10.0) -> None:
         """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered. Takes
         END_SECONDS more at most, whatever hangs except a call-back. Raises DeliveryFailed when all is closed, as
         `flush` does.
@@ -538,6 +535,7 @@ class Producer:
         Idempotent. Raises ClientError where flush() does, and closes nothing then. In a process that was forked off it
         only closes that process's copies of the sockets.
         """
+        seconds = check_wait("timeout", timeout)
         if self._guard.is_elsewhere:
             self._pool.close()
             if self._requester is not None:
@@ -545,7 +543,7 @@ class Producer:
             return
         refuse_in_callback("close()")
         refuse_in_handler("close()", self)
-        self._aside.do(self._close, timeout)
+        self._aside.do(self._close, seconds)
         self._tell_losses()
 
     def _close(self, timeout: float) -> None:
@@ -579,7 +577,7 @@ class Producer:
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
-    def _deadline(self, timeout: float | None) -> float:
+    def _deadline(self, timeout: Duration | None) -> float:
         return self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
 
     def _take_over(

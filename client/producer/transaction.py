@@ -42,8 +42,9 @@ from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, encode_transaction
 from metaq.protocol.transactions import TransactionType, XaCode
 
-from ..config import ProducerConfig, check_timeout
+from ..config import ProducerConfig
 from ..connection import Connection
+from ..durations import Duration, check_timeout
 from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
@@ -114,7 +115,7 @@ class Transactional:
             raise NoPartition(f"broker {broker} is not registered any more")
         return self._pool.connection(endpoint, timeout)
 
-    def deadline(self, timeout: float | None) -> float:
+    def deadline(self, timeout: Duration | None) -> float:
         """Clock time at which a send with this `timeout` in seconds ends."""
         return self.clock() + (self.config.delivery_timeout_seconds if timeout is None else check_timeout(timeout))
 
@@ -254,7 +255,7 @@ class TransactionSends(ABC):
         topic: str,
         payload: Buffer,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
         """Put one message into the transaction; arguments as for Producer.send. The result's offset is -1."""
@@ -266,7 +267,7 @@ class TransactionSends(ABC):
         topic: str,
         payloads: Iterable[Buffer | Message],
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
         """Put many messages of one partition into the transaction, up to 8,192 a frame (text protocol: one by one).

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.record import Buffer
 
+from ..durations import Duration
 from ..message import Message
 from ..serializers.base import Deserializer, Serializer
 from ..values import SendResult
@@ -27,7 +28,7 @@ class SendsOne(Protocol):
     """What a transaction and every kind of producer have in common."""
 
     def send(
-        self, topic: str, payload: Buffer, *, timeout: float | None = None, **options: Unpack[SendOptions]
+        self, topic: str, payload: Buffer, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> SendResult: ...
 
 
@@ -39,7 +40,7 @@ class Sends(SendsOne, Protocol):
         topic: str,
         payloads: Iterable[Buffer | Message],
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]: ...
 
@@ -58,7 +59,9 @@ class TypedSend(Generic[T]):
         options["content_type"] = self._serializer.content_type
         return options
 
-    def send(self, topic: str, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]) -> SendResult:
+    def send(
+        self, topic: str, value: T, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
+    ) -> SendResult:
         """As Producer.send."""
         return self._sender.send(topic, self._serializer.dumps(value), timeout=timeout, **self._options(options))
 
@@ -71,7 +74,7 @@ class TypedSends(TypedSend[T]):
         self._sends = sender
 
     def send_batch(
-        self, topic: str, values: Iterable[T], *, timeout: float | None = None, **options: Unpack[SendOptions]
+        self, topic: str, values: Iterable[T], *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Sequence[SendResult]:
         """As Producer.send_batch."""
         payloads = list(map(self._serializer.dumps, values))
@@ -86,7 +89,7 @@ class TypedProducer(TypedSends[T]):
         self._producer = producer
 
     def send_async(
-        self, topic: str, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]
+        self, topic: str, value: T, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Future[SendResult]:
         """As Producer.send_async."""
         payload = self._serializer.dumps(value)
@@ -98,7 +101,7 @@ class TypedProducer(TypedSends[T]):
         value: T,
         *,
         on_delivery: OnDelivery | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
         """As Producer.produce."""
@@ -110,7 +113,7 @@ class TypedProducer(TypedSends[T]):
         topic: str,
         value: T,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         deserializer: Deserializer | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Message]:
@@ -120,14 +123,14 @@ class TypedProducer(TypedSends[T]):
         return self._producer.request(topic, payload, timeout=timeout, deserializer=reads, **self._options(options))
 
     def reply(
-        self, request: Message, value: T, *, timeout: float | None = None, **options: Unpack[SendOptions]
+        self, request: Message, value: T, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> SendResult:
         """As Producer.reply."""
         payload = self._serializer.dumps(value)
         return self._producer.reply(request, payload, timeout=timeout, **self._options(options))
 
     def send_batch_async(
-        self, topic: str, values: Iterable[T], *, timeout: float | None = None, **options: Unpack[SendOptions]
+        self, topic: str, values: Iterable[T], *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Future[Sequence[SendResult]]:
         """As Producer.send_batch_async."""
         payloads = list(map(self._serializer.dumps, values))

@@ -23,6 +23,7 @@ from metaq.protocol.errors import BrokerUnavailable, NoPartition
 from ..absences import LEADERLESS_SECONDS
 from ..config import ConnectionConfig, Protocol, config_or_default
 from ..connection import Connection, Endpoint
+from ..durations import Duration, check_wait
 from ..nearest import published_nowhere
 from ..pool import ConnectionPool
 from ..timers import TimeLeft
@@ -46,9 +47,9 @@ class Cluster:
         *,
         root: str = "/meta",
         protocol: Protocol = "auto",
-        start_timeout_seconds: float = 10.0,
+        start_timeout_seconds: Duration = 10.0,
         config: ConnectionConfig | None = None,
-        patience_seconds: float = LEADERLESS_SECONDS,
+        patience_seconds: Duration = LEADERLESS_SECONDS,
         starts: bool = True,
     ) -> None:
         """zookeeper: connect string, chroot allowed; root: znode below which metaq lives. patience_seconds: how long
@@ -56,13 +57,14 @@ class Cluster:
         which calls `start` at its end: an interrupt between this one's and its own would leave the session open."""
         self.zookeeper = zookeeper
         self._config = config_or_default(config, ConnectionConfig)
+        self._start_timeout_seconds = check_wait("start_timeout_seconds", start_timeout_seconds)
+        patience = check_wait("patience_seconds", patience_seconds)
         self._session = ZkSession(zookeeper, root)
         self._pool = ConnectionPool(self._config, protocol)
-        self.view = SteadyView(self._session, patience_seconds)
+        self.view = SteadyView(self._session, patience)
         self._offsets = ZooKeeperOffsetStore(self._session)
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self._ending = Aside("metaq cluster close")
-        self._start_timeout_seconds = start_timeout_seconds
         if starts:
             self.start()
 
@@ -78,9 +80,9 @@ class Cluster:
     ) -> None:
         self.close()
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: Duration = 10.0) -> None:
         """End the session and all connections, within `timeout` seconds and END_SECONDS, whatever hangs. Idempotent."""
-        self._ending.do(self._close, timeout)
+        self._ending.do(self._close, check_wait("timeout", timeout))
 
     def _close(self, timeout: float) -> None:
         left = TimeLeft(timeout)

@@ -41,6 +41,7 @@ from ..config import (
 from ..consumer.listener import RetryLater
 from ..consumer.retry import Retry
 from ..consumer.retrying import FailedMessages, FailedSender
+from ..durations import Duration, check_wait, seconds_of
 from ..metadata import LentMetadata, Metadata
 from ..pool import ConnectionPool
 from ..serializers.base import Deserializer, deserializers
@@ -82,7 +83,7 @@ class SharedConsumer:
         group: str,
         topics: Iterable[str],
         start: str = "earliest",
-        lease_seconds: float | None = None,
+        lease_seconds: Duration | None = None,
         ordered_by_key: bool = False,
         tags: Iterable[str] | None = None,
         where: str | None = None,
@@ -113,8 +114,7 @@ class SharedConsumer:
         """
         config = config_or_default(config, SharedConfig)
         if lease_seconds is not None:
-            check_number("lease_seconds", lease_seconds, whole=False)
-            config = replace(config, lease_seconds=lease_seconds)
+            config = replace(config, lease_seconds=seconds_of("lease_seconds", lease_seconds))
         if start not in STARTS:
             raise ConfigError("start", repr(start), f"choose {' or '.join(map(repr, STARTS))}")
         if not isinstance(ordered_by_key, bool):
@@ -175,15 +175,15 @@ class SharedConsumer:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def poll(self, timeout: float = 1.0, max_messages: int = 1) -> list[SharedMessage]:
+    def poll(self, timeout: Duration = 1.0, max_messages: int = 1) -> list[SharedMessage]:
         """At most `max_messages` messages, the most urgent first, as soon as there is one; [] after `timeout` seconds.
 
         Each is to be settled: ack, release, or extend in time. Raises RequestRefused (a broker that leases nothing),
         SharedRefused, ClientError (closed).
         """
         check_number("max_messages", max_messages)
-        check_number("timeout", timeout, whole=False, may_be_0=True)
-        return self._take(max_messages, self._clock() + timeout, keep=False)
+        seconds = check_wait("timeout", timeout)
+        return self._take(max_messages, self._clock() + seconds, keep=False)
 
     def _take(self, most: int, deadline: float, *, keep: bool) -> list[SharedMessage]:
         """What an interrupt keeps from the caller comes again when its lease ends."""
@@ -244,16 +244,14 @@ class SharedConsumer:
         """
         self._settle(messages, lambda message, now: self._core.ack(message, now))
 
-    def release(self, *messages: SharedMessage, delay: float = 0.0) -> None:
+    def release(self, *messages: SharedMessage, delay: Duration = 0.0) -> None:
         """They may be leased again, by any member, in `delay` seconds. Raises as `ack`; ConfigError for the delay."""
-        _check_seconds("delay", delay, MAX_RELEASE_MS)
-        self._settle(messages, lambda message, now: self._core.release(message, delay, now))
+        seconds = _at_most("delay", delay, MAX_RELEASE_MS)
+        self._settle(messages, lambda message, now: self._core.release(message, seconds, now))
 
-    def extend(self, message: SharedMessage, seconds: float | None = None) -> None:
+    def extend(self, message: SharedMessage, seconds: Duration | None = None) -> None:
         """The lease ends in so many seconds from now on; None: lease_seconds. Raises as `release`."""
-        if seconds is not None:
-            _check_seconds("seconds", seconds, MAX_LEASE_MS)
-        longer = self._config.lease_seconds if seconds is None else seconds
+        longer = self._config.lease_seconds if seconds is None else _at_most("seconds", seconds, MAX_LEASE_MS)
         self._settle((message,), lambda message, now: self._core.extend(message, longer, now))
 
     def _settle(self, messages: Sequence[SharedMessage], settle: Callable[[SharedMessage, float], None]) -> None:
@@ -276,14 +274,14 @@ class SharedConsumer:
             begin_elsewhere((self._driver.look_anew,))
             raise
 
-    def flush(self, timeout: float = 10.0) -> None:
+    def flush(self, timeout: Duration = 10.0) -> None:
         """Wait until the brokers have answered everything that was said of messages. Raises RequestTimedOut."""
-        check_number("timeout", timeout, whole=False, may_be_0=True)
-        deadline = self._clock() + timeout
+        seconds = check_wait("timeout", timeout)
+        deadline = self._clock() + seconds
         driver = self._driver
         driver.look_anew()
         if not driver.settling.wait_for(driver.has_settled, lambda: deadline - self._clock()):
-            raise RequestTimedOut(f"{driver.unsettled} acknowledgements are not answered after {timeout:g} s")
+            raise RequestTimedOut(f"{driver.unsettled} acknowledgements are not answered after {seconds:g} s")
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -365,14 +363,15 @@ class SharedConsumer:
         self._driver.wake()
         self._ending.ring()
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: Duration = 10.0) -> None:
         """Give back what was not taken, tell the brokers what is settled, and end; within `timeout` seconds. Messages
         that were taken and not settled come to others when their leases end. Idempotent."""
+        seconds = check_wait("timeout", timeout)
         self._closed = self._stopped = True
         if self._guard.is_elsewhere:
             self._pool.close()
             return
-        self._aside.do(self._close, timeout)
+        self._aside.do(self._close, seconds)
 
     def _close(self, timeout: float) -> None:
         """Where no interrupt comes."""
@@ -518,7 +517,9 @@ def _member(name: str | None) -> str:
     return name
 
 
-def _check_seconds(option: str, value: float, most_ms: int) -> None:
-    check_number(option, value, whole=False, may_be_0=True)
-    if value > most_ms / 1000:
-        raise ConfigError(option, value, f"choose at most {most_ms / 1000:g} seconds")
+def _at_most(option: str, given: Duration, most_ms: int) -> float:
+    """In seconds. Raises ConfigError, WrongDuration."""
+    seconds = check_wait(option, given)
+    if seconds > most_ms / 1000:
+        raise ConfigError(option, given, f"choose at most {most_ms / 1000:g} seconds")
+    return seconds

@@ -21,9 +21,9 @@ CLASSES: tuple[Any, ...] = (ProducerConfig, ConsumerConfig, SharedConfig, Connec
 HEAD = """# Settings of producers and consumers
 
 Each is a keyword argument of the class that heads its table; a `ConnectionConfig` goes into the others as
-`connection=`. The unit is part of the name. A value out of its range raises `ConfigError`, which names the setting and
-the remedy. [client.md](client.md) describes how they work together; the broker's settings are in
-[broker.md](broker.md#serverini), with a [sample server.ini](server.ini).
+`connection=`. The unit is part of the name; a `timedelta` is taken, too. A value out of its range raises
+`ConfigError`, which names the setting and the remedy. [client.md](client.md) describes how they work
+together; the broker's settings are in [broker.md](broker.md#serverini), with a [sample server.ini](server.ini).
 
 This page is made from `client/config.py`, where the defaults are, by `python -m tests.unit.test_docs_settings`.
 """
