@@ -13,6 +13,7 @@ from twisted.internet.defer import Deferred, fail
 from metaq.protocol.errors import ConfigError
 from metaq.version import __version__
 
+from .account import Account
 from .configuration.reload_plan import ReloadReport
 from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from .delays.delays import Delays
@@ -107,6 +108,7 @@ class Broker:
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.parked = ParkedPulls(reactor)
         self._watch_shared: Callable[[PartitionLog], None] = lambda log: None
+        self.account = Account(config.limits, reactor)
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
         self.partitions = Partitions(config, store, rng=rng, on_log=self._watch, on_topic=on_topic)
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)

@@ -444,6 +444,14 @@ class FiltersBusy(MetaqError):
     retriable = True
 
 
+class AccountSpent(MetaqError):
+    """Clients have as much of the broker's memory or places as they may, or one address has its share. The text names
+    the option that says how much that is."""
+
+    status = Status.UNAVAILABLE
+    retriable = True
+
+
 class SharedRefused(MetaqError):
     """A broker does not lease messages to this shared consumer as it asks for them; its text says what to do."""
 

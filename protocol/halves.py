@@ -95,6 +95,7 @@ _PRODUCER = HALF_PRODUCER_PROPERTY.encode()
 _TIMES = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode()
 _LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG | DELAYED_FLAG
 _MOST_DIGITS = 15
+_REMEMBERED_BYTES = 512
 _is_producer = re.compile(r"[0-9A-Za-z_-]{1,64}").fullmatch
 _NAME_LENGTH = Struct(">H")
 _ITEM = Struct(">IIq")
@@ -126,12 +127,11 @@ def half_of(flag: int, body: Buffer) -> HalfTerms:
     attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
     if attribute is None:
         raise _no_half()
-    return _said(attribute)
+    return _said_before(attribute) if len(attribute) <= _REMEMBERED_BYTES else _said(attribute)
 
 
-@lru_cache(1024)
 def _said(attribute: bytes) -> HalfTerms:
-    """As `half_of`; many messages say the same."""
+    """As `half_of`."""
     group = property_of(attribute, _HALF)
     if group is None:
         raise _no_half()
@@ -152,6 +152,10 @@ def _said(attribute: bytes) -> HalfTerms:
             f"{MAX_CHECK_AFTER_SECONDS * 1000}"
         )
     return HalfTerms(name, int(after), producer)
+
+
+_said_before = lru_cache(1024)(_said)
+"""Many messages say the same. Long ones do not, and would be kept: they have keys or properties of their own."""
 
 
 def _checked_producer(name: str) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from .errors import (
+    AccountSpent,
     BrokerStarting,
     BrokerUnavailable,
     ChecksumMismatch,
@@ -69,6 +70,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     NotEnoughReplicas: ResponseCode.NOT_ENOUGH_REPLICAS,
     SlaveDisconnected: ResponseCode.SERVICE_NOT_AVAILABLE,
     BrokerStarting: ResponseCode.SYSTEM_BUSY,
+    AccountSpent: ResponseCode.SYSTEM_BUSY,
     FiltersBusy: ResponseCode.SYSTEM_BUSY,
     SearchesBusy: ResponseCode.SYSTEM_BUSY,
     SharedRefused: ResponseCode.SHARED_REFUSED,

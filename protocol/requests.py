@@ -17,6 +17,9 @@ __all__ = ["RequestReader", "WireRequest", "one_by_one"]
 
 WireRequest = TextCommand | PutRun | Frame
 
+CHUNK_BYTES = 64
+"""Memory that each piece of an incomplete request takes beside its bytes."""
+
 _LARGE_FRAME_BYTES = 64 << 10
 """Frames from here on get a buffer of their own, which the transport can receive into."""
 
@@ -47,6 +50,7 @@ class RequestReader:
     def __init__(self) -> None:
         self.failure: RemoteProtocolError | None = None
         self._chunks: list[bytes] = []
+        self._chunk_bytes = 0
         self._missing = 0  # bytes to collect before it is worth looking again
         self._dropping = 0  # bytes of a body that is too large, still to come
         self._large: memoryview | None = None  # a large frame that is not complete, and how much of it is there
@@ -55,7 +59,12 @@ class RequestReader:
     @property
     def buffered_bytes(self) -> int:
         """Bytes of an incomplete request held now."""
-        return sum(map(len, self._chunks)) + self._large_filled
+        return self._chunk_bytes + self._large_filled
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that they take: one that comes in single bytes takes many times its size."""
+        return self._chunk_bytes + CHUNK_BYTES * len(self._chunks) + self._large_filled
 
     @property
     def space(self) -> memoryview | None:
@@ -93,12 +102,14 @@ class RequestReader:
             data = data[dropped:]
         if self._missing > len(data):
             self._chunks.append(data)
+            self._chunk_bytes += len(data)
             self._missing -= len(data)
             return []
         if self._chunks:
             self._chunks.append(data)
             data = b"".join(self._chunks)
             self._chunks.clear()
+            self._chunk_bytes = 0
         self._missing = 0
         requests: list[WireRequest] = []
         run, position = parse_put_run(data)
@@ -123,6 +134,7 @@ class RequestReader:
             return requests
         if position < len(data):
             self._chunks.append(data[position:] if position else data)
+            self._chunk_bytes = len(data) - position
         return requests
 
     def _frame(self, data: bytes, position: int, requests: list[WireRequest]) -> int:

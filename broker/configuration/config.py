@@ -17,6 +17,7 @@ from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import DEFAULT_PORT, INT32_MAX, INT32_MIN, check_node, check_topic
 from metaq.protocol.message_id import MAX_BROKER_ID
 
+from ..account import Limits
 from ..filters.mapping import parse_filter_map
 from ..store.topic_config import parse_delete_policy
 from ..transactions.config import FlushTxLog, TransactionConfig
@@ -26,6 +27,7 @@ from .settings import COPY_BYTES_PER_SECOND, BrokerConfig, Promise, TopicConfig,
 from .sources import ConfigFiles, ConfigTexts
 
 __all__ = [
+    "LIMITS_KEYS",
     "REPLICATION_KEYS",
     "SYSTEM_KEYS",
     "SYSTEM_KEYS_WITHOUT_EFFECT",
@@ -162,6 +164,11 @@ _REPLICATION: Mapping[str, _Key] = {
     "zone": _Key("zone", _parsed(_parse_node)),
     "copy_bytes_per_second": _Key("copyBytesPerSecond", _positive),
 }
+_LIMITS: Mapping[str, _Key] = {
+    "unfinished_bytes": _Key("unfinishedBytes", _integer(1 << 24)),
+    "request_seconds": _Key("requestSeconds", _positive),
+    "address_share": _Key("addressShare", _integer(1, 100)),
+}
 _CHECKED: Mapping[str, ReadValue] = {
     "getProcessThreadCount": _integer(),
     "loadMessageStoresInParallel": _flag,
@@ -175,6 +182,7 @@ _IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChan
 
 TOPIC_KEYS = {key.name for key in _TOPIC.values()}
 SYSTEM_KEYS = TOPIC_KEYS | {key.name for table in (_SYSTEM, _TRANSACTIONS) for key in table.values()}
+LIMITS_KEYS = {key.name for key in _LIMITS.values()}
 REPLICATION_KEYS = {key.name for key in _REPLICATION.values()}
 ZOOKEEPER_KEYS = {key.name for key in _ZOOKEEPER.values()}
 SYSTEM_KEYS_WITHOUT_EFFECT = _CHECKED.keys() | {*_IGNORED.split(), "topics", "zkConfig"}
@@ -217,6 +225,8 @@ def parse_config(
     check_keys(sections["zookeeper"], "zookeeper", ZOOKEEPER_KEYS | SYSTEM_KEYS | SYSTEM_KEYS_WITHOUT_EFFECT)
     replication = sections.get("replication", Section())
     check_keys(replication, "replication", REPLICATION_KEYS)
+    limits = sections.get("limits", Section())
+    check_keys(limits, "limits", LIMITS_KEYS)
     values = SectionValues(sections["system"], "system", name)
     unset = TopicConfig("", 0, 0, 0, _absolute("~/meta"))
     optional = (field for field in _TOPIC if field not in ("partitions", "unflush_threshold", "unflush_interval_ms"))
@@ -238,6 +248,7 @@ def parse_config(
             **_read(_TRANSACTIONS, values, {**_TRANSACTION_DEFAULTS, "log_path": _absolute(system.data_path)})
         ),
         zookeeper=_zookeeper(SectionValues(sections["zookeeper"], "zookeeper", name)),
+        limits=Limits(**_read(_LIMITS, SectionValues(limits, "limits", name), asdict(Limits()))),
         listen=listen,
         filter_classes=parse_filter_map(filter_source),
         source=source,

@@ -80,6 +80,7 @@ class _BrokerCollector(Collector):
         yield GaugeMetricFamily("metaq_pending_put_bytes_limit", "Limit of the bytes that wait", pending.limit)
         held_back = "Connections that are not read because too many puts wait"
         yield GaugeMetricFamily("metaq_put_connections_held_back", held_back, pending.waiting)
+        yield from self._account()
         found = "found in segments since the start: bytes that hold no good record"
         yield CounterMetricFamily("metaq_damaged_ranges", f"Damaged ranges {found}", metrics.damaged_ranges)
         yield CounterMetricFamily("metaq_damaged_bytes", f"Damaged bytes {found}", metrics.damaged_bytes)
@@ -98,6 +99,21 @@ class _BrokerCollector(Collector):
                 yield from _broker_set(status)
             else:
                 yield from _replication(status)
+
+    def _account(self) -> Iterator[Metric]:
+        budgets = list(self._broker.account.budgets())
+        for name, text, figure in (
+            ("metaq_account_used", "What clients have of the broker's memory and places", "used"),
+            ("metaq_account_limit", "What they may have, docs/broker.md", "limit"),
+            ("metaq_account_largest_address", "What the address has that has most", "largest"),
+        ):
+            yield _gauge(name, text, "what", ((what, getattr(budget, figure)) for what, budget in budgets))
+        refused = CounterMetricFamily("metaq_account_refused", "Refused, or made to wait", labels=["what"])
+        for what, budget in budgets:
+            refused.add_metric([what], budget.refused)
+        yield refused
+        unfinished = self._broker.account.unfinished
+        yield CounterMetricFamily("metaq_unfinished_cut", "Requests that did not come whole in time", unfinished.cut)
 
     def _disks(self) -> Iterator[Metric]:
         rooms = self._broker.store.space.rooms()

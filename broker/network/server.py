@@ -14,6 +14,7 @@ from twisted.internet.task import LoopingCall
 
 from metaq.protocol.errors import ConfigError
 
+from ..account import SCAN_SECONDS
 from ..broker import Broker
 from ..requests.gate import Gate
 from .session import Session
@@ -42,14 +43,18 @@ class SessionFactory(Factory):
         self._sessions: set[Session] = set()
         self._refused = 0
         self._idle_scan = LoopingCall(self._cut_idle)
-        self._idle_scan.clock = cast(Any, broker.reactor)
+        self._unfinished_scan = LoopingCall(broker.account.unfinished.look)
+        for scan in (self._idle_scan, self._unfinished_scan):
+            scan.clock = cast(Any, broker.reactor)
 
     def startFactory(self) -> None:  # noqa: N802
         self._idle_scan.start(_IDLE_SCAN_SECONDS, now=False)
+        self._unfinished_scan.start(SCAN_SECONDS, now=False)
 
     def stopFactory(self) -> None:  # noqa: N802
-        if self._idle_scan.running:
-            self._idle_scan.stop()
+        for scan in (self._idle_scan, self._unfinished_scan):
+            if scan.running:
+                scan.stop()
 
     def buildProtocol(self, addr: IAddress | None) -> Session | None:  # noqa: N802
         """A session, or None to close the connection at once."""

@@ -36,6 +36,7 @@ from metaq.protocol.requests import RequestReader, WireRequest
 from metaq.protocol.text import Quit
 
 from .. import tuning
+from ..account import Account, account_address
 from ..requests.answers import Answer, Bytes, Work
 from ..requests.gate import Gate, Verb
 from ..requests.parkable import Loading, Parkable, Step
@@ -65,6 +66,7 @@ class SessionServices(Interface):
     """What all connections of a broker share."""
 
     reactor: ReactorTime
+    account: Account
     parked: ParkedPulls
     pending_puts: PendingPuts
     reading: Reading
@@ -130,6 +132,8 @@ class Session(Protocol):
         self._reactor = shared.reactor
         self._all_parked = shared.parked
         self._pending_puts = shared.pending_puts
+        self._account = shared.account
+        self._address = "?"  # what it counts as in the account
         self._reading_parts = shared.reading
         self._seconds = shared.reactor.seconds
         self._on_lost = on_lost
@@ -146,6 +150,8 @@ class Session(Protocol):
         self._yielding = False  # the rest of the queue waits for the reactor's next turn
         self._work: tuple[Verb, WireRequest, Work] | None = None  # under way, slice by slice; then `_yielding` too
         self._held_back = False  # too many puts of all connections wait
+        self._held_bytes = 0  # of a request of which a part has come
+        self._crowded = False  # and its address, or all, have too many of these
         self._reading = True
         self._half_closed = False  # by the client: nothing more comes
         self._closing = False  # no more requests are taken
@@ -158,6 +164,7 @@ class Session(Protocol):
         self._transport = cast(Transport, self.transport)
         self._transport.registerProducer(self, True)
         self.host = getattr(self._transport.getPeer(), "host", "?")
+        self._address = account_address(self.host)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         self.last_active = self._seconds()
@@ -180,7 +187,27 @@ class Session(Protocol):
             self._queue.extend(requests)
         else:
             self._serve(requests)
+        if self._reader.held_bytes != self._held_bytes:
+            self._count_unfinished(fresh=bool(requests))
         self._finish_turn()
+
+    def _count_unfinished(self, *, fresh: bool) -> None:
+        """Of the request of which a part has come, if any."""
+        unfinished = self._account.unfinished
+        self._held_bytes = self._reader.held_bytes
+        if not unfinished.has(self, self._address, self._held_bytes, fresh, self._cut) and not self._crowded:
+            self._crowded = True
+            unfinished.wait(self, self._address, self._let_in)
+
+    def _cut(self, why: str) -> bool:
+        if self._reading:
+            self.abort(why)
+        return self._reading
+
+    @_or_close
+    def _let_in(self) -> None:
+        self._crowded = False
+        self._update_reading()
 
     def readConnectionLost(self) -> None:  # noqa: N802
         """The client sends nothing any more; the transport does not read any more. Close once all is answered."""
@@ -202,6 +229,7 @@ class Session(Protocol):
             self._all_parked.drop(pull)
         self._parked.clear()
         self._pending_puts.drop(self)
+        self._account.unfinished.drop(self, self._address)
         self._gate.connection_lost(self)
         self._on_lost(self)
 
@@ -489,10 +517,12 @@ class Session(Protocol):
     def _update_reading(self) -> None:
         if self._pending_puts.full and not self._held_back and self._reader.space is not None:
             self._wait_for_room()  # a large frame is a put; what has come of it stays
-        reading = not (self._blocked or self._queue)
+        reading = not (self._blocked or self._crowded or self._queue)
         if reading != self._reading and not (self._closing or self._half_closed):
             self._reading = reading
             if reading:
+                if self._held_bytes:
+                    self._account.unfinished.read_again(self, self._address)
                 self._transport.resumeProducing()
             else:
                 self._transport.pauseProducing()
@@ -514,6 +544,7 @@ class Session(Protocol):
         transport = self._transport
         transport.unregisterProducer()
         self._pending_puts.drop(self)
+        self._account.unfinished.drop(self, self._address)
         self._gate.connection_lost(self)
         self._on_lost(self)
         cast(Any, transport).protocol = protocol

@@ -5,7 +5,7 @@ import random
 import select
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -147,3 +147,28 @@ def test_puts_that_never_end_are_bounded_and_do_not_stop_others(tmp_path):
             with broker.connect() as other:
                 assert other.ask_frame(frame).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         assert broker.stop() == 0
+
+
+def test_requests_that_never_come_whole_cost_bounded_memory_and_are_cut(tmp_path):
+    limits = "zk.zkEnable=false\n[limits]\nunfinishedBytes=16777216\nrequestSeconds=1"
+    ini = server_ini(tmp_path / "data", {"t": ""}, unflush_threshold=1000, zookeeper=limits)
+    body = b"still here"
+    put = encode_put("t", 0, 0, checksum(body), 1, body)
+    with RunningBroker(tmp_path, ini) as broker, ExitStack() as stack:
+        before = broker.rss_bytes()
+        begun = [stack.enter_context(broker.connect(timeout=0.2)) for _ in range(4)]
+        for number, each in enumerate(begun):
+            with suppress(TimeoutError):  # it is not read any more
+                if number % 2:
+                    each.send((15 * MEGABYTE).to_bytes(4, "big") + (2).to_bytes(4, "big") + bytes(14 * MEGABYTE))
+                else:
+                    each.send(encode_put("t", 0, 0, -1, 1, bytes(8 * MEGABYTE))[:-1])
+        assert broker.rss_bytes() - before < 40 * MEGABYTE
+        with broker.connect() as other:
+            assert other.ask(put).code == 200
+        deadline = time.monotonic() + DEADLINE
+        while begun:
+            assert time.monotonic() < deadline
+            ready, _, _ = select.select([each.socket for each in begun], [], [], 1.0)
+            begun = [each for each in begun if each.socket not in ready]
+        assert "for 1 s a request came at less than 16384 bytes a second" in broker.errors.read_text()

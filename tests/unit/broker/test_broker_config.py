@@ -150,6 +150,8 @@ def test_keys_of_the_java_broker_without_effect_are_accepted():
         ({"topics": "[topic=t]\n[replication]\nzone=a b"}, ["zone=a b", "blank"]),
         ({"topics": "[topic=t]\n[replication]\ncopyBytesPerSecond=0"}, ["copyBytesPerSecond=0", "1"]),
         ({"topics": "[topic=t]\n[replication]\nnodes=a"}, ["nodes=a", "did you mean node?"]),
+        ({"topics": "[topic=t]\n[limits]\nunfinishedBytes=1000"}, ["unfinishedBytes=1000", "16777216"]),
+        ({"topics": "[topic=t]\n[limits]\nrequestSecond=3"}, ["did you mean requestSeconds?"]),
         ({"system": "what is this"}, ["server.ini:8", "what is this"]),
     ],
 )

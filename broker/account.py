@@ -1,0 +1,258 @@
+"""The account of what clients take of a broker: bytes of its memory, and places of which there is a number.
+
+All bounds of this kind are `Limits`, [limits] of server.ini. Each thing has a `Budget`, which knows what each address
+has of it. An address that is alone may have everything but a reserve; while others have something, it may have its
+share, half by default. So one host with all connections works, and a host that comes later finds room.
+
+The budgets are asked for what lasts (a connection, a request that waits, a frame that is not complete), never for a
+message that is answered at once. Reactor thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+
+from metaq.protocol.errors import AccountSpent
+
+from .runtime.reactor import ReactorTime
+from .store.threads import call_safely
+
+__all__ = ["NOBODY", "Account", "Budget", "Limits", "Unfinished", "account_address"]
+
+NOBODY = ""
+"""The address of what is there already when a broker starts, or belongs to no client."""
+
+RESERVE_PART = 16
+"""What no address gets alone is the limit divided by this."""
+
+UNFINISHED_BYTES_PER_SECOND = 16 << 10
+"""A request that comes faster has more time than `requestSeconds`."""
+
+SCAN_SECONDS = 5
+"""How often unfinished requests are looked at."""
+
+_READ_BYTES = 512 << 10
+"""What a connection that is read again may bring before it is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """[limits]. The field `unfinished_bytes` is the key `unfinishedBytes`, and so on."""
+
+    unfinished_bytes: int = 128 << 20
+    """Of requests of which a part has come. Beyond it connections that bring more are not read, but for one of each
+    address."""
+    request_seconds: int = 30
+    """So long a request may come slower than UNFINISHED_BYTES_PER_SECOND."""
+    address_share: int = 50
+    """Percent of each limit that one address may have while others have something, too."""
+
+
+def account_address(host: str) -> str:
+    """What counts as one address: of IPv6 a network of 64 bits, which is what one host may choose from."""
+    if ":" not in host:
+        return host
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    assert isinstance(address, IPv6Address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Address(int(address) >> 64 << 64))
+
+
+class Budget:
+    """Of one thing: how much there may be of it, and which address has how much."""
+
+    def __init__(self, what: str, key: str, limit: int, share: int, reserve: int = 0) -> None:
+        """what: named in refusals and metrics. key: of [limits]. share: percent. reserve: kept from an address that is
+        alone; 0: a RESERVE_PART of the limit."""
+        self.what = what
+        self.key = key
+        self.limit = limit
+        self.used = 0
+        self.refused = 0
+        """How often somebody was refused since the start."""
+        self._share = limit * share // 100
+        self._alone = limit - (reserve or limit // RESERVE_PART)
+        self._by_address: dict[str, int] = {}
+
+    @property
+    def largest(self) -> int:
+        """What the address has that has most."""
+        return max(self._by_address.values(), default=0)
+
+    def room(self, address: str) -> int:
+        """How much more it may have; not more than 0 if it may have nothing more."""
+        mine = self._by_address.get(address, 0)
+        most = self._alone if mine == self.used else self._share
+        return min(most - mine, self.limit - self.used)
+
+    def add(self, address: str, amount: int) -> None:
+        """It has so much more, or less, whatever the limits say."""
+        self.used += amount
+        left = self._by_address.get(address, 0) + amount
+        if left:
+            self._by_address[address] = left
+        else:
+            self._by_address.pop(address, None)
+
+    def take(self, address: str, amount: int = 1) -> bool:
+        """Count so much for it, unless that is too much."""
+        if amount > self.room(address):
+            self.refused += 1
+            return False
+        self.add(address, amount)
+        return True
+
+    def check(self, address: str, amount: int = 1) -> None:
+        """Count so much for it. Raises AccountSpent."""
+        if not self.take(address, amount):
+            raise AccountSpent(self.refusal(address))
+
+    def refusal(self, address: str) -> str:
+        """Why it gets no more."""
+        mine = self._by_address.get(address, 0)
+        return (
+            f"too many {self.what}: this broker has {self.used} of at most {self.limit}, {mine} of them from "
+            f"{address or 'itself'}; one address may have {self._share} beside others, {self._alone} alone (see "
+            f"{self.key}={self.limit} and addressShare in [limits] of server.ini)"
+        )
+
+
+class _Begun:
+    """A request of which a part has come. age: looks at which it had come too slowly. seen: its bytes at the last."""
+
+    __slots__ = ("address", "age", "cut", "seen", "size")
+
+    def __init__(self, address: str, cut: Callable[[str], bool]) -> None:
+        self.address = address
+        self.cut = cut
+        self.size = self.seen = 0
+        self.age = 0
+
+
+class Unfinished:
+    """The requests of which a part has come, of all connections.
+
+    When they have too many bytes, connections with such a request are not read until there is room again; the oldest
+    one of each address goes on, so that something always completes. What does not complete in time is cut. Time counts
+    in looks of this broker at it, and not while the connection is not read: a broker that stood still cuts nobody.
+    """
+
+    def __init__(self, budget: Budget, seconds: int, reactor: ReactorTime) -> None:
+        self._budget = budget
+        self._seconds = seconds
+        self._reactor = reactor
+        self._begun: dict[str, dict[object, _Begun]] = {}  # by address, oldest first
+        self._waiting: dict[object, tuple[str, Callable[[], None]]] = {}  # as an ordered map
+        self._waking = False
+        self.cut = 0
+        """Requests that did not come in time, since the start."""
+
+    @property
+    def waiting(self) -> int:
+        """Connections that are not read."""
+        return len(self._waiting)
+
+    def has(self, who: object, address: str, size: int, fresh: bool, cut: Callable[[str], bool]) -> bool:
+        """`who` has an unfinished request of so many bytes, 0 for none; whether it may go on reading.
+
+        fresh: another request was completed since. cut: ends the connection, with the reason, unless it is not read;
+        whether it did.
+        """
+        mine = self._begun.get(address)
+        if not size:
+            if mine is not None and (begun := mine.pop(who, None)) is not None:
+                self._budget.add(address, -begun.size)
+                if not mine:
+                    del self._begun[address]
+                if self._waiting:
+                    self._wake_soon()
+            return True
+        if mine is None:
+            mine = self._begun[address] = {}
+        found = mine.get(who)
+        if found is None:
+            found = mine[who] = _Begun(address, cut)
+        elif fresh:
+            found.age = found.seen = 0
+            mine[who] = mine.pop(who)  # the youngest one
+        self._budget.add(address, size - found.size)
+        found.size = size
+        return self._may_go_on(who, address)
+
+    def _may_go_on(self, who: object, address: str) -> bool:
+        return self._budget.room(address) > 0 or next(iter(self._begun.get(address, (who,)))) is who
+
+    def wait(self, who: object, address: str, resume: Callable[[], None]) -> None:
+        """Call `resume` once, when it may go on; never within this call."""
+        self._waiting[who] = address, resume
+        self._budget.refused += 1
+
+    def read_again(self, who: object, address: str) -> None:
+        """Its connection was not read for a while, which does not count."""
+        begun = self._begun.get(address, {}).get(who)
+        if begun is not None:
+            begun.age = 0
+
+    def drop(self, who: object, address: str) -> None:
+        """Its connection is gone."""
+        self._waiting.pop(who, None)
+        self.has(who, address, 0, True, lambda why: False)
+
+    def _wake_soon(self) -> None:
+        if not self._waking:
+            self._waking = True
+            self._reactor.callLater(0, self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False
+        expected = 0
+        for who, (address, resume) in list(self._waiting.items()):
+            oldest = next(iter(self._begun.get(address, (who,)))) is who
+            if not oldest and self._budget.room(address) - expected <= 0:
+                continue
+            expected += _READ_BYTES
+            del self._waiting[who]
+            call_safely(resume)
+
+    def look(self) -> None:
+        """To be called every SCAN_SECONDS: cut what has taken too long."""
+        late = []
+        for begun in self._all():
+            begun.age += begun.size - begun.seen < SCAN_SECONDS * UNFINISHED_BYTES_PER_SECOND
+            begun.seen = begun.size
+            if begun.age * SCAN_SECONDS > self._seconds:
+                late.append(begun)
+        for begun in late:
+            self.cut += begun.cut(
+                f"for {self._seconds} s a request came at less than {UNFINISHED_BYTES_PER_SECOND} bytes a second, and "
+                "was not complete (see requestSeconds in [limits] of server.ini)"
+            )
+
+    def _all(self) -> Iterator[_Begun]:
+        for mine in self._begun.values():
+            yield from (begun for who, begun in mine.items() if who not in self._waiting)
+
+
+class Account:
+    """All budgets of a broker."""
+
+    def __init__(self, limits: Limits, reactor: ReactorTime) -> None:
+        share = limits.address_share
+        self._unfinished_bytes = Budget(
+            "bytes of unfinished requests",
+            "unfinishedBytes",
+            limits.unfinished_bytes,
+            share,
+            limits.unfinished_bytes // 8,
+        )
+        self.unfinished = Unfinished(self._unfinished_bytes, limits.request_seconds, reactor)
+
+    def budgets(self) -> Iterator[tuple[str, Budget]]:
+        """By the names that the metrics have for them."""
+        yield "unfinished_bytes", self._unfinished_bytes

@@ -1,0 +1,206 @@
+"""What clients may have of a broker's memory and places, together and from one address."""
+
+import pytest
+from twisted.internet.task import Clock
+
+from metaq.broker.account import Account, Budget, Limits, account_address
+from metaq.protocol.errors import AccountSpent
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.statuses import RequestCode
+from tests.unit.broker.harness import Harness, put
+
+# --- one budget -------------------------------------------------------------------------------------------------------
+
+
+def test_an_address_that_is_alone_has_all_but_the_reserve():
+    budget = Budget("cups", "cups", 160, 50)
+    assert budget.take("a", 150)
+    assert not budget.take("a")
+    assert budget.take("b", 10)
+    assert budget.used == 160
+    assert budget.refused == 1
+
+
+def test_an_address_beside_others_has_its_share():
+    budget = Budget("cups", "cups", 160, 50)
+    budget.add("b", 1)
+    assert budget.take("a", 80)
+    assert not budget.take("a")
+    assert budget.take("b", 79)
+    assert not budget.take("c")
+    budget.add("b", -80)
+    assert budget.take("a", 70)
+
+
+def test_what_is_given_back_is_there_for_others():
+    budget = Budget("cups", "cups", 16, 50)
+    for _ in range(100):
+        assert budget.take("a", 15)
+        budget.add("a", -15)
+    assert (budget.used, budget.largest) == (0, 0)
+
+
+def test_a_refusal_names_the_numbers_and_the_option():
+    budget = Budget("cups", "maxCups", 160, 25)
+    budget.add("b", 1)
+    budget.add("10.0.0.5", 40)
+    with pytest.raises(AccountSpent) as refused:
+        budget.check("10.0.0.5")
+    assert str(refused.value) == (
+        "too many cups: this broker has 41 of at most 160, 40 of them from 10.0.0.5; one address may have 40 beside "
+        "others, 150 alone (see maxCups=160 and addressShare in [limits] of server.ini)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("10.0.0.5", "10.0.0.5"),
+        ("?", "?"),
+        ("::1", "::"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("::ffff:10.0.0.5", "10.0.0.5"),
+    ],
+)
+def test_a_network_of_ipv6_is_one_address(host, address):
+    assert account_address(host) == address
+
+
+# --- unfinished requests ----------------------------------------------------------------------------------------------
+
+FRAME = 1 << 20
+
+
+def begun(size):
+    """The first `size` bytes of a frame of FRAME bytes."""
+    head = encode_frame(RequestCode.HEARTBEAT, 1, {})
+    return ((FRAME - 4).to_bytes(4, "big") + head[4:] + bytes(size))[:size]
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A broker that takes four frames of unfinished requests."""
+    harness = Harness(tmp_path)
+    harness.broker.account = Account(Limits(unfinished_bytes=4 * FRAME - 1000), harness.reactor)
+    yield harness
+    harness.close()
+
+
+def used(harness):
+    return dict(harness.broker.account.budgets())["unfinished_bytes"].used
+
+
+def reading(peer):
+    return peer.transport.producerState == "producing"
+
+
+def test_unfinished_requests_beyond_the_bound_are_not_read_but_for_the_oldest(small):
+    peers = [small.connect() for _ in range(4)]
+    for peer in peers:
+        peer.send(begun(FRAME - 10))
+    assert [reading(peer) for peer in peers] == [True, True, True, False]
+    late = small.connect()
+    late.send(begun(FRAME - 10))
+    assert not reading(late)
+    account = small.broker.account.unfinished
+    assert account.waiting == 2
+    for peer in peers[:2]:
+        peer.send(bytes(10))
+        assert len(peer.frames()) == 1
+    small.turn()
+    assert (reading(peers[3]), reading(late)) == (True, False)
+    peers[3].lose()
+    small.turn()
+    assert reading(late)
+    for peer in (peers[2], late):
+        peer.lose()
+    assert (account.waiting, used(small)) == (0, 0)
+
+
+def test_an_address_beside_others_is_held_back_first(small):
+    stranger, other = small.connect("10.0.0.1"), small.connect("10.0.0.2")
+    more = [small.connect("10.0.0.1") for _ in range(2)]
+    other.send(begun(100))
+    for peer in (stranger, *more):
+        peer.send(begun(FRAME - 1000))
+    assert [reading(peer) for peer in (stranger, *more, other)] == [True, True, False, True]
+    other.send(begun(FRAME)[100:])
+    assert len(other.frames()) == 1
+
+
+def test_requests_that_are_answered_at_once_take_no_part(small):
+    peer = small.connect()
+    peer.ask(put("t", 0))
+    assert small.broker.account.unfinished._begun == {}
+
+
+def test_bytes_that_come_one_by_one_count_what_they_take(small):
+    peer = small.connect()
+    request = put("t", 0, bytes(2000))
+    for byte in request[:-1]:
+        peer.send(bytes([byte]))
+    assert used(small) > 1900 * 64
+    assert peer.ask(request[-1:]).code == 200
+    assert used(small) == 0
+
+
+def test_a_request_that_does_not_come_whole_in_time_ends_its_connection(factory, harness, caplog):
+    caplog.set_level("INFO")
+    peer = harness.connect()
+    quick = harness.connect()
+    peer.send(begun(100))
+    for _ in range(5):
+        harness.reactor.advance(5)
+        quick.send(put("t", 0) + b"put t")
+        quick.send(put("t", 0)[5:])
+        quick.send(b"put t")
+        quick.send(put("t", 0)[5:])
+    assert not peer.transport.aborted
+    harness.reactor.advance(5)
+    assert not peer.transport.aborted
+    harness.reactor.advance(5)
+    assert peer.transport.aborted
+    assert not quick.transport.aborted
+    assert "for 30 s a request came at less than 16384 bytes a second" in caplog.text
+    assert harness.broker.account.unfinished.cut == 1
+
+
+def test_a_request_that_comes_fast_enough_has_more_time(factory, harness):
+    peer = harness.connect()
+    peer.send(begun(100_000))
+    for _ in range(9):
+        harness.reactor.advance(5)
+        peer.send(bytes(100_000))
+    for _ in range(7):
+        harness.reactor.advance(5)
+    assert not peer.transport.aborted
+    harness.reactor.advance(5)
+    assert peer.transport.aborted
+
+
+def test_time_in_which_a_connection_is_not_read_does_not_count(factory, harness):
+    peer = harness.connect()
+    peer.send(begun(100))
+    peer.session.pauseProducing()
+    for _ in range(20):
+        harness.reactor.advance(5)
+    peer.session.resumeProducing()
+    for _ in range(6):
+        harness.reactor.advance(5)
+    assert not peer.transport.aborted
+    harness.reactor.advance(5)
+    assert peer.transport.aborted
+
+
+def test_a_broker_that_stood_still_cuts_nobody(factory, harness):
+    peer = harness.connect()
+    peer.send(begun(100))
+    harness.reactor.advance(3600)
+    assert not peer.transport.aborted
+
+
+def test_limits_have_defaults():
+    account = Account(Limits(), Clock())
+    assert dict(account.budgets())["unfinished_bytes"].limit == 128 << 20
