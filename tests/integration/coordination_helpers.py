@@ -10,6 +10,7 @@ from typing import TypeVar
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
+from metaq.coordination.presence import Presence
 from metaq.coordination.session import ZkSession
 from tests.history.sessions import end_session
 from tests.waiting import DEADLINE, eventually
@@ -109,11 +110,25 @@ class Relay:
 
 @contextmanager
 def deaf(session: ZkSession) -> Iterator[None]:
-    """Keep the session's event thread busy, so that nobody hears what happens to the session meanwhile."""
-    gate = threading.Event()
-    session.events.post(lambda: gate.wait(DEADLINE))
-    yield
-    gate.set()
+    """Keep the session's event thread busy, so that nobody hears what happens to the session meanwhile.
+
+    Nobody appears on a new session either: what was heard before is acted by on other threads, whose end is awaited.
+    """
+    busy, gate = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        busy.set()
+        gate.wait(DEADLINE)
+
+    session.events.post(stay)
+    assert busy.wait(DEADLINE)
+    try:
+        owners = [getattr(each, "__self__", None) for each in session._listeners]
+        tasks = [each._task for each in owners if isinstance(each, Presence)]
+        wait_for(lambda: all(each._thread is None for each in tasks), "the end of what was begun before")
+        yield
+    finally:
+        gate.set()
 
 
 def tree(zk: KazooClient, path: str = "/") -> dict[str, tuple[bytes | None, bool]]:
