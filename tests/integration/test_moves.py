@@ -188,7 +188,7 @@ def test_a_cancelled_move_leaves_everything_as_it_was_and_can_be_taken_up_again(
         first = TopicPartition(TOPIC, 0, 0)
         for _ in range(200):
             producer.send(TOPIC, b"x" * 1000, partition=first)
-        arguments = ("partitions", "move", "-t", TOPIC, "--from", "0", "--to", "1", "--rate", "50k")
+        arguments = ("partitions", "move", "-t", TOPIC, "--from", "0", "--to", "1", "--rate", "1")
         running = subprocess.Popen(
             [sys.executable, "-m", "metaq", *arguments, "--zk", chroot], stderr=subprocess.PIPE, text=True
         )

@@ -183,12 +183,17 @@ def test_a_target_that_is_stopped_is_waited_for(chroot: str, brokers: Brokers, m
 
 def test_a_source_that_is_stopped_is_waited_for(chroot: str, brokers: Brokers, moves: MovesOfCluster) -> None:
     takes_messages(chroot)
-    move = moves.begin(moves.plan(TOPIC, 0, 1, 1))
-    ends(moves, move, MoveState.COPYING)
-    brokers.running[0].kill()
-    waits_for(moves, move, "broker 0")
-    brokers.start(0)
-    ends(moves, move)
+    with Producer(chroot) as producer:
+        delayed = producer.send(TOPIC, b"tomorrow", partition=FIRST, delay=86_400.0)
+        move = moves.begin(moves.plan(TOPIC, 0, 1, FAST))
+        waits_for(moves, move, "delayed messages")  # so that it does not copy, and go on, before the source is killed
+        assert moves.look(move).move.state is MoveState.COPYING
+        brokers.running[0].kill()
+        waits_for(moves, move, "broker 0 is not registered in ZooKeeper now")
+        brokers.start(0)
+        waits_for(moves, move, "delayed messages")
+        assert producer.cancel(delayed)
+        ends(moves, move)
 
 
 # --- cancelling -------------------------------------------------------------------------------------------------------
