@@ -33,6 +33,9 @@ UNFINISHED_BYTES_PER_SECOND = 16 << 10
 SCAN_SECONDS = 5
 """How often unfinished requests are looked at."""
 
+WAITING_BYTES = 1 << 10
+"""What a request that waits counts, beside what it says."""
+
 _READ_BYTES = 512 << 10
 """What a connection that is read again may bring before it is counted."""
 
@@ -46,6 +49,8 @@ class Limits:
     address."""
     request_seconds: int = 30
     """So long a request may come slower than UNFINISHED_BYTES_PER_SECOND."""
+    waiting_bytes: int = 64 << 20
+    """Of requests that wait for what is not there yet; WAITING_BYTES each, and what they say."""
     address_share: int = 50
     """Percent of each limit that one address may have while others have something, too."""
 
@@ -253,6 +258,9 @@ class Account:
         )
         self.unfinished = Unfinished(self._unfinished_bytes, limits.request_seconds, reactor)
 
+        self.waiting = Budget("bytes of requests that wait", "waitingBytes", limits.waiting_bytes, share)
+
     def budgets(self) -> Iterator[tuple[str, Budget]]:
         """By the names that the metrics have for them."""
         yield "unfinished_bytes", self._unfinished_bytes
+        yield "waiting_bytes", self.waiting

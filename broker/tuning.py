@@ -134,6 +134,9 @@ of producers. Less than HALF_GRACE_SECONDS (protocol/limits.py): nobody is gone 
 HALVES_TURN_BYTES = 1 << 20
 """Of the records that one asker is given at once."""
 
+HALVES_CALLER_GROUPS = 1024
+"""Producer groups that one connection may ask for; a producer asks for one."""
+
 HALVES_DECIDED = 1 << 16
 """Outcomes that are remembered for each internal log, so that a repeated answer is told what was decided."""
 

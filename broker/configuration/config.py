@@ -167,6 +167,7 @@ _REPLICATION: Mapping[str, _Key] = {
 _LIMITS: Mapping[str, _Key] = {
     "unfinished_bytes": _Key("unfinishedBytes", _integer(1 << 24)),
     "request_seconds": _Key("requestSeconds", _positive),
+    "waiting_bytes": _Key("waitingBytes", _integer(1 << 20)),
     "address_share": _Key("addressShare", _integer(1, 100)),
 }
 _CHECKED: Mapping[str, ReadValue] = {

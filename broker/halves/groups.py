@@ -294,6 +294,11 @@ class Groups(Generic[T]):
 
     # --- who asks -----------------------------------------------------------------------------------------------------
 
+    def asked_for(self, caller: object, group: str) -> int:
+        """For how many groups beside this one that connection asks."""
+        groups = self._callers.get(caller, {})
+        return len(groups) - (group in groups)
+
     def arrive(self, poll: Poll[T]) -> None:
         """A producer asks. It does not wait yet."""
         self._group(poll.group)

@@ -157,8 +157,12 @@ class Halves(Delays):
 
     def checks(self, request: CheckHalvesRequest, caller: object) -> Deferred[Checked]:
         """What this producer is to find out, once there is something, or its time is over. Fails with NotLeader when
-        the broker leads no longer."""
+        the broker leads no longer. Raises HalfRefused."""
         group = request.group
+        if self._groups.asked_for(caller, group) >= tuning.HALVES_CALLER_GROUPS:
+            raise HalfRefused(
+                f"this connection asks for half messages of {tuning.HALVES_CALLER_GROUPS} groups already: connect anew"
+            )
         self._drop_given(caller, group)
         for before in (self._groups.end_poll(caller, group), self._reading.get((caller, group))):
             if before is not None:

@@ -58,9 +58,6 @@ MAX_PENDING_BYTES = 8 << 20
 MAX_PARKED_PULLS = 16_384
 """Pulls one connection may have waiting for data: one for each of ten thousand partitions, and some."""
 
-MAX_ALL_PARKED_PULLS = 1 << 16
-"""Pulls that all connections together may have waiting: some 2 KiB each."""
-
 
 class SessionServices(Interface):
     """What all connections of a broker share."""
@@ -133,7 +130,8 @@ class Session(Protocol):
         self._all_parked = shared.parked
         self._pending_puts = shared.pending_puts
         self._account = shared.account
-        self._address = "?"  # what it counts as in the account
+        self.address = "?"
+        """What it counts as in the account."""
         self._reading_parts = shared.reading
         self._seconds = shared.reactor.seconds
         self._on_lost = on_lost
@@ -164,7 +162,7 @@ class Session(Protocol):
         self._transport = cast(Transport, self.transport)
         self._transport.registerProducer(self, True)
         self.host = getattr(self._transport.getPeer(), "host", "?")
-        self._address = account_address(self.host)
+        self.address = account_address(self.host)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         self.last_active = self._seconds()
@@ -195,9 +193,9 @@ class Session(Protocol):
         """Of the request of which a part has come, if any."""
         unfinished = self._account.unfinished
         self._held_bytes = self._reader.held_bytes
-        if not unfinished.has(self, self._address, self._held_bytes, fresh, self._cut) and not self._crowded:
+        if not unfinished.has(self, self.address, self._held_bytes, fresh, self._cut) and not self._crowded:
             self._crowded = True
-            unfinished.wait(self, self._address, self._let_in)
+            unfinished.wait(self, self.address, self._let_in)
 
     def _cut(self, why: str) -> bool:
         if self._reading:
@@ -213,9 +211,9 @@ class Session(Protocol):
         """The client sends nothing any more; the transport does not read any more. Close once all is answered."""
         self._half_closed = True
         if not self._closing:
-            parked = [pull for pull in self._parked if self._all_parked.drop(pull)]
-            self._parked.difference_update(parked)
-            self._queue.extend(parked)
+            for pull in [pull for pull in self._parked if self._all_parked.drop(pull)]:
+                self._waits_no_more(pull)
+                self._queue.append(pull)
         self._resume()
 
     def writeConnectionLost(self) -> None:  # noqa: N802
@@ -225,11 +223,11 @@ class Session(Protocol):
         self._lost = self._closing = True
         self._queue.clear()
         self._count_unsent(-self._unsent)
-        for pull in self._parked:
+        for pull in list(self._parked):
             self._all_parked.drop(pull)
-        self._parked.clear()
+            self._waits_no_more(pull)
         self._pending_puts.drop(self)
-        self._account.unfinished.drop(self, self._address)
+        self._account.unfinished.drop(self, self.address)
         self._gate.connection_lost(self)
         self._on_lost(self)
 
@@ -382,25 +380,35 @@ class Session(Protocol):
         elif not isinstance(answer, (Step, Loading)):
             self._write(answer)
         elif isinstance(answer, Loading):
-            self._parked.add(pull)
+            self._waits(pull)
             answer.done.addCallbacks(lambda _: self._come_back(pull), lambda failure: self._broken(failure.value))
         elif pull.expired or self._half_closed:
             self._write(self._gate.give_up(pull))
         elif len(self._parked) >= MAX_PARKED_PULLS:
-            self._write(self._gate.too_many_pulls(pull, "on this connection"))
-        elif len(self._all_parked) >= MAX_ALL_PARKED_PULLS:
-            self._write(self._gate.too_many_pulls(pull, "on all connections together"))
+            self._write(self._gate.too_many_pulls(pull, "too many pulls wait on this connection"))
+        elif self._account.waiting.room(self.address) < pull.held_bytes:
+            self._account.waiting.refused += 1
+            self._write(self._gate.too_many_pulls(pull, self._account.waiting.refusal(self.address)))
         else:
-            self._parked.add(pull)
+            self._waits(pull)
             if answer is Step.AGAIN:
                 self._reactor.callLater(0, self._come_back, pull)
             else:
                 self._all_parked.park(pull, lambda: self._come_back(pull))
 
+    def _waits(self, pull: Parkable) -> None:
+        self._parked.add(pull)
+        self._account.waiting.add(self.address, pull.held_bytes)
+
+    def _waits_no_more(self, pull: Parkable) -> None:
+        self._parked.remove(pull)
+        self._account.waiting.add(self.address, -pull.held_bytes)
+
     @_or_close
     def _come_back(self, pull: Parkable) -> None:
         """A pull was woken or its deadline has come."""
-        self._parked.discard(pull)
+        if pull in self._parked:
+            self._waits_no_more(pull)
         if self._closing:
             return
         if self._queue or self._blocked or self._yielding:
@@ -522,7 +530,7 @@ class Session(Protocol):
             self._reading = reading
             if reading:
                 if self._held_bytes:
-                    self._account.unfinished.read_again(self, self._address)
+                    self._account.unfinished.read_again(self, self.address)
                 self._transport.resumeProducing()
             else:
                 self._transport.pauseProducing()
@@ -544,7 +552,7 @@ class Session(Protocol):
         transport = self._transport
         transport.unregisterProducer()
         self._pending_puts.drop(self)
-        self._account.unfinished.drop(self, self._address)
+        self._account.unfinished.drop(self, self.address)
         self._gate.connection_lost(self)
         self._on_lost(self)
         cast(Any, transport).protocol = protocol

@@ -24,6 +24,7 @@ from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import NO_OPAQUE, IgnoredAnswer, TransactionCommand, encode_result
 from metaq.protocol.transactions import TX_KEY, TransactionType
 
+from ..account import account_address
 from .answers import Answer, Bytes, Work, answer_frame, error_frame, error_result
 from .parkable import Loading, Parkable, Step
 from .put import PutGroup
@@ -42,6 +43,10 @@ class Caller(Protocol):
     def host(self) -> str:
         """Numeric address of the connection's other end; `?` if it has none."""
 
+    @property
+    def address(self) -> str:
+        """What it counts as in the account."""
+
 
 Served: TypeAlias = Answer | Work | Parkable
 """An answer, work to be done in slices, or a pull to be stepped."""
@@ -53,6 +58,11 @@ class HttpPeer(NamedTuple):
     """Who asks by HTTP. Its requests have nothing in common, so it is no caller to a verb."""
 
     host: str
+
+    @property
+    def address(self) -> str:
+        """What it counts as in the account."""
+        return account_address(self.host)
 
 
 class PageRequest(NamedTuple):
@@ -209,9 +219,9 @@ class Gate:
         except MetaqError as error:
             return _failed(pull, error)
 
-    def too_many_pulls(self, pull: Parkable, where: str) -> Bytes:
+    def too_many_pulls(self, pull: Parkable, why: str) -> Bytes:
         """The answer to a pull that would have to wait while too many others wait."""
-        return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, f"too many pulls wait {where}")
+        return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, why)
 
 
 def _settled(request: WireRequest, answer: Answer) -> Answer:

@@ -38,7 +38,7 @@ class Parkable:
     passes, several times as slow.
 
     opaque: of its frame. key: what it waits for (long_poll.py). deadline: when its wait is over, seconds of the
-    reactor's clock.
+    reactor's clock. held_bytes: memory that it takes while it waits.
     """
 
     __slots__ = ()
@@ -46,6 +46,7 @@ class Parkable:
     opaque: int
     key: Hashable
     deadline: float
+    held_bytes: int
 
     @property
     @abstractmethod

@@ -24,6 +24,7 @@ from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.where import parse_where
 
 from .. import tuning
+from ..account import WAITING_BYTES
 from ..filters.judge import Judge
 from ..filters.table import Filter
 from ..store.damage import Damaged, Sound, Soundness
@@ -60,6 +61,7 @@ class Pull(Parkable):
         "_stretch",
         "_was_loaded",
         "deadline",
+        "held_bytes",
         "key",
         "opaque",
     )
@@ -75,6 +77,8 @@ class Pull(Parkable):
         self._offset = request.offset  # everything before it was looked at
         self._id_before = UNKNOWN_ID
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
+        request.tags = ()  # up to a megabyte, which nobody needs any more
+        self.held_bytes = WAITING_BYTES + len(request.where) + (0 if self._hashes is None else self._hashes.nbytes)
         self._selection = Selection(parse_where(request.where), reading.where_time) if request.where else None
         self._stretch: Stretch | None = None  # was read for the next step
         self._was_loaded = False  # it came from the disk, so a slice of it is judged at once

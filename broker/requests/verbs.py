@@ -61,6 +61,7 @@ from metaq.protocol.text import (
     encode_result_line,
 )
 
+from ..account import NOBODY, WAITING_BYTES
 from ..broker import Broker
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..shared.acquire import Acquire, answer_settle
@@ -132,6 +133,18 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         broker.member.accept(frame, cast("Session", caller).become)
         return None
 
+    def check_halves(frame: Frame, caller: Caller | None) -> Answer:
+        request = CheckHalvesRequest.from_ext(frame.ext)
+        address = NOBODY if caller is None else caller.address
+        held = 2 * WAITING_BYTES + sum(WAITING_BYTES // 4 + len(topic) for topic in request.topics or ())
+        broker.account.waiting.check(address, held)
+
+        def answered(result: Any) -> Any:
+            broker.account.waiting.add(address, -held)
+            return result
+
+        return _answer(frame, broker.halves.checks(request, caller).addBoth(answered), checked_frame)
+
     def move(request: MoveRequest) -> Deferred[Any]:
         if broker.moves is None:
             raise NotReplicating("this broker is not registered in ZooKeeper, or is a slave: nothing can be moved")
@@ -201,11 +214,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.END_HALVES: Verb(
             lambda frame, caller: _answer(frame, end_halves(broker.halves, frame), ended_frame), _body_bytes
         ),
-        RequestCode.CHECK_HALVES: Verb(
-            lambda frame, caller: _answer(
-                frame, broker.halves.checks(CheckHalvesRequest.from_ext(frame.ext), caller), checked_frame
-            )
-        ),
+        RequestCode.CHECK_HALVES: Verb(check_halves),
         RequestCode.LIST_HALVES: _framed(
             ListHalvesRequest.from_ext, lambda request: list_halves(broker.halves, request), json_frame
         ),

@@ -15,6 +15,7 @@ from metaq.protocol.shared import (
 )
 from metaq.protocol.statuses import ResponseCode
 
+from ..account import WAITING_BYTES
 from ..requests.answers import Answer, Bytes, answer_frame, body_frame, then
 from ..requests.parkable import Parkable, Step
 from ..requests.reading import Reading
@@ -30,7 +31,7 @@ _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
 class Acquire(Parkable):
     """One ACQUIRE under way. Lives on the reactor thread."""
 
-    __slots__ = ("_groups", "_reading", "_request", "deadline", "key", "opaque")
+    __slots__ = ("_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
 
     def __init__(self, groups: SharedGroups, reading: Reading, frame: Frame) -> None:
         """Raises RemoteProtocolError, InvalidName for a frame that is no ACQUIRE."""
@@ -40,6 +41,7 @@ class Acquire(Parkable):
         self._request = request
         self.opaque = frame.opaque
         self.key = SharedKey(request.group, request.topic, request.partition)
+        self.held_bytes = WAITING_BYTES
         self.deadline = reading.seconds() + request.wait_ms / 1000
         reading.metrics.get(request.topic)
 

@@ -3,11 +3,12 @@
 import pytest
 from twisted.internet.task import Clock
 
-from metaq.broker.account import Account, Budget, Limits, account_address
+from metaq.broker.account import WAITING_BYTES, Account, Budget, Limits, account_address
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.statuses import RequestCode
-from tests.unit.broker.harness import Harness, put
+from metaq.protocol.halves import CheckHalvesRequest
+from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.unit.broker.harness import Harness, pull, put
 
 # --- one budget -------------------------------------------------------------------------------------------------------
 
@@ -204,3 +205,74 @@ def test_a_broker_that_stood_still_cuts_nobody(factory, harness):
 def test_limits_have_defaults():
     account = Account(Limits(), Clock())
     assert dict(account.budgets())["unfinished_bytes"].limit == 128 << 20
+
+
+# --- requests that wait -----------------------------------------------------------------------------------------------
+
+
+def waiting(harness):
+    return harness.broker.account.waiting.used
+
+
+def check_halves(group, wait_ms=1000, opaque=1, **more):
+    return encode_frame(RequestCode.CHECK_HALVES, opaque, CheckHalvesRequest(group, 1, wait_ms, **more).to_ext())
+
+
+def test_a_pull_that_waits_counts_what_it_says(harness):
+    peer = harness.connect()
+    peer.send(pull("t", 0, 0, wait_ms=1000))
+    assert waiting(harness) == WAITING_BYTES
+    peer.send(pull("t", 0, 0, wait_ms=1000, tags=tuple(map(str, range(1000)))))
+    assert waiting(harness) == 2 * WAITING_BYTES + 4000
+    harness.reactor.advance(2)
+    assert waiting(harness) == 0
+    assert len(peer.frames()) == 2
+    peer.send(pull("t", 0, 0, wait_ms=1000) * 3)
+    peer.send(put("t", 0))
+    harness.turn()
+    assert waiting(harness) == 0
+    peer.send(pull("t", 1, 0, wait_ms=1000) * 3)
+    peer.half_close()
+    assert waiting(harness) == 0
+
+
+def test_one_address_does_not_take_the_places_of_all(harness):
+    harness.broker.account = Account(Limits(waiting_bytes=160 * WAITING_BYTES), harness.reactor)
+    crowd = [harness.connect("10.0.0.1") for _ in range(4)]
+    for peer in crowd:
+        peer.send(pull("t", 0, 0, wait_ms=1000) * 50)
+    assert waiting(harness) == 150 * WAITING_BYTES
+    assert [frame.code for frame in crowd[3].frames()] == [ResponseCode.SYSTEM_BUSY] * 50
+    other = harness.connect("10.0.0.2")
+    other.send(pull("t", 0, 0, wait_ms=1000) * 10)
+    assert other.frames() == []
+    for peer in (*crowd, other):
+        peer.lose()
+    assert waiting(harness) == 0
+
+
+def test_questions_for_half_messages_count_while_they_wait(harness):
+    harness.broker.account = Account(Limits(waiting_bytes=32 * WAITING_BYTES), harness.reactor)
+    peer = harness.connect()
+    for number in range(16):
+        peer.send(check_halves(f"g{number}"))
+    (refused,) = peer.frames()
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert "waitingBytes=32768" in refused.remark
+    assert waiting(harness) == 30 * WAITING_BYTES
+    harness.reactor.advance(2)
+    assert len(peer.frames()) == 15
+    assert waiting(harness) == 0
+    peer.send(check_halves("g", topics=frozenset({"t"})))
+    peer.lose()
+    assert waiting(harness) == 0
+
+
+def test_a_connection_asks_for_the_half_messages_of_a_bounded_number_of_groups(harness):
+    peer = harness.connect()
+    for number in range(1025):
+        peer.send(check_halves(f"g{number}", 0, producer="p"))
+    frames = peer.frames()
+    assert [frame.code for frame in frames[:1024]] == [ResponseCode.SUCCESS] * 1024
+    assert frames[1024].code == ResponseCode.MESSAGE_ILLEGAL
+    assert peer.ask_frame(check_halves("g0", 0, producer="p")).code == ResponseCode.SUCCESS

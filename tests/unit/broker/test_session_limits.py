@@ -2,6 +2,7 @@
 
 import pytest
 
+from metaq.broker.account import WAITING_BYTES
 from metaq.broker.network import session as session_module
 from metaq.broker.requests import reading as reading_module
 from metaq.protocol.frames import encode_frame
@@ -215,13 +216,14 @@ def test_a_record_larger_than_a_small_answer_is_given_whole(full, harness, monke
 
 
 def test_pulls_that_wait_are_bounded_over_all_connections(peer, harness, monkeypatch):
-    monkeypatch.setattr(session_module, "MAX_ALL_PARKED_PULLS", 3)
+    harness.broker.account.waiting._alone = 3 * WAITING_BYTES
     others = [harness.connect() for _ in range(3)]
     for other in others:
         other.send(pull("t", 0, 0, wait_ms=1000))
     assert len(harness.broker.parked) == 3
     frame = peer.ask_frame(pull("t", 0, 0, wait_ms=1000))
-    assert (frame.code, frame.remark) == (2, "too many pulls wait on all connections together")
+    assert frame.code == 2
+    assert "too many bytes of requests that wait: this broker has 3072 of at most 67108864" in frame.remark
     others[0].lose()
     assert len(harness.broker.parked) == 2
     peer.send(pull("t", 0, 0, wait_ms=1000))
