@@ -171,6 +171,9 @@ class _Inspection:
         if not ended.operation.type.is_commit:
             self._report.rolled_back += 1
             return
+        if ended.incomplete and not any(each.location and self._is_written(each.location) for each in ended.blocks):
+            self._incomplete(number, ended)
+            return
         self._report.committed += 1
         for block in ended.blocks:
             there = block.location is not None and self._is_written(block.location)
@@ -178,6 +181,16 @@ class _Inspection:
                 self._unproven(number, ended, block, there=there)
             elif not there and not self._settled(number, ended.entry.offset):
                 self._replayed[block.store] += 1
+
+    def _incomplete(self, number: int, ended: Ended) -> None:
+        """None of its blocks is where the log names it. The start judges by single messages, too."""
+        key, at = ended.operation.tx_key, ended.entry.offset
+        text = f"messages of {key}, committed at byte {at}, are damaged"
+        if self._settled(number, at):
+            self._report.add(Level.WARNING, self._paths[number], f"{text}; no start reads them any more")
+        else:
+            where = "none is where the log names it: unless one lies elsewhere in a partition the start rolls it back"
+            self._report.add(Level.DAMAGE, self._paths[number], f"{text}; {where}")
 
     def _unproven(self, number: int, ended: Ended, block: LoggedBlock, *, there: bool) -> None:
         key, at = ended.operation.tx_key, ended.entry.offset

@@ -86,6 +86,8 @@ class Ended:
     transaction: Logged | None
     blocks: list[LoggedBlock] = field(default_factory=list)
     """Of a commit."""
+    incomplete: bool = False
+    """A commit of ours counts messages that cannot be read."""
 
     @property
     def operation(self) -> Operation:
@@ -133,10 +135,12 @@ class Following:
         if transaction is not None:
             del self.open[command.tx_key]
             transaction.end = entry.end
-        blocks = _blocks(entry, transaction) if command.type.is_commit else []
+        whole = entry.seal is not None and transaction is not None and _is_whole(transaction, entry.seal)
+        blocks = _blocks(entry, transaction, whole=whole) if command.type.is_commit else []
         if transaction is not None and all(block.proven for block in blocks):
             self._believe(transaction.puts)
-        return Ended(entry, transaction, blocks)
+        incomplete = command.type.is_commit and entry.seal is not None and not whole
+        return Ended(entry, transaction, blocks, incomplete)
 
     def _put(self, entry: RedoEntry, put: StoredPut) -> None:
         transaction = self.open.get(put.tx_key)
@@ -197,11 +201,10 @@ def _missing(transaction: Logged, seal: Seal) -> str:
     return f"{found} messages other than those that were prepared"
 
 
-def _blocks(entry: RedoEntry, transaction: Logged | None) -> list[LoggedBlock]:
-    """What the commit has to be in which partition, those first of which there are messages."""
+def _blocks(entry: RedoEntry, transaction: Logged | None, *, whole: bool) -> list[LoggedBlock]:
+    """What the commit has to be in which partition, those first of which there are messages. whole: all of them are."""
     puts = {} if transaction is None else transaction.by_partition()
     places = {each.store: each for each in entry.locations}
-    whole = entry.seal is not None and transaction is not None and _is_whole(transaction, entry.seal)
     blocks = []
     for (topic, partition), of_store in puts.items():
         place = places.pop(f"{topic}-{partition}", None)

@@ -7,12 +7,19 @@ lies there by then.
 What is damaged is never delivered (following.py says what is proven). The records around it are kept:
 
 - damaged bytes between records are replaced by a record that means nothing, at the end of the file they are cut;
-- a committed block that cannot be proven is looked for in its partition; if it is not there it is lost;
+- a commit of which messages are damaged, and nothing is in a partition, was not decided: it is rolled back;
+- of another one, a block that cannot be proven is looked for in its partition; if it is not there it is lost;
 - a prepared transaction of which a message is damaged is rolled back, as if an operator had decided so: its coordinator
   is told until it says FORGET;
 - a transaction whose end may have been in the damaged bytes was committed if a message of it is in a partition.
 
 Whatever is lost or replaced is reported and copied to `damaged-redo.<n>-<offset>` first.
+
+That a commit was not decided is seen in the partitions, because nothing is appended before its record is synced
+(commit.py). A power cut may tear the write before that, so that the commit can be read and a message in front of it
+cannot: then none of its messages may come, as some of them are gone. A commit that was decided looks the same if its
+log was damaged at rest and the cut has also taken all of its messages from the partitions. It is rolled back, too. The
+log cannot tell these apart: it does not say what was synced, and whatever it said could not speak of the last write.
 """
 
 from __future__ import annotations
@@ -104,6 +111,8 @@ class _OldFile:
         self.lost: list[tuple[int, int]] = []
         self.ends: list[Buffer] = []
         """Records that are to follow the last good one."""
+        self.rolled_back: list[tuple[int, list[Buffer]]] = []
+        """Where a commit lies that was not decided, and what is to lie there, as many bytes."""
 
     def damaged(self, damage: RedoDamage, size: int) -> None:
         """size: of the file in bytes."""
@@ -124,6 +133,7 @@ class _Replay:
         self._following = Following(now_ms)
         self._old: dict[int, _OldFile] = {}
         self._appended_to: dict[PartitionLog, None] = {}
+        self._decisions: dict[str, Heuristic] = {}
         self._damaged = False
 
     def run(self, start: RedoPosition | None, decide: Decide) -> Replayed:
@@ -138,9 +148,9 @@ class _Replay:
             else:  # everything in it is settled; the broker stopped before it was deleted
                 size = self._files.status(path).size
                 self.result.files.append(RedoFile(number, path, size, exists=True))
-        decisions = self._judge_open()
-        if decisions:
-            decide(decisions)
+        self._judge_open()
+        if self._decisions:
+            decide(self._decisions)
         for old in self._old.values():
             self._repair(old)
         for log in self._appended_to:
@@ -200,6 +210,8 @@ class _Replay:
                 transaction.file = old.file
                 old.file.size = entry.offset
                 old.file.hold(transaction)
+        elif ended.incomplete and not self._is_there(ended):
+            self._roll_back(old, ended)
         elif ended.operation.type.is_commit:
             self._commit(old, ended)
             if not ended.operation.type.is_xa and ended.transaction is not None and ended.transaction.puts:
@@ -239,6 +251,47 @@ class _Replay:
         old.lost.append((entry.offset, entry.end))
         fits = len(encode_locations(placed)) == ended.operation.attachment_bytes
         return tuple(placed) if fits else right
+
+    def _is_there(self, ended: Ended) -> bool:
+        """Whether any message of a commit is in a partition, or has been there until retention removed it."""
+        believed = ended.entry.attachment_problem is None
+        for block in ended.blocks:
+            log = self._logs.stored(block.topic, block.partition)
+            if log is not None and (
+                self._find_damaged(log, block, believed=believed) is not None
+                or (block.puts and present(_block(log, block.puts), self._now_ms()))
+            ):
+                return True
+        return False
+
+    def _roll_back(self, old: _OldFile, ended: Ended) -> None:
+        """Make a rollback of a commit that was not decided.
+
+        In the log as well: no later replay shall judge it again, when its place may lie below a partition's first
+        message. The commit's record is longer than a rollback's by its attachment: a filler takes the rest.
+        """
+        entry, operation, logged = ended.entry, ended.operation, ended.transaction
+        assert entry.seal is not None
+        kind = OperationType.XA_ROLLBACK if operation.type.is_xa else OperationType.LOCAL_ROLLBACK
+        rollback = Operation(operation.tx_key, kind, operation.was_prepared)
+        record = sealed_operation_record(rollback, entry.offset, entry.seal.messages, entry.seal.content)
+        old.rolled_back.append((entry.offset, [*record, encode_filler(entry.size - sum(map(len, record)))]))
+        start = entry.offset
+        if logged is not None:
+            start = logged.start
+            self._settle(logged.transaction, ())
+            if logged.prepared:
+                self._decisions[logged.key] = "rollback"
+        old.lost.append((start, entry.end))
+        _log.error(
+            "%s: the commit of %s at byte %d is rolled back: it counts %d messages, of which %d can be read, and none "
+            "is in a partition, so it was not decided",
+            old.file.path,
+            operation.tx_key,
+            entry.offset,
+            entry.seal.messages,
+            0 if logged is None else len(logged.puts),
+        )
 
     def _settle(self, transaction: OpenTransaction, placed: Iterable[PlacedBlock]) -> None:
         ends = [(each.log, each.end) for each in placed]
@@ -298,9 +351,8 @@ class _Replay:
 
     # --- transactions without an end ----------------------------------------------------------------------------------
 
-    def _judge_open(self) -> dict[str, Heuristic]:
-        """Give the prepared ones their messages; what is decided of those that cannot be committed."""
-        decisions = {}
+    def _judge_open(self) -> None:
+        """Give the prepared ones their messages, and decide those that cannot be committed."""
         for logged in self._following.open.values():
             old = self._old[logged.file]
             there = self._present(logged) if logged.may_have_ended else 0
@@ -310,12 +362,12 @@ class _Replay:
             self.result.transactions[logged.key] = logged.transaction
             if logged.prepared and logged.damage is None:
                 self._load(logged)
+                self._decisions.pop(logged.key, None)  # it was of an earlier one with this key
             elif logged.prepared:
-                decisions[logged.key] = "complete" if there else "rollback"
+                self._decisions[logged.key] = "complete" if there else "rollback"
                 self._report(old, logged, f"prepared, but damaged ({logged.damage}); it is rolled back", there)
             elif logged.may_have_ended:
                 self._report(old, logged, "rolled back: if it was prepared or committed, damage hides it", there)
-        return decisions
 
     def _present(self, logged: Logged) -> int:
         return sum(
@@ -383,6 +435,8 @@ class _Replay:
             data = read_exactly(self._files, fd, max(end for _, end in old.lost) - start, start)
             name = f"{DAMAGED_PREFIX}{os.path.basename(old.file.path)}-{start}"
             self._report_damage(old, keep_copy(self._files, self._directory, name, data))
+        for position, record in old.rolled_back:
+            write_all(self._files, fd, record, position)
         if old.ends:
             write_all(self._files, fd, old.ends, old.file.size - sum(map(len, old.ends)))
         if old.size > old.file.size:

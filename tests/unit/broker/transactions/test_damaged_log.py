@@ -75,6 +75,10 @@ def redo(path):
     return path / "data" / "transactions" / "redo.1"
 
 
+def is_lost(original):
+    return not any(original.rglob("*.meta"))
+
+
 def damaged_copy(original, target, data):
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(original, target)
@@ -117,8 +121,8 @@ def count(found):
     return Counter(body for each in found.values() for body in each)
 
 
-def verify(outcome, touched, *, reported=True):
-    """touched: keys of the transactions of which a record is damaged."""
+def verify(outcome, touched, *, lost=False, reported=True):
+    """touched: keys of the transactions of which a record is damaged. lost: whether no partition had any message."""
     true = {body for messages in MESSAGES.values() for *_, body in messages} | {PLAIN}
     for found in (outcome.delivered, outcome.finally_):
         assert set(count(found)) <= true, "false messages"
@@ -127,6 +131,9 @@ def verify(outcome, touched, *, reported=True):
             assert not {body for *_, body in MESSAGES[key]} & set(count(found)), f"{key} was rolled back"
     for key in COMMITTED - touched:
         assert {body for *_, body in MESSAGES[key]} <= set(count(outcome.delivered)), f"{key} was committed"
+    for key in COMMITTED if lost else ():
+        there = {body for *_, body in MESSAGES[key]} & set(count(outcome.delivered))
+        assert len(there) in (0, len(MESSAGES[key])), f"a part of {key} is there"
     for key in PREPARED:
         mine = {body for *_, body in MESSAGES[key]}
         assert not mine & set(count(outcome.delivered)), f"{key} was not committed"
@@ -169,7 +176,7 @@ def test_each_damaged_byte(original, tmp_path, caplog):
     for (_, touched), ((position, data), *others) in readings.items():
         outcome = Outcome(damaged_copy(original, tmp_path / "copy", data), caplog)
         try:
-            verify(outcome, touched)
+            verify(outcome, touched, lost=is_lost(original))
             exact = [found for found in findings(outcome) if found.level is Level.DAMAGE]
             if not exact:  # only places that are right although their checksum is not may be less than damage
                 assert any("but right places" in found.text for found in findings(outcome))
@@ -205,7 +212,7 @@ def test_random_damage_and_what_a_second_start_finds(original, tmp_path, caplog,
     path = damaged_copy(original, tmp_path / "copy", data)
     touched = keys_touched(original, ranges)
     outcome = Outcome(path, caplog)
-    verify(outcome, touched, reported=bytes(data) != whole[: len(data)])
+    verify(outcome, touched, lost=is_lost(original), reported=bytes(data) != whole[: len(data)])
     before = count(outcome.finally_)
     outcome.harness.store.close()  # killed, with nothing settled
     (path / "data" / "transactions" / "metaq.json").unlink(missing_ok=True)
@@ -239,6 +246,6 @@ def test_dying_while_a_damaged_log_is_repaired(original, tmp_path, caplog):
             if (state := contents(path)) not in examined:
                 examined.add(state)
                 outcome = Outcome(path, caplog)
-                verify(outcome, {entry.command.tx_key}, reported=False)
+                verify(outcome, {entry.command.tx_key}, lost=is_lost(original), reported=False)
                 outcome.stop()
         assert number > len(examined) > 3
