@@ -31,6 +31,7 @@ from .producer.routing import partition_for_key
 from .questions.cluster import Cluster
 from .questions.partitions import max_offset, min_offset
 from .questions.records import read_messages
+from .unclosed import Closing
 from .values import SendResult, TopicPartition
 from .wall_clock import now_ms
 
@@ -71,7 +72,7 @@ class Redriven(NamedTuple):
     result: SendResult
 
 
-class DeadLetters:
+class DeadLetters(Closing):
     """The dead letters of one group. Use as a context manager; one thread.
 
     Reading goes through all that lies in the group's topic `%DEAD%<group>`, twice, and keeps only the positions of
@@ -100,6 +101,7 @@ class DeadLetters:
             connect, root=root, start_timeout_seconds=start_timeout_seconds, config=self._config, starts=False
         )
         self._cluster.start()
+        self._opened()
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -218,6 +220,7 @@ class DeadLetters:
     def close(self, timeout: Duration = 10.0) -> None:
         """End the sessions and all connections. Idempotent."""
         seconds = check_wait("timeout", timeout)
+        self._closes()
         if self._producer is not None:
             self._producer.close(seconds / 2)
         self._cluster.close(seconds / 2)

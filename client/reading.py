@@ -25,6 +25,7 @@ from .questions.places import locate
 from .questions.records import read_chosen, read_messages
 from .serializers.base import Deserializer, deserializers
 from .timers import Timers
+from .unclosed import Closing
 from .values import TopicPartition
 
 __all__ = ["PartitionReader", "TopicBrowser", "browse"]
@@ -38,7 +39,7 @@ def browse(
         yield from browser
 
 
-class TopicBrowser:
+class TopicBrowser(Closing):
     """Iterates over all messages of a topic that are there when the iteration begins, partition by partition in the
     order of (broker id, partition). It joins no group, commits nothing and leaves no trace in ZooKeeper.
 
@@ -72,6 +73,7 @@ class TopicBrowser:
             connect, root=root, protocol=check_protocol(protocol), config=self._config.connection, starts=False
         )
         self._cluster.start()
+        self._opened()
 
     def partitions(self) -> list[TopicPartition]:
         """What is iterated over. Raises NoPartition, CoordinationUnavailable, ClientError (closed)."""
@@ -121,6 +123,7 @@ class TopicBrowser:
         """End the ZooKeeper session and all connections, as Cluster.close."""
         seconds = check_wait("timeout", timeout)
         self._closed = True
+        self._closes()
         self._cluster.close(seconds)
 
     def __enter__(self) -> Self:
@@ -175,11 +178,13 @@ class PartitionReader(Poller):
             follow=self._pool.follow,
             reader=reader,
         )
-        super().__init__(core, Fetcher(core, self._pool, lambda _: self._endpoint, self._timers))
+        endpoint = self._endpoint
+        super().__init__(core, Fetcher(core, self._pool, lambda _: endpoint, self._timers))
         begin = 0 if start == "earliest" else locate(start, option="start")
         (self._cursor,) = core.claim([partition], [begin], announced=True)
         try:
             self._fetcher.serve_soon()
+            self._opened()
         except BaseException:
             begin_elsewhere((self.close,))
             self.close()
@@ -213,6 +218,7 @@ class PartitionReader(Poller):
 
     def close(self) -> None:
         """Close the connection. Idempotent. In a process that was forked off, the parent's stays open."""
+        self._closes()
         self._closed = True
         if self._guard.is_elsewhere:
             self._pool.close()

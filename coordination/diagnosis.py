@@ -32,7 +32,8 @@ class ServerFinding:
     """The state of one server. certain: waiting does not help, unless somebody starts it or corrects its name.
 
     waits: it is a ZooKeeper that serves nobody before its ensemble has a majority. zxid: of the last transaction that
-    it has, None if it does not say. decides: it is the leader, or has no ensemble.
+    it has, None if it does not say. decides: it is the leader, or has no ensemble. serves: it says no less than that it
+    serves sessions, or that it may not tell.
     """
 
     text: str
@@ -40,6 +41,7 @@ class ServerFinding:
     waits: bool = False
     zxid: int | None = None
     decides: bool = False
+    serves: bool = False
 
 
 def examine(hosts: str, seconds: float) -> list[ServerFinding]:
@@ -111,6 +113,7 @@ def _judged(where: str, answer: bytes) -> ServerFinding:
             certain=False,
             zxid=int(zxid[1], 16) if zxid else None,
             decides=_DECIDES.search(answer) is not None,
+            serves=True,
         )
     return ServerFinding(f"what listens at {where} is not a ZooKeeper: correct the port", certain=True)
 

@@ -150,9 +150,9 @@ class _BrokerCollector(Collector):
         damaged = "Delayed messages that could not be read when they were due"
         yield CounterMetricFamily("metaq_delayed_damaged", damaged, delays.damaged)
         text = "Time from when a message was due to its delivery, of the last deliveries"
-        parts = (("0.5", 0.5), ("0.99", 0.99), ("1", 1.0))
+        parts = (("50", 0.5), ("99", 0.99), ("100", 1.0))
         lateness = ((name, delays.lateness_ms(part) / 1000) for name, part in parts)
-        yield _gauge("metaq_delayed_lateness_seconds", text, "quantile", lateness)
+        yield _gauge("metaq_delayed_lateness_seconds", text, "percentile", lateness)
 
     def _halves(self) -> Iterator[Metric]:
         halves = self._broker.halves

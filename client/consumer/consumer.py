@@ -35,7 +35,7 @@ from ..config import (
     check_where,
     config_or_default,
 )
-from ..connection import Connection, Endpoint
+from ..connection import Connection
 from ..durations import Duration, check_timeout, check_wait
 from ..message import Message
 from ..pool import ConnectionPool
@@ -148,30 +148,29 @@ class Consumer(Poller):
             where=chosen,
             accept=accept,
             on_damaged=on_damaged,
-            is_slave=lambda endpoint: self._member.is_slave(endpoint),
+            is_slave=lambda endpoint: member.is_slave(endpoint),
             follow=self._pool.follow,
             reader=reader,
         )
         core.notices.on_assigned, core.notices.on_revoked = on_assigned, on_revoked
-        self._nearby = Nearby(self._session, config.zone, lambda broker_id: self._fetcher.nearest_changed(broker_id))
-        nearest = self._nearby.nodes if config.read_from == "nearest" else None
-        super().__init__(
+        # what its threads call refers to its parts, not to itself: they would keep it if nobody else does
+        nearby = self._nearby = Nearby(self._session, config.zone, lambda broker_id: fetcher.nearest_changed(broker_id))
+        nearest = nearby.nodes if config.read_from == "nearest" else None
+        fetcher = Fetcher(
             core,
-            Fetcher(
-                core,
-                self._pool,
-                lambda partition: self._member.endpoint_of(partition),
-                self._timers,
-                nearest,
-                lambda request: self._beginnings.put(request),
-            ),
+            self._pool,
+            lambda partition: member.endpoint_of(partition),
+            self._timers,
+            nearest,
+            lambda request: beginnings.put(request),
         )
+        super().__init__(core, fetcher)
         membership = GroupMembership(
             self._session,
             self.group,
             config.consumer_id,
             topics,
-            lambda: self._member.changed(),
+            lambda: member.changed(),
             zone=config.zone if config.strategy == "zone" else None,
             takes=ConsumerFilter(tuple(sorted(wanted or ())), where or "") if wanted or chosen else None,
         )
@@ -180,8 +179,8 @@ class Consumer(Poller):
         self._poll_watch = PollWatch(self.group, self.consumer_id, config.max_poll_interval_seconds)
         self._committer = OffsetCommitter(offset_store_for(config, self._session, membership), self.group)
         self._suspects = Suspects(BegunMarks(self._session, self.group), self._committer, core)
-        self._beginnings = Beginnings(self._committer, core, self._fetcher, self._commit_timers)
-        self._member = GroupMember(
+        beginnings = Beginnings(self._committer, core, fetcher, self._commit_timers)
+        member = self._member = GroupMember(
             membership,
             self._committer,
             core,
@@ -189,14 +188,16 @@ class Consumer(Poller):
             self._timers,
             self._view,
             is_idle=self._poll_watch.is_idle,
-            on_brokers=lambda ids: None if nearest is None else self._nearby.look(ids),
+            on_brokers=lambda ids: None if nearest is None else nearby.look(ids),
             on_given_up=self._suspects.left,
         )
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
+        self._connect_to = partial(self._pool.connection, timeout=config.connection.connect_timeout_seconds)
         self._finder = MessageFinder(self._view, self._connect_to, self._pool.follow)
         try:
             self._session.start(config.start_timeout_seconds)
             self._aside.do(self._begin, StartPosition.of(start, self._topics, self._finder))
+            self._opened()
         except BaseException:
             begin_elsewhere((self._abandon,))
             self.close()
@@ -531,9 +532,6 @@ class Consumer(Poller):
             raise BrokerUnavailable(f"broker {partition.broker} is not registered")
         return self._connect_to(endpoint)
 
-    def _connect_to(self, endpoint: Endpoint) -> Connection:
-        return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
-
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self, timeout: Duration = CLOSE_SECONDS) -> None:
@@ -547,6 +545,7 @@ class Consumer(Poller):
         process that was forked off it only closes that process's copies of the sockets.
         """
         seconds = check_wait("timeout", timeout)
+        self._closes()
         self._closed = True
         if self._guard.is_elsewhere:
             self._pool.close()

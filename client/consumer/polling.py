@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
 from datetime import timedelta
 from functools import partial
@@ -16,6 +15,7 @@ from metaq.protocol.errors import ClientError, ConfigError
 from ..config import check_number
 from ..durations import Duration, check_wait
 from ..message import Message
+from ..unclosed import Closing
 from .core import ConsumerCore
 from .fetcher import Fetcher
 
@@ -29,7 +29,7 @@ NOT_ALONE = "poll() or run() is under way, on another thread or around this call
 Taken = TypeVar("Taken", bound=Sized)
 
 
-class Poller(ABC):
+class Poller(Closing):
     """Takes messages from a core on the thread that polls. Use one thread at a time; close() may be called from
     another. In a process that was forked off every call raises ClientError, but close(), which leaves the parent's
     alone.
@@ -118,9 +118,6 @@ class Poller(ABC):
         self._guard.check()
         if self._closed:
             raise ClientError(f"this {type(self).__name__} is closed")
-
-    @abstractmethod
-    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self

@@ -116,7 +116,7 @@ class AtExit:
         """Nobody has the producer any more. The collector may call this, so on any thread, with any lock held."""
         if self._is_over:
             return
-        if self._guard.is_elsewhere or self._driver.rests:
+        if self._guard.is_elsewhere or (self._driver.rests and not self._losses):
             self.cancel()
         else:
             begin_elsewhere((self._outlive,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from metaq.coordination.backoff import Backoff
@@ -19,6 +20,7 @@ from ..durations import Duration, check_timeout, check_wait
 from ..local_store import LocalMessageStore, StoredMessage
 from ..metadata import Metadata
 from ..timers import END_SECONDS, TimeLeft
+from ..unclosed import Closing
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_body
 from .futures import refuse_in_handler
@@ -38,7 +40,7 @@ log = get_log(__name__)
 T = TypeVar("T")
 
 
-class OrderedProducer:
+class OrderedProducer(Closing):
     """Sends each message to one of the CONFIGURED partitions of its topic, or keeps it in a local store until it can.
 
     Where a message goes never depends on which brokers are there, so a key stays in its partition. A message whose
@@ -90,11 +92,13 @@ class OrderedProducer:
                 self._metadata.view(topic)  # watched from now on
             self._producer = Producer(protocol=protocol, config=self._config, metadata=self._metadata, clock=clock)
             self._queues = {_queue(each): each for listed in self._configured.values() for each in listed}
-            self._resender = Resender(
-                store, self._queues.__contains__, self._send_once, self._config.recover_interval_seconds, clock
+            send_once = partial(self._producer.send_stored, retry=False)
+            resender = self._resender = Resender(
+                store, self._queues.__contains__, send_once, self._config.recover_interval_seconds, clock
             )
-            self._metadata.on_change(lambda topic: self._resender.trigger_all())
+            self._metadata.on_change(lambda topic: resender.trigger_all())
             self._resender.begin()
+            self._opened()
         except BaseException:
             begin_elsewhere((self._metadata.close,))
             self._metadata.close()
@@ -180,6 +184,7 @@ class OrderedProducer:
             self._producer.close()
             return
         refuse_in_handler("close()", self)
+        self._closes()
         self._aside.do(self._close, seconds)
 
     def _close(self, timeout: float) -> None:
@@ -238,9 +243,6 @@ class OrderedProducer:
         if self._is_available(partition):
             self._resender.trigger(queue)  # which may just have looked for the last time
         return SendResult(0, partition, -1)
-
-    def _send_once(self, message: StoredMessage) -> SendResult:
-        return self._producer.send_stored(message, retry=False)
 
 
 def _listed(topic: str, counts: Mapping[int, int]) -> tuple[TopicPartition, ...]:

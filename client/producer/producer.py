@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
 from ..pool import ConnectionPool
 from ..serializers.base import deserializers
 from ..timers import END_SECONDS, TimeLeft
+from ..unclosed import Closing
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_batch, build_body, build_message
 from .cancelling import cancel_delayed
@@ -62,7 +64,7 @@ log = get_log(__name__)
 T = TypeVar("T")
 
 
-class Producer:
+class Producer(Closing):
     """Sends messages. Safe to share between threads. A process that was forked off makes one of its own: with this one
     every call raises ClientError there, but close(), which leaves the parent's alone.
 
@@ -112,6 +114,7 @@ class Producer:
                 own.start(self._config.start_timeout_seconds)
             self._assemble(selector, default_topic, undelivered, clock, random)
             self._driver.start()
+            self._opened()
         except BaseException:
             if own is not None:
                 begin_elsewhere((own.close,))
@@ -389,7 +392,7 @@ class Producer:
         ConfigError.
         """
         self._guard.check()
-        return Transaction(self._transactional, self._transaction_seconds(timeout_seconds))
+        return Transaction(self._transactional, self._transaction_seconds(timeout_seconds), self)
 
     def send_in_transaction(
         self,
@@ -484,7 +487,7 @@ class Producer:
         prepared transaction has none. Raises ConfigError, InvalidName.
         """
         self._guard.check()
-        return XaResource(self._transactional, topics, qualifier, self._transaction_seconds(timeout_seconds))
+        return XaResource(self._transactional, topics, qualifier, self._transaction_seconds(timeout_seconds), self)
 
     def _transaction_seconds(self, given: int | timedelta | None) -> int:
         return self._config.transaction_timeout_seconds if given is None else whole_seconds("timeout_seconds", given)
@@ -543,8 +546,16 @@ class Producer:
             return
         refuse_in_callback("close()")
         refuse_in_handler("close()", self)
+        self._closes()
         self._aside.do(self._close, seconds)
         self._tell_losses()
+
+    def _end_dropped(self) -> None:
+        """Everything that was accepted is delivered, or has failed at its own time. What was lost is told when the
+        program ends."""
+        self._driver.flush(math.inf)
+        if not self._unreported:
+            self.close()
 
     def _close(self, timeout: float) -> None:
         """Where no interrupt comes: each step it left out would leave futures, threads or a session behind."""

@@ -313,8 +313,10 @@ class Transaction(TransactionSends):
     TransactionRefused (it ran into its timeout, for example) and other refusals leave only the rollback.
     """
 
-    def __init__(self, calls: Transactional, timeout_seconds: int) -> None:
+    def __init__(self, calls: Transactional, timeout_seconds: int, owner: object = None) -> None:
+        """owner: is not closed, as nobody's, while this transaction is there."""
         super().__init__(calls)
+        self._owner = owner
         self.key = calls.new_local_key()
         """What names it to the broker, `TX:<session>:<number>`."""
         self._timeout_seconds = timeout_seconds

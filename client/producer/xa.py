@@ -111,9 +111,15 @@ class XaResource:
     """
 
     def __init__(
-        self, calls: Transactional, topics: Iterable[str], qualifier: str | None, timeout_seconds: int
+        self,
+        calls: Transactional,
+        topics: Iterable[str],
+        qualifier: str | None,
+        timeout_seconds: int,
+        owner: object = None,
     ) -> None:
-        """Raises ConfigError, InvalidName."""
+        """owner: is not closed, as nobody's, while this resource is there. Raises ConfigError, InvalidName."""
+        self._owner = owner
         self._topics = tuple(map(check_zookeeper_topic, check_texts("topics", topics)))
         if not self._topics:
             raise ConfigError("topics", topics, "name every topic that messages will be sent to")

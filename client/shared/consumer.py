@@ -8,7 +8,9 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -46,6 +48,7 @@ from ..metadata import LentMetadata, Metadata
 from ..pool import ConnectionPool
 from ..serializers.base import Deserializer, deserializers
 from ..timers import END_SECONDS, TimeLeft
+from ..unclosed import Closing
 from ..values import TopicPartition
 from . import tuning
 from .core import SharedCore
@@ -68,7 +71,7 @@ _NO_WORD = (
 _RETRY = Retry()
 
 
-class SharedConsumer:
+class SharedConsumer(Closing):
     """A member of a shared group: each message is leased to one member, whatever its partition, and is done when that
     acknowledges it. At least once: one whose lease ends is leased again.
 
@@ -129,7 +132,6 @@ class SharedConsumer:
             raise ConfigError("topics", "none", "name at least one topic")
         self.member = _member(member)
         self._config = config
-        self._on_lost = on_lost
         self._clock = clock
         self._guard = ForkGuard("SharedConsumer")
         self._closed = self._stopped = False
@@ -143,7 +145,14 @@ class SharedConsumer:
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata
         self._sender: FailedSender | None = None  # of dead letters
-        self._core = SharedCore(config, self._lost, ordered=ordered_by_key, where=chosen, tags=wanted, reader=reader)
+        self._core = SharedCore(
+            config,
+            partial(_lost, self.group, on_lost),
+            ordered=ordered_by_key,
+            where=chosen,
+            tags=wanted,
+            reader=reader,
+        )
         self._driver = SharedDriver(
             self._core,
             config,
@@ -162,6 +171,7 @@ class SharedConsumer:
             if own is not None:
                 own.start(config.start_timeout_seconds)
             self._driver.begin()
+            self._opened()
         except BaseException:
             begin_elsewhere((self._abandon,))
             self._abandon()
@@ -195,7 +205,7 @@ class SharedConsumer:
             with driver.lock:
                 self._check_open()
                 if driver.failure is not None:
-                    raise driver.failure
+                    raise copy(driver.failure)  # the driver would keep who has raised it
                 taken = core.take(most, self._clock(), keep=keep)
                 if not taken and not self._stopped:
                     core.waiting[waiting] = most
@@ -292,17 +302,6 @@ class SharedConsumer:
         """Those that are asked for messages now. Raises CoordinationUnavailable."""
         return [each for topic in self.topics for each in self._metadata.view(topic).partitions]
 
-    def _lost(self, message: SharedMessage) -> None:
-        log.warning(
-            "group %s: %s %s @%d was settled too late: another member may have it",
-            self.group,
-            message.topic,
-            message.partition,
-            message.offset,
-        )
-        if self._on_lost is not None:
-            self._on_lost(message)
-
     # --- handlers -----------------------------------------------------------------------------------------------------
 
     def run(
@@ -367,6 +366,7 @@ class SharedConsumer:
         """Give back what was not taken, tell the brokers what is settled, and end; within `timeout` seconds. Messages
         that were taken and not settled come to others when their leases end. Idempotent."""
         seconds = check_wait("timeout", timeout)
+        self._closes()
         self._closed = self._stopped = True
         if self._guard.is_elsewhere:
             self._pool.close()
@@ -507,6 +507,18 @@ class _Run:
             failure.cause,
         )
         return True
+
+
+def _lost(group: str, on_lost: Callable[[SharedMessage], object] | None, message: SharedMessage) -> None:
+    log.warning(
+        "group %s: %s %s @%d was settled too late: another member may have it",
+        group,
+        message.topic,
+        message.partition,
+        message.offset,
+    )
+    if on_lost is not None:
+        on_lost(message)
 
 
 def _member(name: str | None) -> str:

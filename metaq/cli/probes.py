@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -22,6 +23,7 @@ from metaq.client.questions.partitions import max_offset, read_stats
 from metaq.client.questions.records import read_bytes
 from metaq.client.questions.shared import SharedPartition, shared_status
 from metaq.client.values import TopicPartition
+from metaq.coordination.diagnosis import examine
 from metaq.protocol.errors import (
     CoordinationUnavailable,
     MetaqError,
@@ -111,7 +113,7 @@ class Monitor:
         try:
             with open_cluster(self._zk) as cluster:
                 self._check_names(cluster)
-                found.append(Seen(ProbeLevel.OK, "zookeeper", f"{self._zk} answers"))
+                found += _servers(self._zk)
                 found += self._cluster(cluster)
         except CoordinationUnavailable as error:
             found.append(Seen(ProbeLevel.ALARM, "zookeeper", str(error)))
@@ -202,6 +204,7 @@ class Monitor:
                 yield Seen(ProbeLevel.UNKNOWN, what, f"prepared transactions cannot be seen: {error}")
             else:
                 yield from _above(what, "prepared transaction", prepared, limits.max_prepared)
+            yield from _writes(what, connection)
         if connection.takes_halves:
             parked = list_halves(connection, limit=0).states[HalfState.PARKED]
             remedy = " (metaq halves list --state parked)"
@@ -485,6 +488,40 @@ def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") 
         return
     level = ProbeLevel.ALARM if value > limit else ProbeLevel.OK
     yield Seen(level, what, f"{counted(value, noun)}{rest} (limit {limit})")
+
+
+def _servers(zk: str) -> Iterator[Seen]:
+    """ZooKeeper answers: whether each of its servers does. An ensemble that has lost one may not lose many more."""
+    servers = zk.partition("/")[0]
+    found = examine(servers, zk_timeout())
+    for each in found:
+        if not each.serves:
+            yield Seen(ProbeLevel.ALARM, "zookeeper", each.text)
+    serving = sum(each.serves for each in found)
+    yield Seen(ProbeLevel.OK, "zookeeper", f"{zk} answers, {serving} of {counted(len(found), 'server')}")
+
+
+_DISK = re.compile(r"(?P<path>.*) free_bytes (?P<free>\d+) reserve_bytes (?P<reserve>\d+) takes_puts (?P<takes>\w+)")
+
+
+def _writes(what: str, connection: Connection) -> Iterator[Seen]:
+    """Why a broker refuses messages: its disks, its journal, a partition's file."""
+    rooms = [match for line in read_stats(connection, "disk") if (match := _DISK.fullmatch(line))]
+    for room in rooms:
+        text = f"{room['path']} has {byte_size(int(room['free']))} free, reserve {byte_size(int(room['reserve']))}"
+        if room["takes"] == "true":
+            yield Seen(ProbeLevel.OK, what, text)
+        else:
+            yield Seen(ProbeLevel.ALARM, what, f"refuses messages for want of room: {text}")
+    lines = read_stats(connection, "journal")
+    journal = named_figures(lines)
+    if journal.get("state") == "failed":
+        text = f"its journal has failed, so it refuses messages: {journal.get('cause')}: restart it"
+        yield Seen(ProbeLevel.ALARM, what, text)
+    closed = [line for line in lines if line.startswith("read_only:")]
+    if closed:
+        text = f"partitions that take no messages since a write failed: {_some(closed)}"
+        yield Seen(ProbeLevel.ALARM, what, text)
 
 
 def _number(figures: dict[str, object], name: str) -> int | None:

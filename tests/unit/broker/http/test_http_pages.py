@@ -26,6 +26,7 @@ from metaq.protocol.errors import MetaqError
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import checksum, encode_record
 from metaq.protocol.text import Get, OffsetQuery, Put
+from tests.unit.broker.http.promlint import complaints
 
 CHUNKED = {"transfer_encoding": "chunked"}
 
@@ -262,6 +263,14 @@ def test_the_metrics_are_prometheus_text(pages, gateway):
     assert 'metaq_topic_read_only_partitions{topic="t"} 0.0' in lines
 
 
+def test_prometheus_linter_has_no_complaints(pages, gateway):
+    put(gateway)
+    names = {line.split(" ")[2] for line in metrics_lines(pages) if line.startswith("# TYPE")}
+    assert {"metaq_cmd_put_total", "metaq_delayed_lateness_seconds"} < names
+    bad = '# HELP a_ms x\n# TYPE a_ms gauge\na_ms 1\n# TYPE b counter\nb{quantile="1"} 2\n'
+    assert len(list(complaints(bad))) == 4
+
+
 def test_the_metrics_tell_how_far_a_slave_is(pages, harness):
     assert b"metaq_replication" not in pages.ask("GET", "/metrics")[2]  # a plain master
     partitions = [
@@ -367,7 +376,9 @@ def test_the_metrics_tell_whether_the_broker_is_registered(pages, harness, regis
 
 
 def metrics_lines(pages):
-    return pages.ask("GET", "/metrics")[2].decode().splitlines()
+    text = pages.ask("GET", "/metrics")[2].decode()
+    assert list(complaints(text)) == []
+    return text.splitlines()
 
 
 FOREIGN = [

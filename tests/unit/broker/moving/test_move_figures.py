@@ -11,6 +11,7 @@ from metaq.broker.moving.moves import BrokerMoves
 from metaq.coordination.move_records import Move, MoveState
 from metaq.coordination.moves import FoundMove
 from tests.unit.broker.harness import NOW, Harness
+from tests.unit.broker.http.promlint import complaints
 
 LABELS = '{from="%s",to="%d",topic="t"}'
 
@@ -25,7 +26,9 @@ def moves(harness: Harness) -> BrokerMoves:
 
 
 def shown(harness: Harness) -> dict[str, float]:
-    lines = [line for line in exposition(harness.broker).decode().splitlines() if line.startswith("metaq_move_")]
+    text = exposition(harness.broker).decode()
+    assert list(complaints(text)) == []
+    lines = [line for line in text.splitlines() if line.startswith("metaq_move_")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 

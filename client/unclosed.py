@@ -1,0 +1,45 @@
+"""Clients that nobody has any more and nobody has closed: they say so, as files and sockets do, and are closed."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from abc import ABC, abstractmethod
+
+from metaq.coordination.forks import ForkGuard
+from metaq.coordination.interrupts import begin_elsewhere
+
+__all__ = ["Closing"]
+
+
+class Closing(ABC):
+    """Of a client whose threads and connections go on until `close`. None of them may refer to the client."""
+
+    _unclosed: ForkGuard | None = None
+
+    def _opened(self) -> None:
+        """The constructor has come to its end."""
+        self._unclosed = ForkGuard(type(self).__name__)
+
+    def _closes(self) -> None:
+        """Somebody closes it."""
+        self._unclosed = None
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def _end_dropped(self) -> None:
+        """On a thread of its own."""
+        self.close()
+
+    def __del__(self) -> None:
+        """The collector may call this, so on any thread, with any lock held."""
+        if self._unclosed is None or self._unclosed.is_elsewhere or sys.is_finalizing():
+            return
+        self._unclosed = None
+        try:
+            kind = type(self).__name__
+            words = f"this {kind} was not closed: close it, for example by `with {kind}(...)`"
+            warnings.warn(words, ResourceWarning, source=self, stacklevel=2)
+        finally:
+            begin_elsewhere((self._end_dropped,))
