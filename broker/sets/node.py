@@ -111,6 +111,8 @@ class SetMember:
         self._stopping = False
         self._gone_for_good = True  # else it has handed over, and follows
         self._established = False
+        self._listing: Deferred[Any] | None = None  # a look at who has a znode
+        self._unlisted: list[Callable[[], None]] = []  # who wait for it
         self._instances: dict[str, str] = {}  # of the data of those that follow this node
         self._trouble = ""  # why it does not follow now, as far as is known
         self._elections = self._hand_overs = 0
@@ -828,6 +830,29 @@ class SetMember:
 
     def _answer(self, name: str, connection: StreamProtocol, words: Mapping[str, Any]) -> None:
         """To FOLLOW."""
+        if self._is_listed(name, words):
+            self._take_in(name, connection, words)
+            return
+        if self._listing is None:  # one look at a time, however many ask
+            look = self._listing = ensureDeferred(self._look())
+            look.addTimeout(tuning.LISTED_SECONDS, cast(Any, self._reactor))  # ZooKeeper may be away
+            look.addBoth(self._have_listed)
+        self._unlisted.append(partial(self._take_in, name, connection, words))
+
+    def _have_listed(self, found: object) -> None:
+        if isinstance(found, Failure) and not isinstance(found.value, defer.TimeoutError):
+            _log.error("the set's nodes cannot be read: %s", found.getTraceback())
+        self._listing, unlisted, self._unlisted = None, self._unlisted, []
+        for take_in in unlisted:
+            take_in()
+
+    def _is_listed(self, name: str, words: Mapping[str, Any]) -> bool:
+        """Whether the node has a znode for this name and data: without one anybody on the port could become a replica,
+        whose word counts for what is acknowledged. It stays one while ZooKeeper is away."""
+        node = None if self._view is None else self._view.nodes.get(name)
+        return node is not None and node.instance == words.get("instance")
+
+    def _take_in(self, name: str, connection: StreamProtocol, words: Mapping[str, Any]) -> None:
         if connection.lost is not None:
             return
         why, welcome = self._welcome(name, words)
@@ -849,6 +874,8 @@ class SetMember:
         if int(words.get("epoch", 0)) > leader.core.epoch:
             self._reactor.callLater(0, ensureDeferred, self._look())
             return f"epoch {leader.core.epoch} of {self.name} is over", None
+        if not self._is_listed(name, words):
+            return f"no znode of the set's nodes has the name {name!r} with the data of the node that asks", None
         state = None if self._view is None else self._view.state
         if state is None or (name in state.in_sync and not state.has_in_sync(name, str(words.get("instance")))):
             return f"the set has not let go of the data that {name} had before", None

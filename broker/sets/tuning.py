@@ -45,6 +45,9 @@ HELD_BACKLOG_BYTES = 32 << 20
 CONNECT_SECONDS = 2.0
 """For a connection to the leader, and for the answer to FOLLOW."""
 
+LISTED_SECONDS = 1.0
+"""How long a leader reads ZooKeeper again for a node that it does not know, before it refuses it."""
+
 RECONNECT_SECONDS = (0.05, 1.0)
 """The pause after a refused connection grows between these."""
 

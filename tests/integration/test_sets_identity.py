@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +17,8 @@ from metaq import Producer
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_records import format_set_state
 from metaq.coordination.znodes import set_data
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.statuses import RequestCode
 from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.integration.test_sets import bodies
 from tests.waiting import eventually
@@ -53,6 +57,11 @@ def end(nodes: SetNodes, *names: str) -> None:
 
 def says(nodes: SetNodes, name: str, words: str) -> None:
     eventually(lambda: words in nodes.nodes[name].errors.read_text(), what=f"{name} to say {words!r}")
+
+
+def in_sync(nodes: SetNodes) -> list[str]:
+    state = nodes.view().state
+    return [] if state is None else list(state.in_sync)
 
 
 def elect(nodes: SetNodes, name: str) -> None:
@@ -148,3 +157,21 @@ def test_a_new_node_that_begins_the_set_anew_does_not_make_others_cut(nodes: Set
     elect(nodes, "a")
     nodes.wait_for_leader("a")
     assert set(sent) <= stored(nodes, "a")
+
+
+@pytest.mark.parametrize("name", ["c", "b"])
+def test_who_has_no_znode_in_the_set_is_no_replica(nodes: SetNodes, name: str) -> None:
+    """A stranger, and one that calls itself as a node that is away."""
+    sent = send(nodes, "before")
+    nodes.kill("b")
+    eventually(lambda: list(nodes.view().nodes) == ["a"], what="the session of b to end")
+    eventually(lambda: in_sync(nodes) == ["a"], what="a alone")
+    hello = {"set": 0, "node": name, "instance": "strange", "epoch": 0, "epochs": [], "hasData": False}
+    body = json.dumps(hello).encode()
+    address = "127.0.0.1", nodes.nodes["a"].port
+    with socket.create_connection(address, timeout=10) as stranger:
+        stranger.sendall(encode_frame(RequestCode.FOLLOW, 1, {}, len(body)) + body)
+        said = b"".join(iter(lambda: stranger.recv(65536), b""))  # until the leader closes the connection
+    assert b"no znode of the set's nodes has the name" in said
+    assert all(each not in said for each in sent)
+    assert in_sync(nodes) == ["a"]
