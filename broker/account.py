@@ -19,7 +19,7 @@ from metaq.protocol.errors import AccountSpent
 from .runtime.reactor import ReactorTime
 from .store.threads import call_safely
 
-__all__ = ["NOBODY", "Account", "Budget", "Limits", "Unfinished", "account_address"]
+__all__ = ["NOBODY", "Account", "Budget", "Limits", "Unfinished", "account_address", "address_of"]
 
 NOBODY = ""
 """The address of what is there already when a broker starts, or belongs to no client."""
@@ -51,6 +51,11 @@ class Limits:
     """So long a request may come slower than UNFINISHED_BYTES_PER_SECOND."""
     waiting_bytes: int = 64 << 20
     """Of requests that wait for what is not there yet; WAITING_BYTES each, and what they say."""
+    transaction_bytes: int = 256 << 20
+    """Of messages in open transactions, in memory."""
+    open_transactions: int = 100_000
+    xa_idle_seconds: int = 600
+    """An XA transaction without a timeout, not prepared, is rolled back when nothing came for so long; 0: never."""
     address_share: int = 50
     """Percent of each limit that one address may have while others have something, too."""
 
@@ -67,6 +72,12 @@ def account_address(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(IPv6Address(int(address) >> 64 << 64))
+
+
+def address_of(caller: object) -> str:
+    """The address of a connection."""
+    address: str = getattr(caller, "address", NOBODY)
+    return address
 
 
 class Budget:
@@ -258,9 +269,16 @@ class Account:
         )
         self.unfinished = Unfinished(self._unfinished_bytes, limits.request_seconds, reactor)
 
+        self.limits = limits
+        self.transaction_bytes = Budget(
+            "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share
+        )
+        self.transactions = Budget("open transactions", "openTransactions", limits.open_transactions, share)
         self.waiting = Budget("bytes of requests that wait", "waitingBytes", limits.waiting_bytes, share)
 
     def budgets(self) -> Iterator[tuple[str, Budget]]:
         """By the names that the metrics have for them."""
         yield "unfinished_bytes", self._unfinished_bytes
         yield "waiting_bytes", self.waiting
+        yield "transaction_bytes", self.transaction_bytes
+        yield "open_transactions", self.transactions

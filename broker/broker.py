@@ -174,6 +174,7 @@ class Broker:
             self.message_ids,
             self.metrics,
             reactor,
+            self.account,
             self.now_ms,
         )
         """To be opened before anything is served, and closed before the store."""

@@ -34,6 +34,7 @@ __all__ = [
     "OffsetReply",
     "OpenPartitionsRequest",
     "PartitionRequest",
+    "PreparedTransactionsRequest",
     "QueryMessageRequest",
     "SearchByCountRequest",
     "SearchByTimeRequest",
@@ -158,10 +159,18 @@ COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
 
 
 @dataclass(slots=True)
+class PreparedTransactionsRequest(ExtFields):
+    """PREPARED_TRANSACTIONS. active: also transactions that are open and not prepared, those with most bytes."""
+
+    active: Annotated[bool, flag("active", left_out=True)] = False
+
+
+@dataclass(slots=True)
 class CompleteTransactionRequest(ExtFields):
     """COMPLETE_TRANSACTION: an operator's decision on a prepared XA transaction.
 
-    action: commit, rollback, complete (give it up without saying which) or forget (drop the note of such a decision).
+    action: commit, rollback (also of a transaction that is open and not prepared), complete (give it up without saying
+    which) or forget (drop the note of such a decision).
     """
 
     tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]

@@ -168,6 +168,9 @@ _LIMITS: Mapping[str, _Key] = {
     "unfinished_bytes": _Key("unfinishedBytes", _integer(1 << 24)),
     "request_seconds": _Key("requestSeconds", _positive),
     "waiting_bytes": _Key("waitingBytes", _integer(1 << 20)),
+    "transaction_bytes": _Key("transactionBytes", _integer(1 << 20)),
+    "open_transactions": _Key("openTransactions", _positive),
+    "xa_idle_seconds": _Key("xaIdleSeconds", _number),
     "address_share": _Key("addressShare", _integer(1, 100)),
 }
 _CHECKED: Mapping[str, ReadValue] = {

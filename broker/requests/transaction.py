@@ -19,6 +19,7 @@ from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.record import DELAYED_FLAG, HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.remoting import (
     CompleteTransactionRequest,
+    PreparedTransactionsRequest,
     TransactionOutcomeReply,
     TransactionOutcomeRequest,
     TransactionRequest,
@@ -165,7 +166,7 @@ class TransactionVerbs:
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
-    def prepared(self) -> Any:
+    def prepared(self, request: PreparedTransactionsRequest) -> Any:
         """What becomes the JSON of PREPARED_TRANSACTIONS."""
         return [
             {
@@ -176,7 +177,7 @@ class TransactionVerbs:
                 "topics": each.topics,
                 "state": each.state,
             }
-            for each in self._transactions.prepared()
+            for each in self._transactions.prepared(active=request.active)
         ]
 
     def complete(self, request: CompleteTransactionRequest) -> Deferred[None] | None:

@@ -36,6 +36,7 @@ from metaq.protocol.remoting import (
     MoveRequest,
     OpenPartitionsRequest,
     PartitionRequest,
+    PreparedTransactionsRequest,
     QueryMessageRequest,
     SearchByCountRequest,
     SearchByTimeRequest,
@@ -237,7 +238,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.SHARED_FORGET: _admin(
             SharedForgetRequest.from_ext, lambda request: broker.shared.forget(request.group)
         ),
-        RequestCode.PREPARED_TRANSACTIONS: _admin(_nothing, lambda _: transactions.prepared()),
+        RequestCode.PREPARED_TRANSACTIONS: _admin(PreparedTransactionsRequest.from_ext, transactions.prepared),
         RequestCode.COMPLETE_TRANSACTION: _admin(
             CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame
         ),

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
+from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from metaq.protocol.errors import TransactionRefused
 from metaq.protocol.record import HEADER_BYTES, Buffer
 from metaq.protocol.transactions import is_xa, qualifier_of
 
+from ..account import NOBODY, Account, address_of
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..runtime.reactor import ReactorTime, Timer
 from ..store.partition_log import PartitionLog
@@ -20,13 +22,7 @@ from .refusals import not_started, refusal
 if TYPE_CHECKING:
     from .writer import RedoFile
 
-__all__ = ["MAX_OPEN_BYTES", "MAX_OPEN_TRANSACTIONS", "Block", "OpenTransaction", "Registry", "TransactionState"]
-
-MAX_OPEN_TRANSACTIONS = 100_000
-"""Transactions that may be open at once; BEGIN is refused then."""
-
-MAX_OPEN_BYTES = 256 << 20
-"""Memory of messages in open transactions (OpenTransaction.held_bytes); puts in transactions are refused then."""
+__all__ = ["Block", "OpenTransaction", "Registry", "TransactionState"]
 
 
 class TransactionState(Enum):
@@ -62,13 +58,33 @@ class Block:
 
 
 class OpenTransaction:
-    """Lives on the reactor thread. owner: the connection of a local transaction, None for XA."""
+    """Lives on the reactor thread. owner: the connection of a local transaction, None for XA. address: of who began
+    it, for the account."""
 
-    __slots__ = ("blocks", "content", "file", "key", "messages", "owner", "prepared_at_ms", "size", "state", "timer")
+    __slots__ = (
+        "address",
+        "blocks",
+        "content",
+        "file",
+        "has_timeout",
+        "key",
+        "messages",
+        "owner",
+        "prepared_at_ms",
+        "size",
+        "state",
+        "timer",
+        "used_at",
+    )
 
-    def __init__(self, key: str, owner: object = None) -> None:
+    def __init__(self, key: str, owner: object = None, address: str = NOBODY) -> None:
         self.key = key
         self.owner = owner
+        self.address = address
+        self.used_at = 0.0
+        """When something came for it last, by the reactor's clock."""
+        self.has_timeout = False
+        """Its timer is that of its own timeout."""
         self.state = TransactionState.ACTIVE
         self.blocks: dict[PartitionLog, Block] = {}
         self.file: RedoFile | None = None
@@ -122,15 +138,19 @@ class Registry:
     """Lives on the reactor thread."""
 
     def __init__(
-        self, config: TransactionConfig, reactor: ReactorTime, on_expired: Callable[[OpenTransaction], None]
+        self,
+        config: TransactionConfig,
+        reactor: ReactorTime,
+        account: Account,
+        on_expired: Callable[[OpenTransaction], None],
     ) -> None:
         """on_expired: called when a transaction's timeout has come, unless it was removed or prepared before."""
         self._config = config
         self._reactor = reactor
+        self._account = account
         self._on_expired = on_expired
         self._open: dict[str, OpenTransaction] = {}
         self._of_connection: dict[object, dict[str, OpenTransaction]] = {}
-        self._bytes = 0
         self._timeouts = 0
 
     def __len__(self) -> int:
@@ -161,34 +181,42 @@ class Registry:
         if found is not None:
             if found.owner not in (None, connection):
                 raise TransactionRefused(f"Local transaction '{key}' has been started on another connection.")
+            found.used_at = self._reactor.seconds()
             return
-        if len(self._open) >= MAX_OPEN_TRANSACTIONS:
-            raise refusal(key, f"{MAX_OPEN_TRANSACTIONS} transactions are open already")
+        address = address_of(connection)
+        if self._account.transactions.room(address) < 1:
+            self._account.transactions.refused += 1
+            raise refusal(key, self._account.transactions.refusal(address))
         if timeout_seconds > 0 and self._timeouts >= self._config.max_timeouts:
             raise refusal(
                 key, f"{self._timeouts} transactions with a timeout are open already: see maxTxTimeoutTimerCapacity"
             )
-        transaction = OpenTransaction(key, None if is_xa(key) else connection)
+        transaction = OpenTransaction(key, None if is_xa(key) else connection, address)
         self.add(transaction)
+        transaction.used_at = self._reactor.seconds()
+        idle_seconds = self._account.limits.xa_idle_seconds
         if timeout_seconds > 0:
             seconds = min(timeout_seconds, self._config.max_timeout_seconds)
             self._timeouts += 1
+            transaction.has_timeout = True
             transaction.timer = self._reactor.callLater(seconds, self._expired, transaction)
+        elif transaction.is_xa and idle_seconds:
+            transaction.timer = self._reactor.callLater(idle_seconds, self._look_whether_idle, transaction)
 
     def add(self, transaction: OpenTransaction) -> None:
         """One that exists already, whatever the limits say."""
         self._open[transaction.key] = transaction
-        self._bytes += transaction.held_bytes
+        self._account.transactions.add(transaction.address, 1)
+        self._account.transaction_bytes.add(transaction.address, transaction.held_bytes)
         if not transaction.is_xa:
             self._of_connection.setdefault(transaction.owner, {})[transaction.key] = transaction
 
-    def make_room(self, size: int) -> None:
-        """Count `size` bytes of memory more for messages. Raises TransactionRefused if that is too much."""
-        if self._bytes + size > MAX_OPEN_BYTES:
-            raise TransactionRefused(
-                f"the open transactions have {self._bytes} bytes, at most {MAX_OPEN_BYTES} are kept: commit sooner"
-            )
-        self._bytes += size
+    def make_room(self, transaction: OpenTransaction, size: int) -> None:
+        """Count `size` bytes of memory more for its messages. Raises TransactionRefused if that is too much."""
+        budget = self._account.transaction_bytes
+        if not budget.take(transaction.address, size):
+            raise TransactionRefused(f"{budget.refusal(transaction.address)}: commit sooner")
+        transaction.used_at = self._reactor.seconds()
 
     def remove(self, transaction: OpenTransaction) -> None:
         """Out of everybody's reach; its messages stay with it. Nothing happens if it is so already."""
@@ -196,12 +224,16 @@ class Registry:
             return
         del self._open[transaction.key]
         self.stop_timer(transaction)
-        self._bytes -= transaction.held_bytes
+        self._give_back(transaction)
         if not transaction.is_xa:
             mine = self._of_connection[transaction.owner]
             del mine[transaction.key]
             if not mine:
                 del self._of_connection[transaction.owner]
+
+    def _give_back(self, transaction: OpenTransaction) -> None:
+        self._account.transactions.add(transaction.address, -1)
+        self._account.transaction_bytes.add(transaction.address, -transaction.held_bytes)
 
     def of_connection(self, connection: object) -> list[OpenTransaction]:
         """The local transactions of a connection."""
@@ -213,6 +245,11 @@ class Registry:
             if transaction.prepared_at_ms is not None and (qualifier is None or qualifier_of(key) == qualifier):
                 yield transaction
 
+    def active(self, most: int) -> list[OpenTransaction]:
+        """Those that are not prepared, at most so many, those with most bytes."""
+        found = (each for each in self._open.values() if each.state is TransactionState.ACTIVE)
+        return nlargest(most, found, key=lambda each: each.held_bytes)
+
     def holding(self, log: PartitionLog) -> list[str]:
         """Keys of the transactions that have messages for a partition."""
         return [key for key, transaction in self._open.items() if log in transaction.blocks]
@@ -221,12 +258,21 @@ class Registry:
         if transaction.timer is not None:
             transaction.timer.cancel()
             transaction.timer = None
-            self._timeouts -= 1
+            self._timeouts -= transaction.has_timeout
 
     def close(self) -> None:
-        """No timeout comes any more."""
+        """No timeout comes any more, and nothing counts. Nothing may follow."""
         for transaction in self._open.values():
             self.stop_timer(transaction)
+            self._give_back(transaction)
+
+    def _look_whether_idle(self, transaction: OpenTransaction) -> None:
+        left = transaction.used_at + self._account.limits.xa_idle_seconds - self._reactor.seconds()
+        if left > 0:
+            transaction.timer = self._reactor.callLater(left, self._look_whether_idle, transaction)
+        else:
+            transaction.timer = None
+            self._on_expired(transaction)
 
     def _expired(self, transaction: OpenTransaction) -> None:
         transaction.timer = None

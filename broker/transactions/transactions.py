@@ -21,6 +21,7 @@ from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.text import NO_CHECKSUM
 from metaq.protocol.transactions import NULL_KEY, XaCode, XaVote, is_xa, qualifier_of
 
+from ..account import Account
 from ..message_ids import MessageIds
 from ..metrics import Metrics
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
@@ -42,9 +43,12 @@ _log = logging.getLogger(__name__)
 
 _UNKNOWN_TIME = 0
 
+MAX_LISTED = 1000
+"""Open transactions of one list."""
+
 
 class PreparedTransaction(NamedTuple):
-    """A transaction in doubt, or one that an operator has decided (then nothing but its key is known)."""
+    """A transaction in doubt, one that an operator has decided (then nothing but its key is known), or an open one."""
 
     key: str
     prepared_at_ms: int | None
@@ -54,7 +58,7 @@ class PreparedTransaction(NamedTuple):
     """Bytes in the partitions."""
     topics: list[str]
     state: str
-    """`prepared`, `heuristic_commit`, `heuristic_rollback` or `heuristic_complete`."""
+    """`active`, `prepared`, `heuristic_commit`, `heuristic_rollback` or `heuristic_complete`."""
 
 
 class Transactions:
@@ -71,6 +75,7 @@ class Transactions:
         message_ids: MessageIds,
         metrics: Metrics,
         reactor: ReactorTime,
+        account: Account,
         now_ms: Callable[[], int],
     ) -> None:
         """now_ms: wall clock, Unix milliseconds."""
@@ -83,7 +88,7 @@ class Transactions:
         """Why clients are not served now; None if they are. Of a broker set's node, which may not lead."""
         self.ending: MetaqError | None = None
         """Why no transaction may begin now, while those that are open go on; None if they may begin."""
-        self._new_registry = partial(Registry, config, reactor, self._expired)
+        self._new_registry = partial(Registry, config, reactor, account, self._expired)
         self._open = self._new_registry()
         self._is_open = False
         self._copies: LogCopies | None = None
@@ -210,7 +215,7 @@ class Transactions:
             raise full
         checked = [_checked(*put) for put in puts]
         size = sum(HEADER_BYTES + len(body) for *_, body in checked)
-        self._open.make_room(size + PUT_OVERHEAD_BYTES * len(checked))
+        self._open.make_room(transaction, size + PUT_OVERHEAD_BYTES * len(checked))
         first_id = self._message_ids.next(len(checked))
         ids = message_id_list(first_id, len(checked))
         for message_id, (flag, announced, found, body) in zip(ids, checked, strict=True):
@@ -300,19 +305,16 @@ class Transactions:
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
-    def prepared(self) -> list[PreparedTransaction]:
-        """Everything that RECOVER would list, with figures."""
+    def prepared(self, *, active: bool = False) -> list[PreparedTransaction]:
+        """Everything that RECOVER would list, with figures. active: behind these MAX_LISTED open ones that are not
+        prepared, those with most bytes."""
         self._check_served()
+        chosen = [*self._open.prepared(), *(self._open.active(MAX_LISTED) if active else ())]
         found = [
             PreparedTransaction(
-                each.key,
-                each.prepared_at_ms or None,
-                each.messages,
-                each.size,
-                each.topics,
-                TransactionState.PREPARED.value,
+                each.key, each.prepared_at_ms or None, each.messages, each.size, each.topics, each.state.value
             )
-            for each in self._open.prepared()
+            for each in chosen
         ]
         return found + [
             PreparedTransaction(key, None, 0, 0, [], f"heuristic_{decision}")
@@ -320,12 +322,18 @@ class Transactions:
         ]
 
     def complete(self, key: str, action: str) -> Deferred[None] | None:
-        """An operator's decision on a prepared XA transaction, or `forget` (remoting.CompleteTransactionRequest)."""
+        """An operator's decision on a prepared XA transaction, or `forget`, or the end of an open transaction
+        (remoting.CompleteTransactionRequest)."""
         self._check_served()
         if action == "forget":
             if key not in self._log.heuristics:
                 raise XaRefused(XaCode.XAER_NOTA, f"there is no decision about '{key}' to forget")
             return self._log.set_heuristic(key, None)
+        open_one = self._open.get(key)
+        if open_one is not None and open_one.state is TransactionState.ACTIVE and action == "rollback":
+            _log.warning("%s is rolled back by an operator", key)
+            self._give_up(open_one)
+            return None
         transaction = self._find(None, key)
         if transaction.prepared_at_ms is None:
             reason = f"'{key}' is not prepared: only a prepared transaction can be decided"

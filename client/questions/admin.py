@@ -20,6 +20,7 @@ from metaq.protocol.remoting import (
     HandOverRequest,
     MoveRequest,
     OpenPartitionsRequest,
+    PreparedTransactionsRequest,
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
@@ -64,9 +65,13 @@ def open_partitions(connection: Asked, topic: str, timeout: float | None = None)
     return _partitions(_ask(connection, RequestCode.OPEN_PARTITIONS, request.to_ext(), timeout, topic), "opened")
 
 
-def prepared_transactions(connection: Asked, timeout: float | None = None) -> list[dict[str, Any]]:
-    """XA transactions that wait for their coordinator, oldest first."""
-    found: list[dict[str, Any]] = _asked_for(list, _ask(connection, RequestCode.PREPARED_TRANSACTIONS, {}, timeout))
+def prepared_transactions(
+    connection: Asked, timeout: float | None = None, *, active: bool = False
+) -> list[dict[str, Any]]:
+    """XA transactions that wait for their coordinator, oldest first. active: behind these, what is open and not
+    prepared, those with most bytes; an older broker leaves them out."""
+    ext = PreparedTransactionsRequest(active).to_ext()
+    found: list[dict[str, Any]] = _asked_for(list, _ask(connection, RequestCode.PREPARED_TRANSACTIONS, ext, timeout))
     return found
 
 

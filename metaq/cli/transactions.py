@@ -1,4 +1,4 @@
-"""`metaq transactions`: prepared XA transactions of a broker, and an operator's decision on them."""
+"""`metaq transactions`: open and prepared transactions of a broker, and an operator's decision on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["transactions"]
 
 @click.group()
 def transactions() -> None:
-    """List the prepared XA transactions of a broker; decide one in its coordinator's place.
+    """List the open and the prepared XA transactions of a broker; decide or end one in its coordinator's place.
 
     \b
     Example
@@ -33,16 +33,18 @@ def transactions() -> None:
 
 @transactions.command("list")
 @target_options
+@click.option("--active", is_flag=True, help="Also those that are open and not prepared; the largest first.")
 @json_option
-def list_transactions(target: Target, as_json: bool) -> None:
+def list_transactions(target: Target, active: bool, as_json: bool) -> None:
     """Transactions that are prepared, or were decided by an operator and not yet forgotten; oldest first.
 
     \b
     Example
       metaq transactions list --broker 0 --json
+      metaq transactions list --broker 0 --active
     """
     with target.connected() as connection:
-        found = prepared_transactions(connection)
+        found = prepared_transactions(connection, active=active)
     show(as_json, found, ("KEY", "STATE", "PREPARED", "AGE S", "MESSAGES", "BYTES", "TOPICS"), map(_row, found))
 
 
@@ -56,7 +58,8 @@ def _row(found: Mapping[str, Any]) -> tuple[object, ...]:
 
 _EFFECTS = {
     "commit": "Write the messages of the transaction now; its coordinator learns of it by a heuristic code.",
-    "rollback": "Drop the messages of the transaction; its coordinator learns of it by a heuristic code.",
+    "rollback": "Drop the messages of the transaction; its coordinator learns of it by a heuristic code. One that is "
+    "open and not prepared ends as by its timeout.",
     "complete": "Give the transaction up without saying how; its coordinator learns of it by a heuristic code.",
     "forget": "Drop the note that an operator has decided the transaction.",
 }
@@ -65,11 +68,12 @@ _EFFECTS = {
 def _check_there(connection: Connection, key: str, action: str) -> None:
     """Raise TransactionRefused if the broker has nothing with this key that `action` could be done to."""
     wanted = "decided" if action == "forget" else "prepared"
+    ends = ("prepared", "active") if action == "rollback" else (wanted,)
     found = {
-        each.get("key"): "prepared" if each.get("state") == "prepared" else "decided"
-        for each in prepared_transactions(connection)
+        each.get("key"): state if (state := each.get("state")) in ("prepared", "active") else "decided"
+        for each in prepared_transactions(connection, active=True)
     }
-    if found.get(key) != wanted:
+    if found.get(key) not in ends:
         raise TransactionRefused(
             f"{connection.endpoint} has no {wanted} transaction {key!r}: `metaq transactions list` shows those it has"
         )

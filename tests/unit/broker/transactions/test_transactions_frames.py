@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from metaq.broker.account import Account, Limits
 from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.record import checksum, encode_record
 from metaq.protocol.remoting import CompleteTransactionRequest, TransactionRequest
@@ -41,6 +42,9 @@ class Frames:
     def complete(self, key, action):
         frame = self(RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest(key, action))
         return frame.code, frame.remark
+
+    def active(self):
+        return json.loads(bytes(self(RequestCode.PREPARED_TRANSACTIONS, {"active": "1"}).body))
 
     def prepared(self):
         return json.loads(bytes(self(RequestCode.PREPARED_TRANSACTIONS, {}).body))
@@ -231,11 +235,69 @@ def test_a_batch_above_the_limit_is_refused_with_the_limit(frames, monkeypatch):
     assert "at most 2 messages" in refused.remark
 
 
-def test_tiny_messages_count_with_the_memory_they_take(frames, monkeypatch):
-    monkeypatch.setattr("metaq.broker.transactions.open_transactions.MAX_OPEN_BYTES", 1000)
+def test_tiny_messages_count_with_the_memory_they_take(harness, frames):
+    harness.broker.account.transaction_bytes._alone = 1000
     assert frames.tx("TX:s:1", "BEGIN") == OK
     assert frames(RequestCode.SEND_BATCH, *batch("TX:s:1", "t", 0, [b"a"] * 3)).code == ResponseCode.SUCCESS
     assert "commit sooner" in frames.send("TX:s:1", "t", 0, b"a").remark
     assert frames.tx("TX:s:1", "ROLLBACK") == OK
     assert frames.tx("TX:s:2", "BEGIN") == OK
     assert frames(RequestCode.SEND_BATCH, *batch("TX:s:2", "t", 0, [b"a"] * 3)).code == ResponseCode.SUCCESS
+
+
+def test_what_is_open_is_listed_and_ended_by_an_operator(harness, frames):
+    assert frames.tx(XID, "BEGIN") == OK
+    assert frames.tx("TX:s:1", "BEGIN") == OK
+    assert frames.send(XID, "t", 0, b"abc").code == ResponseCode.SUCCESS
+    assert frames.prepared() == []
+    assert [(each["key"], each["state"], each["bytes"], each["topics"]) for each in frames.active()] == [
+        (XID, "active", 23, ["t"]),
+        ("TX:s:1", "active", 0, []),
+    ]
+    code, reason = frames.complete(XID, "commit")
+    assert (code, "only a prepared transaction can be decided" in reason) == (REFUSED, True)
+    for key in (XID, "TX:s:1"):
+        assert frames.complete(key, "rollback") == (ResponseCode.SUCCESS, "")
+    assert frames.active() == []
+    assert frames.tx(XID, "PREPARE") == (
+        *(REFUSED, f"XAException:code=-4,msg=XA transaction '{XID}' has not been started."),
+        "-4",
+    )
+    assert harness.broker.account.transaction_bytes.used == harness.broker.account.transactions.used == 0
+
+
+def test_an_xa_transaction_without_a_timeout_ends_when_nothing_comes_for_it(harness, frames):
+    assert frames.tx(XID, "BEGIN") == OK
+    assert frames.tx("TX:s:1", "BEGIN") == OK
+    for _ in range(3):
+        harness.reactor.advance(599)
+        assert frames.send(XID, "t", 0, b"abc").code == ResponseCode.SUCCESS
+    frames.peer.lose()
+    harness.reactor.advance(599)
+    assert harness.broker.account.transaction_bytes.used == 3 * (23 + 256)
+    harness.reactor.advance(1)
+    assert harness.broker.account.transaction_bytes.used == harness.broker.account.transactions.used == 0
+
+
+def test_a_prepared_transaction_does_not_end(harness, frames):
+    assert frames.tx(XID, "BEGIN") == OK
+    assert frames.send(XID, "t", 0, b"abc").code == ResponseCode.SUCCESS
+    assert frames.tx(XID, "PREPARE")[0] == ResponseCode.SUCCESS
+    harness.reactor.advance(6000)
+    assert [each["key"] for each in frames.prepared()] == [XID]
+
+
+def test_one_address_does_not_take_all_memory_of_transactions(harness, frames):
+    harness.broker.account = harness.broker.transactions._open._account = Account(
+        Limits(transaction_bytes=16_000), harness.reactor
+    )
+    other = Frames(harness)
+    other.peer = harness.connect("10.0.0.9")
+    for number, asker in enumerate((frames, other)):
+        assert asker.tx(f"XID:1:0{number}ff:01:tm", "BEGIN") == OK
+    assert other.send("XID:1:01ff:01:tm", "t", 0, b"a").code == ResponseCode.SUCCESS
+    while (answer := frames.send("XID:1:00ff:01:tm", "t", 0, bytes(1000))).code == ResponseCode.SUCCESS:
+        pass
+    assert "too many bytes in open transactions: this broker has 7" in answer.remark
+    assert "one address may have 8000 beside others" in answer.remark
+    assert other.send("XID:1:01ff:01:tm", "t", 0, bytes(5000)).code == ResponseCode.SUCCESS

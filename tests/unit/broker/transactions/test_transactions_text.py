@@ -213,17 +213,17 @@ def test_no_more_timeouts_than_the_setting_says(small):
     ask.ok(tx("TX:s:1", "BEGIN", 5))
 
 
-def test_messages_of_open_transactions_are_bounded(ask, monkeypatch):
-    monkeypatch.setattr("metaq.broker.transactions.open_transactions.MAX_OPEN_BYTES", 400)
+def test_messages_of_open_transactions_are_bounded(ask, harness):
+    harness.broker.account.transaction_bytes._alone = 400
     ask.ok(tx("TX:s:1", "BEGIN"), tx("TX:s:2", "BEGIN"), tx_put("TX:s:1", "t", 0, bytes(60)))
     assert "commit sooner" in ask.refused(tx_put("TX:s:2", "t", 0, bytes(60)))
     ask.ok(tx("TX:s:1", "COMMIT_ONE_PHASE"), tx_put("TX:s:2", "t", 0, bytes(60)))
 
 
-def test_open_transactions_are_bounded(ask, monkeypatch):
-    monkeypatch.setattr("metaq.broker.transactions.open_transactions.MAX_OPEN_TRANSACTIONS", 1)
+def test_open_transactions_are_bounded(ask, harness):
+    harness.broker.account.transactions._alone = 1
     ask.ok(tx("TX:s:1", "BEGIN"))
-    assert "1 transactions are open already" in ask.refused(tx(XID, "BEGIN"))
+    assert "too many open transactions: this broker has 1 of" in ask.refused(tx(XID, "BEGIN"))
     ask.ok(tx("TX:s:1", "ROLLBACK"), tx(XID, "BEGIN"))
 
 
