@@ -14,9 +14,10 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ClientError, CoordinationError, SessionLost
 from metaq.protocol.limits import check_zookeeper_topic
 
-from .absences import Absences
+from .absences import LEADERLESS_SECONDS, Absences
 from .connection import Endpoint
 from .metadata import TopicView, with_own_partitions
+from .questions.steady import SteadyView
 from .values import TopicPartition
 
 __all__ = ["ZooKeeperMetadata"]
@@ -39,6 +40,7 @@ class ZooKeeperMetadata:
         self._session = session or ZkSession(connect, root, session_timeout)
         self._is_lent = session is not None
         self._cluster = ClusterView(self._session)
+        self._steady = SteadyView(self._session, LEADERLESS_SECONDS)
         self._absences = Absences(self._cluster.set_ids)
         self._views: dict[str, TopicView] = {}
         self._first_read = threading.Lock()
@@ -79,7 +81,9 @@ class ZooKeeperMetadata:
             if found is None:
                 if not self._views:
                     self._cluster.watch_brokers(self._brokers_changed)
-                found = self._read(topic)
+                found = self._read(topic, self._cluster)
+                if not found.partitions:  # a broker set may be between two leaders: see Absences, for later looks
+                    found = self._read(topic, self._steady)
                 self._use(topic, found)
                 self._follow(topic, Backoff(_RETRY_MIN_SECONDS, _RETRY_MAX_SECONDS))
         return found
@@ -96,27 +100,20 @@ class ZooKeeperMetadata:
             log.warning("changes of topic %s are not seen yet, next try in %.1f s: %s", topic, pause, error)
             self._session.events.post_later(pause, partial(self._follow, topic, backoff))
 
-    def _read(self, topic: str) -> TopicView:
+    def _read(self, topic: str, cluster: ClusterView) -> TopicView:
         """Blocks for a few round trips."""
-        endpoints = self._endpoints()
+        endpoints = _endpoints(cluster)
         partitions = (
             TopicPartition(topic, broker, number)
-            for broker, number in self._cluster.topic_partitions(topic)
+            for broker, number in cluster.topic_partitions(topic)
             if broker in endpoints
         )
         return TopicView(with_own_partitions(topic, partitions, endpoints), endpoints)
 
-    def _endpoints(self) -> dict[int, Endpoint]:
-        return {
-            broker_id: Endpoint(nodes.master.host, nodes.master.port)
-            for broker_id, nodes in self._cluster.brokers().items()
-            if nodes.master is not None  # a slave takes no messages
-        }
-
     # --- the session's event thread ---------------------------------------------------------------------------------
 
     def _changed(self, topic: str) -> None:
-        view = self._read(topic)
+        view = self._read(topic, self._cluster)
         former = self._views.get(topic)
         if former is not None:
             kept = self._absences.kept(former.partitions, view.partitions)
@@ -131,7 +128,7 @@ class ZooKeeperMetadata:
     def _look_at_brokers(self) -> None:
         """A broker set's leader has moved, for example, and has not registered its topics yet."""
         try:
-            endpoints = self._endpoints()
+            endpoints = _endpoints(self._cluster)
         except CoordinationError as error:
             if not self._session.closed:
                 log.warning("where brokers are is not known: %s", error)
@@ -148,3 +145,11 @@ class ZooKeeperMetadata:
         log.info("topic %s has %d partitions on %d brokers", topic, len(view.partitions), len(view.endpoints))
         for listener in self._listeners:
             listener(topic)
+
+
+def _endpoints(cluster: ClusterView) -> dict[int, Endpoint]:
+    return {
+        broker_id: Endpoint(nodes.master.host, nodes.master.port)
+        for broker_id, nodes in cluster.brokers().items()
+        if nodes.master is not None  # a slave takes no messages
+    }

@@ -229,11 +229,11 @@ class Producer(Closing):
         """As `send`, but return a future at once; it ends with what `send` would return or raise, 0.25 s after the
         deadline at the latest.
 
-        Blocks only for the first connection to a broker, the first look at a topic in ZooKeeper (with a second one if
-        nobody publishes it, for the words of the error), and while max_buffered_bytes are waiting (then raises
-        RequestTimedOut). A topic that was sent to before and is away now is no reason: its messages are queued.
-        Callbacks of the future run on the thread that reads the answer: keep them short. What waits for an answer
-        (`send`, `flush`, a transaction) raises ClientError there.
+        Blocks only for the first connection to a broker, the first look at a topic in ZooKeeper (with further ones if
+        nobody publishes it: for the words of the error, and for up to 3 s while a broker set has no leader), and while
+        max_buffered_bytes are waiting (then raises RequestTimedOut). A topic that was sent to before and is away now is
+        no reason: its messages are queued. Callbacks of the future run on the thread that reads the answer: keep them
+        short. What waits for an answer (`send`, `flush`, a transaction) raises ClientError there.
 
         With a store for `undelivered` messages an error that may pass neither is raised nor ends the future: the result
         is `pending` then, without an id, and the message is sent again later, behind others sent since.

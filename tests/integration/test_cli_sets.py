@@ -121,6 +121,7 @@ def test_the_documented_rolling_restart_makes_no_send_fail(tmp_path):
     sender = threading.Thread(target=send)
     sender.start()
     try:
+        eventually(partial(grows, sent, 0), DEADLINE, "the first message")  # the producer may begin late
         for ini in ("broker-0/server.ini", "broker-0-b/server.ini"):
             before = len(sent)
             pid = end(up, ini, signal.SIGTERM)

@@ -1,13 +1,18 @@
-"""A producer sees brokers come although ZooKeeper failed when it began to watch their topic."""
+"""A producer sees the brokers of a topic although its first look came at a bad moment."""
 
 from pathlib import Path
 
 import pytest
 
+from metaq import TopicPartition
+from metaq.client.questions.steady import SteadyView
 from metaq.client.zookeeper import ZooKeeperMetadata
+from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
+from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import CoordinationUnavailable
 from tests.integration.client_cluster import running_brokers
-from tests.waiting import eventually
+from tests.waiting import DEADLINE, eventually
 
 
 def test_a_watch_that_failed_is_tried_again(chroot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +41,29 @@ def test_a_watch_that_failed_is_tried_again(chroot: str, tmp_path: Path, monkeyp
         assert failures == []
     finally:
         metadata.close()
+
+
+def test_a_first_look_while_a_broker_set_has_no_leader_waits_for_the_next_one(chroot: str, session: ZkSession) -> None:
+    """A program may start while the nodes of a set are restarted one after the other."""
+    node = BrokerSet(session, 0, SetNode("a", "meta://127.0.0.1:8123", "", "a"), lambda view: None)
+    node.start()
+    assert node.create(SetState(1, "a", {"a": "x"}))
+    leader = BrokerRegistration(session, BrokerAddress(0, None, "127.0.0.1", 8123), 7, elected=True)
+    waits: list[float] = []
+
+    def lead(seconds: float) -> None:
+        if not waits:
+            assert node.take_over(SetState(2, "a", {"a": "x"}), node.read().version, None)
+            leader.register([TopicRegistration("t", 2)])
+        waits.append(seconds)
+
+    metadata = ZooKeeperMetadata(chroot, "/meta", 10.0)
+    metadata.start(DEADLINE)
+    try:
+        metadata._steady = SteadyView(metadata._session, DEADLINE, sleep=lead)
+        assert metadata.view("t").partitions == (TopicPartition("t", 0, 0), TopicPartition("t", 0, 1))
+        assert waits
+    finally:
+        metadata.close()
+        leader.unregister()
+        node.close()

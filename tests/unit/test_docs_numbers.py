@@ -22,6 +22,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "is changed when that has held for {ZONE_SETTLE_SECONDS:seconds}, by the first",
         "the next leader has taken them over, for {SUCCESSOR_SECONDS:s} at most",
         "has a node ({LEADERLESS_SECONDS:s} and {PLANNING_SECONDS:s})",
+        "finds nobody who publishes it, waits up to {LEADERLESS_SECONDS:s} for sets",
     ),
     "docs/reliability.md": ("For its session timeout and {RETURN_SECONDS:seconds}, such a member begins no partition",),
     "docs/broker.md": (
