@@ -22,7 +22,6 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "is changed when that has held for {ZONE_SETTLE_SECONDS:seconds}, by the first",
         "the next leader has taken them over, for {SUCCESSOR_SECONDS:s} at most",
         "has a node ({LEADERLESS_SECONDS:s} and {PLANNING_SECONDS:s})",
-        "finds nobody who publishes it, waits up to {LEADERLESS_SECONDS:s} for sets",
     ),
     "docs/reliability.md": ("For its session timeout and {RETURN_SECONDS:seconds}, such a member begins no partition",),
     "docs/broker.md": (
@@ -167,6 +166,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "when the view changes, after {TRUSTED_SECONDS:s}",
         "has not answered {LAST_ANSWERS_SECONDS:s} later",
         "keeps its partitions for {LEADERLESS_SECONDS:s}",
+        "finds nobody who publishes it, waits up to {LEADERLESS_SECONDS:s} for sets",
         "may come up to {PING_SECONDS:s} later",
         "stay where they are for {ZONE_SETTLE_SECONDS:s}, so",
         "A future ends at most {producer/tuning.LOOK_SECONDS:s} after its deadline",
