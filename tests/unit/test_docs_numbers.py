@@ -23,7 +23,10 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "the next leader has taken them over, for {SUCCESSOR_SECONDS:s} at most",
         "has a node ({LEADERLESS_SECONDS:s} and {PLANNING_SECONDS:s})",
     ),
-    "docs/reliability.md": ("For its session timeout and {RETURN_SECONDS:seconds}, such a member begins no partition",),
+    "docs/reliability.md": (
+        "For its session timeout and {RETURN_SECONDS:seconds}, such a member begins no partition",
+        "no longer ago than twice its session timeout and {RETURN_SECONDS:seconds}",
+    ),
     "docs/broker.md": (
         "gives connections up to {main.CLOSE_SECONDS:s} to take their answers",
         "with less than {FULL_BYTES:bytes} lets another in-sync node lead",
