@@ -56,6 +56,14 @@ class Limits:
     open_transactions: int = 100_000
     xa_idle_seconds: int = 600
     """An XA transaction without a timeout, not prepared, is rolled back when nothing came for so long; 0: never."""
+    http_connections: int = 1024
+    """Of the pages and the HTTP gateway; a quarter of all connections at most."""
+    waiting_pages: int = 4
+    """Of the operator's pages, that wait for ZooKeeper in a thread each."""
+    shared_groups: int = 10_000
+    """Shared groups, counted by partition."""
+    made_topics: int = 10_000
+    """Topics without a section of their own, which a client's message makes: by a pattern, or of metaq itself."""
     address_share: int = 50
     """Percent of each limit that one address may have while others have something, too."""
 
@@ -132,10 +140,11 @@ class Budget:
     def refusal(self, address: str) -> str:
         """Why it gets no more."""
         mine = self._by_address.get(address, 0)
+        key = f"{self.key}={self.limit} and " if self.key else ""
         return (
             f"too many {self.what}: this broker has {self.used} of at most {self.limit}, {mine} of them from "
             f"{address or 'itself'}; one address may have {self._share} beside others, {self._alone} alone (see "
-            f"{self.key}={self.limit} and addressShare in [limits] of server.ini)"
+            f"{key}addressShare in [limits] of server.ini)"
         )
 
 
@@ -270,14 +279,35 @@ class Account:
         self.unfinished = Unfinished(self._unfinished_bytes, limits.request_seconds, reactor)
 
         self.limits = limits
+        self.connections = Budget("connections", "", 0, share)
+        self.http = Budget("HTTP connections", "httpConnections", limits.http_connections, share)
+        self.pages = Budget("pages that wait for ZooKeeper", "waitingPages", limits.waiting_pages, 100)
+        self.shared_groups = Budget("shared groups", "sharedGroups", limits.shared_groups, share)
+        self.made_topics = Budget("topics without a section", "madeTopics", limits.made_topics, share)
+        self.asker = NOBODY
+        """The address whose requests are served, or were served last."""
         self.transaction_bytes = Budget(
             "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share
         )
         self.transactions = Budget("open transactions", "openTransactions", limits.open_transactions, share)
         self.waiting = Budget("bytes of requests that wait", "waitingBytes", limits.waiting_bytes, share)
 
+    def use_descriptors(self, connections: int, *, http: bool = False) -> None:
+        """So many connections there may be. http: some of them belong to the HTTP ports. Before any is counted."""
+        limits = self.limits
+        if http:
+            of_http = min(limits.http_connections, connections // 4)
+            self.http = Budget("HTTP connections", "httpConnections", of_http, limits.address_share)
+            connections -= of_http
+        self.connections = Budget("connections", "", connections, limits.address_share)
+
     def budgets(self) -> Iterator[tuple[str, Budget]]:
         """By the names that the metrics have for them."""
+        yield "connections", self.connections
+        yield "http_connections", self.http
+        yield "waiting_pages", self.pages
+        yield "shared_groups", self.shared_groups
+        yield "made_topics", self.made_topics
         yield "unfinished_bytes", self._unfinished_bytes
         yield "waiting_bytes", self.waiting
         yield "transaction_bytes", self.transaction_bytes

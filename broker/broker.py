@@ -110,7 +110,9 @@ class Broker:
         self._watch_shared: Callable[[PartitionLog], None] = lambda log: None
         self.account = Account(config.limits, reactor)
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
-        self.partitions = Partitions(config, store, rng=rng, on_log=self._watch, on_topic=on_topic)
+        self.partitions = Partitions(
+            config, store, rng=rng, on_log=self._watch, on_topic=on_topic, account=self.account
+        )
         self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
         self.cold_reads = ColdReads(
             threads.cold or threads.disk,
@@ -153,6 +155,7 @@ class Broker:
             self.parked,
             reactor,
             clock,
+            self.account,
             enabled=alone,
         )
         self._watch_shared = self.shared.watch

@@ -192,7 +192,7 @@ class BrokerProcess:
         """Listen and run the reactor until told to stop."""
         self._offer_reload()
         self._gate = gate = make_gate(self.broker)
-        self._factory = SessionFactory(self.broker, gate, max_connections)
+        self._factory = SessionFactory(self.broker, gate, max_connections, http=self._has_http)
         if self._roles.registers and self._roles.slave_id is None:  # before it listens: see Partitions.use_moves
             self.broker.partitions.use_moves(MoveTable(self._config.broker_id, known=False))
         self._port = listen(self.broker, self._factory, self._reactor)
@@ -203,10 +203,14 @@ class BrokerProcess:
         signal.signal(signal.SIGHUP, self._reload_signalled)
         self._reactor.run(installSignalHandlers=False)
 
+    @property
+    def _has_http(self) -> bool:
+        return self._config.dashboard_port is not None or self._plugins.gateway_port is not None
+
     def _open_http(self, gate: Gate) -> HttpPorts | None:
-        dashboard_port, gateway_port = self._config.dashboard_port, self._plugins.gateway_port
-        if dashboard_port is None and gateway_port is None:
+        if not self._has_http:
             return None
+        dashboard_port, gateway_port = self._config.dashboard_port, self._plugins.gateway_port
         from .http.ports import HttpPorts  # twisted.web: only where it is asked for
 
         return HttpPorts(

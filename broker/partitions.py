@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import cast
 
 from metaq.protocol.errors import (
+    AccountSpent,
     BrokerStarting,
     ConfigError,
     InvalidName,
@@ -20,6 +21,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.limits import check_new_topic, check_topic
 
+from .account import NOBODY, Account
 from .configuration.config import BrokerConfig, TopicConfig
 from .moving.table import NO_MOVES, MoveTable
 from .store.partition_log import PartitionLog
@@ -49,8 +51,11 @@ class Partitions:
         rng: random.Random | None = None,
         on_log: Callable[[PartitionLog], None] | None = None,
         on_topic: Callable[[str, TopicConfig], None] | None = None,
+        account: Account | None = None,
     ) -> None:
-        """on_log: called for each log before its first use. on_topic: called when a topic gets its first log."""
+        """on_log: called for each log before its first use. on_topic: called when a topic gets its first log. account:
+        has places for topics without a section; None: any number may be made."""
+        self._account = account
         self._config = config
         self._store = store
         self._rng = rng or random.Random()
@@ -241,17 +246,30 @@ class Partitions:
         if self._store.space.full:
             directory = self._store.directory_for(topic, partition)
             self._store.space.check(directory, journaled=self.topic(topic).waits)
-        log = self._store.get_or_create(topic, partition)
-        self._learn(log)
+        log = self._make(topic, partition)
         if not closed:
             self._writable[topic, partition] = log
         return log
 
-    def _learn(self, log: PartitionLog) -> None:
+    def _make(self, topic: str, partition: int) -> PartitionLog:
+        """Raises AccountSpent, too, for a topic that this client's message would make."""
+        address = NOBODY
+        if self._account is not None and topic not in self._stored and topic not in self._config.topics:
+            address = self._account.asker
+            if self._account.made_topics.room(address) < 1:
+                self._account.made_topics.refused += 1
+                raise AccountSpent(self._account.made_topics.refusal(address))
+        log = self._store.get_or_create(topic, partition)
+        self._learn(log, address)
+        return log
+
+    def _learn(self, log: PartitionLog, address: str = NOBODY) -> None:
         if self._on_log is not None:
             self._on_log(log)
         known = self._stored.get(log.topic, 0)
         self._stored[log.topic] = max(known, log.partition + 1)
+        if not known and self._account is not None and log.topic not in self._config.topics:
+            self._account.made_topics.add(address, 1)
         if not known and self._on_topic is not None:
             self._on_topic(log.topic, self._settings(log.topic))
 

@@ -281,9 +281,6 @@ SHARED_READ_BYTES = 2 << 20
 SHARED_SNAPSHOTS = 64
 """Groups and partitions whose state is written in one turn."""
 
-SHARED_MAX_QUEUES = 10_000
-"""Groups and partitions of a broker; further ones are refused."""
-
 SHARED_MEMBERS = 4096
 """Members of a group and partition that are remembered."""
 

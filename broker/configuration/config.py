@@ -171,6 +171,10 @@ _LIMITS: Mapping[str, _Key] = {
     "transaction_bytes": _Key("transactionBytes", _integer(1 << 20)),
     "open_transactions": _Key("openTransactions", _positive),
     "xa_idle_seconds": _Key("xaIdleSeconds", _number),
+    "http_connections": _Key("httpConnections", _positive),
+    "waiting_pages": _Key("waitingPages", _positive),
+    "shared_groups": _Key("sharedGroups", _positive),
+    "made_topics": _Key("madeTopics", _positive),
     "address_share": _Key("addressShare", _integer(1, 100)),
 }
 _CHECKED: Mapping[str, ReadValue] = {

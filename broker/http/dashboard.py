@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -24,9 +24,10 @@ from metaq.coordination.brokers import ClusterView
 from metaq.coordination.offset_store import ZooKeeperOffsetStore
 from metaq.coordination.records import Offset
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import CoordinationError, InvalidName, MetaqError
+from metaq.protocol.errors import AccountSpent, CoordinationError, InvalidName, MetaqError
 from metaq.protocol.limits import check_group
 
+from ..account import NOBODY
 from ..broker import Broker
 from ..requests.gate import Gate, HttpPeer, PageRequest
 from ..requests.stats import stats_text
@@ -42,6 +43,8 @@ _KEPT_LINES = 500
 
 _UNKNOWN_ID = 0
 """What 1.x's dashboard writes as the id of the last message when it skips."""
+
+T = TypeVar("T")
 
 View: TypeAlias = "Page | bytes | Deferred[Page]"
 """bytes: as they are, with their type set already."""
@@ -126,7 +129,7 @@ class Dashboard:
         session = self._require_session()
         broker_id = self.broker.config.broker_id
         partitions = [log.partition for log in logs]
-        progress = await self.broker.in_thread(lambda: _group_progress(session, group, topic, broker_id, partitions))
+        progress = await self._in_thread(lambda: _group_progress(session, group, topic, broker_id, partitions))
         rows, actions = [], []
         for log, (partition, committed, owner) in zip(logs, progress, strict=True):
             offset = log.first_offset if committed is None else committed
@@ -142,7 +145,7 @@ class Dashboard:
 
     async def _cluster(self) -> Page:
         session = self._require_session()
-        rows = await self.broker.in_thread(lambda: _live_brokers(session))
+        rows = await self._in_thread(lambda: _live_brokers(session))
         return Page("Cluster", [Table(("broker", "role", "address"), rows)], f"This broker: {self.broker.url}")
 
     def _broker_set(self) -> list[Table]:
@@ -205,7 +208,7 @@ class Dashboard:
         if log is None:
             return Page("Skip", [Text(f"{topic}-{partition}: there is no such partition here")], status=404)
         broker_id, end = self.broker.config.broker_id, log.visible_end
-        await self.broker.in_thread(lambda: _skip_pending(session, group, topic, broker_id, log.partition, end))
+        await self._in_thread(lambda: _skip_pending(session, group, topic, broker_id, log.partition, end))
         return Page("Skip", [Text(f"group {group} continues at {end} in partition {broker_id}-{partition} of {topic}")])
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -213,6 +216,16 @@ class Dashboard:
     def _logs(self, topic: str) -> list[PartitionLog]:
         logs = (log for log in self.broker.store.logs() if log.topic == topic)
         return sorted(logs, key=lambda log: log.partition)
+
+    async def _in_thread(self, asks: Callable[[], T]) -> T:
+        """The result of a function that asks ZooKeeper. Raises AccountSpent while too many pages wait for theirs: they
+        would keep the threads from syncing messages while ZooKeeper is silent."""
+        pages = self.broker.account.pages
+        pages.check(NOBODY)
+        try:
+            return await self.broker.in_thread(asks)
+        finally:
+            pages.add(NOBODY, -1)
 
     def _require_session(self) -> ZkSession:
         session = self.session()
@@ -309,6 +322,8 @@ def _failed(failure: Failure) -> Page:
     error = failure.value
     if isinstance(error, InvalidName):
         return Page("Wrong name", [Text(str(error))], status=400)
+    if isinstance(error, AccountSpent):
+        return Page("Busy", [Text(str(error))], status=503)
     if isinstance(error, MetaqError):
         return Page("Refused", [Text(str(error))], status=409)
     _log.error("a page of the dashboard failed", exc_info=cast(Any, error))

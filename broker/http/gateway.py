@@ -21,6 +21,7 @@ from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put, Result, encode_result
 
+from ..account import Account
 from ..network.pending_puts import PendingPuts
 from ..requests.answers import Answer, Bytes
 from ..requests.gate import Gate, HttpPeer
@@ -39,8 +40,9 @@ class Gateway(Resource):
 
     isLeaf = True  # noqa: N815
 
-    def __init__(self, gate: Gate, pending_puts: PendingPuts) -> None:
+    def __init__(self, gate: Gate, pending_puts: PendingPuts, account: Account) -> None:
         super().__init__()
+        self._account = account
         self._gate = gate
         self._pending_puts = pending_puts
         self._commands = {b"g": self._get, b"p": self._put, b"o": self._offset}
@@ -74,11 +76,13 @@ class Gateway(Resource):
         return self._ask(request, OffsetQuery(topic, group, _integer(request, "partition"), offset, _OPAQUE))
 
     def _ask(self, request: Request, command: Get | OffsetQuery | Put) -> Answer:
-        verb = self._gate.admit(command, HttpPeer(cast(Any, request.getClientAddress()).host))
+        peer = HttpPeer(cast(Any, request.getClientAddress()).host)
+        verb = self._gate.admit(command, peer)
         pending = self._pending_puts
         if verb.stores and pending.full:  # a request here is one put, so there is nothing to stop reading
             busy = f"{pending.bytes} bytes of puts wait for the disk, at most {pending.limit} may: try again later"
             return encode_result(Status.UNAVAILABLE, busy, _OPAQUE)
+        self._account.asker = peer.address
         answer = cast(Answer, self._gate.serve(verb, command, None))
         if verb.stores and isinstance(answer, Deferred):
             held = verb.held(command)

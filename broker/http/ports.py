@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IAddress
+from twisted.python.failure import Failure
 from twisted.web.http import FORBIDDEN
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
@@ -16,6 +18,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BODY_BYTES
 
+from ..account import Budget, account_address
 from ..broker import Broker
 from ..requests.gate import Gate
 from .browsers import OwnNames
@@ -35,9 +38,28 @@ class GuardedSite(Site):
 
     noisy = False
 
-    def __init__(self, root: IResource, own_names: OwnNames) -> None:
+    def __init__(self, root: IResource, own_names: OwnNames, connections: Budget) -> None:
         super().__init__(cast(Any, root), requestFactory=_GuardedRequest, timeout=_IDLE_SECONDS)
         self.own_names = own_names
+        self._connections = connections
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: N802
+        """A connection's protocol, or None to close it at once."""
+        address = account_address(getattr(addr, "host", "?"))
+        connections = self._connections
+        if not connections.take(address):
+            if connections.refused.bit_count() == 1:  # the first one, and ever fewer
+                _log.warning("an HTTP connection is refused: %s", connections.refusal(address))
+            return None
+        channel = cast(Any, super().buildProtocol(cast(Any, addr)))
+        lost = channel.connectionLost
+
+        def connection_lost(reason: Failure) -> None:
+            connections.add(address, -1)
+            lost(reason)
+
+        channel.connectionLost = connection_lost
+        return channel
 
 
 class _GuardedRequest(Request):
@@ -108,6 +130,7 @@ class HttpPorts:
         """Ports: None = not at all, 0 = a free one. Interfaces: numeric, "" = all IPv4 ones. names: by which browsers
         may ask, beside the broker's hostName (OwnNames). session: as in Dashboard.
         """
+        self._connections = broker.account.http
         self._own_names = OwnNames((broker.config.host, *names))
         self._ports: list[Any] = []
         self._recent = RecentLog()
@@ -121,14 +144,16 @@ class HttpPorts:
                 except ConfigError as error:
                     _log.error("the broker serves without its pages: %s", error)
             if gateway_port is not None:
-                gateway = Gateway(gate, broker.pending_puts)
+                gateway = Gateway(gate, broker.pending_puts, broker.account)
                 self._listen("gateway", gateway, "jettyBroker serverPort", gateway_port, reactor, interface)
         except BaseException:
             self.close()
             raise
 
     def _listen(self, name: str, root: Any, option: str, port: int, reactor: Any, interface: str) -> None:
-        listening = _listen_http(GuardedSite(root, self._own_names), option, port, reactor, interface)
+        listening = _listen_http(
+            GuardedSite(root, self._own_names, self._connections), option, port, reactor, interface
+        )
         self._ports.append(listening)
         _log.info("%s at http://%s:%d/", name, interface or "*", listening.getHost().port)
 

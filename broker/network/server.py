@@ -14,7 +14,7 @@ from twisted.internet.task import LoopingCall
 
 from metaq.protocol.errors import ConfigError
 
-from ..account import SCAN_SECONDS
+from ..account import SCAN_SECONDS, account_address
 from ..broker import Broker
 from ..requests.gate import Gate
 from .session import Session
@@ -36,12 +36,14 @@ class SessionFactory(Factory):
 
     noisy = False
 
-    def __init__(self, broker: Broker, gate: Gate, max_connections: int) -> None:
+    def __init__(self, broker: Broker, gate: Gate, max_connections: int, *, http: bool = False) -> None:
+        """http: some of the connections are kept for the HTTP ports."""
         self._broker = broker
         self._gate = gate
-        self._max_connections = max_connections
-        self._sessions: set[Session] = set()
+        broker.account.use_descriptors(max_connections, http=http)
+        self._sessions: dict[Session, str] = {}  # and what it counts as in the account
         self._refused = 0
+        self._refusal = ""
         self._idle_scan = LoopingCall(self._cut_idle)
         self._unfinished_scan = LoopingCall(broker.account.unfinished.look)
         for scan in (self._idle_scan, self._unfinished_scan):
@@ -58,11 +60,14 @@ class SessionFactory(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> Session | None:  # noqa: N802
         """A session, or None to close the connection at once."""
-        if len(self._sessions) >= self._max_connections:
+        connections = self._broker.account.connections
+        address = account_address(getattr(addr, "host", "?"))
+        if not connections.take(address):
             self._refused += 1
+            self._refusal = connections.refusal(address)
             return None
         session = Session(self._gate, self._broker, self._lost)
-        self._sessions.add(session)
+        self._sessions[session] = address
         self._broker.connections = len(self._sessions)
         return session
 
@@ -72,12 +77,14 @@ class SessionFactory(Factory):
             session.close()
 
     def _lost(self, session: Session) -> None:
-        self._sessions.discard(session)
+        address = self._sessions.pop(session, None)
+        if address is not None:
+            self._broker.account.connections.add(address, -1)
         self._broker.connections = len(self._sessions)
 
     def _cut_idle(self) -> None:
         if self._refused:
-            _log.warning("%d connections refused: there are %d already", self._refused, self._max_connections)
+            _log.warning("%d connections refused: %s", self._refused, self._refusal)
             self._refused = 0
         oldest = self._broker.reactor.seconds() - IDLE_SECONDS
         for session in [session for session in self._sessions if session.last_active < oldest]:

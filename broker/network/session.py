@@ -254,6 +254,7 @@ class Session(Protocol):
 
     def _serve(self, requests: Iterable[_Queued]) -> None:
         """Serve requests in order; what may not be served now goes to `_queue`."""
+        self._account.asker = self.address
         group: PutGroup | None = None
         admit: Callable[[Any, Session], Verb] = self._gate.admit
         turn_end = self._seconds() + tuning.TURN_SECONDS
@@ -338,6 +339,7 @@ class Session(Protocol):
         self._yielding = False
         if self._work is not None:
             verb, request, work = self._work
+            self._account.asker = self.address
             self._work = None
             self._pending -= 1
             self._work_off(verb, request, work)

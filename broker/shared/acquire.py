@@ -31,12 +31,13 @@ _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
 class Acquire(Parkable):
     """One ACQUIRE under way. Lives on the reactor thread."""
 
-    __slots__ = ("_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
+    __slots__ = ("_address", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
 
-    def __init__(self, groups: SharedGroups, reading: Reading, frame: Frame) -> None:
+    def __init__(self, groups: SharedGroups, reading: Reading, frame: Frame, address: str) -> None:
         """Raises RemoteProtocolError, InvalidName for a frame that is no ACQUIRE."""
         request = AcquireRequest.from_ext(frame.ext)
         self._groups = groups
+        self._address = address
         self._reading = reading
         self._request = request
         self.opaque = frame.opaque
@@ -57,7 +58,7 @@ class Acquire(Parkable):
         """Raises SharedRefused, StoreError, what Partitions.find raises."""
         request = self._request
         request.max_bytes = self.max_bytes
-        leases = self._groups.acquire(request)
+        leases = self._groups.acquire(request, self._address)
         return Step.WAIT if leases is None else leases.addCallback(self._answer)
 
     def nothing(self) -> Bytes:

@@ -22,6 +22,7 @@ from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
 
 from .. import tuning
+from ..account import NOBODY, Account
 from ..network.long_poll import ParkedPulls
 from ..partitions import Partitions
 from ..requests.reading import Reading
@@ -131,6 +132,7 @@ class SharedGroups:
         parked: ParkedPulls,
         reactor: ReactorTime,
         clock: Callable[[], float],
+        account: Account,
         *,
         limits: Limits = LIMITS,
         enabled: bool = True,
@@ -146,6 +148,8 @@ class SharedGroups:
         self._parked = parked
         self._reactor = reactor
         self._clock = clock
+        self._places = account.shared_groups
+        self._makers: dict[SharedKey, str] = {}  # the addresses that the places count for
         self._limits = limits
         self._queues: dict[SharedKey, SharedQueue] = {}
         self._groups: dict[str, _SharedGroup] = {}
@@ -170,9 +174,10 @@ class SharedGroups:
 
     # --- leasing ------------------------------------------------------------------------------------------------------
 
-    def acquire(self, request: AcquireRequest) -> Deferred[Leases] | None:
-        """Lease messages; None: there is none now. Raises SharedRefused, StoreError, what Partitions.find raises."""
-        queue = self._queue_for(request)
+    def acquire(self, request: AcquireRequest, address: str = NOBODY) -> Deferred[Leases] | None:
+        """Lease messages for a member at this address; None: there is none now. Raises SharedRefused, StoreError, what
+        Partitions.find raises."""
+        queue = self._queue_for(request, address)
         state = queue.state
         queue.seen(request.member)
         now = self._reactor.seconds()
@@ -220,7 +225,7 @@ class SharedGroups:
         for queue in self._groups[group].queues:
             queue.state.expire(now)
 
-    def _queue_for(self, request: AcquireRequest) -> SharedQueue:
+    def _queue_for(self, request: AcquireRequest, address: str) -> SharedQueue:
         if not self.takes_shared:
             raise NotMaster(self._partitions.broker_id, "in metaq 1.x's replication, which copies no leases")
         key = SharedKey(request.group, request.topic, request.partition)
@@ -228,14 +233,14 @@ class SharedGroups:
         topic = self._agree(request)
         queue = self._queues.get(key)
         if queue is None:
-            if len(self._queues) >= tuning.SHARED_MAX_QUEUES:
+            if self._places.room(address) < 1:
+                self._places.refused += 1
                 raise SharedRefused(
-                    f"this broker has {len(self._queues)} shared groups and partitions already: remove groups that "
-                    "nobody uses with `metaq shared delete`"
+                    f"{self._places.refusal(address)}: remove groups that nobody uses with `metaq shared delete`"
                 )
             low = 0 if log is None else log.first_offset if request.start == "earliest" else log.visible_end
             state = SharedState(low, self._limits, self._groups.setdefault(request.group, _SharedGroup()).crew)
-            queue = self._add(key, state, topic)
+            queue = self._add(key, state, topic, address)
             queue.use_filter()
             self._write_state(queue)
         if log is not None and not queue.is_watching:
@@ -578,6 +583,9 @@ class SharedGroups:
 
     def _clear(self) -> None:
         self._queues.clear()
+        for address in self._makers.values():
+            self._places.add(address, -1)
+        self._makers.clear()
         self._groups.clear()
         self._topics.clear()
         self._by_partition.clear()
@@ -594,7 +602,9 @@ class SharedGroups:
         stored.read_on(most_bytes)
         return stored
 
-    def _add(self, key: SharedKey, state: SharedState, topic: _SharedTopic) -> SharedQueue:
+    def _add(self, key: SharedKey, state: SharedState, topic: _SharedTopic, address: str = NOBODY) -> SharedQueue:
+        self._makers[key] = address
+        self._places.add(address, 1)
         queue = SharedQueue(key, state, self._reading, self._reactor, self._wake, self._skipped)
         self._queues[key] = queue
         self._topics[key.group, key.topic] = topic
@@ -681,6 +691,7 @@ class SharedGroups:
         for queue in queues:
             gathered = self._gather_in(bool(queue.mode), forgotten_section(queue.key))
             del self._queues[queue.key]
+            self._places.add(self._makers.pop(queue.key), -1)
             self._groups.pop(queue.key.group, None)
             self._topics.pop((queue.key.group, queue.key.topic), None)
             self._by_partition[queue.key.topic, queue.key.partition].remove(queue)

@@ -1,14 +1,27 @@
 """What clients may have of a broker's memory and places, together and from one address."""
 
+from typing import Any, cast
+
 import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from twisted.web.resource import Resource
 
 from metaq.broker.account import WAITING_BYTES, Account, Budget, Limits, account_address
+from metaq.broker.http.browsers import OwnNames
+from metaq.broker.http.dashboard import Dashboard, RecentLog
+from metaq.broker.http.ports import GuardedSite
+from metaq.broker.network.server import SessionFactory
+from metaq.broker.shared.rows import SharedKey
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.halves import CheckHalvesRequest
+from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from tests.unit.broker.harness import Harness, pull, put
+from tests.unit.broker.harness import Harness, Peer, pull, put
 
 # --- one budget -------------------------------------------------------------------------------------------------------
 
@@ -276,3 +289,88 @@ def test_a_connection_asks_for_the_half_messages_of_a_bounded_number_of_groups(h
     assert [frame.code for frame in frames[:1024]] == [ResponseCode.SUCCESS] * 1024
     assert frames[1024].code == ResponseCode.MESSAGE_ILLEGAL
     assert peer.ask_frame(check_halves("g0", 0, producer="p")).code == ResponseCode.SUCCESS
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def address(host: str) -> Any:
+    return IPv4Address("TCP", host, 1)
+
+
+def test_a_host_with_all_connections_leaves_some_to_others(harness):
+    factory = SessionFactory(harness.broker, harness.gate, 160)
+    here, there = map(address, ("10.0.0.1", "10.0.0.2"))
+    made = [session for _ in range(200) if (session := factory.buildProtocol(here))]
+    assert len(made) == 150
+    assert factory.buildProtocol(there)
+    Peer(made[0], "10.0.0.1").lose()
+    assert factory.buildProtocol(here) is None
+    assert factory.buildProtocol(there)
+    assert harness.broker.account.connections.used == 151
+
+
+def test_the_http_ports_have_a_part_of_the_connections(harness):
+    SessionFactory(harness.broker, harness.gate, 1000, http=True)
+    account = harness.broker.account
+    assert (account.connections.limit, account.http.limit) == (750, 250)
+    site = GuardedSite(cast(Any, Resource()), OwnNames([]), account.http)
+    channels = [site.buildProtocol(address("10.0.0.1")) for _ in range(300)]
+    assert channels.count(None) == 300 - 235
+    channels[0].makeConnection(StringTransport())
+    channels[0].connectionLost(Failure(ConnectionDone()))
+    assert account.http.used == 234
+    assert site.buildProtocol(address("10.0.0.2")) is not None
+
+
+def test_pages_that_wait_for_zookeeper_leave_threads_to_messages(harness):
+    dashboard = Dashboard(harness.broker, harness.gate, lambda: cast(Any, object()), RecentLog())
+    shown: list[Any] = [dashboard.cluster() for _ in range(6)]
+    assert len(harness.threads.waiting) == 4
+    failures: list[Any] = []
+    for each in shown[4:]:
+        each.addErrback(failures.append)
+    assert ["too many pages that wait for ZooKeeper" in str(failure.value) for failure in failures] == [True, True]
+    harness.threads.run()
+    for each in shown[:4]:
+        each.addErrback(lambda failure: None)
+    assert harness.broker.account.pages.used == 0
+
+
+def acquire(group):
+    request = AcquireRequest("t", 0, group, "m", max_records=1, max_bytes=100, lease_ms=1000)
+    return encode_frame(RequestCode.ACQUIRE, 1, request.to_ext())
+
+
+def test_one_address_does_not_make_all_shared_groups(harness):
+    harness.broker.shared._places = harness.broker.account.shared_groups = Budget(
+        "shared groups", "sharedGroups", 16, 50
+    )
+    crowd, other = harness.connect("10.0.0.1"), harness.connect("10.0.0.2")
+    for number in range(16):
+        crowd.send(acquire(f"g{number}"))
+    refused = crowd.frames()[-1]
+    assert refused.code == ResponseCode.SHARED_REFUSED
+    assert "sharedGroups=16" in refused.remark
+    assert other.ask_frame(acquire("mine")).code != ResponseCode.SHARED_REFUSED
+    assert crowd.ask_frame(acquire("g1")).code != ResponseCode.SHARED_REFUSED
+    harness.reactor.advance(100)
+    harness.broker.shared._queues[SharedKey("g1", "t", 0)].state.expire(harness.reactor.seconds())
+    harness.broker.shared.forget("g1")
+    assert harness.broker.account.shared_groups.used == 15
+
+
+def test_one_address_does_not_make_all_topics(harness):
+    harness.broker.account.made_topics = Budget("topics without a section", "madeTopics", 16, 50)
+    crowd, other = harness.connect("10.0.0.1"), harness.connect("10.0.0.2")
+    for number in range(15):
+        assert crowd.ask(put(f"%RETRY%g{number}", 0)).code == 200
+    refused = crowd.ask(put("%RETRY%more", 0))
+    assert refused.code == 503
+    assert (
+        "too many topics without a section: this broker has 15 of at most 16, 15 of them from 10.0.0.1" in refused.text
+    )
+    assert other.ask(put("%RETRY%mine", 0)).code == 200
+    assert crowd.ask(put("%RETRY%g1", 0)).code == 200
+    assert crowd.ask(put("t", 0)).code == 200
+    assert harness.broker.account.made_topics.used == 16

@@ -13,6 +13,7 @@ import simplejson
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.testing import StringTransport
 
+from metaq.broker.account import Budget
 from metaq.broker.configuration.reload_plan import ReloadReport
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
@@ -32,8 +33,10 @@ CHUNKED = {"transfer_encoding": "chunked"}
 
 
 class Browser:
-    def __init__(self, root: Any) -> None:
-        self._site = GuardedSite(root, OwnNames(["Broker.Example", "alias.example"]))
+    def __init__(self, root: Any, connections: Budget | None = None) -> None:
+        self._site = GuardedSite(
+            root, OwnNames(["Broker.Example", "alias.example"]), connections or Budget("connections", "", 100, 50)
+        )
 
     def ask(self, method: str, target: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
         transport = self.send(method, target, body, **headers)
@@ -57,7 +60,7 @@ class Browser:
 
 @pytest.fixture
 def gateway(harness):
-    return Browser(Gateway(harness.gate, harness.broker.pending_puts))
+    return Browser(Gateway(harness.gate, harness.broker.pending_puts, harness.broker.account))
 
 
 @pytest.fixture
@@ -139,7 +142,7 @@ def test_what_is_wrong_is_said_with_metaqs_status(gateway, method, target, statu
 
 def test_the_gateway_answers_what_the_gate_refuses_with_the_refusal_once(harness, refusing):
     gate, asked = refusing
-    gateway = Browser(Gateway(gate, harness.broker.pending_puts))
+    gateway = Browser(Gateway(gate, harness.broker.pending_puts, harness.broker.account))
     harness.broker.pending_puts.full = True
     for refused in (
         put(gateway),
