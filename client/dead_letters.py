@@ -155,20 +155,31 @@ class DeadLetters(Closing):
 
     # --- what becomes of them -----------------------------------------------------------------------------------------
 
-    def redrive(self, letters: Iterable[DeadLetter], *, to: RedriveTo = "topic") -> Iterator[Redriven]:
-        """Send each again, as it was when it was sent first, and mark it as done; the outcomes come one by one.
+    def redrive(self, letters: Iterable[DeadLetter], *, to: RedriveTo = "topic") -> list[Redriven]:
+        """Send each again, as it was when it was sent first, and mark it as done; return the outcomes.
 
         to: "topic" sends it to its own topic, with its key, tag and properties, and so to all groups that read it.
         "group" has only this group get it again. Its attempts begin anew. One that has expired is sent without an end,
-        as nobody would get it otherwise. Nothing is done before the iteration.
+        as nobody would get it otherwise. Of very many, `read` a `limit` at a time.
 
         If this ends in the middle, by whatever cause, each letter is either open, or done and sent. Only the one that
         was under way may be both sent and open: it is sent once more by the next redrive. Raises NoPartition (nobody
-        publishes its topic now), RequestTimedOut, RequestRefused, ConfigError.
+        publishes its topic now), RequestTimedOut, RequestRefused, ConfigError (also for "group" while the group's live
+        members only poll: none of them would get it).
         """
         if to not in ("topic", "group"):
             raise ConfigError("to", repr(to), "choose 'topic' or 'group'")
-        return (self._redrive(letter, to) for letter in letters)
+        if to == "group":
+            self._require_retrying()
+        return [self._redrive(letter, to) for letter in letters]
+
+    def _require_retrying(self) -> None:
+        """Without live members a letter waits for the next one, and shared groups, which are no members of this kind,
+        take theirs in run(). Raises ConfigError."""
+        members = self._cluster.view.consumers(self.group)
+        if members and not any(self._retry_topic in topics for topics in members.values()):
+            remedy = "have a member run(handler, retry=Retry(...)), or choose to='topic'"
+            raise ConfigError("to", "'group'", f"no live member of {self.group!r} runs with `retry`: {remedy}")
 
     def _checked(self, letter: DeadLetter) -> DeadLetter:
         if not isinstance(letter, DeadLetter):

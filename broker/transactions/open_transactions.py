@@ -3,6 +3,7 @@ timeouts."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import Enum
 from heapq import nlargest
@@ -17,12 +18,15 @@ from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..runtime.reactor import ReactorTime, Timer
 from ..store.partition_log import PartitionLog
 from .config import TransactionConfig
-from .refusals import not_started, refusal
+from .refusals import not_started, refusal, timed_out
 
 if TYPE_CHECKING:
     from .writer import RedoFile
 
 __all__ = ["Block", "OpenTransaction", "Registry", "TransactionState"]
+
+_TIMED_OUT_REMEMBERED = 1_000
+"""Transactions of which the broker still says that they have timed out."""
 
 
 class TransactionState(Enum):
@@ -152,6 +156,8 @@ class Registry:
         self._open: dict[str, OpenTransaction] = {}
         self._of_connection: dict[object, dict[str, OpenTransaction]] = {}
         self._timeouts = 0
+        self._timed_out: OrderedDict[str, int] = OrderedDict()
+        """Seconds that each of the last ones had whose timeout has come."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -172,7 +178,8 @@ class Registry:
         else:
             found = None if key is None else self._of_connection.get(connection, {}).get(key)
         if found is None:
-            raise not_started(key)
+            seconds = None if key is None else self._timed_out.get(key)
+            raise not_started(key) if key is None or seconds is None else timed_out(key, seconds)
         return found
 
     def begin(self, connection: object, key: str, timeout_seconds: int) -> None:
@@ -183,6 +190,7 @@ class Registry:
                 raise TransactionRefused(f"Local transaction '{key}' has been started on another connection.")
             found.used_at = self._reactor.seconds()
             return
+        self._timed_out.pop(key, None)
         address = address_of(connection)
         if self._account.transactions.room(address) < 1:
             self._account.transactions.refused += 1
@@ -199,7 +207,7 @@ class Registry:
             seconds = min(timeout_seconds, self._config.max_timeout_seconds)
             self._timeouts += 1
             transaction.has_timeout = True
-            transaction.timer = self._reactor.callLater(seconds, self._expired, transaction)
+            transaction.timer = self._reactor.callLater(seconds, self._expired, transaction, seconds)
         elif transaction.is_xa and idle_seconds:
             transaction.timer = self._reactor.callLater(idle_seconds, self._look_whether_idle, transaction)
 
@@ -272,9 +280,15 @@ class Registry:
             transaction.timer = self._reactor.callLater(left, self._look_whether_idle, transaction)
         else:
             transaction.timer = None
-            self._on_expired(transaction)
+            self._roll_back(transaction, self._account.limits.xa_idle_seconds)
 
-    def _expired(self, transaction: OpenTransaction) -> None:
+    def _expired(self, transaction: OpenTransaction, seconds: int) -> None:
         transaction.timer = None
         self._timeouts -= 1
+        self._roll_back(transaction, seconds)
+
+    def _roll_back(self, transaction: OpenTransaction, seconds: int) -> None:
+        self._timed_out[transaction.key] = seconds
+        if len(self._timed_out) > _TIMED_OUT_REMEMBERED:
+            self._timed_out.popitem(last=False)
         self._on_expired(transaction)

@@ -10,7 +10,17 @@ from metaq.protocol.transactions import NULL_KEY, XaCode, is_xa
 
 from .checkpoints import Heuristic
 
-__all__ = ["AFTER_RESTART", "bare", "decided", "ignore_refusal", "incomplete", "log_failed", "not_started", "refusal"]
+__all__ = [
+    "AFTER_RESTART",
+    "bare",
+    "decided",
+    "ignore_refusal",
+    "incomplete",
+    "log_failed",
+    "not_started",
+    "refusal",
+    "timed_out",
+]
 
 AFTER_RESTART = "the missing messages are appended when the broker is restarted, or by the next leader of its set"
 
@@ -30,6 +40,13 @@ def not_started(key: str | None) -> TransactionRefused:
     """1.x's answer to everything about a transaction that is not open."""
     kind = "XA" if key is not None and is_xa(key) else "Local"
     return refusal(key or NULL_KEY, f"{kind} transaction '{key or NULL_KEY}' has not been started.", XaCode.XAER_NOTA)
+
+
+def timed_out(key: str, seconds: int) -> TransactionRefused:
+    """1.x says of it, too, that it has not been started."""
+    kind = "XA" if is_xa(key) else "Local"
+    reason = f"{kind} transaction '{key}' has timed out after {seconds} s, and is rolled back."
+    return refusal(key, reason, XaCode.XAER_NOTA)
 
 
 def decided(key: str, decision: Heuristic) -> XaRefused:

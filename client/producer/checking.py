@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import warnings
 from collections.abc import Callable
 
 from metaq.coordination.backoff import Backoff
@@ -35,13 +36,17 @@ log = get_log(__name__)
 
 
 def outcome_of(answer: object, function: str) -> HalfOutcome:
-    """What `execute` or `check` has said. Raises TypeError for anything but True, False and None."""
+    """What `execute` or `check` has said. Raises TypeError for anything but True, False, None and a HalfOutcome."""
+    if isinstance(answer, HalfOutcome):
+        return answer
     if answer is None:
+        words = f"{function} returned nothing, so its outcome is unknown: return HalfOutcome.UNKNOWN if you mean that"
+        warnings.warn(words, RuntimeWarning, stacklevel=2)
         return HalfOutcome.UNKNOWN
     if isinstance(answer, bool):
         return HalfOutcome.COMMITTED if answer else HalfOutcome.ROLLED_BACK
     raise TypeError(
-        f"{function} returned {answer!r}: return True (commit), False (roll back) or None (not known, ask again)"
+        f"{function} returned {answer!r}: return True (commit), False (roll back) or HalfOutcome.UNKNOWN (ask again)"
     )
 
 

@@ -75,7 +75,11 @@ def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Map
         due = -((_EPOCH - deliver_at) // _MS)  # up, so that it is never early
         if deliver_at - datetime.now(UTC) > timedelta(seconds=MAX_DELAY_SECONDS):
             raise _too_late(f"deliver_at={deliver_at}")
-        return {DUE_PROPERTY: str(max(EPOCH_MS + 1, due))}  # over is over: pending ids begin there
+        if due <= EPOCH_MS:
+            raise LocalProtocolError(
+                f"deliver_at={deliver_at} lies before all messages, which begin in 2011: leave it out for at once"
+            )
+        return {DUE_PROPERTY: str(due)}
     seconds = seconds_of("delay", delay)
     if not seconds >= 0:
         raise LocalProtocolError(f"delay={delay} is below 0: choose a number of seconds from now on")

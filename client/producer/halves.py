@@ -49,7 +49,7 @@ _LEAST_LIMIT_SECONDS = 0.5
 """Local work may begin so long after its send in any case: brokers ask other producers HALF_GRACE_SECONDS (3) later
 than this one. The rest of that is for clocks that do not run alike."""
 
-Execute = Callable[[Message], bool | None]
+Execute = Callable[[Message], bool | HalfOutcome | None]
 """execute(message): the local work. True = commit, False = roll back, None = not known yet."""
 
 

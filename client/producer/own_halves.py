@@ -23,7 +23,7 @@ from . import tuning
 
 __all__ = ["Check", "OwnHalves"]
 
-Check = Callable[[Message], bool | None]
+Check = Callable[[Message], bool | HalfOutcome | None]
 """check(message): True = its transaction is committed, False = rolled back, None = that cannot be told yet."""
 
 V = TypeVar("V")

@@ -409,22 +409,22 @@ class Producer(Closing):
         """Send one message that consumers see if local work is committed, and never otherwise.
 
         The broker keeps a half message, which no consumer sees. Then `execute(message)` does the local work, on this
-        thread: True commits the message, False rolls it back, None leaves it open. So does an exception, which goes on
-        to the caller: it does not tell whether the work was committed. While the outcome is open, also because this
-        process has ended, the broker asks producers of the same group: for the first time `check_after` seconds from
-        now (by default the broker's, 6), then after growing pauses, 15 times; then an operator decides (`metaq
-        halves`). So `execute` has to store what tells `check` the outcome, with the work.
+        thread: True commits the message, False rolls it back, HalfOutcome.UNKNOWN leaves it open. So does an exception,
+        which goes on to the caller: it does not tell whether the work was committed. While the outcome is open, also
+        because this process has ended, the broker asks producers of the same group: for the first time `check_after`
+        seconds from now (by default the broker's, 6), then after growing pauses, 15 times; then an operator decides
+        (`metaq halves`). So `execute` has to store what tells `check` the outcome, with the work.
 
         check: answers such questions from now on, as `check_transactions`; None: as before. A call of `check(message)`
-        returns True, False, or None if it cannot tell yet: work of another process may still be under way. group:
-        default ProducerConfig.producer_group. timeout: seconds for the half message, and once more for its outcome. The
-        options are those of `send`, but deliver_at and delay.
+        returns True, False, or HalfOutcome.UNKNOWN if it cannot tell yet: work of another process may still be under
+        way. group: default ProducerConfig.producer_group. timeout: seconds for the half message, and once more for its
+        outcome. The options are those of `send`, but deliver_at and delay.
 
-        The result's `outcome` is UNKNOWN if `execute` returned None, or the broker could not be told in time: `cause`
-        says why, and it asks. Raises HalfDecided (a check of another process has decided otherwise before: choose a
-        longer `check_after`), TypeError (`execute` returned something else), ConfigError (no group). TransactionTooLate
-        (`check_after` has passed meanwhile; the message is rolled back) and what `send` raises mean that `execute` was
-        not called.
+        The result's `outcome` is UNKNOWN if `execute` returned that or, with a warning, nothing, or the broker could
+        not be told in time: `cause` says why, and it asks. Raises HalfDecided (a check of another process has decided
+        otherwise before: choose a longer `check_after`), TypeError (`execute` returned something else), ConfigError (no
+        group). TransactionTooLate (`check_after` has passed meanwhile; the message is rolled back) and what `send`
+        raises mean that `execute` was not called.
         """
         self._guard.check()
         refuse_in_callback("send_in_transaction()")

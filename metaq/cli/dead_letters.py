@@ -186,8 +186,8 @@ def redrive_letters(
             if dry_run:
                 rows = [_would_go(each, retry_topic(group) if to == "group" else each.original.topic) for each in found]
             else:
-                for each in letters.redrive(found, to=to):
-                    rows.append(_redriven(each))
+                for letter in found:
+                    rows += map(_redriven, letters.redrive([letter], to=to))
         finally:  # what was done before an error is done
             columns = ("NAME", "WOULD GO TO") if dry_run else ("NAME", "TOPIC", "PARTITION", "OFFSET")
             show(as_json, rows, columns, [tuple(row.values())[: len(columns)] for row in rows])

@@ -139,20 +139,36 @@ def test_redriven_letters_are_sent_as_they_were_and_come_once(brokers, producer)
     running = Running(member(brokers), fails={b"%d" % number: 3 for number in range(6)})
     with running, DeadLetters(brokers.connect, group="g") as letters:
         eventually(lambda: letters.count() == 6, 20)
-        done = list(letters.redrive(letters.read(key="order-3")))
+        done = letters.redrive(letters.read(key="order-3"))
         assert [each.letter.original.payload for each in done] == [b"3"]
         assert done[0].result.partition == done[0].letter.original.partition, "its key leads there"
         assert letters.count() == 5
         with pytest.raises(MessageNotFound, match="redriven or dropped"):
             letters.get(done[0].letter.name)
         eventually(lambda: running.attempts(b"3") == [1, 2, 3, 1], 20, "another first attempt")
-        again = list(letters.redrive(letters.read(limit=2), to="group"))
+        again = letters.redrive(letters.read(limit=2), to="group")
         assert [each.result.partition.topic for each in again] == ["%RETRY%g"] * 2
         assert letters.drop(letters.read()) == 3
         assert letters.count() == 0
         payloads = [each.letter.original.payload for each in again]
         eventually(lambda: all(running.attempts(each) == [1, 2, 3, 1] for each in payloads), 20)
     assert sum(len(running.attempts(b"%d" % number)) for number in range(6)) == 6 * 3 + 3
+
+
+def test_a_redrive_is_done_as_a_statement_and_to_a_group_that_only_polls_it_is_refused(brokers, producer):
+    producer.send("t", b"bad", key="order-7")
+    with Running(member(brokers), fails={b"bad": 3}), DeadLetters(brokers.connect, group="g") as letters:
+        eventually(lambda: letters.count() == 1, 20)
+    with member(brokers) as polling, DeadLetters(brokers.connect, group="g") as letters:
+        eventually(lambda: polling.poll(timeout=0.1) == [] and polling.assignment(), 20)
+        with pytest.raises(
+            ConfigError, match=r"^to='group': no live member of 'g' runs with `retry`: have a member run"
+        ):
+            letters.redrive(letters.read(), to="group")
+        assert letters.count() == 1
+        letters.redrive(letters.read())
+        assert letters.count() == 0
+        eventually(lambda: [each.payload for each in polling.poll(timeout=0.1)] == [b"bad"], 20)
 
 
 def test_in_order_nothing_overtakes_a_failed_message(brokers, producer):

@@ -121,6 +121,8 @@ def test_a_broker_that_keeps_no_messages_is_named(broker, framed):
         ({"deliver_at": datetime(2030, 1, 1)}, LocalProtocolError, "no time zone"),
         ({"deliver_at": datetime(2999, 1, 1, tzinfo=UTC)}, LocalProtocolError, "366 days"),
         ({"deliver_at": 17}, TypeError, "no datetime"),
+        ({"deliver_at": datetime(1, 1, 1, tzinfo=UTC)}, LocalProtocolError, "lies before all messages.*leave it out"),
+        ({"deliver_at": datetime(1970, 1, 1, tzinfo=UTC), "ttl": 5}, LocalProtocolError, "lies before all messages"),
         ({"deliver_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, LocalProtocolError, "both"),
     ],
 )

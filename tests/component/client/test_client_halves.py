@@ -108,6 +108,17 @@ def test_answer_that_is_none_of_three_is_an_error_and_decides_nothing(broker, pr
     assert len(broker.halves.waiting) == 1
 
 
+@pytest.mark.parametrize("outcome", HalfOutcome)
+def test_an_outcome_is_an_answer(producer, outcome):
+    assert producer.send_in_transaction("t", b"a", execute=lambda message: outcome).outcome is outcome
+
+
+def test_no_answer_is_unknown_with_a_warning(producer):
+    with pytest.warns(RuntimeWarning, match=r"execute returned nothing.*return HalfOutcome.UNKNOWN if you mean that"):
+        result = producer.send_in_transaction("t", b"a", execute=lambda message: None)
+    assert result.outcome is HalfOutcome.UNKNOWN
+
+
 def test_local_work_is_not_begun_if_the_half_message_is_refused(broker, producer):
     broker.refuse = lambda request: (
         ResponseCode.MESSAGE_ILLEGAL if getattr(request, "code", None) == RequestCode.SEND else None

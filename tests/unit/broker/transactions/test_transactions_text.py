@@ -184,7 +184,11 @@ def test_an_unprepared_transaction_is_rolled_back_when_its_time_is_over(harness,
     ask.ok(tx("TX:s:1", "BEGIN", 1), tx_put("TX:s:1", "t", 0, b"a"), tx("TX:s:2", "BEGIN"), tx(XID, "BEGIN", 1))
     ask.ok(tx_put(XID, "t", 0, b"b"), tx(XID, "PREPARE"))
     harness.reactor.advance(1.1)
-    assert ask.refused(tx("TX:s:1", "COMMIT_ONE_PHASE")) == "Local transaction 'TX:s:1' has not been started."
+    told = "Local transaction 'TX:s:1' has timed out after 1 s, and is rolled back."
+    assert ask.refused(tx("TX:s:1", "COMMIT_ONE_PHASE")) == told
+    assert ask.refused(tx_put("TX:s:1", "t", 0, b"c")) == told
+    ask.ok(tx("TX:s:1", "BEGIN", 1), tx("TX:s:1", "ROLLBACK"))  # the key is free again
+    assert ask.refused(tx("TX:s:1", "ROLLBACK")).endswith("has not been started.")
     ask.ok(tx("TX:s:2", "COMMIT_ONE_PHASE"), tx(XID, "COMMIT_TWO_PHASE"))
     assert bodies(harness, "t", 0) == [b"b"]
 
@@ -201,7 +205,8 @@ def test_a_timeout_is_cut_to_the_setting(small):
     ask = Asker(small)
     ask.ok(tx(XID, "BEGIN", 1000))
     small.reactor.advance(5)
-    assert ask.refused(tx(XID, "COMMIT_ONE_PHASE")) == NOT_STARTED.format(XID)
+    told = "XAException:code=-4,msg=XA transaction '{}' has timed out after 5 s, and is rolled back."
+    assert ask.refused(tx(XID, "COMMIT_ONE_PHASE")) == told.format(XID)
 
 
 def test_no_more_timeouts_than_the_setting_says(small):
