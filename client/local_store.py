@@ -208,6 +208,7 @@ class LocalMessageStore:
     def _open(self) -> sqlite3.Connection:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch(0o600)  # opens no file that is there, which would drop the lock of another store on it
             return sqlite3.connect(self._path, timeout=0, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
             raise LocalStoreError(f"{self._path} cannot be opened: {error}") from error

@@ -45,7 +45,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_FILE_MODE = 0o644
+_FILE_MODE = 0o600  # messages are in them: nobody else on the machine may read those
 _DIRECTORY_MODE = 0o755
 _MAX_BUFFERS = 1024  # IOV_MAX of Linux
 _NO_NOWAIT = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))

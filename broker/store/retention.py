@@ -353,6 +353,8 @@ def _sweep(files: Files, directory: str, first_kept: int, result: _Discarded) ->
 def _zip(files: Files, path: str) -> None:
     """Write `<path>.zip` completely, or nothing under that name. Raises OSError, _Unreadable."""
     unfinished = path.removesuffix(DATA_SUFFIX) + _UNFINISHED
+    with opened(files, unfinished, os.O_RDWR | os.O_CREAT):
+        """Made as all our files are: nobody else may read it."""
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
         try:
             archive.write(path, os.path.basename(path))

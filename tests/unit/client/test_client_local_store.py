@@ -43,6 +43,13 @@ def test_a_message_comes_back_with_everything_it_had(store):
     assert (full.payload, full.attributes.tag, full.attributes.keys) == (b"\x00payload", "buy", ("k1", "k2"))
 
 
+def test_no_other_user_of_the_machine_may_read_the_file(store, tmp_path):
+    store.append("q", messages(b"1"))
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert "messages.db" in modes
+    assert set(modes.values()) == {0o600}
+
+
 def test_a_consumed_message_can_be_delivered_again(store):
     consumed = Message(P, 40, 77, 0, b"x")
     store.append("q", [StoredMessage.of(consumed)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -164,6 +165,16 @@ def test_compressed_segments_are_zips_with_one_entry(harness: StoreHarness) -> N
         assert archive.namelist() == [harness.data_file().name]
         assert archive.read(harness.data_file().name) == data
     assert not harness.data_file().exists()
+
+
+def test_no_other_user_of_the_machine_may_read_a_file(harness: StoreHarness) -> None:
+    harness.delete_policy = parse_delete_policy("archive,10,true")
+    aged(harness, [30, 20])
+    harness.store.apply_retention()
+    harness.threads.run_all()
+    files = [path for path in Path(harness.path).rglob("*") if path.is_file()]
+    assert {".meta", ".index", ".zip"} <= {path.suffix for path in files}
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 
 def test_segments_that_cannot_be_deleted_come_back(harness: StoreHarness, caplog: pytest.LogCaptureFixture) -> None:
