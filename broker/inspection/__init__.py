@@ -11,6 +11,7 @@ from .directory import (
     inspect_directory,
     is_data_directory,
     is_in_use,
+    stored_node,
     stored_topics,
 )
 from .findings import Finding, Level
@@ -29,5 +30,6 @@ __all__ = [
     "is_data_directory",
     "is_in_use",
     "move_directories",
+    "stored_node",
     "stored_topics",
 ]

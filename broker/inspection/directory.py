@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from metaq.protocol.errors import StoreError
 
@@ -29,6 +30,7 @@ __all__ = [
     "inspect_directory",
     "is_data_directory",
     "is_in_use",
+    "stored_node",
     "stored_topics",
 ]
 
@@ -119,6 +121,22 @@ def data_directories_near(path: Path) -> list[Path]:
 def stored_topics(path: Path) -> dict[str, int]:
     """By topic how many partitions, from 0 on, reach the highest one in `path`. Raises what a broker's start does."""
     return {each.topic: each.partition + 1 for each in scan_data_paths(REAL_FILES, [str(path)])}  # in order
+
+
+class StoredNode(NamedTuple):
+    """What a data directory says of its node of a broker set. instance: of its data. epoch: the highest one seen.
+    copied: the directory is a copy, so the data are none of that instance."""
+
+    instance: str
+    epoch: int
+    copied: bool
+
+
+def stored_node(path: Path) -> StoredNode | None:
+    """None: no node of a set has been at work in `path`. Raises StoreError for a damaged file."""
+    file = NodeFile(REAL_FILES, str(path))
+    file.read()
+    return StoredNode(file.instance, file.epoch, file.copied) if file.history.epochs else None
 
 
 def is_in_use(path: Path) -> bool | None:

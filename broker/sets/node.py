@@ -385,13 +385,24 @@ class SetMember:
         elif name in state.in_sync and not self._is_in_sync():
             trouble = (
                 f"the data of {name} that were in sync in epoch {state.epoch} are others than these, which are new, "
-                f"copied, restored or incomplete: start the node with those; {remedy}"
+                f"copied, restored or incomplete: start the node with those; {self._other_remedy(view) or remedy}"
             )
         else:
             return
         if trouble != self._trouble:
             self._trouble = trouble
             _log.error("%s", trouble)
+
+    def _other_remedy(self, view: SetView) -> str:
+        """For a node without any data, which nobody wants to lead; "" for one that has some."""
+        if self._file.history.epochs:
+            return ""
+        others = [each for each in view.nodes.values() if each.epoch and each.name != self.name]
+        if not others:
+            return "or start a node that has data: this one has none"
+        newest = max(others, key=lambda each: each.epoch).name
+        command = f"metaq brokers elect {self._broker.config.broker_id} --unclean --node {newest}"
+        return f"or, if they are lost, have {newest} lead with what it has: `{command}`"
 
     def _is_set_back(self, view: SetView, state: SetState) -> bool:
         """Whether ZooKeeper has an older state than a present node has seen: who was in sync then may have been dropped

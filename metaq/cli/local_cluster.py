@@ -12,7 +12,7 @@ import socket
 import string
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -22,7 +22,7 @@ from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_admin import write_state
 from metaq.coordination.set_records import SetState
-from metaq.coordination.set_view import read_set
+from metaq.coordination.set_view import SetView, read_set
 from metaq.protocol.errors import BrokerUnavailable
 
 from .options import TopicSetting, TopicSpec
@@ -172,7 +172,8 @@ class LocalCluster:
     """Starts and stops the processes of a ClusterPlan. Main thread only: the processes die with that thread."""
 
     def __init__(self, plan: ClusterPlan, on_restart: Callable[[str], None] = lambda text: None) -> None:
-        """on_restart(text): a node of a set has ended, and was started again."""
+        """on_restart(text): a node of a set has ended, and was started again; or it leads for another one whose data
+        are gone."""
         self.plan = plan
         self.brokers: list[Child] = []
         """In the order of plan.nodes()."""
@@ -226,7 +227,8 @@ class LocalCluster:
     def _found_sets(self, session: ZkSession) -> None:
         """Give a set its first state: a broker that has messages leads, else its preferred node.
 
-        A set whose nodes have a history keeps the state that it has, or waits for an operator if that is lost.
+        A set whose nodes have a history keeps the state that it has, unless nobody has the data that were in sync, or
+        waits for an operator if that is lost.
         """
         stored = stored_topics(self.plan.data_dir)
         for broker_id in range(self.plan.brokers):
@@ -236,6 +238,24 @@ class LocalCluster:
                 preferred = _node_name(broker_id % self.plan.replicas)  # leaders are spread
                 first = _node_name(0) if broker_id in stored else preferred
                 write_state(session, broker_id, SetState(0, "", {first: ""}, preferred), view)
+            elif view.state is not None:
+                self._choose_data(session, broker_id, view.state, view)
+
+    def _choose_data(self, session: ZkSession, broker_id: int, state: SetState, view: SetView) -> None:
+        """If no directory has the data that were in sync, somebody has removed it: the node leads that has seen the
+        highest epoch. What only the other one had went with its directory. Raises StoreError."""
+        nodes = [each for each in self.plan.nodes() if each.broker_id == broker_id]
+        stored = {node.node or "": inspection.stored_node(node.directory / "data") for node in nodes}
+        having = {name: found for name, found in stored.items() if found is not None}
+        if not having or any(found.copied or state.has_in_sync(name, found.instance) for name, found in having.items()):
+            return  # of a copy only an operator knows whether it is the right one
+        chosen = max(having, key=lambda name: having[name].epoch)
+        epoch = max(state.epoch, *(found.epoch for found in having.values()))
+        in_sync = {chosen: having[chosen].instance}
+        if write_state(session, broker_id, replace(state, epoch=epoch, leader="", in_sync=in_sync), view):
+            lost = " and ".join(state.in_sync)
+            gone = f"the data of node {lost}, which was in sync last, are gone"
+            self._on_restart(f"broker {broker_id}: {gone}: node {chosen} leads with what it has")
 
     def _start_broker(self, node: PlannedNode) -> Child:
         (node.directory / "data").mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from functools import partial
@@ -87,6 +88,25 @@ def test_up_continues_a_directory_without_replicas_and_refuses_fewer(tmp_path):
         assert up.run("consume", "--topic", "trades").out == "kept\n"
     finally:
         assert stop(up.process) == 0
+
+
+def test_up_has_the_node_lead_that_has_the_data_when_the_directory_of_the_other_one_is_gone(tmp_path):
+    data = tmp_path / "data"
+    up = start_up(data, ["trades:1"], "--replicas", "2")
+    try:
+        assert up.run("produce", "--topic", "trades", stdin=b"kept\n").code == 0
+    finally:
+        assert stop(up.process) == 0  # node a stops last, so it alone was in sync
+    shutil.rmtree(data / "broker-0")
+    up = start_up(data, ["trades:1"], "--replicas", "2")
+    try:
+        assert {name: row["role"] for name, row in sets(up).items()} == {"0a": "in-sync", "0b": "leader"}
+        assert up.run("consume", "--topic", "trades").out == "kept\n"
+        assert up.process.stderr is not None
+        said = os.read(up.process.stderr.fileno(), 1 << 16).decode()
+    finally:
+        assert stop(up.process) == 0
+    assert "broker 0: the data of node a, which was in sync last, are gone: node b leads with what it has" in said
 
 
 def has_ended(pid: int) -> bool:

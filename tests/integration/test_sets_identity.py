@@ -75,12 +75,27 @@ def test_an_empty_directory_is_not_in_sync_whatever_the_name_of_its_node(nodes: 
     shutil.rmtree(nodes.data("b"))
     nodes.start("b")
     says(nodes, "b", "the data of b that were in sync in epoch 1 are others than these")
+    says(nodes, "b", "or start a node that has data: this one has none")
     time.sleep(STAND_SECONDS)
     assert nodes.view().master is None
     nodes.start("a")
     nodes.wait_in_sync("a", "b")
     assert nodes.leader == "a"
     eventually(lambda: set(sent) <= stored(nodes, "b"), what="b to have everything")
+
+
+def test_an_empty_node_names_the_one_that_has_data_and_the_command(nodes: SetNodes) -> None:
+    send(nodes, "kept")
+    nodes.kill("b")
+    eventually(lambda: in_sync(nodes) == ["a"], what="a to be in sync alone")
+    end(nodes, "a")
+    shutil.rmtree(nodes.data("a"))
+    nodes.start("b")
+    nodes.start("a")
+    says(nodes, "a", "if they are lost, have b lead with what it has: `metaq brokers elect 0 --unclean --node b`")
+    elect(nodes, "b")
+    nodes.wait_in_sync("a", "b")
+    assert nodes.leader == "b"
 
 
 def test_an_old_copy_of_a_node_neither_takes_its_place_nor_leads(nodes: SetNodes) -> None:
