@@ -378,7 +378,8 @@ def give_results(
     replicas: int | None,
     parked: list[Waiter],
 ) -> None:
-    """Give each of `batch` its result: ids count up from `first_id`, records lie back to back from `offset` on.
+    """Give each of `batch` its result: ids count up from `first_id`, records lie back to back from `offset` on. Those
+    that wait for their time or their outcome have no place yet: `offset` is -1, and so is that of each.
 
     Those whose threads have parked are added to `parked`, to be finished together.
     """
@@ -396,7 +397,8 @@ def give_results(
             outgoing.result = result
             parked.append(outgoing)
         position += outgoing.count
-        offset += outgoing.size
+        if offset >= 0:
+            offset += outgoing.size
 
 
 def _chosen(partition: TopicPartition, number: int) -> TopicPartition:

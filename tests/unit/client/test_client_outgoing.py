@@ -1,6 +1,7 @@
 """From messages to the bytes of a request."""
 
 import threading
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from metaq.client.producer import tuning
 from metaq.client.producer.answers import encode_batch, give_results
+from metaq.client.producer.building import build_message
+from metaq.client.producer.delays import Timing
 from metaq.client.producer.outgoing import ASKED, GatheredBatch, Outgoing, OutgoingBatch, call_back
 from metaq.client.values import SendResult, TopicPartition
 from metaq.protocol.errors import RequestTimedOut
@@ -78,6 +81,21 @@ def test_large_records_are_sent_from_where_they_are():
     body = bytes(100_000)
     parts = encode_batch([one(body), one(body)])
     assert any(part is body for part in parts)
+
+
+@pytest.mark.parametrize("options", [{"delay": 60}, {"deliver_at": datetime.now(UTC) + timedelta(days=1)}])
+def test_single_messages_that_wait_have_no_offset_whatever_went_with_them(options):
+    singles = [build_message("t", b"a", 10.0, options) for _ in range(3)]
+    give_results(singles, 5 << 22, HERE, -1, None, [])
+    assert [(each.result.offset, each.result.pending) for each in singles] == [(-1, True)] * 3
+
+
+def test_single_half_messages_have_no_offset_whatever_went_with_them():
+    singles = [one(b"a") for _ in range(3)]
+    for single in singles:
+        single.timing = Timing.HALF
+    give_results(singles, 5 << 22, HERE, -1, None, [])
+    assert [each.result.offset for each in singles] == [-1, -1, -1]
 
 
 def test_the_results_of_a_batch_count_up_ids_and_offsets():
