@@ -10,6 +10,8 @@ from typing import Any, cast
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
+from metaq.protocol.errors import MetaqError
+
 from ..configuration.schedule import Schedule
 from .reactor import ReactorTime, Timer
 
@@ -22,13 +24,22 @@ _LONGEST_SLEEP_SECONDS = 3600.0
 
 
 def repeat(seconds: float, function: Callable[[], object], reactor: ReactorTime, name: str) -> LoopingCall:
-    """Call `function` every `seconds` until the returned call is stopped; what it raises is logged and it goes on."""
+    """Call `function` every `seconds` until the returned call is stopped; what it raises is logged and it goes on. An
+    error of ours is one line, which comes again only after another one, or a success."""
+    told = ""
 
     def guarded() -> None:
+        nonlocal told
         try:
             function()
+        except MetaqError as error:
+            if str(error) != told:
+                told = str(error)
+                _log.error("%s failed: %s", name, error)
         except Exception:
             _log.exception("%s failed", name)
+        else:
+            told = ""
 
     call = LoopingCall(guarded)
     call.clock = cast(Any, reactor)

@@ -681,12 +681,19 @@ class SetMember:
         if leader is None:
             raise NotLeader(self._broker.config.broker_id, self._leader_url())
         choice = [each.name for each in leader.status() if each.in_sync and each.live]
+        if not leaving and (target or "") not in choice and (target or not choice):  # one may be about to be in sync
+            await self._until(lambda: self.leader is not leader or not _joins(leader, target), tuning.JOINING_SECONDS)
+            if self.leader is not leader:
+                raise NotLeader(self._broker.config.broker_id, self._leader_url())
+            choice = [each.name for each in leader.status() if each.in_sync and each.live]
         if target is not None and target not in choice:
             raise CoordinationError(
                 f"{target} cannot take over: in sync and connected are {', '.join(choice) or 'none'}"
             )
         if not choice:
-            raise CoordinationError("no other node is in sync")
+            others = ", ".join(each.name for each in leader.status() if each.connected)
+            joining = f": {others} lacks data still, see `metaq brokers sets`" if others else ""
+            raise CoordinationError(f"no other node is in sync{joining}")
         transactions = self._broker.transactions
         if (leader.draining or transactions.ending is not None) and not leaving:
             raise CoordinationError("a hand-over is under way")
@@ -904,3 +911,9 @@ class SetMember:
     def _from_follower(self, name: str, connection: StreamProtocol, messages: Sequence[Any]) -> None:
         if self.leader is not None:
             self.leader.received(name, connection, messages)
+
+
+def _joins(leader: Leader, target: str | None) -> bool:
+    """Whether a follower, or this one, is connected and not in sync yet, and no such one is in sync."""
+    asked = [each for each in leader.status() if target in (None, each.name)]
+    return any(each.connected for each in asked) and not any(each.in_sync and each.live for each in asked)

@@ -61,6 +61,9 @@ WRITE_BACK_SECONDS = 3.0
 DRAIN_SECONDS = 5.0
 """How long a hand-over waits until the next leader has everything."""
 
+JOINING_SECONDS = 3.0
+"""How long a hand-over waits for a follower that is connected and not in sync yet."""
+
 HAND_OVER_SECONDS = 5.0
 """How long it waits until that one has been elected."""
 

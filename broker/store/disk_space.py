@@ -64,6 +64,7 @@ class DiskSpace:
         self._reserve = reserve
         self._rooms: dict[str, Room] = {}
         self._looking = False
+        self._told = ""  # why the last look failed
         self.full: dict[str, DiskFull] = {}
         """Data path -> why puts to it are refused; empty as long as there is room."""
 
@@ -106,8 +107,11 @@ class DiskSpace:
     def _measured(self, result: dict[str, tuple[int, int]] | BaseException) -> None:
         self._looking = False
         if isinstance(result, BaseException):
-            _log.error("free space of the data directories cannot be found: %s", result)
+            if str(result) != self._told:
+                self._told = str(result)
+                _log.error("free space of the data directories cannot be found: %s", result)
             return
+        self._told = ""
         self._rooms = {path: self._judge(path, free, total) for path, (free, total) in result.items()}
 
     def _judge(self, path: str, free: int, total: int) -> Room:

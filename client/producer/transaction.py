@@ -94,6 +94,8 @@ class Transactional:
         # the process id beside 1.x's counter, so that two processes cannot share a name
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
         self.closed = False
+        self.sent_to: set[str] = set()
+        """Topics that a transaction has found a partition of."""
         self.follow = pool.follow
         self._pool = pool
         self._numbers = itertools.count(1)
@@ -516,8 +518,10 @@ class Transaction(TransactionSends):
         calls, config = self._calls, self._calls.config
         backoff = Backoff(config.retry_min_seconds, config.retry_max_seconds)
         while True:
-            partition = calls.router.route_in_transaction(outgoing, None)
+            partition = None
             try:
+                partition = calls.router.route_in_transaction(outgoing, None)
+                calls.sent_to.add(outgoing.topic)
                 connection = calls.connect(partition.topic, partition.broker, outgoing.deadline - calls.clock())
                 calls.verb(
                     connection,
@@ -526,12 +530,16 @@ class Transaction(TransactionSends):
                     timeout_seconds=self._timeout_seconds,
                     deadline=outgoing.deadline,
                 )
-            except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
+            except (BrokerUnavailable, RequestTimedOut, NotLeader, NoPartition) as error:
+                # without a partition its topic is away, as a set's between two leaders: as a send, it waits if it was
+                # sent to before
+                if partition is None and not (outgoing.topic in calls.sent_to and calls.router.is_away(outgoing)):
+                    raise
                 follows = calls.follow(error)
                 pause = backoff.next() if follows is None else follows
                 if calls.clock() + pause >= outgoing.deadline:
                     raise
-                if follows is None:
+                if follows is None and partition is not None:
                     calls.router.avoid(partition, error, pause)
                 time.sleep(pause)
                 continue

@@ -40,7 +40,7 @@ __all__ = [
     "set_status",
 ]
 
-HAND_OVER_SECONDS = 15.0
+HAND_OVER_SECONDS = 18.0
 """Longer than a leader tries."""
 
 

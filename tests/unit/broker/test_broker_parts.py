@@ -12,7 +12,7 @@ from metaq.broker.configuration.schedule import Schedule, parse_schedule
 from metaq.broker.message_ids import MessageIds
 from metaq.broker.metrics import RESET_SECONDS, Metrics, format_number
 from metaq.broker.runtime.timers import ScheduledCalls, repeat
-from metaq.protocol.errors import ConfigError, PartitionClosed, TopicNotAccepted, WrongPartition
+from metaq.protocol.errors import ConfigError, PartitionClosed, StoreError, TopicNotAccepted, WrongPartition
 from metaq.protocol.message_id import message_id, message_ids_from, store_time_ms
 from tests.unit.broker.harness import Harness
 
@@ -184,6 +184,28 @@ def test_a_repeated_call_goes_on_after_an_error(caplog):
     call.stop()
     assert len(calls) == 4
     assert "the timer failed" in caplog.text
+
+
+def test_an_error_of_ours_in_a_repeated_call_is_one_line_until_it_is_another_one(caplog):
+    clock = Clock()
+    outcomes = [
+        StoreError("a is gone"),
+        StoreError("a is gone"),
+        StoreError("b is gone"),
+        None,
+        StoreError("b is gone"),
+    ]
+
+    def fail():
+        if (outcome := outcomes.pop(0)) is not None:
+            raise outcome
+
+    call = repeat(0.25, fail, clock, "the cleaning")
+    clock.pump([0.25] * 5)
+    call.stop()
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("timers")]
+    assert said == [f"the cleaning failed: {each} is gone" for each in ("a", "b", "b")]
+    assert "Traceback" not in caplog.text
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------

@@ -624,6 +624,17 @@ def test_metaq_check_finds_nothing_wrong_with_what_waits(lives, capsys):
 # --- following --------------------------------------------------------------------------------------------------------
 
 
+def test_a_log_whose_end_is_being_cut_off_is_not_read_meanwhile(lives):
+    """That of a deposed leader: what is known of its end is not there any more."""
+    place(lives.ask(batch("t", 0, [delayed(b"a", 100)])))
+    lives.delays.follow()
+    (log,) = lives.delays.store.internal_logs(lives.delays._topic)
+    log.durability.write_failed("its end is being cut off")
+    for segment in log.segments:
+        os.truncate(segment.path, 0)
+    lives.delays.tick()
+
+
 def test_a_node_that_follows_delivers_nothing_and_knows_what_to_do_when_it_leads(lives):
     place(lives.ask(batch("t", 0, [delayed(b"%d" % number, 100 * number) for number in range(1, 6)])))
     lives.wait(0.25)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, ensureDeferred, succeed
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from metaq.broker.sets.leader import FollowerStatus
@@ -71,6 +72,34 @@ def test_of_two_hand_overs_at_once_one_is_refused() -> None:
     with pytest.raises(CoordinationError, match="faster"):
         refused[0].raiseException()
     assert doubles.done.count("tells b") == 1
+
+
+def test_a_hand_over_waits_for_a_node_that_is_about_to_be_in_sync() -> None:
+    doubles, clock = Doubles(), Clock()
+    doubles.member._reactor = clock
+    doubles.written.callback(None)
+    doubles.leader.status = lambda: [FollowerStatus("b", False, True, False, None, None, "")]
+    handed = ensureDeferred(doubles.member.hand_over(None))
+    clock.pump([0.5, 0.5])
+    assert not handed.called
+    doubles.leader.status = lambda: [FollowerStatus("b", True, True, True, 0, 0.0, "")]
+    clock.pump([0.5, 0.5])
+    assert handed.result == "b"
+
+
+@pytest.mark.parametrize(
+    ("connected", "after", "told"), [(True, 4, "in sync: b lacks data still"), (False, 0, "in sync$")]
+)
+def test_a_hand_over_to_nobody_says_who_lacks_data(connected: bool, after: int, told: str) -> None:
+    doubles, clock = Doubles(), Clock()
+    doubles.member._reactor = clock
+    doubles.leader.status = lambda: [FollowerStatus("b", False, connected, False, None, None, "")]
+    refused: list[Failure] = []
+    ensureDeferred(doubles.member.hand_over(None)).addErrback(refused.append)
+    clock.pump([0.5] * 2 * after)
+    with pytest.raises(CoordinationError, match=f"no other node is in {told}"):
+        refused[0].raiseException()
+    assert doubles.done == []
 
 
 def test_a_leader_that_stops_does_not_wait_for_its_disk() -> None:
