@@ -19,7 +19,7 @@ from metaq.protocol.errors import AccountSpent
 from .runtime.reactor import ReactorTime
 from .store.threads import call_safely
 
-__all__ = ["NOBODY", "Account", "Budget", "Limits", "Unfinished", "account_address", "address_of"]
+__all__ = ["NOBODY", "SPACE_READ_BYTES", "Account", "Budget", "Limits", "Unfinished", "account_address", "address_of"]
 
 NOBODY = ""
 """The address of what is there already when a broker starts, or belongs to no client."""
@@ -36,8 +36,8 @@ SCAN_SECONDS = 5
 WAITING_BYTES = 1 << 10
 """What a request that waits counts, beside what it says."""
 
-_READ_BYTES = 512 << 10
-"""What a connection that is read again may bring before it is counted."""
+SPACE_READ_BYTES = 1 << 20
+"""The most that a connection brings before it is counted: a socket has up to eight times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ class Unfinished:
             oldest = next(iter(self._begun.get(address, (who,)))) is who
             if not oldest and self._budget.room(address) - expected <= 0:
                 continue
-            expected += _READ_BYTES
+            expected += SPACE_READ_BYTES
             del self._waiting[who]
             call_safely(resume)
 

@@ -17,6 +17,7 @@ from metaq.protocol.errors import ConfigError
 from ..account import SCAN_SECONDS, account_address
 from ..broker import Broker
 from ..requests.gate import Gate
+from ..runtime.heap import give_back
 from .session import Session
 from .transport import connection_class
 
@@ -45,7 +46,7 @@ class SessionFactory(Factory):
         self._refused = 0
         self._refusal = ""
         self._idle_scan = LoopingCall(self._cut_idle)
-        self._unfinished_scan = LoopingCall(broker.account.unfinished.look)
+        self._unfinished_scan = LoopingCall(self._cut_unfinished)
         for scan in (self._idle_scan, self._unfinished_scan):
             scan.clock = cast(Any, broker.reactor)
 
@@ -81,6 +82,13 @@ class SessionFactory(Factory):
         if address is not None:
             self._broker.account.connections.add(address, -1)
         self._broker.connections = len(self._sessions)
+
+    def _cut_unfinished(self) -> None:
+        unfinished = self._broker.account.unfinished
+        before = unfinished.cut
+        unfinished.look()
+        if unfinished.cut > before:
+            self._broker.reactor.callLater(1, give_back)  # their connections are gone then
 
     def _cut_idle(self) -> None:
         if self._refused:

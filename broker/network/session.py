@@ -36,7 +36,7 @@ from metaq.protocol.requests import RequestReader, WireRequest
 from metaq.protocol.text import Quit
 
 from .. import tuning
-from ..account import Account, account_address
+from ..account import SPACE_READ_BYTES, Account, account_address
 from ..requests.answers import Answer, Bytes, Work
 from ..requests.gate import Gate, Verb
 from ..requests.parkable import Loading, Parkable, Step
@@ -173,7 +173,8 @@ class Session(Protocol):
     @property
     def space(self) -> memoryview | None:
         """Where the transport may receive the next bytes itself (requests.py); then it calls `received`."""
-        return None if self._closing else self._reader.space
+        space = None if self._closing else self._reader.space
+        return space if space is None or len(space) <= SPACE_READ_BYTES else space[:SPACE_READ_BYTES]
 
     def received(self, count: int) -> None:
         """`count` bytes came into `space`."""
@@ -228,6 +229,7 @@ class Session(Protocol):
             self._waits_no_more(pull)
         self._pending_puts.drop(self)
         self._account.unfinished.drop(self, self.address)
+        self._reader = RequestReader()  # up to a frame, which would stay until the garbage is collected
         self._gate.connection_lost(self)
         self._on_lost(self)
 

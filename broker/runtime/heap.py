@@ -6,7 +6,7 @@ import ctypes
 
 from .. import tuning
 
-__all__ = ["set_up_heap"]
+__all__ = ["give_back", "set_up_heap"]
 
 # malloc.h of glibc
 _M_TRIM_THRESHOLD = -1
@@ -27,3 +27,11 @@ def set_up_heap() -> bool:
         return False
     settings = {_M_ARENA_MAX: 1, _M_MMAP_THRESHOLD: tuning.HEAP_MMAP_BYTES, _M_TRIM_THRESHOLD: tuning.HEAP_KEPT_BYTES}
     return all(mallopt(name, value) for name, value in settings.items())
+
+
+def give_back() -> None:
+    """Give the system what is free anywhere in the heap, where the C library can do that. Takes milliseconds: for after
+    much memory was held that will not be needed again soon."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -10,7 +10,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
-from metaq.broker.account import WAITING_BYTES, Account, Budget, Limits, account_address
+from metaq.broker.account import SPACE_READ_BYTES, WAITING_BYTES, Account, Budget, Limits, account_address
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.ports import GuardedSite
@@ -158,6 +158,16 @@ def test_bytes_that_come_one_by_one_count_what_they_take(small):
     assert used(small) > 1900 * 64
     assert peer.ask(request[-1:]).code == 200
     assert used(small) == 0
+
+
+def test_a_connection_brings_a_bounded_piece_before_it_is_counted(harness):
+    peer = harness.connect()
+    peer.send((15 * FRAME).to_bytes(4, "big") + bytes(100_000))
+    assert len(peer.session.space) == SPACE_READ_BYTES
+    peer.session.received(SPACE_READ_BYTES)
+    assert used(harness) == SPACE_READ_BYTES + 100_004
+    peer.lose()
+    assert peer.session._reader.held_bytes == 0
 
 
 def test_a_request_that_does_not_come_whole_in_time_ends_its_connection(factory, harness, caplog):
