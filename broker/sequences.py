@@ -412,9 +412,8 @@ class Sequences(Generic[W]):
                 del self._compacting[log]
                 self._store.drop_internal_before(log, start)
         if not self.enabled:
-            for log in self._store.internal_logs(SEQUENCES_TOPIC):
-                if log.read_only is None:  # as of delayed messages: its end may be being cut off
-                    self._read_on(log, READ_BYTES)
+            for log in self._store.followed_internal_logs(SEQUENCES_TOPIC):
+                self._read_on(log, READ_BYTES)
         elif now >= self._next_compaction:
             for log in self._store.internal_logs(SEQUENCES_TOPIC):
                 size = log.end_offset - log.first_offset

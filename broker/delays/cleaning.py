@@ -172,7 +172,8 @@ class Cleaning:
         job.contents.log.checkpoint()
 
     def _failed(self, job: _Job, failure: Failure) -> None:
-        self._give_up(job, failure.value)
+        if not self._is_over(job):  # else another node leads, and the log may have been cut under the read
+            self._give_up(job, failure.value)
 
     def _give_up(self, job: _Job, error: BaseException | None) -> None:
         _log.warning("%s is not made shorter now: %s", job.contents.log.directory, error)

@@ -553,9 +553,8 @@ class Delays:
     def tick(self) -> None:
         """Keep up with the leader, or keep the logs short. To be called about once a second."""
         if not self.enabled:
-            for log in self.store.internal_logs(self._topic):
-                if log.read_only is None:  # else its end may be being cut off: what is known of it is not there
-                    self._of(log).read_on(tuning.DELAYED_FOLLOWED_UNITS)
+            for log in self.store.followed_internal_logs(self._topic):
+                self._of(log).read_on(tuning.DELAYED_FOLLOWED_UNITS)
             return
         if self._returned:
             self._tell_returned()

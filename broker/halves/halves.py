@@ -236,7 +236,8 @@ class Halves(Delays):
             del self._reading[poll.caller, poll.group]
         waiting = [half if self._groups.get(half.id) is half else None for half in halves]
         if not isinstance(result, list):
-            _log.error("half messages cannot be read, trying again: %s", result.value)
+            if self.enabled:  # else another node leads, and the log may have been cut under the read
+                _log.error("half messages cannot be read, trying again: %s", result.value)
             later = self._running() + tuning.DELAYED_RETRY_SECONDS[1]
             for half in filter(None, waiting):
                 self._groups.put_off(half, later)

@@ -619,10 +619,12 @@ class SharedGroups:
 
     def tick(self) -> None:
         """Keep the logs short, and those of a node that follows read. To be called about once a second."""
-        for log in self._store.internal_logs(SHARED_TOPIC):
-            if not self.enabled:
+        if not self.enabled:
+            for log in self._store.followed_internal_logs(SHARED_TOPIC):
                 self._read_on(log, tuning.SHARED_READ_BYTES)
-            elif log in self._compacted:
+            return
+        for log in self._store.internal_logs(SHARED_TOPIC):
+            if log in self._compacted:
                 start, end = self._compacted[log]
                 if log.synced_end >= end:
                     del self._compacted[log]

@@ -436,6 +436,11 @@ class Store:
         """Those of an internal topic that there are."""
         return [log for (name, _), log in self._internal_logs.items() if name == topic]
 
+    def followed_internal_logs(self, topic: str) -> Sequence[PartitionLog]:
+        """Those that can be read on while this node follows: not one whose end is being cut off, which has less in its
+        files than its index says until the cut is done."""
+        return [log for log in self.internal_logs(topic) if log.read_only is None]
+
     def all_internal_logs(self) -> Sequence[PartitionLog]:
         """Those of all internal topics."""
         return tuple(self._internal_logs.values())
