@@ -18,6 +18,7 @@ from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, MetaqError, No
 
 from .config import ConnectionConfig, Protocol
 from .connection import Connection, Endpoint, open_connection
+from .patched import refuse_patched
 from .redirects import Redirects
 
 __all__ = ["ConnectionPool"]
@@ -69,6 +70,8 @@ class ConnectionPool:
         random: Callable[[], float] = random,
         open: Open = open_connection,  # noqa: A002
     ) -> None:
+        """Raises ClientError if gevent or eventlet has patched what it waits with."""
+        refuse_patched()
         self._config = config
         self._protocol = protocol
         self._clock = clock

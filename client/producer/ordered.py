@@ -19,6 +19,7 @@ from ..config import ProducerConfig, config_or_default
 from ..durations import Duration, check_timeout, check_wait
 from ..local_store import LocalMessageStore, StoredMessage
 from ..metadata import Metadata
+from ..patched import refuse_patched
 from ..timers import END_SECONDS, TimeLeft
 from ..unclosed import Closing
 from ..values import SendResult, TopicPartition
@@ -72,6 +73,7 @@ class OrderedProducer(Closing):
 
         Raises ConfigError; CoordinationUnavailable.
         """
+        refuse_patched()  # before anything is waited for
         self._guard = ForkGuard("OrderedProducer")
         self._aside = Aside("metaq-ordered-close")
         self._configured = {topic: _listed(topic, counts) for topic, counts in partitions.items()}

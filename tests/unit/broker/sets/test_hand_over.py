@@ -97,7 +97,7 @@ def test_a_hand_over_to_nobody_says_who_lacks_data(connected: bool, after: int, 
     refused: list[Failure] = []
     ensureDeferred(doubles.member.hand_over(None)).addErrback(refused.append)
     clock.pump([0.5] * 2 * after)
-    with pytest.raises(CoordinationError, match=f"no other node is in {told}"):
+    with pytest.raises(CoordinationError, match=f"no other node is {told}"):
         refused[0].raiseException()
     assert doubles.done == []
 

@@ -1,0 +1,31 @@
+"""Modules that gevent or eventlet has replaced: with these the client's threads and sockets wait otherwise."""
+
+from __future__ import annotations
+
+import _thread
+import queue
+import select
+import socket
+
+from metaq.protocol.errors import ClientError
+
+__all__ = ["refuse_patched"]
+
+_PATCHERS = ("gevent", "eventlet")
+
+
+def refuse_patched() -> None:
+    """Raises ClientError, which names who has replaced what."""
+    looked_at = {
+        "socket": socket.socket,
+        "thread": _thread.start_new_thread,
+        "select": select.select,
+        "queue": queue.SimpleQueue,
+    }
+    for name, found in looked_at.items():
+        patcher = found.__module__.partition(".")[0]
+        if patcher in _PATCHERS:
+            raise ClientError(
+                f"{patcher} has patched {name}, with which this client does not work: it would wait longer than its "
+                "timeouts, or for ever. Use it in a process of its own, or leave out monkey patching there"
+            )
