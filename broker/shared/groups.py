@@ -370,7 +370,7 @@ class SharedGroups:
         if done:
             gathered = self._gather(queue, done_section(queue.key, done))
         if changes:
-            suspects = state.suspects([offset for offset, *_ in changes])
+            suspects = state.suspects({offset for offset, *_ in changes})  # not of those that are done by a later row
             section = changed_section(queue.key, changes) + suspects_section(queue.key, suspects)
             gathered = self._gather(queue, section)
         if gathered is not None:

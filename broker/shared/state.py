@@ -756,13 +756,13 @@ class SharedState:
             yield start, end, count
 
     def suspects(self, offsets: Iterable[int] | None = None) -> list[Suspect]:
-        """Those of these held records that are suspects; None: of all."""
+        """Those of these records that are held, and suspects; None: of all."""
         chosen = self._held if offsets is None else offsets
-        found = ((offset, self._held[offset]) for offset in chosen)
+        found = ((offset, self._held.get(offset)) for offset in chosen)
         return [
             Suspect(offset, held.suspicion, held.has_ended)
             for offset, held in found
-            if held.has_ended or held.suspicion is not _NONE
+            if held is not None and (held.has_ended or held.suspicion is not _NONE)
         ]
 
     def items(self) -> Iterator[tuple[int, HeldMessage]]:

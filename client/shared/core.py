@@ -309,6 +309,8 @@ class SharedCore:
         sent, found.sent = found.sent, []
         found.backoff.reset()
         for (message, action, _, tries), outcome in zip(sent, outcomes, strict=True):
+            if _is_outdated(message, action):
+                continue
             if action is _ACK and (outcome is _DONE or (outcome is SettleOutcome.GONE and tries)):
                 self.acknowledged += 1  # GONE: an answer was lost, and the message is done
             elif outcome is not _DONE and action is not _RETURN:
@@ -338,6 +340,8 @@ class SharedCore:
         pause = found.backoff.next() if pause is None else pause
         again, found.sent = found.sent, []
         for message, action, ms, tries in again:
+            if _is_outdated(message, action):
+                continue
             if now > message.lease_until + self._config.lease_seconds:
                 self._lose(message)
             else:
@@ -482,3 +486,9 @@ class SharedCore:
         if self._alone is not None:
             times.append(self._end_of(self._alone))
         return min(times, default=math.inf)
+
+
+def _is_outdated(message: SharedMessage, action: SettleAction) -> bool:
+    """Whether it matters no more what becomes of this: the message was settled, or lost, after it was to be extended.
+    Only the settlement tells whether it came too late."""
+    return action is _EXTEND and message.is_settled

@@ -153,6 +153,43 @@ def test_an_acknowledgement_that_came_too_late_is_told() -> None:
     assert (leasing.core.acknowledged, leasing.core.lost) == (0, 1)
 
 
+def test_who_extends_and_acknowledges_is_told_once_that_it_was_too_late_and_not_if_only_an_answer_was_lost() -> None:
+    leasing = Leasing()
+    leasing.lease(message(), message(), message())
+    late, repeated, forgotten = leasing.core.take(3, leasing.now)
+    for each in (late, repeated):
+        leasing.core.extend(each, 20.0, leasing.now)
+        leasing.core.ack(each, leasing.now)
+    (_, settle) = sorted(leasing.core.actions(leasing.now), key=lambda each: isinstance(each, Settle))
+    assert isinstance(settle, Settle)
+    assert [each.action for each in settle.settlements] == [SettleAction.EXTEND, SettleAction.ACK] * 2
+    leasing.core.unsettled(T, leasing.now, 0.0)  # the broker has done it
+    (again,) = (each for each in leasing.core.actions(leasing.now) if isinstance(each, Settle))
+    assert [each.action for each in again.settlements] == [SettleAction.ACK] * 2
+    leasing.core.settled(T, [SettleOutcome.LOST, SettleOutcome.GONE])
+    assert (leasing.lost, leasing.core.lost, leasing.core.acknowledged) == ([late], 1, 1)
+
+    leasing.core.extend(forgotten, 1.0, leasing.now)
+    leasing.core.extend(forgotten, 2.0, leasing.now)
+    assert len(leasing.said(SettleOutcome.LOST)) == 2
+    assert (leasing.lost, forgotten.is_settled) == ([late, forgotten], True)
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_what_is_extended_and_acknowledged_and_reaches_no_broker_in_time_is_lost_once(reached: bool) -> None:
+    leasing = Leasing()
+    leasing.lease(message())
+    (late,) = leasing.core.take(1, leasing.now)
+    leasing.core.extend(late, 10.0, leasing.now)
+    leasing.core.ack(late, leasing.now)
+    if reached:
+        leasing.said(SettleOutcome.LOST)
+    else:
+        leasing.core.actions(leasing.now)
+        leasing.core.unsettled(T, 20.1, 0.0)
+    assert (leasing.lost, leasing.core.lost, leasing.core.unsettled_count) == ([late], 1, 0)
+
+
 def test_a_lease_is_kept_while_a_handler_works_and_not_after_that() -> None:
     leasing = Leasing()
     leasing.lease(message())

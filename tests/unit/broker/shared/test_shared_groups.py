@@ -10,7 +10,7 @@ import pytest
 from metaq.broker import tuning
 from metaq.broker.shared.rows import SharedKey, leased_section, state_section
 from metaq.broker.shared.rows import encode_body as encode_rows
-from metaq.broker.shared.state import Limits, SharedState
+from metaq.broker.shared.state import HeldState, Limits, SharedState
 from metaq.broker.store.sequence_rows import internal_record
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX
@@ -472,6 +472,58 @@ def test_who_has_a_message_again_because_its_lease_ended_may_acknowledge_its_fir
         (again,) = leased(harness, peer, acquire(member, group=group))
         assert again.attempts == 1  # handed out once
         assert settled(harness, peer, ack(first), group=group) == [outcome]
+
+
+ACTIONS = [
+    (SettleAction.ACK, 0),
+    (SettleAction.RELEASE, 0),
+    (SettleAction.RELEASE, 5000),
+    (SettleAction.EXTEND, 60_000),
+    (SettleAction.RETURN, 0),
+]
+
+
+def known(harness: Harness) -> list[tuple[Any, ...]]:
+    """What is known of each message that is held, as far as it does not depend on the lease's number."""
+    (queue,) = harness.broker.shared.queues("g")
+    queue.state.expire(harness.reactor.seconds())
+    return [
+        (offset, each.attempts, each.suspicion, each.has_ended, each.state is HeldState.LEASED, each.next_suspicion)
+        for offset, each in sorted(queue.state.items())
+    ]
+
+
+@pytest.mark.parametrize("is_suspect", [False, True])
+@pytest.mark.parametrize("second", ACTIONS)
+@pytest.mark.parametrize("first", ACTIONS)
+def test_settlements_of_one_message_in_one_request_do_what_they_do_one_after_the_other(
+    tmp_path: Path, first: tuple[SettleAction, int], second: tuple[SettleAction, int], is_suspect: bool
+) -> None:
+    """Also over a restart."""
+    found = []
+    for together in (True, False):
+        directory = tmp_path / str(together)
+        harness = Harness(directory)
+        peer = filled(harness, 2)
+        if is_suspect:
+            leased(harness, peer, acquire("dead", 1))
+            harness.reactor.advance(31)
+            harness.time += 31
+        (mine,) = leased(harness, peer, acquire("a", 1))
+        rows = [Settlement(mine.offset, mine.token, ms, action) for action, ms in (first, second)]
+        requests = [rows] if together else [[each] for each in rows]
+        outcomes = [outcome for each in requests for outcome in settled(harness, peer, *each)]
+        before = known(harness)
+        harness.store.close()
+        again = Harness(directory)
+        again.reactor.advance(harness.reactor.seconds())
+        again.time = harness.time
+        found.append((outcomes, before, known(again)))
+        again.close()
+    assert found[0] == found[1]
+    outcomes, before, after = found[0]
+    assert outcomes[0] is SettleOutcome.DONE
+    assert after == before
 
 
 def test_nobody_can_guess_the_token_of_somebody_elses_lease(make: Make) -> None:
