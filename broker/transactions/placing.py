@@ -22,7 +22,7 @@ from .commit import EncodedBlock
 from .open_transactions import Block
 from .redo import Location, block_checksum
 
-__all__ = ["Placed", "PlacedBlock", "complete", "find_block", "is_at", "present"]
+__all__ = ["Placed", "PlacedBlock", "complete", "find", "find_block", "is_at", "present"]
 
 _log = logging.getLogger(__name__)
 
@@ -170,22 +170,27 @@ def _runs(matches: Iterator[tuple[int, int]], bounds: Sequence[int]) -> Iterator
         yield run
 
 
-def complete(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> tuple[PlacedBlock, int]:
-    """Where a committed block lies and how many of its messages had to be appended.
+def find(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> PlacedBlock | Placed:
+    """Where a committed block lies; if it does not lie where its record says, what was found of it elsewhere.
 
     hint: where its record says. believed: whether it says what was written there; then what is below the log's start
-    was removed by retention. Raises StoreError.
+    was removed by retention.
     """
     log = block.log
     if hint is not None and believed and hint.offset < log.first_offset:
-        return PlacedBlock(log, hint, hint.offset + hint.size), 0
+        return PlacedBlock(log, hint, hint.offset + hint.size)
     placed = Placed(block, now_ms)
     if hint is not None and is_at(log, named := placed.encoded.location._replace(offset=hint.offset)):
-        return PlacedBlock(log, named, named.offset + named.size), 0
+        return PlacedBlock(log, named, named.offset + named.size)
     placed.look(hint.offset if hint is not None and believed else None)
     if hint is not None and believed:
         placed.look_at(hint.offset)
-    found = len(placed.places)
+    return placed
+
+
+def complete(placed: Placed, now_ms: int) -> tuple[PlacedBlock, int]:
+    """Append what was not found: where the block lies then, and how many messages that were. Raises StoreError."""
+    log, found = placed.log, len(placed.places)
     appended = placed.append_missing(now_ms)
     if appended:
         _log.warning(

@@ -42,7 +42,7 @@ from .commands import Operation, OperationType, StoredPut
 from .directory import DAMAGED_PREFIX, REDO_PREFIX, RedoPosition, keep_copy, numbered_files
 from .following import Ended, Following, Logged, LoggedBlock
 from .open_transactions import Block, OpenTransaction
-from .placing import PlacedBlock, complete, find_block, is_at, present
+from .placing import Placed, PlacedBlock, complete, find, find_block, is_at, present
 from .redo import MIN_FILLER_BYTES, Location, RedoEntry, encode_filler, encode_locations, sealed_operation_record
 from .redo_reader import RedoDamage, RedoReader
 from .writer import RedoFile
@@ -134,6 +134,8 @@ class _Replay:
         self._old: dict[int, _OldFile] = {}
         self._appended_to: dict[PartitionLog, None] = {}
         self._decisions: dict[str, Heuristic] = {}
+        self._late: list[tuple[_OldFile, Ended, dict[str, PlacedBlock]]] = []
+        """Commits of which blocks lie nowhere, and their others."""
         self._damaged = False
 
     def run(self, start: RedoPosition | None, decide: Decide) -> Replayed:
@@ -149,6 +151,8 @@ class _Replay:
                 size = self._files.status(path).size
                 self.result.files.append(RedoFile(number, path, size, exists=True))
         self._judge_open()
+        for late in self._late:
+            self._commit(*late)
         if self._decisions:
             decide(self._decisions)
         for old in self._old.values():
@@ -213,7 +217,11 @@ class _Replay:
         elif ended.incomplete and not self._is_there(ended):
             self._roll_back(old, ended)
         elif ended.operation.type.is_commit:
-            self._commit(old, ended)
+            there = self._found(ended)
+            if len(there) < len(ended.blocks):
+                self._late.append((old, ended, there))
+            else:
+                self._commit(old, ended, there)
             if not ended.operation.type.is_xa and ended.transaction is not None and ended.transaction.puts:
                 self.result.local_commits[ended.operation.tx_key] = ended.transaction.puts[0].message_id
         elif ended.transaction is not None:
@@ -221,9 +229,27 @@ class _Replay:
 
     # --- commits ------------------------------------------------------------------------------------------------------
 
-    def _commit(self, old: _OldFile, ended: Ended) -> None:
+    def _found(self, ended: Ended) -> dict[str, PlacedBlock]:
+        """The blocks of a commit that are in their partitions, by store. The others follow when all files were read.
+
+        Of a block only a part can be there, at the end of its partition, where a power cut has torn it: that is
+        continued at once, before anything else comes behind it. The commits of several files are not read in the order
+        in which they were appended.
+        """
+        believed, there = ended.entry.attachment_problem is None, {}
+        for block in ended.blocks:
+            if block.proven:
+                log = self._logs.for_replay(block.topic, block.partition)
+                found = find(_block(log, block.puts), block.location, self._now_ms(), believed=believed)
+                if isinstance(found, PlacedBlock):
+                    there[block.store] = found
+                elif found.places:
+                    there[block.store] = self._append_missing(found)
+        return there
+
+    def _commit(self, old: _OldFile, ended: Ended, there: Mapping[str, PlacedBlock]) -> None:
         entry = ended.entry
-        found = {block.store: self._place(old, ended, block) for block in ended.blocks}
+        found = {each.store: there.get(each.store) or self._place(old, ended, each) for each in ended.blocks}
         placed = {store: each for store, each in found.items() if each is not None}
         if ended.transaction is not None:
             self._settle(ended.transaction.transaction, placed.values())
@@ -343,11 +369,15 @@ class _Replay:
         return find_block(_block(log, block.puts), location, self._now_ms()) if block.puts else None
 
     def _complete(self, block: Block, location: Location | None, *, believed: bool) -> PlacedBlock:
-        found, appended = complete(block, location, self._now_ms(), believed=believed)
+        found = find(block, location, self._now_ms(), believed=believed)
+        return self._append_missing(found) if isinstance(found, Placed) else found
+
+    def _append_missing(self, found: Placed) -> PlacedBlock:
+        placed, appended = complete(found, self._now_ms())
         if appended:
             self.result.appended += appended
-            self._appended_to[block.log] = None
-        return found
+            self._appended_to[found.log] = None
+        return placed
 
     # --- transactions without an end ----------------------------------------------------------------------------------
 

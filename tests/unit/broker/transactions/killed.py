@@ -24,11 +24,16 @@ def killed_after_a_commit(tmp_path, topic):
     ask.ok(*(tx_put(XID, topic, 0, body) for body in MESSAGES), tx(XID, "COMMIT_ONE_PHASE"))
     block = data_file(tmp_path, topic).read_bytes()[HEADER_BYTES + len(BEFORE) :]
     assert len(block) == BLOCK
+    kill(tmp_path, files)
+    return block
+
+
+def kill(tmp_path, files):
+    """Nothing is known but the partitions and the log."""
     files.kill()
     (tmp_path / "data" / "transactions" / "metaq.json").unlink(missing_ok=True)
     for path in (tmp_path / "data" / "metaqjournal").glob("*"):
         path.unlink()
-    return block
 
 
 def started(tmp_path, topic, files=REAL_FILES):

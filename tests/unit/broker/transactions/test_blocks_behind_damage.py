@@ -11,7 +11,7 @@ from metaq.broker.store.index_rebuilding import rebuild_index
 from metaq.broker.store.scan import scan_bytes
 from metaq.broker.transactions.commands import StoredPut
 from metaq.broker.transactions.open_transactions import Block
-from metaq.broker.transactions.placing import complete, is_at
+from metaq.broker.transactions.placing import Placed, complete, find, is_at
 from metaq.broker.transactions.redo import Location
 from metaq.protocol.pulls import PullReply
 from metaq.protocol.record import HEADER_BYTES, checksum, encode_record
@@ -204,7 +204,9 @@ def test_a_block_over_two_segments_is_settled_when_its_last_message_is_synced(tm
     for put in (entry.command for entry in puts):
         assert isinstance(put, StoredPut)
         committed.add(put.message_id, put.flag, checksum(put.body), put.body)
-    found, appended = complete(committed, None, int(NOW * 1000), believed=False)
+    placed = find(committed, None, int(NOW * 1000), believed=False)
+    assert isinstance(placed, Placed)
+    found, appended = complete(placed, int(NOW * 1000))
     assert (appended, found.location.offset, found.end) == (0, PLACE, log.end_offset)
     stop(harness)
 

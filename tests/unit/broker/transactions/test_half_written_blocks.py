@@ -5,16 +5,22 @@ import pytest
 from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.record import HEADER_BYTES, encode_record
 from tests.doubles.redo import read_redo
+from tests.doubles.store import FaultyFiles
+from tests.unit.broker.harness import Harness, put
+from tests.unit.broker.transactions.conversation import XID, Asker, tx, tx_put
 from tests.unit.broker.transactions.killed import (
     BEFORE,
     BLOCK,
     MESSAGES,
     data_file,
+    kill,
     killed_after_a_commit,
     records,
     started,
     stop,
 )
+
+OTHER_XID = "XID:100:0a0b:0d:host"
 
 
 def leave(tmp_path, topic, data):
@@ -100,3 +106,22 @@ def test_a_part_in_a_segment_before_the_place_that_the_record_names(tmp_path):
 
 def _reattached(record, attachment):
     return record + attachment
+
+
+@pytest.mark.parametrize("topic", ["t", "safe"])
+def test_a_part_is_continued_before_another_commit_is_appended_behind_it(tmp_path, topic):
+    """The log's files are read one after another, so a commit of an older file may have come later."""
+    first = [b"first", b"transaction"]
+    files = FaultyFiles()
+    harness = Harness(tmp_path, files=files)
+    ask = Asker(harness)
+    ask.ok(put(topic, 0, BEFORE), *(tx(xid, "BEGIN") for xid in (XID, OTHER_XID)))
+    ask.ok(*(tx_put(OTHER_XID, topic, 0, body) for body in first), tx(OTHER_XID, "COMMIT_ONE_PHASE"))
+    ask.ok(*(tx_put(XID, topic, 0, body) for body in MESSAGES), tx(XID, "COMMIT_ONE_PHASE"))
+    block = data_file(tmp_path, topic).read_bytes()[-BLOCK:]
+    kill(tmp_path, files)
+    leave(tmp_path, topic, b"".join(records(block)[:2]) + b"torn")
+    for _ in range(2):
+        seen, harness = started(tmp_path, topic)
+        assert seen == [BEFORE, *MESSAGES, *first]
+        harness.store.close()
