@@ -1,8 +1,8 @@
 """The account of what clients take of a broker: bytes of its memory, and places of which there is a number.
 
-All bounds of this kind are `Limits`, [limits] of server.ini. Each thing has a `Budget`, which knows what each address
-has of it. An address that is alone may have everything but a reserve; while others have something, it may have its
-share, half by default. So one host with all connections works, and a host that comes later finds room.
+All bounds of this kind are `Bounds`, [limits] of server.ini. Each thing has `Shares`, which know what each
+address has of it. An address that is alone may have everything but a reserve; while others have something, it may have
+its share, half by default. So one host with all connections works, and a host that comes later finds room.
 
 The budgets are asked for what lasts (a connection, a request that waits, a frame that is not complete), never for a
 message that is answered at once. Reactor thread.
@@ -19,7 +19,16 @@ from metaq.protocol.errors import AccountSpent
 from .runtime.reactor import ReactorTime
 from .store.threads import call_safely
 
-__all__ = ["NOBODY", "SPACE_READ_BYTES", "Account", "Budget", "Limits", "Unfinished", "account_address", "address_of"]
+__all__ = [
+    "NOBODY",
+    "SPACE_READ_BYTES",
+    "Account",
+    "Bounds",
+    "Shares",
+    "Unfinished",
+    "account_address",
+    "address_of",
+]
 
 NOBODY = ""
 """The address of what is there already when a broker starts, or belongs to no client."""
@@ -41,7 +50,7 @@ SPACE_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Bounds:
     """[limits]. The field `unfinished_bytes` is the key `unfinishedBytes`, and so on."""
 
     unfinished_bytes: int = 128 << 20
@@ -88,7 +97,7 @@ def address_of(caller: object) -> str:
     return address
 
 
-class Budget:
+class Shares:
     """Of one thing: how much there may be of it, and which address has how much."""
 
     def __init__(self, what: str, key: str, limit: int, share: int, reserve: int = 0) -> None:
@@ -168,7 +177,7 @@ class Unfinished:
     in looks of this broker at it, and not while the connection is not read: a broker that stood still cuts nobody.
     """
 
-    def __init__(self, budget: Budget, seconds: int, reactor: ReactorTime) -> None:
+    def __init__(self, budget: Shares, seconds: int, reactor: ReactorTime) -> None:
         self._budget = budget
         self._seconds = seconds
         self._reactor = reactor
@@ -267,9 +276,9 @@ class Unfinished:
 class Account:
     """All budgets of a broker."""
 
-    def __init__(self, limits: Limits, reactor: ReactorTime) -> None:
+    def __init__(self, limits: Bounds, reactor: ReactorTime) -> None:
         share = limits.address_share
-        self._unfinished_bytes = Budget(
+        self._unfinished_bytes = Shares(
             "bytes of unfinished requests",
             "unfinishedBytes",
             limits.unfinished_bytes,
@@ -279,29 +288,29 @@ class Account:
         self.unfinished = Unfinished(self._unfinished_bytes, limits.request_seconds, reactor)
 
         self.limits = limits
-        self.connections = Budget("connections", "", 0, share)
-        self.http = Budget("HTTP connections", "httpConnections", limits.http_connections, share)
-        self.pages = Budget("pages that wait for ZooKeeper", "waitingPages", limits.waiting_pages, 100)
-        self.shared_groups = Budget("shared groups", "sharedGroups", limits.shared_groups, share)
-        self.made_topics = Budget("topics without a section", "madeTopics", limits.made_topics, share)
+        self.connections = Shares("connections", "", 0, share)
+        self.http = Shares("HTTP connections", "httpConnections", limits.http_connections, share)
+        self.pages = Shares("pages that wait for ZooKeeper", "waitingPages", limits.waiting_pages, 100)
+        self.shared_groups = Shares("shared groups", "sharedGroups", limits.shared_groups, share)
+        self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
         self.asker = NOBODY
         """The address whose requests are served, or were served last."""
-        self.transaction_bytes = Budget(
+        self.transaction_bytes = Shares(
             "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share
         )
-        self.transactions = Budget("open transactions", "openTransactions", limits.open_transactions, share)
-        self.waiting = Budget("bytes of requests that wait", "waitingBytes", limits.waiting_bytes, share)
+        self.transactions = Shares("open transactions", "openTransactions", limits.open_transactions, share)
+        self.waiting = Shares("bytes of requests that wait", "waitingBytes", limits.waiting_bytes, share)
 
     def use_descriptors(self, connections: int, *, http: bool = False) -> None:
         """So many connections there may be. http: some of them belong to the HTTP ports. Before any is counted."""
         limits = self.limits
         if http:
             of_http = min(limits.http_connections, connections // 4)
-            self.http = Budget("HTTP connections", "httpConnections", of_http, limits.address_share)
+            self.http = Shares("HTTP connections", "httpConnections", of_http, limits.address_share)
             connections -= of_http
-        self.connections = Budget("connections", "", connections, limits.address_share)
+        self.connections = Shares("connections", "", connections, limits.address_share)
 
-    def budgets(self) -> Iterator[tuple[str, Budget]]:
+    def budgets(self) -> Iterator[tuple[str, Shares]]:
         """By the names that the metrics have for them."""
         yield "connections", self.connections
         yield "http_connections", self.http

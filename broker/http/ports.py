@@ -18,7 +18,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BODY_BYTES
 
-from ..account import Budget, account_address
+from ..account import Shares, account_address
 from ..broker import Broker
 from ..requests.gate import Gate
 from .browsers import OwnNames
@@ -38,7 +38,7 @@ class GuardedSite(Site):
 
     noisy = False
 
-    def __init__(self, root: IResource, own_names: OwnNames, connections: Budget) -> None:
+    def __init__(self, root: IResource, own_names: OwnNames, connections: Shares) -> None:
         super().__init__(cast(Any, root), requestFactory=_GuardedRequest, timeout=_IDLE_SECONDS)
         self.own_names = own_names
         self._connections = connections

@@ -10,7 +10,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
-from metaq.broker.account import SPACE_READ_BYTES, WAITING_BYTES, Account, Budget, Limits, account_address
+from metaq.broker.account import SPACE_READ_BYTES, WAITING_BYTES, Account, Bounds, Shares, account_address
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.ports import GuardedSite
@@ -27,7 +27,7 @@ from tests.unit.broker.harness import Harness, Peer, pull, put
 
 
 def test_an_address_that_is_alone_has_all_but_the_reserve():
-    budget = Budget("cups", "cups", 160, 50)
+    budget = Shares("cups", "cups", 160, 50)
     assert budget.take("a", 150)
     assert not budget.take("a")
     assert budget.take("b", 10)
@@ -36,7 +36,7 @@ def test_an_address_that_is_alone_has_all_but_the_reserve():
 
 
 def test_an_address_beside_others_has_its_share():
-    budget = Budget("cups", "cups", 160, 50)
+    budget = Shares("cups", "cups", 160, 50)
     budget.add("b", 1)
     assert budget.take("a", 80)
     assert not budget.take("a")
@@ -47,7 +47,7 @@ def test_an_address_beside_others_has_its_share():
 
 
 def test_what_is_given_back_is_there_for_others():
-    budget = Budget("cups", "cups", 16, 50)
+    budget = Shares("cups", "cups", 16, 50)
     for _ in range(100):
         assert budget.take("a", 15)
         budget.add("a", -15)
@@ -55,7 +55,7 @@ def test_what_is_given_back_is_there_for_others():
 
 
 def test_a_refusal_names_the_numbers_and_the_option():
-    budget = Budget("cups", "maxCups", 160, 25)
+    budget = Shares("cups", "maxCups", 160, 25)
     budget.add("b", 1)
     budget.add("10.0.0.5", 40)
     with pytest.raises(AccountSpent) as refused:
@@ -97,7 +97,7 @@ def begun(size):
 def small(tmp_path):
     """A broker that takes four frames of unfinished requests."""
     harness = Harness(tmp_path)
-    harness.broker.account = Account(Limits(unfinished_bytes=4 * FRAME - 1000), harness.reactor)
+    harness.broker.account = Account(Bounds(unfinished_bytes=4 * FRAME - 1000), harness.reactor)
     yield harness
     harness.close()
 
@@ -226,7 +226,7 @@ def test_a_broker_that_stood_still_cuts_nobody(factory, harness):
 
 
 def test_limits_have_defaults():
-    account = Account(Limits(), Clock())
+    account = Account(Bounds(), Clock())
     assert dict(account.budgets())["unfinished_bytes"].limit == 128 << 20
 
 
@@ -260,7 +260,7 @@ def test_a_pull_that_waits_counts_what_it_says(harness):
 
 
 def test_one_address_does_not_take_the_places_of_all(harness):
-    harness.broker.account = Account(Limits(waiting_bytes=160 * WAITING_BYTES), harness.reactor)
+    harness.broker.account = Account(Bounds(waiting_bytes=160 * WAITING_BYTES), harness.reactor)
     crowd = [harness.connect("10.0.0.1") for _ in range(4)]
     for peer in crowd:
         peer.send(pull("t", 0, 0, wait_ms=1000) * 50)
@@ -275,7 +275,7 @@ def test_one_address_does_not_take_the_places_of_all(harness):
 
 
 def test_questions_for_half_messages_count_while_they_wait(harness):
-    harness.broker.account = Account(Limits(waiting_bytes=32 * WAITING_BYTES), harness.reactor)
+    harness.broker.account = Account(Bounds(waiting_bytes=32 * WAITING_BYTES), harness.reactor)
     peer = harness.connect()
     for number in range(16):
         peer.send(check_halves(f"g{number}"))
@@ -353,7 +353,7 @@ def acquire(group):
 
 
 def test_one_address_does_not_make_all_shared_groups(harness):
-    harness.broker.shared._places = harness.broker.account.shared_groups = Budget(
+    harness.broker.shared._places = harness.broker.account.shared_groups = Shares(
         "shared groups", "sharedGroups", 16, 50
     )
     crowd, other = harness.connect("10.0.0.1"), harness.connect("10.0.0.2")
@@ -371,7 +371,7 @@ def test_one_address_does_not_make_all_shared_groups(harness):
 
 
 def test_one_address_does_not_make_all_topics(harness):
-    harness.broker.account.made_topics = Budget("topics without a section", "madeTopics", 16, 50)
+    harness.broker.account.made_topics = Shares("topics without a section", "madeTopics", 16, 50)
     crowd, other = harness.connect("10.0.0.1"), harness.connect("10.0.0.2")
     for number in range(15):
         assert crowd.ask(put(f"%RETRY%g{number}", 0)).code == 200

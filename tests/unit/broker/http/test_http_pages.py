@@ -13,7 +13,7 @@ import simplejson
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.testing import StringTransport
 
-from metaq.broker.account import Budget
+from metaq.broker.account import Shares
 from metaq.broker.configuration.reload_plan import ReloadReport
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
@@ -33,9 +33,9 @@ CHUNKED = {"transfer_encoding": "chunked"}
 
 
 class Browser:
-    def __init__(self, root: Any, connections: Budget | None = None) -> None:
+    def __init__(self, root: Any, connections: Shares | None = None) -> None:
         self._site = GuardedSite(
-            root, OwnNames(["Broker.Example", "alias.example"]), connections or Budget("connections", "", 100, 50)
+            root, OwnNames(["Broker.Example", "alias.example"]), connections or Shares("connections", "", 100, 50)
         )
 
     def ask(self, method: str, target: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
