@@ -1,6 +1,6 @@
 """The account of what clients take of a broker: bytes of its memory, and places of which there is a number.
 
-All bounds of this kind are `Bounds`, [limits] of server.ini. Each thing has `Shares`, which know what each
+All bounds of this kind are `Quotas`, [limits] of server.ini. Each thing has `Shares`, which know what each
 address has of it. An address that is alone may have everything but a reserve; while others have something, it may have
 its share, half by default. So one host with all connections works, and a host that comes later finds room.
 
@@ -23,7 +23,7 @@ __all__ = [
     "NOBODY",
     "SPACE_READ_BYTES",
     "Account",
-    "Bounds",
+    "Quotas",
     "Shares",
     "Unfinished",
     "account_address",
@@ -50,7 +50,7 @@ SPACE_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Quotas:
     """[limits]. The field `unfinished_bytes` is the key `unfinishedBytes`, and so on."""
 
     unfinished_bytes: int = 128 << 20
@@ -276,7 +276,7 @@ class Unfinished:
 class Account:
     """All budgets of a broker."""
 
-    def __init__(self, limits: Bounds, reactor: ReactorTime) -> None:
+    def __init__(self, limits: Quotas, reactor: ReactorTime) -> None:
         share = limits.address_share
         self._unfinished_bytes = Shares(
             "bytes of unfinished requests",

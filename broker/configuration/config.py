@@ -17,7 +17,7 @@ from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import DEFAULT_PORT, INT32_MAX, INT32_MIN, check_node, check_topic
 from metaq.protocol.message_id import MAX_BROKER_ID
 
-from ..account import Bounds
+from ..account import Quotas
 from ..filters.mapping import parse_filter_map
 from ..store.topic_config import parse_delete_policy
 from ..transactions.config import FlushTxLog, TransactionConfig
@@ -256,7 +256,7 @@ def parse_config(
             **_read(_TRANSACTIONS, values, {**_TRANSACTION_DEFAULTS, "log_path": _absolute(system.data_path)})
         ),
         zookeeper=_zookeeper(SectionValues(sections["zookeeper"], "zookeeper", name)),
-        limits=Bounds(**_read(_LIMITS, SectionValues(limits, "limits", name), asdict(Bounds()))),
+        limits=Quotas(**_read(_LIMITS, SectionValues(limits, "limits", name), asdict(Quotas()))),
         listen=listen,
         filter_classes=parse_filter_map(filter_source),
         source=source,

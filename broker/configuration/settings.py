@@ -12,7 +12,7 @@ from zlib import crc32
 
 from metaq.protocol.own_topics import OWN_MARK, OWN_PARTITIONS, is_own_topic
 
-from ..account import Bounds
+from ..account import Quotas
 from ..store.topic_config import DeletePolicy, parse_delete_policy
 from ..transactions.config import TransactionConfig
 from .schedule import Schedule, parse_schedule
@@ -137,7 +137,7 @@ class BrokerConfig:
     max_transfer_size: int
     transactions: TransactionConfig
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
-    limits: Bounds = field(default_factory=Bounds)
+    limits: Quotas = field(default_factory=Quotas)
     listen: str = ""
     """The address listened on, numeric; "": all IPv4 ones. An option of the command: a Java broker refuses the key."""
     dashboard_port: int | None = None

@@ -10,7 +10,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
-from metaq.broker.account import SPACE_READ_BYTES, WAITING_BYTES, Account, Bounds, Shares, account_address
+from metaq.broker.account import SPACE_READ_BYTES, WAITING_BYTES, Account, Quotas, Shares, account_address
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.ports import GuardedSite
@@ -97,7 +97,7 @@ def begun(size):
 def small(tmp_path):
     """A broker that takes four frames of unfinished requests."""
     harness = Harness(tmp_path)
-    harness.broker.account = Account(Bounds(unfinished_bytes=4 * FRAME - 1000), harness.reactor)
+    harness.broker.account = Account(Quotas(unfinished_bytes=4 * FRAME - 1000), harness.reactor)
     yield harness
     harness.close()
 
@@ -226,7 +226,7 @@ def test_a_broker_that_stood_still_cuts_nobody(factory, harness):
 
 
 def test_limits_have_defaults():
-    account = Account(Bounds(), Clock())
+    account = Account(Quotas(), Clock())
     assert dict(account.budgets())["unfinished_bytes"].limit == 128 << 20
 
 
@@ -260,7 +260,7 @@ def test_a_pull_that_waits_counts_what_it_says(harness):
 
 
 def test_one_address_does_not_take_the_places_of_all(harness):
-    harness.broker.account = Account(Bounds(waiting_bytes=160 * WAITING_BYTES), harness.reactor)
+    harness.broker.account = Account(Quotas(waiting_bytes=160 * WAITING_BYTES), harness.reactor)
     crowd = [harness.connect("10.0.0.1") for _ in range(4)]
     for peer in crowd:
         peer.send(pull("t", 0, 0, wait_ms=1000) * 50)
@@ -275,7 +275,7 @@ def test_one_address_does_not_take_the_places_of_all(harness):
 
 
 def test_questions_for_half_messages_count_while_they_wait(harness):
-    harness.broker.account = Account(Bounds(waiting_bytes=32 * WAITING_BYTES), harness.reactor)
+    harness.broker.account = Account(Quotas(waiting_bytes=32 * WAITING_BYTES), harness.reactor)
     peer = harness.connect()
     for number in range(16):
         peer.send(check_halves(f"g{number}"))

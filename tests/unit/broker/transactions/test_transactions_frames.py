@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from metaq.broker.account import Account, Bounds
+from metaq.broker.account import Account, Quotas
 from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.record import checksum, encode_record
 from metaq.protocol.remoting import CompleteTransactionRequest, TransactionRequest
@@ -289,7 +289,7 @@ def test_a_prepared_transaction_does_not_end(harness, frames):
 
 def test_one_address_does_not_take_all_memory_of_transactions(harness, frames):
     harness.broker.account = harness.broker.transactions._open._account = Account(
-        Bounds(transaction_bytes=16_000), harness.reactor
+        Quotas(transaction_bytes=16_000), harness.reactor
     )
     other = Frames(harness)
     other.peer = harness.connect("10.0.0.9")
