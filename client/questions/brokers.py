@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes, ClusterView
-from metaq.protocol.errors import BrokerUnavailable, NoPartition, PartitionClosed, RequestTimedOut
+from metaq.protocol.errors import (
+    BrokerUnavailable,
+    CoordinationError,
+    MetaqError,
+    NoPartition,
+    NotLeader,
+    PartitionClosed,
+    RemoteProtocolError,
+    RequestTimedOut,
+)
 
 from ..connection import Connection, Endpoint
 from ..nearest import published_nowhere
@@ -80,6 +89,8 @@ class Survey:
         """What is wrong with each broker that could not be asked, by its id; reads on behind its name."""
         self.closed: set[TopicPartition] = set()
         """Those that an operator has closed, as their brokers answered."""
+        self.refused: dict[TopicPartition, str] = {}
+        """Why a broker that answers does not say what `attempt` asked of these."""
 
     def source(self, partition: TopicPartition) -> Source | None:
         """Where the partition is read now; None if its broker has left ZooKeeper."""
@@ -95,8 +106,8 @@ class Survey:
     def answer(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
         """The answer of a partition's broker.
 
-        Raises BrokerUnavailable, RequestTimedOut and PartitionClosed, which are noted; what else the question raises;
-        CoordinationUnavailable.
+        Raises BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError and PartitionClosed, which are noted;
+        what else the question raises; CoordinationUnavailable.
         """
         broker, source = partition.broker, self.source(partition)
         if source is None:
@@ -109,7 +120,10 @@ class Survey:
         except PartitionClosed:
             self.closed.add(partition)
             raise
-        except (BrokerUnavailable, RequestTimedOut) as error:
+        except NotLeader as error:
+            self.silent[broker] = f"has no leader, see `metaq brokers sets` ({error})"
+            raise
+        except (BrokerUnavailable, RequestTimedOut, RemoteProtocolError) as error:
             self.silent[broker] = f"does not answer ({error})"
             raise
         self.closed.discard(partition)
@@ -119,15 +133,31 @@ class Survey:
         """As `answer`, but None where that notes the reason in `silent` or `closed`."""
         try:
             return self.answer(partition, question)
-        except (BrokerUnavailable, RequestTimedOut, PartitionClosed):
+        except (BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError, PartitionClosed):
+            return None
+
+    def attempt(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
+        """As `ask`, and None where the broker refuses, too, which `refused` notes: for tables of many partitions, that
+        one of them must not hide."""
+        self.refused.pop(partition, None)
+        try:
+            return self.ask(partition, question)
+        except CoordinationError:
+            raise
+        except MetaqError as error:
+            self.refused[partition] = str(error)
             return None
 
     def ask_each(
         self, partitions: Iterable[TopicPartition], question: Callable[[Connection, TopicPartition], _T]
     ) -> dict[TopicPartition, _T]:
-        """As `ask`, for each in order: the answers that there are."""
-        answers = {each: self.ask(each, question) for each in partitions}
+        """As `attempt`, for each in order: the answers that there are."""
+        answers = {each: self.attempt(each, question) for each in partitions}
         return {each: answer for each, answer in answers.items() if answer is not None}
+
+    def leave_out(self, broker_id: int, why: str) -> None:
+        """Do not ask this one: it is known that it cannot answer. why: reads on behind its name."""
+        self.silent[broker_id] = why
 
     def ask_again(self) -> None:
         """Forget which brokers were silent and where they are: they may be back."""

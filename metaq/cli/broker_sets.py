@@ -117,7 +117,17 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
             + (f"present are {present}: choose the one with the right data: " if present else "start its nodes, then ")
             + f"`metaq brokers elect {look.broker_id} --unclean --node NODE`"
         )
-    leaderless = [str(look.broker_id) for look in looks if not look.leader and look not in lost]
+    leaderless: list[str] = []
+    for look in looks:
+        if look.leader or look in lost:
+            continue
+        if not look.stopped:
+            leaderless.append(str(look.broker_id))
+            continue
+        reasons = "; ".join(f"{name} has stopped ({look.error(name)})" for name in look.stopped)
+        troubles.append(
+            f"no leader in broker set {look.broker_id}: {reasons}: put that right, or start another in-sync node"
+        )
     if leaderless:
         troubles.append(
             f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it; a set that is given up for "

@@ -15,7 +15,7 @@ from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import read_sets
-from metaq.protocol.errors import BrokerUnavailable
+from metaq.protocol.errors import MetaqError
 
 from .broker_sets import elect_node, forget_broker_set, hand_over_set, list_sets, prefer_node
 from .cluster import open_cluster, tell_empty, zk_timeout
@@ -94,7 +94,7 @@ def _version(address: BrokerAddress) -> str | None:
     """What the process answers to `version`, None if it does not answer."""
     try:
         connection = open_connection(Endpoint(address.host, address.port), ConnectionConfig())
-    except BrokerUnavailable:
+    except MetaqError:
         return None
     connection.close()
     return connection.peer_version

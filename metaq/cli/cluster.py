@@ -5,7 +5,7 @@ It waits for ZooKeeper as long as `--zk-timeout` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import click
 
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Connection, Endpoint, open_connection
+from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
@@ -24,6 +25,7 @@ from .options import ZK_TIMEOUT_SECONDS, Parsed, with_options, zk_option
 
 __all__ = [
     "Target",
+    "check_complete",
     "naming_topics",
     "open_cluster",
     "target_options",
@@ -76,6 +78,14 @@ def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> 
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
     return f"{reasons}: without {missing}: start that broker, or correct its hostName"
+
+
+def check_complete(survey: Survey, partitions: Sequence[TopicPartition]) -> None:
+    """Raise BrokerUnavailable if what is shown of these is not all, because brokers are silent or refuse."""
+    told = [without(survey.silent, partitions)] if survey.silent else []
+    told += [f"unknown of {each.topic} {each}: {why}" for each, why in survey.refused.items()]
+    if told:
+        raise BrokerUnavailable("; ".join(told))
 
 
 # --- one broker -------------------------------------------------------------------------------------------------------

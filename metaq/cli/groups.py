@@ -21,12 +21,12 @@ from metaq.client.questions.places import OffsetIn, Position, check_begins_messa
 from metaq.client.questions.records import waiting_from
 from metaq.client.values import TopicPartition
 from metaq.coordination.offset_store import Offset
-from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused, RequestTimedOut
+from metaq.protocol.errors import BrokerUnavailable, ClientError, CoordinationError, MetaqError
 from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.own_topics import RETRY_PREFIX
 
 from .ahead import commanded
-from .cluster import open_cluster, tell_absent, tell_empty, without
+from .cluster import check_complete, open_cluster, tell_absent, tell_empty
 from .known import shared_partitions
 from .options import (
     GROUP,
@@ -123,8 +123,7 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     for row in rows:
         if row.missed_from is not None:
             click.echo(f"metaq: {missed(group, row.partition, row.missed_from)}", err=True)
-    if survey.silent:
-        raise BrokerUnavailable(without(survey.silent, [row.partition for row in rows]))
+    check_complete(survey, [row.partition for row in rows])
 
 
 def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int | None:
@@ -138,16 +137,20 @@ def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int
             count += cluster.ask(
                 TopicPartition(topic, broker_id, 0), lambda connection: list_delayed(connection, topic, limit=0).total
             )
-        except (BrokerUnavailable, RequestTimedOut, RequestRefused):
+        except CoordinationError:
+            raise
+        except MetaqError:
             return None
     return count
 
 
 def _dead_letters(cluster: Cluster, group: str) -> int | None:
-    """None if a broker that has some does not answer."""
+    """None if a broker that has some does not tell."""
     try:
         return count_dead_letters(cluster, group)
-    except (BrokerUnavailable, RequestTimedOut):
+    except CoordinationError:
+        raise
+    except MetaqError:
         return None
 
 
@@ -372,7 +375,8 @@ def group_partitions(
         for partition, offset in zip(partitions, offsets, strict=True)
     ]
     return [
-        survey.ask(each.partition, partial(_measure, found=each, stored=stored, clock=clock)) or _closed(survey, each)
+        survey.attempt(each.partition, partial(_measure, found=each, stored=stored, clock=clock))
+        or _closed(survey, each)
         for each, stored in found
     ]
 

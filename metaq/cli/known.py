@@ -8,7 +8,7 @@ from metaq.client.nearest import did_you_mean
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.shared import SharedPartition, shared_status
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused, RequestTimedOut
+from metaq.protocol.errors import BrokerUnavailable, ClientError, CoordinationError, MetaqError, RequestRefused
 from metaq.protocol.own_topics import DEAD_PREFIX, RETRY_PREFIX, is_own_topic
 
 __all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "shared_partitions", "tell_silent"]
@@ -29,7 +29,9 @@ def shared_partitions(cluster: Cluster, group: str = "") -> tuple[list[SharedPar
             found += cluster.ask(TopicPartition("", broker_id, 0), ask)
         except RequestRefused:
             continue
-        except (BrokerUnavailable, RequestTimedOut) as error:
+        except CoordinationError:
+            raise
+        except MetaqError as error:
             silent[broker_id] = str(error)
     return sorted(found), silent
 

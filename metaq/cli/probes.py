@@ -114,7 +114,7 @@ class Monitor:
             with open_cluster(self._zk) as cluster:
                 self._check_names(cluster)
                 found += _servers(self._zk)
-                found += self._cluster(cluster)
+                found += _guarded("cluster", self._cluster(cluster))
         except CoordinationUnavailable as error:
             found.append(Seen(ProbeLevel.ALARM, "zookeeper", str(error)))
         return sorted(found, key=lambda each: list(ProbeLevel).index(each.level))
@@ -141,8 +141,10 @@ class Monitor:
             yield Seen(ProbeLevel.ALARM, "brokers", "no broker is registered")
         leaderless: set[int] = set()
         yield from _guarded("broker sets", self._sets(cluster, leaderless))
+        for broker_id in leaderless:
+            survey.leave_out(broker_id, "has no leader")
         for broker_id, nodes in brokers.items():
-            if nodes.master is None and broker_id in leaderless:
+            if broker_id in leaderless:
                 continue
             if nodes.master is None:
                 yield Seen(ProbeLevel.ALARM, f"broker {broker_id}", "has no master, only slaves: it takes no messages")
@@ -170,17 +172,19 @@ class Monitor:
         """A line for each set; `leaderless` gets those whose line says why their broker is not there."""
         views = {each: view for each, view in cluster.sets().items() if each not in self._ignored_brokers}
         for look in look_at_sets(views):
-            if not look.leader:
+            if not look.leader and not look.is_replaced:
                 leaderless.add(look.broker_id)
             yield _set(look)
 
     # --- brokers ------------------------------------------------------------------------------------------------------
 
     def _broker(self, survey: Survey, broker_id: int) -> Iterator[Seen]:
-        found = survey.ask(
-            TopicPartition("", broker_id, 0), lambda connection, _: list(self._asked(broker_id, connection))
-        )
-        yield from found or [Seen(ProbeLevel.ALARM, f"broker {broker_id}", survey.silent[broker_id])]
+        place = TopicPartition("", broker_id, 0)
+        found = survey.attempt(place, lambda connection, _: list(self._asked(broker_id, connection)))
+        if found is None:
+            why = survey.silent.get(broker_id) or f"does not tell how it is ({survey.refused[place]})"
+            found = [Seen(ProbeLevel.ALARM, f"broker {broker_id}", why)]
+        yield from found
 
     def _asked(self, broker_id: int, connection: Connection) -> Iterator[Seen]:
         what, limits = f"broker {broker_id}", self._limits
@@ -236,7 +240,9 @@ class Monitor:
                 yield Seen(ProbeLevel.ALARM, f"group {group}", f"no live broker has its topic {topic}")
         by_cause: dict[_Cause, list[GroupPartition]] = {}
         for row in rows:
-            by_cause.setdefault(self._cause(group, row, members), []).append(row)
+            refused = survey.refused.get(row.partition)
+            cause = self._cause(group, row, members) if refused is None else _Cause(ProbeLevel.ALARM, refused)
+            by_cause.setdefault(cause, []).append(row)
         for cause, found in by_cause.items():
             yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
 
@@ -248,7 +254,9 @@ class Monitor:
         ends = survey.ask_each(partitions, max_offset)
         if missing := [each for each in partitions if each not in ends]:
             text = f"dead letters unknown without {_some([f'{each.topic} {each}' for each in missing])}"
-            yield Seen(ProbeLevel.UNKNOWN, f"group {group}", text)
+            refused = [survey.refused[each] for each in missing if each in survey.refused]
+            level = ProbeLevel.ALARM if refused else ProbeLevel.UNKNOWN
+            yield Seen(level, f"group {group}", "; ".join([text, *refused[:1]]))
             return
         known = self._dead.get(group)
         if known is None or known[0] != ends:
@@ -302,7 +310,11 @@ class Monitor:
 
     def _machine(self) -> Iterator[Seen]:
         for directory in self._data_dirs:
-            usage = shutil.disk_usage(directory)
+            try:
+                usage = shutil.disk_usage(directory)
+            except OSError as error:  # it was there when the command began
+                yield Seen(ProbeLevel.ALARM, f"disk {directory}", f"cannot be read: {error.strerror}")
+                continue
             full = usage.used * 100 // usage.total
             level = ProbeLevel.ALARM if full > self._limits.max_disk else ProbeLevel.OK
             yield Seen(level, f"disk {directory}", f"{full} percent full (limit {self._limits.max_disk})")
@@ -390,10 +402,13 @@ def _set(look: SetLook) -> Seen:
     what = f"set {look.broker_id}"
     others = "".join(f"; {_node(look, name)}" for name in look.names if name not in look.in_sync or not look.leader)
     if not look.leader:
-        if look.view.master is not None and not look.view.nodes:
+        if look.is_replaced:
+            assert look.view.master is not None
             text = f"broker {look.broker_id} at {look.view.master.url} is no node of it{others}"
             return Seen(ProbeLevel.WARNING, what, f"{text}: see `metaq brokers forget {look.broker_id}`")
         advice = f"start an in-sync node, or `metaq brokers forget {look.broker_id}` if it is given up"
+        if look.stopped:
+            advice = f"put right what has stopped {', '.join(look.stopped)}, or start another in-sync node"
         return Seen(ProbeLevel.ALARM, what, f"nobody leads it, so it takes no messages{others}: {advice}")
     says = look.leader_says
     if not says:

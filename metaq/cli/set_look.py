@@ -77,8 +77,21 @@ class SetLook(NamedTuple):
 
     @property
     def leader(self) -> str:
-        """The node that leads and that clients find; "" if there is none."""
-        return self.view.state.leader if self.view.state and is_led(self.view) else ""
+        """The node that leads and that clients find; "" if there is none, or if it says that it has stopped.
+
+        A leader that has stopped stays in ZooKeeper while no other node is in sync: what it has is not given up."""
+        leader = self.view.state.leader if self.view.state and is_led(self.view) else ""
+        return "" if self.says(leader).get("role") == "stopped" else leader
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a broker that is no node of the set has its id, and no node is present."""
+        return self.view.master is not None and not self.view.nodes
+
+    @property
+    def stopped(self) -> list[str]:
+        """Nodes that wait for an operator, in their own words; sorted."""
+        return [name for name in self.names if self.role(name) == "stopped"]
 
     @property
     def leader_says(self) -> Mapping[str, Any]:

@@ -9,10 +9,9 @@ import click
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.own_topics import OWN_MARK
 
-from .cluster import open_cluster, tell_absent, without
+from .cluster import check_complete, open_cluster, tell_absent
 from .options import TOPIC, json_option, zk_option
 from .output import UNKNOWN, show
 
@@ -76,8 +75,7 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
         rows = [_describe(survey, each, bounds.get(each)) for each in partitions]
     columns = ("PARTITION", "BROKER", "FIRST", "END", "BYTES", "MESSAGES")
     show(as_json, {"topic": topic, "partitions": rows}, columns, map(_cells, rows))
-    if survey.silent:
-        raise BrokerUnavailable(without(survey.silent, partitions))
+    check_complete(survey, partitions)
 
 
 def _cells(row: dict[str, object]) -> list[object]:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,18 @@ from metaq.cli import probes
 from metaq.cli.app import run
 from metaq.cli.groups import GroupPartition
 from metaq.cli.probes import Monitor, ProbeLevel, ProbeLimits
+from metaq.client.questions.brokers import Survey
 from metaq.client.questions.partitions import Bounds
 from metaq.client.questions.shared import SharedPartition
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, CoordinationUnavailable
+from metaq.coordination.brokers import BrokerAddress, BrokerNodes
+from metaq.protocol.errors import (
+    BrokerUnavailable,
+    CoordinationUnavailable,
+    NotLeader,
+    RemoteProtocolError,
+    RequestRefused,
+)
 
 PLACE = TopicPartition("trades", 0, 3)
 
@@ -125,7 +134,7 @@ def test_messages_of_a_shared_group_that_wait_for_no_member_are_an_alarm():
 def test_dead_letters_of_a_silent_broker_are_unknown_and_no_second_alarm(monitor):
     lies = TopicPartition("%DEAD%g", 1, 0)
     cluster = SimpleNamespace(readable=lambda topic: [lies] if topic == lies.topic else [])
-    survey = SimpleNamespace(ask_each=lambda partitions, question: {})
+    survey = SimpleNamespace(ask_each=lambda partitions, question: {}, refused={})
     found = list(monitor._dead_letters(cluster, survey, "g"))
     assert found == [(ProbeLevel.UNKNOWN, "group g", "dead letters unknown without %DEAD%g 1-0")]
     assert list(monitor._dead_letters(cluster, survey, "other")) == []
@@ -144,6 +153,64 @@ def test_a_full_disk_is_an_alarm(monkeypatch, tmp_path):
     assert (ProbeLevel.ALARM, f"disk {tmp_path}", "91 percent full (limit 90)") in found
     found = Monitor("zk:1", ProbeLimits(max_disk=91), data_dirs=[str(tmp_path)]).look()
     assert (ProbeLevel.OK, f"disk {tmp_path}", "91 percent full (limit 91)") in found
+
+
+def test_a_disk_that_is_gone_is_an_alarm_and_hides_nothing_else(monitor, tmp_path):
+    (tmp_path / "data").mkdir()
+    watching = Monitor("zk:1", ProbeLimits(), data_dirs=[str(tmp_path / "data"), str(tmp_path)])
+    (tmp_path / "data").rmdir()
+    found = {each.what: each for each in watching.look()}
+    assert found[f"disk {tmp_path / 'data'}"].level is ProbeLevel.ALARM
+    assert {f"disk {tmp_path}", "memory", "zookeeper"} <= found.keys()
+
+
+class TwoBrokers:
+    """Broker 0 fails as it is told to; broker 1 is well. Neither is a set."""
+
+    def __init__(self, error):
+        self.error = error
+        self.asked = []
+        nodes = {each: BrokerNodes(BrokerAddress(each, None, f"h{each}", 1)) for each in (0, 1)}
+        nothing = dict.fromkeys(("groups", "topics", "broker_ids"), list)
+        self.view: Any = SimpleNamespace(brokers=lambda: nodes, **nothing)
+        self.sets = dict
+
+    def survey(self):
+        return Survey(self.view, self.connect)
+
+    def connect(self, endpoint):
+        self.asked.append(endpoint.host)
+        if endpoint.host == "h0":
+            raise self.error
+        return endpoint
+
+
+FAILURES = [NotLeader(0), RemoteProtocolError("nonsense"), RequestRefused(500, "no"), BrokerUnavailable("gone")]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_one_broker_in_trouble_is_one_alarm_and_hides_nothing_else(monitor, monkeypatch, error):
+    monkeypatch.setattr(
+        Monitor, "_asked", lambda self, number, it: [probes.Seen(ProbeLevel.OK, f"broker {number}", "")]
+    )
+    monkeypatch.setattr(probes, "_shared_status", lambda connection, partition: [])
+    seen = {each.what: each for each in monitor._cluster(TwoBrokers(error))}
+    assert (seen["broker 0"].level, seen["broker 1"].level) == (ProbeLevel.ALARM, ProbeLevel.OK)
+    assert str(error) in seen["broker 0"].text
+
+
+def test_a_set_whose_leader_has_stopped_is_one_line_and_is_not_asked_any_more(monitor, monkeypatch):
+    cluster = TwoBrokers(NotLeader(0))
+    stopped = SimpleNamespace(broker_id=0, leader="", is_replaced=False)
+    monkeypatch.setattr(probes, "look_at_sets", lambda views: [stopped])
+    monkeypatch.setattr(probes, "_set", lambda look: probes.Seen(ProbeLevel.ALARM, "set 0", "nobody leads it"))
+    monkeypatch.setattr(
+        Monitor, "_asked", lambda self, number, it: [probes.Seen(ProbeLevel.OK, f"broker {number}", "")]
+    )
+    monkeypatch.setattr(probes, "_shared_status", lambda connection, partition: [])
+    seen = [each.what for each in monitor._cluster(cluster)]
+    assert seen == ["set 0", "broker 1", "shared groups"]
+    assert "h0" not in cluster.asked
 
 
 def test_a_broker_that_does_not_answer_hides_nothing_else():

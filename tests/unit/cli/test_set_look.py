@@ -1,10 +1,12 @@
 """What `metaq brokers sets` and `metaq monitor` say of broker sets in trouble."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from metaq.cli import set_look
+from metaq.cli import broker_sets, set_look
+from metaq.cli.app import run
 from metaq.cli.probes import ProbeLevel, _set
 from metaq.cli.set_look import SetLook, look_at_sets
 from metaq.coordination.set_records import SetNode, SetState
@@ -88,6 +90,28 @@ def test_a_set_without_a_leader_is_an_alarm_and_names_what_each_node_was_and_wai
     assert (level, what) == (ProbeLevel.ALARM, "set 7")
     assert "a is gone, was leader; b is gone, was in-sync; c is out of sync (no in-sync node is present" in text
     assert "`metaq brokers forget 7`" in text
+
+
+FULL = {"role": "stopped", "error": "its disk is full", "epoch": 3, "sinceMs": 7}
+
+
+def test_a_leader_that_has_stopped_does_not_lead_and_says_why():
+    """It is registered still, so that what it has is not given up while no other node is in sync."""
+    look = SetLook(0, view("ab", in_sync="a"), {"a": FULL, "b": FULL})
+    assert (look.leader, look.role("a"), look.error("a")) == ("", "stopped", "its disk is full")
+    level, what, text = _set(look)
+    assert (level, what) == (ProbeLevel.ALARM, "set 0")
+    assert "nobody leads it, so it takes no messages; a is stopped (its disk is full); b is stopped" in text
+    assert text.endswith("put right what has stopped a, b, or start another in-sync node")
+
+
+@pytest.mark.parametrize("options", [(), ("--in-sync", "1")])
+def test_the_command_fails_if_the_leader_has_stopped(monkeypatch, capsys, options):
+    monkeypatch.setattr(broker_sets, "_session", lambda zk: nullcontext())
+    monkeypatch.setattr(broker_sets, "read_sets", lambda session: {0: view("ab", in_sync="a"), 1: view("ab")})
+    monkeypatch.setattr(set_look, "_ask", lambda each: FULL)
+    assert run(["brokers", "sets", "--zk", "zk:1", "--json", *options]) == 1
+    assert "no leader in broker set 0: a has stopped (its disk is full); b has stopped" in capsys.readouterr().err
 
 
 def test_a_leader_that_is_back_but_not_elected_yet_does_not_lead():
