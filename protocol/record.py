@@ -138,6 +138,7 @@ _NAME_END, _VALUE_END = "\x01", "\x02"
 _TAGS, _KEYS, _ATTR = "TAGS", "KEYS", "ATTR"
 _ITEM_END = _VALUE_END.encode()
 _OWN_ITEM = RESERVED_PREFIX.encode()
+_TAG_ITEM, _ATTR_ITEM = f"{_TAGS}{_NAME_END}".encode(), f"{_ATTR}{_NAME_END}".encode()
 _NO_HASHES: list[int] = []
 _is_one_key = re.compile(rb"[!-~]+").fullmatch  # nothing that could be a blank: the usual case, without decoding
 _is_time = re.compile(r"[0-9]{1,18}").fullmatch
@@ -297,13 +298,23 @@ def attribute_of(body: Buffer, flag: int) -> bytes | None:
 
 
 def own_bytes(body: Buffer, flag: int) -> int:
-    """How much of a body are properties of metaq's own, and the list if it has no others."""
+    """How much of a body is there for properties of metaq's own: these, the list if it has no others, and the name of a
+    tag or attribute that would stand alone. The tag of a reply is metaq's, too: the inbox that its request names."""
     attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
     if attribute is None:
         return 0
-    items = attribute.split(_ITEM_END)
-    own = sum(len(item) + 1 for item in items if item.startswith(_OWN_ITEM))
-    return own if own < len(attribute) else own + _ATTRIBUTE_LENGTH.size
+    items = attribute.split(_ITEM_END)[:-1]
+    own = [item for item in items if item.startswith(_OWN_ITEM)]
+    names = {item.partition(_NAME_END.encode())[0].decode("utf-8", "replace") for item in own}
+    users = [item for item in items if not item.startswith(_OWN_ITEM)]
+    if CORRELATION in names and REPLY_TO not in names:
+        users = [item for item in users if not item.startswith(_TAG_ITEM)]
+    if not own:
+        return 0
+    if not users:
+        return _ATTRIBUTE_LENGTH.size + len(attribute)
+    alone = len(users) == 1 and users[0].startswith((_TAG_ITEM, _ATTR_ITEM))
+    return len(attribute) - sum(len(item) + 1 for item in users) + (len(_TAG_ITEM) + 1 if alone else 0)
 
 
 def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:

@@ -1,6 +1,7 @@
 """Batches of messages that wait for their time, and half messages: what is built of them."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -9,11 +10,19 @@ from metaq.client.config import check_tags
 from metaq.client.producer.building import build_batch, build_body, build_half
 from metaq.client.producer.delays import Timing, timing_of
 from metaq.client.producer.packing import Packer
+from metaq.client.producer.requesting import ReplyTo, reply_options
 from metaq.protocol.compression import compress, payload_of
 from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.halves import HalfTerms, half_of
 from metaq.protocol.limits import MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES
-from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, encode_attributes, encode_body
+from metaq.protocol.record import (
+    COMPRESSED_FLAG,
+    CORRELATION,
+    DELAYED_FLAG,
+    REPLY_TO,
+    encode_attributes,
+    encode_body,
+)
 
 PLACE = TopicPartition("t", 0, 0)
 LONG = b"again and again " * 100
@@ -47,11 +56,14 @@ def test_a_batch_with_messages_that_wait_and_others_is_refused():
         {"content_type": "text/x"},
         {"reserved": {"metaq.correlation": "7", "metaq.reply-to": "%REPLY% 0-0 x"}},
         {"keys": ["k" * 100], "delay": 5},
+        {"tag": "t", "delay": 5},
+        {"attribute": "a", "ttl": 60},
     ],
     ids=lambda options: next(iter(options)),
 )
 def test_what_metaq_adds_to_the_largest_message_does_not_make_it_too_large(options):
-    flag, attribute = encode_attributes(keys=options["keys"]) if "keys" in options else (0, b"")
+    users = {name: options[name] for name in ("keys", "tag", "attribute") if name in options}
+    flag, attribute = encode_attributes(**users)
     room = MAX_BODY_BYTES - len(encode_body(b"", flag, attribute) if flag else b"")
     assert len(build_body(bytes(room), options)[1]) > MAX_BODY_BYTES
     assert len(build_batch("t", [bytes(room)], 0.0, options).bodies[0]) > MAX_BODY_BYTES
@@ -65,6 +77,28 @@ def test_the_largest_half_message_is_no_larger_than_another():
     assert len(build_half(bytes(MAX_BODY_BYTES), {}, HalfTerms("g" * 200, 5))[1]) > MAX_BODY_BYTES
     with pytest.raises(LocalProtocolError, match="above the limit"):
         build_half(bytes(MAX_BODY_BYTES + 1), {}, HalfTerms("bank", 5))
+
+
+def request(payload: bytes) -> tuple[Message, Any]:
+    """A message that asks for a reply, and the options of it."""
+    to = ReplyTo(PLACE, "0123456789abcdef")
+    own: Any = {"reserved": {REPLY_TO: str(to), CORRELATION: "12"}}
+    return Message(PLACE, 0, 0, *build_body(payload, own)), own
+
+
+def test_a_reply_may_be_as_large_as_its_request():
+    """Its address and number are metaq's own; its tag, too, which the request has chosen."""
+    asked, own = request(bytes(MAX_BODY_BYTES))
+    _, options = reply_options(asked, {})
+    assert len(build_body(bytes(MAX_BODY_BYTES), options)[1]) > MAX_BODY_BYTES
+    with pytest.raises(LocalProtocolError, match=f"of {MAX_BODY_BYTES + 1} bytes is above the limit"):
+        build_body(bytes(MAX_BODY_BYTES + 1), options)
+    _, keyed = reply_options(asked, {"keys": ["k"]})  # the user's own, as of other messages: with the list's length
+    build_body(bytes(MAX_BODY_BYTES - 4 - len("KEYS=k;")), keyed)
+    with pytest.raises(LocalProtocolError):
+        build_body(bytes(MAX_BODY_BYTES - 4 - len("KEYS=k;") + 1), keyed)
+    with pytest.raises(LocalProtocolError):  # of a request the tag is the user's
+        build_body(bytes(MAX_BODY_BYTES), own | {"tag": "t"})
 
 
 def test_properties_of_metaq_have_a_limit_too():
