@@ -112,6 +112,8 @@ class SharedCore:
         self._buffers: list[deque[SharedMessage]] = [deque() for _ in range(MAX_PRIORITY + 1)]
         self._top = 0  # no buffer of a higher priority has any
         self._buffered = 0
+        self._stale_at = math.inf  # when the first of them has waited for too long, or earlier
+        self._rests = False  # some have: nothing is leased ahead until somebody takes messages again
         self._low = -1  # with so many left in the buffers more is asked for; -1 = never: that is under way
         self._stale_seconds = config.lease_seconds * tuning.STALE_PART
         self._keep_seconds = config.lease_seconds * tuning.KEEP_PART
@@ -147,6 +149,9 @@ class SharedCore:
 
     def take_one(self, now: float, *, keep: bool = False) -> SharedMessage | None:
         """The most urgent one that is here, as `take`."""
+        if self._rests:
+            self._rests = False
+            self._note_low()
         while self._buffered:
             buffer = self._buffers[self._top]
             if not buffer:
@@ -180,8 +185,10 @@ class SharedCore:
         found.asked = 0
         found.backoff.reset()
         found.has_more = waiting > 0
+        if not self._buffered:
+            self._stale_at = math.inf
         for message in messages:
-            if self._closing:
+            if self._closing or self._rests:
                 self._settle(message, _RETURN, 0, now)
             elif found.acknowledged and message.leased_at in found.acknowledged:
                 continue  # it was leased again before the broker heard that it is done
@@ -196,12 +203,19 @@ class SharedCore:
                     message.is_suspect = True
                     if suspect == _IS_ALONE:
                         self._alone = message
-                        self._look_by(message.lease_until - self._stale_seconds)
+                self._note_stale(message)
                 priority = priority_of(message.flag)
                 self._buffers[priority].append(message)
                 self._top = max(self._top, priority)
                 self._buffered += 1
         self._note_low()
+
+    def _note_stale(self, message: SharedMessage) -> None:
+        """One that nobody has taken is here."""
+        when = message.lease_until - self._stale_seconds
+        if when < self._stale_at:
+            self._stale_at = when
+            self._look_by(when)
 
     def _holds_one_alone(self, now: float) -> bool:
         return self._alone is not None and now < self._alone.lease_until
@@ -372,7 +386,8 @@ class SharedCore:
     def actions(self, now: float) -> list[Acquiring | Settle]:
         """What is due. Each is under way from now on."""
         self._keep(now)
-        self._return_alone(now)
+        self._return_stale(now)
+        self._end_alone(now)
         asks = [] if self._closing else self._asks(now)
         asked = {ask.partition for ask in asks}
         actions: list[Acquiring | Settle] = []
@@ -403,29 +418,36 @@ class SharedCore:
             if message.lease_until - now <= self._keep_seconds:
                 self.extend(message, self._config.lease_seconds, now)
 
-    def _return_alone(self, now: float) -> None:
-        """One that nobody takes goes to other members before the end of its lease counts as an attempt."""
-        alone = self._alone
-        if alone is None or now < self._end_of(alone):
+    def _return_stale(self, now: float) -> None:
+        """What nobody takes goes to other members before its lease ends, which would make suspects of it, or count as
+        an attempt. This member would only withhold more of them until somebody takes messages here again."""
+        if now < self._stale_at:
             return
-        if alone.handed_at == math.inf:
-            for buffer in self._buffers:
-                kept = [each for each in buffer if each is not alone]
-                self._buffered -= len(buffer) - len(kept)
-                buffer.clear()
-                buffer.extend(kept)
-            self._settle(alone, _RETURN, 0, now)
-        self._alone = None
+        self._stale_at = math.inf
+        before = self._buffered
+        for buffer in self._buffers:
+            messages = list(buffer)
+            buffer.clear()
+            for message in messages:
+                if now < message.lease_until - self._stale_seconds:
+                    buffer.append(message)
+                    self._note_stale(message)
+                else:
+                    self._buffered -= 1
+                    self._settle(message, _RETURN, 0, now)
+        self._rests = self._buffered < before and not self.waiting
         self._note_low()
 
-    def _end_of(self, alone: SharedMessage) -> float:
-        """When no more is to be done for it."""
-        return alone.lease_until - (self._stale_seconds if alone.handed_at == math.inf else 0.0)
+    def _end_alone(self, now: float) -> None:
+        """Nothing waits for it any more when its lease has ended."""
+        if self._alone is not None and now >= self._alone.lease_until:
+            self._alone = None
+            self._note_low()
 
     @property
     def _ahead(self) -> int:
         """Messages to lease for those who work still."""
-        if not self._config.prefetch:
+        if not self._config.prefetch or self._rests:
             return 0
         if self._seconds is None:
             return min(self._config.prefetch, self.workers * tuning.FIRST_PREFETCH)
@@ -483,8 +505,10 @@ class SharedCore:
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
         times += [message.lease_until - self._keep_seconds for message in self._kept.values()]
+        if self._buffered:
+            times.append(self._stale_at)
         if self._alone is not None:
-            times.append(self._end_of(self._alone))
+            times.append(self._alone.lease_until)
         return min(times, default=math.inf)
 
 

@@ -283,6 +283,32 @@ def test_a_handler_may_work_longer_than_its_lease(brokers, producer):
     assert times == [1]
 
 
+def test_what_a_busy_handler_keeps_waiting_goes_to_others_after_half_of_the_lease_and_is_not_suspect(brokers, producer):
+    begun = threading.Event()
+    goes_on = threading.Event()
+    sent = {b"%d" % number for number in range(6)}
+    producer.send_batch("jobs", sorted(sent))
+
+    def handle(message):
+        if message.payload == b"1":  # behind a fast one, so that many are leased ahead
+            begun.set()
+            goes_on.wait(60)
+
+    with (
+        SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=12) as busy,
+        SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=60) as other,
+    ):
+        thread = threading.Thread(target=busy.run, args=(handle,), daemon=True)
+        thread.start()
+        assert begun.wait(10)
+        start = time.monotonic()
+        messages = taken(other, 4)
+        assert time.monotonic() - start < 11
+        assert {each.payload for each in messages} == sent - {b"0", b"1"}
+        assert {(each.attempts, each.is_suspect) for each in messages} == {(1, False)}
+        goes_on.set()
+
+
 def test_an_urgent_message_passes_thousands_that_wait(brokers, producer):
     for _ in range(10):
         producer.send_batch("jobs", [b"low"] * 1000)

@@ -141,6 +141,49 @@ def test_a_message_that_waited_for_half_of_its_lease_goes_back_unworked() -> Non
     assert leasing.said() == [Settlement(0, 100, 0, SettleAction.RETURN)]
 
 
+def test_what_nobody_takes_goes_back_after_half_of_its_lease_and_nothing_more_is_leased_until_somebody_does() -> None:
+    leasing = Leasing()
+    core = leasing.core
+    core.wakes_at, core.is_due = math.inf, False
+    leasing.lease(message(), message(), message(flag=9 << PRIORITY_SHIFT))
+    assert (core.wakes_at, core.is_due) == (5.0, True)
+    core.waiting.clear()  # the caller works on what it got
+    (handed,) = core.take(1, leasing.now)
+    leasing.now = 1.0
+    arrive(leasing, 8)
+    assert core.next_time(1.0) == 5.0
+    leasing.now = 4.9
+    assert leasing.said() == []
+    leasing.now = 5.0
+    assert leasing.said() == [Settlement(each, 100 + each, 0, SettleAction.RETURN) for each in (0, 1)]
+    assert (core.buffered, core.next_time(5.0)) == (1, 6.0)
+    leasing.now = 6.0
+    assert leasing.said() == [Settlement(8, 508, 0, SettleAction.RETURN)]
+    assert core.next_time(6.0) == math.inf
+    assert not core.is_low
+
+    arrive(leasing, 9)  # a request was under way
+    assert leasing.said() == [Settlement(9, 509, 0, SettleAction.RETURN)]
+    core.ack(handed, leasing.now)
+    assert len(leasing.said()) == 1
+    assert core.take(1, leasing.now) == []
+    core.waiting[leasing] = 1
+    assert [type(each) for each in core.actions(leasing.now)] == [Acquiring]
+    arrive(leasing, 9)
+    assert len(core.take(1, leasing.now)) == 1
+
+
+def test_who_waits_and_was_not_woken_in_time_still_gets_what_comes() -> None:
+    leasing = Leasing()
+    leasing.lease(message())
+    leasing.now = 5.0
+    settle, ask = leasing.core.actions(leasing.now)
+    assert isinstance(settle, Settle)
+    assert isinstance(ask, Acquiring)
+    arrive(leasing, 0)
+    assert len(leasing.core.take(1, leasing.now)) == 1
+
+
 def test_an_acknowledgement_that_came_too_late_is_told() -> None:
     leasing = Leasing()
     leasing.lease(message(), message())
@@ -358,17 +401,17 @@ def test_the_acknowledgement_of_a_suspect_beside_others_waits_for_no_others() ->
     assert offsets(leasing.said()) == [0]
 
 
-def test_one_that_is_to_be_alone_and_that_nobody_takes_goes_back_in_time_and_more_is_asked_for() -> None:
+def test_one_that_is_to_be_alone_and_that_nobody_takes_goes_back_in_time_and_who_takes_asks_for_more() -> None:
     leasing = Leasing()
     leasing.core.waiting.clear()
     arrive(leasing, 0, suspect=2)
     assert leasing.core.next_time(0.0) == 5.0
     leasing.now = 5.0
-    settle, ask = leasing.core.actions(5.0)
+    (settle,) = leasing.core.actions(5.0)
     assert isinstance(settle, Settle)
     assert settle.settlements == (Settlement(0, 500, 0, SettleAction.RETURN),)
-    assert isinstance(ask, Acquiring)
-    assert leasing.core.buffered == 0
+    assert leasing.core.take(1, 5.0) == []
+    assert [type(each) for each in leasing.core.actions(5.0)] == [Acquiring]
 
 
 def test_one_that_was_taken_alone_and_is_never_settled_holds_up_nothing_behind_its_lease() -> None:
