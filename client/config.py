@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from math import inf
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from metaq.coordination.assignment import STRATEGIES, Strategy
 from metaq.protocol.errors import ConfigError, InvalidWhere
 from metaq.protocol.limits import (
+    INT64_MAX,
     MAX_BATCH_RECORDS,
     MAX_FRAME_BYTES,
     MAX_LEASE_MS,
@@ -51,8 +53,10 @@ __all__ = [
     "check_call_backs",
     "check_damage",
     "check_number",
+    "check_offset",
     "check_protocol",
     "check_tags",
+    "check_text",
     "check_texts",
     "check_threads",
     "check_where",
@@ -167,13 +171,29 @@ def check_where(where: str | None) -> Where | None:
         raise ConfigError("where", where, f"{error.reason}: docs/filters.md has the grammar") from error
 
 
-def check_number(option: str, value: object, *, whole: bool = True, may_be_0: bool = False) -> None:
-    """Raises ConfigError unless `value` is a number above 0, or at least 0."""
-    least = "0 or more" if may_be_0 else "1 or more" if whole else "more than 0"
+def check_number(
+    option: str, value: object, *, whole: bool = True, may_be_0: bool = False, most: float = inf, unit: str = ""
+) -> None:
+    """Raises ConfigError unless `value` is a number above 0, or at least 0, and at most `most`. unit: what it counts,
+    for the error."""
+    least = f"{'0 or more' if may_be_0 else '1 or more' if whole else 'more than 0'}{unit and ' '}{unit}"
     if not is_number(value) or (whole and not isinstance(value, Integral)):
         raise ConfigError(option, repr(value), f"choose a {'whole number' if whole else 'number'}, {least}")
     if not (value >= 0 if may_be_0 else value > 0):  # and so is NaN
         raise ConfigError(option, value, f"choose {least}")
+    if value > most:
+        raise ConfigError(option, value, f"choose at most {most:,}{unit and ' '}{unit}")
+
+
+def check_offset(option: str, value: object) -> None:
+    """Raises ConfigError unless it is a byte offset."""
+    check_number(option, value, may_be_0=True, most=INT64_MAX, unit="bytes")
+
+
+def check_text(option: str, value: object, remedy: str = "name it as a text") -> None:
+    """Raises ConfigError unless it is a text that UTF-8 can hold."""
+    if not isinstance(value, str) or not is_utf8(value):
+        raise ConfigError(option, repr(value), remedy)
 
 
 def check_threads(threads: int) -> None:
@@ -386,8 +406,7 @@ class ConsumerConfig:
         check_damage(self.damage)
         if self.read_from not in ("leader", "nearest"):
             raise ConfigError("read_from", repr(self.read_from), "choose 'leader' or 'nearest'")
-        if not isinstance(self.zone, str):
-            raise ConfigError("zone", repr(self.zone), "name it as a text")
+        check_text("zone", self.zone)
         if self.read_from == "nearest" and not self.zone:
             raise ConfigError("zone", repr(self.zone), "name the zone of the nodes to read from")
         if not callable(self.strategy) and self.strategy not in (*STRATEGIES, "zone"):

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, Self
 from metaq.coordination.forks import ForkGuard, keep_for_ever
 from metaq.coordination.interrupts import Aside
 from metaq.protocol.compression import payload_of
-from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
+from metaq.protocol.errors import LocalStoreError, LocalStoreFull, LocalStoreInUse
+from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import Attributes, attribute_of, decode_attribute, payload_bytes
 
-from .config import MAX_LOCAL_MESSAGES
+from .config import MAX_LOCAL_MESSAGES, check_number
 from .message import Message
 from .values import TopicPartition
 
@@ -107,8 +108,7 @@ class LocalMessageStore:
 
         Raises LocalStoreInUse if another store has it open; LocalStoreError if it is no such file; ConfigError.
         """
-        if max_per_queue < 1:
-            raise ConfigError("max_per_queue", max_per_queue, "choose 1 or more messages")
+        check_number("max_per_queue", max_per_queue, unit="messages")
         self._path = Path(path).expanduser()
         self._max_per_queue = max_per_queue
         self._lock = threading.Lock()
@@ -153,6 +153,8 @@ class LocalMessageStore:
         """The first `limit` messages behind the id `after` in the order they were appended, each with its id for
         `remove`. Ids are above 0.
         """
+        check_number("limit", limit, most=INT64_MAX)
+        check_number("after", after, may_be_0=True, most=INT64_MAX)
         self._guard.check()
         return [(row[0], _message(row[1:])) for row in self._aside.do(self._peek, queue, limit, after)]
 

@@ -8,9 +8,19 @@ from types import TracebackType
 from typing import Self
 
 from metaq.coordination.interrupts import Aside, begin_elsewhere
-from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
+from metaq.protocol.errors import ClientError, CorruptRecord, OffsetOutOfRange
+from metaq.protocol.limits import INT32_MAX
 
-from .config import BROWSE_BYTES, ConsumerConfig, check_call_backs, check_protocol, check_where, config_or_default
+from .config import (
+    BROWSE_BYTES,
+    ConsumerConfig,
+    check_call_backs,
+    check_number,
+    check_offset,
+    check_protocol,
+    check_where,
+    config_or_default,
+)
 from .consumer.core import Accept, ConsumerCore, OnDamaged
 from .consumer.fetcher import Fetcher
 from .consumer.polling import Poller
@@ -199,8 +209,7 @@ class PartitionReader(Poller):
     def seek(self, offset: int) -> None:
         """Go on at a byte offset that begins a message. Raises ConfigError."""
         self._settle()
-        if offset < 0:
-            raise ConfigError("offset", offset, "choose 0 or more bytes")
+        check_offset("offset", offset)
         self._cursor.moved_to(offset)
         self._fetcher.serve_soon()
 
@@ -208,6 +217,8 @@ class PartitionReader(Poller):
         """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`;
         ClientError (closed)."""
         self._check_open()
+        check_offset("offset", offset)
+        check_number("max_bytes", max_bytes, most=INT32_MAX)
         within = None if timeout is None else check_timeout(timeout)
         seconds, partition = self._core.config.connection.connect_timeout_seconds, self._cursor.partition
 

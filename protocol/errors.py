@@ -114,7 +114,8 @@ class ConfigError(MetaqError):
     """A user's setting is wrong; the message names the option, the value and the remedy."""
 
     def __init__(self, option: str, value: object, remedy: str) -> None:
-        super().__init__(f"{option}={value!s}: {remedy}")
+        told = f"{option}={value!s}: {remedy}"
+        super().__init__(told.encode("utf-8", "backslashreplace").decode())  # a text that is none can be shown, too
         self.option = option
         self.value = value
         self.remedy = remedy

@@ -17,7 +17,7 @@ from metaq.coordination.logs import get_log
 from metaq.coordination.records import ConsumerFilter
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, MetaqError
-from metaq.protocol.limits import DELAYS_MARK, check_zookeeper_group
+from metaq.protocol.limits import DELAYS_MARK, INT32_MAX, check_zookeeper_group
 from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
 from ..config import (
@@ -28,6 +28,7 @@ from ..config import (
     check_call_back,
     check_call_backs,
     check_number,
+    check_offset,
     check_protocol,
     check_tags,
     check_texts,
@@ -289,7 +290,7 @@ class Consumer(Poller):
         so that only what fails by itself is rejected, or counts an attempt.
         """
         check_call_back("handler", handler)
-        check_number("max_messages", max_messages)
+        check_number("max_messages", max_messages, most=INT32_MAX)
         self._run(lambda messages: handler(list(messages)), max_messages, max_retries, on_reject, retry, threads)
 
     def stop(self) -> None:
@@ -492,6 +493,8 @@ class Consumer(Poller):
         Raises OffsetOutOfRange, CorruptRecord, BrokerUnavailable, RequestTimedOut, RequestRefused.
         """
         seconds = None if timeout is None else check_timeout(timeout)
+        check_offset("offset", offset)
+        check_number("max_bytes", max_bytes, most=INT32_MAX)
         self._check_open()
         return self._ask(partition, partial(read_messages, offset=offset, max_bytes=max_bytes, timeout=seconds))
 

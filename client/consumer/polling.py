@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from metaq.coordination.forks import ForkGuard
 from metaq.protocol.errors import ClientError, ConfigError
+from metaq.protocol.limits import INT32_MAX
 
 from ..config import check_number
 from ..durations import Duration, check_wait
@@ -130,8 +131,8 @@ class Poller(Closing):
 
 def _checked(max_messages: int, timeout: Duration) -> float:
     """The seconds of `timeout`. Raises ConfigError, WrongDuration."""
-    if type(max_messages) is not int or max_messages < 1:
+    if type(max_messages) is not int or not 1 <= max_messages <= INT32_MAX:
         if isinstance(max_messages, float | timedelta):
             raise ConfigError("max_messages", max_messages, f"choose a whole number, or write timeout={max_messages!r}")
-        check_number("max_messages", max_messages)
+        check_number("max_messages", max_messages, most=INT32_MAX)
     return check_wait("timeout", timeout)

@@ -13,7 +13,7 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreInUse
 from metaq.protocol.limits import check_group
 
-from ..config import MAX_LOCAL_MESSAGES, RECOVER_FIRST_SECONDS, RECOVER_SECONDS
+from ..config import MAX_LOCAL_MESSAGES, RECOVER_FIRST_SECONDS, RECOVER_SECONDS, check_number
 from ..durations import Duration, check_wait
 from ..local_store import LocalMessageStore, StoredMessage
 from ..message import Message
@@ -68,6 +68,7 @@ class LocalRecoverStore:
         self.first_seconds = check_wait("first_seconds", first_seconds, more_than_0=True)
         self.interval_seconds = check_wait("interval_seconds", interval_seconds, more_than_0=True)
         self._directory = Path(directory).expanduser()
+        check_number("max_per_topic", max_per_topic, unit="messages")
         self._max_per_topic = max_per_topic
         self._own: tuple[Path, LocalMessageStore] | None = None
         self._group = ""

@@ -10,7 +10,15 @@ from typing import Any, Protocol
 from isal.isal_zlib import crc32
 
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import BrokerUnavailable, ConfigError, MetaqError, NoPartition, RequestTimedOut, TooFewNodes
+from metaq.protocol.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    LocalProtocolError,
+    MetaqError,
+    NoPartition,
+    RequestTimedOut,
+    TooFewNodes,
+)
 from metaq.protocol.limits import check_new_topic
 
 from ..metadata import UNKNOWN, Metadata, TopicView
@@ -99,7 +107,7 @@ class Router:
         self._metadata = metadata
         self._pool = pool
         self._selector = selector
-        self._default_topic = default_topic
+        self._default_topic = None if default_topic is None else check_new_topic(default_topic)
         self._round_robin = RoundRobinSelector(random)
         self._clock = clock
         self._listed: dict[str, tuple[Sequence[TopicPartition], frozenset[TopicPartition]]] = {}
@@ -277,8 +285,11 @@ def partition_for_key(key: str | bytes, partitions: Sequence[TopicPartition]) ->
 
 
 def key_bytes(key: str | bytes) -> bytes:
-    """What a key is compared and hashed by: a text and its UTF-8 bytes are one key."""
-    return key.encode("utf-8") if isinstance(key, str) else key
+    """What a key is compared and hashed by: a text and its UTF-8 bytes are one key. Raises LocalProtocolError."""
+    try:
+        return key.encode("utf-8") if isinstance(key, str) else key
+    except UnicodeEncodeError:
+        raise LocalProtocolError(f"key={key!r} is not valid UTF-8: use proper text, or bytes") from None
 
 
 def no_partition(topic: str, remedy: str = "") -> NoPartition:

@@ -27,7 +27,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.limits import INT32_MAX, INT32_MIN, check_zookeeper_topic
 from metaq.protocol.transactions import TransactionType, XaCode, XaVote, parse_key, qualifier_of
 
-from ..config import check_texts
+from ..config import check_text, check_texts
 from ..connection import Endpoint
 from ..questions.asking import LEADER_SECONDS, following
 from ..values import SendResult
@@ -52,8 +52,10 @@ class Xid(NamedTuple):
 
     def key(self, qualifier: str) -> str:
         """What names it to brokers. Raises ValueError if it is no xid."""
-        if not INT32_MIN <= self.format_id <= INT32_MAX:
-            raise ValueError(f"format_id {self.format_id} is no int32")
+        if type(self.format_id) is not int or not INT32_MIN <= self.format_id <= INT32_MAX:
+            raise ValueError(f"format_id={self.format_id!r} is no int32: choose a whole number")
+        if not isinstance(self.gtrid, bytes) or not isinstance(self.bqual, bytes):
+            raise ValueError(f"gtrid={self.gtrid!r} and bqual={self.bqual!r} are bytes: encode them")
         if max(len(self.gtrid), len(self.bqual)) > _MAX_ID_BYTES:
             raise ValueError(
                 f"gtrid and bqual are at most {_MAX_ID_BYTES} bytes long, not {len(self.gtrid)} and {len(self.bqual)}"
@@ -124,8 +126,10 @@ class XaResource:
         if not self._topics:
             raise ConfigError("topics", topics, "name every topic that messages will be sent to")
         self.qualifier = f"XAMessageProducer-{socket.gethostname()}" if qualifier is None else qualifier
+        remedy = "choose a text without ':', blanks and line ends"
+        check_text("qualifier", self.qualifier, remedy)
         if not self.qualifier or _FORBIDDEN.search(self.qualifier):
-            raise ConfigError("qualifier", self.qualifier, "choose a text without ':', blanks and line ends")
+            raise ConfigError("qualifier", self.qualifier, remedy)
         self._calls = calls
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from numbers import Integral
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from metaq.protocol.remoting import (
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
-from ..config import SEARCH_TIMEOUT_SECONDS
+from ..config import SEARCH_TIMEOUT_SECONDS, check_number, check_text
 from ..connection import Connection, Endpoint
 from ..message import Message
 from ..values import TopicPartition
@@ -36,7 +37,21 @@ from .asking import Follow, ask, following, need_frames
 from .brokers import brokers_of
 from .records import decode_records
 
-__all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "nothing_found"]
+__all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "check_key", "check_message_id", "nothing_found"]
+
+
+def check_message_id(option: str, message_id: int) -> None:
+    """Raises ConfigError unless it is a number that a message may have."""
+    if type(message_id) is bool or not isinstance(message_id, Integral) or not -INT64_MAX <= message_id <= INT64_MAX:
+        raise ConfigError(option, repr(message_id), "give the whole number that SendResult.message_id or Message.id is")
+
+
+def check_key(option: str, key: str) -> None:
+    """Raises ConfigError unless it is a text that may be one of a message's keys."""
+    remedy = "name one of the message's keys, as a text"
+    check_text(option, key, remedy)
+    if not key:
+        raise ConfigError(option, repr(key), remedy)
 
 
 class FoundMessage(NamedTuple):
@@ -86,6 +101,7 @@ class MessageFinder:
         RequestRefused if a broker cannot search (Java), BrokerUnavailable, RequestTimedOut, and what refusals.py makes
         of a refusal.
         """
+        check_message_id("message_id", message_id)
         ext = ViewMessageRequest(topic, message_id, ALL_PARTITIONS).to_ext()
         answers: list[FoundMessages] = []
         silent: MetaqError | None = None
@@ -120,10 +136,8 @@ class MessageFinder:
         Nothing found is an empty answer. allow_silent: brokers that do not answer are named in it, and no error. Raises
         ConfigError, NoPartition, and as view_message.
         """
-        if not 1 <= max_messages <= MAX_FOUND_MESSAGES:
-            raise ConfigError("max_messages", max_messages, f"choose 1 … {MAX_FOUND_MESSAGES}")
-        if not key:
-            raise ConfigError("key", repr(key), "name one of the message's keys")
+        check_number("max_messages", max_messages, most=MAX_FOUND_MESSAGES)
+        check_key("key", key)
         first, last = _milliseconds("begin", begin, 0), _milliseconds("end", end, INT64_MAX)
         ext = QueryMessageRequest(topic, key, max_messages, first, last, oldest_first=oldest_first).to_ext()
         answers: list[FoundMessages] = []

@@ -7,10 +7,13 @@ from datetime import datetime
 from typing import NamedTuple
 
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, MessageNotFound, SearchIncomplete
+from metaq.protocol.limits import INT64_MAX
 
+from ..config import check_number, check_offset
 from ..connection import Connection
+from ..durations import is_number
 from ..values import TopicPartition
-from .finding import FoundMessage, MessageFinder
+from .finding import FoundMessage, MessageFinder, check_key, check_message_id
 from .partitions import Bounds, bounds_at, max_offset, min_offset, offset_after, offset_at_time, offset_of_last
 from .records import read_bytes
 
@@ -70,8 +73,9 @@ def locate(
 
     Raises ConfigError, and for a message what MessageFinder raises.
     """
-    if isinstance(position, int) and position >= 0:
-        return position
+    if is_number(position):
+        check_offset(option, position)
+        return int(position)
     if isinstance(position, str) and position in _BOUNDS:
         return _BOUNDS[position]
     if isinstance(position, datetime):
@@ -81,10 +85,13 @@ def locate(
         return lambda connection, partition: offset_at_time(connection, partition, time_ms)
     if isinstance(position, Last):
         count = position.messages
-        if count < 0:
-            raise ConfigError("Last", count, "choose 0 or more messages")
+        check_number("Last", count, may_be_0=True, most=INT64_MAX, unit="messages")
         return lambda connection, partition: offset_of_last(connection, partition, count)
     if isinstance(position, AtMessage | AtKey) and finder is not None:
+        if isinstance(position, AtMessage):
+            check_message_id("AtMessage", position.message_id)
+        else:
+            check_key("AtKey", position.key)
         message, stored_ms, _ = _find(position, topics, finder)
         return lambda connection, partition: (
             message.offset if partition == message.partition else offset_at_time(connection, partition, stored_ms)

@@ -19,6 +19,7 @@ from metaq.coordination.interrupts import Aside, BackgroundThread, Bells, begin_
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, RequestTimedOut
 from metaq.protocol.limits import (
+    INT32_MAX,
     MAX_LEASE_MS,
     MAX_MEMBER_CHARACTERS,
     MAX_RELEASE_MS,
@@ -191,7 +192,7 @@ class SharedConsumer(Closing):
         Each is to be settled: ack, release, or extend in time. Raises RequestRefused (a broker that leases nothing),
         SharedRefused, ClientError (closed).
         """
-        check_number("max_messages", max_messages)
+        check_number("max_messages", max_messages, most=INT32_MAX)
         seconds = check_wait("timeout", timeout)
         return self._take(max_messages, self._clock() + seconds, keep=False)
 
