@@ -132,12 +132,14 @@ class Producer(Closing):
         self._router = Router(self._metadata, self._pool, selector, default_topic, clock, random)
         self._seconds = self._config.delivery_timeout_seconds
         self._packer = Packer.of(self._config)
-        self._transactional = Transactional(self._metadata, self._pool, self._router, self._config, clock)
         pool = partial(ConnectionPool, self._config.connection, self._protocol, clock=clock, random=random)
         self._driver = Driver(
             self._config, self._metadata, self._pool, self._router, undelivered, clock, random, gathers=selector is None
         )
         self._core = self._driver.core
+        self._transactional = Transactional(
+            self._metadata, self._pool, self._router, self._config, clock, self._core.partition_of
+        )
         request_seconds = self._config.connection.request_timeout_seconds
         self._halves = HalfTransactions(
             self._driver,

@@ -85,7 +85,9 @@ class Transactional:
         router: Router,
         config: ProducerConfig,
         clock: Callable[[], float],
+        last_partition: Callable[[str], TopicPartition | None],
     ) -> None:
+        """last_partition: of a topic, where its last message outside of transactions went."""
         self.metadata = metadata
         self.router = router
         self.config = config
@@ -96,9 +98,14 @@ class Transactional:
         self.closed = False
         self.sent_to: set[str] = set()
         """Topics that a transaction has found a partition of."""
+        self._last_partition = last_partition
         self.follow = pool.follow
         self._pool = pool
         self._numbers = itertools.count(1)
+
+    def has_sent_to(self, topic: str) -> bool:
+        """Whether it was there before: what publishes it may be restarting."""
+        return topic in self.sent_to or self._last_partition(topic) is not None
 
     def new_local_key(self) -> str:
         """The key of a new transaction on one connection."""
@@ -533,7 +540,7 @@ class Transaction(TransactionSends):
             except (BrokerUnavailable, RequestTimedOut, NotLeader, NoPartition) as error:
                 # without a partition its topic is away, as a set's between two leaders: as a send, it waits if it was
                 # sent to before
-                if partition is None and not (outgoing.topic in calls.sent_to and calls.router.is_away(outgoing)):
+                if partition is None and not (calls.has_sent_to(outgoing.topic) and calls.router.is_away(outgoing)):
                     raise
                 follows = calls.follow(error)
                 pause = backoff.next() if follows is None else follows

@@ -141,13 +141,17 @@ class XaResource:
     def start(self, xid: Xid, *, broker: int | None = None) -> XaBranch:
         """Begin a transaction, on the broker with this id or on one of those that publish all topics.
 
+        If messages were sent to all of the topics before, it waits for such a broker as long as a send does.
+
         Raises XaError: XAER_DUPID if this resource has begun it already.
         """
         key = xid.key(self.qualifier)
+        if broker is None and xid not in self._brokers:
+            broker = self._choose_broker()
         with self._lock:
-            if xid in self._brokers:
+            if broker is None or xid in self._brokers:
                 raise XaError(XaCode.XAER_DUPID, f"{key} was started already")
-            broker = self._brokers[xid] = self._choose_broker() if broker is None else broker
+            self._brokers[xid] = broker
         try:
             self._verb(TransactionType.BEGIN, xid, timeout_seconds=self._timeout_seconds)
         except BaseException:  # also of an interrupt: if the broker has begun it, it rolls it back after the timeout
@@ -218,11 +222,29 @@ class XaResource:
         return self._calls.metadata.view(self._topics[0]).endpoints
 
     def _choose_broker(self) -> int:
+        """Waits if the only broker may be restarting. Raises XaError."""
+        calls, config = self._calls, self._calls.config
+        give_up = calls.deadline(None)
+        backoff = Backoff(config.retry_min_seconds, config.retry_max_seconds)
+        while True:
+            try:
+                return self._reachable_broker()
+            except (NoPartition, BrokerUnavailable) as error:
+                pause = backoff.next()
+                if not all(map(calls.has_sent_to, self._topics)) or calls.clock() + pause >= give_up:
+                    raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
+                time.sleep(pause)
+
+    def _reachable_broker(self) -> int:
+        """One of those that publish all topics. Raises NoPartition, BrokerUnavailable."""
         views = [self._calls.metadata.view(topic) for topic in self._topics]
         candidates = set.intersection(*({each.broker for each in view.partitions} for view in views))
         if not candidates:
-            raise XaError(XaCode.XAER_RMFAIL, f"no registered broker publishes all of {', '.join(self._topics)}")
-        return random.choice(sorted(candidates))
+            raise NoPartition(f"no registered broker publishes all of {', '.join(self._topics)}")
+        broker = random.choice(sorted(candidates))
+        self._calls.connect(self._topics[0], broker, self._calls.config.connection.connect_timeout_seconds)
+        self._calls.sent_to.update(self._topics)
+        return broker
 
     def _recover_from(self, broker: int) -> list[Xid]:
         text = self._ask(broker, TransactionType.RECOVER, None)

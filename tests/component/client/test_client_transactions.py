@@ -73,6 +73,19 @@ def test_a_transaction_waits_for_a_topic_that_is_away_as_a_send_does(broker, pro
             transaction.send("never", b"3", timeout=DEADLINE)
 
 
+def test_a_transaction_waits_for_a_topic_that_only_messages_outside_were_sent_to(broker, protocol):
+    cluster = FakeCluster([broker])
+    with Producer(metadata=cluster, protocol=protocol, config=FAST) as producer:
+        producer.send("t", b"1")
+        cluster.unregister(broker)
+        back = threading.Timer(0.5, cluster.register, (broker,))
+        back.start()
+        with producer.transaction() as transaction:
+            transaction.send("t", b"2", timeout=DEADLINE)
+        back.join()
+        assert sorted(everything(broker)) == [b"1", b"2"]
+
+
 def test_all_messages_become_visible_at_the_end_of_the_block(broker, producer):
     with producer.transaction() as transaction:
         one = transaction.send("t", b"1", tag="a", partition=TopicPartition("t", 0, 1))

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import TransactionCommand
 from metaq.protocol.transactions import TransactionType, parse_key, qualifier_of
 from metaq.testing import FakeBroker, FakeCluster
+from tests.waiting import DEADLINE, eventually
 
 CONFIG = ProducerConfig(connection=ConnectionConfig(request_timeout_seconds=2.0, connect_timeout_seconds=5.0))
 ONE = Xid(7, b"global\x00\xff", b"")
@@ -71,6 +73,66 @@ def test_what_is_no_xid_is_refused_before_anything_is_sent(xa, brokers, wrong):
     with pytest.raises(ValueError, match=r"int32|64 bytes"):
         xa.start(wrong)
     assert brokers[0].requests == []
+
+
+QUICK = ConnectionConfig(request_timeout_seconds=2.0, reconnect_min_seconds=0.01, reconnect_max_seconds=0.05)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_start_waits_for_the_only_broker_as_a_send_does(protocol, registered):
+    """It is being restarted."""
+    with FakeBroker({"t": 2}) as first, ExitStack() as later:
+        cluster = FakeCluster([first])
+        config = ProducerConfig(delivery_timeout_seconds=DEADLINE, connection=QUICK)
+        with Producer(metadata=cluster, protocol=protocol, config=config) as producer:
+            producer.send("t", b"before")
+            resource = producer.xa("t", qualifier="q")
+            first.stop()
+            eventually(lambda: is_lost(producer, first))
+            if not registered:
+                cluster.unregister(first)
+            came = []
+
+            def come_back():
+                came.append(later.enter_context(FakeBroker({"t": 2}, port=first.endpoint.port)))
+                cluster.register(came[0])
+
+            back = threading.Timer(0.3, come_back)
+            back.start()
+            with resource.start(ONE) as branch:
+                branch.send("t", b"1")
+            resource.commit(ONE, one_phase=True)
+            back.join()
+            assert everything(came[0]) == [b"1"]
+
+
+def is_lost(producer, broker):
+    try:
+        return producer._pool.connection(broker.endpoint, 0.1).closed
+    except BrokerUnavailable:
+        return True
+
+
+def test_a_start_does_not_wait_for_topics_that_were_never_there(brokers, producer):
+    for topics in ("never", ["t", "never"]):
+        with pytest.raises(XaError, match="publishes all of") as refused:
+            producer.xa(topics, qualifier="q").start(ONE)
+        assert refused.value.code == XaCode.XAER_RMFAIL
+
+
+def test_a_start_that_waits_in_vain_ends_with_the_deadline(protocol):
+    with FakeBroker({"t": 1}) as only:
+        cluster = FakeCluster([only])
+        config = ProducerConfig(delivery_timeout_seconds=0.3, connection=QUICK)
+        with Producer(metadata=cluster, protocol=protocol, config=config) as producer:
+            producer.send("t", b"before")
+            cluster.unregister(only)
+            resource = producer.xa("t", qualifier="q")
+            with pytest.raises(XaError, match="publishes all of t"):
+                resource.start(ONE)
+            cluster.register(only)
+            resource.start(ONE).end()
+            resource.rollback(ONE)
 
 
 def test_two_phases(brokers, xa):
