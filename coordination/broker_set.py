@@ -18,7 +18,7 @@ from .brokers import read_entry
 from .logs import get_log
 from .presence import Presence
 from .session import SessionEvent, ZkSession, session_clock
-from .set_records import SetNode, SetState, format_set_node, format_set_state, parse_set_node
+from .set_records import SetNode, SetState, format_set_node, format_set_state, may_revoke, parse_set_node
 from .set_view import SetMaster, SetView, read_set
 from .watches import ChildrenWatcher, DataWatcher
 from .znodes import FencedWrite, create_ephemeral, delete, set_data
@@ -71,9 +71,11 @@ class BrokerSet:
         self._told: SetView | None = None
         self._clock = clock
         self._newest = 0  # zxid of the newest state that was told
+        self._newest_state: SetState | None = None
         self._older_since: float | None = None  # while ZooKeeper shows an older one
         self._looked_on = 0  # the session of the last look
         self._era: tuple[int, int | None] = 0, None  # and zxid of the state that was found set back
+        self._lost: SetState | None = None  # the newest one that was known when the era began
         self._presence = Presence(session, f"node {node.name} of broker set {broker_id}", self._look, backoff)
         self._watchers = (
             DataWatcher(session, self._state_path, self._changed),
@@ -246,6 +248,7 @@ class BrokerSet:
         session_id = self._session.session_id
         if session_id != self._looked_on:
             self._begin_era_if_set_back()  # before others see this node, and write what it must not take for old
+            self._revoke_if_set_back(session_id)  # at once: another node may be about to be elected by that state
             self._looked_on = session_id
         self._appear(session_id)
         view = self.read()
@@ -257,7 +260,10 @@ class BrokerSet:
             self._begin_era_if_set_back()
             view = self.read()
         self._older_since = None
-        self._newest = max(self._newest, view.zxid)
+        if self._revoke_if_set_back(session_id):
+            view = self.read()
+        if view.zxid >= self._newest:
+            self._newest, self._newest_state = view.zxid, view.state
         self._session.events.post(partial(self._tell, view))
 
     def _begin_era_if_set_back(self) -> None:
@@ -267,6 +273,37 @@ class BrokerSet:
             log.error("ZooKeeper was set back: it has %s of broker set %d", what, self.broker_id)
             self._era = self._era[0] + 1, None if found.state is None else found.zxid
             self._newest = found.zxid
+            self._lost = self._newest_state
+
+    def _revoke_if_set_back(self, session_id: int) -> bool:
+        """Take an older state out of force, so that nobody is elected by it; whether this has been tried.
+
+        What it says of who is in sync may be wrong, and a node that was away does not know that: it would stand. So it
+        is to be seen in the state itself, which an election compares. If an election or an operator was faster, the
+        version has changed, and nothing is written.
+        """
+        if self._era[1] is None or self._lost is None:
+            return False
+        view = self.read()
+        state, lost = view.state, self._lost
+        if not view.set_back or state is None or not may_revoke(state, lost):
+            return False
+        write = set_data(self._state_path, format_set_state(state.revoked()), view.version)
+        failure = self._nodes.write_atomically(session_id, [write])
+        if failure is None:
+            log.error(
+                "broker set %d has no leader until an operator chooses one: by its older state, of epoch %d, in sync "
+                "were %s; by the newest that %s has seen, of epoch %d, %s",
+                self.broker_id,
+                state.epoch,
+                ", ".join(state.in_sync) or "none",
+                self.node.name,
+                lost.epoch,
+                ", ".join(lost.in_sync) or "none",
+            )
+        elif not isinstance(failure, _FASTER):
+            raise CoordinationError(f"cannot change broker set {self.broker_id}: {failure}") from failure
+        return True
 
     def _appear(self, session_id: int) -> None:
         own, *parents = self._nodes.get_many([self._own_path, *self._parents])

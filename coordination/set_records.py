@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .records import damaged, parse_broker_url, payload_text
 
-__all__ = ["SetNode", "SetState", "format_set_node", "format_set_state", "parse_set_node", "parse_set_state"]
+__all__ = [
+    "SetNode",
+    "SetState",
+    "format_set_node",
+    "format_set_state",
+    "may_revoke",
+    "parse_set_node",
+    "parse_set_state",
+]
 
 _STATE_FIELDS = ("epoch", "leader", "inSync", "preferred", "members")
 
@@ -24,7 +32,11 @@ class SetState:
     nodes of which one may be elected: their names, kept sorted, and the instances of their data. A node of that
     name with other data, a new directory or a copy, is none of them. preferred: name of the node that should lead,
     or "". members: names of the nodes that the set is to have, sorted: those that have been in sync, until an
-    operator says that one is gone.
+    operator says that one is gone. chosen: the highest epoch that was known when an operator last chose a node
+    (`elect --unclean`): what only other nodes have of that and of older epochs is given up. 0 for never.
+
+    Without in-sync nodes it is a state that was set back with ZooKeeper, and taken out of force by a node that had seen
+    a newer one (see `revoked`): nobody may be elected before an operator has chosen.
     """
 
     epoch: int
@@ -32,10 +44,20 @@ class SetState:
     in_sync: Mapping[str, str]
     preferred: str = ""
     members: Collection[str] = ()
+    chosen: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "in_sync", dict(sorted(self.in_sync.items())))
         object.__setattr__(self, "members", tuple(sorted({*self.members, *self.in_sync})))
+
+    def revoked(self) -> SetState:
+        """This state without force. Every node understands it, also an older one that knows of no revoking: nobody is
+        in sync, so nobody stands, and nobody leads, so nobody follows."""
+        return replace(self, leader="", in_sync={})
+
+    @property
+    def is_revoked(self) -> bool:
+        return not self.in_sync
 
     def has_in_sync(self, name: str, instance: str) -> bool:
         """Whether the data `instance` of the node `name` may be elected. Before the first epoch there is nothing to
@@ -70,15 +92,26 @@ class SetNode:
         return address
 
 
+def may_revoke(state: SetState, newest: SetState) -> bool:
+    """Whether a node that has seen `newest` takes an older `state` out of force, to which ZooKeeper was set back.
+
+    Not if a node has been elected since, or if an operator has chosen one: that may be the node which everybody who is
+    there follows, and the one that comes late is no reason to stop them. It does not cut what it knows better.
+    """
+    return not state.is_revoked and state.epoch <= newest.epoch and state.chosen <= newest.chosen
+
+
 def format_set_state(state: SetState) -> bytes:
-    """A JSON object with the fields of SetState."""
-    fields = {
+    """A JSON object with the fields of SetState; `chosen` only if it is not 0."""
+    fields: dict[str, object] = {
         "epoch": state.epoch,
         "leader": state.leader,
         "inSync": state.in_sync,
         "preferred": state.preferred,
         "members": state.members,
     }
+    if state.chosen:
+        fields["chosen"] = state.chosen
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -90,10 +123,17 @@ def parse_set_state(path: str, data: bytes | None) -> SetState | None:
     try:
         fields = json.loads(text)
         epoch, leader, in_sync, preferred, members = (fields[key] for key in _STATE_FIELDS)
-        named = type(leader) is str and type(preferred) is str and type(in_sync) is dict and type(members) is list
+        chosen = fields.get("chosen", 0)  # earlier versions do not write it
+        named = (
+            type(chosen) is int
+            and type(leader) is str
+            and type(preferred) is str
+            and type(in_sync) is dict
+            and type(members) is list
+        )
         named = named and all(type(each) is str and each for each in [*members, *in_sync])
         if type(epoch) is int and epoch >= 0 and named and all(type(each) is str for each in in_sync.values()):
-            return SetState(epoch, leader, in_sync, preferred, members)
+            return SetState(epoch, leader, in_sync, preferred, members, chosen)
     except (ValueError, KeyError, TypeError):
         pass  # said below, with the node
     shape = '{"epoch":<number>,"leader":<node>,"inSync":{<node>:<instance>},"preferred":<node>,"members":[<node>]}'

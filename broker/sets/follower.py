@@ -59,7 +59,7 @@ from .connections import StreamProtocol
 from .history import Epoch, EpochHistory, NodeFile
 from .leading import Mark
 from .losses import contents
-from .rules import accepts, cut_end, visible_end
+from .rules import accepts, cut_end, may_cut, visible_end
 from .safe_blocks import SafeBlocks
 from .transaction_mirror import TransactionMirror
 
@@ -124,9 +124,9 @@ class Follower:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    async def run(self, host: str, port: int, epoch: int) -> None:
+    async def run(self, host: str, port: int, epoch: int, chosen: int = 0) -> None:
         """Follow the leader of `epoch` until the connection is lost; raises why. ReplicaDiverged: an operator must
-        decide."""
+        decide. chosen: of the set's state."""
         connection = await self._connect(host, port)
         self.connection = connection
         if self._stopped or connection.lost is not None:
@@ -136,7 +136,7 @@ class Follower:
         connection.on_lost = lambda why: self._lost(lost, why)
         watch = repeat(tuning.SILENT_SECONDS / 4, self._look, self._reactor, "the wait for a leader's pings")
         try:
-            await self._join(connection, epoch)
+            await self._join(connection, epoch, chosen)
             await lost
             raise connection.lost or PeerLost(f"the connection to {connection.name} was lost")
         finally:
@@ -185,7 +185,7 @@ class Follower:
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    async def _join(self, connection: StreamProtocol, epoch: int) -> None:
+    async def _join(self, connection: StreamProtocol, epoch: int, chosen: int) -> None:
         file, store = self._file, self._store
         ends = {name: end for name, (_, end, _) in store.ends().items()}
         hello = {
@@ -212,7 +212,8 @@ class Follower:
         common = None if told["common"] is None else (int(told["common"][0]), str(told["common"][1]))
         if common is not None:
             history = file.history.up_to(common).followed_by(history)
-        await self._cut(file.history, common, told["ends"], ends, f"{connection.name} ({told['bytes']} bytes)")
+        leader = f"{connection.name} ({told['bytes']} bytes)"
+        await self._cut(file.history, common, told["ends"], ends, leader, chosen)
         try:
             kept = contents(store, self._broker.transactions.directory)
             await self._broker.in_thread(partial(file.write, leads, history, kept))
@@ -235,12 +236,13 @@ class Follower:
         their_ends: Mapping[str, int],
         our_ends: Mapping[str, int],
         leader: str,
+        chosen: int,
     ) -> None:
         """Cut every partition to what it has in common with the leader's. common: the last common epoch. their_ends:
-        those of that."""
+        those of that. Raises ReplicaDiverged."""
+        broker_id = self._broker.config.broker_id
         if common is None:
             if any(our_ends.values()):
-                broker_id = self._broker.config.broker_id
                 own = f"{self._me} ({sum(our_ends.values())} bytes)"
                 raise ReplicaDiverged(
                     f"the data of {own} have nothing in common with those of the leader {leader}, and only one can be "
@@ -250,12 +252,25 @@ class Follower:
             return
         known = ours.ends_of(common, our_ends)
         cuts = {}
+        acknowledged = []  # what must not be cut
         for name, end in our_ends.items():
             kept = cut_end(known[name], their_ends.get(name, 0))
             if kept < end:
                 log = self._store.find_named(name)
                 assert log is not None
                 cuts[log] = kept
+                if not may_cut(kept, log.told_end, ours.last, chosen):
+                    acknowledged.append(name)
+        if acknowledged:
+            acknowledged.sort(key=is_internal)  # what an operator knows comes first
+            named = ", ".join(acknowledged[: tuning.NAMED_LOSSES])
+            more = " and others" if acknowledged[tuning.NAMED_LOSSES :] else ""
+            raise ReplicaDiverged(
+                f"the leader {leader} lacks acknowledged messages that {self._me} has, in {named}{more}: ZooKeeper was "
+                f"set back before it was elected. To keep those of {self._me}: stop the others, then `metaq brokers "
+                f"elect {broker_id} --unclean --node {self._me}`. To give them up: start {self._me} again, which keeps "
+                "them in .damaged- files"
+            )
         if cuts:
             _log.warning("cuts %d partitions: %s does not have all of them", len(cuts), leader)
             left = {**self._file.ends, **our_ends, **{log.journal_name.decode(): end for log, end in cuts.items()}}

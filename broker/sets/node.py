@@ -262,7 +262,9 @@ class SetMember:
             follower is not None and follower.live,
             self._elections,
             self._hand_overs,
-            view is not None and view.state is not None and self._is_set_back(view, view.state),
+            view is not None
+            and view.state is not None
+            and (view.state.is_revoked or self._is_set_back(view, view.state)),
         )
 
     def reconfigured(self) -> None:
@@ -350,7 +352,8 @@ class SetMember:
             return
         if self.leader is not None:
             if state is None or (state.epoch, state.leader) != (self.leader.core.epoch, self.name):
-                self._step_down(f"epoch {state.epoch if state else '?'} has begun")
+                known = state is not None and not state.is_revoked
+                self._step_down(f"epoch {state.epoch} has begun" if state and known else "ZooKeeper was set back")
             elif view.master is None or not self._owns(view):
                 self._step_down("its ZooKeeper session has ended")
             else:
@@ -364,7 +367,7 @@ class SetMember:
             self._standing = True
             self._run(self._stand(view, state))
         else:
-            if view.master is None:
+            if view.master is None or state.is_revoked:
                 self._say_what_is_waited_for(view, state)
             self._follow(state)
 
@@ -376,6 +379,12 @@ class SetMember:
             trouble = (
                 f"ZooKeeper has a state of broker set {broker_id} of epoch {state.epoch}, and the data of {name} have "
                 f"seen epoch {self._file.epoch}: ZooKeeper was set back; {remedy}"
+            )
+        elif state.is_revoked:
+            trouble = (
+                f"ZooKeeper was set back to an older state of broker set {broker_id}, so nobody leads: start all "
+                "nodes, and choose the one that led last, which has the most: "
+                f"`metaq brokers elect {broker_id} --unclean --node NODE`"
             )
         elif self._is_set_back(view, state):
             trouble = (
@@ -757,17 +766,17 @@ class SetMember:
         self._stop_following()
         self._following = wanted
         self._trouble = ""
-        ensureDeferred(self._begin_following(wanted)).addErrback(
+        ensureDeferred(self._begin_following(wanted, state.chosen)).addErrback(
             lambda failure: _log.error("following has ended: %s", failure.getTraceback())
         )
 
-    async def _begin_following(self, wanted: tuple[int, str]) -> None:
+    async def _begin_following(self, wanted: tuple[int, str], chosen: int) -> None:
         await self._nothing_followed()
         if self._following != wanted or self._ended is not None:
             return
         self._ended = []
         try:
-            await self._keep_following(wanted)
+            await self._keep_following(wanted, chosen)
         finally:
             ended, self._ended = self._ended, None
             for deferred in ended:
@@ -780,7 +789,7 @@ class SetMember:
             self._ended.append(deferred)
             await deferred
 
-    async def _keep_following(self, wanted: tuple[int, str]) -> None:
+    async def _keep_following(self, wanted: tuple[int, str], chosen: int) -> None:
         pauses = Backoff(*tuning.RECONNECT_SECONDS)
         told = ""
         while self._following == wanted and not self._stopping:
@@ -797,7 +806,7 @@ class SetMember:
                     on_caught_up=self._caught_up,
                 )
                 try:
-                    await follower.run(*address, wanted[0])
+                    await follower.run(*address, wanted[0], chosen)
                 except LeaderGone:
                     if self._following == wanted:
                         self._gone, self._gone_for_good = wanted, True

@@ -29,6 +29,7 @@ __all__ = [
     "in_time",
     "is_caught_up",
     "may_acknowledge",
+    "may_cut",
     "may_grant",
     "may_stand",
     "promised_until",
@@ -196,3 +197,13 @@ def cut_end(own_epoch_end: int, leaders_epoch_end: int) -> int:
     The cut is on the disk before the leader's history replaces the node's own.
     """
     return min(own_epoch_end, leaders_epoch_end)
+
+
+def may_cut(kept: int, told: int, own_epoch: int, chosen: int) -> bool:
+    """Whether a node that joins cuts a partition down to `kept`. (2, 4)
+
+    told: the end up to which this process was told that everything is committed. A leader that has less was elected by
+    a state that is not the newest, because ZooKeeper was set back: by invariant 4 it cannot be otherwise, unless an
+    operator has chosen it. chosen: see SetState; own_epoch: that of the node's data.
+    """
+    return kept >= told or chosen >= own_epoch

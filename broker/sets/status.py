@@ -235,7 +235,7 @@ class SetReport:
         """Which nodes a waiting one needs."""
         state = found.state
         absent = sorted(set(state.in_sync) - found.present) if state else []
-        if state is None or not absent:
+        if state is None or not absent or found.set_back:  # by an older state the wrong node may be started
             return ""
         if len(absent) == len(state.in_sync):
             return f"no in-sync node is present: start {' or '.join(absent)}"

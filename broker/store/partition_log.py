@@ -94,6 +94,8 @@ class PartitionLog:
         self._shared = shared
         self.bound: tuple[int, int] | None = None
         """Byte offset behind which readers see nothing, and the count up to there; see `limit_visibility`."""
+        self.told_end = 0
+        """The highest end that `raise_bound` was told and no cut has gone below: others have all before it, too."""
         self._damaged_end = -1  # of damage that was copied and no synced header covers yet
         self._jobs: list[SyncJob] = []  # under way
         self._roll_owed = False  # the last segment has its size, and `go_on` begins the next one
@@ -348,6 +350,7 @@ class PartitionLog:
         if self.bound is not None:
             self.bound = self.segments.visible_end, self.segments.counted
         self._begin(config, ())
+        self.told_end = min(self.told_end, self.end_offset)
         if self.bound is None:
             self._act(SHOW)
 
@@ -439,8 +442,10 @@ class PartitionLog:
         """Readers may see what lies below `end` when it is safe; it may not have been appended yet.
 
         end, count: of an append to this very log, as `Store.on_append` told them: another node counts differently.
-        Ignored if nothing limits what readers see, or no less than `end` may be seen already.
+        Changes nothing for readers if nothing limits what they see, or no less than `end` may be seen already.
         """
+        if end > self.told_end:
+            self.told_end = end
         if self.bound is not None and end > self.bound[0]:
             self.bound = end, count
             if self._show_within(self.bound) and self.on_visible is not None:

@@ -121,13 +121,19 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
     for look in looks:
         if look.leader or look in lost:
             continue
-        if not look.stopped:
+        if look.set_back:
+            troubles.append(
+                f"ZooKeeper was set back to an older state of broker set {look.broker_id}, so nobody leads it: start "
+                "its nodes, choose the one that led last, which has the most: "
+                f"`metaq brokers elect {look.broker_id} --unclean --node NODE` shows what each has"
+            )
+        elif look.stopped:
+            reasons = "; ".join(f"{name} has stopped ({look.error(name)})" for name in look.stopped)
+            troubles.append(
+                f"no leader in broker set {look.broker_id}: {reasons}: put that right, or start another in-sync node"
+            )
+        else:
             leaderless.append(str(look.broker_id))
-            continue
-        reasons = "; ".join(f"{name} has stopped ({look.error(name)})" for name in look.stopped)
-        troubles.append(
-            f"no leader in broker set {look.broker_id}: {reasons}: put that right, or start another in-sync node"
-        )
     if leaderless:
         troubles.append(
             f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it; a set that is given up for "
@@ -309,7 +315,7 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
             say(as_json, value, f"nothing is done: say --yes, and {node} leads epoch {epoch + 1} of set {broker_set}")
             return 1
         before = view.state or SetState(0, "", {})
-        chosen = replace(before, epoch=epoch, leader="", in_sync={node: view.nodes[node].instance})
+        chosen = replace(before, epoch=epoch, leader="", in_sync={node: view.nodes[node].instance}, chosen=epoch)
         if not write_state(session, broker_set, chosen, view):
             raise CoordinationError(f"broker set {broker_set} has changed meanwhile: look again")
         now = _await_leader(session, broker_set, epoch)
@@ -400,6 +406,11 @@ def _answers(told: Mapping[str, Mapping[str, Any] | MetaqError]) -> list[dict[st
 def _show_loss(view: SetView, told: Mapping[str, Mapping[str, Any] | MetaqError]) -> None:
     if view.state is None:
         click.echo("ZooKeeper has no state of this set: nobody knows which nodes were in sync")
+    elif view.state.is_revoked or any(map(_waits_for_a_choice, told.values())):
+        click.echo(
+            "ZooKeeper was set back to an older state of this set: nobody knows which nodes were in sync. Start all "
+            "nodes; the right one has the highest DATA OF EPOCH, and of several such the most BYTES"
+        )
     else:
         absent = [each for each in view.state.in_sync if each not in view.in_sync_present]
         click.echo(

@@ -406,6 +406,12 @@ def _set(look: SetLook) -> Seen:
             assert look.view.master is not None
             text = f"broker {look.broker_id} at {look.view.master.url} is no node of it{others}"
             return Seen(ProbeLevel.WARNING, what, f"{text}: see `metaq brokers forget {look.broker_id}`")
+        if look.set_back:
+            advice = (
+                "ZooKeeper was set back to an older state: choose the node that led last, which has the most, with "
+                f"`metaq brokers elect {look.broker_id} --unclean --node NODE`"
+            )
+            return Seen(ProbeLevel.ALARM, what, f"nobody leads it, so it takes no messages{others}: {advice}")
         advice = f"start an in-sync node, or `metaq brokers forget {look.broker_id}` if it is given up"
         if look.stopped:
             advice = f"put right what has stopped {', '.join(look.stopped)}, or start another in-sync node"

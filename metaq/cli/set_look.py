@@ -104,6 +104,12 @@ class SetLook(NamedTuple):
         return sorted(self.view.in_sync_present)
 
     @property
+    def set_back(self) -> bool:
+        """Whether ZooKeeper has an older state than a node has seen: who is in sync by it may lack messages."""
+        revoked = self.view.state is not None and self.view.state.is_revoked
+        return revoked or any(bool(self.says(name).get("setBack")) for name in self.told)
+
+    @property
     def names(self) -> list[str]:
         """Nodes that are present, or that the state names; sorted."""
         state = self.view.state

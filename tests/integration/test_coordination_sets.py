@@ -102,15 +102,31 @@ def test_nodes_see_one_another_come_and_go(start: Start):
     a.sees(lambda view: set(view.nodes) == {"a"}, "the node that left")
 
 
-def test_an_older_state_on_a_new_session_is_told_as_one_that_was_set_back_until_somebody_writes(start: Start):
+def test_an_older_state_on_a_new_session_is_revoked(start: Start):
     a = start("a")
     a.lead(1)
     before = a.sees(lambda view: view.state, "the state")
     a.set._newest += 1_000  # as if ZooKeeper had lost so many transactions
     expire(a.session)
-    found = a.sees(lambda view: view.set_back, "the older state")
-    assert (found.state, found.zxid, found.era) == (before.state, before.zxid, 1)
+    found = a.sees(lambda view: view.era, "the older state")
+    assert before.state is not None
+    assert (found.state, found.set_back, found.era) == (before.state.revoked(), False, 1)
     assert found.order > (0, a.set._newest + 1_000)
+    assert a.set.change(a.state(5), found.version) is not None
+    assert a.sees(lambda view: view.state == a.state(5), "what was written").order > found.order
+
+
+def test_an_older_state_by_which_a_node_was_elected_since_is_told_until_somebody_writes(start: Start, chroot: str):
+    a = start("a")
+    a.lead(1)
+    a.sees(lambda view: view.state, "the state")
+    with session_at(chroot) as other:
+        view = read_set(other, SET)
+        a.set._newest += 1_000
+        assert write_state(other, SET, a.state(2), view)
+    expire(a.session)
+    found = a.sees(lambda view: view.set_back, "the older state")
+    assert (found.state, found.era) == (a.state(2), 1)
     assert a.set.change(a.state(5), found.version) is not None
     assert a.sees(lambda view: not view.set_back, "what was written").order > found.order
 
@@ -129,7 +145,8 @@ def test_a_former_session_must_show_an_older_state_for_the_time_of_a_session_bef
         a.set._look()
     now += 0.1
     a.set._look()
-    assert a.sees(lambda view: view.set_back, "the older state").state == seen.state
+    assert seen.state is not None
+    assert a.sees(lambda view: view.era, "the older state").state == seen.state.revoked()
 
 
 def test_two_processes_of_one_name_are_told_apart_and_the_second_one_does_not_start(

@@ -1,6 +1,7 @@
 """What `metaq brokers sets` and `metaq monitor` say of broker sets in trouble."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,3 +183,17 @@ def test_a_node_that_does_not_tell_its_file_is_no_alarm():
         look = SetLook(0, view("ab"), {"a": newer, "b": other})
         assert look.differences == []
         assert _set(look).level is ProbeLevel.OK
+
+
+@pytest.mark.parametrize("revoked", [True, False])
+def test_a_set_whose_state_was_set_back_asks_for_a_choice_and_for_no_start(revoked: bool):
+    """Without the mark in the state, a node says that it knows of a newer one."""
+    found = view("a", master=None)
+    assert found.state is not None
+    state = found.state.revoked() if revoked else found.state
+    look = SetLook(0, replace(found, state=state), {"a": {} if revoked else {"setBack": True}})
+    assert look.set_back
+    level, _, text = _set(look)
+    assert level is ProbeLevel.ALARM
+    assert "choose the node that led last, which has the most, with `metaq brokers elect 0 --unclean" in text
+    assert "start" not in text

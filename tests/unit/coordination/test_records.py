@@ -45,6 +45,7 @@ from metaq.coordination.set_records import (
     SetState,
     format_set_node,
     format_set_state,
+    may_revoke,
     parse_set_node,
     parse_set_state,
 )
@@ -293,6 +294,31 @@ def test_each_state_of_a_set_is_read_as_it_was_written(
 ):
     state = SetState(epoch, leader, in_sync, preferred, members)
     assert parse_set_state("/p", format_set_state(state)) == state
+
+
+def test_the_epoch_of_an_operators_choice_is_written_if_there_was_one():
+    chosen = SetState(4, "", {"a": "x"}, chosen=4)
+    written = b'{"epoch":4,"leader":"","inSync":{"a":"x"},"preferred":"","members":["a"],"chosen":4}'
+    assert format_set_state(chosen) == written
+    assert parse_set_state("/p", written) == chosen
+
+
+def test_a_revoked_state_elects_nobody_and_keeps_what_operators_have_said():
+    revoked = SetState(4, "a", {"a": "x", "b": "y"}, "b", ["c"], 2).revoked()
+    assert revoked.is_revoked
+    assert revoked == SetState(4, "", {}, "b", ["a", "b", "c"], 2)
+    assert not revoked.has_in_sync("a", "x")
+
+
+@pytest.mark.parametrize(
+    ("epoch", "in_sync", "chosen", "revokes"),
+    [(3, "ab", 0, True), (2, "ab", 0, True), (4, "ab", 0, False), (3, "b", 3, False), (3, "", 0, False)],
+)
+def test_an_older_state_is_revoked_unless_somebody_was_elected_or_chosen_by_it(
+    epoch: int, in_sync: str, chosen: int, revokes: bool
+):
+    newest = SetState(3, "a", {"a": "x"}, chosen=1)
+    assert may_revoke(SetState(epoch, "", dict.fromkeys(in_sync, "x"), chosen=chosen), newest) is revokes
 
 
 def test_a_node_of_a_set_is_read_as_it_was_written():

@@ -217,3 +217,32 @@ def test_all_is_shown_when_the_leader_told_it_before_the_copy_was_in_its_place(
     harness.threads.run()
     assert leader.follower.live
     assert leader.follower.shows_all
+
+
+@pytest.mark.parametrize("chosen", [0, EPOCH])
+def test_what_was_told_to_be_committed_is_cut_only_for_a_node_that_an_operator_has_chosen(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, chosen: int
+) -> None:
+    leader = LeaderSide(harness, monkeypatch)
+    leader.go_live(1)
+    harness.threads.run()
+    for number in (2, 3):
+        leader.say(encode_block(number, (1, 1), [entry(24 * (number - 2), Lane.MEMORY)]))
+    leader.say(encode_committed((2, 2)))
+    log, history = harness.store.get("t", 0), leader.file.history
+    failures: list[str] = []
+
+    def cut(end: int) -> None:
+        work = leader.follower._cut(history, history.epochs[-1], {"t-0": end}, {"t-0": log.end_offset}, "c", chosen)
+        ensureDeferred(work).addErrback(lambda failure: failures.append(failure.getErrorMessage()))
+        for _ in range(5):
+            harness.store.tick()
+            harness.threads.run()
+
+    cut(24)
+    assert (log.end_offset, failures) == (24, [])
+    cut(0)
+    assert log.end_offset == (0 if chosen else 24)
+    assert ["the leader c lacks acknowledged messages that b has, in t-0" in each for each in failures] == (
+        [] if chosen else [True]
+    )

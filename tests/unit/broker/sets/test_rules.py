@@ -63,3 +63,10 @@ def test_nodes_without_a_common_epoch_have_none():
     assert rules.common_epoch([1, 2, 4], [2, 3]) == 2
     assert rules.common_epoch([1], [2]) is None
     assert rules.common_epoch([], [2]) is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "chosen", "cuts"), [(10, 0, True), (9, 0, False), (9, 2, False), (9, 3, True), (0, 4, True)]
+)
+def test_a_node_cuts_what_is_committed_only_if_an_operator_chose_another_one_since(kept: int, chosen: int, cuts: bool):
+    assert rules.may_cut(kept, told=10, own_epoch=3, chosen=chosen) is cuts

@@ -196,6 +196,8 @@ def test_a_node_that_waits_says_which_nodes_it_needs(harness, member, caplog):
     harness.time += 6
     harness.reactor.pump([0.5] * 2)
     assert "of the in-sync nodes a is not present: start it" in caplog.text
+    member.state = member.state._replace(set_back=True)
+    assert report.status().error == "cannot connect to a", "by an older state it may be the wrong one that is missing"
     member.state = member.state._replace(present=frozenset("abc"))
     harness.reactor.pump([0.5] * 2)
     assert (report.status().role, report.status().error) == ("joining", "cannot connect to a")
