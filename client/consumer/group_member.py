@@ -281,6 +281,7 @@ class GroupMember:
                     "group %s: ZooKeeper was set back: wrote again what was committed of %d partitions",
                     *(self._membership.group, restored),
                 )
+                self._kept.wait_for_others()
                 self._membership.hold_again([_znode(each) for each in self._known if each not in owned])
         self._connections = connections
 

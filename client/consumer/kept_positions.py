@@ -72,6 +72,10 @@ class KeptPositions:
         pause = self._others_until - self._clock()
         return pause if pause > 0 else None
 
+    def wait_for_others(self) -> None:
+        """ZooKeeper was set back: begin for a while only what was the member's own."""
+        self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
+
     def waits_for_others(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
         """Those of `partitions` that are not to be begun yet."""
         return set() if self.ends_in is None else set(partitions) - self._kept.keys()
@@ -92,7 +96,7 @@ class KeptPositions:
         if is_known or any(_is_lost(known[each], found) for each, found in behind.items()):
             # what was written since is another member's, who may have known less
             behind = self._behind(known, places, stored, names, in_any_case=True)
-            self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
+            self.wait_for_others()
             if behind:
                 self._committer.publish({names[each]: places[each] for each in behind})
             log.warning(

@@ -1324,3 +1324,23 @@ def test_an_owner_node_that_an_older_copy_has_again_goes_again():
     world.membership.connections += 1
     world.member.take(Event.CHANGED)
     assert world.membership.owners == {"0-0": "g_me"}
+
+
+def test_a_session_that_lives_on_in_an_older_copy_leaves_to_others_what_was_theirs():
+    """The copy lacks the session of one who had claimed it since: that one comes back, and knows where it stood."""
+    world = World("0-0", "0-1")
+    world.membership.members = ["g_me", "g_other"]
+    world.start()
+    world.consume("0-0", 77)
+    world.committer.commit(world.core.owned.values())
+    world.store.offsets["t", "0-0"] = Offset(1, 20)
+    world.membership.members = ["g_me"]
+    world.membership.connections += 1
+    world.member.take(Event.CHANGED)
+    assert world.owned() == ["0-0"]
+    seconds, look = world.timers[-1]
+    world.store.offsets["t", "0-1"] = Offset(3, 30)
+    world.now += seconds
+    look()
+    world.queued()
+    assert (seconds, world.owned(), begins(world)["0-1"]) == (15.0, ["0-0", "0-1"], 30)
