@@ -68,7 +68,7 @@ def _read_member(text: str) -> str:
 @dataclass(slots=True)
 class AcquireRequest(ExtFields):
     """ACQUIRE: lease at most `max_records` messages of `max_bytes` bytes together (one may be larger) to `member` for
-    `lease_ms`.
+    `lease_ms`. 0 messages: this member wants none any more, and what it has waiting is to be answered at once.
 
     wait_ms: as in PullRequest. start: where the group begins, if it has never asked for this partition: one of STARTS.
     ordered: whether messages with one key are leased one at a time, in their order. All members have to say the same.
@@ -80,7 +80,7 @@ class AcquireRequest(ExtFields):
     partition: PartitionField
     group: GroupField
     member: Annotated[str, Field("member", _read_member)]
-    max_records: Annotated[int, number("maxRecords", 1, MAX_ACQUIRED)]
+    max_records: Annotated[int, number("maxRecords", 0, MAX_ACQUIRED)]
     max_bytes: Annotated[int, number("maxBytes", 1, INT32_MAX)]
     lease_ms: Annotated[int, number("leaseMs", 1, MAX_LEASE_MS)]
     wait_ms: Annotated[int, number("waitMs", 0, MAX_WAIT_MS)] = 0

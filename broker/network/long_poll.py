@@ -62,6 +62,16 @@ class ParkedPulls:
         self._remove(waiter)
         return True
 
+    def end(self, key: Hashable, chosen: Callable[[ParkedRequest], bool]) -> None:
+        """In the next turn resume those that wait for this and are chosen, as if their deadline had come."""
+        now = self._reactor.seconds()
+        for waiter, parked in self._parked.get(key, {}).items():
+            if chosen(waiter):
+                waiter.deadline = min(waiter.deadline, now)
+                if parked.timer is not None:
+                    parked.timer.cancel()
+                parked.timer = self._reactor.callLater(0, self._expired, parked)
+
     def wake_all(self) -> None:
         """Resume every parked pull soon: what it is answered may be another thing now."""
         if self._parked and not self._ready:

@@ -217,6 +217,11 @@ class Session(Protocol):
                 self._queue.append(pull)
         self._resume()
 
+    @property
+    def has_ended(self) -> bool:
+        """As Caller."""
+        return self._half_closed or self._lost
+
     def writeConnectionLost(self) -> None:  # noqa: N802
         """Only follows our own half-close, and there is none."""
 

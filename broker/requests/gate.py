@@ -47,6 +47,10 @@ class Caller(Protocol):
     def address(self) -> str:
         """What it counts as in the account."""
 
+    @property
+    def has_ended(self) -> bool:
+        """The client has closed the connection, or its sending half, or it was lost."""
+
 
 Served: TypeAlias = Answer | Work | Parkable
 """An answer, work to be done in slices, or a pull to be stepped."""
@@ -63,6 +67,11 @@ class HttpPeer(NamedTuple):
     def address(self) -> str:
         """What it counts as in the account."""
         return account_address(self.host)
+
+    @property
+    def has_ended(self) -> bool:
+        """It waits for its answer."""
+        return False
 
 
 class PageRequest(NamedTuple):

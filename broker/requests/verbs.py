@@ -62,7 +62,7 @@ from metaq.protocol.text import (
     encode_result_line,
 )
 
-from ..account import NOBODY, WAITING_BYTES, address_of
+from ..account import NOBODY, WAITING_BYTES
 from ..broker import Broker
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..shared.acquire import Acquire, answer_settle
@@ -228,7 +228,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over, nodes=Nodes.ALL),
         RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame, nodes=Nodes.ALL),
         RequestCode.MOVE: _framed(MoveRequest.from_ext, move, json_frame),
-        RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame, address_of(caller))),
+        RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame, caller)),
         RequestCode.SETTLE: Verb(lambda frame, caller: answer_settle(broker.shared, frame), _body_bytes),
         RequestCode.SHARED_STATUS: _framed(
             SharedStatusRequest.from_ext,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.frames import Frame
@@ -15,12 +17,16 @@ from metaq.protocol.shared import (
 )
 from metaq.protocol.statuses import ResponseCode
 
-from ..account import WAITING_BYTES
+from ..account import WAITING_BYTES, address_of
+from ..network.long_poll import ParkedRequest
 from ..requests.answers import Answer, Bytes, answer_frame, body_frame, then
 from ..requests.parkable import Parkable, Step
 from ..requests.reading import Reading
 from .groups import Leases, SharedGroups
 from .rows import SharedKey
+
+if TYPE_CHECKING:
+    from ..requests.gate import Caller
 
 __all__ = ["Acquire", "answer_settle"]
 
@@ -29,19 +35,23 @@ _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
 
 
 class Acquire(Parkable):
-    """One ACQUIRE under way. Lives on the reactor thread."""
+    """One ACQUIRE under way. Lives on the reactor thread.
 
-    __slots__ = ("_address", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
+    A member whose connection has ended never hears what it was leased: that goes to others at once, instead of when the
+    lease has ended, and as a suspect.
+    """
 
-    def __init__(self, groups: SharedGroups, reading: Reading, frame: Frame, address: str) -> None:
+    __slots__ = ("_caller", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
+
+    def __init__(self, groups: SharedGroups, reading: Reading, frame: Frame, caller: Caller | None) -> None:
         """Raises RemoteProtocolError, InvalidName for a frame that is no ACQUIRE."""
         request = AcquireRequest.from_ext(frame.ext)
         self._groups = groups
-        self._address = address
+        self._caller = caller
         self._reading = reading
         self._request = request
         self.opaque = frame.opaque
-        self.key = SharedKey(request.group, request.topic, request.partition)
+        self.key: SharedKey = SharedKey(request.group, request.topic, request.partition)
         self.held_bytes = WAITING_BYTES
         self.deadline = reading.seconds() + request.wait_ms / 1000
         reading.metrics.get(request.topic)
@@ -57,9 +67,21 @@ class Acquire(Parkable):
     def step(self) -> Bytes | Deferred[Bytes] | Step:
         """Raises SharedRefused, StoreError, what Partitions.find raises."""
         request = self._request
+        if not request.max_records:
+            self._groups.withdraw(self.key, self._is_of_the_same_member)
+            return self.nothing()
+        if self._has_ended:
+            return self.nothing()
         request.max_bytes = self.max_bytes
-        leases = self._groups.acquire(request, self._address)
+        leases = self._groups.acquire(request, address_of(self._caller))
         return Step.WAIT if leases is None else leases.addCallback(self._answer)
+
+    def _is_of_the_same_member(self, other: ParkedRequest) -> bool:
+        return isinstance(other, Acquire) and other._request.member == self._request.member
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._caller is not None and self._caller.has_ended
 
     def nothing(self) -> Bytes:
         self._reading.metrics.get_missed(self._request.topic)
@@ -67,6 +89,9 @@ class Acquire(Parkable):
 
     def _answer(self, leases: Leases) -> Bytes:
         grants, parts, _ = leases.handed
+        if self._has_ended:
+            self._groups.give_back(self.key, grants, leases.token)
+            return self.nothing()
         reply = AcquireReply(len(grants), leases.waiting, leases.damaged_bytes, leases.suspicion)
         if not grants:  # all of them were damaged: there may be others
             return answer_frame(self.opaque, reply.to_ext(), ResponseCode.PULL_NOT_FOUND)

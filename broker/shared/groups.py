@@ -23,7 +23,7 @@ from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, Sett
 
 from .. import tuning
 from ..account import NOBODY, Account
-from ..network.long_poll import ParkedPulls
+from ..network.long_poll import ParkedPulls, ParkedRequest
 from ..partitions import Partitions
 from ..requests.reading import Reading
 from ..runtime.reactor import ReactorTime
@@ -305,8 +305,18 @@ class SharedGroups:
         answer: Deferred[Leases],
         error: BaseException,
     ) -> None:
-        self._release(queue, [Settlement(each.offset, token, 0, SettleAction.RETURN) for each in grants])
+        self.give_back(queue.key, grants, token)
         answer.errback(error)
+
+    def give_back(self, key: SharedKey, grants: Sequence[Grant], token: int) -> None:
+        """Nobody was given what was leased here."""
+        queue = self._queues.get(key)
+        if queue is not None and grants:
+            self._settle(queue, [Settlement(each.offset, token, 0, SettleAction.RETURN) for each in grants])
+
+    def withdraw(self, key: SharedKey, chosen: Callable[[ParkedRequest], bool]) -> None:
+        """Answer the chosen ones of those that wait for messages here, who want none any more."""
+        self._parked.end(key, chosen)
 
     def _read(
         self, queue: SharedQueue, token: int, suspicion: Suspicion, answer: Deferred[Leases], handed: Handed
@@ -323,7 +333,7 @@ class SharedGroups:
             queue.damaged_bytes += grant.size
             self._settle(queue, [Settlement(grant.offset, token, 0, SettleAction.ACK)])
         else:
-            self._release(queue, [Settlement(grant.offset, token, 0, SettleAction.RETURN)])
+            self.give_back(queue.key, [grant], token)
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
@@ -377,10 +387,6 @@ class SharedGroups:
             self._wake(queue)
             self._wake_held_back(queue.key.group)
         return bytes(outcomes), gathered
-
-    def _release(self, queue: SharedQueue, settlements: Sequence[Settlement]) -> None:
-        """Without anybody who waits for it."""
-        self._settle(queue, settlements)
 
     # --- who waits ----------------------------------------------------------------------------------------------------
 

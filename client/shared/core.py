@@ -33,7 +33,8 @@ _IS_ALONE = 2  # AcquireReply.suspect: it is to be the only message of this memb
 
 
 class Acquiring(NamedTuple):
-    """Lease at most `records` messages of this partition; the broker may wait for them."""
+    """Lease at most `records` messages of this partition; the broker may wait for them. 0: answer at once what waits
+    for some there."""
 
     partition: TopicPartition
     records: int
@@ -56,7 +57,8 @@ class _Partition:
     """asked: records of the request under way, 0 = none. is_parked: it waits for a message to come. has_more: the last
     answer said that there is more, or none was given yet. due: settlements that are not sent; sent: those under way.
     settle_at: when `due` goes; retry_at: not before that, as the last ones have failed. acknowledged: where
-    messages lie that were acknowledged late, with the token of that lease: this member may have them once more."""
+    messages lie that were acknowledged late, with the token of that lease: this member may have them once more.
+    withdraw_at: when a member that closes tells the broker next that it wants no more."""
 
     partition: TopicPartition
     backoff: Backoff
@@ -64,6 +66,7 @@ class _Partition:
     is_parked: bool = False
     has_more: bool = True
     ask_at: float = 0.0
+    withdraw_at: float = 0.0
     due: list[_Due] = field(default_factory=list)
     sent: list[_Due] = field(default_factory=list)
     settle_at: float = math.inf
@@ -236,7 +239,8 @@ class SharedCore:
         self._settle(message, _RELEASE, 1000, now)
 
     def refused(self, partition: TopicPartition, now: float, pause: float | None) -> None:
-        """An Acquiring has failed. pause: until it is tried again; None: a growing one."""
+        """An Acquiring has failed, or its withdrawal, which an earlier broker refuses: nobody waits for its answer.
+        pause: until it is tried again; None: a growing one."""
         found = self._partitions[partition]
         found.asked = 0
         found.ask_at = now + (found.backoff.next() if pause is None else pause)
@@ -370,10 +374,15 @@ class SharedCore:
         """Settlements that no broker has answered."""
         return sum(len(each.due) + len(each.sent) for each in self._partitions.values())
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, and all that was asked and said before that is answered."""
+        return self._closing and not (self.unsettled_count or any(each.asked for each in self._partitions.values()))
+
     # --- what is to be done -------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Ask for nothing more, and give back what nobody has taken."""
+        """Ask for nothing more, and give back what nobody has taken, and what comes still."""
         self._closing = True
         for buffer in self._buffers:
             while buffer:
@@ -388,7 +397,7 @@ class SharedCore:
         self._keep(now)
         self._return_stale(now)
         self._end_alone(now)
-        asks = [] if self._closing else self._asks(now)
+        asks = self._withdrawals(now) if self._closing else self._asks(now)
         asked = {ask.partition for ask in asks}
         actions: list[Acquiring | Settle] = []
         for each in self._partitions.values():
@@ -399,6 +408,14 @@ class SharedCore:
             ):
                 actions.append(self._settlements(each, now))
         return actions + asks
+
+    def _withdrawals(self, now: float) -> list[Acquiring]:
+        """Of what may wait at brokers: what comes behind the end of this member would be leased to nobody. Repeated, as
+        another thread may send the request behind its withdrawal."""
+        asked = [each for each in self._partitions.values() if each.asked and each.withdraw_at <= now]
+        for each in asked:
+            each.withdraw_at = now + tuning.WITHDRAW_SECONDS
+        return [Acquiring(each.partition, 0, 0) for each in asked]
 
     def _closes_now(self, found: _Partition, now: float) -> bool:
         return self._closing and found.retry_at <= now
@@ -505,6 +522,8 @@ class SharedCore:
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
         times += [message.lease_until - self._keep_seconds for message in self._kept.values()]
+        if self._closing:
+            times += [each.withdraw_at for each in self._partitions.values() if each.asked]
         if self._buffered:
             times.append(self._stale_at)
         if self._alone is not None:

@@ -122,6 +122,10 @@ class SharedDriver:
         """Whether there is nothing to wait for."""
         return not self.unsettled
 
+    def _has_closed(self) -> bool:
+        with self.lock:
+            return self.core.is_closed
+
     def wake(self) -> None:
         """Have all that wait look again. Any thread."""
         self.came.ring()
@@ -136,19 +140,19 @@ class SharedDriver:
         self.came.ring()
 
     def end(self, timeout: float) -> bool:
-        """Give back what nobody has taken, and wait until all is settled; whether it is."""
+        """Give back what nobody has taken, and what requests under way bring, and wait until all is settled; whether it
+        is."""
         deadline = self._clock() + timeout
         with self.lock:
             self.core.close(self._clock())
         self.ring()
-        self.settling.wait_for(self.has_settled, lambda: deadline - self._clock())
-        left = self.unsettled
+        is_closed = self.settling.wait_for(self._has_closed, lambda: deadline - self._clock())
         self._ended = True
         self.ring()
         self._timers.close()
         if self._thread is not None and not self._thread.is_current:
             self._thread.join(max(0.0, deadline - self._clock()) + 0.1)
-        return not left
+        return is_closed
 
     def go_on(self) -> None:
         """Begin what is due. Any thread where no interrupt comes."""
@@ -247,7 +251,7 @@ class SharedDriver:
         for action in actions:
             opaque = connection.new_opaque()
             if isinstance(action, Acquiring):
-                on_done = partial(self._acquired, action, connection)
+                on_done = partial(self._acquired if action.records else self._withdrawn, action, connection)
                 requests.append(Exchange(opaque, on_done, deadline + action.wait_ms / 1000))
                 buffers.append(encode_frame(RequestCode.ACQUIRE, opaque, self._acquire_request(action).to_ext()))
             else:
@@ -310,9 +314,21 @@ class SharedDriver:
             for each in damaged:
                 self.core.damaged_here(each, now)
         self.came.ring(len(good))
+        self.settling.ring()  # close() waits for this
         if damaged:
             log.error("%d messages of %s %s came with wrong checksums", len(damaged), partition.topic, partition)
         self._follow_up()
+
+    def _withdrawn(self, ask: Acquiring, connection: Connection, reply: Reply | None, error: MetaqError | None) -> None:
+        """The request itself is answered apart."""
+        try:
+            if reply is None:
+                raise error or BrokerUnavailable("no answer")
+            accepted(reply, connection, ask.partition, (ResponseCode.PULL_NOT_FOUND,))
+        except MetaqError:  # a broker of an earlier version: wait no longer
+            with self.lock:
+                self.core.refused(ask.partition, self._clock(), None)
+            self.settling.ring()
 
     def _settled(self, action: Settle, connection: Connection, reply: Reply | None, error: MetaqError | None) -> None:
         try:

@@ -24,6 +24,10 @@ KEEP_PART = 0.5
 LATE_ACKNOWLEDGED = 1024
 """Messages of a partition that were acknowledged late, which a member remembers: it need not work on them again."""
 
+WITHDRAW_SECONDS = 0.1
+"""A member that closes tells a broker again after this time that it wants no more, until it has the answer to what it
+has asked for."""
+
 MAX_SETTLED = 4096
 """Settlements of one request; the broker takes more."""
 

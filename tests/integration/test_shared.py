@@ -309,6 +309,24 @@ def test_what_a_busy_handler_keeps_waiting_goes_to_others_after_half_of_the_leas
         goes_on.set()
 
 
+def test_what_comes_while_an_idle_member_closes_is_not_left_with_it(brokers, producer):
+    """Its lease would be longer than any test waits."""
+    sent = None
+    for number in range(40):
+        with SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=300) as consumer:
+            if sent is not None:
+                sent.result(10)
+                (message,) = taken(consumer, 1)
+                assert (message.payload, message.attempts, message.is_suspect) == (b"%d" % (number - 1), 1, False)
+                consumer.ack(message)
+                consumer.flush()
+            assert consumer.poll(0.05) == []
+            sent = producer.send_async("jobs", b"%d" % number)
+            time.sleep(number % 5 / 1000)
+            start = time.monotonic()
+        assert time.monotonic() - start < 5  # it does not wait until the broker's is over
+
+
 def test_an_urgent_message_passes_thousands_that_wait(brokers, producer):
     for _ in range(10):
         producer.send_batch("jobs", [b"low"] * 1000)

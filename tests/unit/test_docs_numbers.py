@@ -141,7 +141,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "its bound of {MAX_SEARCH_BYTES:bytes} read or {MAX_SEARCH_SECONDS:seconds}.",
         "an answer may have up to {SAME_ID} messages with one id",
         "1 … {MAX_MEMBER_CHARACTERS} printable characters",
-        "most messages, 1 … {MAX_ACQUIRED:plain}, and bytes",
+        "most messages, 0 … {MAX_ACQUIRED:plain}, and bytes",
         "how long they are leased, 1 … {MAX_LEASE_MS} |",
         "number of rows in its body, 1 … {MAX_SETTLEMENTS}:",
         "no member has asked for {SHARED_MEMBER_SECONDS:s}, none waits",

@@ -308,6 +308,30 @@ def test_a_member_that_asks_for_nothing_more_gives_back_what_it_has_and_pauses_b
     assert [each.action for each in leasing.said()] == [SettleAction.RETURN, SettleAction.ACK]
 
 
+def test_who_closes_withdraws_what_it_has_asked_for_until_that_is_answered_and_gives_back_what_comes() -> None:
+    leasing = Leasing()
+    core = leasing.core
+    assert [type(each) for each in core.actions(0.0)] == [Acquiring]
+    core.close(0.0)
+    assert core.actions(0.0) == [Acquiring(T, 0, 0)]
+    assert (core.is_closed, core.actions(0.05)) == (False, [])
+    assert 0.05 < core.next_time(0.05) < 0.2
+    assert core.actions(0.2) == [Acquiring(T, 0, 0)]
+    arrive(leasing, 0)
+    assert not core.is_closed
+    assert leasing.said() == [Settlement(0, 500, 0, SettleAction.RETURN)]
+    assert (core.is_closed, core.actions(1.0), core.next_time(1.0)) == (True, [], math.inf)
+
+
+def test_who_closes_waits_for_no_broker_that_refuses_the_withdrawal() -> None:
+    leasing = Leasing()
+    leasing.core.actions(0.0)
+    assert not leasing.core.is_closed
+    leasing.core.close(0.0)
+    leasing.core.refused(T, 0.0, None)
+    assert leasing.core.is_closed
+
+
 def arrive(leasing: Leasing, *places: int, token: int = 500, suspect: int = 0) -> list[SharedMessage]:
     """Messages at these places, of another lease."""
     arrived = []

@@ -187,6 +187,49 @@ def test_a_waiting_request_is_answered_when_a_message_comes_or_a_lease_ends_or_o
     assert bodies(decode_leased(memoryview(frame.body), 1)) == [b"7"]
 
 
+def test_what_a_member_has_waiting_is_answered_at_once_when_it_wants_no_more(make: Make) -> None:
+    harness = make()
+    peer, other = harness.connect(), harness.connect()
+    peer.send(acquire("a", wait_ms=20_000))
+    peer.send(acquire("a", wait_ms=20_000, partition=1))
+    other.send(acquire("b", wait_ms=20_000))
+    harness.turn()
+    assert peer.frames() == []
+    peer.send(acquire("a", 0))
+    harness.turn()
+    assert [frame.code for frame in peer.frames()] == [ResponseCode.PULL_NOT_FOUND] * 2  # to itself, and to the first
+    filled(harness, 1)
+    harness.turn()
+    assert [frame.code for frame in other.frames()] == [ResponseCode.SUCCESS]
+    harness.reactor.advance(20)
+    assert len(peer.frames()) == 1  # that of the other partition, when its time is over
+
+
+@pytest.mark.parametrize("end", [Peer.half_close, Peer.lose])
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_was_leased_to_a_member_whose_connection_has_ended_goes_to_others_at_once(
+    make: Make, end: Callable[[Peer], None], waits: bool
+) -> None:
+    """Before the answer was there: it is made when the lease was written down."""
+    harness = make()
+    other = harness.connect() if waits else filled(harness, 2)
+    gone = harness.connect()
+    gone.send(acquire("gone", wait_ms=20_000))
+    if waits:
+        other.send(put("t", 0, b"0") + put("t", 0, b"1"))
+        harness.reactor.callLater(0, end, gone)  # behind the lease, and before it is written down
+        harness.turn()
+        assert len(other.answers()) == 2
+    else:
+        end(gone)
+    assert harness.broker.shared.leased == 2
+    harness.turn()
+    again = leased(harness, other, acquire("b"))
+    assert [(body, each.attempts) for body, each in zip(bodies(again), again, strict=True)] == [(b"0", 1), (b"1", 1)]
+    assert harness.broker.shared.queues("g")[0].state.suspects() == []
+    assert [frame for frame in gone.frames() if frame.code == ResponseCode.SUCCESS] == []
+
+
 def test_members_that_wait_share_what_comes(make: Make) -> None:
     harness = make()
     filled(harness, 1)
