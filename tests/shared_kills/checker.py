@@ -69,9 +69,11 @@ def problems(events: Sequence[Event], sent: Iterable[int], lease: float) -> list
     return found
 
 
-def _next_attempts(last: Handed, released: Released | None) -> range:
-    """A release counts; the end of a lease does if the member had nothing else."""
-    return range(last.attempts + (released is not None), last.attempts + 2)
+def _next_attempts(last: Handed, released: Released | None, time: float, lease: float) -> range:
+    """A release counts; the end of a lease does if the member had nothing else. A release may come after that, if the
+    broker was away, or never, if its member was killed."""
+    is_counted = released is not None and time < last.time + lease - SLACK_SECONDS
+    return range(last.attempts + is_counted, last.attempts + 2)
 
 
 def _of_one(offset: int, history: Sequence[Event], lease: float) -> list[str]:
@@ -87,7 +89,7 @@ def _of_one(offset: int, history: Sequence[Event], lease: float) -> list[str]:
         else:
             if confirmed is not None:
                 found.append(f"@{offset} was handed to {event.member} after {confirmed.member} had acknowledged it")
-            if last is not None and event.attempts not in _next_attempts(last, released):
+            if last is not None and event.attempts not in _next_attempts(last, released, event.time, lease):
                 found.append(f"@{offset} came with attempt {event.attempts} after {last.attempts}")
             if released is not None:
                 if event.time < released.time + released.delay:

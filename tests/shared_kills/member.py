@@ -28,6 +28,7 @@ def main(port: int, path: str, lease: float, seed: int) -> None:
     ):
         while True:
             acknowledged = []
+            lost = consumer.counts[1]
             for message in consumer.poll(1.0, 5):
                 said.write(f"H {message.offset} {message.attempts} {time.monotonic():.6f}\n")
                 if rng.random() < 0.1:
@@ -37,7 +38,6 @@ def main(port: int, path: str, lease: float, seed: int) -> None:
                 time.sleep(0.002)
                 consumer.ack(message)
                 acknowledged.append(message)
-            lost = consumer.counts[1]
             consumer.flush(60)
             if consumer.counts[1] == lost:
                 for message in acknowledged:

@@ -18,6 +18,9 @@ def test_a_history_without_fault_has_no_problems() -> None:
         Handed("a", 100, 1, 1.0),
         Handed("b", 100, 1, 4.5),
         Handed("c", 100, 2, 8.5),
+        Handed("a", 150, 1, 1.0),
+        Released("a", 150, 0.3, 1.1),  # it came too late: the broker was away
+        Handed("b", 150, 1, 4.5),
     ]
     assert problems(history, [0, 50], LEASE) == []
 
@@ -29,7 +32,7 @@ def test_a_history_without_fault_has_no_problems() -> None:
         ([Handed("a", 0, 1, 1.0), Handed("b", 0, 2, 1.5)], "0.500 s after a got it"),
         ([Handed("a", 0, 2, 1.0), Handed("b", 0, 1, 5.0)], "attempt 1 after 2"),
         ([Handed("a", 0, 1, 1.0), Handed("b", 0, 3, 5.0)], "attempt 3 after 1"),
-        ([Handed("a", 0, 1, 1.0), Released("a", 0, 0.3, 1.1), Handed("b", 0, 1, 5.0)], "attempt 1 after 1"),
+        ([Handed("a", 0, 1, 1.0), Released("a", 0, 0.3, 1.1), Handed("b", 0, 1, 2.0)], "attempt 1 after 1"),
         ([Handed("a", 0, 1, 1.0), Confirmed("a", 0, 1.1), Handed("b", 0, 2, 9.0)], "after a had acknowledged"),
         ([Handed("a", 0, 1, 1.0), Released("a", 0, 0.3, 1.1), Handed("b", 0, 2, 1.2)], "too early"),
     ],
