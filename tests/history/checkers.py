@@ -20,10 +20,10 @@ them). A member whose session somebody ends on the server does not know of it at
 hand out what it has for a third of its session time (docs/client.md, Groups), so its calls in that time own nothing.
 A session that runs out by itself gives no such time: its member has stopped when a third of it had passed. Committed
 offsets may go back with a ZooKeeper that is set back; but whoever owned a partition goes on where it was, so no
-ownership may begin in front of what was committed before. A call that was frozen (SIGSTOP) in the middle counts from
-the moment at which it began. A message may reach nobody of a group whose members filter differently, if an owner of its
-partition does not take it; and of a group that begins at "latest", if it lies in front of where the first owner of the
-partition was to begin (`required`).
+ownership may begin in front of what was committed before, but for those of members that owned nothing at that moment.
+A call that was frozen (SIGSTOP) in the middle counts from the moment at which it began. A message may reach nobody of a
+group whose members filter differently, if an owner of its partition does not take it; and of a group that begins at
+"latest", if it lies in front of where the first owner of the partition was to begin (`required`).
 """
 
 from __future__ import annotations
@@ -227,10 +227,24 @@ def regressed(history: History) -> Iterator[Problem]:
             continue
         first = owner.calls[0]
         known = [each for each in commits[owner.group, owner.partition] if each.seen < owner.begin]
-        furthest = max((each.offset for each in known), default=0)
-        if first.places[0].offset < furthest:
-            text = f"{owner.group}.{owner.member} began @{first.places[0].offset} although {furthest} was committed"
+        furthest = max(known, key=lambda each: each.offset, default=None)
+        if furthest is None or first.places[0].offset >= furthest.offset:
+            continue
+        if not _is_new_to(owner, furthest, known, history.owners):
+            text = (
+                f"{owner.group}.{owner.member} began @{first.places[0].offset} although {furthest.offset} was committed"
+            )
             yield Problem("regressed", text, owner.partition, first.time)
+
+
+def _is_new_to(owner: Owner, furthest: Commit, known: Sequence[Commit], owners: Iterable[Owner]) -> bool:
+    """Whether ZooKeeper was set back since `furthest` was committed, and the member owned nothing at that moment: it
+    cannot notice, and does not wait for those who did (docs/reliability.md)."""
+    if furthest.era == known[-1].era:
+        return False
+    moment = max(each.seen for each in known if each.era < known[-1].era)
+    mine = (each for each in owners if (each.group, each.member) == (owner.group, owner.member))
+    return not any(each.begin <= moment <= each.end for each in mine)
 
 
 def double_owned(history: History) -> Iterator[Problem]:

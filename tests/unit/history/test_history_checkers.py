@@ -242,9 +242,11 @@ def test_a_committed_offset_may_go_back_with_zookeeper_but_an_owner_that_begins_
     goes_on = owner("a", 7.0, call(7.1, 7.2, 2, 3))
     assert not found("regressed", History(four(), owners=[goes_on], commits=commits))
     begins = owner("a", 5.5, call(5.6, 5.7, 1))
-    assert found("regressed", History(four(), owners=[begins], commits=commits)) == [
+    former = owner("a", 0.5, call(0.6, 0.7, 0))
+    assert found("regressed", History(four(), owners=[former, begins], commits=commits)) == [
         "g.a began @10 although 20 was committed"
     ]
+    assert not found("regressed", History(four(), owners=[begins], commits=commits))  # it owned nothing before
     commits.append(commit(10, 5, 7.0)._replace(era=1))
     assert len(found("regressed", History(four(), commits=commits))) == 1
 
