@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from abc import ABC, abstractmethod
 
-from metaq.coordination.forks import ForkGuard
 from metaq.coordination.interrupts import begin_elsewhere
 
 __all__ = ["Closing"]
@@ -15,11 +15,13 @@ __all__ = ["Closing"]
 class Closing(ABC):
     """Of a client whose threads and connections go on until `close`. None of them may refer to the client."""
 
-    _unclosed: ForkGuard | None = None
+    _unclosed: int | None = None
+    """The process to which it belongs."""
 
     def _opened(self) -> None:
-        """The constructor has come to its end."""
-        self._unclosed = ForkGuard(type(self).__name__)
+        """The constructor has come to its end. Makes no object: an interrupt when its constructor returns would leave
+        what has begun to nobody."""
+        self._unclosed = os.getpid()
 
     def _closes(self) -> None:
         """Somebody closes it."""
@@ -34,7 +36,7 @@ class Closing(ABC):
 
     def __del__(self) -> None:
         """The collector may call this, so on any thread, with any lock held."""
-        if self._unclosed is None or self._unclosed.is_elsewhere or sys.is_finalizing():
+        if self._unclosed != os.getpid() or sys.is_finalizing():
             return
         self._unclosed = None
         try:

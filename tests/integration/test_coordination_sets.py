@@ -146,7 +146,8 @@ def test_a_former_session_must_show_an_older_state_for_the_time_of_a_session_bef
     now += 0.1
     a.set._look()
     assert seen.state is not None
-    assert a.sees(lambda view: view.era, "the older state").state == seen.state.revoked()
+    found = a.sees(lambda view: view.era and view.state and view.state.is_revoked, "the older state, revoked")
+    assert found.state == seen.state.revoked()
 
 
 def test_two_processes_of_one_name_are_told_apart_and_the_second_one_does_not_start(
