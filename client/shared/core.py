@@ -188,8 +188,7 @@ class SharedCore:
         found.asked = 0
         found.backoff.reset()
         found.has_more = waiting > 0
-        if not self._buffered:
-            self._stale_at = math.inf
+        noted = self._stale_at + self._stale_seconds  # those of longer leases are looked at with it
         for message in messages:
             if self._closing or self._rests:
                 self._settle(message, _RETURN, 0, now)
@@ -206,7 +205,9 @@ class SharedCore:
                     message.is_suspect = True
                     if suspect == _IS_ALONE:
                         self._alone = message
-                self._note_stale(message)
+                if message.lease_until < noted:
+                    self._note_stale(message)
+                    noted = message.lease_until
                 priority = priority_of(message.flag)
                 self._buffers[priority].append(message)
                 self._top = max(self._top, priority)
