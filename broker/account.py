@@ -1,11 +1,11 @@
-"""The account of what clients take of a broker: bytes of its memory, and places of which there is a number.
+"""What each client address holds of a broker: bytes of its memory, connections and other things that can run out.
 
-All bounds of this kind are `Quotas`, [limits] of server.ini. Each thing has `Shares`, which know what each
-address has of it. An address that is alone may have everything but a reserve; while others have something, it may have
-its share, half by default. So one host with all connections works, and a host that comes later finds room.
+The limits are `Quotas`, [limits] of server.ini. Each limited thing has one `Shares`, which knows how much of it each
+address holds. An address that is alone may hold everything but a reserve; while others hold something, it may hold its
+share, half by default. So one host with all connections works, and a host that comes later finds room.
 
-The budgets are asked for what lasts (a connection, a request that waits, a frame that is not complete), never for a
-message that is answered at once. Reactor thread.
+Only what lasts is counted (a connection, a request that waits, an incomplete frame), never a message that is answered
+at once. Reactor thread.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class Quotas:
     """[limits]. The field `unfinished_bytes` is the key `unfinishedBytes`, and so on."""
 
     unfinished_bytes: int = 128 << 20
-    """Of requests of which a part has come. Beyond it connections that bring more are not read, but for one of each
-    address."""
+    """Of incomplete requests. Beyond it connections that bring more are not read, but for one of each address."""
     request_seconds: int = 30
     """So long a request may come slower than UNFINISHED_BYTES_PER_SECOND."""
     waiting_bytes: int = 64 << 20
@@ -158,7 +157,7 @@ class Shares:
 
 
 class _Begun:
-    """A request of which a part has come. age: looks at which it had come too slowly. seen: its bytes at the last."""
+    """An incomplete request. age: how many looks found it too slow. seen: its bytes at the last look."""
 
     __slots__ = ("address", "age", "cut", "seen", "size")
 
@@ -170,7 +169,7 @@ class _Begun:
 
 
 class Unfinished:
-    """The requests of which a part has come, of all connections.
+    """The incomplete requests of all connections.
 
     When they have too many bytes, connections with such a request are not read until there is room again; the oldest
     one of each address goes on, so that something always completes. What does not complete in time is cut. Time counts
@@ -220,7 +219,11 @@ class Unfinished:
         return self._may_go_on(who, address)
 
     def _may_go_on(self, who: object, address: str) -> bool:
-        return self._budget.room(address) > 0 or next(iter(self._begun.get(address, (who,)))) is who
+        return self._budget.room(address) > 0 or self._is_oldest(who, address)
+
+    def _is_oldest(self, who: object, address: str) -> bool:
+        """Of its address."""
+        return next(iter(self._begun.get(address, (who,)))) is who
 
     def wait(self, who: object, address: str, resume: Callable[[], None]) -> None:
         """Call `resume` once, when it may go on; never within this call."""
@@ -247,8 +250,7 @@ class Unfinished:
         self._waking = False
         expected = 0
         for who, (address, resume) in list(self._waiting.items()):
-            oldest = next(iter(self._begun.get(address, (who,)))) is who
-            if not oldest and self._budget.room(address) - expected <= 0:
+            if self._budget.room(address) <= expected and not self._is_oldest(who, address):
                 continue
             expected += SPACE_READ_BYTES
             del self._waiting[who]

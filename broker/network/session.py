@@ -148,7 +148,7 @@ class Session(Protocol):
         self._yielding = False  # the rest of the queue waits for the reactor's next turn
         self._work: tuple[Verb, WireRequest, Work] | None = None  # under way, slice by slice; then `_yielding` too
         self._held_back = False  # too many puts of all connections wait
-        self._held_bytes = 0  # of a request of which a part has come
+        self._held_bytes = 0  # of an incomplete request
         self._crowded = False  # and its address, or all, have too many of these
         self._reading = True
         self._half_closed = False  # by the client: nothing more comes
@@ -191,7 +191,7 @@ class Session(Protocol):
         self._finish_turn()
 
     def _count_unfinished(self, *, fresh: bool) -> None:
-        """Of the request of which a part has come, if any."""
+        """Of the incomplete request, if any."""
         unfinished = self._account.unfinished
         self._held_bytes = self._reader.held_bytes
         if not unfinished.has(self, self.address, self._held_bytes, fresh, self._cut) and not self._crowded:

@@ -53,18 +53,23 @@ def everything(broker):
     return [body for topic, count in broker.topics.items() for p in range(count) for body in broker.bodies(topic, p)]
 
 
+def transact_while_away(cluster, broker, producer):
+    """Send 2 in a transaction that begins while the broker is away; it comes back."""
+    cluster.unregister(broker)
+    back = threading.Timer(0.5, cluster.register, (broker,))
+    back.start()
+    with producer.transaction() as transaction:
+        transaction.send("t", b"2", timeout=DEADLINE)
+    back.join()
+
+
 def test_a_transaction_waits_for_a_topic_that_is_away_as_a_send_does(broker, protocol):
     """As a broker set's between two leaders."""
     cluster = FakeCluster([broker])
     with Producer(metadata=cluster, protocol=protocol, config=FAST) as producer:
         with producer.transaction() as transaction:
             transaction.send("t", b"1")
-        cluster.unregister(broker)
-        back = threading.Timer(0.5, cluster.register, (broker,))
-        back.start()
-        with producer.transaction() as transaction:
-            transaction.send("t", b"2", timeout=DEADLINE)
-        back.join()
+        transact_while_away(cluster, broker, producer)
         assert sorted(everything(broker)) == [b"1", b"2"]
         cluster.unregister(broker)
         with producer.transaction() as transaction, pytest.raises(NoPartition):
@@ -77,12 +82,7 @@ def test_a_transaction_waits_for_a_topic_that_only_messages_outside_were_sent_to
     cluster = FakeCluster([broker])
     with Producer(metadata=cluster, protocol=protocol, config=FAST) as producer:
         producer.send("t", b"1")
-        cluster.unregister(broker)
-        back = threading.Timer(0.5, cluster.register, (broker,))
-        back.start()
-        with producer.transaction() as transaction:
-            transaction.send("t", b"2", timeout=DEADLINE)
-        back.join()
+        transact_while_away(cluster, broker, producer)
         assert sorted(everything(broker)) == [b"1", b"2"]
 
 
