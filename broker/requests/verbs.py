@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.errors import NotReplicating
@@ -144,7 +144,8 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             broker.account.waiting.add(address, -held)
             return result
 
-        return _answer(frame, broker.halves.checks(request, caller).addBoth(answered), checked_frame)
+        checks = maybeDeferred(broker.halves.checks, request, caller)  # refused at once it counts no longer, too
+        return _answer(frame, checks.addBoth(answered), checked_frame)
 
     def move(request: MoveRequest) -> Deferred[Any]:
         if broker.moves is None:

@@ -298,6 +298,7 @@ def test_a_connection_asks_for_the_half_messages_of_a_bounded_number_of_groups(h
     frames = peer.frames()
     assert [frame.code for frame in frames[:1024]] == [ResponseCode.SUCCESS] * 1024
     assert frames[1024].code == ResponseCode.MESSAGE_ILLEGAL
+    assert waiting(harness) == 0
     assert peer.ask_frame(check_halves("g0", 0, producer="p")).code == ResponseCode.SUCCESS
 
 
