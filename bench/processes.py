@@ -29,7 +29,7 @@ class ProcessFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port that was free on the loopback a moment ago; another server may still take it first."""
+    """A TCP port that is free on the loopback, and that nobody else who asks for one gets while this process runs."""
     return ready_port("port", 0)
 
 

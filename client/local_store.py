@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from metaq.coordination.forks import ForkGuard, keep_for_ever
-from metaq.coordination.interrupts import Aside
+from metaq.coordination.interrupts import Aside, may_be_interrupted
 from metaq.protocol.compression import payload_of
 from metaq.protocol.errors import LocalStoreError, LocalStoreFull, LocalStoreInUse
 from metaq.protocol.limits import INT64_MAX
@@ -178,14 +178,22 @@ class LocalMessageStore:
                 self._counts.pop(queue, None)
 
     def count(self, queue: str) -> int:
-        """How many messages the queue holds; without a look at the file."""
+        """How many messages the queue holds, with those that an interrupted call of this thread began to append;
+        without a look at the file."""
+        self._settle()
         return self._counts.get(queue, 0)
 
     def queues(self) -> list[str]:
-        """Names of the queues that hold a message, sorted."""
+        """Names of the queues that hold a message, sorted; as `count`."""
         self._guard.check()
+        self._settle()
         with self._lock:
             return sorted(self._counts)
+
+    def _settle(self) -> None:
+        """Wait for what an interrupted call of this thread began."""
+        if may_be_interrupted() and self._aside.is_behind:
+            self._aside.do(_nothing)
 
     def close(self) -> None:
         """Release the file. Idempotent."""
@@ -267,6 +275,10 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def _nothing() -> None:
+    """Done once all that was asked for before is done."""
 
 
 def _row(queue: str, message: StoredMessage) -> Sequence[object]:

@@ -156,6 +156,11 @@ class Aside:
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something that it was asked for is not done yet."""
+        return not self._todo.empty() or self._lock.locked()  # in this order: what is taken out is done under the lock
+
     def do(self, action: Callable[..., T], *args: object, seconds: float | None = None) -> T:
         """Return or raise what `action` does. seconds: raise Empty if it is not done by then; it goes on."""
         if not may_be_interrupted():

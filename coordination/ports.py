@@ -15,6 +15,11 @@ _FREE_PORTS = range(10_000, 32_768)
 
 _TRIES = 100
 
+_kept: list[socket.socket] = []
+"""Bound to the free ports that this process has chosen, and never listening: whoever looks for a free port elsewhere
+passes these over until their servers listen, and again whenever they are down. One descriptor each, until the process
+ends."""
+
 
 def ready_port(option: str, port: int, host: str = "127.0.0.1") -> int:
     """`port` if a server can listen there, or a free one if it is 0. Raises ConfigError naming `option`."""
@@ -22,41 +27,53 @@ def ready_port(option: str, port: int, host: str = "127.0.0.1") -> int:
 
 
 def ready_ports(option: str, first: int, count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` ports from `first` on that servers can listen on, or free ones if it is 0.
+    """`count` ports from `first` on that servers can listen on, or free ones if it is 0, which no other process gets
+    from here while this one runs.
 
     Raises ConfigError naming `option` and the port that is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not first:
+        return [_keep_free_port(option, host, family) for _ in range(count)]
     with ExitStack() as probes:
         return [
-            _bind(option, first and first + number, host, probes.enter_context(socket.socket(family)))
-            for number in range(count)
+            _probe(option, first + number, host, probes.enter_context(socket.socket(family))) for number in range(count)
         ]
 
 
-def _bind(option: str, port: int, host: str, probe: socket.socket) -> int:
+def _probe(option: str, port: int, host: str, probe: socket.socket) -> int:
     if port > 65535:
         raise ConfigError(option, port, "is above 65535: choose a lower one")
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: TIME_WAIT is no obstacle
     try:
-        if port:
-            probe.bind((host, port))
-        else:
-            _bind_anywhere(host, probe)
+        probe.bind((host, port))
         probe.listen(1)
     except OSError as error:
-        remedy = f"cannot listen on {host}:{port} ({error.strerror}): stop the other program or choose another port"
-        raise ConfigError(option, port, remedy) from error
-    bound: int = probe.getsockname()[1]
-    return bound
+        raise _cannot_listen(option, port, host, error) from error
+    return port
 
 
-def _bind_anywhere(host: str, probe: socket.socket) -> None:
-    """Bind a free port below those that the system gives to outgoing connections: one of these could take it before
-    the server that it is for. Raises OSError.
-    """
-    for _ in range(_TRIES):
-        with suppress(OSError):
-            probe.bind((host, random.choice(_FREE_PORTS)))
-            return
-    probe.bind((host, 0))
+def _keep_free_port(option: str, host: str, family: socket.AddressFamily) -> int:
+    """Below those that the system gives to outgoing connections, if it can be: one of these could take it before the
+    server that it is for."""
+    holder = socket.socket(family)
+    try:
+        for _ in range(_TRIES):
+            with suppress(OSError):
+                holder.bind((host, random.choice(_FREE_PORTS)))
+                break
+        else:
+            holder.bind((host, 0))
+        # only now: with it, a bind to the port of another holder would succeed. Servers have it, and may listen there
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError as error:
+        holder.close()
+        raise _cannot_listen(option, 0, host, error) from error
+    _kept.append(holder)
+    port: int = holder.getsockname()[1]
+    return port
+
+
+def _cannot_listen(option: str, port: int, host: str, error: OSError) -> ConfigError:
+    remedy = f"cannot listen on {host}:{port} ({error.strerror}): stop the other program or choose another port"
+    return ConfigError(option, port, remedy)

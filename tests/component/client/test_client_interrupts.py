@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig
+from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig, StoredMessage
 from metaq.client import connection as connection_module
 from metaq.client import local_store as local_store_module
 from metaq.client import pool as pool_module
@@ -727,6 +727,27 @@ def test_an_interrupted_save_keeps_the_order_and_the_count_and_locks_nobody_out(
             assert bodies.count(b"2") <= 1  # its send never returned: it may have been saved, then or a moment later
 
     assert len(at_each_point(scenario, files, storm=storm)) > 10
+
+
+@storms
+def test_what_an_interrupted_save_is_about_to_append_is_counted(tmp_path, storm):
+    """Else the next message of an ordered producer would be sent before it."""
+    files = frozenset(str(module.__file__) for module in (local_store_module, interrupts_module))
+    late = 0
+
+    def scenario(interrupter: Interrupter) -> None:
+        nonlocal late
+        queue = f"{len(interrupter.seen)} {late}"
+        store._lock.acquire()
+        threading.Timer(0.005, store._lock.release).start()
+        interrupter.run(lambda: store.append(queue, [StoredMessage("t", b"x")]))
+        late += store._lock.locked()
+        counted = store.count(queue)
+        assert counted == len(store.peek(queue, 9))
+
+    with LocalMessageStore(tmp_path / "store.db") as store:
+        assert len(at_each_point(scenario, files, storm=storm)) > 5
+    assert late > 5
 
 
 def test_what_follows_an_interrupted_answer_is_taken_behind_it():

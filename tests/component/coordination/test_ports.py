@@ -1,6 +1,8 @@
 """Ports that servers can be started at."""
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -38,3 +40,18 @@ def test_port_0_gives_different_free_ports():
     assert len(set(ports)) == 8
     assert max(ports) < 32_768  # no outgoing connection is given one of them before its server is started
     assert all(ports)
+
+
+def test_a_free_port_is_given_to_nobody_else_until_its_server_listens_and_while_that_is_down():
+    choose = "import random\nfrom metaq.coordination.ports import ready_ports\n"
+    port = ready_port("--port", 0)
+    for _ in range(2):
+        # another process that would have chosen the same one, as two that start servers at once may
+        script = f"{choose}random.choice = lambda _: {port}\nprint(*ready_ports('--port', 0, 1))"
+        assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout != b"%d\n" % port
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", port))
+            server.listen(1)
+            with socket.create_connection(("127.0.0.1", port)):
+                pass
