@@ -359,10 +359,7 @@ class SharedGroups:
         changes: list[tuple[int, int, int, HeldState]] = []
         for offset, token, ms, action in settlements:
             if action == SettleAction.ACK:
-                size = state.size_of(offset)
-                outcome = state.ack(offset, token)
-                if outcome is SettleOutcome.DONE:
-                    done.append((offset, offset + size))
+                outcome = state.ack(offset, token, done)
             elif action == SettleAction.EXTEND:
                 outcome = state.extend(offset, token, now + ms / 1000)
                 if outcome is SettleOutcome.DONE:

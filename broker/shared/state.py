@@ -333,7 +333,8 @@ class SharedState:
         found: tuple[QueuedMessage, Line | Again] | None = None if returned is None else (returned, again)
         if full:
             return found
-        for line in (self._lines[priority], self._first_of_keys[priority]):
+        new = self._lines[priority]
+        for line in (new, self._first_of_keys[priority]) if self.ordered else (new,):  # this is for each message
             if (first := line.peek()) is not None and (found is None or first.offset < found[0].offset):
                 found = first, line
         return found
@@ -436,22 +437,20 @@ class SharedState:
             return SettleOutcome.GONE
         return held if held.token == token or token in held.earlier else SettleOutcome.LOST
 
-    def size_of(self, offset: int) -> int:
-        """Of a held record, with its header; 0 of any other one."""
-        held = self._held.get(offset)
-        return 0 if held is None else held.size
-
     def attempts_of(self, offset: int) -> int:
         """Of a held record."""
         return self._held[offset].attempts
 
-    def ack(self, offset: int, token: int) -> SettleOutcome:
-        """The record is done."""
+    def ack(self, offset: int, token: int, done: list[tuple[int, int]] | None = None) -> SettleOutcome:
+        """The record is done. Then its [start, end) goes to `done`."""
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
+        end = offset + held.size
         self._drop(offset, held)
-        self._mark_done(offset, offset + held.size, 1)
+        self._mark_done(offset, end, 1)
+        if done is not None:
+            done.append((offset, end))
         return SettleOutcome.DONE
 
     def _drop(self, offset: int, held: HeldMessage) -> None:

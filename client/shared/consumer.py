@@ -253,7 +253,7 @@ class SharedConsumer(Closing):
 
         Ignored for one that is settled already. Raises ClientError (closed), TypeError for what poll() did not give.
         """
-        self._settle(messages, lambda message, now: self._core.ack(message, now))
+        self._settle(messages, self._core.ack)
 
     def release(self, *messages: SharedMessage, delay: Duration = 0.0) -> None:
         """They may be leased again, by any member, in `delay` seconds. Raises as `ack`; ConfigError for the delay."""

@@ -188,11 +188,12 @@ class SharedCore:
         found.asked = 0
         found.backoff.reset()
         found.has_more = waiting > 0
+        known, wants_none = found.acknowledged, self._closing or self._rests
         noted = self._stale_at + self._stale_seconds  # those of longer leases are looked at with it
         for message in messages:
-            if self._closing or self._rests:
+            if wants_none:
                 self._settle(message, _RETURN, 0, now)
-            elif found.acknowledged and message.leased_at in found.acknowledged:
+            elif known and message.leased_at in known:
                 continue  # it was leased again before the broker heard that it is done
             elif suspect and self._holds_one_alone(now):  # of another broker: no other one is to end with that one
                 self._settle(message, _RETURN, 0, now)
@@ -210,7 +211,8 @@ class SharedCore:
                     noted = message.lease_until
                 priority = priority_of(message.flag)
                 self._buffers[priority].append(message)
-                self._top = max(self._top, priority)
+                if priority > self._top:
+                    self._top = priority
                 self._buffered += 1
         self._note_low()
 
@@ -289,7 +291,8 @@ class SharedCore:
 
     def _settle(self, message: SharedMessage, action: SettleAction, ms: int, now: float) -> None:
         message.is_settled = True
-        self._kept.pop(id(message), None)
+        if self._kept:
+            self._kept.pop(id(message), None)
         self._say(message, action, ms, now)
         if message is self._alone:
             self._alone = None
@@ -328,11 +331,9 @@ class SharedCore:
         sent, found.sent = found.sent, []
         found.backoff.reset()
         for (message, action, _, tries), outcome in zip(sent, outcomes, strict=True):
-            if _is_outdated(message, action):
-                continue
             if action is _ACK and (outcome is _DONE or (outcome is SettleOutcome.GONE and tries)):
                 self.acknowledged += 1  # GONE: an answer was lost, and the message is done
-            elif outcome is not _DONE and action is not _RETURN:
+            elif outcome is not _DONE and action is not _RETURN and not _is_outdated(message, action):
                 done_by = found.acknowledged.get(message.leased_at, message.token)
                 if (
                     outcome is not SettleOutcome.GONE or done_by == message.token
