@@ -233,7 +233,7 @@ def check_topic(topic: str) -> str:
         raise InvalidName(f"topic {topic!r} is a pattern: '*' is only allowed in server.ini sections")
     if _CONTROL.search(topic):
         raise InvalidName(f"topic {topic!r} has a blank or control character: remove it")
-    if any(0xD800 <= ord(c) <= 0xDFFF for c in topic):
+    if not is_utf8(topic):
         raise InvalidName(f"topic {topic!r} is not valid UTF-8: use proper text")
     return topic
 
@@ -271,7 +271,7 @@ def check_group(group: str) -> str:
     found = _GROUP_FORBIDDEN.search(group)
     if found:
         raise InvalidName(f"group {group!r} has the character {found.group()!r}, which metaq 1.x forbids: remove it")
-    if any(0xD800 <= ord(c) <= 0xDFFF for c in group):
+    if not is_utf8(group):
         raise InvalidName(f"group {group!r} is not valid UTF-8: use proper text")
     return group
 

@@ -333,11 +333,11 @@ class ProducerCore:
             self._buffered += size
             self._messages += 1
 
-    def let_go(self, size: int) -> None:
-        """What was kept has ended."""
+    def let_go(self, messages: int, size: int) -> None:
+        """So many that were kept, of so many bytes together, have ended."""
         with self._lock:
             self._buffered -= size
-            self._messages -= 1
+            self._messages -= messages
 
     def forget(self, ended: Sequence[GivenUp]) -> Sequence[Flight]:
         """These were told what they end with. Returns what may leave now."""

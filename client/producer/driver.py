@@ -381,9 +381,9 @@ class Driver:
         """As ProducerCore.keep."""
         self.core.keep(size)
 
-    def let_go(self, size: int) -> None:
-        """What was kept in the core's count (`ProducerCore.keep`) has ended."""
-        self.core.let_go(size)
+    def let_go(self, messages: int, size: int) -> None:
+        """As ProducerCore.let_go."""
+        self.core.let_go(messages, size)
         self._released()
 
     def _elsewhere(self, action: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from metaq.coordination.interrupts import begin_elsewhere, may_be_interrupted
 from metaq.protocol.errors import ClientError, MetaqError, NoPartition, NotLeader, RequestTimedOut
@@ -55,8 +55,9 @@ class Telling(Waiter):
         self.cause: MetaqError | None = None  # why the last try failed
         self.connection: Connection | None = None  # that its thread drives
 
-    def told(self) -> None:
-        """It is done, and no thread waits for it. On a thread that reads answers, so this must not block."""
+    def told(self, together: Sequence[Any]) -> None:
+        """These of its kind, it among them, are done, and no thread waits for them. On a thread that reads answers, so
+        this must not block."""
 
 
 class _Place:
@@ -324,8 +325,8 @@ class Ender:
             waiting[0].finish()
         elif waiting:
             finish_together(waiting)
-        for each in ended:
-            each.told()
+        if ended:
+            ended[0].told(ended)
 
     def _arm(self, deadline: float) -> None:
         """With the lock held: look for those whose time is over then."""

@@ -5,12 +5,12 @@ half message goes as every asynchronous send; who reads its answer hands it to t
 work and tell the outcome (ending.py); who reads that answer ends the future.
 
 Local work is not begun once another producer of the group may have been asked for its outcome, and has answered that
-nothing is committed (`_Terms.check_age`).
+nothing is committed (`check_age`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from metaq.coordination.logs import get_log
@@ -41,7 +41,7 @@ from .outgoing import OnDelivery, Outgoing
 from .own_halves import Check
 from .packing import Packer
 
-__all__ = ["Execute", "HalfTransactions", "TransactionResult"]
+__all__ = ["Execute", "HalfTransactions", "TransactionResult", "check_age"]
 
 log = get_log(__name__)
 
@@ -92,34 +92,29 @@ class HalfSends(Protocol):
     def keep(self, size: int) -> None:
         """As ProducerCore.keep."""
 
-    def let_go(self, size: int) -> None:
+    def let_go(self, messages: int, size: int) -> None:
         """As Driver.let_go."""
 
 
-class _Terms(NamedTuple):
-    """Of one transaction. check: that was given for it. check_after: in seconds. began: clock time of the
-    call."""
-
-    check: Check | None
-    check_after: float | None
-    began: float
-
-    def check_age(self, half: SendResult, now: float, broker_checks_after: float | None) -> TransactionTooLate | None:
-        """Why its local work must not begin now. broker_checks_after: seconds, of messages that do not say it; None:
-        the broker does not tell."""
-        limit = broker_checks_after if self.check_after is None else self.check_after
-        if limit is None or now - self.began < (limit := max(limit, _LEAST_LIMIT_SECONDS)):
-            return None
-        what = f"{half.partition.topic} {half.partition}, half message {half.message_id}"
-        return TransactionTooLate(what, now - self.began, limit)
+def check_age(half: SendResult, seconds: float, check_after: float | None) -> TransactionTooLate | None:
+    """Why the local work of a half message must not begin so long after the call. check_after: seconds; None: the
+    broker does not tell."""
+    if check_after is None or seconds < (limit := max(check_after, _LEAST_LIMIT_SECONDS)):
+        return None
+    what = f"{half.partition.topic} {half.partition}, half message {half.message_id}"
+    return TransactionTooLate(what, seconds, limit)
 
 
 class _Transaction(Telling):
-    """One that nobody is blocked for. end: what its future ends with. seconds: for the outcome. number: of the half
-    message on its way. too_late: why its local work is not begun. has_caller: False: the call has raised something."""
+    """One that nobody is blocked for. end: what its future ends with. check, check_after: that were given for it.
+    began: clock time of the call. seconds: for the outcome. number: of the half message on its way. too_late: why its
+    local work is not begun. has_caller: False: the call has raised something."""
 
     __slots__ = (
+        "began",
         "body",
+        "check",
+        "check_after",
         "end",
         "execute",
         "flag",
@@ -128,7 +123,6 @@ class _Transaction(Telling):
         "number",
         "owner",
         "seconds",
-        "terms",
         "too_late",
         "topic",
     )
@@ -139,7 +133,9 @@ class _Transaction(Telling):
         self,
         owner: _Asynchronous,
         execute: Execute,
-        terms: _Terms,
+        check: Check | None,
+        check_after: float | None,
+        began: float,
         topic: str,
         flag: int,
         body: bytes,
@@ -149,7 +145,9 @@ class _Transaction(Telling):
         super().__init__()
         self.owner = owner
         self.execute = execute
-        self.terms = terms
+        self.check = check
+        self.check_after = check_after
+        self.began = began
         self.topic = topic
         self.flag = flag
         self.body = body
@@ -175,8 +173,13 @@ class _Transaction(Telling):
         self.partition, self.half_id = half.partition, half.message_id
         self.owner.work(self)
 
-    def told(self) -> None:
-        self.owner.told(self)
+    def told(self, together: Sequence[_Transaction]) -> None:
+        self.owner.told(together)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of room for messages, from the answer of its half message to its end."""
+        return HEADER_BYTES + len(self.body)
 
 
 class _Asynchronous:
@@ -204,16 +207,16 @@ class _Asynchronous:
     def work(self, transaction: _Transaction) -> None:
         """Its half message waits at the broker."""
         self._own.sent(transaction.number, transaction.half_id)
-        self._sends.keep(HEADER_BYTES + len(transaction.body))
+        self._sends.keep(transaction.kept_bytes)
         if not self._work.add(transaction):
             self._drop(transaction)
 
     def _execute(self, transaction: _Transaction) -> None:
         """Do its local work, and have its outcome told."""
-        half, terms = transaction.half, transaction.terms
-        transaction.too_late = terms.check_age(
-            half, self._clock(), self._sends.half_check_seconds(half.partition.broker)
-        )
+        half, check_after = transaction.half, transaction.check_after
+        if check_after is None:
+            check_after = self._sends.half_check_seconds(half.partition.broker)
+        transaction.too_late = check_age(half, self._clock() - transaction.began, check_after)
         if transaction.is_refused:
             transaction.outcome = HalfOutcome.ROLLED_BACK
         else:
@@ -222,40 +225,46 @@ class _Asynchronous:
                 message = _message(half, transaction.flag, transaction.body)
                 transaction.outcome = outcome_of(transaction.execute(message), "execute")
             except BaseException as error:  # SystemExit, too: the future is who is to hear of it
-                self._left(transaction)
+                self._left_open(transaction)
                 self._end(transaction, error, None)
                 return
             finally:
                 del self._working[transaction]
         if transaction.outcome is HalfOutcome.UNKNOWN:
-            self._left(transaction)
+            self._left_open(transaction)
             self._end(transaction, None, TransactionResult(HalfOutcome.UNKNOWN, half))
             return
         transaction.deadline = self._clock() + transaction.seconds
         self._ender.gather(transaction)
 
-    def told(self, transaction: _Transaction) -> None:
+    def told(self, transactions: Sequence[_Transaction]) -> None:
         """The broker has answered, or could not be told."""
-        self._left(transaction)
-        if transaction.too_late is not None:
-            self._end(transaction, transaction.too_late, None)
-            return
-        try:
-            result = _result(transaction.half, transaction)
-        except HalfDecided as error:
-            self._end(transaction, error, None)
-        else:
-            self._end(transaction, None, result)
+        with Callbacks():
+            for each in transactions:
+                if each.reply is None:
+                    self._left_open(each)
+                else:
+                    self._own.decided(each.half_id)
+                if each.too_late is not None:
+                    each.end.settle(each.too_late, None)
+                    continue
+                try:
+                    result = _result(each.half, each)
+                except HalfDecided as error:
+                    each.end.settle(error, None)
+                else:
+                    each.end.settle(None, result)
+        self._sends.let_go(len(transactions), sum([each.kept_bytes for each in transactions]))
 
-    def _left(self, transaction: _Transaction) -> None:
-        """Nothing is done for it any more: who answers if its broker asks."""
-        answer = HalfOutcome.ROLLED_BACK if transaction.is_refused else transaction.terms.check
-        self._own.ended(transaction.half_id, answer, is_decided=transaction.reply is not None)
+    def _left_open(self, transaction: _Transaction) -> None:
+        """Nothing is done for it any more, and its broker does not know the outcome."""
+        answer = HalfOutcome.ROLLED_BACK if transaction.is_refused else transaction.check
+        self._own.left_open(transaction.half_id, answer)
 
     def _end(self, transaction: _Transaction, error: BaseException | None, result: TransactionResult | None) -> None:
         with Callbacks():
             transaction.end.settle(error, result)
-        self._sends.let_go(HEADER_BYTES + len(transaction.body))
+        self._sends.let_go(1, transaction.kept_bytes)
 
     def _drop(self, transaction: _Transaction) -> None:
         """The producer was closed."""
@@ -290,6 +299,7 @@ class HalfTransactions:
         self._sends = sends
         self._ender = ender
         self._group = group
+        self._terms: HalfTerms | None = None  # the last ones: a loop gives the same for each message
         self._packer = packer
         self._clock = clock
         self._asynchronous = _Asynchronous(sends, checker, ender, threads, clock)
@@ -316,10 +326,11 @@ class HalfTransactions:
         options: SendOptions,
     ) -> TransactionResult:
         """As Producer.send_in_transaction. seconds: for the half message, and once more for its outcome."""
-        terms = _Terms(check, _check_after(check_after), self._clock())
+        began = self._clock()
+        after = _check_after(check_after)
         call = "send_in_transaction()"
-        payload, flag, body, timing = self._built(call, topic, payload, execute, group, terms, options)
-        outgoing = with_body(topic, payload, flag, body, terms.began + seconds, options)
+        payload, flag, body, timing = self._built(call, topic, payload, execute, check, group, after, options)
+        outgoing = with_body(topic, payload, flag, body, began + seconds, options)
         outgoing.timing = timing
         own = self.checker.own
         number = own.send()
@@ -329,7 +340,9 @@ class HalfTransactions:
         try:
             half = self._sends.send_and_wait(outgoing)
             own.sent(number, half.message_id)
-            too_late = terms.check_age(half, self._clock(), self._sends.half_check_seconds(half.partition.broker))
+            if after is None:
+                after = self._sends.half_check_seconds(half.partition.broker)
+            too_late = check_age(half, self._clock() - began, after)
             if too_late is None:
                 answer = check
                 outcome = outcome_of(execute(_message(half, flag, body)), "execute")
@@ -348,7 +361,10 @@ class HalfTransactions:
                 own.not_sent(number, topic, body)
             else:
                 own.sent(number, half.message_id)  # an interrupt may have come before
-                own.ended(half.message_id, answer, is_decided=telling.reply is not None)
+                if telling.reply is None:
+                    own.left_open(half.message_id, answer)
+                else:
+                    own.decided(half.message_id)
         if too_late is not None:
             raise too_late
         return _result(half, telling)
@@ -365,14 +381,14 @@ class HalfTransactions:
         options: SendOptions,
     ) -> SendFuture[TransactionResult]:
         """As Producer.send_in_transaction_async. The arguments are those of `run`."""
-        terms = _Terms(check, _check_after(check_after), self._clock())
+        began = self._clock()
+        after = _check_after(check_after)
         call = "send_in_transaction_async()"
-        payload, flag, body, timing = self._built(call, topic, payload, execute, group, terms, options)
+        payload, flag, body, timing = self._built(call, topic, payload, execute, check, group, after, options)
         number = self.checker.own.send()
-        transaction = _Transaction(self._asynchronous, execute, terms, topic, flag, body, seconds, number)
+        transaction = _Transaction(self._asynchronous, execute, check, after, began, topic, flag, body, seconds, number)
         try:
-            deadline = terms.began + seconds
-            self._sends.take_over(topic, payload, flag, body, timing, deadline, transaction.sent, options)
+            self._sends.take_over(topic, payload, flag, body, timing, began + seconds, transaction.sent, options)
         except BaseException:
             transaction.has_caller = False  # first: if the half message has gone all the same, it is not worked on
             self.checker.own.not_sent(number, topic, body)
@@ -385,16 +401,20 @@ class HalfTransactions:
         topic: str,
         payload: Buffer,
         execute: Execute,
+        check: Check | None,
         group: str | None,
-        transaction: _Terms,
+        check_after: float | None,
         options: SendOptions,
     ) -> tuple[bytes, int, bytes, Timing]:
         """The payload, and flag, body and timing of the half message; the check answers from now on. call: for errors.
         Raises TypeError, ConfigError, InvalidName, LocalProtocolError."""
         check_call_back("execute", execute)
-        if transaction.check is not None:
-            check_call_back("check", transaction.check)
-        name = self.group(group)
+        if check is not None:
+            check_call_back("check", check)
+        after_ms = None if check_after is None else round(check_after * 1000)
+        terms = self._terms
+        if terms is None or group != terms.group or after_ms != terms.check_after_ms:
+            terms = self._terms = HalfTerms(self.group(group), after_ms, self.checker.producer)
         if options:
             refuse_delay(options, call)
         if isinstance(payload, list | tuple):
@@ -403,10 +423,8 @@ class HalfTransactions:
                 "send_batch()"
             )
         payload = payload_bytes(payload)
-        after_ms = None if transaction.check_after is None else round(transaction.check_after * 1000)
-        terms = HalfTerms(name, after_ms, self.checker.producer)
         flag, body = build_half(payload, options, terms, self._packer)
-        self.checker.use(name, topic, transaction.check)
+        self.checker.use(terms.group, topic, check)
         return payload, flag, body, Timing.HALF if after_ms is None else Timing.CHECKED_HALF
 
     def close(self, seconds: float) -> None:

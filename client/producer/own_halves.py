@@ -60,12 +60,9 @@ class OwnHalves:
         _put_bounded(self._failed, hash((topic, body)), None)
         self._sending.pop(number, None)
 
-    def ended(self, half_id: int, answer: Check | HalfOutcome | None, *, is_decided: bool) -> None:
-        """Its local work has ended, or will never begin. is_decided: its broker knows the outcome. Else it may ask.
-        answer: what then answers; None: the check of its topic."""
-        if is_decided:
-            self.decided(half_id)
-            return
+    def left_open(self, half_id: int, answer: Check | HalfOutcome | None) -> None:
+        """Its local work has ended, or will never begin, and its broker may ask. answer: what then answers; None: the
+        check of its topic."""
         _put_bounded(self._left_open, half_id, answer)
         self._busy.discard(half_id)
 

@@ -13,7 +13,7 @@ import pytest
 
 from metaq.broker import tuning
 from metaq.broker.halves.groups import NEVER, Groups, Half, Poll
-from metaq.client.producer.halves import _Terms
+from metaq.client.producer.halves import check_age
 from metaq.client.producer.own_halves import OwnHalves
 from metaq.client.values import SendResult, TopicPartition
 from metaq.protocol.halves import HalfOutcome
@@ -24,7 +24,6 @@ GRACE, SILENT, STEP = HALF_GRACE_SECONDS, tuning.HALVES_SILENT_SECONDS, tuning.H
 AFTER = 6.0
 HALF = 7
 CHECK = "the check of the topic"  # a stand-in, which pickle can copy
-TERMS = _Terms(None, AFTER, 0.0)
 RESULT = SendResult(HALF, TopicPartition("t", 0, 0), -1)
 
 
@@ -181,7 +180,7 @@ class World:
         self.work = "over"
 
     def on_begin(self):
-        if self.looks_at_age and TERMS.check_age(RESULT, self.now, None) is not None:
+        if self.looks_at_age and check_age(RESULT, self.now, AFTER) is not None:
             self.says(ROLL_BACK)
         else:
             self.work = "working"
@@ -193,7 +192,7 @@ class World:
     def says(self, outcome):
         self.work = "over"
         self.outcomes += (outcome,)
-        self.own.ended(HALF, None, is_decided=False)
+        self.own.left_open(HALF, None)
 
     def on_outcome(self, outcome):
         self.outcomes = tuple(each for each in self.outcomes if each != outcome)

@@ -75,8 +75,9 @@ class Told(Telling):
         super().__init__()
         self.times = 0
 
-    def told(self):
-        self.times += 1
+    def told(self, together):
+        for each in together:
+            each.times += 1
 
 
 def telling(half_id, seconds=SECONDS, place=PLACE, kind=Told):
