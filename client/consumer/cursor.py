@@ -119,7 +119,7 @@ class PartitionCursor:
         self._proved = False  # the broker has the message in front of the position, as far as it could say
         self._doubt: Reached | None = None  # a position in front of which it has another message
         self.consumed = consumed
-        self.committed = stored
+        self.committed = self.claimed_at = stored
         self._found: Reached | None = None  # where `locate` has it begin
         self._begins_at_0 = not recorded and begin == 0
         self.asking = False

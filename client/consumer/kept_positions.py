@@ -130,13 +130,15 @@ class KeptPositions:
         in_any_case: bool,
     ) -> dict[TopicPartition, Reached | None]:
         """What is committed of the partitions that have less than their place here. Of what was lost with an earlier
-        session than the last, others may know more: there any offset is better."""
+        session than the last, others may know more: there any offset is better. Where a partition was claimed here, its
+        former owner wrote again, who does not know of the claim."""
         last = self._membership.last_session_id
         changed = self._changed(list(names.values()), in_any_case) if names else []
         return {
             each: found
             for each, found, is_newer in zip(places, stored, changed, strict=True)
-            if not is_newer and (found is None or (found[0] < places[each][0] and known[each].fence == last))
+            if not (is_newer and found != known[each].claimed_at)
+            and (found is None or (found[0] < places[each][0] and known[each].fence == last))
         }
 
     def _changed(self, names: Sequence[tuple[str, str]], in_any_case: bool) -> list[bool]:

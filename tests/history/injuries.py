@@ -42,6 +42,7 @@ class Injuries:
         self._notes = notes
         self._busy: set[object] = set()
         self._alone = False  # ZooKeeper is set back: who is away then cannot say where he was
+        self._left: dict[str, int | None] = {}  # nodes that killed members left, and the sessions of these, if known
         self._kinds: Mapping[str, tuple[Callable[[], Sequence[Any]], Callable[[Fault, Any], Steps]]] = {
             "broker-kill": (self._serving, self._kill_broker),
             "brokers-in-order": (lambda: [cluster], self._restart_brokers),
@@ -134,9 +135,23 @@ class Injuries:
     def _kill_member(self, fault: Fault, member: Member) -> Steps:
         assert member.child is not None
         self._cluster.kill(member.child)
+        self._note_left(member)
         yield fault.seconds
         self._cluster.start_member(member)
         return True
+
+    def _note_left(self, member: Member) -> None:
+        path = self._cluster.watcher.paths.consumer(member.group, f"{member.group}_{member.consumer_id}")
+        self._left[path] = self._cluster.watcher.owner_of(path)
+
+    def _owns_left(self) -> bool:
+        """Whether a member that was killed counts in its group: its session has not ended yet."""
+        for path, session in list(self._left.items()):
+            owner = self._cluster.watcher.owner_of(path)
+            if owner is not None and session in (None, owner):
+                return True
+            del self._left[path]
+        return False
 
     def _freeze_member(self, fault: Fault, member: Member) -> Steps:
         assert member.child is not None
@@ -155,6 +170,7 @@ class Injuries:
         self._cluster.terminate(member.child)
         yield from _until(lambda: not member.running)
         self._cluster.kill(member.child)  # ZooKeeper is away, or its handler does not return
+        self._note_left(member)
         yield fault.seconds
         self._cluster.start_member(member)
         return True
@@ -222,6 +238,8 @@ class Injuries:
         if self._busy != {ensemble} or any(burst.running for burst in cluster.bursts):
             return False
         if not all(member.running for member in cluster.members) or not all(each.serves for each in cluster.brokers):
+            return False
+        if self._owns_left():
             return False
         partitions = PARTITIONS * len(TOPICS) * len(cluster.brokers)
         for group, modes in cluster.shape.groups.items():

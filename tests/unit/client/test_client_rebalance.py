@@ -1177,6 +1177,19 @@ def test_behind_a_zookeeper_that_was_set_back_a_place_counts_against_what_a_form
     assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (77, Offset(5, 77))
 
 
+def test_behind_an_older_copy_that_refused_nobody_a_place_counts_against_where_the_former_owner_gave_the_partition_up():
+    """It had given it up just before, and has written that again before this member came."""
+    world = World("0-0")
+    world.store.offsets["t", "0-0"] = handed_over = Offset(1, 20)
+    world.start()
+    world.consume("0-0", 77)
+    world.committer.commit(world.core.owned.values())
+    world.store.offsets["t", "0-0"] = handed_over
+    world.store.written_later.add(("t", "0-0"))
+    lose_session(world, set_back=False)
+    assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (77, Offset(5, 77))
+
+
 @pytest.mark.parametrize(("copy", "written"), [({("t", "0-0"): Offset(1, 20)}, 20), ({}, 77)])
 def test_what_was_lost_with_an_earlier_session_than_the_last_is_written_where_nothing_is(copy, written):
     """Another member may have owned it since, and write more than the copy has."""
