@@ -140,10 +140,18 @@ class Shares:
         self.add(address, amount)
         return True
 
+    def why_not(self, address: str, amount: int = 1) -> str | None:
+        """Why it may not have so much more, which counts as a refusal; None: it may. Counts nothing else."""
+        if amount <= self.room(address):
+            return None
+        self.refused += 1
+        return self.refusal(address)
+
     def check(self, address: str, amount: int = 1) -> None:
         """Count so much for it. Raises AccountSpent."""
-        if not self.take(address, amount):
-            raise AccountSpent(self.refusal(address))
+        if (why := self.why_not(address, amount)) is not None:
+            raise AccountSpent(why)
+        self.add(address, amount)
 
     def refusal(self, address: str) -> str:
         """Why it gets no more."""

@@ -256,9 +256,8 @@ class Partitions:
         address = NOBODY
         if self._account is not None and topic not in self._stored and topic not in self._config.topics:
             address = self._account.asker
-            if self._account.made_topics.room(address) < 1:
-                self._account.made_topics.refused += 1
-                raise AccountSpent(self._account.made_topics.refusal(address))
+            if (why := self._account.made_topics.why_not(address)) is not None:
+                raise AccountSpent(why)
         log = self._store.get_or_create(topic, partition)
         self._learn(log, address)
         return log

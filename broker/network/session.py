@@ -395,9 +395,8 @@ class Session(Protocol):
             self._write(self._gate.give_up(pull))
         elif len(self._parked) >= MAX_PARKED_PULLS:
             self._write(self._gate.too_many_pulls(pull, "too many pulls wait on this connection"))
-        elif self._account.waiting.room(self.address) < pull.held_bytes:
-            self._account.waiting.refused += 1
-            self._write(self._gate.too_many_pulls(pull, self._account.waiting.refusal(self.address)))
+        elif (why := self._account.waiting.why_not(self.address, pull.held_bytes)) is not None:
+            self._write(self._gate.too_many_pulls(pull, why))
         else:
             self._waits(pull)
             if answer is Step.AGAIN:

@@ -233,11 +233,8 @@ class SharedGroups:
         topic = self._agree(request)
         queue = self._queues.get(key)
         if queue is None:
-            if self._places.room(address) < 1:
-                self._places.refused += 1
-                raise SharedRefused(
-                    f"{self._places.refusal(address)}: remove groups that nobody uses with `metaq shared delete`"
-                )
+            if (why := self._places.why_not(address)) is not None:
+                raise SharedRefused(f"{why}: remove groups that nobody uses with `metaq shared delete`")
             low = 0 if log is None else log.first_offset if request.start == "earliest" else log.visible_end
             state = SharedState(low, self._limits, self._groups.setdefault(request.group, _SharedGroup()).crew)
             queue = self._add(key, state, topic, address)

@@ -192,9 +192,8 @@ class Registry:
             return
         self._timed_out.pop(key, None)
         address = address_of(connection)
-        if self._account.transactions.room(address) < 1:
-            self._account.transactions.refused += 1
-            raise refusal(key, self._account.transactions.refusal(address))
+        if (why := self._account.transactions.why_not(address)) is not None:
+            raise refusal(key, why)
         if timeout_seconds > 0 and self._timeouts >= self._config.max_timeouts:
             raise refusal(
                 key, f"{self._timeouts} transactions with a timeout are open already: see maxTxTimeoutTimerCapacity"
