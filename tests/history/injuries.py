@@ -42,7 +42,7 @@ class Injuries:
         self._notes = notes
         self._busy: set[object] = set()
         self._alone = False  # ZooKeeper is set back: who is away then cannot say where he was
-        self._left: dict[str, int | None] = {}  # nodes that killed members left, and the sessions of these, if known
+        self._left: dict[str, int] = {}  # nodes that killed members left, and the sessions of these
         self._kinds: Mapping[str, tuple[Callable[[], Sequence[Any]], Callable[[Fault, Any], Steps]]] = {
             "broker-kill": (self._serving, self._kill_broker),
             "brokers-in-order": (lambda: [cluster], self._restart_brokers),
@@ -135,20 +135,23 @@ class Injuries:
     def _kill_member(self, fault: Fault, member: Member) -> Steps:
         assert member.child is not None
         self._cluster.kill(member.child)
-        self._note_left(member)
         yield fault.seconds
+        yield from _until(lambda: self._notes_left(member))
         self._cluster.start_member(member)
         return True
 
-    def _note_left(self, member: Member) -> None:
+    def _notes_left(self, member: Member) -> bool:
+        """What it left in its group when it was killed; whether ZooKeeper said so."""
         path = self._cluster.watcher.paths.consumer(member.group, f"{member.group}_{member.consumer_id}")
-        self._left[path] = self._cluster.watcher.owner_of(path)
+        session = self._cluster.watcher.owner_of(path)
+        if session:
+            self._left[path] = session
+        return session is not None
 
     def _owns_left(self) -> bool:
-        """Whether a member that was killed counts in its group: its session has not ended yet."""
+        """Whether a member that was killed still counts in its group, or ZooKeeper does not say."""
         for path, session in list(self._left.items()):
-            owner = self._cluster.watcher.owner_of(path)
-            if owner is not None and session in (None, owner):
+            if self._cluster.watcher.owner_of(path) in (None, session):
                 return True
             del self._left[path]
         return False
@@ -170,8 +173,8 @@ class Injuries:
         self._cluster.terminate(member.child)
         yield from _until(lambda: not member.running)
         self._cluster.kill(member.child)  # ZooKeeper is away, or its handler does not return
-        self._note_left(member)
         yield fault.seconds
+        yield from _until(lambda: self._notes_left(member))
         self._cluster.start_member(member)
         return True
 
@@ -186,7 +189,7 @@ class Injuries:
         session = self._cluster.watcher.owner_of(path)
         servers = [(server.host, server.port) for server in self._cluster.ensemble.servers]
         try:
-            ended = session is not None and end_session(servers, session)
+            ended = end_session(servers, session) if session else False
         except OSError as error:  # the session may be over all the same, and its member without it from now on
             self._notes.write("failed", path, session, str(error))
             return True

@@ -57,12 +57,12 @@ class CommitWatcher:
             raise RuntimeError(f"ZooKeeper did not answer the last look at the offsets for {_LAST_LOOK_SECONDS:.0f} s")
 
     def owner_of(self, path: str) -> int | None:
-        """The session of an ephemeral node; None if there is none, or ZooKeeper does not answer."""
+        """The session of an ephemeral node, 0 if there is no node; None if ZooKeeper does not answer."""
         try:
             stat = self.zk.exists_async(path).get(timeout=1.0)
         except (KazooException, KazooTimeoutError):
             return None
-        return stat.ephemeralOwner if stat else None
+        return stat.ephemeralOwner if stat else 0
 
     def set_back(self) -> None:
         """ZooKeeper, which is down, comes back with less than it had: what is committed then is something else, and a
