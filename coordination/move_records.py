@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.topic_partition import TopicPartition
 
 from .records import MAX_PARTITIONS, damaged, payload_text
 
-__all__ = ["Move", "MoveState", "format_move", "parse_move"]
+__all__ = ["Move", "MoveState", "format_move", "moved_places", "parse_move", "place_now", "places_of"]
 
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
 _PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
@@ -75,6 +77,29 @@ class Move:
         where = f"broker {self.target}" if self.target_first < 0 else f"{self.target}-{self.target_first}"
         last = f" … {self.source}-{self.first + self.count - 1}" if self.count > 1 else ""
         return f"{self.topic} {self.name}{last} to {where}"
+
+
+def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
+    """The target's partitions by the source's; those of a target that has not chosen any have no meaning."""
+    return {
+        TopicPartition(move.topic, move.source, number): TopicPartition(move.topic, move.target, move.of_target(number))
+        for number in range(move.first, move.first + move.count)
+    }
+
+
+def moved_places(moves: Iterable[Move]) -> dict[TopicPartition, TopicPartition]:
+    """Where each partition went by the moves that are done: the target's by the source's."""
+    done = [places_of(move) for move in moves if move.state is MoveState.DONE]
+    return {source: target for places in done for source, target in places.items()}
+
+
+def place_now(partition: TopicPartition, moved: Mapping[TopicPartition, TopicPartition]) -> TopicPartition:
+    """The partition that has its messages now, behind every move of `moved_places`."""
+    now, passed = partition, {partition}
+    while (after := moved.get(now)) is not None and after not in passed:
+        passed.add(after)
+        now = after
+    return now
 
 
 def format_move(move: Move) -> bytes:

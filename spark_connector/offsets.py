@@ -6,13 +6,13 @@ micro-batch are shared among the partitions in proportion to what waits in each,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from metaq.client.connection import Endpoint
 from metaq.client.values import TopicPartition
-from metaq.coordination.move_records import Move, MoveState
+from metaq.coordination.move_records import Move, moved_places, place_now
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
 from metaq.protocol.limits import INT64_MAX
 
@@ -104,14 +104,17 @@ class DataLoss(OffsetOutOfRange):
 # --- batch queries ----------------------------------------------------------------------------------------------------
 
 
-def plan_ranges(options: ReadOptions, states: Sequence[PartitionState]) -> list[OffsetRange]:
-    """The range of each partition in `states`, empty ones left out, sorted by partition.
+def plan_ranges(
+    options: ReadOptions, states: Sequence[PartitionState], away: Collection[TopicPartition] = ()
+) -> list[OffsetRange]:
+    """The range of each partition in `states`, empty ones left out, sorted by partition. away: as check_partitions.
 
     Raises ConfigError if offsets given as JSON do not name exactly these partitions; OffsetOutOfRange if an explicit or
     committed offset lies outside the readable bytes and failOnDataLoss is true (else it is moved to the nearest bound).
     """
-    check_partitions(options.starting_option, options.starting, [state.id for state in states])
-    check_partitions(options.ending_option, options.ending, [state.id for state in states])
+    ids = [state.id for state in states]
+    check_partitions(options.starting_option, options.starting, ids, away)
+    check_partitions(options.ending_option, options.ending, ids, away)
     ranges = [
         OffsetRange(state.id, state.endpoint, start=position(options, state), end=position(options, state, ending=True))
         for state in sorted(states, key=lambda state: state.id)
@@ -179,8 +182,11 @@ class OffsetLost(OffsetOutOfRange):
         )
 
 
-def check_partitions(option: str, bounds: RangeEnds, ids: Sequence[TopicPartition]) -> None:
-    """Raise ConfigError unless offsets or times per partition name each of `ids` once."""
+def check_partitions(
+    option: str, bounds: RangeEnds, ids: Sequence[TopicPartition], away: Collection[TopicPartition] = ()
+) -> None:
+    """Raise ConfigError unless offsets or times per partition name each of `ids` once. away: partitions without a live
+    broker, which they may name or not."""
     if isinstance(bounds, Explicit):
         named = bounds.offsets
     elif isinstance(bounds, Times):
@@ -189,8 +195,9 @@ def check_partitions(option: str, bounds: RangeEnds, ids: Sequence[TopicPartitio
         return
     given = {f"{topic} {name}" for topic, names in named.items() for name in names}
     there = {f"{each.topic} {each}" for each in ids}
-    if given != there:
-        missing, unknown = sorted(there - given), sorted(given - there)
+    missing = sorted(there - given)
+    unknown = sorted(given - there - {f"{each.topic} {each}" for each in away})
+    if missing or unknown:
         said = [f"{len(missing)} missing ({', '.join(missing[:5])})"] if missing else []
         said += [f"{len(unknown)} unknown ({', '.join(unknown[:5])})"] if unknown else []
         shown = {topic: dict(names) for topic, names in named.items()}
@@ -251,18 +258,10 @@ def started_of(offsets: StreamOffsets) -> int | None:
 
 def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> dict[TopicPartition, int]:
     """The same position where partitions have moved to other brokers, with their offsets, since it was written down."""
-    there = {
-        TopicPartition(move.topic, move.source, number): TopicPartition(move.topic, move.target, move.of_target(number))
-        for move in moves
-        if move.state is MoveState.DONE
-        for number in range(move.first, move.first + move.count)
-    }
+    moved = moved_places(moves)
     found: dict[TopicPartition, int] = {}
     for each, offset in offsets.items():
-        now, passed = each, {each}
-        while (after := there.get(now)) is not None and after not in passed:
-            passed.add(after)
-            now = after
+        now = place_now(each, moved)
         if now == each or now not in offsets:
             found[now] = offset
     return found

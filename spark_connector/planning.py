@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -13,10 +13,12 @@ from typing import TypeVar
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection
 from metaq.client.questions.cluster import Cluster
+from metaq.client.questions.left_out import LeftOut, without
 from metaq.client.questions.partitions import offset_after, offset_at_time, partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.client.wall_clock import now_ms
 from metaq.coordination.backoff import Backoff
+from metaq.coordination.move_records import MoveState
 from metaq.protocol.errors import BrokerUnavailable, NoPartition, NotLeader, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
 
@@ -27,14 +29,18 @@ from .pushdown import Pushed
 __all__ = [
     "FAILOVER_SECONDS",
     "PLANNING_SECONDS",
+    "check_complete",
     "check_published",
     "for_tasks",
+    "left_out",
     "look",
     "open_cluster",
     "plan_query",
+    "select",
     "selected",
     "split",
     "through_failover",
+    "warn_left_out",
 ]
 
 log = logging.getLogger(__name__)
@@ -65,24 +71,28 @@ def open_cluster(options: ReadOptions) -> Cluster:
 def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
     """The ranges of a batch query, cut as the options say; their ends are those of this moment.
 
-    Raises CoordinationUnavailable, NoPartition for a topic or partition that no live broker has, BrokerUnavailable,
-    RequestRefused where a Java broker cannot look up a time or a count, and what plan_ranges raises.
+    Raises CoordinationUnavailable, NoPartition for a topic or partition that no live broker has, BrokerUnavailable
+    (also for partitions that a znode names while their broker is away), RequestRefused where a Java broker cannot look
+    up a time or a count, and what plan_ranges raises.
     """
     with open_cluster(options) as cluster:
 
-        def planned() -> list[OffsetRange]:
-            states = look(cluster, options, selected(cluster, options))
-            ranges = [_push(cluster, found, pushed) for found in plan_ranges(options, states) if pushed.wants(found.id)]
-            ranges = [] if pushed.nothing else [found for found in ranges if found.start < found.end]
+        def plan() -> list[OffsetRange]:
+            found, away = select(cluster, options)
+            check_complete(cluster, options, away)
+            planned = plan_ranges(options, look(cluster, options, found), [each.partition for each in away])
+            ranges = [_push(cluster, each, pushed) for each in planned if pushed.wants(each.id)]
+            ranges = [] if pushed.nothing else [each for each in ranges if each.start < each.end]
             return split(cluster, options, ranges)
 
-        return for_tasks(cluster, options, through_failover(cluster, planned))
+        return for_tasks(cluster, options, through_failover(cluster, plan))
 
 
 def through_failover(cluster: Cluster, work: Callable[[], _T], patience_seconds: float | None = None) -> _T:
     """What `work` returns, tried again while brokers go and come. Raises as `work`.
 
-    patience_seconds: for how long; None: PLANNING_SECONDS where a broker set may change its leader, else not at all.
+    patience_seconds: for how long; None: PLANNING_SECONDS where a broker set may change its leader, or partitions are
+    just handed over to another broker, else not at all.
     """
     backoff = Backoff(0.1, 0.5)
     give_up: float | None = None
@@ -94,7 +104,7 @@ def through_failover(cluster: Cluster, work: Callable[[], _T], patience_seconds:
             if give_up is None:
                 patience = patience_seconds
                 if patience is None:
-                    patience = PLANNING_SECONDS if cluster.view.set_ids() else 0.0
+                    patience = PLANNING_SECONDS if _may_change(cluster) else 0.0
                 give_up = now + patience
             if now + pause > give_up:
                 raise
@@ -102,11 +112,75 @@ def through_failover(cluster: Cluster, work: Callable[[], _T], patience_seconds:
             time.sleep(pause)
 
 
+def _may_change(cluster: Cluster) -> bool:
+    return bool(cluster.view.set_ids()) or any(each.state is MoveState.HANDING_OVER for each in cluster.moves())
+
+
 def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
     """The same, for tasks that find the leaders of broker sets by themselves, and agree on what has expired."""
     nodes = cluster.set_nodes() if ranges else {}
     planned_ms = 0 if options.include_expired else now_ms()
     return [replace(each, nodes=nodes.get(each.id.broker, ()), planned_ms=planned_ms) for each in ranges]
+
+
+def select(cluster: Cluster, options: ReadOptions) -> tuple[list[TopicPartition], list[LeftOut]]:
+    """As `selected`, and the partitions beside them that no live broker offers, as far as znodes name them.
+
+    Raises BrokerUnavailable, which names them, where nothing else is there of a topic, or `assign` names one of them.
+    """
+    registered = cluster.view.brokers().keys()
+    try:
+        found = selected(cluster, options)
+    except NoPartition as error:
+        topics = options.topics or sorted({each.topic for each in options.assigned})
+        there = [each for topic in topics for each in cluster.readable(topic)]
+        away = [each for each in left_out(cluster, options, registered, there) if each.exists]
+        if away:
+            raise BrokerUnavailable(f"not readable now: {without(away)}") from error
+        raise
+    away = left_out(cluster, options, registered, found)
+    if not all(each.exists for each in away):  # a move may have ended, or a broker's start, between the questions
+        found = selected(cluster, options)
+        away = left_out(cluster, options, registered, found)
+    return found, away
+
+
+def left_out(
+    cluster: Cluster, options: ReadOptions, registered: Collection[int], offered: Collection[TopicPartition]
+) -> list[LeftOut]:
+    """Partitions that the options select and a znode names, and that are not among those `offered`. registered: ids of
+    the brokers that were live before these were read."""
+    if options.assigned:
+        topics = {each.topic for each in options.assigned}
+        found = cluster.left_out(topics.__contains__, registered, offered)
+        return [each for each in found if each.partition in options.assigned]
+    if options.pattern is not None:
+        matches = re.compile(options.pattern).fullmatch
+        return cluster.left_out(lambda topic: matches(topic) is not None, registered, offered)
+    return cluster.left_out(options.topics.__contains__, registered, offered)
+
+
+def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOut]) -> None:
+    """Raise BrokerUnavailable if `away`, of `select`, would be left out and that is data loss; warn of what may be."""
+    missed = [each for each in away if each.exists]
+    if missed and options.fail_on_data_loss:
+        said = "start the broker, or set failOnDataLoss=false to read the others without them"
+        raise BrokerUnavailable(f"these partitions cannot be read: {without(missed)}: {said}")
+    warn_left_out(away, "failOnDataLoss=false")
+    absent = cluster.view.absent_brokers(cluster.view.brokers())
+    unknown = [each for each in absent if each not in {found.partition.broker for found in away}]
+    if unknown and not options.assigned:
+        log.warning(
+            "not registered in ZooKeeper: broker %s; partitions that it may have are left out: no znode names any",
+            ", ".join(map(str, unknown)),
+        )
+
+
+def warn_left_out(away: Sequence[LeftOut], how: str) -> None:
+    """Say which of them a query reads without. how: in which way those are left out that surely exist."""
+    for exists, said in ((True, how), (False, "it is starting, or they were deleted there")):
+        if found := [each for each in away if each.exists is exists]:
+            log.warning("left out: %s (%s)", without(found), said)
 
 
 def selected(cluster: Cluster, options: ReadOptions) -> list[TopicPartition]:

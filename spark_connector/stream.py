@@ -49,7 +49,19 @@ from .offsets import (
     to_json,
 )
 from .options import BatchLimits, Explicit, ReadOptions
-from .planning import FAILOVER_SECONDS, for_tasks, look, open_cluster, selected, split, through_failover
+from .planning import (
+    FAILOVER_SECONDS,
+    check_complete,
+    for_tasks,
+    left_out,
+    look,
+    open_cluster,
+    select,
+    selected,
+    split,
+    through_failover,
+    warn_left_out,
+)
 from .reader import read_partition
 
 __all__ = ["MetaqStreamReader"]
@@ -71,6 +83,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._clock = clock
         self._cluster: Cluster | None = None
         self._target: Offsets | None = None
+        self._told_away = False
         self._known_ends: Offsets = {}
         self._committed: Offsets = {}
         self._last_batch = float("-inf")  # the first micro-batch waits for no minimum, as with Kafka
@@ -80,9 +93,14 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # the names are Spark's
         """Where a query without a checkpoint begins. Raises as plan_ranges, NoPartition."""
         cluster = self._open()
-        states = through_failover(cluster, lambda: look(cluster, self.options, selected(cluster, self.options)))
-        check_partitions(self.options.starting_option, self.options.starting, [state.id for state in states])
-        return to_json({state.id: position(self.options, state) for state in states}, now_ms())
+
+        def begin() -> dict[TopicPartition, int]:
+            found, away = select(cluster, self.options)
+            named = [each.partition for each in away]  # they join when their broker is back
+            check_partitions(self.options.starting_option, self.options.starting, found, named)
+            return {state.id: position(self.options, state) for state in look(cluster, self.options, found)}
+
+        return to_json(through_failover(cluster, begin), now_ms())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """One of Spark's kinds of limit, to be told apart from ReadAllAvailable; latestOffset applies all options."""
@@ -93,9 +111,18 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(limits.max_messages or INT64_MAX) if limited else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read what is there now and then end. Raises NoPartition, BrokerUnavailable."""
-        held = through_failover(self._open(), lambda: self._look({}))
+        """Read what is there now and then end. Raises NoPartition, BrokerUnavailable, as a batch query does also for
+        partitions that a znode names while their broker is away: the next run may be long in coming."""
+        cluster = self._open()
+        held = through_failover(cluster, lambda: self._all_of(cluster))
         self._target = {each: state.end for each, state in held.items()}
+
+    def _all_of(self, cluster: Cluster) -> dict[TopicPartition, PartitionState]:
+        registered = cluster.view.brokers().keys()
+        self._told_away = True
+        held = self._look({})
+        check_complete(cluster, self.options, left_out(cluster, self.options, registered, held))
+        return held
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next micro-batch ends. Partitions that `start` does not know join at its end (`_joining`), and
@@ -236,12 +263,17 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _selected(self, cluster: Cluster, offsets: Offsets) -> list[TopicPartition]:
         """As `selected`; nothing new where all of a topic is on its way to another broker, for some seconds."""
         try:
-            return selected(cluster, self.options)
+            found = selected(cluster, self.options)
         except NoPartition:
             topics = {each.topic for each in offsets}
             if not any(move.topic in topics and move.state is MoveState.HANDING_OVER for move in self._moves()):
                 raise
             return []
+        if not self._told_away:
+            away = left_out(cluster, self.options, cluster.view.brokers(), {*found, *offsets})
+            warn_left_out(away, "until its broker is back")
+            self._told_away = True
+        return found
 
     def _moves(self) -> list[Move]:
         return self._open().moves()

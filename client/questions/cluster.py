@@ -5,7 +5,7 @@ For tools and for Spark's driver. One ZooKeeper session and one connection per b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -31,6 +31,7 @@ from ..values import TopicPartition
 from .asking import following
 from .brokers import Source, Survey, endpoint_at
 from .finding import MessageFinder
+from .left_out import LeftOut, left_out
 from .steady import SteadyView
 
 __all__ = ["Cluster"]
@@ -169,6 +170,13 @@ class Cluster:
         """Partitions of `topic` that live brokers, masters or slaves, give to readers; ordered numerically."""
         found = self.view.topic_partitions(topic, publish=False)
         return [TopicPartition(topic, broker, number) for broker, number in found]
+
+    def left_out(
+        self, wanted: Callable[[str], bool], registered: Collection[int], offered: Collection[TopicPartition]
+    ) -> list[LeftOut]:
+        """Partitions of the wanted topics that a znode names and that are not among those `offered`. registered: ids of
+        the brokers that were live before these were read."""
+        return left_out(self.view, self.moves(), registered, wanted, offered)
 
     def moves(self) -> list[Move]:
         """Moves of partitions between brokers: those under way, and what became of former ones."""

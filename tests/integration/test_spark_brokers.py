@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -15,10 +15,14 @@ from metaq import Producer
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
 from metaq.client.values import TopicPartition
+from metaq.protocol.errors import BrokerUnavailable
+from metaq.spark_connector.options import ReadOptions
+from metaq.spark_connector.planning import plan_query
+from metaq.spark_connector.pushdown import Pushed
 from tests.broker_process import RunningBroker, server_ini
 from tests.waiting import eventually
 
-from .client_cluster import SESSION_SECONDS, Brokers
+from .client_cluster import SESSION_SECONDS, SHORT_SESSION_SECONDS, Brokers, running_brokers
 from .replication_helpers import broker, same_files, slave
 
 SECONDS = 240
@@ -134,3 +138,56 @@ def test_retention_that_overtakes_a_query_is_named_exactly(spark: SparkSession, 
         assert stream.rows() == sent[:20]
         assert stream.start(once=True, failOnDataLoss="false").awaitTermination(SECONDS)
         assert stream.rows() == sent[:20] + sent[first // size :]
+
+
+LEFT_OUT = r"t 1-0, t 1-1 \(broker 1 is not registered in ZooKeeper: start it; known from offsets of group g\)"
+
+
+def test_partitions_of_a_broker_that_is_gone_are_named(
+    spark: SparkSession, chroot: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    def rows(**options: str) -> int:
+        return spark.read.format("metaq").options(zookeeper=chroot, **options).load().count()
+
+    def planned(**options: str) -> set[str]:
+        caplog.clear()
+        ranges = plan_query(ReadOptions.parse({"zookeeper": chroot} | options), Pushed())
+        return {str(each.id) for each in ranges}
+
+    stream = Stream(spark, chroot, tmp_path)
+    with running_brokers(chroot, tmp_path, {"t": 2}, 2, session_seconds=SHORT_SESSION_SECONDS) as brokers:
+        with Producer(chroot) as producer, Cluster(chroot) as cluster:
+            partitions = producer.partitions("t")
+            for number in range(40):
+                producer.send("t", b"%02d" % number, partition=partitions[number % 4])
+            brokers.running[1].kill()
+            eventually(lambda: 1 not in cluster.view.brokers(), what="the end of its session")
+            assert planned(subscribe="t") == {"0-0", "0-1"}  # nothing tells whether it had partitions of the topic
+            assert "broker 1; partitions that it may have are left out" in caplog.text
+            cluster.commit("g", dict.fromkeys(partitions, 0))
+        for options in (
+            {"subscribe": "t"},
+            {"subscribe": "t", "startingOffsets": "committed", "group": "g"},
+            {"subscribe": "t", "startingTimestamp": "0"},
+            {"subscribe": "t", "startingOffsets": '{"t": {"0-0": 0, "0-1": 0, "1-0": 0, "1-1": 0}}'},
+            {"subscribe": "t", "endingOffsets": '{"t": {"0-0": -1, "0-1": -1}}'},
+            {"subscribePattern": "t.*"},
+        ):
+            with pytest.raises(BrokerUnavailable, match=f"{LEFT_OUT}: .*set failOnDataLoss=false to read the others"):
+                planned(**options)
+            assert planned(failOnDataLoss="false", **options) == {"0-0", "0-1"}
+            assert re.search(f"{LEFT_OUT} .failOnDataLoss=false", caplog.text), options
+        with pytest.raises(BrokerUnavailable, match=r"now: t 1-0 \(broker 1 is not registered in ZooKeeper: start it;"):
+            planned(assign='{"t": ["0-0", "1-0"]}')
+        assert planned(assign='{"t": ["0-0"]}') == {"0-0"}
+        with pytest.raises(AnalysisException, match=LEFT_OUT):
+            rows(subscribe="t")
+        assert rows(subscribe="t", failOnDataLoss="false") == 20
+        with pytest.raises(StreamingQueryException, match=LEFT_OUT):
+            stream.start(once=True).awaitTermination(SECONDS)
+        assert stream.start(once=True, failOnDataLoss="false").awaitTermination(SECONDS)
+        assert len(stream.rows()) == 20
+        brokers.start(1)
+        assert rows(subscribe="t") == 40
+        assert stream.start(once=True).awaitTermination(SECONDS)
+        assert stream.rows() == [f"{number:02d}" for number in range(40)]

@@ -29,6 +29,7 @@ TOPICS = [
     "group:2",
     "explicit:2",
     "later:1",
+    "kept:1",
     "out:2",
     "a:1",
     "b:1",
@@ -247,6 +248,27 @@ def test_the_end_is_fixed_when_the_query_is_planned(spark, cluster, producer):
     send_numbered(producer, "later", 10, first=10)
     assert planned.count() == 10
     assert read(spark, cluster, "later").count() == 20
+
+
+def test_a_frame_and_its_views_keep_their_plan_until_they_are_loaded_again(spark, cluster, producer):
+    """docs/spark.md says so, and what to do: Spark's Kafka source plans again at each action."""
+
+    def count(view):
+        return spark.table(view).count()
+
+    given = f"USING metaq OPTIONS (zookeeper '{cluster.zookeeper}', subscribe 'kept')"
+    send_numbered(producer, "kept", 10)
+    frame = read(spark, cluster, "kept")
+    frame.createOrReplaceTempView("kept_frame")
+    spark.sql(f"CREATE TEMP VIEW kept {given}")
+    assert [frame.count(), count("kept_frame"), count("kept")] == [10] * 3
+    send_numbered(producer, "kept", 10, first=10)
+    spark.sql("REFRESH TABLE kept")
+    assert [frame.count(), len(values(frame)), count("kept_frame"), count("kept")] == [10] * 4
+    spark.sql(f"CREATE OR REPLACE TEMP VIEW kept {given}")
+    frame = read(spark, cluster, "kept")
+    frame.createOrReplaceTempView("kept_frame")
+    assert [frame.count(), count("kept_frame"), count("kept")] == [20] * 3
 
 
 def test_a_frame_is_written_and_read_back(spark, cluster):

@@ -81,6 +81,14 @@ def test_explicit_offsets_must_name_every_partition(given_offsets, said):
     assert refused.value.option == "startingOffsets"
 
 
+@pytest.mark.parametrize("names", [{"0-0": 5}, {"0-0": 5, "1-0": 7}])
+def test_explicit_offsets_may_name_a_partition_whose_broker_is_away(names):
+    query = options(starting=Explicit({"trades": names}), fail_on_data_loss=False)
+    assert spans(plan_ranges(query, [state()], [TopicPartition("trades", 1, 0)])) == [("0-0", 5, 1000)]
+    with pytest.raises(ConfigError, match=r"1 unknown \(trades 1-7\)"):
+        plan_ranges(options(starting=Explicit({"trades": {"0-0": 5, "1-7": 7}})), [state()], [])
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(0, 99), st.integers(0, 99), st.integers(-5, 200)),

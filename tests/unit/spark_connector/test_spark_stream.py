@@ -198,7 +198,7 @@ def test_a_new_partition_of_a_java_broker_is_read_from_its_begin(monkeypatch, ca
 def test_a_query_notes_when_it_began(monkeypatch):
     made = reader({ZERO: (0, 50)}, monkeypatch, startingOffsets="latest")
     monkeypatch.setattr("metaq.spark_connector.stream.through_failover", lambda cluster, work: work())
-    monkeypatch.setattr("metaq.spark_connector.stream.selected", lambda *_: [ZERO])
+    monkeypatch.setattr("metaq.spark_connector.stream.select", lambda *_: ([ZERO], []))
     monkeypatch.setattr("metaq.spark_connector.stream.look", lambda *_: [PartitionState(ZERO, WHERE, 0, 50)])
     monkeypatch.setattr("metaq.spark_connector.stream.now_ms", lambda: STARTED_MS)
     position = made.initialOffset()

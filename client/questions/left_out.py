@@ -1,0 +1,93 @@
+"""Partitions that a znode names and that no live broker offers: who reads a whole topic would leave them out.
+
+A topic's own nodes are those of live brokers. While a broker is away, only what groups have written and the moves of
+partitions show what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from metaq.coordination.brokers import ClusterView
+from metaq.coordination.move_records import Move, MoveState, moved_places, place_now, places_of
+from metaq.protocol.errors import InvalidName
+
+from ..values import TopicPartition
+
+__all__ = ["LeftOut", "left_out", "without"]
+
+_NAMED = 20
+"""Partitions of one broker, and groups, that a message names; it counts the others."""
+
+
+class LeftOut(NamedTuple):
+    """A partition that a znode names and that no live broker offers.
+
+    known_from: which znode that is. why: it is not offered, in words. exists: False if its broker is registered and
+    does not offer it, so that only an old offset may name it.
+    """
+
+    partition: TopicPartition
+    known_from: str
+    why: str
+    exists: bool = True
+
+
+def left_out(
+    view: ClusterView,
+    moves: Sequence[Move],
+    registered: Collection[int],
+    wanted: Callable[[str], bool],
+    offered: Collection[TopicPartition],
+) -> list[LeftOut]:
+    """What is not in `offered` of the topics that are `wanted`, in order. Asks ZooKeeper what groups have written.
+
+    registered: ids of the brokers that were live before `offered` was read: one that comes in between counts as away.
+    """
+    named: dict[TopicPartition, str] = {}
+    for (topic, name), groups in sorted(view.partitions_of_groups(wanted).items()):
+        with suppress(InvalidName):  # somebody else's node
+            named[TopicPartition.parse(topic, name)] = f"offsets of {_groups(groups)}"
+    under_way: dict[TopicPartition, Move] = {}
+    for move in moves:
+        if wanted(move.topic):
+            named |= dict.fromkeys(places_of(move), "its move")
+            under_way |= dict.fromkeys(places_of(move) if move.active else (), move)
+    done, there = moved_places(moves), set(offered)
+    found: dict[TopicPartition, LeftOut] = {}
+    for each, known_from in named.items():
+        now = place_now(each, done)
+        going = under_way.get(now)
+        places = {each, now} if going is None else {each, now, places_of(going)[now]}
+        if there.isdisjoint(places):
+            found[now] = LeftOut(now, known_from, *_away(now, going, registered))
+    return sorted(found.values())
+
+
+def _away(partition: TopicPartition, move: Move | None, registered: Collection[int]) -> tuple[str, bool]:
+    broker = partition.broker
+    if broker not in registered:
+        return f"broker {broker} is not registered in ZooKeeper: start it", True
+    if move is not None and move.state is MoveState.HANDING_OVER:
+        return f"goes to broker {move.target} just now, see `metaq partitions moves`", True
+    return f"broker {broker} is registered and does not offer it", False
+
+
+def without(found: Iterable[LeftOut]) -> str:
+    """One sentence for these."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for each in found:
+        named = f"{each.partition.topic} {each.partition}"
+        together.setdefault((each.why, each.known_from), []).append(named)
+    return "; ".join(f"{_listed(names)} ({why}; known from {source})" for (why, source), names in together.items())
+
+
+def _groups(names: Sequence[str]) -> str:
+    return f"group{'s' if len(names) > 1 else ''} {_listed(names)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
