@@ -4,7 +4,7 @@ what changed, in one pipelined round."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from metaq.coordination.group import GroupMembership
@@ -68,13 +68,19 @@ class OffsetCommitter:
     """Commits the positions of partitions. Any thread; one commit at a time.
 
     Fenced: every write goes out on the ZooKeeper session that holds the partition's owner node, or not at all. A
-    partition is clean only after its write succeeded, so a failed commit is made good by the next one.
+    partition is clean only after its write succeeded, so a failed commit is made good by the next one. The first one on
+    a new connection notes what it overwrites if that is less than was committed: ZooKeeper may have been set back, and
+    nothing else may tell (`restore`).
     """
 
-    def __init__(self, store: OffsetStore, group: str) -> None:
+    def __init__(self, store: OffsetStore, group: str, connections: Callable[[], int] = lambda: 0) -> None:
+        """connections: how many there were to ZooKeeper."""
         self._store = store
         self._group = group
+        self._connections = connections
         self._lock = threading.Lock()
+        self._seen_on = 0  # connection
+        self._overwritten = 0  # partitions that had less than was committed of them
 
     def load(self, partitions: Sequence[tuple[str, str]]) -> list[Reached | None]:
         """What is committed of these (topic, partition). Raises CoordinationError, OSError."""
@@ -87,18 +93,26 @@ class OffsetCommitter:
 
     def restore(self, cursors: Sequence[PartitionCursor]) -> int:
         """Write again what was committed of these, which are owned, where the store has less: ZooKeeper may have come
-        back from an older copy within their session. Returns how many partitions that were. Raises as commit."""
+        back from an older copy within their session. Returns how many partitions that were, with those that commits
+        have overwritten since the last call. Raises as commit."""
         with self._lock:
-            stored = self.load([(each.partition.topic, str(each.partition)) for each in cursors])
             lost: dict[int, dict[tuple[str, str], Offset]] = {}
-            for cursor, found in zip(cursors, stored, strict=True):
-                known = cursor.committed
-                if known is not None and (found is None or found[0] < known[0]):
-                    name = cursor.partition.topic, str(cursor.partition)
-                    lost.setdefault(cursor.fence, {})[name] = Offset(known[1], known[0])
+            for cursor, known in self._with_less(cursors):
+                name = cursor.partition.topic, str(cursor.partition)
+                lost.setdefault(cursor.fence, {})[name] = Offset(known[1], known[0])
             for fence, offsets in lost.items():
                 self._store.commit(self._group, offsets, fence)
-            return sum(map(len, lost.values()))
+            overwritten, self._overwritten = self._overwritten, 0
+            return sum(map(len, lost.values())) + overwritten
+
+    def _with_less(self, cursors: Sequence[PartitionCursor]) -> list[tuple[PartitionCursor, Reached]]:
+        """Those of which the store has less than was committed, and that."""
+        stored = self.load([(each.partition.topic, str(each.partition)) for each in cursors])
+        return [
+            (cursor, known)
+            for cursor, found in zip(cursors, stored, strict=True)
+            if (known := cursor.committed) is not None and (found is None or found[0] < known[0])
+        ]
 
     def publish(self, places: Mapping[tuple[str, str], Reached]) -> None:
         """Write where nobody owns the partition: on the session of now. Raises as commit."""
@@ -110,6 +124,10 @@ class OffsetCommitter:
         """Write what changed; return how many partitions that were. Raises CoordinationError, SessionLost, OSError."""
         with self._lock:
             changed = changes(cursors)
+            connection = self._connections()
+            if changed and connection != self._seen_on:
+                self._overwritten += len(self._with_less([cursor for each in changed.values() for cursor, _ in each]))
+                self._seen_on = connection
             for fence, reached in changed.items():
                 offsets = {
                     (cursor.partition.topic, str(cursor.partition)): Offset(message_id, offset)

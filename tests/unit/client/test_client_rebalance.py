@@ -241,7 +241,7 @@ class World:
         self.looks: list[dict[str, list[str]]] = []  # the partitions that each plan knew
         self.sets: list[int] = []  # ids of broker sets
         view: Any = SimpleNamespace(set_ids=lambda: self.sets)
-        self.committer = OffsetCommitter(store, "g")
+        self.committer = OffsetCommitter(store, "g", lambda: membership.connections)
         self.member = GroupMember(
             membership,
             self.committer,
@@ -1357,3 +1357,20 @@ def test_a_session_that_lives_on_in_an_older_copy_leaves_to_others_what_was_thei
     look()
     world.queued()
     assert (seconds, world.owned(), begins(world)["0-1"]) == (15.0, ["0-0", "0-1"], 30)
+
+
+def test_a_commit_that_comes_before_the_look_at_an_older_copy_does_not_hide_it():
+    """A timer commits, and it may be the first to reach the copy: it overwrites what would have told of it."""
+    world = World("0-0", "0-1")
+    world.membership.members = ["g_me", "g_other"]
+    world.start()
+    world.consume("0-0", 77)
+    world.committer.commit(world.core.owned.values())
+    world.store.offsets["t", "0-0"] = Offset(1, 20)
+    world.membership.members = ["g_me"]
+    world.membership.connections += 1
+    world.consume("0-0", 90)
+    world.committer.commit(world.core.owned.values())
+    world.member.take(Event.CHANGED)
+    assert (world.owned(), world.store.offsets["t", "0-0"]) == (["0-0"], Offset(5, 90))
+    assert world.timers[-1][0] == 15.0
