@@ -9,6 +9,7 @@ text command begins with. JSON header: `{"code":int,"language":"PYTHON","version
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,7 +17,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import simplejson
 
 from .errors import LocalProtocolError, RemoteProtocolError
-from .limits import INT32_MAX, INT32_MIN, MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
+from .limits import (
+    INT32_MAX,
+    INT32_MIN,
+    MAX_FRAME_BYTES,
+    MAX_FRAME_HEADER_BYTES,
+    MAX_HEADER_TEXTS,
+    PLAIN_HEADER_BYTES,
+)
 from .record import Buffer
 
 __all__ = [
@@ -44,6 +52,7 @@ _NO_REMARK = '""'
 
 _encode_json = simplejson.JSONEncoder(separators=(",", ":")).encode
 _decode_json = simplejson.JSONDecoder().decode
+_texts_in = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL).finditer
 
 
 class Frame(NamedTuple):
@@ -133,7 +142,27 @@ def _header_bytes(data: Buffer, position: int) -> int:
     return int.from_bytes(data[position + 5 : position + 8], "big")
 
 
+def _check_large(header_json: bytes) -> None:
+    """Refuse what takes long to decode: a large header is one long text, not many values.
+
+    Reading a million small values takes a hundred times as long as reading one of that size.
+    """
+    size = 0
+    for number, text in enumerate(_texts_in(header_json)):
+        size += text.end() - text.start()
+        if number >= MAX_HEADER_TEXTS:
+            raise RemoteProtocolError(
+                f"frame header of {len(header_json)} bytes has more than {MAX_HEADER_TEXTS} names and values"
+            )
+    if len(header_json) - size > PLAIN_HEADER_BYTES:
+        raise RemoteProtocolError(
+            f"frame header of {len(header_json)} bytes has more than {PLAIN_HEADER_BYTES} beside its texts"
+        )
+
+
 def _decode(header_json: bytes, body: memoryview) -> Frame:
+    if len(header_json) > PLAIN_HEADER_BYTES:
+        _check_large(header_json)
     try:
         header = _decode_json(header_json.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # simplejson's and UTF-8's errors are ValueErrors

@@ -48,6 +48,7 @@ from .limits import (
     MAX_CHECK_AFTER_SECONDS,
     MAX_CHECK_WAIT_MS,
     MAX_CHECKED_HALVES,
+    MAX_CHECKED_TOPICS,
     MAX_ENDED_HALVES,
     MAX_LISTED_HALVES,
     check_group,
@@ -228,6 +229,8 @@ class EndHalvesRequest(ExtFields):
 
 
 def _read_topics(text: str) -> frozenset[str]:
+    if text.count(" ") >= MAX_CHECKED_TOPICS:
+        raise RemoteProtocolError(f"extFields.topics names more than {MAX_CHECKED_TOPICS} topics")
     return frozenset(map(check_topic, text.split(" ")))
 
 

@@ -147,6 +147,18 @@ MAX_FRAME_BYTES = (1 << 24) - 1
 MAX_FRAME_HEADER_BYTES = 1024 * 1024
 """Largest JSON header of a frame (its length is a u24)."""
 
+PLAIN_HEADER_BYTES = 64 * 1024
+"""A larger header has few values, of which one is long: a list of topics, of tags, a key."""
+
+MAX_HEADER_TEXTS = 256
+"""Most names and values of such a header; no request has more than fifty."""
+
+MAX_PULLED_TAGS = 1 << 13
+"""Most tags of a PULL, and of an ACQUIRE."""
+
+MAX_CHECKED_TOPICS = 1 << 12
+"""Most topics of a CHECK_HALVES."""
+
 MAX_PULL_BYTES = 4 << 20
 """Most data of one PULL's answer, unless the broker's maxTransferSize is more: larger ones would hold its loop up."""
 

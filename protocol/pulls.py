@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, ExtFields, Field, LabelField, PartitionField, TopicField, flag, number
-from .limits import INT32_MAX, INT64_MAX, MAX_BATCH_RECORDS
+from .limits import INT32_MAX, INT64_MAX, MAX_BATCH_RECORDS, MAX_PULLED_TAGS
 from .message_id import UNKNOWN_ID
 from .sends import split_batch
 
@@ -49,6 +49,8 @@ def is_tag_expression(tag: str) -> bool:
 
 
 def _read_tags(text: str) -> tuple[str, ...]:
+    if text.count(TAG_SEPARATOR) >= MAX_PULLED_TAGS:
+        raise RemoteProtocolError(f"extFields.tags names more than {MAX_PULLED_TAGS} tags")
     return tuple(text.split(TAG_SEPARATOR)) if text else ()
 
 

@@ -85,6 +85,7 @@ __all__ = [
     "split_bodies",
     "tag_hash",
     "tag_hash_of_body",
+    "tag_of_attribute",
 ]
 
 Buffer = bytes | bytearray | memoryview
@@ -342,6 +343,18 @@ def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
     return Attributes(own, tag, tuple(keys.split()), properties, reserved)
 
 
+def tag_of_attribute(attribute: bytes | None, flag: int) -> str | None:
+    """The tag, as `decode_attribute` gives it, without decoding the rest: a message may have a million properties."""
+    if attribute is None or not flag & PROPERTIES_FLAG:
+        return None if attribute is None else attribute.decode("utf-8", "replace")
+    start = attribute.rfind(_ITEM_END + _TAG_ITEM) + 1  # the last one counts
+    if not start and not attribute.startswith(_TAG_ITEM):
+        return None
+    start += len(_TAG_ITEM)
+    end = attribute.find(_ITEM_END, start)
+    return attribute[start : end if end >= 0 else None].decode("utf-8", "replace")
+
+
 def keys_of_attribute(attribute: bytes) -> list[str]:
     """The keys of a property list, as `decode_attribute` gives them, without decoding the rest."""
     start = attribute.rfind(_KEYS_ITEM) + 1  # of a name that is there twice the last one counts
@@ -395,7 +408,7 @@ def tag_hash_of_body(body: Buffer, flag: int) -> int:
     """`tag_hash` of the record's tag, 0 if it has none."""
     if not flag & ATTRIBUTE_FLAG:
         return 0
-    tag = decode_attribute(attribute_of(body, flag), flag).tag
+    tag = tag_of_attribute(attribute_of(body, flag), flag)
     return 0 if tag is None else tag_hash(tag)
 
 

@@ -77,6 +77,8 @@ A broker that has had to forget producers refuses such a send of one that it doe
 
 
 def _read_parts(text: str) -> frozenset[int]:
+    if text.count(",") >= MAX_PARTS:
+        raise RemoteProtocolError(f"extFields.repeats names more than {MAX_PARTS} parts")
     numbers = text.split(",")
     if all(each.isascii() and each.isdigit() and len(each) <= 9 for each in numbers):
         return frozenset(map(int, numbers))
@@ -326,6 +328,8 @@ _ROW = np.dtype([("id", ">i8"), ("offset", ">i8"), ("partition", ">i4"), ("code"
 
 
 def _read_topics(text: str) -> tuple[str, ...]:
+    if text.count(TOPIC_SEPARATOR) >= MAX_PARTS:  # each part names one
+        raise RemoteProtocolError(f"extFields.topics names more than {MAX_PARTS} topics")
     return tuple(text.split(TOPIC_SEPARATOR))
 
 
@@ -360,9 +364,12 @@ def announced_parts(ext: Ext) -> int:
 
 
 def announced_topics(ext: Ext) -> tuple[str | None, ...]:
-    """The topics that a request names, each once; None alone if it names none."""
+    """The topics that a request names, each once; None alone if it names none, or too many to be served."""
     text = ext.get("topics")
-    return (None,) if text is None else tuple(dict.fromkeys(_read_topics(text)))
+    try:
+        return (None,) if text is None else tuple(dict.fromkeys(_read_topics(text)))
+    except RemoteProtocolError:
+        return (None,)
 
 
 @dataclass(slots=True)

@@ -76,6 +76,13 @@ class _GuardedRequest(Request):
         if not self._refused:
             super().handleContentChunk(data)
 
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:  # noqa: N802
+        """Parameters are in the address alone. Twisted would parse a body whose type is that of a form, which is that
+        of many programs that say nothing else: seconds for 8 MiB, and what is in a message would change where it goes.
+        It does so if it finds the body written to its end."""
+        cast(Any, self.content).seek(0)
+        super().requestReceived(command, path, version)
+
     def process(self) -> None:
         if self._refused:
             return

@@ -18,11 +18,11 @@ from metaq.protocol.record import (
     PROPERTIES_FLAG,
     Buffer,
     attribute_of,
-    decode_attribute,
     headers_at,
     matching_checksums,
     tag_hash,
     tag_hash_of_body,
+    tag_of_attribute,
 )
 
 from . import tuning
@@ -247,7 +247,7 @@ class _Tags:
         for start, end, flag in bodies:
             key = attribute_of(data[start:end], flag), flag & PROPERTIES_FLAG
             if key not in known:
-                tag = decode_attribute(*key).tag
+                tag = tag_of_attribute(*key)
                 known[key] = 0 if tag is None else tag_hash(tag)
             hashes.append(known[key])
         stamped.units["tag"][tagged] = hashes

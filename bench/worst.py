@@ -1,0 +1,707 @@
+"""The worst request of each verb: how long it keeps a broker's reactor at work without a pause.
+
+`python -m bench.worst [words]` measures those whose name has one of the words, all without words, on a broker in this
+process with many partitions, groups and delayed messages. A step is what the reactor does between two looks at its
+connections: one read, one timer, one result of a thread. Its processor time is measured, so what else the machine does
+hardly counts. A verb of broker/requests/verbs.py without an entry in FRAMES or TEXTS fails a unit test.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from metaq.broker.account import SPACE_READ_BYTES, Shares
+from metaq.broker.http.browsers import OwnNames
+from metaq.broker.http.dashboard import Dashboard, RecentLog
+from metaq.broker.http.gateway import Gateway
+from metaq.broker.http.ports import GuardedSite
+from metaq.broker.requests.gate import PageRequest
+from metaq.broker.tuning import LARGE_READ_BYTES
+from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, EndHalvesRequest, ListHalvesRequest, encode_ends
+from metaq.protocol.halves import HalfOutcome as Outcome
+from metaq.protocol.limits import (
+    MAX_BODY_BYTES,
+    MAX_CHECKED_HALVES,
+    MAX_ENDED_HALVES,
+    MAX_FOUND_MESSAGES,
+    MAX_FRAME_BYTES,
+    MAX_FRAME_HEADER_BYTES,
+    MAX_KEY_CHARACTERS,
+    MAX_LEASE_MS,
+    MAX_LINE_BYTES,
+    MAX_LISTED_DELAYED,
+    MAX_LISTED_HALVES,
+    MAX_PARTS,
+    MAX_RECORD_BODY_BYTES,
+    MAX_SETTLEMENTS,
+    MAX_TX_BATCH_RECORDS,
+    MAX_WHERE_CONDITIONS,
+)
+from metaq.protocol.pulls import PullRequest
+from metaq.protocol.put_run import PutRun
+from metaq.protocol.record import DELAYED_FLAG, checksum, encode_attributes, encode_body, encode_record
+from metaq.protocol.remoting import (
+    ClosePartitionsRequest,
+    CompleteTransactionRequest,
+    HandOverRequest,
+    MessageCountsRequest,
+    MoveRequest,
+    OpenPartitionsRequest,
+    PartitionRequest,
+    PreparedTransactionsRequest,
+    QueryMessageRequest,
+    SearchByCountRequest,
+    SearchByTimeRequest,
+    StatsRequest,
+    TransactionOutcomeRequest,
+    TransactionRequest,
+    ViewMessageRequest,
+)
+from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendRequest, encode_parts
+from metaq.protocol.shared import (
+    AcquireRequest,
+    SettleAction,
+    Settlement,
+    SettleRequest,
+    SharedForgetRequest,
+    SharedStatusRequest,
+    encode_settlements,
+)
+from metaq.protocol.statuses import RequestCode
+from metaq.protocol.text import (
+    Get,
+    IgnoredAnswer,
+    OffsetQuery,
+    Put,
+    Stats,
+    Sync,
+    TooLargePut,
+    TransactionCommand,
+    Version,
+    encode_put,
+)
+from tests.unit.broker.harness import Harness, Peer
+
+__all__ = ["FRAMES", "PAGES", "TEXTS", "Worst", "main"]
+
+LIMIT_MS = 20.0
+"""The standard: no request makes the reactor work longer without a pause."""
+
+PARTITIONS = 10_240
+GROUPS = 10_000
+PENDINGS = 50_000
+
+Requests: TypeAlias = Iterator[tuple[str, bytes]]
+"""What it is, and its bytes. A read brings as many small requests as fit: those are one of them."""
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def _frame(code: int, ext: Mapping[str, str | int], body: bytes = b"", opaque: int = 1) -> bytes:
+    return encode_frame(code, opaque, ext, len(body)) + body
+
+
+def _reads(request: bytes) -> bytes:
+    """As many as one read brings."""
+    return request * (LARGE_READ_BYTES // len(request))
+
+
+def _small(code: int, request: Any = None, body: bytes = b"") -> Callable[[], Requests]:
+    """A request whose size no client chooses: the most of them that one read brings, and one whose header is full."""
+
+    def requests() -> Requests:
+        ext = request.to_ext() if request is not None else {}
+        frame = _frame(code, ext, body)
+        yield "one", frame
+        yield "a read full", _reads(frame)
+
+    return requests
+
+
+def _padded(code: int, ext: Mapping[str, str | int], body: bytes = b"") -> bytes:
+    """With a header of as many fields as there may be."""
+    fields = {f"{number:x}": "" for number in range((MAX_FRAME_HEADER_BYTES - 4096) // 13)}
+    return _frame(code, {**fields, **ext}, body)
+
+
+def _sized(records: list[bytes]) -> bytes:
+    return np.array(list(map(len, records)), ">u4").tobytes() + b"".join(records)
+
+
+_LEAST = encode_record(b"", 0, 0)
+_ROOM = MAX_FRAME_BYTES - 4096
+
+
+def _long_list() -> tuple[int, bytes]:
+    """Flag and body of the record with the most properties."""
+    flag, attribute = encode_attributes(tag="a", properties={f"{number:x}": "" for number in range(900_000)})
+    return flag, encode_body(b"", flag, attribute)
+
+
+def _send() -> Requests:
+    yield "a read of empty ones", _reads(_frame(RequestCode.SEND, SendRequest("t", 0).to_ext()))
+    frames = [_frame(RequestCode.SEND, SendRequest("many", number).to_ext()) for number in range(4000)]
+    yield "each to another partition", b"".join(frames)
+    body = bytes(MAX_RECORD_BODY_BYTES)
+    yield "the largest", _frame(RequestCode.SEND, SendRequest("t", 0, 0, checksum(body)).to_ext(), body)
+    flag, body = _long_list()
+    yield "900,000 properties", _frame(RequestCode.SEND, SendRequest("t", 0, flag, checksum(body)).to_ext(), body)
+    yield (
+        "delayed, with them",
+        _frame(RequestCode.SEND, SendRequest("t", 0, flag | DELAYED_FLAG, checksum(body)).to_ext(), body),
+    )
+    yield "60,000 other fields", _padded(RequestCode.SEND, SendRequest("t", 0).to_ext())
+    deep = b'{"code":10,"extFields":' + b'{"a":' * 900 + b"1" + b"}" * 901
+    yield "deep JSON", (4 + len(deep)).to_bytes(4, "big") + len(deep).to_bytes(4, "big") + deep
+    lists = b'{"code":10,"x":[' + b"[]," * 349_000 + b"0]}"
+    yield "349,000 lists", (4 + len(lists)).to_bytes(4, "big") + len(lists).to_bytes(4, "big") + lists
+    digits = b'{"code":10,"x":' + b"9" * 1_048_000 + b"}"
+    yield "a number of 1 MB", (4 + len(digits)).to_bytes(4, "big") + len(digits).to_bytes(4, "big") + digits
+    digits = b'{"code":10,"x":[' + b",".join([b"9" * 4000] * 260) + b"]}"
+    yield "260 numbers of 4,000 digits", (4 + len(digits)).to_bytes(4, "big") + len(digits).to_bytes(4, "big") + digits
+    key = SendRequest("t", 0, tx_key="TX:s:1").to_ext()
+    yield "in no transaction", _reads(_frame(RequestCode.SEND, key))
+    begin = _frame(RequestCode.TRANSACTION, TransactionRequest("TX:s:1", "BEGIN").to_ext())
+    yield "in a transaction", begin + _reads(_frame(RequestCode.SEND, key))[: -len(begin)]
+
+
+def _send_batch() -> Requests:
+    for name, ext, count in (
+        ("empty records", {}, _ROOM // 24),
+        ("in a transaction", {"txKey": "TX:s:2"}, MAX_TX_BATCH_RECORDS),
+    ):
+        body = _sized([_LEAST] * count)
+        begin = _frame(RequestCode.TRANSACTION, TransactionRequest("TX:s:2", "BEGIN").to_ext()) if ext else b""
+        yield name, begin + _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, count).to_ext() | ext, body)
+    body = _sized([encode_record(bytes(MAX_BODY_BYTES // 8), 0, 0)] * 15)
+    yield "large records", _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, 15).to_ext(), body)
+    flag, attribute = encode_attributes(tag="a")
+    records = [encode_record(encode_body(b"%d" % n, flag, attribute), 0, flag) for n in range(400_000)]
+    yield "tags", _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, len(records)).to_ext(), _sized(records))
+    records = []
+    for number in range(380_000):
+        flag, attribute = 1, b"%x" % number
+        records.append(encode_record(encode_body(b"", flag, attribute), 0, flag))
+    yield (
+        "other tags each",
+        _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, len(records)).to_ext(), _sized(records)),
+    )
+    flag, body = _long_list()
+    yield (
+        "900,000 properties",
+        _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, 1).to_ext(), _sized([encode_record(body, 0, flag)])),
+    )
+    for name, reserved in (
+        ("delayed", {"metaq.delay": "3600000"}),
+        ("halves", {"metaq.half": "bank"}),
+        ("old halves", {"metaq.half": "bank", "metaq.check-after": "3600000"}),
+    ):
+        flag, attribute = encode_attributes(reserved=reserved)
+        record = encode_record(encode_body(b"", flag | DELAYED_FLAG, attribute), 0, flag | DELAYED_FLAG)
+        count = _ROOM // (len(record) + 4)
+        yield name, _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, count).to_ext(), _sized([record] * count))
+
+
+def _many(topics: tuple[str, ...], parts: list[tuple[int, int, int]], **more: Any) -> bytes:
+    count = sum(records for _, _, records in parts)
+    body = encode_parts(parts, [len(_LEAST)] * count) + _LEAST * count
+    ext = SendManyRequest(topics, len(parts), count).to_ext() | more
+    return _frame(RequestCode.SEND_MANY, ext, body)
+
+
+def _send_many() -> Requests:
+    yield "one topic", _many(("many",), [(0, number % PARTITIONS, 1) for number in range(MAX_PARTS)])
+    yield "most records", _many(("many",), [(0, number % PARTITIONS, 40) for number in range(MAX_PARTS)])
+    yield "unknown topics", _many(tuple(map(str, range(MAX_PARTS))), [(number, 0, 1) for number in range(MAX_PARTS)])
+    names = tuple(f"{number:x}" for number in range(150_000))
+    yield "names of 150,000 topics", _many(names, [(0, 0, 1)])
+    yield "empty names", _many(("t", *[""] * 1_000_000), [(0, 0, 1)])
+    yield "repeats", _many(("t",), [(0, 0, 1)], repeats=",".join(["1"] * 500_000))
+
+
+def _pull() -> Requests:
+    def pull(topic: str = "t", **more: Any) -> bytes:
+        request = PullRequest(topic, 0, **{"offset": 0, "max_bytes": 1 << 30, **more})
+        return _frame(RequestCode.PULL, request.to_ext())
+
+    yield "empty records", pull()
+    yield "with sizes", pull(sizes=True)
+    yield "a read of them", _reads(pull(offset=1 << 60))
+    yield "waiting", _reads(pull("many", offset=1 << 20, wait_ms=1000))[: 1 << 16]
+    yield "where", pull(where=" OR ".join([f"a{n} LIKE '%x_y%'" for n in range(MAX_WHERE_CONDITIONS)]))
+    yield "where TAGS", pull(where="TAGS LIKE '%b%c%d%'")
+    yield "not a filter", pull(where="(" * 4000)
+    yield "IN", pull(where="a IN (" + ",".join(["1"] * 2000) + ")")
+    yield "tags", pull(tags=tuple(f"{n:x}" for n in range(120_000)))
+    yield (
+        "a million empty tags",
+        _frame(RequestCode.PULL, PullRequest("t", 0, 0, 1 << 20).to_ext() | {"tags": "||" * 500_000}),
+    )
+    yield "records of other tags", pull("tagged", tags=("zz",))
+    yield "long attributes", pull("wide", where="a LIKE '%x%y%z%'")
+    yield "many properties", pull("wide", where="a = 'x'")
+
+
+def _search() -> Requests:
+    yield (
+        "all partitions",
+        _frame(RequestCode.QUERY_MESSAGE, QueryMessageRequest("many", "k", MAX_FOUND_MESSAGES).to_ext()),
+    )
+    key = "k" * MAX_KEY_CHARACTERS
+    yield "a long key", _reads(_frame(RequestCode.QUERY_MESSAGE, QueryMessageRequest("t", key).to_ext()))
+    yield (
+        "one partition",
+        _frame(RequestCode.QUERY_MESSAGE, QueryMessageRequest("t", "k", MAX_FOUND_MESSAGES, partition=0).to_ext()),
+    )
+
+
+def _view() -> Requests:
+    yield "all partitions", _frame(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest("many", 1).to_ext())
+    yield "a read full", _reads(_frame(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest("t", 1).to_ext()))
+
+
+def _stats() -> Requests:
+    for item in ("", "topics", "offsets", "realtime", "config", "disk", "delayed", "halves", "journal", "shared"):
+        yield item or "broker", _frame(RequestCode.STATS, StatsRequest(item).to_ext())
+    yield "many", _frame(RequestCode.STATS, StatsRequest("many").to_ext())
+    yield "a read full", _reads(_frame(RequestCode.STATS, StatsRequest("").to_ext()))
+    yield "a long word", _frame(RequestCode.STATS, StatsRequest("x" * 1_000_000).to_ext())
+
+
+def _transaction() -> Requests:
+    yield (
+        "a read of BEGIN",
+        b"".join(
+            _frame(RequestCode.TRANSACTION, TransactionRequest(f"TX:b:{n}", "BEGIN", "", 60).to_ext())
+            for n in range(3000)
+        ),
+    )
+    yield "RECOVER", _reads(_frame(RequestCode.TRANSACTION, TransactionRequest(None, "RECOVER").to_ext()))
+    yield "commit", _committed()
+
+
+def _committed() -> bytes:
+    begin = _frame(RequestCode.TRANSACTION, TransactionRequest("TX:c:1", "BEGIN").to_ext())
+    body = _sized([_LEAST] * MAX_TX_BATCH_RECORDS)
+    ext = SendBatchRequest("t", 0, MAX_TX_BATCH_RECORDS, tx_key="TX:c:1").to_ext()
+    commit = _frame(RequestCode.TRANSACTION, TransactionRequest("TX:c:1", "COMMIT_ONE_PHASE").to_ext())
+    return begin + _frame(RequestCode.SEND_BATCH, ext, body) * 16 + commit
+
+
+def _end_halves() -> Requests:
+    ends = [(number + 1, Outcome.COMMITTED) for number in range(MAX_ENDED_HALVES)]
+    frame = _frame(RequestCode.END_HALVES, EndHalvesRequest("t", 0).to_ext(), encode_ends(ends))
+    yield "unknown ones", frame
+    yield "a read full", _reads(frame)
+    yield "padded", _padded(RequestCode.END_HALVES, EndHalvesRequest("t", 0).to_ext(), encode_ends(ends))
+
+
+def _check_halves() -> Requests:
+    topics = frozenset(f"{number:x}" for number in range(170_000))
+    yield (
+        "170,000 topics",
+        _frame(RequestCode.CHECK_HALVES, CheckHalvesRequest("bank", MAX_CHECKED_HALVES, 0, topics).to_ext()),
+    )
+    yield "one", _frame(RequestCode.CHECK_HALVES, CheckHalvesRequest("bank", MAX_CHECKED_HALVES).to_ext())
+    yield (
+        "a read full",
+        _reads(_frame(RequestCode.CHECK_HALVES, CheckHalvesRequest("bank", MAX_CHECKED_HALVES).to_ext())),
+    )
+
+
+def _list_halves() -> Requests:
+    yield "all", _frame(RequestCode.LIST_HALVES, ListHalvesRequest(limit=MAX_LISTED_HALVES).to_ext())
+    yield "of another topic", _frame(RequestCode.LIST_HALVES, ListHalvesRequest("safe", limit=1000).to_ext())
+    yield "a read full", _reads(_frame(RequestCode.LIST_HALVES, ListHalvesRequest(limit=0).to_ext()))
+
+
+def _list_delayed() -> Requests:
+    yield "all", _frame(RequestCode.LIST_DELAYED, ListDelayedRequest(limit=MAX_LISTED_DELAYED).to_ext())
+    yield "of another topic", _frame(RequestCode.LIST_DELAYED, ListDelayedRequest("safe", 1000).to_ext())
+    yield "a read full", _reads(_frame(RequestCode.LIST_DELAYED, ListDelayedRequest(limit=0).to_ext()))
+
+
+def _acquire() -> Requests:
+    request = AcquireRequest("t", 0, "g0", "m", 4096, 1 << 30, MAX_LEASE_MS)
+    yield "the most", _frame(RequestCode.ACQUIRE, request.to_ext())
+    yield "a read full", _reads(_frame(RequestCode.ACQUIRE, request.to_ext()))
+    request = AcquireRequest("tagged", 0, "new", "m", 4096, 1 << 30, 1, where="TAGS LIKE '%b%c%'")
+    yield "where", _frame(RequestCode.ACQUIRE, request.to_ext())
+    ordered = AcquireRequest("t", 0, "ordered", "m", 4096, 1 << 30, 1, ordered=True)
+    yield "in order", _frame(RequestCode.ACQUIRE, ordered.to_ext())
+    groups = [AcquireRequest("t", 0, f"x{number}", "m", 1, 1 << 30, 1).to_ext() for number in range(2000)]
+    yield "groups", b"".join(_frame(RequestCode.ACQUIRE, ext) for ext in groups)
+
+
+def _settle() -> Requests:
+    rows = [Settlement(number * 20, number + 1, 0, SettleAction.ACK) for number in range(MAX_SETTLEMENTS)]
+    ext = SettleRequest("t", 0, "g0", len(rows)).to_ext()
+    yield "the most", _frame(RequestCode.SETTLE, ext, encode_settlements(rows))
+
+
+def _shared_status() -> Requests:
+    yield "all groups", _frame(RequestCode.SHARED_STATUS, SharedStatusRequest().to_ext())
+    yield "a read full", _reads(_frame(RequestCode.SHARED_STATUS, SharedStatusRequest("g0").to_ext()))
+
+
+def _follow() -> Requests:
+    bodies = {
+        "empty": b"",
+        "many words": b'{"node":"x","offsets":{' + b",".join(b'"%x":0' % n for n in range(1_000_000)) + b"}}",
+        "lists": b"[" + b"[]," * 5_000_000 + b"0]",
+    }
+    for name, body in bodies.items():
+        yield name, _frame(RequestCode.FOLLOW, {}, body)
+
+
+FRAMES: Mapping[int, Callable[[], Requests]] = {
+    RequestCode.SEND: _send,
+    RequestCode.SEND_BATCH: _send_batch,
+    RequestCode.SEND_MANY: _send_many,
+    RequestCode.PULL: _pull,
+    RequestCode.MIN_OFFSET: _small(RequestCode.MIN_OFFSET, PartitionRequest("t", 0)),
+    RequestCode.MAX_OFFSET: _small(RequestCode.MAX_OFFSET, PartitionRequest("t", 0)),
+    RequestCode.SEARCH_OFFSET_BY_TIME: _small(RequestCode.SEARCH_OFFSET_BY_TIME, SearchByTimeRequest("t", 0, 1 << 40)),
+    RequestCode.SEARCH_OFFSET_BY_COUNT: _small(RequestCode.SEARCH_OFFSET_BY_COUNT, SearchByCountRequest("t", 0, 0)),
+    RequestCode.MESSAGE_COUNTS: _small(RequestCode.MESSAGE_COUNTS, MessageCountsRequest("t", 0, 1 << 20, 5)),
+    RequestCode.VIEW_MESSAGE_BY_ID: _view,
+    RequestCode.QUERY_MESSAGE: _search,
+    RequestCode.HEARTBEAT: _small(RequestCode.HEARTBEAT),
+    RequestCode.STATS: _stats,
+    RequestCode.TRANSACTION: _transaction,
+    RequestCode.TRANSACTION_OUTCOME: _small(RequestCode.TRANSACTION_OUTCOME, TransactionOutcomeRequest("TX:s:1", 1)),
+    RequestCode.CANCEL_DELAYED: _small(RequestCode.CANCEL_DELAYED, CancelDelayedRequest("t", 0, 1)),
+    RequestCode.LIST_DELAYED: _list_delayed,
+    RequestCode.END_HALF: _small(RequestCode.END_HALF, EndHalfRequest("t", 0, 1, Outcome.COMMITTED)),
+    RequestCode.END_HALVES: _end_halves,
+    RequestCode.CHECK_HALVES: _check_halves,
+    RequestCode.LIST_HALVES: _list_halves,
+    RequestCode.RELOAD_CONFIG: _small(RequestCode.RELOAD_CONFIG),
+    RequestCode.CLOSE_PARTITIONS: _small(
+        RequestCode.CLOSE_PARTITIONS, ClosePartitionsRequest("closed", 0, PARTITIONS - 1)
+    ),
+    RequestCode.OPEN_PARTITIONS: _small(RequestCode.OPEN_PARTITIONS, OpenPartitionsRequest("closed")),
+    RequestCode.FOLLOW: _follow,
+    RequestCode.REPLICATION_STATUS: _small(RequestCode.REPLICATION_STATUS),
+    RequestCode.RESTART_REPLICATION: _small(RequestCode.RESTART_REPLICATION),
+    RequestCode.HAND_OVER: _small(RequestCode.HAND_OVER, HandOverRequest("a")),
+    RequestCode.SET_STATUS: _small(RequestCode.SET_STATUS),
+    RequestCode.MOVE: _small(RequestCode.MOVE, MoveRequest("t", 0, 0)),
+    RequestCode.ACQUIRE: _acquire,
+    RequestCode.SETTLE: _settle,
+    RequestCode.SHARED_STATUS: _shared_status,
+    RequestCode.SHARED_FORGET: _small(RequestCode.SHARED_FORGET, SharedForgetRequest("g1")),
+    RequestCode.PREPARED_TRANSACTIONS: _small(
+        RequestCode.PREPARED_TRANSACTIONS, PreparedTransactionsRequest(active=True)
+    ),
+    RequestCode.COMPLETE_TRANSACTION: _small(
+        RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest("XID:1:1:1:q", "commit")
+    ),
+}
+"""By their code."""
+
+
+def _line(line: str) -> Callable[[], Requests]:
+    """A read of them, and one as long as a line may be."""
+
+    def requests() -> Requests:
+        data = f"{line}\r\n".encode()
+        yield "a read full", _reads(data)
+        yield "blanks", _reads(f"{line}{' ' * (MAX_LINE_BYTES - len(line))}\r\n".encode())
+        yield "words", _reads(f"{line}{' x' * ((MAX_LINE_BYTES - len(line)) // 2)}\r\n".encode())
+
+    return requests
+
+
+def _puts() -> Requests:
+    yield "a read of them with a transaction's key", _reads(b"put t 0 0 0 0 TX:s:1 1\r\n")
+    yield "without a checksum", _reads(b"put t 0 0 0 1\r\n")
+    yield "to many partitions", b"".join(b"put many %d 0 0 1\r\n" % n for n in range(10_000))
+    yield "of unknown topics", b"".join(b"put u%d 0 0 0 1\r\n" % n for n in range(30_000))[:LARGE_READ_BYTES]
+    body = bytes(MAX_BODY_BYTES)
+    yield "the largest", b"put t 0 %d 0 1\r\n" % len(body) + body
+
+
+def _runs() -> Requests:
+    yield "a read of them", _reads(encode_put("t", 0, 0, 0, 1, b""))
+    run = b"".join(encode_put("many", number % PARTITIONS, 0, 0, 1, b"") for number in range(16_000))
+    yield "each to another partition", run[:LARGE_READ_BYTES]
+    run = b"".join(encode_put(f"u{number}", 0, 0, 0, 1, b"") for number in range(16_000))
+    yield "of unknown topics", run[:LARGE_READ_BYTES]
+    flag, attribute = encode_attributes(reserved={"metaq.delay": "3600000"})
+    body = encode_body(b"", flag | DELAYED_FLAG, attribute)
+    yield "delayed", _reads(encode_put("t", 0, flag | DELAYED_FLAG, checksum(body), 1, body))
+
+
+def _gets() -> Requests:
+    yield "a read of them", _reads(b"get t g 0 0 1000000 1\r\n")
+    yield "of nothing", _reads(b"get t g 0 99999999 1000 1\r\n")
+
+
+def _stats_lines() -> Requests:
+    for item in ("", "topics", "offsets", "shared"):
+        yield item or "broker", _reads(f"stats {item}\r\n".encode())
+
+
+def _versions() -> Requests:
+    yield "a read of them", _reads(b"v\r\n")
+
+
+TEXTS: Mapping[type, Callable[[], Requests]] = {
+    Put: _puts,
+    PutRun: _runs,
+    TooLargePut: lambda: iter([("a read of them", b"put t 0 %d 0 1\r\n" % (9 << 20) + bytes(9 << 20))]),
+    Sync: _line("sync t 0 0 0 77 0 1"),
+    Get: _gets,
+    OffsetQuery: _line("offset t g 0 0 1"),
+    TransactionCommand: _line("transaction TX:s:9 s BEGIN 1"),
+    Stats: _stats_lines,
+    Version: _versions,
+    IgnoredAnswer: _line("result 200 0 1"),
+    PageRequest: lambda: iter(()),  # PAGES
+}
+"""By the type of the command."""
+
+
+def _http(method: str, target: str, body: bytes = b"", content_type: str = "", accept: str = "") -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "host: 127.0.0.1", f"content-length: {len(body)}", "connection: close"]
+    if content_type:
+        lines.append(f"content-type: {content_type}")
+    if accept:
+        lines.append(f"accept: {accept}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+_FORM = "application/x-www-form-urlencoded"
+
+
+def _pages() -> Requests:
+    for path in (
+        *("", "topics", "topics/many", "cluster", "stats", "stats/topics", "stats/offsets", "stats/shared"),
+        *("config", "logging", "thread-dump", "properties", "metrics"),
+    ):
+        yield f"/{path}", _http("GET", f"/{path}")
+    yield "/topics/many as JSON", _http("GET", "/topics/many", accept="application/json")
+    yield "a form for a page", _http("POST", "/reload-config", b"&=" * (MAX_BODY_BYTES // 2), _FORM)
+
+
+def _gateway() -> Requests:
+    put = f"/put/t?topic=t&partition=0&flag=0&length={MAX_BODY_BYTES}"
+    for name, body in (
+        ("&=", b"&=" * (MAX_BODY_BYTES // 2)),
+        ("one-letter fields", b"a=1&" * (MAX_BODY_BYTES // 4)),
+        ("escapes", b"%41" * (MAX_BODY_BYTES // 3) + b"xx"),
+        ("a=escapes", b"a=" + b"%41" * (MAX_BODY_BYTES // 3)),
+        ("zeros", bytes(MAX_BODY_BYTES)),
+    ):
+        yield f"a form of {name}", _http("POST", put, body, _FORM)
+    yield "other content", _http("POST", put, bytes(MAX_BODY_BYTES), "application/octet-stream")
+    parts = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * (MAX_BODY_BYTES // 60) + b"--x--"
+    yield "parts of a form", _http("POST", put, parts, "multipart/form-data; boundary=x")
+    yield "headers", _http("POST", put, b"").replace(b"\r\n\r\n", b"\r\n" + b"a: b\r\n" * 400 + b"\r\n")
+    yield (
+        "chunks",
+        _http("POST", put).replace(b"content-length: 0", b"transfer-encoding: chunked")
+        + (b"1\r\nx\r\n" * 80_000 + b"0\r\n\r\n"),
+    )
+    yield "a long address", _http("GET", "/get/t?topic=t&partition=0&offset=0&maxsize=9&" + "&a=" * 5000)
+
+
+PAGES: Mapping[str, Callable[[], Requests]] = {"pages": _pages, "gateway": _gateway}
+"""By HTTP: of the dashboard, and of the gateway."""
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+class _MeasuredReactor(Clock):
+    """Its clock is the processor time of this thread: what is promised of a turn is promised of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[float] = []
+
+    def seconds(self) -> float:
+        return time.thread_time()
+
+    def step(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Do and measure one."""
+        started = time.thread_time()
+        function(*arguments)
+        self.steps.append(time.thread_time() - started)
+
+    def turn(self) -> bool:
+        """Do what is due; whether there was anything."""
+        now = self.seconds()
+        due = [call for call in self.calls if call.getTime() <= now]
+        for call in due:
+            if call in self.calls:
+                self.calls.remove(call)
+                call.called = 1
+                self.step(call.func, *call.args)
+        return bool(due)
+
+
+class Worst:
+    """A broker with much in it, and one request after the other."""
+
+    def __init__(self, directory: Path, partitions: int = PARTITIONS, groups: int = GROUPS, pendings: int = PENDINGS):
+        self.reactor = _MeasuredReactor()
+        topics = "".join(
+            f"[topic={name}]\nnumPartitions={count}\n"
+            for name, count in (("many", partitions), ("closed", partitions), ("tagged", 1), ("wide", 1))
+        )
+        self.harness = Harness(directory, topics=topics, reactor=self.reactor)
+        self._fill(partitions, groups, pendings)
+
+    def _fill(self, partitions: int, groups: int, pendings: int) -> None:
+        self.do(_many(("many",), [(0, number, 1) for number in range(partitions)]))
+        self.do(_frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, 200_000).to_ext(), _sized([_LEAST] * 200_000)))
+        flag, attribute = encode_attributes(tag="a" * 40)
+        records = [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 100_000
+        self.do(_frame(RequestCode.SEND_BATCH, SendBatchRequest("tagged", 0, len(records)).to_ext(), _sized(records)))
+        flag, attribute = encode_attributes(properties={f"p{number:x}": "" for number in range(8000)})
+        records = [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 200
+        self.do(_frame(RequestCode.SEND_BATCH, SendBatchRequest("wide", 0, len(records)).to_ext(), _sized(records)))
+        for name in ({"metaq.delay": "3600000"}, {"metaq.half": "bank"}):
+            flag, attribute = encode_attributes(reserved=name)
+            flag |= DELAYED_FLAG
+            records = [encode_record(encode_body(b"", flag, attribute), 0, flag)] * pendings
+            self.do(_frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 1, len(records)).to_ext(), _sized(records)))
+        requests = [
+            AcquireRequest("many", group % partitions, f"g{group}", "m", 1, 1 << 20, 60_000) for group in range(groups)
+        ]
+        self.do(b"".join(_frame(RequestCode.ACQUIRE, request.to_ext()) for request in requests))
+        frames = []
+        for number in range(groups):
+            flag, attribute = encode_attributes(reserved={"metaq.half": f"bank{number}"})
+            body = encode_body(b"", flag | DELAYED_FLAG, attribute)
+            ext = SendRequest("t", 2, flag | DELAYED_FLAG, checksum(body)).to_ext()
+            frames.append(_frame(RequestCode.SEND, ext, body))
+        self.do(b"".join(frames))
+        self.harness.time += 3600  # the first checks are due
+
+    def do(self, data: bytes) -> list[float]:
+        """The seconds of the steps that a request to the broker's port takes."""
+        peer = self.harness.connect()
+        return self._steps(peer, self._received, peer, data)
+
+    def ask(self, gateway: bool, data: bytes) -> list[float]:
+        """Of one by HTTP."""
+        broker = self.harness.broker
+        root: Any = (
+            Gateway(self.harness.gate, broker.pending_puts, broker.account)
+            if gateway
+            else Dashboard(broker, self.harness.gate, lambda: None, RecentLog()).resource()
+        )
+        site = GuardedSite(root, OwnNames([]), Shares("connections", "", 100, 50))
+        channel = site.buildProtocol(None)
+        transport = StringTransport()  # type: ignore[no-untyped-call]
+        channel.makeConnection(transport)
+        return self._steps(channel, self._fed, channel, data)
+
+    def _steps(self, peer: Any, feed: Callable[[Any, bytes], None], channel: Any, data: bytes) -> list[float]:
+        self.reactor.steps.clear()
+        feed(channel, data)
+        self._finish()
+        if isinstance(peer, Peer):
+            self.reactor.step(peer.lose)
+            self._finish()
+        return list(self.reactor.steps)
+
+    def _received(self, peer: Peer, data: bytes) -> None:
+        """As from a socket."""
+        session, position = peer.session, 0
+        while position < len(data):
+            space = session.space
+            if space is not None:
+                count = min(len(space), len(data) - position, SPACE_READ_BYTES)
+                space[:count] = data[position : position + count]
+                position += count
+                self.reactor.step(session.received, count)
+            else:
+                chunk = data[position : position + LARGE_READ_BYTES]
+                position += len(chunk)
+                self.reactor.step(session.dataReceived, chunk)
+            for _ in range(100_000):
+                if peer.transport.producerState == "producing":
+                    break
+                if not self._worked():
+                    break
+            peer.received()
+
+    def _fed(self, channel: Any, data: bytes) -> None:
+        for position in range(0, len(data), 1 << 16):  # what Twisted's transport reads at once
+            self.reactor.step(channel.dataReceived, data[position : position + (1 << 16)])
+
+    def _worked(self) -> bool:
+        worked = self.reactor.turn()
+        waiting = self.harness.threads.waiting
+        for _ in range(len(waiting)):
+            function, done = waiting.pop(0)
+            try:
+                result = function()
+            except Exception as error:
+                result = error
+            self.reactor.step(done, result)
+            worked = True
+        return worked
+
+    def _finish(self) -> None:
+        for _ in range(100_000):
+            if not self._worked():
+                return
+        raise RuntimeError("it does not end")
+
+
+def _cases(words: list[str]) -> Iterator[tuple[str, Callable[[Worst], list[float]]]]:
+    for code, requests in FRAMES.items():
+        for name, data in _chosen(RequestCode(code).name, requests, words):
+            yield name, lambda worst, data=data: worst.do(data)  # type: ignore[misc]
+    for kind, requests in TEXTS.items():
+        for name, data in _chosen(kind.__name__, requests, words):
+            yield name, lambda worst, data=data: worst.do(data)  # type: ignore[misc]
+    for port, requests in PAGES.items():
+        for name, data in _chosen(port, requests, words):
+            yield name, lambda worst, data=data, port=port: worst.ask(port == "gateway", data)  # type: ignore[misc]
+
+
+def _chosen(verb: str, requests: Callable[[], Requests], words: list[str]) -> Requests:
+    if words and not any(word.lower() in verb.lower() for word in words):
+        return
+    for name, data in requests():
+        yield f"{verb}, {name}", data
+
+
+def main(words: list[str]) -> int:
+    """The longest step of each case, ms of processor time; whether none is above the limit."""
+    failed = 0
+    with tempfile.TemporaryDirectory() as directory:
+        started = time.monotonic()
+        worst = Worst(Path(directory))
+        print(f"filled in {time.monotonic() - started:.0f} s")
+        for name, measure in _cases(words):
+            steps = measure(worst)
+            longest = max(steps) * 1e3
+            gc.collect()
+            failed += longest > LIMIT_MS
+            mark = "  above" if longest > LIMIT_MS else ""
+            print(f"{longest:9.1f} ms of {sum(steps) * 1e3:9.1f}, {len(steps):6} steps  {name}{mark}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
