@@ -58,6 +58,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| header line of a text command | {MAX_LINE_BYTES:bytes} |",
         "| a frame | less than {MAX_FRAME_BYTES:bytes+1} |",
         "| the header of a frame | {MAX_FRAME_HEADER_BYTES:bytes} |",
+        "a header of more than {PLAIN_HEADER_BYTES:bytes}, and bytes",
         "and bytes beside them | {MAX_HEADER_TEXTS}, {PLAIN_HEADER_BYTES:bytes} |",
         "parts that it repeats | {MAX_PARTS} |",
         "| tags of a PULL or an ACQUIRE | {MAX_PULLED_TAGS} |",
