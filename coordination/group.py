@@ -167,6 +167,11 @@ class GroupMembership:
         return self._session.connections
 
     @property
+    def connection(self) -> int | None:
+        """The number of the one that there is; None without one."""
+        return self._session.connections if self._session.connected else None
+
+    @property
     def seen_zxid(self) -> int:
         return self._session.seen_zxid
 

@@ -179,7 +179,7 @@ class Consumer(Poller):
         self.consumer_id = membership.consumer_id
         self._poll_watch = PollWatch(self.group, self.consumer_id, config.max_poll_interval_seconds)
         self._committer = OffsetCommitter(
-            offset_store_for(config, self._session, membership), self.group, lambda: membership.connections
+            offset_store_for(config, self._session, membership), self.group, lambda: membership.connection
         )
         self._suspects = Suspects(BegunMarks(self._session, self.group), self._committer, core)
         beginnings = Beginnings(self._committer, core, fetcher, self._commit_timers)

@@ -73,13 +73,13 @@ class OffsetCommitter:
     nothing else may tell (`restore`).
     """
 
-    def __init__(self, store: OffsetStore, group: str, connections: Callable[[], int] = lambda: 0) -> None:
-        """connections: how many there were to ZooKeeper."""
+    def __init__(self, store: OffsetStore, group: str, connection: Callable[[], int | None] = lambda: 0) -> None:
+        """connection: the number of the one to ZooKeeper; None: there is none now."""
         self._store = store
         self._group = group
-        self._connections = connections
+        self._connection = connection
         self._lock = threading.Lock()
-        self._seen_on = 0  # connection
+        self._seen_on = 0  # the connection
         self._overwritten = 0  # partitions that had less than was committed of them
 
     def load(self, partitions: Sequence[tuple[str, str]]) -> list[Reached | None]:
@@ -105,6 +105,15 @@ class OffsetCommitter:
             overwritten, self._overwritten = self._overwritten, 0
             return sum(map(len, lost.values())) + overwritten
 
+    def _look(self, cursors: Sequence[PartitionCursor]) -> None:
+        """Note what a commit of these is about to overwrite, if it is the first one on the connection. Without one this
+        waits for the next, on which the commit then goes out, too."""
+        while cursors and (connection := self._connection()) != self._seen_on:
+            less = len(self._with_less(cursors))
+            if connection is not None and connection == self._connection():
+                self._overwritten += less
+                self._seen_on = connection
+
     def _with_less(self, cursors: Sequence[PartitionCursor]) -> list[tuple[PartitionCursor, Reached]]:
         """Those of which the store has less than was committed, and that."""
         stored = self.load([(each.partition.topic, str(each.partition)) for each in cursors])
@@ -124,10 +133,7 @@ class OffsetCommitter:
         """Write what changed; return how many partitions that were. Raises CoordinationError, SessionLost, OSError."""
         with self._lock:
             changed = changes(cursors)
-            connection = self._connections()
-            if changed and connection != self._seen_on:
-                self._overwritten += len(self._with_less([cursor for each in changed.values() for cursor, _ in each]))
-                self._seen_on = connection
+            self._look([cursor for reached in changed.values() for cursor, _ in reached])
             for fence, reached in changed.items():
                 offsets = {
                     (cursor.partition.topic, str(cursor.partition)): Offset(message_id, offset)

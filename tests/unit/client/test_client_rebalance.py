@@ -118,6 +118,7 @@ class MemoryMembership:
         self.group, self.consumer_id = "g", "g_me"
         self.session_id = 1
         self.last_session_id = 1
+        self.is_connected = True
         self.session_timeout, self.set_backs, self.connections, self.seen_zxid = 10.0, 0, 1, 0
         self.members = ["g_me"]
         self.partitions = list(partitions)
@@ -131,6 +132,10 @@ class MemoryMembership:
         self.held = set()
         self.left = False
         self.out = False
+
+    @property
+    def connection(self):
+        return self.connections if self.is_connected else None
 
     def _fail(self):
         if self.failures:
@@ -241,7 +246,7 @@ class World:
         self.looks: list[dict[str, list[str]]] = []  # the partitions that each plan knew
         self.sets: list[int] = []  # ids of broker sets
         view: Any = SimpleNamespace(set_ids=lambda: self.sets)
-        self.committer = OffsetCommitter(store, "g", lambda: membership.connections)
+        self.committer = OffsetCommitter(store, "g", lambda: membership.connection)
         self.member = GroupMember(
             membership,
             self.committer,
@@ -1370,6 +1375,30 @@ def test_a_commit_that_comes_before_the_look_at_an_older_copy_does_not_hide_it()
     world.membership.members = ["g_me"]
     world.membership.connections += 1
     world.consume("0-0", 90)
+    world.committer.commit(world.core.owned.values())
+    world.member.take(Event.CHANGED)
+    assert (world.owned(), world.store.offsets["t", "0-0"]) == (["0-0"], Offset(5, 90))
+    assert world.timers[-1][0] == 15.0
+
+
+def test_a_commit_that_waited_for_the_older_copy_does_not_hide_it_either():
+    world = World("0-0", "0-1")
+    world.membership.members = ["g_me", "g_other"]
+    world.start()
+    world.consume("0-0", 77)
+    world.committer.commit(world.core.owned.values())
+    world.consume("0-0", 90)
+    world.membership.is_connected = False
+    load = world.store.load_many
+
+    def load_on_the_next_connection(group, names):
+        if not world.membership.is_connected:
+            world.membership.is_connected, world.membership.members = True, ["g_me"]
+            world.membership.connections += 1
+            world.store.offsets["t", "0-0"] = Offset(1, 20)
+        return load(group, names)
+
+    cast(Any, world.store).load_many = load_on_the_next_connection
     world.committer.commit(world.core.owned.values())
     world.member.take(Event.CHANGED)
     assert (world.owned(), world.store.offsets["t", "0-0"]) == (["0-0"], Offset(5, 90))
