@@ -64,6 +64,11 @@ class Checker:
         self._lock = threading.Lock()
         self._calls = threading.Lock()  # one check at a time
         self._checks: dict[tuple[str, str], Check] = {}  # by group and topic
+        self._last: tuple[str, str, Check | None] = (
+            "",
+            "",
+            None,
+        )  # that was given; a loop gives the same for each message
         self.producer = secrets.token_hex(8)
         """Its name in half messages and questions."""
         self.own = OwnHalves()
@@ -76,17 +81,17 @@ class Checker:
     def use(self, group: str, topic: str, check: Check | None) -> None:
         """Answer questions for this group and topic. check: replaces the one before; None: as before, and if there is
         none the group's other producers answer."""
-        if check is None:
+        if check is None or (check is self._last[2] and topic == self._last[1] and group == self._last[0]):
             return
         with self._lock:
-            known = (group, topic) in self._checks
+            is_new = (group, topic) not in self._checks
             self._checks[group, topic] = check
-            if known:
-                return
             if self._watcher is None and not self._closed:
                 self._pool = self._make_pool()
                 self._watcher = BackgroundThread(self._watch, "metaq-checks")
-        self._bell.ring()
+        if is_new:
+            self._bell.ring()
+        self._last = group, topic, check  # the last step: if an interrupt comes before, the next call does it all again
 
     def close(self, seconds: float) -> None:
         """Ask for nothing any more. A check under way is waited for, at most so long; what it finds out is not told to
@@ -199,7 +204,7 @@ class Checker:
             log.warning("%r is %s, which its broker was not told: %s", message, outcome.value, error)
             return
         if is_own:
-            self.own.decided(half.id)
+            self.own.decided((half.id,))
         if reply.outcome not in (outcome, HalfOutcome.UNKNOWN) and not isinstance(answer, HalfOutcome):
             log.error("%r is %s by its check, and was %s before", message, outcome.value, reply.outcome)
 

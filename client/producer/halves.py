@@ -239,12 +239,11 @@ class _Asynchronous:
 
     def told(self, transactions: Sequence[_Transaction]) -> None:
         """The broker has answered, or could not be told."""
+        self._own.decided([each.half_id for each in transactions if each.reply is not None])
         with Callbacks():
             for each in transactions:
                 if each.reply is None:
                     self._left_open(each)
-                else:
-                    self._own.decided(each.half_id)
                 if each.too_late is not None:
                     each.end.settle(each.too_late, None)
                     continue
@@ -327,7 +326,7 @@ class HalfTransactions:
     ) -> TransactionResult:
         """As Producer.send_in_transaction. seconds: for the half message, and once more for its outcome."""
         began = self._clock()
-        after = _check_after(check_after)
+        after = None if check_after is None else _check_after(check_after)
         call = "send_in_transaction()"
         payload, flag, body, timing = self._built(call, topic, payload, execute, check, group, after, options)
         outgoing = with_body(topic, payload, flag, body, began + seconds, options)
@@ -364,7 +363,7 @@ class HalfTransactions:
                 if telling.reply is None:
                     own.left_open(half.message_id, answer)
                 else:
-                    own.decided(half.message_id)
+                    own.decided((half.message_id,))
         if too_late is not None:
             raise too_late
         return _result(half, telling)
@@ -382,7 +381,7 @@ class HalfTransactions:
     ) -> SendFuture[TransactionResult]:
         """As Producer.send_in_transaction_async. The arguments are those of `run`."""
         began = self._clock()
-        after = _check_after(check_after)
+        after = None if check_after is None else _check_after(check_after)
         call = "send_in_transaction_async()"
         payload, flag, body, timing = self._built(call, topic, payload, execute, check, group, after, options)
         number = self.checker.own.send()
@@ -455,10 +454,8 @@ def _result(half: SendResult, telling: Telling) -> TransactionResult:
     return TransactionResult(outcome, half, SendResult(reply.message_id, half.partition, reply.offset, half.replicas))
 
 
-def _check_after(given: Duration | None) -> float | None:
+def _check_after(given: Duration) -> float:
     """In seconds. Raises WrongDuration, LocalProtocolError."""
-    if given is None:
-        return None
     seconds = seconds_of("check_after", given)
     if not 0 <= seconds <= MAX_CHECK_AFTER_SECONDS:  # and so is NaN
         raise LocalProtocolError(f"check_after={given}: choose 0 to {MAX_CHECK_AFTER_SECONDS} seconds")

@@ -12,7 +12,7 @@ here may be any of those that were on their way then; once these have ended, it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -66,10 +66,12 @@ class OwnHalves:
         _put_bounded(self._left_open, half_id, answer)
         self._busy.discard(half_id)
 
-    def decided(self, half_id: int) -> None:
-        """Its broker knows the outcome."""
-        self._left_open.pop(half_id, None)
-        self._busy.discard(half_id)
+    def decided(self, half_ids: Sequence[int]) -> None:
+        """Their broker knows the outcomes."""
+        if self._left_open:
+            for each in half_ids:
+                self._left_open.pop(each, None)
+        self._busy.difference_update(half_ids)
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
