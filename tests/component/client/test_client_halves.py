@@ -40,7 +40,8 @@ def broker():
 
 def new_producer(broker, **options):
     options.setdefault("config", CONFIG)
-    return Producer.direct(f"127.0.0.1:{broker.endpoint.port}", broker_id=0, partitions={"t": 2}, **options)
+    options.setdefault("partitions", {"t": 2})
+    return Producer.direct(f"127.0.0.1:{broker.endpoint.port}", broker_id=0, **options)
 
 
 @pytest.fixture
@@ -219,6 +220,19 @@ def test_another_producer_of_the_group_answers(broker, producer):
         broker.ask_for_halves()
         eventually(lambda: broker.halves.waiting == [])
     assert payloads(broker) == []
+
+
+def test_each_topic_of_a_group_has_its_own_check():
+    with FakeBroker({"t": 2, "u": 1}, broker_id=0) as broker:
+        with new_producer(broker, partitions={"t": 2, "u": 1}) as producer:
+            for topic in ("t", "u"):
+                producer.send_in_transaction(topic, b"a", execute=lambda message: HalfOutcome.UNKNOWN)
+        with new_producer(broker, partitions={"t": 2, "u": 1}) as other:
+            other.check_transactions(lambda message: False, "t")
+            other.check_transactions(commits, "u")
+            broker.ask_for_halves()
+            eventually(lambda: broker.halves.waiting == [])
+        assert (payloads(broker), [body[-1:] for body in broker.bodies("u", 0)]) == ([], [b"a"])
 
 
 def test_producers_of_other_groups_are_not_asked(broker, producer):
