@@ -56,7 +56,7 @@ from .group_member import GroupMember
 from .listener import Deliver, Handling, Listener, accepting, delivering_living
 from .nearest_nodes import Nearby
 from .notices import OnPartitions
-from .offset_commit import OffsetCommitter, StartPosition, offset_store_for
+from .offset_commit import StartPosition, committer_for
 from .polling import NOT_ALONE, Poller, Taken
 from .rejected import RejectHandler, drop_message, of_cluster, recovering
 from .retry import Retry
@@ -178,9 +178,7 @@ class Consumer(Poller):
         self._topics = membership.topics
         self.consumer_id = membership.consumer_id
         self._poll_watch = PollWatch(self.group, self.consumer_id, config.max_poll_interval_seconds)
-        self._committer = OffsetCommitter(
-            offset_store_for(config, self._session, membership), self.group, lambda: membership.connection
-        )
+        self._committer = committer_for(config, self._session, membership)
         self._suspects = Suspects(BegunMarks(self._session, self.group), self._committer, core)
         beginnings = Beginnings(self._committer, core, fetcher, self._commit_timers)
         member = self._member = GroupMember(

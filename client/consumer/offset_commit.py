@@ -27,19 +27,19 @@ from ..timers import Timers
 from .core import ConsumerCore, changes
 from .cursor import UNKNOWN_MESSAGE_ID, PartitionCursor, Reached, Request
 
-__all__ = ["OffsetCommitter", "StartPosition", "offset_store_for"]
+__all__ = ["OffsetCommitter", "StartPosition", "committer_for"]
 
 log = get_log(__name__)
 
 
-def offset_store_for(config: ConsumerConfig, session: ZkSession, membership: GroupMembership) -> OffsetStore:
-    """Where a member keeps its offsets. Raises ConfigError."""
+def committer_for(config: ConsumerConfig, session: ZkSession, membership: GroupMembership) -> OffsetCommitter:
+    """Of a member, whose offsets are in ZooKeeper, or where `config` has them. Raises ConfigError."""
     own, file = config.offset_store, config.offsets_file
     if file is not None and (own is not None or not config.broadcast):
         raise ConfigError("offsets_file", file, "it is for broadcast=True without offset_store; see LocalOffsetStore")
     if own is None and not config.broadcast:
-        return ZooKeeperOffsetStore(session)
-    return OwnerCheckedStore(own or LocalOffsetStore(file), membership)
+        return OffsetCommitter(ZooKeeperOffsetStore(session), membership.group, lambda: membership.connection)
+    return OffsetCommitter(OwnerCheckedStore(own or LocalOffsetStore(file), membership), membership.group)
 
 
 class StartPosition(NamedTuple):
@@ -74,7 +74,8 @@ class OffsetCommitter:
     """
 
     def __init__(self, store: OffsetStore, group: str, connection: Callable[[], int | None] = lambda: 0) -> None:
-        """connection: the number of the one to ZooKeeper; None: there is none now."""
+        """connection: the number of the one to ZooKeeper, for which a read of the store waits; None: there is none now.
+        By default the store is elsewhere, and does not go back with ZooKeeper."""
         self._store = store
         self._group = group
         self._connection = connection

@@ -1,5 +1,6 @@
 """The rebalance state machine: its table, and the member that carries it out, with a group in memory."""
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from metaq.client.consumer.beginnings import Beginnings
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask
 from metaq.client.consumer.group_member import GroupMember
-from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition
+from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition, committer_for
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
 from metaq.client.questions.partitions import max_offset
 from metaq.client.values import TopicPartition
@@ -20,6 +21,7 @@ from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.group_view import GroupSnapshot
 from metaq.coordination.offset_store import Offset
 from metaq.protocol.errors import CoordinationUnavailable, LocalProtocolError, SessionLost
+from tests.waiting import DEADLINE
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
@@ -1379,6 +1381,20 @@ def test_a_commit_that_comes_before_the_look_at_an_older_copy_does_not_hide_it()
     world.member.take(Event.CHANGED)
     assert (world.owned(), world.store.offsets["t", "0-0"]) == (["0-0"], Offset(5, 90))
     assert world.timers[-1][0] == 15.0
+
+
+def test_offsets_that_are_kept_elsewhere_wait_for_no_connection(tmp_path):
+    world = World("0-0").start()
+    world.consume("0-0", 77)
+    membership: Any = world.membership
+    membership.is_connected = False
+    membership.require_owned = lambda offsets, fence: None
+    config = ConsumerConfig(broadcast=True, offsets_file=tmp_path / "offsets")
+    committer = committer_for(config, cast(Any, None), membership)
+    thread = threading.Thread(target=committer.commit, args=(world.core.owned.values(),), daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+    assert committer.load([("t", "0-0")]) == [(77, 5)]
 
 
 def test_a_commit_that_waited_for_the_older_copy_does_not_hide_it_either():
