@@ -16,9 +16,9 @@ _FREE_PORTS = range(10_000, 32_768)
 _TRIES = 100
 
 _kept: list[socket.socket] = []
-"""Bound to the free ports that this process has chosen, and never listening: whoever looks for a free port elsewhere
-passes these over until their servers listen, and again whenever they are down. One descriptor each, until the process
-ends."""
+"""Sockets that are bound to the free ports which this process has chosen. They never listen, so servers may listen
+there. Other processes that look for a free port skip these ports, also while no server listens. Each socket takes one
+descriptor until the process ends."""
 
 
 def ready_port(option: str, port: int, host: str = "127.0.0.1") -> int:

@@ -148,7 +148,7 @@ MAX_FRAME_HEADER_BYTES = 1024 * 1024
 """Largest JSON header of a frame (its length is a u24)."""
 
 PLAIN_HEADER_BYTES = 64 * 1024
-"""A larger header has few values, of which one is long: a list of topics, of tags, a key."""
+"""A header above this size may have few values only: one of them is long, such as a list of topics."""
 
 MAX_HEADER_TEXTS = 256
 """Most names and values of such a header; no request has more than fifty."""

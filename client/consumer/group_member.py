@@ -32,7 +32,7 @@ from .fetcher import Fetcher
 from .filters import GroupFilters
 from .kept_positions import KeptPositions
 from .notices import Notice
-from .offset_commit import OffsetCommitter, StartPosition
+from .offset_commit import OffsetCommitter, StartPosition, znode_name
 from .rebalance import Action, Event, State, next_state
 from .tuning import HELD_LOOK_SECONDS, ZONE_SETTLE_SECONDS
 from .zones import ByZone
@@ -270,9 +270,9 @@ class GroupMember:
         owned = self._core.owned
         given_up = self._kept.given_up(owned)
         if connections != self._connections and (owned or given_up):
-            granted = self._membership.claim_many([_znode(partition) for partition in [*owned, *given_up]])
-            lost = [cursor for partition, cursor in owned.items() if _znode(partition) not in granted]
-            free = [cursor for partition, cursor in given_up.items() if _znode(partition) in granted]
+            granted = self._membership.claim_many([znode_name(partition) for partition in [*owned, *given_up]])
+            lost = [cursor for partition, cursor in owned.items() if znode_name(partition) not in granted]
+            free = [cursor for partition, cursor in given_up.items() if znode_name(partition) in granted]
             # what is lost, too: its next owner has no place. What is free is given up again by `_compare`
             restored = self._committer.restore([*owned.values(), *free])
             self._drop(lost, "they have other owners in ZooKeeper")
@@ -282,7 +282,7 @@ class GroupMember:
                     *(self._membership.group, restored),
                 )
                 self._kept.wait_for_others()
-                self._membership.hold_again([_znode(each) for each in self._known if each not in owned])
+                self._membership.hold_again([znode_name(each) for each in self._known if each not in owned])
         self._connections = connections
 
     def _with_settled_zones(self, snapshot: GroupSnapshot) -> GroupSnapshot:
@@ -327,7 +327,7 @@ class GroupMember:
 
     def _compare(self, wanted: set[TopicPartition]) -> Event:
         owned = self._core.owned
-        stray = self._membership.held - {_znode(partition) for partition in wanted | owned.keys()}
+        stray = self._membership.held - {znode_name(partition) for partition in wanted | owned.keys()}
         if stray:  # claimed or released without our hearing the answer: nobody else would get them
             self._membership.release_many(stray)
         gains = wanted - owned.keys()
@@ -380,7 +380,8 @@ class GroupMember:
         self._moved += len(losses)
         self._on_given_up(losses)
         self._kept.gave_up(losses)
-        self._membership.release_many(_znode(each.partition) for each in losses)  # last: if it fails, see `_compare`
+        # last: if it fails, see `_compare`
+        self._membership.release_many(znode_name(each.partition) for each in losses)
         return Event.RELEASED
 
     def _tell(self, notice: Notice) -> None:
@@ -390,16 +391,16 @@ class GroupMember:
     def _claim(self) -> Event:
         membership = self._membership
         fence = membership.session_id
-        granted = membership.claim_many([_znode(partition) for partition in self._gains])
-        claimed = [partition for partition in self._gains if _znode(partition) in granted]
+        granted = membership.claim_many([znode_name(partition) for partition in self._gains])
+        claimed = [partition for partition in self._gains if znode_name(partition) in granted]
         if claimed:
             self._begin(claimed, fence)
-        self._waits_for = [partition for partition in self._gains if _znode(partition) not in granted]
+        self._waits_for = [partition for partition in self._gains if znode_name(partition) not in granted]
         return Event.FAILED if self._waits_for else Event.CLAIMED
 
     def _begin(self, claimed: list[TopicPartition], fence: int) -> None:
         """Read the offsets only now: until the claim the previous owner may have committed."""
-        membership, names = self._membership, [_znode(partition) for partition in claimed]
+        membership, names = self._membership, [znode_name(partition) for partition in claimed]
         try:
             stored = self._committer.load(names)
         except BaseException:
@@ -464,7 +465,7 @@ class GroupMember:
             self._waiting = waits_for, now
             log.info("group %s: waiting until %s are free", self._membership.group, _names(waits_for))
         elif now - since >= HELD_LOOK_SECONDS:
-            holder = self._membership.owner(*_znode(waits_for[0]))
+            holder = self._membership.owner(*znode_name(waits_for[0]))
             if holder is not None:  # else it has become free in this moment
                 self._complain(
                     f"{_names(waits_for)} could not be claimed for {now - since:.0f} s",
@@ -590,11 +591,6 @@ _ACTIONS: dict[Action, Callable[[GroupMember], Event | None]] = {
     Action.STEP_OUT: GroupMember._step_out,
     Action.LEAVE: GroupMember._leave,
 }
-
-
-def _znode(partition: TopicPartition) -> tuple[str, str]:
-    """How coordination names a partition."""
-    return partition.topic, str(partition)
 
 
 def _names(partitions: Sequence[TopicPartition]) -> str:

@@ -15,7 +15,7 @@ from metaq.coordination.logs import get_log
 
 from ..values import TopicPartition
 from .cursor import PartitionCursor, Reached
-from .offset_commit import OffsetCommitter
+from .offset_commit import OffsetCommitter, znode_name
 from .tuning import RETURN_SECONDS
 
 __all__ = ["KeptPositions"]
@@ -88,7 +88,7 @@ class KeptPositions:
             return
         known = self.given_up(self._kept) | self._kept
         places = {each: place for each, cursor in known.items() if (place := self._place(cursor)) is not None}
-        names = {each: (each.topic, str(each)) for each in places}
+        names = {each: znode_name(each) for each in places}
         stored = self._committer.load(list(names.values())) if names else []
         set_backs = self._membership.set_backs
         is_known = set_backs != self._set_backs
@@ -109,7 +109,7 @@ class KeptPositions:
     def resume(self, partitions: Sequence[TopicPartition], stored: Sequence[Reached | None]) -> list[Reached | None]:
         """Of claimed partitions, of which this is committed: where the member goes on because nobody has gone further;
         None: as if it had never owned it."""
-        names = [(each.topic, str(each)) for each in partitions]
+        names = [znode_name(each) for each in partitions]
         is_set_back = self.ends_in is not None
         changed = self._changed(names, is_set_back) if self._kept.keys() & set(partitions) else [True] * len(names)
         found: list[Reached | None] = []

@@ -24,12 +24,18 @@ from ..questions.finding import MessageFinder
 from ..questions.partitions import max_offset
 from ..questions.places import Locate, Position, locate
 from ..timers import Timers
+from ..values import TopicPartition
 from .core import ConsumerCore, changes
 from .cursor import UNKNOWN_MESSAGE_ID, PartitionCursor, Reached, Request
 
-__all__ = ["OffsetCommitter", "StartPosition", "committer_for"]
+__all__ = ["OffsetCommitter", "StartPosition", "committer_for", "znode_name"]
 
 log = get_log(__name__)
+
+
+def znode_name(partition: TopicPartition) -> tuple[str, str]:
+    """How coordination names a partition."""
+    return partition.topic, str(partition)
 
 
 def committer_for(config: ConsumerConfig, session: ZkSession, membership: GroupMembership) -> OffsetCommitter:
@@ -99,8 +105,7 @@ class OffsetCommitter:
         with self._lock:
             lost: dict[int, dict[tuple[str, str], Offset]] = {}
             for cursor, known in self._with_less(cursors):
-                name = cursor.partition.topic, str(cursor.partition)
-                lost.setdefault(cursor.fence, {})[name] = Offset(known[1], known[0])
+                lost.setdefault(cursor.fence, {})[znode_name(cursor.partition)] = Offset(known[1], known[0])
             for fence, offsets in lost.items():
                 self._store.commit(self._group, offsets, fence)
             overwritten, self._overwritten = self._overwritten, 0
@@ -116,8 +121,8 @@ class OffsetCommitter:
                 self._seen_on = connection
 
     def _with_less(self, cursors: Sequence[PartitionCursor]) -> list[tuple[PartitionCursor, Reached]]:
-        """Those of which the store has less than was committed, and that."""
-        stored = self.load([(each.partition.topic, str(each.partition)) for each in cursors])
+        """The cursors whose stored offset is missing, or lower than the one they committed; each with the latter."""
+        stored = self.load([znode_name(each.partition) for each in cursors])
         return [
             (cursor, known)
             for cursor, found in zip(cursors, stored, strict=True)
@@ -137,8 +142,7 @@ class OffsetCommitter:
             self._look([cursor for reached in changed.values() for cursor, _ in reached])
             for fence, reached in changed.items():
                 offsets = {
-                    (cursor.partition.topic, str(cursor.partition)): Offset(message_id, offset)
-                    for cursor, (offset, message_id) in reached
+                    znode_name(cursor.partition): Offset(message_id, offset) for cursor, (offset, message_id) in reached
                 }
                 self._store.commit(self._group, offsets, fence)
                 for cursor, written in reached:
@@ -152,9 +156,8 @@ class OffsetCommitter:
             wanted = [each for each in requests if each.cursor.may_record(each)]
             by_fence: dict[int, dict[tuple[str, str], Offset]] = {}
             for each in wanted:
-                partition = each.cursor.partition
                 offsets = by_fence.setdefault(each.cursor.fence, {})
-                offsets[partition.topic, str(partition)] = Offset(UNKNOWN_MESSAGE_ID, each.offset)
+                offsets[znode_name(each.cursor.partition)] = Offset(UNKNOWN_MESSAGE_ID, each.offset)
             for fence, offsets in by_fence.items():
                 self._store.commit(self._group, offsets, fence)
             return wanted

@@ -64,11 +64,6 @@ class Checker:
         self._lock = threading.Lock()
         self._calls = threading.Lock()  # one check at a time
         self._checks: dict[tuple[str, str], Check] = {}  # by group and topic
-        self._last: tuple[str, str, Check | None] = (
-            "",
-            "",
-            None,
-        )  # that was given; a loop gives the same for each message
         self.producer = secrets.token_hex(8)
         """Its name in half messages and questions."""
         self.own = OwnHalves()
@@ -81,17 +76,16 @@ class Checker:
     def use(self, group: str, topic: str, check: Check | None) -> None:
         """Answer questions for this group and topic. check: replaces the one before; None: as before, and if there is
         none the group's other producers answer."""
-        if check is None or (check is self._last[2] and topic == self._last[1] and group == self._last[0]):
+        if check is None or self._checks.get((group, topic)) is check:  # a loop gives the same for each message
             return
         with self._lock:
-            is_new = (group, topic) not in self._checks
-            self._checks[group, topic] = check
             if self._watcher is None and not self._closed:
                 self._pool = self._make_pool()
                 self._watcher = BackgroundThread(self._watch, "metaq-checks")
+            is_new = (group, topic) not in self._checks
+            self._checks[group, topic] = check  # last: if an interrupt comes before, the next call does it all again
         if is_new:
             self._bell.ring()
-        self._last = group, topic, check  # the last step: if an interrupt comes before, the next call does it all again
 
     def close(self, seconds: float) -> None:
         """Ask for nothing any more. A check under way is waited for, at most so long; what it finds out is not told to
