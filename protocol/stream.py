@@ -35,8 +35,12 @@ from .record import Buffer
 
 __all__ = [
     "COPY",
+    "MAX_FOLLOWER_MESSAGE_BYTES",
+    "MAX_HELLO_BYTES",
+    "MAX_MESSAGE_BYTES",
     "UNIT_BYTES",
     "Ack",
+    "Hello",
     "Kind",
     "Lane",
     "Ping",
@@ -47,11 +51,13 @@ __all__ = [
     "encode_ack",
     "encode_block",
     "encode_committed",
+    "encode_hello",
     "encode_json",
     "encode_ping",
     "parse_ack",
     "parse_block",
     "parse_committed",
+    "parse_hello",
     "parse_json",
     "parse_ping",
 ]
@@ -62,8 +68,14 @@ COPY = 0
 UNIT_BYTES = 32
 """Of an index unit (broker/store/index.py)."""
 
-_MAX_MESSAGE_BYTES = 1 << 28
-"""A block has at most what a reactor's turn appended, and a list of ten thousand partitions is a tenth of this."""
+MAX_MESSAGE_BYTES = 1 << 28
+"""A block has at most what a reactor's turn appended."""
+
+MAX_FOLLOWER_MESSAGE_BYTES = 32 << 20
+"""Of a follower: READY names each partition."""
+
+MAX_HELLO_BYTES = 256 << 10
+"""The body of FOLLOW: a thousand epochs are 50 KB."""
 
 _LENGTH = Struct("<I")
 _PREFIX = Struct("<IB")
@@ -121,6 +133,17 @@ class Lane(IntEnum):
 
     MEMORY = 0
     DISK = 1
+
+
+class Hello(NamedTuple):
+    """What a follower says of itself in the body of FOLLOW. set: the broker id. node: its name. instance: of its data
+    directory. epoch: the highest one that it has seen. epochs: numbers and ids of those that its data went through."""
+
+    set: int
+    node: str
+    instance: str
+    epoch: int
+    epochs: list[tuple[int, str]]
 
 
 class StreamEntry(NamedTuple):
@@ -258,6 +281,23 @@ def parse_json(payload: memoryview) -> dict[str, Any]:
     return value
 
 
+def encode_hello(hello: Hello) -> bytes:
+    return simplejson.dumps(hello._asdict()).encode()
+
+
+def parse_hello(body: memoryview) -> Hello:
+    """Raises RemoteProtocolError."""
+    if len(body) > MAX_HELLO_BYTES:
+        raise RemoteProtocolError(f"FOLLOW with {len(body)} bytes, and not with {MAX_HELLO_BYTES} at most")
+    words = parse_json(body)
+    try:
+        epochs = [(int(number), str(identity)) for number, identity in words["epochs"]]
+        of_set, epoch = int(words["set"]), int(words["epoch"])
+        return Hello(of_set, str(words["node"]), str(words["instance"]), epoch, epochs)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise RemoteProtocolError(f"FOLLOW does not say who asks: {error!r}") from error
+
+
 def _unpack(layout: Struct, payload: memoryview, what: str) -> tuple[int, ...]:
     if len(payload) != layout.size:
         raise RemoteProtocolError(f"the {what} has {len(payload)} bytes, not {layout.size}")
@@ -267,7 +307,8 @@ def _unpack(layout: Struct, payload: memoryview, what: str) -> tuple[int, ...]:
 class StreamReader:
     """Cuts received bytes into messages. Each message is in a buffer of its own, so that its parts can be kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._most = max_message_bytes
         self._head = b""
         self._body: memoryview | None = None
         self._filled = 0
@@ -284,8 +325,8 @@ class StreamReader:
                 if len(self._head) < _LENGTH.size:
                     break
                 (size,) = _LENGTH.unpack(self._head)
-                if not 0 < size <= _MAX_MESSAGE_BYTES:
-                    raise RemoteProtocolError(f"a message of {size} bytes is outside the limits")
+                if not 0 < size <= self._most:
+                    raise RemoteProtocolError(f"a message of {size} bytes, and not of 1 to {self._most}")
                 # a bytearray would be filled with zeros first
                 self._body, self._filled, self._head = np.empty(size, np.uint8).data, 0, b""
             body = self._body

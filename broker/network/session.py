@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from types import GeneratorType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, cast, final
 from typing import Protocol as Interface
@@ -67,6 +67,15 @@ class SessionServices(Interface):
     parked: ParkedPulls
     pending_puts: PendingPuts
     reading: Reading
+
+
+class Successor(Interface):
+    """A protocol that takes a connection over."""
+
+    on_gone: Callable[[], None] | None
+    """To be called when the connection is closed."""
+
+    def makeConnection(self, transport: Any) -> object: ...  # noqa: N802
 
 
 class _Slot:
@@ -553,8 +562,9 @@ class Session(Protocol):
             self._transport.unregisterProducer()  # a paused producer would keep the transport open
             self._transport.loseConnection()
 
-    def become(self, protocol: Protocol) -> None:
-        """Give the connection to another protocol. For a request without an answer, on a connection without others."""
+    def become(self, protocol: Successor) -> None:
+        """Give the connection to another protocol. For a request without an answer, on a connection without others. It
+        goes on to count among those of its address."""
         self._closing = self._closed = True
         self._queue.clear()
         transport = self._transport
@@ -563,8 +573,10 @@ class Session(Protocol):
         self._account.unfinished.drop(self, self.address)
         self._gate.connection_lost(self)
         self._on_lost(self)
+        self._account.connections.add(self.address, 1)
+        protocol.on_gone = partial(self._account.connections.add, self.address, -1)
         cast(Any, transport).protocol = protocol
-        protocol.makeConnection(cast(Any, transport))  # type: ignore[no-untyped-call]
+        protocol.makeConnection(transport)
 
     def _peer(self) -> str:
         return f"{self.host}:{getattr(self._transport.getPeer(), 'port', '?')}"

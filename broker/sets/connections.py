@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from metaq.protocol.errors import MetaqError, PeerLost, RemoteProtocolError
 from metaq.protocol.record import Buffer
-from metaq.protocol.stream import StreamMessage, StreamReader
+from metaq.protocol.stream import MAX_MESSAGE_BYTES, StreamMessage, StreamReader
 
 from ..runtime.reactor import Transport
 from . import tuning
@@ -28,15 +28,25 @@ class StreamProtocol(Protocol):
     space = None
     """The transport of an accepted connection asks for it (network/transport.py)."""
 
-    def __init__(self, name: str, on_messages: Callable[[Sequence[StreamMessage]], None]) -> None:
-        """name: of the other side, for errors. on_messages: gets what one read completed."""
+    def __init__(
+        self,
+        name: str,
+        on_messages: Callable[[Sequence[StreamMessage]], None],
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        """name: of the other side, for errors. on_messages: gets what one read completed. max_message_bytes: a larger
+        message ends the connection."""
         self.name = name
+        self.on_gone: Callable[[], None] | None = None
+        """Called when the connection is closed, which may be long after it was `lost`."""
         self.lost: MetaqError | None = None
         self.on_lost: Callable[[MetaqError], None] | None = None
         self.full = False
         """Whether the transport has buffered more than it should."""
+        self.drains = 0
+        """How often it was no longer full."""
         self._on_messages = on_messages
-        self._reader = StreamReader()
+        self._reader = StreamReader(max_message_bytes)
         self._drained: list[Deferred[None]] = []
 
     def send(self, buffers: Sequence[Buffer]) -> None:
@@ -89,12 +99,17 @@ class StreamProtocol(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
+        self._reader = StreamReader()  # up to a block, which would stay until the garbage is collected
+        gone, self.on_gone = self.on_gone, None
+        if gone is not None:
+            gone()
 
     def pauseProducing(self) -> None:  # noqa: N802
         self.full = True
 
     def resumeProducing(self) -> None:  # noqa: N802
         self.full = False
+        self.drains += 1
         self._tell_drained()
 
     def stopProducing(self) -> None:  # noqa: N802

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-import simplejson
 from twisted.internet import defer, error
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.endpoints import HostnameEndpoint
@@ -34,12 +33,14 @@ from metaq.protocol.statuses import RequestCode
 from metaq.protocol.stream import (
     COPY,
     Ack,
+    Hello,
     Kind,
     Lane,
     StreamBlock,
     StreamEntry,
     StreamMessage,
     encode_ack,
+    encode_hello,
     encode_json,
     parse_block,
     parse_committed,
@@ -188,15 +189,9 @@ class Follower:
     async def _join(self, connection: StreamProtocol, epoch: int, chosen: int) -> None:
         file, store = self._file, self._store
         ends = {name: end for name, (_, end, _) in store.ends().items()}
-        hello = {
-            "set": self._broker.config.broker_id,
-            "node": self._me,
-            "instance": file.instance,
-            "epoch": file.epoch,
-            "epochs": file.history.epochs,
-            "hasData": any(end for end in ends.values()),
-        }
-        body = simplejson.dumps(hello).encode()
+        body = encode_hello(
+            Hello(self._broker.config.broker_id, self._me, file.instance, file.epoch, file.history.epochs)
+        )
         welcome: Deferred[Mapping[str, Any]] = Deferred()
         self._welcome = welcome
         connection.send([encode_frame(RequestCode.FOLLOW, 1, {}, len(body)), body])

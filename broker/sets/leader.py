@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import LoopingCall
 
-from metaq.protocol.errors import MetaqError, NotEnoughReplicas, NotLeader, PeerLost
+from metaq.protocol.errors import MetaqError, NotEnoughReplicas, NotLeader, PeerLost, RemoteProtocolError
 from metaq.protocol.record import Buffer
 from metaq.protocol.stream import (
     Ack,
@@ -79,7 +79,15 @@ class _Link:
         self.copy: Copying | None = None
         self.heard_at = heard_at
         self.caught_up = False  # and was told
-        self.pings: deque[tuple[int, float]] = deque()
+        self.pings: deque[tuple[int, float]] = deque(maxlen=tuning.KEPT_PINGS)
+        self._drains = 0
+        self._read_at = heard_at
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the follower has not read for long what waits for it. To be called every second or so."""
+        if not self.protocol.full or self.protocol.drains != self._drains:
+            self._read_at, self._drains = now, self.protocol.drains
+        return now - self._read_at > tuning.STUCK_SECONDS
 
 
 class Leader:
@@ -357,6 +365,8 @@ class Leader:
             if kind is Kind.ACK:
                 ack = parse_ack(payload)
             elif kind is Kind.READY:
+                if link.copy is not None:
+                    raise RemoteProtocolError("a second READY")
                 self._copy_to(link, parse_json(payload))
             elif kind is Kind.LEAVE:
                 self._leaves(link, parse_json(payload))
@@ -443,6 +453,7 @@ class Leader:
         self._drop_internal()
         if self._ticks % tuning.PINGS_PER_LOOK == 0:
             self._look_at_disk()
+            self._cut_stuck(now)
 
     def _send_pings(self, links: Iterable[_Link]) -> None:
         """Ask for grants, each time with a number of its own."""
@@ -452,6 +463,10 @@ class Leader:
         for link in links:
             link.pings.append((self._ping, now))
             link.protocol.send([ping])
+
+    def _cut_stuck(self, now: float) -> None:
+        for link in [link for link in self._links.values() if link.is_stuck(now)]:
+            link.protocol.close(PeerLost(f"{link.name} has read nothing for {tuning.STUCK_SECONDS:g} s"))
 
     def _look_at_disk(self) -> None:
         """A log that takes nothing any more is reason to leave, if there is another node to lead, and so is a disk

@@ -34,7 +34,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.pulls import FOLLOWER
-from metaq.protocol.stream import Kind, encode_json, parse_json
+from metaq.protocol.stream import MAX_FOLLOWER_MESSAGE_BYTES, Hello, Kind, encode_json, parse_hello
 
 from ..broker import Broker
 from ..registration import Registration
@@ -844,27 +844,30 @@ class SetMember:
     # --- followers of ours --------------------------------------------------------------------------------------------
 
     def accept(self, frame: Frame, become: Callable[[StreamProtocol], None]) -> None:
-        """FOLLOW: the connection becomes a stream. become: gives it to the protocol."""
-        words = parse_json(frame.body)
-        name = str(words.get("node"))
-        connection = StreamProtocol(name, lambda messages: self._from_follower(name, connection, messages))
+        """FOLLOW: the connection becomes a stream. become: gives it to the protocol. Raises RemoteProtocolError."""
+        hello = parse_hello(frame.body)
+        connection = StreamProtocol(
+            hello.node,
+            lambda messages: self._from_follower(hello.node, connection, messages),
+            MAX_FOLLOWER_MESSAGE_BYTES,
+        )
         become(connection)
-        answer = partial(self._answer, name, connection, words)
+        answer = partial(self._answer, connection, hello)
         if self._standing:  # it has seen the outcome in ZooKeeper before this node has
             self._early.append(answer)
         else:
             answer()
 
-    def _answer(self, name: str, connection: StreamProtocol, words: Mapping[str, Any]) -> None:
+    def _answer(self, connection: StreamProtocol, hello: Hello) -> None:
         """To FOLLOW."""
-        if self._is_listed(name, words):
-            self._take_in(name, connection, words)
+        if self._is_listed(hello):
+            self._take_in(connection, hello)
             return
         if self._listing is None:  # one look at a time, however many ask
             look = self._listing = ensureDeferred(self._look())
             look.addTimeout(tuning.LISTED_SECONDS, cast(Any, self._reactor))  # ZooKeeper may be away
             look.addBoth(self._have_listed)
-        self._unlisted.append(partial(self._take_in, name, connection, words))
+        self._unlisted.append(partial(self._take_in, connection, hello))
 
     def _have_listed(self, found: object) -> None:
         if isinstance(found, Failure) and not isinstance(found.value, defer.TimeoutError):
@@ -873,41 +876,42 @@ class SetMember:
         for take_in in unlisted:
             take_in()
 
-    def _is_listed(self, name: str, words: Mapping[str, Any]) -> bool:
+    def _is_listed(self, hello: Hello) -> bool:
         """Whether the node has a znode for this name and data: without one anybody on the port could become a replica,
         whose word counts for what is acknowledged. It stays one while ZooKeeper is away."""
-        node = None if self._view is None else self._view.nodes.get(name)
-        return node is not None and node.instance == words.get("instance")
+        node = None if self._view is None else self._view.nodes.get(hello.node)
+        return node is not None and node.instance == hello.instance
 
-    def _take_in(self, name: str, connection: StreamProtocol, words: Mapping[str, Any]) -> None:
+    def _take_in(self, connection: StreamProtocol, hello: Hello) -> None:
         if connection.lost is not None:
             return
-        why, welcome = self._welcome(name, words)
+        why, welcome = self._welcome(hello)
         if welcome is None:
             connection.send([encode_json(Kind.REFUSED, {"why": why})])
             cast(Any, connection.transport).loseConnection()
             return
         connection.send([encode_json(Kind.WELCOME, welcome)])
         assert self.leader is not None
-        self._instances[name] = str(words["instance"])
-        self.leader.serve(name, connection)
+        self._instances[hello.node] = hello.instance
+        self.leader.serve(hello.node, connection)
 
-    def _welcome(self, name: str, words: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    def _welcome(self, hello: Hello) -> tuple[str, dict[str, Any] | None]:
         leader = self.leader
         if leader is None:
             return f"{self.name} does not lead the set now", None
-        if words.get("set") != self._broker.config.broker_id:
-            return f"this is broker set {self._broker.config.broker_id}, not {words.get('set')}", None
-        if int(words.get("epoch", 0)) > leader.core.epoch:
+        if hello.set != self._broker.config.broker_id:
+            return f"this is broker set {self._broker.config.broker_id}, not {hello.set}", None
+        name = hello.node
+        if not self._is_listed(hello):
+            return f"no znode of the set's nodes has the name {name!r} with the data of the node that asks", None
+        if hello.epoch > leader.core.epoch:
             self._reactor.callLater(0, ensureDeferred, self._look())
             return f"epoch {leader.core.epoch} of {self.name} is over", None
-        if not self._is_listed(name, words):
-            return f"no znode of the set's nodes has the name {name!r} with the data of the node that asks", None
         state = None if self._view is None else self._view.state
-        if state is None or (name in state.in_sync and not state.has_in_sync(name, str(words.get("instance")))):
+        if state is None or (name in state.in_sync and not state.has_in_sync(name, hello.instance)):
             return f"the set has not let go of the data that {name} had before", None
         history = self._file.history
-        common = common_epoch(history.epochs, [(number, identity) for number, identity in words.get("epochs", ())])
+        common = common_epoch(history.epochs, hello.epochs)
         ends = {name: end for name, (_, end, _) in self._broker.store.ends().items()}
         return "", {
             "epoch": leader.core.epoch,

@@ -36,6 +36,12 @@ PIECE_BYTES = 1 << 20
 STREAM_READ_BYTES = 256 << 10
 """Of a connection that are read at once, if there are so many."""
 
+STUCK_SECONDS = 60.0
+"""The leader cuts the connection of a follower that has not read for so long what waits for it in memory."""
+
+KEPT_PINGS = 64
+"""Of a follower that does not answer them; an answer to an older one would grant nothing."""
+
 MAX_BACKLOG_BYTES = 256 << 20
 """Blocks that a follower has not acknowledged, above which its connection is cut: it copies from the files then."""
 

@@ -190,3 +190,8 @@ def test_who_has_no_znode_in_the_set_is_no_replica(nodes: SetNodes, name: str) -
     assert b"no znode of the set's nodes has the name" in said
     assert all(each not in said for each in sent)
     assert in_sync(nodes) == ["a"]
+    del hello["epoch"]
+    body = json.dumps(hello).encode()
+    with socket.create_connection(address, timeout=10) as stranger:  # it must not hold up those who ask meanwhile
+        stranger.sendall(encode_frame(RequestCode.FOLLOW, 1, {}, len(body)) + body)
+        assert b"FOLLOW does not say who asks" in stranger.recv(65536)

@@ -210,6 +210,10 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     ),
     "docs/replication.md": (
         "those of {MAX_EPOCHS} epochs, or of fewer if more than {MAX_ENDS} ends of partitions changed in them",
+        "which epochs its data went through | {MAX_HELLO_BYTES:bytes} |",
+        "| another message of a follower | {MAX_FOLLOWER_MESSAGE_BYTES:bytes};",
+        "has not acknowledged | {MAX_BACKLOG_BYTES:bytes} for each follower |",
+        "while something waits for it | {STUCK_SECONDS:s} |",
         "when the node stops, and within {REMEMBER_SECONDS:s} of a new partition's",
         "once it has been in sync for {PREFERRED_SECONDS:seconds}, the leader hands over",
         "writes its page cache back, for {WRITE_BACK_SECONDS:s} at most",

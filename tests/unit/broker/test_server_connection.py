@@ -10,6 +10,7 @@ from twisted.internet.task import Clock
 
 from metaq.broker.network.server import IDLE_SECONDS
 from metaq.broker.network.transport import FastConnection
+from metaq.broker.sets.connections import StreamProtocol
 from tests.unit.broker.harness import Peer, put
 
 
@@ -171,3 +172,18 @@ def test_a_connection_has_room_for_many_small_requests_where_the_system_allows_i
     fake: Any = Socket()
     FastConnection(fake, object(), ("127.0.0.1", 1), None, 0, Descriptors())
     assert fake.options.get((socket.SOL_SOCKET, socket.SO_RCVBUF)) == (4 << 20 if allowed else None)
+
+
+def test_a_stream_counts_among_the_connections_of_its_address_until_it_is_closed(harness):
+    peer = harness.connect()
+    peer.session.address = "127.0.0.1"
+    connections = harness.broker.account.connections
+    before = connections.used
+    stream = StreamProtocol("b", lambda messages: None)
+    peer.transport.setTcpNoDelay = lambda enabled: None
+    peer.session.become(stream)
+    assert connections.used == before + 1
+    stream.close()
+    assert connections.used == before + 1
+    stream.connectionLost()
+    assert connections.used == before

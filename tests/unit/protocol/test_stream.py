@@ -1,12 +1,16 @@
 import pytest
+import simplejson
 from hypothesis import given
 from hypothesis import strategies as st
+from simplejson.raw_json import RawJSON
 
 from metaq.broker.store.index import UNIT_BYTES as STORED_UNIT_BYTES
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.stream import (
+    MAX_HELLO_BYTES,
     UNIT_BYTES,
     Ack,
+    Hello,
     Kind,
     Lane,
     Ping,
@@ -15,11 +19,13 @@ from metaq.protocol.stream import (
     encode_ack,
     encode_block,
     encode_committed,
+    encode_hello,
     encode_json,
     encode_ping,
     parse_ack,
     parse_block,
     parse_committed,
+    parse_hello,
     parse_json,
     parse_ping,
 )
@@ -88,6 +94,43 @@ def test_small_messages_come_as_they_were_sent() -> None:
 def test_what_is_no_message_is_refused(sent: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         StreamReader().receive(sent)
+
+
+def test_a_message_larger_than_its_sender_may_send_is_refused_before_it_is_there() -> None:
+    sent = encode_json(Kind.READY, {"partitions": {}})
+    StreamReader(len(sent) - 4).receive(sent)
+    with pytest.raises(RemoteProtocolError, match=f"of {len(sent) - 4} bytes, and not of 1 to {len(sent) - 5}"):
+        StreamReader(len(sent) - 5).receive(sent[:5])
+
+
+def test_a_hello_comes_as_it_was_sent() -> None:
+    hello = Hello(1, "b", "one", 7, [(3, "x"), (7, "y")])
+    assert parse_hello(memoryview(encode_hello(hello))) == hello
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"set": "none"},
+        {"epoch": None},
+        {"epoch": RawJSON("1e999")},
+        {"epochs": 5},
+        {"epochs": [[1]]},
+        {"epochs": [["a", "b"]]},
+        {"node": None, "epochs": [[1, 2, 3]]},
+    ],
+)
+def test_a_hello_that_does_not_say_who_asks_is_refused(changed: dict[str, object]) -> None:
+    words = Hello(1, "b", "one", 7, [])._asdict() | changed
+    with pytest.raises(RemoteProtocolError, match="does not say who asks"):
+        parse_hello(memoryview(simplejson.dumps(words).encode()))
+
+
+def test_a_hello_has_a_bound() -> None:
+    hello = encode_hello(Hello(1, "b", "one", 7, [])).ljust(MAX_HELLO_BYTES)
+    parse_hello(memoryview(hello))
+    with pytest.raises(RemoteProtocolError, match=f"FOLLOW with {MAX_HELLO_BYTES + 1} bytes"):
+        parse_hello(memoryview(hello + b" "))
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"nonsense", b'"text"'])

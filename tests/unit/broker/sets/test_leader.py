@@ -244,6 +244,36 @@ def test_a_follower_that_goes_live_is_asked_for_its_grant_at_once(harness: Harne
     assert nodes.core.followers["b"].granted_until == harness.reactor.seconds() + 0.9
 
 
+def test_a_follower_that_reads_nothing_is_cut(harness: Harness) -> None:
+    """What is told in between would stay in memory."""
+    nodes = Set(harness, "a")
+    joined = nodes.join("b")
+    joined.connection.pauseProducing()
+    seconds = int(tuning.STUCK_SECONDS)
+    almost = [tuning.PING_SECONDS] * int((seconds - 1) / tuning.PING_SECONDS)
+    harness.reactor.pump(almost)
+    joined.connection.resumeProducing()  # it has read
+    joined.connection.pauseProducing()
+    harness.reactor.pump(almost)
+    assert joined.connection.lost is None
+    harness.reactor.pump([tuning.PING_SECONDS] * 3 * tuning.PINGS_PER_LOOK)
+    assert str(joined.connection.lost) == f"b has read nothing for {seconds} s"
+    assert [each.connected for each in nodes.leader.status()] == [False]
+
+
+def test_pings_without_an_answer_do_not_gather(harness: Harness) -> None:
+    nodes = Set(harness, "a")
+    nodes.join("b")
+    harness.reactor.pump([tuning.PING_SECONDS] * 2 * tuning.KEPT_PINGS)
+    assert len(nodes.leader._links["b"].pings) == tuning.KEPT_PINGS
+
+
+def test_a_follower_is_copied_to_once(harness: Harness) -> None:
+    joined = Set(harness, "a").join("b")
+    joined.say(encode_json(Kind.READY, {"partitions": {}, "transactions": (0, "")}))
+    assert "a second READY" in str(joined.connection.lost)
+
+
 @pytest.mark.parametrize("says", [True, False])
 def test_a_follower_that_says_why_it_leaves_is_not_told_as_a_lost_connection(harness: Harness, says: bool) -> None:
     nodes = Set(harness, "a")
