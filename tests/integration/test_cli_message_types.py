@@ -5,7 +5,16 @@ import threading
 
 import pytest
 
-from metaq import DeadLetters, Producer, ProducerConfig, Retry, SharedConsumer, SharedMessage, TopicPartition
+from metaq import (
+    DeadLetters,
+    HalfOutcome,
+    Producer,
+    ProducerConfig,
+    Retry,
+    SharedConsumer,
+    SharedMessage,
+    TopicPartition,
+)
 from metaq.client.questions.cluster import Cluster
 from tests.waiting import eventually
 
@@ -46,7 +55,7 @@ def test_a_topic_for_which_nothing_waits_must_be_one_that_is_known(operator: Ope
 
 def test_a_producer_group_without_half_messages_is_told_with_the_nearest_that_has_some(operator: Operator) -> None:
     with Producer(operator.connect, config=ProducerConfig(producer_group="bank")) as producer:
-        producer.send_in_transaction("trades", b"half", execute=lambda message: None, check_after=1000)
+        producer.send_in_transaction("trades", b"half", execute=lambda message: HalfOutcome.UNKNOWN, check_after=1000)
     assert [each["group"] for each in operator.json("halves", "list", "--group", "bank")] == ["bank"]
     ran = operator.ran("halves", "list", "--group", "bnak", "--json")
     assert (ran.code, json.loads(ran.out)) == (0, [])

@@ -24,7 +24,7 @@ SET_TOPICS = {"t": "numPartitions=2", "safe": "numPartitions=2\nunflushThreshold
 BANK = ProducerConfig(producer_group="bank")
 
 
-def said(outcome: bool | None, message: Message) -> bool | None:
+def said(outcome: bool | HalfOutcome, message: Message) -> bool | HalfOutcome:
     return outcome
 
 
@@ -42,7 +42,7 @@ def test_consumers_see_committed_messages_alone(brokers) -> None:
     ):
         consumer.poll(timeout=1.0)
         for number in range(30):
-            outcome = (True, False, None)[number % 3]
+            outcome = (True, False, HalfOutcome.UNKNOWN)[number % 3]
             producer.send_in_transaction("t", b"%d" % number, execute=partial(said, outcome))
         producer.send("t", b"last", partition=producer.partitions("t")[0])
         producer.send("t", b"last", partition=producer.partitions("t")[1])
@@ -117,7 +117,7 @@ def test_the_commands_list_count_and_decide(brokers) -> None:
                 b"%d" % number * 300,
                 key=f"transfer-{number}",
                 properties={"n": number},
-                execute=lambda message: None,
+                execute=lambda message: HalfOutcome.UNKNOWN,
                 check_after=0.1 if number else 1000,
                 partition=place,
             )

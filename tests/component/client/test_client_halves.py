@@ -59,6 +59,10 @@ def takes(seconds, message):
     return True
 
 
+def leaves_open(message):
+    return HalfOutcome.UNKNOWN
+
+
 def payloads(broker):
     return [body[-1:] for number in (0, 1) for body in broker.bodies("t", number)]
 
@@ -87,7 +91,7 @@ def test_message_is_dropped_when_the_local_work_is_rolled_back(broker, producer)
 
 
 def test_outcome_that_is_not_known_is_left_open(broker, producer):
-    result = producer.send_in_transaction("t", b"a", execute=lambda message: None)
+    result = producer.send_in_transaction("t", b"a", execute=leaves_open)
     assert (result.outcome, result.sent, result.cause) == (HalfOutcome.UNKNOWN, None, None)
     assert [each.id for each in broker.halves.waiting] == [result.half.message_id]
 
@@ -206,14 +210,14 @@ def test_check_is_asked_for_what_was_left_open(broker, producer):
         asked.append((message.payload, message.partition))
         return True
 
-    producer.send_in_transaction("t", b"a", execute=lambda message: None, check=check, partition=PLACE)
+    producer.send_in_transaction("t", b"a", execute=leaves_open, check=check, partition=PLACE)
     broker.ask_for_halves()
     eventually(lambda: payloads(broker) == [b"a"])
     assert asked == [(b"a", PLACE)]
 
 
 def test_another_producer_of_the_group_answers(broker, producer):
-    producer.send_in_transaction("t", b"a", execute=lambda message: None)
+    producer.send_in_transaction("t", b"a", execute=leaves_open)
     producer.close()
     with new_producer(broker) as other:
         other.check_transactions(lambda message: message.payload == b"b", ["t"])
@@ -236,7 +240,7 @@ def test_each_topic_of_a_group_has_its_own_check():
 
 
 def test_producers_of_other_groups_are_not_asked(broker, producer):
-    producer.send_in_transaction("t", b"a", execute=lambda message: None)
+    producer.send_in_transaction("t", b"a", execute=leaves_open)
     with new_producer(broker) as other:
         other.check_transactions(commits, "t", group="shop")
         eventually(lambda: f"frame {RequestCode.CHECK_HALVES}" in broker.requests)
@@ -256,7 +260,7 @@ def test_check_that_fails_or_cannot_tell_is_asked_again(broker, producer, caplog
             raise answer
         return answer
 
-    producer.send_in_transaction("t", b"a", execute=lambda message: None, check=check)
+    producer.send_in_transaction("t", b"a", execute=leaves_open, check=check)
     for asked in range(1, 5):
         broker.ask_for_halves()
         eventually(partial(was_asked, broker, asked))
@@ -286,8 +290,8 @@ def test_each_topic_has_a_check_of_its_own(broker, producer):
         f"127.0.0.1:{broker.endpoint.port}", broker_id=0, partitions={"t": 2, "u": 1}, config=CONFIG
     ) as both:
         both.check_transactions(commits, ["t"])
-        both.send_in_transaction("u", b"b", execute=lambda message: None, check=lambda message: False)
-        both.send_in_transaction("t", b"a", execute=lambda message: None)
+        both.send_in_transaction("u", b"b", execute=leaves_open, check=lambda message: False)
+        both.send_in_transaction("t", b"a", execute=leaves_open)
         broker.ask_for_halves()
         eventually(lambda: not broker.halves.waiting)
     assert payloads(broker) == [b"a"]
@@ -295,8 +299,7 @@ def test_each_topic_has_a_check_of_its_own(broker, producer):
 
 def test_transaction_is_answered_by_the_check_of_its_own_call(broker, producer):
     results = [
-        producer.send_in_transaction("t", b"%d" % n, execute=lambda message: None, check=partial(is_even, n))
-        for n in range(4)
+        producer.send_in_transaction("t", b"%d" % n, execute=leaves_open, check=partial(is_even, n)) for n in range(4)
     ]
     broker.ask_for_halves()
     eventually(lambda: not broker.halves.waiting)
@@ -342,14 +345,12 @@ def test_work_that_is_too_late_is_not_begun_and_its_message_is_rolled_back(broke
 
 def test_message_says_when_it_is_checked_first(broker, producer):
     asked = threading.Event()
-    producer.send_in_transaction(
-        "t", b"a", execute=lambda message: None, check=lambda message: asked.set(), check_after=0.05
-    )
+    producer.send_in_transaction("t", b"a", execute=leaves_open, check=lambda message: asked.set(), check_after=0.05)
     assert asked.wait(5)
 
 
 def test_questions_go_on_after_the_broker_was_away(broker, producer):
-    producer.send_in_transaction("t", b"a", execute=lambda message: None, check=commits)
+    producer.send_in_transaction("t", b"a", execute=leaves_open, check=commits)
     eventually(lambda: f"frame {RequestCode.CHECK_HALVES}" in broker.requests)
     broker.drop_connections()
     broker.ask_for_halves()
@@ -407,7 +408,7 @@ def test_future_has_what_the_local_work_ends_with(broker, producer):
     def fails(message):
         raise SystemExit(message.payload.decode())
 
-    open_future = producer.send_in_transaction_async("t", b"a", execute=lambda message: None)
+    open_future = producer.send_in_transaction_async("t", b"a", execute=leaves_open)
     failed = producer.send_in_transaction_async("t", b"b", execute=fails)
     wrong = producer.send_in_transaction_async("t", b"c", execute=lambda message: "yes")
     assert outcome_of(open_future) is HalfOutcome.UNKNOWN
