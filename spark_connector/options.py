@@ -58,6 +58,10 @@ WRITE_NAMES = (
 )
 SPARK_NAMES = ("checkpointLocation", "queryName")
 """Spark's own options of a streaming query, which it hands on."""
+PROVIDER = "provider"
+"""Given by Spark when a table is made, `CREATE TABLE … USING metaq`."""
+PATH = "path"
+"""What Spark makes of `load("trades")`, `start("trades")` and `save("trades")`."""
 MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES = 64 * 1024, 64 * 1024 * 1024
 
 
@@ -78,7 +82,7 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
         """Check every option of `df.write.format("metaq")`, or of `df.writeStream`. Raises ConfigError."""
-        values = OptionValues(options, WRITE_NAMES + (SPARK_NAMES if streaming else ()))
+        values = OptionValues(options, WRITE_NAMES + (SPARK_NAMES if streaming else ()), path="topic")
         return cls(
             zookeeper=values.zookeeper(),
             topic=values.name("topic", check_zookeeper_topic),
@@ -97,9 +101,18 @@ class WriteOptions:
 class OptionValues:
     """Options by name in any case, as Spark treats them."""
 
-    def __init__(self, options: Mapping[str, str], names: tuple[str, ...]) -> None:
+    def __init__(self, options: Mapping[str, str], names: tuple[str, ...], *, path: str | None = None) -> None:
+        """path: the option that `load("trades")` gives."""
         self._values = {name.lower(): value for name, value in options.items()}
+        if PROVIDER in self._values:
+            remedy = "Spark would read a table without its options: CREATE TEMPORARY VIEW … USING metaq OPTIONS (…)"
+            raise ConfigError(PROVIDER, self._values[PROVIDER], remedy)
         known = {name.lower(): name for name in names}
+        if path is not None and PATH in self._values:
+            topic = self._values.pop(PATH)
+            if self._values.setdefault(path.lower(), topic) != topic:
+                raise ConfigError(PATH, topic, f"names another topic than the option {path}")
+            known[PATH] = path
         for name in options:
             if name.lower() not in known:
                 close = get_close_matches(name.lower(), known, 1)
@@ -277,7 +290,7 @@ class ReadOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: ReadMode = "batch") -> ReadOptions:
         """Check every option of `spark.read` (batch) or `spark.readStream.format("metaq")`. Raises ConfigError."""
-        values = OptionValues(options, READ_NAMES)
+        values = OptionValues(options, READ_NAMES, path="subscribe")
         _refuse_other_mode(values, mode)
         topics, pattern, assigned = _selection(values)
         starting_option, starting = _starting(values, mode)

@@ -9,7 +9,7 @@ offset     long       byte offset in the partition
 id         long       message id
 timestamp  timestamp  when the broker stored it; null for messages of a Java broker, whose ids are no clock
 tag        string     null without a tag
-attribute  string     the attribute of metaq 1.x; null without one
+attribute  string     the attribute of metaq 1.x, which may be a tag alone; null without one
 headers    array      of struct (key string, value binary), with includeHeaders only: the properties; null without any
 priority   int        with includePriority only: how urgent it is for shared consumers, 0 (ordinary) … 9
 """

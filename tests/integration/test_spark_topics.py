@@ -37,6 +37,7 @@ TOPICS = [
     "cut:2",
     "big:1",
     "head:1",
+    "table:1",
 ]
 OPTIONS = ("--brokers", "2", "--flush", "async")
 PARTITIONS = 2
@@ -345,3 +346,17 @@ def test_a_null_value_fails_the_write_and_says_which_column(spark, cluster):
     frame = spark.createDataFrame([(None,)], "value string")
     with pytest.raises(PythonException, match="column value is null"):
         frame.write.format("metaq").options(zookeeper=cluster.zookeeper, topic="out").mode("append").save()
+
+
+def test_load_and_save_name_a_topic_and_a_table_is_refused(spark, cluster, producer):
+    sent = send_numbered(producer, "table", 20)
+    at = spark.read.format("metaq").option("zookeeper", cluster.zookeeper)
+    assert values(at.load("table")) == sorted(sent)
+    one = spark.createDataFrame([("last",)], ["value"])
+    one.write.format("metaq").option("zookeeper", cluster.zookeeper).mode("append").save("table")
+    assert values(at.load("table")) == sorted([*sent, "last"])
+    given = f"USING metaq OPTIONS (zookeeper '{cluster.zookeeper}', subscribe 'table')"
+    with pytest.raises(AnalysisException, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE numbers {given}")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW numbers {given}")
+    assert spark.sql("SELECT count(*) FROM numbers").collect() == [(21,)]

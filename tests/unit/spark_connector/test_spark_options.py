@@ -23,6 +23,8 @@ def test_option_names_have_any_case_as_in_spark():
 
 def test_topics_are_separated_by_commas_and_counted_once():
     assert ReadOptions.parse(GIVEN | {"subscribe": "a, b,a"}).topics == ("a", "b")
+    assert ReadOptions.parse({"zookeeper": "host:2181", "path": "a, b"}).topics == ("a", "b")
+    assert ReadOptions.parse(GIVEN | {"path": "trades"}) == ReadOptions.parse(GIVEN)
 
 
 def test_offsets_are_given_as_json_by_topic_and_partition():
@@ -39,6 +41,8 @@ def test_offsets_are_given_as_json_by_topic_and_partition():
     [
         ("zookeeper", "", "host:2181"),
         ("subscribe", "", "separated by commas"),
+        ("provider", "metaq", "CREATE TEMPORARY VIEW"),
+        ("path", "file:/somewhere", "names another topic than the option subscribe"),
         ("subscribe", "a/b", "without '/'"),
         ("subscribe", "a,,b", "empty"),
         ("startingOffsets", "latest", "earliest, committed"),
