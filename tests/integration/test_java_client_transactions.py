@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from bench.processes import ProcessFailed
+from tests.broker_process import RunningBroker, server_ini
+from tests.integration.java_peers import require_java
 from tests.integration.java_sides import Application, Side, decoded
 from tests.waiting import eventually
 
@@ -99,3 +102,24 @@ def test_an_application_that_ends_in_a_transaction_leaves_nothing(side: Side) ->
         leaver.kill()
     side.app.send_all(side.app.producer("stayer", "left"), "left", b"after")
     becomes(side.app, "left", [b"after"])
+
+
+def test_an_application_reads_which_limit_refuses_it(chroot: str, tmp_path: Path) -> None:
+    """A limit of ours: the Java client shows the text of a status that it does not expect."""
+    require_java()
+    ini = server_ini(tmp_path / "data", {"t": ""}, zookeeper=f"zk.zkConnect={chroot}")
+    broker = RunningBroker(tmp_path, f"{ini}[limits]\nopenTransactions=1\n")
+    try:
+        with Application(chroot, tmp_path / "client.log") as app:
+            senders = [app.producer(name, "t") for name in ("first", "second")]
+            for sender in senders:
+                app.call("begin", sender)
+            assert app.send(senders[0], "t", b"1")["success"]
+            with pytest.raises(
+                ProcessFailed, match=r"too many open transactions.*see openTransactions=1 and addressShare"
+            ):
+                app.send(senders[1], "t", b"2")
+            app.call("commit", senders[0])
+            becomes(app, "t", [b"1"])
+    finally:
+        broker.kill()
