@@ -537,6 +537,9 @@ class _MeasuredReactor(Clock):
     def seconds(self) -> float:
         return time.thread_time()
 
+    def _sortCalls(self) -> None:  # noqa: N802
+        """Twisted's sorts all calls for each new one, which its reactors do not: `turn` looks at all of them anyway."""
+
     def step(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Do and measure one."""
         started = time.thread_time()
@@ -546,7 +549,7 @@ class _MeasuredReactor(Clock):
     def turn(self) -> bool:
         """Do what is due; whether there was anything."""
         now = self.seconds()
-        due = [call for call in self.calls if call.getTime() <= now]
+        due = sorted((call for call in self.calls if call.getTime() <= now), key=lambda call: call.getTime())
         for call in due:
             if call in self.calls:
                 self.calls.remove(call)

@@ -53,8 +53,9 @@ class PutRun(NamedTuple):
             yield Put(topic, partition, flag, checksum, None, opaque, body)
 
 
-def parse_put_run(data: bytes) -> tuple[PutRun | None, int]:
+def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
     """The puts that `data` begins with, as far as they are whole, valid and in the usual form, and where they end.
+    At most so many; 0: all.
 
     (None, 0) if they are fewer than LEAST_PUTS, or large. All headers are found at once, with whatever looks like one
     in a body; so a put counts only if its body has the announced length, and the first that has not ends the run.
@@ -65,7 +66,7 @@ def parse_put_run(data: bytes) -> tuple[PutRun | None, int]:
     size = first.end() + int(first[3])
     if size > _MAX_PUT_BYTES or LEAST_PUTS * size > len(data):
         return None, 0
-    pieces = COMMON_PUT.split(data)
+    pieces = COMMON_PUT.split(data, most)
     lengths = list(map(int, pieces[3::_PIECES]))
     found = list(map(len, pieces[_PIECES::_PIECES]))
     surplus = max(0, found[-1] - lengths[-1])  # behind the last put there is no header to end its body

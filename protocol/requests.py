@@ -9,7 +9,7 @@ import numpy as np
 from .errors import RemoteProtocolError
 from .frames import Frame, frame_bytes, parse_frame
 from .limits import MAX_LINE_BYTES
-from .put_run import PutRun, parse_put_run
+from .put_run import MOST_PUTS, PutRun, parse_put_run
 from .sends import parse_common_send
 from .text import Put, Sync, TextCommand, TooLargePut, parse_command, parse_common_put
 
@@ -47,8 +47,15 @@ class RequestReader:
     answers those before it closes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 0) -> None:
+        """most: requests that one call returns, a run of puts counting as one; 0: all."""
         self.failure: RemoteProtocolError | None = None
+        self.more = False
+        """There may be further requests in what was received: `receive` nothing to get them."""
+        self._most = most
+        self._looks_for_runs = True
+        self._rest = b""  # with `more`: what was received, and where the next request begins in it
+        self._rest_start = 0
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
         self._missing = 0  # bytes to collect before it is worth looking again
@@ -63,8 +70,9 @@ class RequestReader:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that they take: one that comes in single bytes takes many times its size."""
-        return self._chunk_bytes + CHUNK_BYTES * len(self._chunks) + self._large_filled
+        """Memory that they take: one that comes in single bytes takes many times its size. What is only not looked at
+        yet is none of it."""
+        return 0 if self.more else self._chunk_bytes + CHUNK_BYTES * len(self._chunks) + self._large_filled
 
     @property
     def space(self) -> memoryview | None:
@@ -87,6 +95,10 @@ class RequestReader:
 
     def receive(self, data: bytes) -> list[WireRequest]:
         """Take the next bytes of the connection; return the requests they complete, in order."""
+        if self.more:
+            rest, start = self._rest, self._rest_start
+            self._rest, self.more = b"", False
+            return self._requests(rest[start:] + data, 0) if data else self._requests(rest, start)
         if self.failure is not None:
             return []
         if self._large is not None:
@@ -111,12 +123,25 @@ class RequestReader:
             self._chunks.clear()
             self._chunk_bytes = 0
         self._missing = 0
+        return self._requests(data, 0)
+
+    def _requests(self, data: bytes, position: int) -> list[WireRequest]:
+        """Those that begin at this position of `data`; keeps what follows them."""
         requests: list[WireRequest] = []
-        run, position = parse_put_run(data)
-        if run is not None:
-            requests += run.pieces()
+        most = self._most
+        full = False
+        if self._looks_for_runs:
+            if position:
+                data, position = data[position:], 0
+            run, position = parse_put_run(data, most and MOST_PUTS)
+            if run is not None:
+                requests += run.pieces()
+                full = bool(most) and len(run.bodies) >= MOST_PUTS
         try:
             while position < len(data):
+                if most and (full or len(requests) >= most):
+                    self.more = True
+                    break
                 put, position = parse_common_put(data, position)
                 if put is not None:
                     requests.append(put)
@@ -132,7 +157,10 @@ class RequestReader:
         except RemoteProtocolError as failure:
             self.failure = failure
             return requests
-        if position < len(data):
+        self._looks_for_runs = full or not self.more  # where others stand before the next run, each look costs the same
+        if self.more:
+            self._rest, self._rest_start = data, position
+        elif position < len(data):
             self._chunks.append(data[position:] if position else data)
             self._chunk_bytes = len(data) - position
         return requests

@@ -4,7 +4,7 @@
 - Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Frames
   are told apart by their opaque, so theirs go out when they are ready.
 - Turns: requests that take longer than a few milliseconds together are put off to the reactor's next turn; a single one
-  that does is worked off in slices, and those behind it wait.
+  that does is worked off in slices, and those behind it wait. Of one read only so many requests are decoded in a turn.
 - A client that closes its sending half (`nc -N`, or a close, which looks the same) gets the answers that are due; then
   the connection is closed. A parked pull is answered as if its time were over: its client may read that answer, and
   nothing else ends the connection before the time that it asked for.
@@ -144,7 +144,7 @@ class Session(Protocol):
         self._reading_parts = shared.reading
         self._seconds = shared.reactor.seconds
         self._on_lost = on_lost
-        self._reader = RequestReader()
+        self._reader = RequestReader(tuning.READ_REQUESTS)
         self._queue: deque[_Queued] = deque()
         self._out: list[Buffer] = []
         self._out_bytes = 0
@@ -195,9 +195,15 @@ class Session(Protocol):
             self._queue.extend(requests)
         else:
             self._serve(requests)
+        self._has_taken(requests)
+        self._finish_turn()
+
+    def _has_taken(self, requests: list[WireRequest]) -> None:
+        """All of them; what else the same read brought comes after the others' turn."""
+        if self._reader.more and not self._yielding:
+            self._yield_turn()
         if self._reader.held_bytes != self._held_bytes:
             self._count_unfinished(fresh=bool(requests))
-        self._finish_turn()
 
     def _count_unfinished(self, *, fresh: bool) -> None:
         """Of the incomplete request, if any."""
@@ -522,9 +528,14 @@ class Session(Protocol):
     def _resume(self) -> None:
         """Something changed that may have blocked: serve what was put off."""
         self._flush()
-        while self._queue and not (self._blocked or self._yielding or self._closing):
-            waiting, self._queue = self._queue, deque()
-            self._serve(waiting)
+        while (self._queue or self._reader.more) and not (self._blocked or self._yielding or self._closing):
+            if self._queue:
+                waiting, self._queue = self._queue, deque()
+                self._serve(waiting)
+            else:
+                requests = self._reader.receive(b"")
+                self._serve(requests)
+                self._has_taken(requests)
             self._flush()
         self._finish_turn()
 
@@ -534,7 +545,7 @@ class Session(Protocol):
             if not self._closing:
                 _log.info("connection from %s closed: %s", self._peer(), self._reader.failure)
             self.close()
-        elif self._closing or (self._half_closed and not (self._queue or self._parked)):
+        elif self._closing or (self._half_closed and not (self._queue or self._reader.more or self._parked)):
             self.close()
         else:
             self._update_reading()
@@ -542,7 +553,7 @@ class Session(Protocol):
     def _update_reading(self) -> None:
         if self._pending_puts.full and not self._held_back and self._reader.space is not None:
             self._wait_for_room()  # a large frame is a put; what has come of it stays
-        reading = not (self._blocked or self._crowded or self._queue)
+        reading = not (self._blocked or self._crowded or self._queue or self._reader.more)
         if reading != self._reading and not (self._closing or self._half_closed):
             self._reading = reading
             if reading:

@@ -205,6 +205,7 @@ def test_waiting_pulls_of_a_connection_are_bounded(peer, harness, monkeypatch):
     assert MAX_PARKED_PULLS > 10_240, "a consumer of so many partitions has one waiting for each"
     monkeypatch.setattr("metaq.broker.network.session.MAX_PARKED_PULLS", 500)
     peer.send(pull("t", 0, 0, wait_ms=500) * 502)
+    harness.turn()
     frames = peer.frames()
     assert [frame.code for frame in frames] == [ResponseCode.SYSTEM_BUSY] * 2
     assert len(harness.broker.parked) == 500

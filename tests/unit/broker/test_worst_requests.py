@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from twisted.web import http as twisted_http
 
 from bench.worst import FRAMES, TEXTS
+from metaq.broker import tuning
 from metaq.broker.http.gateway import Gateway
 from metaq.protocol import frames as frames_module
 from metaq.protocol import record as record_module
@@ -22,12 +23,23 @@ from metaq.protocol.limits import (
     MAX_PULLED_TAGS,
 )
 from metaq.protocol.pulls import PullRequest
-from metaq.protocol.record import checksum, decode_attribute, encode_attributes, encode_body, tag_hash, tag_of_attribute
+from metaq.protocol.put_run import MOST_PUTS
+from metaq.protocol.record import (
+    checksum,
+    decode_attribute,
+    encode_attributes,
+    encode_body,
+    iter_headers,
+    tag_hash,
+    tag_of_attribute,
+)
+from metaq.protocol.requests import RequestReader, one_by_one
 from metaq.protocol.sends import SendManyRequest, SendRequest, announced_topics
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from tests.unit.broker.harness import raw_batch
+from tests.unit.broker.harness import put, raw_batch
 from tests.unit.broker.http.test_http_pages import Browser
 from tests.unit.broker.test_send_many import record
+from tests.unit.broker.test_slices import turns
 
 
 def test_each_verb_has_a_worst_request(harness):
@@ -155,3 +167,106 @@ def test_too_many_topics_are_refused_with_the_limit(peer, harness):
     ext = SendManyRequest(("t",) * (MAX_PARTS + 1), 1, 1).to_ext()
     answer = peer.ask_frame(encode_frame(RequestCode.SEND_MANY, 1, ext))
     assert (answer.code, str(MAX_PARTS) in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
+
+
+# --- reads of many requests -------------------------------------------------------------------------------------------
+
+
+def taken(reader, data):
+    """What each call gives."""
+    calls = [reader.receive(data)]
+    while reader.more:
+        calls.append(reader.receive(b""))
+    return calls
+
+
+PUT, SENT = put("t", 0), encode_frame(RequestCode.SEND, 1, SendRequest("t", 0).to_ext())
+READS = {
+    "versions": b"version\r\n" * 1000,
+    "puts": PUT * 9000,
+    "frames": SENT * 1000,
+    "all": (PUT * 40 + SENT * 300 + b"version\r\n") * 4 + b"put t 0 5 0 1\r\nhel",
+    "wrong": b"version\r\n" * 600 + b"wrong\r\n",
+}
+
+
+@pytest.mark.parametrize("name", list(READS))
+def test_one_call_gives_so_many_requests_and_all_together_the_same(name):
+    data = READS[name]
+    whole, bounded = RequestReader(), RequestReader(256)
+    calls = taken(bounded, data)
+    expected = list(one_by_one(whole.receive(data)))
+    assert list(one_by_one(request for call in calls for request in call)) == expected
+    assert max(map(len, calls)) <= 256
+    assert max(len(list(one_by_one(call))) for call in calls) <= MOST_PUTS + 256
+    assert bounded.held_bytes == whole.held_bytes
+    assert str(bounded.failure) == str(whole.failure)
+
+
+@pytest.mark.parametrize("name", ["versions", "puts", "frames", "all"])
+def test_bytes_that_come_before_all_is_decoded_come_behind_it(name):
+    data = READS[name]
+    cut = len(data) * 3 // 4
+    whole, bounded = RequestReader(), RequestReader(256)
+    requests = bounded.receive(data[:cut])
+    assert bounded.more
+    for call in taken(bounded, data[cut:]):
+        requests += call
+    assert list(one_by_one(requests)) == list(one_by_one(whole.receive(data)))
+    assert bounded.buffered_bytes == whole.buffered_bytes
+
+
+@pytest.fixture
+def decoded_at_once(monkeypatch):
+    """How many requests each call of the reader gave."""
+    found = []
+    receive = RequestReader.receive
+
+    def counted(reader, data):
+        requests = receive(reader, data)
+        found.append(len(requests))
+        return requests
+
+    monkeypatch.setattr(RequestReader, "receive", counted)
+    return found
+
+
+def test_others_have_their_turn_while_a_read_of_many_requests_is_served(peer, harness, decoded_at_once):
+    other = harness.connect()
+    count = 4 * tuning.READ_REQUESTS
+    peer.send(b"".join(b"version %d\r\n" % number for number in range(count)))
+    assert peer.transport.producerState == "paused"
+    answered = [peer.answers()]
+
+    def between(turn):
+        answered.append(peer.answers())
+        assert other.ask(b"version 7\r\n").opaque == 7
+
+    turns(harness, between)
+    answers = [answer for each in [*answered, peer.answers()] for answer in each]
+    assert [answer.opaque for answer in answers] == list(range(count))
+    assert max(decoded_at_once) <= tuning.READ_REQUESTS
+    assert sum(map(bool, answered)) >= 3
+    assert peer.transport.producerState == "producing"
+
+
+def test_a_client_that_has_sent_all_and_ended_gets_all_answers(peer, harness):
+    count = 4 * tuning.READ_REQUESTS
+    peer.send(b"version\r\n" * count)
+    peer.half_close()
+    answers = peer.answers()
+    for _ in range(5):
+        harness.turn()
+        answers += peer.answers()
+    assert len(answers) == count
+    assert peer.transport.disconnecting
+
+
+def test_sends_of_one_read_are_stored_in_order(peer, harness):
+    ext = SendRequest("t", 0).to_ext()
+    peer.send(b"".join(encode_frame(RequestCode.SEND, number, ext, 4) + b"%04d" % number for number in range(1000)))
+    for _ in range(10):
+        harness.turn()
+    assert [frame.opaque for frame in peer.frames()] == list(range(1000))
+    data = harness.store.get("t", 0).segments.read(0, 1 << 20)
+    assert [int(data[each.end - 4 : each.end]) for each in iter_headers(data)] == list(range(1000))
