@@ -70,6 +70,8 @@ class Quotas:
     """Of the operator's pages, that wait for ZooKeeper in a thread each."""
     shared_groups: int = 10_000
     """Shared groups, counted by partition."""
+    shared_bytes: int = 512 << 20
+    """Of what shared groups know of messages; beyond it each still leases and looks at a few."""
     made_topics: int = 10_000
     """Topics without a section of their own, which a client's message makes: by a pattern, or of metaq itself."""
     address_share: int = 50
@@ -302,6 +304,7 @@ class Account:
         self.http = Shares("HTTP connections", "httpConnections", limits.http_connections, share)
         self.pages = Shares("pages that wait for ZooKeeper", "waitingPages", limits.waiting_pages, 100)
         self.shared_groups = Shares("shared groups", "sharedGroups", limits.shared_groups, share)
+        self.shared_bytes = Shares("bytes of shared groups", "sharedBytes", limits.shared_bytes, share)
         self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
         self.asker = NOBODY
         """The address whose requests are served, or were served last."""
@@ -326,6 +329,7 @@ class Account:
         yield "http_connections", self.http
         yield "waiting_pages", self.pages
         yield "shared_groups", self.shared_groups
+        yield "shared_bytes", self.shared_bytes
         yield "made_topics", self.made_topics
         yield "unfinished_bytes", self._unfinished_bytes
         yield "waiting_bytes", self.waiting

@@ -174,6 +174,7 @@ _LIMITS: Mapping[str, _Key] = {
     "http_connections": _Key("httpConnections", _positive),
     "waiting_pages": _Key("waitingPages", _positive),
     "shared_groups": _Key("sharedGroups", _positive),
+    "shared_bytes": _Key("sharedBytes", _integer(1 << 20)),
     "made_topics": _Key("madeTopics", _positive),
     "address_share": _Key("addressShare", _integer(1, 100)),
 }

@@ -63,6 +63,7 @@ LIMITS = Limits(
     tuning.SHARED_AHEAD_BYTES,
     tuning.SHARED_MAX_RANGES,
     tuning.SHARED_SHARE,
+    tuning.SHARED_SCARCE,
 )
 
 _RECORD_BYTES = 4 << 20
@@ -149,6 +150,7 @@ class SharedGroups:
         self._reactor = reactor
         self._clock = clock
         self._places = account.shared_groups
+        self._memory = account.shared_bytes
         self._makers: dict[SharedKey, str] = {}  # the addresses that the places count for
         self._limits = limits
         self._queues: dict[SharedKey, SharedQueue] = {}
@@ -206,6 +208,7 @@ class SharedGroups:
                 self._groups[request.group].held_back[queue.key] = None
             self._set_timer(queue, waits=True)
             return None
+        queue.count()
         suspects = state.suspects([grants[0].offset])
         self.leased += len(grants)
         self.redelivered += len(suspects) or sum(grant.attempts > 1 for grant in grants)
@@ -368,6 +371,7 @@ class SharedGroups:
                     until = now_ms + ms if counts and ms else 0
                     changes.append((offset, until, state.attempts_of(offset), HeldState.DELAYED))
             outcomes.append(outcome)
+        queue.count()
         self.acknowledged += len(done)
         self.refused += len(outcomes) - len(done) - len(changes)
         gathered = None
@@ -582,6 +586,8 @@ class SharedGroups:
             self._read_on(log)
 
     def _clear(self) -> None:
+        for queue in self._queues.values():
+            queue.drop()
         self._queues.clear()
         for address in self._makers.values():
             self._places.add(address, -1)
@@ -605,7 +611,8 @@ class SharedGroups:
     def _add(self, key: SharedKey, state: SharedState, topic: _SharedTopic, address: str = NOBODY) -> SharedQueue:
         self._makers[key] = address
         self._places.add(address, 1)
-        queue = SharedQueue(key, state, self._reading, self._reactor, self._wake, self._skipped)
+        queue = SharedQueue(key, state, self._reading, self._reactor, self._wake, self._skipped, self._memory, address)
+        queue.count()
         self._queues[key] = queue
         self._topics[key.group, key.topic] = topic
         topic.queues.append(queue)
@@ -693,6 +700,7 @@ class SharedGroups:
         for queue in queues:
             gathered = self._gather_in(bool(queue.mode), forgotten_section(queue.key))
             del self._queues[queue.key]
+            queue.drop()
             self._places.add(self._makers.pop(queue.key), -1)
             self._groups.pop(queue.key.group, None)
             self._topics.pop((queue.key.group, queue.key.topic), None)

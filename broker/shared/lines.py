@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_KEY", "Again", "Line", "QueuedMessage"]
+__all__ = ["FRONT", "NO_KEY", "Again", "Line", "QueuedMessage"]
 
 NO_KEY = -1
 
-_FRONT = 512
+FRONT = 512
 """Entries that a line takes out of numpy's arrays together."""
 
 
@@ -49,10 +49,10 @@ class Line:
         if not self._chunks:
             return None
         offsets, sizes = self._chunks[0]
-        self._front = list(map(QueuedMessage, offsets[:_FRONT].tolist(), sizes[:_FRONT].tolist()))
+        self._front = list(map(QueuedMessage, offsets[:FRONT].tolist(), sizes[:FRONT].tolist()))
         self._place = 0
-        if len(offsets) > _FRONT:
-            self._chunks[0] = offsets[_FRONT:], sizes[_FRONT:]
+        if len(offsets) > FRONT:
+            self._chunks[0] = offsets[FRONT:], sizes[FRONT:]
         else:
             self._chunks.popleft()
         return self._front[0]

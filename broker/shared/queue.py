@@ -31,6 +31,7 @@ from metaq.protocol.record import (
 from metaq.protocol.where import Where, parse_where
 
 from .. import tuning
+from ..account import Shares
 from ..requests.reading import Reading
 from ..requests.selecting import slice_of, wanted_of
 from ..runtime.reactor import ReactorTime
@@ -76,9 +77,12 @@ class SharedQueue:
         reactor: ReactorTime,
         on_more: Callable[[SharedQueue], None],
         on_skipped: Callable[[SharedQueue, Sequence[tuple[int, int, int]]], None],
+        memory: Shares,
+        address: str,
     ) -> None:
         """on_more: called when messages may be leased that could not be before. on_skipped: called with
-        bytes that nobody has to acknowledge, each time with their start, their end and how many records they hold."""
+        bytes that nobody has to acknowledge, each time with their start, their end and how many records they hold.
+        memory, address: what it knows counts there for the one that made it."""
         self.key = key
         self.state = state
         self.log: PartitionLog | None = None
@@ -100,6 +104,9 @@ class SharedQueue:
         self._reactor = reactor
         self._on_more = on_more
         self._on_skipped = on_skipped
+        self._memory = memory
+        self._address = address
+        self._counted = 0
         self._where: Where | None = None
         self._tag_hashes: npt.NDArray[np.uint32] | None = None  # None: all
         self._filter_is_new = False  # what waits was chosen by another one
@@ -141,6 +148,20 @@ class SharedQueue:
         """Whether a member asked not long ago."""
         return self._reactor.seconds() - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def count(self) -> None:
+        """Have the account know what it knows now. To be called when that has changed."""
+        known = self.state.known_bytes
+        self._memory.add(self._address, known - self._counted)
+        self._counted = known
+        self.state.scarce = self._memory.room(self._address) <= 0
+
+    def drop(self) -> None:
+        """It is not used any more."""
+        self._memory.add(self._address, -self._counted)
+        self._counted = 0
+
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -175,6 +196,7 @@ class SharedQueue:
         except Exception as error:
             self._read_failed(error, epoch)
             return
+        self.count()
         if state.available > before:
             self._on_more(self)
         if waiting is None:
@@ -207,10 +229,13 @@ class SharedQueue:
             self._skip(known.start, known.end)
             return None
         most, most_bytes = tuning.SHARED_SCAN_RECORDS, tuning.SHARED_SCAN_BYTES
+        if state.scarce:
+            most = tuning.SHARED_SCARCE
         if self._where is not None:
             if (turn := self._reading.where_time.turn()) is not None:
                 return turn
-            most, size = slice_of(self._where)
+            judged, size = slice_of(self._where)
+            most = min(most, judged)
             most_bytes = min(most_bytes, size)
         units = log.lookup.units(start, most_bytes, most)
         if len(units) and len(log.segments.damage):

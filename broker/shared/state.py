@@ -37,9 +37,13 @@ from metaq.protocol.record import MAX_PRIORITY
 from metaq.protocol.shared import SettleOutcome
 
 from .crew import Crew, Suspicion
-from .lines import NO_KEY, Again, Line, QueuedMessage
+from .lines import FRONT, NO_KEY, Again, Line, QueuedMessage
 
 __all__ = ["NO_KEY", "Grant", "HeldMessage", "HeldState", "Limits", "SharedState", "Suspect"]
+
+_AHEAD_BYTES, _FRONT_BYTES, _ORDERED_BYTES, _KEY_BYTES, _HELD_BYTES, _RANGE_BYTES = 12, 180, 110, 850, 400, 300
+"""Of memory: for a record that is looked at ahead, and more for the first ones; the same in a group that takes the
+records of a key in order, and for each key that has any; for a held record; for a range of acknowledged ones."""
 
 _MOST_MS = 8 * 24 * 3600 * 1000
 """More than any time that a client may name: a clock that was set back adds no more."""
@@ -137,7 +141,8 @@ class Grant(NamedTuple):
 
 class Limits(NamedTuple):
     """held: records that are leased or were released. ahead, ahead_bytes: that are looked at in front of their lease.
-    ranges: of acknowledged records. share: every so many-th record is the one that has waited longest."""
+    ranges: of acknowledged records. share: every so many-th record is the one that has waited longest. scarce: instead
+    of held and of ahead while there is no memory."""
 
     held: int
     ahead: int
@@ -145,6 +150,7 @@ class Limits(NamedTuple):
     ahead_bytes: int
     ranges: int
     share: int
+    scarce: int
 
 
 class SharedState:
@@ -156,6 +162,8 @@ class SharedState:
         self.scanned = low
         """Byte offset up to which the partition was looked at."""
         self.ordered = False
+        self.scarce = False
+        """There is no memory: it leases few, and looks few ahead."""
         self.leased = 0
         self.done_above = 0
         """Records that are done from `low` on."""
@@ -203,7 +211,17 @@ class SharedState:
         """Whether more of the partition is to be looked at."""
         ahead = self._in_lines + self._ready + self._behind_keys
         most = self._limits.ahead_ordered if self.ordered else self._limits.ahead
+        if self.scarce:
+            most = self._limits.scarce
         return ahead < most and (self._ahead_bytes < self._limits.ahead_bytes or not ahead)
+
+    @property
+    def known_bytes(self) -> int:
+        """Memory for what it knows of records, as it was measured."""
+        ahead = _AHEAD_BYTES * self._in_lines + _FRONT_BYTES * min(self._in_lines, FRONT)
+        if self.ordered:
+            ahead = _ORDERED_BYTES * (self._in_lines + self._behind_keys) + _KEY_BYTES * len(self._keys)
+        return ahead + _HELD_BYTES * len(self._held) + _RANGE_BYTES * len(self._ranges)
 
     @property
     def next_time(self) -> float | None:
@@ -314,7 +332,7 @@ class SharedState:
         oldest = self._handed % self._limits.share == self._limits.share - 1
         oldest = (oldest and len(levels) > 1) or len(self._ranges) >= self._limits.ranges
         found: tuple[int, QueuedMessage, Line | Again] | None = None
-        full = len(self._held) >= self._limits.held
+        full = len(self._held) >= (self._limits.scarce if self.scarce else self._limits.held)
         for priority in levels:
             first = self._first(priority, full)
             if first is None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from metaq.broker import tuning
+from metaq.broker.account import Shares
 from metaq.broker.shared.rows import SharedKey, leased_section, state_section
 from metaq.broker.shared.rows import encode_body as encode_rows
 from metaq.broker.shared.state import HeldState, Limits, SharedState
@@ -404,7 +405,7 @@ def test_the_log_of_an_earlier_version_has_no_filter_and_the_first_who_asks_says
     harness = make()
     peer = filled(harness, 2)
     queue_key = SharedKey("g", "t", 0)
-    state = SharedState(0, Limits(10, 10, 10, 10, 10, 8))
+    state = SharedState(0, Limits(10, 10, 10, 10, 10, 8, 5))
     state.look(40, np.array([0], np.int64), np.array([HEADER_BYTES + 1], np.int32), None, None)
     grants = state.acquire(1, 100, 0.0, 77, "m")
     until = int(harness.time * 1000) + 30_000
@@ -626,6 +627,33 @@ def test_a_group_without_members_is_forgotten_and_begins_anew(make: Make) -> Non
     harness.store.close()
     harness = make()
     assert leased(harness, harness.connect(), acquire()) == []
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_groups_know_of_messages_counts_for_who_made_them(make: Make, ordered: bool) -> None:
+    """Who has spent it, and nobody else, leases few messages and looks few ahead, until some are acknowledged."""
+    harness = make()
+    memory = harness.broker.shared._memory = Shares("bytes of shared groups", "sharedBytes", 220_000, 50)
+    peer, other = filled(harness, 900), harness.connect("10.0.0.2")
+    most = tuning.SHARED_SCARCE
+    with_keys: dict[str, Any] = {"ordered": True} if ordered else {}
+    first = leased(harness, peer, acquire(most=400, **with_keys))
+    assert len(first) == 400
+    assert memory.room("127.0.0.1") < 0
+    assert leased(harness, peer, acquire(most=200, **with_keys)) == []
+    assert len(leased(harness, peer, acquire(most=200, group="second", **with_keys))) == most
+    queue = harness.broker.shared._queues[SharedKey("second", "t", 0)]
+    assert (queue.state.held, queue.state.available) == (most, most)
+    memory.limit = 1 << 20
+    assert len(leased(harness, other, acquire("o", 100, group="other", **with_keys))) == 100
+    memory.limit = 220_000
+    settled(harness, peer, *map(ack, first))
+    again = leased(harness, peer, acquire(most=50, **with_keys))
+    assert bodies(again) == [b"%d" % number for number in range(400, 450)]
+    harness.reactor.advance(100)
+    for group in ("g", "second", "other"):
+        harness.broker.shared.forget(group)
+    assert (memory.used, memory.largest) == (0, 0)
 
 
 def test_a_damaged_message_is_passed_over_and_counted(make: Make, tmp_path: Path) -> None:

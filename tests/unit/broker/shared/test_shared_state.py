@@ -24,7 +24,7 @@ from metaq.broker.shared.rows import (
 from metaq.broker.shared.state import Grant, HeldState, Limits, SharedState, Suspect
 from metaq.protocol.shared import SettleOutcome
 
-LIMITS = Limits(1000, 100_000, 100_000, 1 << 30, 1000, 8)
+LIMITS = Limits(1000, 100_000, 100_000, 1 << 30, 1000, 8, 10)
 KEY = SharedKey("g", "t", 0)
 SIZE = 50
 
