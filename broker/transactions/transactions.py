@@ -34,7 +34,7 @@ from .commands import Operation, OperationType, StoredPut
 from .config import TransactionConfig
 from .log import TransactionLog
 from .open_transactions import OpenTransaction, Registry, TransactionState
-from .outcomes import Outcomes
+from .outcomes import Outcomes, check_first
 from .refusals import AFTER_RESTART, bare, decided, ignore_refusal, incomplete, log_failed
 
 __all__ = ["PreparedTransaction", "Transactions"]
@@ -278,7 +278,7 @@ class Transactions:
         a commit that is still on its way changes nothing. first_id: of its first message.
 
         Raises NotLeader in a broker set whose next leader may have been elected; TransactionRefused, also later, if
-        this is not known.
+        this is not known or the transaction of this key begins with another message: then nothing is rolled back.
         """
         self._check_served()
         if is_xa(key):
@@ -286,6 +286,7 @@ class Transactions:
         if self._copies is not None and (obstacle := self._copies.refusal_now()) is not None:
             raise obstacle  # another leader may have committed it
         if (transaction := self._open.get(key)) is not None:
+            check_first(key, transaction.first_id, first_id)
             self._give_up(transaction)
             return False
         return self._outcomes.ask(key, first_id)
@@ -435,7 +436,7 @@ class Transactions:
                 deferred.errback(refused)
 
         if not transaction.is_xa:
-            outcomes.deciding(key)
+            outcomes.deciding(key, first_id)
         self._log.commit(transaction, transaction.state is TransactionState.PREPARED, ended)
         return deferred
 

@@ -74,6 +74,42 @@ def test_an_open_transaction_is_rolled_back_so_that_a_late_commit_changes_nothin
     assert other.outcome(KEY, first) is False
 
 
+def test_who_does_not_know_the_first_message_ends_no_open_transaction(harness: Harness) -> None:
+    client, stranger = Client(harness), Client(harness)
+    first = client.begin(KEY)
+    for other in (0, 1, first - 1, first + 1):
+        assert "does not begin with" in str(stranger.outcome(KEY, other))
+    assert client.verb(KEY, "COMMIT_ONE_PHASE") == ResponseCode.SUCCESS
+    assert bodies(harness, "t", 0) == [b"m"]
+    assert "does not begin with" in str(stranger.outcome(KEY, first + 1))
+    assert stranger.outcome(KEY, first) is True
+
+
+def test_nobody_can_end_a_transaction_without_a_message_by_asking_for_it(harness: Harness) -> None:
+    client, stranger = Client(harness), Client(harness)
+    assert client.verb(KEY, "BEGIN") == ResponseCode.SUCCESS
+    assert "does not begin with" in str(stranger.outcome(KEY, 0))
+    assert client.verb(KEY, "COMMIT_ONE_PHASE") == ResponseCode.SUCCESS
+
+
+def test_two_commits_of_one_key_are_told_apart_while_they_are_written(harness: Harness) -> None:
+    client, other = Client(harness), Client(harness)
+    first = client.begin(KEY)
+    client.ask(RequestCode.TRANSACTION, dict(TransactionRequest(KEY, "COMMIT_ONE_PHASE").to_ext()))
+    client.ask(RequestCode.TRANSACTION, dict(TransactionRequest(KEY, "BEGIN").to_ext()))
+    client.ask(RequestCode.SEND, dict(SendRequest("t", 0, 0, -1, KEY).to_ext()), b"n")
+    client.ask(RequestCode.TRANSACTION, dict(TransactionRequest(KEY, "COMMIT_ONE_PHASE").to_ext()))
+    second = next(SendReply.from_ext(frame.ext).message_id for frame in client.peer.frames() if "msgId" in frame.ext)
+    asked = [first, second]
+    for message_id in asked:
+        other.ask(RequestCode.TRANSACTION_OUTCOME, dict(TransactionOutcomeRequest(KEY, message_id).to_ext()))
+    assert other.peer.frames() == []
+    harness.threads.run()
+    told = [TransactionOutcomeReply.from_ext(frame.ext).committed for frame in other.peer.frames()]
+    assert told == [True, True]
+    assert bodies(harness, "t", 0) == [b"m", b"n"]
+
+
 def test_whoever_asks_while_the_commit_is_written_is_told_when_it_is(harness: Harness) -> None:
     client, other = Client(harness), Client(harness)
     first = client.begin(KEY)
@@ -131,7 +167,7 @@ def test_only_so_many_are_remembered_and_of_older_ones_nothing_is_known(monkeypa
     monkeypatch.setattr(outcomes, "MAX_REMEMBERED", 2)
     found = Outcomes(10, {"a": 10, "b": 12})
     assert [found.ask("a", 10), found.ask("b", 12), found.ask("never", 11)] == [True, True, False]
-    found.deciding("c")
+    found.deciding("c", 20)
     found.decided("c", 20, None)
     assert [found.ask("b", 12), found.ask("c", 20), found.ask("never", 11)] == [True, True, False]
     with pytest.raises(TransactionRefused, match="not known any more"):
@@ -140,7 +176,7 @@ def test_only_so_many_are_remembered_and_of_older_ones_nothing_is_known(monkeypa
 
 def test_a_commit_of_which_nobody_knows_is_unknown_to_those_who_ask() -> None:
     found = Outcomes(0, {})
-    found.deciding("a")
+    found.deciding("a", 1)
     asked = found.ask("a", 1)
     assert isinstance(asked, Deferred)
     failures: list[object] = []
