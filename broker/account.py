@@ -16,10 +16,12 @@ from ipaddress import IPv6Address, ip_address
 
 from metaq.protocol.errors import AccountSpent
 
+from .runtime.heap import give_back
 from .runtime.reactor import ReactorTime
 from .store.threads import call_safely
 
 __all__ = [
+    "LOST_BYTES",
     "NOBODY",
     "SPACE_READ_BYTES",
     "Account",
@@ -47,6 +49,11 @@ WAITING_BYTES = 1 << 10
 
 SPACE_READ_BYTES = 1 << 20
 """The most that a connection brings before it is counted: a socket has up to eight times as much."""
+
+
+LOST_BYTES = 32 << 20
+"""After so many bytes of requests that were never complete the heap gives back what is free: each had a place of its
+own, which the next ones need not be given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +200,7 @@ class Unfinished:
         self._begun: dict[str, dict[object, _Begun]] = {}  # by address, oldest first
         self._waiting: dict[object, tuple[str, Callable[[], None]]] = {}  # as an ordered map
         self._waking = False
+        self._lost_bytes = 0  # of connections that have ended since memory was given back
         self.cut = 0
         """Requests that did not come in time, since the start."""
 
@@ -231,6 +239,12 @@ class Unfinished:
     def _may_go_on(self, who: object, address: str) -> bool:
         return self._budget.room(address) > 0 or self._is_oldest(who, address)
 
+    def room(self, who: object, address: str) -> int:
+        """How many bytes it may bring at once: as many as there is room for, or a single one, behind which it waits."""
+        if self._is_oldest(who, address):
+            return SPACE_READ_BYTES
+        return max(1, min(SPACE_READ_BYTES, self._budget.room(address)))
+
     def _is_oldest(self, who: object, address: str) -> bool:
         """Of its address."""
         return next(iter(self._begun.get(address, (who,)))) is who
@@ -249,7 +263,13 @@ class Unfinished:
     def drop(self, who: object, address: str) -> None:
         """Its connection is gone."""
         self._waiting.pop(who, None)
-        self.has(who, address, 0, True, lambda why: False)
+        begun = self._begun.get(address, {}).get(who)
+        if begun is not None:
+            self._lost_bytes += begun.size
+            self.has(who, address, 0, True, begun.cut)
+            if self._lost_bytes >= LOST_BYTES:
+                self._lost_bytes = 0
+                self._reactor.callLater(0, give_back)
 
     def _wake_soon(self) -> None:
         if not self._waking:

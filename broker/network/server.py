@@ -17,7 +17,6 @@ from metaq.protocol.errors import ConfigError
 from ..account import SCAN_SECONDS, account_address
 from ..broker import Broker
 from ..requests.gate import Gate
-from ..runtime.heap import give_back
 from .session import Session
 from .transport import connection_class
 
@@ -84,11 +83,7 @@ class SessionFactory(Factory):
         self._broker.connections = len(self._sessions)
 
     def _cut_unfinished(self) -> None:
-        unfinished = self._broker.account.unfinished
-        before = unfinished.cut
-        unfinished.look()
-        if unfinished.cut > before:
-            self._broker.reactor.callLater(1, give_back)  # their connections are gone then
+        self._broker.account.unfinished.look()
 
     def _cut_idle(self) -> None:
         if self._refused:

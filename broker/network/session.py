@@ -36,7 +36,7 @@ from metaq.protocol.requests import RequestReader, WireRequest
 from metaq.protocol.text import Quit
 
 from .. import tuning
-from ..account import SPACE_READ_BYTES, Account, account_address
+from ..account import Account, account_address
 from ..requests.answers import Answer, Bytes, Work
 from ..requests.gate import Gate, Verb
 from ..requests.parkable import Loading, Parkable, Step
@@ -183,7 +183,7 @@ class Session(Protocol):
     def space(self) -> memoryview | None:
         """Where the transport may receive the next bytes itself (requests.py); then it calls `received`."""
         space = None if self._closing else self._reader.space
-        return space if space is None or len(space) <= SPACE_READ_BYTES else space[:SPACE_READ_BYTES]
+        return None if space is None else space[: self._account.unfinished.room(self, self.address)]
 
     def received(self, count: int) -> None:
         """`count` bytes came into `space`."""

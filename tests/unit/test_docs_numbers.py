@@ -66,6 +66,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| `unfinishedBytes` | {Quotas.unfinished_bytes:plain} |",
         "| `requestSeconds` | {Quotas.request_seconds} |",
         "| incomplete requests of all connections | {Quotas.unfinished_bytes:bytes}, and one request",
+        "each connection has brought up to {SMALL_READ_BYTES:bytes} before it counts |",
         "| an incomplete request | {Quotas.request_seconds:s} at less than {UNFINISHED_BYTES_PER_SECOND:bytes} per",
         "| unsent answers of a connection | {broker/tuning.WRITE_BYTES:bytes} and one answer |",
         "do not read | {MAX_UNSENT_BYTES:bytes} | each answer carries {SCARCE_ANSWER_BYTES:bytes} of data",

@@ -10,7 +10,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
-from metaq.broker.account import SPACE_READ_BYTES, WAITING_BYTES, Account, Quotas, Shares, account_address
+from metaq.broker.account import LOST_BYTES, SPACE_READ_BYTES, WAITING_BYTES, Account, Quotas, Shares, account_address
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.ports import GuardedSite
@@ -168,6 +168,36 @@ def test_a_connection_brings_a_bounded_piece_before_it_is_counted(harness):
     assert used(harness) == SPACE_READ_BYTES + 100_004
     peer.lose()
     assert peer.session._reader.held_bytes == 0
+
+
+def test_who_may_not_go_on_brings_one_byte_more_and_then_waits(small):
+    """However many had begun while there was room."""
+    oldest, *peers = [small.connect() for _ in range(6)]
+    for peer in (oldest, *peers):
+        peer.send((15 * FRAME).to_bytes(4, "big") + bytes(100_000))
+    oldest.session.received(SPACE_READ_BYTES)
+    bringing = [len(peer.session.space) for peer in peers]
+    for peer in peers:
+        peer.session.received(len(peer.session.space))
+    assert bringing[0] == SPACE_READ_BYTES
+    assert [len(peer.session.space) for peer in peers] == [1] * 5
+    assert used(small) <= 4 * FRAME
+    for peer in peers:
+        peer.session.received(1)
+    assert [reading(peer) for peer in peers] == [False] * 5
+    assert len(oldest.session.space) == SPACE_READ_BYTES
+
+
+def test_memory_of_many_requests_that_never_came_whole_is_given_back(small, monkeypatch):
+    given = []
+    monkeypatch.setattr("metaq.broker.account.give_back", lambda: given.append(1))
+    for _ in range(LOST_BYTES // 100_000 + 1):
+        assert given == []
+        peer = small.connect()
+        peer.send((15 * FRAME).to_bytes(4, "big") + bytes(100_000))
+        peer.lose()
+        small.turn()
+    assert given == [1]
 
 
 def test_a_request_that_does_not_come_whole_in_time_ends_its_connection(factory, harness, caplog):
