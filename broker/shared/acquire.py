@@ -68,7 +68,7 @@ class Acquire(Parkable):
         """Raises SharedRefused, StoreError, what Partitions.find raises."""
         request = self._request
         if not request.max_records:
-            self._groups.withdraw(self.key, self._is_of_the_same_member)
+            self._groups.withdraw(self.key, self._is_of_the_same)
             return self.nothing()
         if self._has_ended:
             return self.nothing()
@@ -76,8 +76,13 @@ class Acquire(Parkable):
         leases = self._groups.acquire(request, address_of(self._caller))
         return Step.WAIT if leases is None else leases.addCallback(self._answer)
 
-    def _is_of_the_same_member(self, other: ParkedRequest) -> bool:
-        return isinstance(other, Acquire) and other._request.member == self._request.member
+    def _is_of_the_same(self, other: ParkedRequest) -> bool:
+        """Of the member and the connection of this one: whoever guessed a name could keep its member from waiting."""
+        return (
+            isinstance(other, Acquire)
+            and other._caller is self._caller
+            and other._request.member == self._request.member
+        )
 
     @property
     def _has_ended(self) -> bool:

@@ -206,6 +206,19 @@ def test_what_a_member_has_waiting_is_answered_at_once_when_it_wants_no_more(mak
     assert len(peer.frames()) == 1  # that of the other partition, when its time is over
 
 
+def test_nobody_ends_what_another_connection_waits_for_by_naming_its_member(make: Make) -> None:
+    harness = make()
+    peer, stranger = harness.connect(), harness.connect()
+    peer.send(acquire("a", wait_ms=20_000))
+    stranger.send(acquire("a", 0))
+    harness.turn()
+    assert [frame.code for frame in stranger.frames()] == [ResponseCode.PULL_NOT_FOUND]
+    assert peer.frames() == []
+    filled(harness, 1)
+    harness.turn()
+    assert [frame.code for frame in peer.frames()] == [ResponseCode.SUCCESS]
+
+
 @pytest.mark.parametrize("end", [Peer.half_close, Peer.lose])
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_was_leased_to_a_member_whose_connection_has_ended_goes_to_others_at_once(
