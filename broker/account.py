@@ -38,6 +38,9 @@ NOBODY = ""
 RESERVE_PART = 16
 """What no address gets alone is the limit divided by this."""
 
+MAX_SEARCHES = 64
+"""Of messages, by their id or a key, that wait or run."""
+
 UNFINISHED_BYTES_PER_SECOND = 16 << 10
 """A request that comes faster has more time than `requestSeconds`."""
 
@@ -323,6 +326,7 @@ class Account:
         self.connections = Shares("connections", "", 0, share)
         self.http = Shares("HTTP connections", "httpConnections", limits.http_connections, share)
         self.pages = Shares("pages that wait for ZooKeeper", "waitingPages", limits.waiting_pages, 100)
+        self.searches = Shares("searches for messages", "", MAX_SEARCHES, share)
         self.shared_groups = Shares("shared groups", "sharedGroups", limits.shared_groups, share)
         self.shared_bytes = Shares("bytes of shared groups", "sharedBytes", limits.shared_bytes, share)
         self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
@@ -348,6 +352,7 @@ class Account:
         yield "connections", self.connections
         yield "http_connections", self.http
         yield "waiting_pages", self.pages
+        yield "searches", self.searches
         yield "shared_groups", self.shared_groups
         yield "shared_bytes", self.shared_bytes
         yield "made_topics", self.made_topics

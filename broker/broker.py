@@ -181,7 +181,7 @@ class Broker:
             self.now_ms,
         )
         """To be opened before anything is served, and closed before the store."""
-        self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size)
+        self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size, self.account)
 
     def _watch(self, log: PartitionLog) -> None:
         self.parked.watch(log)

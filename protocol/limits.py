@@ -219,7 +219,7 @@ SLAVE_STATUS_TOPIC = "_metaq_slave_status_test"
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
-_MAX_NAME_BYTES = 240  # "<topic>-<partition>" is a directory name: 255 bytes on the usual file systems
+MAX_NAME_BYTES = 240  # "<topic>-<partition>" is a directory name: 255 bytes on the usual file systems
 _CONTROL = re.compile(r"[\x00-\x20\x7f]")
 # zookeeper.md §5: what the Java client refuses in a group name
 _GROUP_FORBIDDEN = re.compile(r"[~!#$%^&*()+=`'\",;/?\[\]<>.: \x00-\x1f\x7f]")
@@ -237,8 +237,8 @@ def check_topic(topic: str) -> str:
         raise no_text("topic", topic, "give it a name")
     if not topic:
         raise InvalidName("topic '' is empty: give it a name")
-    if len(topic.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
-        raise InvalidName(f"topic {topic[:40]!r}… is longer than {_MAX_NAME_BYTES} bytes: use a shorter name")
+    if len(topic.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+        raise InvalidName(f"topic {topic[:40]!r}… is longer than {MAX_NAME_BYTES} bytes: use a shorter name")
     if "/" in topic or topic in (".", ".."):
         raise InvalidName(f"topic {topic!r} would be a path: use a name without '/'")
     if "*" in topic:
@@ -253,8 +253,8 @@ def check_topic(topic: str) -> str:
 def check_label(label: str) -> str:
     """Return `label`, the group of a pull, which makes nothing for it, so that 1.x's rules for groups need not hold; ""
     is none. Raises InvalidName for a long one, and for a blank or control character."""
-    if len(label.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
-        raise InvalidName(f"group {label[:40]!r}… is longer than {_MAX_NAME_BYTES} bytes: use a shorter name")
+    if len(label.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+        raise InvalidName(f"group {label[:40]!r}… is longer than {MAX_NAME_BYTES} bytes: use a shorter name")
     if _CONTROL.search(label):
         raise InvalidName(f"group {label!r} has a blank or control character: remove it")
     return label
@@ -278,8 +278,8 @@ def check_group(group: str) -> str:
         raise no_text("group", group, "give it a name")
     if not group:
         raise InvalidName("group '' is empty: give it a name")
-    if len(group.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
-        raise InvalidName(f"group {group[:40]!r}… is longer than {_MAX_NAME_BYTES} bytes: use a shorter name")
+    if len(group.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+        raise InvalidName(f"group {group[:40]!r}… is longer than {MAX_NAME_BYTES} bytes: use a shorter name")
     found = _GROUP_FORBIDDEN.search(group)
     if found:
         raise InvalidName(f"group {group!r} has the character {found.group()!r}, which metaq 1.x forbids: remove it")

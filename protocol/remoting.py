@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple, Self
 
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, Ext, ExtFields, Field, PartitionField, TopicField, choice, flag, number
-from .limits import INT32_MAX, INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS, check_node
+from .limits import INT32_MAX, INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS, MAX_NAME_BYTES, check_node
 from .message_id import UNKNOWN_ID
 from .record import HEADER_BYTES
 from .transactions import NULL_KEY, TX_KEY, TransactionType, parse_key, parse_own_key
@@ -111,11 +111,18 @@ class MessageCountsReply(ExtFields):
     id_before: Annotated[int, number("idBefore", INT64_MIN, INT64_MAX, left_out=True)] = UNKNOWN_ID
 
 
+def _check_item(item: str) -> str:
+    """An unknown one is named in the answer. Raises RemoteProtocolError."""
+    if len(item) > MAX_NAME_BYTES:
+        raise RemoteProtocolError(f"extFields.item has {len(item)} characters: no item and no topic has so many")
+    return item
+
+
 @dataclass(slots=True)
 class StatsRequest(ExtFields):
-    """STATS: the reply's body is the text of the 1.x command `stats <item>`."""
+    """STATS: the reply's body is the text of the 1.x command `stats <item>`. item: "" = the figures of the process."""
 
-    item: Annotated[str, Field("item")] = ""
+    item: Annotated[str, Field("item", _check_item)] = ""
 
 
 def _or_null(key: str | None) -> str:

@@ -1,15 +1,16 @@
 """VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: messages by their id and by a key, from one partition or all of a topic.
 
-A bounded number of searches runs at once, in steps, in worker threads.
+A bounded number of searches runs at once, in steps, in worker threads. Others wait; addresses take turns.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred
 
 from metaq.protocol.errors import PartitionClosed, SearchesBusy
 from metaq.protocol.limits import MAX_FOUND_MESSAGES, MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
@@ -26,6 +27,7 @@ from metaq.protocol.remoting import (
 from metaq.protocol.statuses import ResponseCode
 
 from .. import tuning
+from ..account import Account
 from ..partitions import Partitions
 from ..store.files import Files
 from ..store.partition_log import PartitionLog
@@ -34,14 +36,10 @@ from ..store.searching import Budget, FoundMatches, KeyQuery, LogView, Match
 from ..store.store import Store
 from .answers import Bytes, answer_frame
 
-__all__ = ["MAX_RUNNING_SEARCHES", "MAX_WAITING_SEARCHES", "SearchResult", "Searches", "found_frame"]
+__all__ = ["MAX_RUNNING_SEARCHES", "SearchResult", "Searches", "found_frame"]
 
 MAX_RUNNING_SEARCHES = 2
 """Each keeps a worker thread busy and reads up to MAX_SEARCH_BYTES."""
-
-MAX_WAITING_SEARCHES = 64
-"""Further ones are refused."""
-
 
 _MOST_BYTES = MAX_FRAME_BYTES - MAX_FRAME_HEADER_BYTES - MAX_FOUND_MESSAGES * FOUND_ROW_BYTES
 """Records of one answer, whatever maxTransferSize says."""
@@ -69,13 +67,16 @@ class Searches:
         partitions: Partitions,
         in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
         max_transfer_bytes: int,
+        account: Account,
     ) -> None:
         """max_transfer_bytes: of the records of one answer, of which the first comes whole."""
         self._store = store
         self._max_bytes = min(max_transfer_bytes, _MOST_BYTES)
         self._partitions = partitions
         self._in_thread = in_thread
-        self._running = DeferredSemaphore(MAX_RUNNING_SEARCHES)
+        self._account = account
+        self._running = 0
+        self._waiting: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()  # by address, in turn
 
     def by_id(self, request: ViewMessageRequest) -> Deferred[SearchResult]:
         """The message with an id.
@@ -104,9 +105,33 @@ class Searches:
         self, topic: str, partition: int, search: Search, choice: Callable[[], _Choice]
     ) -> Deferred[SearchResult]:
         logs, closed_bytes = self._logs(topic, partition)
-        if len(self._running.waiting) >= MAX_WAITING_SEARCHES:
-            raise SearchesBusy(f"{MAX_WAITING_SEARCHES} searches wait already")
-        return self._running.run(lambda: ensureDeferred(self._search(logs, search, choice(), closed_bytes)))
+        address, places = self._account.asker, self._account.searches
+        if (why := places.why_not(address)) is not None:
+            raise SearchesBusy(why)
+        places.add(address, 1)
+        answer: Deferred[SearchResult] = Deferred()
+
+        def begin() -> None:
+            ensureDeferred(self._search(logs, search, choice(), closed_bytes)).addBoth(ended)
+
+        def ended(result: Any) -> None:
+            places.add(address, -1)
+            self._running -= 1
+            answer.callback(result)  # or its failure
+            self._begin_next()
+
+        self._waiting.setdefault(address, deque()).append(begin)
+        self._begin_next()
+        return answer
+
+    def _begin_next(self) -> None:
+        while self._running < MAX_RUNNING_SEARCHES and self._waiting:
+            address, those = self._waiting.popitem(last=False)
+            begin = those.popleft()
+            if those:
+                self._waiting[address] = those  # behind the others
+            self._running += 1
+            begin()
 
     def _logs(self, topic: str, partition: int) -> tuple[list[PartitionLog], int]:
         """What is to be searched, and the bytes of closed partitions, which nobody may read."""

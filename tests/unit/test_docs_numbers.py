@@ -134,7 +134,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "a line above {MAX_LINE_BYTES:bytes}:",
         "A frame is shorter than {MAX_FRAME_BYTES:bytes+1}, and its header has at most {MAX_FRAME_HEADER_BYTES:bytes}.",
         "more than {MAX_PARKED_PULLS} pulls wait on this connection, or {Quotas.waiting_bytes:bytes} of requests",
-        "{MAX_FILTER_CALLS} requests wait for [filters](broker.md#filters), or {MAX_WAITING_SEARCHES} for their search",
+        "{MAX_FILTER_CALLS} requests wait for [filters](broker.md#filters), or {MAX_SEARCHES} for their search",
         "`payload` (base64 of its first {PREVIEW_BYTES} bytes, or null if it is compressed)",
         "`count` is at most {MAX_TX_BATCH_RECORDS};",
         "the {transactions.MAX_LISTED} transactions that have most bytes",
@@ -155,7 +155,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "number of rows in its body, 1 … {MAX_SETTLEMENTS}:",
         "no member has asked for {SHARED_MEMBER_SECONDS:s}, none waits",
         "together may have {MAX_FILTER_BYTES} bytes",
-        "runs {MAX_RUNNING_SEARCHES} searches at once and lets {MAX_WAITING_SEARCHES} wait",
+        "runs {MAX_RUNNING_SEARCHES} searches at once, of the addresses in turn. Together {MAX_SEARCHES} may run",
         "`limit`: 0 … {MAX_LISTED_DELAYED},",
     ),
     "docs/messages.md": (

@@ -19,6 +19,7 @@ from metaq.broker.shared.rows import SharedKey
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.halves import CheckHalvesRequest
+from metaq.protocol.remoting import StatsRequest
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import Harness, Peer, pull, put
@@ -415,3 +416,11 @@ def test_one_address_does_not_make_all_topics(harness):
     assert crowd.ask(put("%RETRY%g1", 0)).code == 200
     assert crowd.ask(put("t", 0)).code == 200
     assert harness.broker.account.made_topics.used == 16
+
+
+def test_an_item_of_stats_that_is_none_is_not_repeated_at_length(harness):
+    peer = harness.connect()
+    answer = peer.ask_frame(encode_frame(RequestCode.STATS, 1, StatsRequest("x" * 241).to_ext()))
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "extFields.item has 241 characters" in answer.remark
+    assert peer.ask_frame(encode_frame(RequestCode.STATS, 1, StatsRequest("x" * 240).to_ext())).code == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from metaq.broker.account import Shares
 from metaq.broker.requests import search as broker_searches
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
@@ -126,16 +127,27 @@ def test_wrong_fields_are_refused(peer: Peer, ext: dict[str, str | int]) -> None
     assert peer.ask_frame(encode_frame(RequestCode.QUERY_MESSAGE, 1, ext)).code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_a_bounded_number_runs_and_waits(peer: Peer, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_searches, "MAX_WAITING_SEARCHES", 3)
+def test_a_bounded_number_runs_and_waits_and_addresses_take_turns(peer: Peer, harness: Harness) -> None:
+    harness.broker.account.searches = Shares("searches for messages", "", 16, 50)
     keyed(peer, 0, "k")
-    for _ in range(8):
-        peer.send(encode_frame(RequestCode.QUERY_MESSAGE, 1, QueryMessageRequest("t", "k").to_ext()))
+    request = encode_frame(RequestCode.QUERY_MESSAGE, 1, QueryMessageRequest("t", "k").to_ext())
+    for _ in range(18):
+        peer.send(request)
     assert len(harness.threads.waiting) == broker_searches.MAX_RUNNING_SEARCHES
     refused = peer.frames()
     assert [frame.code for frame in refused] == [ResponseCode.SYSTEM_BUSY] * 3
+    assert "too many searches for messages" in refused[0].remark
+    other = harness.connect("10.0.0.2")
+    other.send(request)
+    answered = 0
+    while not (found := other.frames()):
+        harness.threads.run_one()
+        answered += len(peer.frames())
+    assert found[0].code == ResponseCode.SUCCESS
+    assert answered <= 3
     harness.threads.run()
-    assert [frame.code for frame in peer.frames()] == [ResponseCode.SUCCESS] * 5
+    assert answered + len(peer.frames()) == 15
+    assert harness.broker.account.searches.used == 0
 
 
 def test_many_partitions_are_searched_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
