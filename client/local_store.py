@@ -9,10 +9,10 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from metaq.coordination.forks import ForkGuard, keep_for_ever
+from metaq.coordination.home import in_home
 from metaq.coordination.interrupts import Aside, may_be_interrupted
 from metaq.protocol.compression import payload_of
 from metaq.protocol.errors import LocalStoreError, LocalStoreFull, LocalStoreInUse
@@ -109,7 +109,7 @@ class LocalMessageStore:
         Raises LocalStoreInUse if another store has it open; LocalStoreError if it is no such file; ConfigError.
         """
         check_number("max_per_queue", max_per_queue, unit="messages")
-        self._path = Path(path).expanduser()
+        self._path = in_home(path, "path", "give LocalMessageStore a path that begins with /")
         self._max_per_queue = max_per_queue
         self._lock = threading.Lock()
         self._aside = Aside("metaq-store")

@@ -104,6 +104,7 @@ class GroupMembership:
         self._joined: int | None = None
         self._is_registered = False
         self._is_out = False
+        self._unfollowed: set[str] = set()  # topics that subscribe() has not come to the end with
         self._held: set[Partition] = set()
         self._awaited: set[str] = set()  # owner nodes of others whose end is waited for
         self._presence = Presence(session, f"consumer {self.consumer_id}", self._join_again, backoff, self._expired)
@@ -179,19 +180,23 @@ class GroupMembership:
         """Subscribe to one topic more, which need not exist yet, for as long as this lives. on_change follows.
 
         The node of the consumer is deleted and made anew in one step, because members read a node once: all that look
-        see it with the former topics or with these. Raises as join(), InvalidName, ConfigError; then it may be done
-        when the consumer registers next.
+        see it with the former topics or with these. Raises as join(), InvalidName, ConfigError; then call it again:
+        it may be half done, or be done when the consumer registers next.
         """
         with self._lock:
-            if topic in self.topics:
+            if topic not in self.topics:
+                self.topics = (*self.topics, check_new_topic(topic))
+                self._own_nodes[self._path] = format_topics(self.topics)
+                self._unfollowed.add(topic)
+            elif topic not in self._unfollowed:
                 return
-            self.topics = (*self.topics, check_new_topic(topic))
-            self._own_nodes[self._path] = format_topics(self.topics)
             session_id = self._joined if self._is_registered else None
         if session_id is not None:
             self._ensure_topics()
             self._replace_own_node(session_id)
         self._view.add_topic(topic)
+        with self._lock:
+            self._unfollowed.discard(topic)
         self._notify_later()
 
     def _replace_own_node(self, session_id: int) -> None:

@@ -16,6 +16,7 @@ from metaq.protocol.errors import CoordinationError
 from metaq.protocol.topic_partition import TopicPartition
 
 from .group import GroupMembership
+from .home import in_home
 from .paths import partition_name
 from .records import UNKNOWN_MESSAGE_ID, Offset, format_offset, parse_offset
 from .session import ZkSession
@@ -23,6 +24,7 @@ from .znodes import FencedWrite, create_persistent, set_data
 
 __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "ZooKeeperOffsetStore"]
 
+_FILE = "~/.meta_offsets"
 _LISTED_FROM = 64
 """Nodes above which it is cheaper to ask once which of them exist."""
 
@@ -134,7 +136,7 @@ class LocalOffsetStore(OffsetStore):
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
-        self._path = Path(path) if path else Path.home() / ".meta_offsets"
+        self._path = Path(path) if path else in_home(_FILE, "offsets_file", "name another file")
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
         known = self._entries(self._read(), group)

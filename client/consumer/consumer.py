@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -16,8 +17,9 @@ from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.coordination.records import ConsumerFilter
 from metaq.coordination.session import ZkSession
-from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, MetaqError
+from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, CoordinationError, InvalidName
 from metaq.protocol.limits import DELAYS_MARK, INT32_MAX, check_zookeeper_group
+from metaq.protocol.own_topics import retry_topic
 from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
 from ..config import (
@@ -41,7 +43,7 @@ from ..durations import Duration, check_timeout, check_wait
 from ..message import Message
 from ..pool import ConnectionPool
 from ..questions.asking import following
-from ..questions.brokers import endpoint_at, source_of
+from ..questions.brokers import source_of
 from ..questions.finding import FoundMessages, MessageFinder
 from ..questions.partitions import lag_behind
 from ..questions.places import Place, locate
@@ -53,14 +55,15 @@ from .beginnings import Beginnings
 from .core import Accept, ConsumerCore, OnDamaged
 from .fetcher import Fetcher
 from .group_member import GroupMember
+from .keeping_brokers import KeepingBrokers
 from .listener import Deliver, Handling, Listener, accepting, delivering_living
 from .nearest_nodes import Nearby
 from .notices import OnPartitions
 from .offset_commit import StartPosition, committer_for
 from .polling import NOT_ALONE, Poller, Taken
-from .rejected import RejectHandler, drop_message, of_cluster, recovering
-from .retry import Retry
-from .retrying import FailedMessages, FailedSender
+from .rejected import LocalRecoverStore, RejectHandler, drop_message, left_of_cluster, of_cluster, recovering
+from .retry import AUTO, Auto, Retry
+from .retrying import FailedMessages, FailedSender, giving_back
 from .suspects import Suspects
 from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
 from .watches import PollWatch, SessionWatch
@@ -134,7 +137,9 @@ class Consumer(Poller):
         self._has_ended = False
         self._listener: Listener | None = None
         self._failed: FailedMessages | None = None
-        self._reads_failed = False  # subscribed to the group's failed messages, which only run(retry=...) can handle
+        self._reads_failed = (
+            False  # subscribed to the group's failed messages, which only run() with a Retry can handle
+        )
         self._timers = Timers("metaq-fetch")
         self._commit_timers = Timers("metaq-commit")
         self._pool = ConnectionPool(config.connection, check_protocol(protocol))
@@ -194,6 +199,7 @@ class Consumer(Poller):
         )
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)
         self._connect_to = partial(self._pool.connection, timeout=config.connection.connect_timeout_seconds)
+        self._brokers = KeepingBrokers(self._view, self._connect_to)
         self._finder = MessageFinder(self._view, self._connect_to, self._pool.follow)
         try:
             self._session.start(config.start_timeout_seconds)
@@ -226,8 +232,8 @@ class Consumer(Poller):
         """It would hand out messages that wait for another attempt, as messages of another topic."""
         if self._reads_failed:
             raise ClientError(
-                f"{what} after run(retry=…), which has this consumer read messages that wait for another attempt: go "
-                "on with run(retry=…), or make another consumer"
+                f"{what} after a run() that has this consumer read messages that wait for another attempt: go on with "
+                "run(handler), make another consumer, or have every run() of this one try again in place by retry=None"
             )
 
     def _attend(self) -> None:
@@ -249,26 +255,33 @@ class Consumer(Poller):
         self,
         handler: Callable[[Message], object],
         *,
-        max_retries: int | None = MAX_RETRIES,
+        max_retries: int | Auto | None = AUTO,
         on_reject: RejectHandler | None = None,
-        retry: Retry | None = None,
+        retry: Retry | Auto | None = AUTO,
         threads: int = 1,
     ) -> None:
         """Call `handler` with each message until stop() or close(); it counts as consumed once the handler returned.
+        threads: how many partitions are worked on at once, 1 … 1024; the handler is called on these, never twice at
+        once for one partition.
 
-        A message for which it raises is tried again after a pause that grows (retry_step_seconds, retry_max_seconds)
-        while other partitions go on; after max_retries further tries (None: for ever) it goes to on_reject, by default
-        a LocalRecoverStore, and counts as consumed when that returns. threads: how many partitions are worked on at
-        once, 1 … 1024; the handler is called on these, never twice at once for one partition.
+        retry: a Retry: a message for which the handler raises goes back to the broker, comes again after its pause to
+        any member of the group that does the same, and goes to the group's dead letters after the last attempt. It
+        counts as consumed once the broker has stored it there; until then its partition waits. Others of its partition
+        overtake it, unless the Retry says ordered=True. Such a consumer cannot poll() any more. Needs brokers that keep
+        delayed messages; not for broadcast=True.
 
-        retry: instead of that a failed message goes back to the broker, comes again after its pause to any member of
-        the group that runs with `retry`, and goes to the group's dead letters after the last attempt. It counts as
-        consumed once the broker has stored it there; until then its partition waits. Such a consumer cannot poll() any
-        more. Needs brokers that keep delayed messages; not for broadcast=True.
+        None, or one of the next two options: it is tried again in its place after a pause that grows
+        (retry_step_seconds, retry_max_seconds) while other partitions go on. max_retries: after so many further tries
+        (5; None: for ever) it goes to on_reject, by default a LocalRecoverStore on this machine, and counts as consumed
+        when that returns.
 
-        Raises ConfigError, also for what does not go with `retry` and for a broker that keeps no delayed messages;
-        InvalidName (a group whose name leaves no room for its topics), LocalStoreError, ClientError, what on_assigned
-        and on_revoked raise, and what a handler raises that is no Exception (SystemExit …); with `retry` also
+        By default it is a Retry() if all brokers of the topics that answer keep delayed messages, and None for Java
+        brokers and for broadcast=True. While none answers, messages are tried again in their place.
+
+        Raises ConfigError, also for what does not go with `retry`, for a broker that keeps no delayed messages if it is
+        a Retry, and for a user without a home directory who would need the LocalRecoverStore; InvalidName (with a
+        Retry, a group whose name leaves no room for its topics), LocalStoreError, ClientError, what on_assigned and
+        on_revoked raise, and what a handler raises that is no Exception (SystemExit …); with a Retry also
         CoordinationUnavailable.
         """
         check_call_back("handler", handler)
@@ -279,15 +292,15 @@ class Consumer(Poller):
         handler: Callable[[list[Message]], object],
         *,
         max_messages: int = 100,
-        max_retries: int | None = MAX_RETRIES,
+        max_retries: int | Auto | None = AUTO,
         on_reject: RejectHandler | None = None,
-        retry: Retry | None = None,
+        retry: Retry | Auto | None = AUTO,
         threads: int = 1,
     ) -> None:
         """As `run`, with at most `max_messages` messages of one partition at once, which count as consumed together.
 
-        A batch that failed max_retries times more, with `retry` at once, is given to the handler message by message,
-        so that only what fails by itself is rejected, or counts an attempt.
+        A batch that failed is given to the handler message by message, at once with a Retry, otherwise after
+        max_retries further tries, so that only what fails by itself counts an attempt, or is rejected.
         """
         check_call_back("handler", handler)
         check_number("max_messages", max_messages, most=INT32_MAX)
@@ -308,19 +321,21 @@ class Consumer(Poller):
         self,
         deliver: Deliver,
         batch: int,
-        max_retries: int | None,
+        max_retries: int | Auto | None,
         on_reject: RejectHandler | None,
-        retry: Retry | None,
+        retry: Retry | Auto | None,
         threads: int,
     ) -> None:
         check_threads(threads)
-        if max_retries is not None:
+        if max_retries is not None and max_retries != AUTO:
             check_number("max_retries", max_retries, may_be_0=True)
         check_call_backs(on_reject=on_reject)
         self._check_open()
+        if retry == AUTO and (max_retries != AUTO or on_reject is not None or self._config.broadcast):
+            retry = None
         if retry is None:
-            self._refuse_failed("run()")
-        else:
+            self._refuse_failed("run() with retry=None")
+        elif retry != AUTO:
             self._check_retry(retry, max_retries, on_reject)
         if self._polling:
             raise ClientError(NOT_ALONE)
@@ -328,33 +343,61 @@ class Consumer(Poller):
         try:
             self._end_listener()
             self._core.acknowledge()
-            wanted = accepting(deliver, self._accept)
-            reject: RejectHandler = drop_message
-            if retry is not None:
-                self._failed = self._begin_retrying(retry)
-            else:
-                reject = of_cluster(*self._cluster) if on_reject is None else on_reject
-            self._listener = Listener(
-                Handling(
-                    *(wanted, batch, max_retries, reject, threads, self._failed),
-                    suspects=None if retry is None else self._suspects,
-                ),
+            if isinstance(retry, Retry):
+                self._begin_retrying()
+            ending = ExitStack()
+
+            def choose(handling: Handling) -> Handling | None:
+                chosen = self._choose_retry() if retry == AUTO else retry
+                if chosen == AUTO:
+                    return None
+                kept = delivering_living(deliver, self._core)
+                store: LocalRecoverStore | None
+                if chosen is not None:
+                    failed = self._failed = FailedMessages(chosen, self.group, self._make_sender, self._brokers.keeps)
+                    kept, store = giving_back(kept, failed), left_of_cluster(*self._cluster, self.group)
+                    handling = handling._replace(failed=failed, suspects=self._suspects)
+                else:
+                    most = MAX_RETRIES if max_retries == AUTO else max_retries
+                    reject, store = self._rejecting(most, on_reject)
+                    handling = handling._replace(max_retries=most, reject=reject)
+                if store is not None:
+                    ending.enter_context(recovering(store, self._topics, kept, self._timers, listener.add_work))
+                return handling
+
+            listener = self._listener = Listener(
+                Handling(accepting(deliver, self._accept), batch, None, drop_message, threads),
                 self._core,
                 self._fetcher,
                 self._timers,
                 self._poll_watch,
                 lambda: not self._watch.may_have_lost_everything(),
+                choose,
             )
             try:
-                kept = delivering_living(deliver, self._core)
-                with recovering(reject, self.group, self._topics, kept, self._timers, self._listener.add_work):
+                with ending:
                     if self._stopped:  # looked at after _listener is set: stop() does the reverse
-                        self._listener.stop()
-                    self._listener.loop()
+                        listener.stop()
+                    listener.loop()
             finally:
                 self._end_listener()
         finally:
             self._polling = False
+
+    def _rejecting(
+        self, max_retries: int | None, on_reject: RejectHandler | None
+    ) -> tuple[RejectHandler, LocalRecoverStore | None]:
+        """Where a message goes that has used up its tries, and the store, open, that has such messages. Raises
+        ConfigError, LocalStoreError."""
+        if on_reject is None and max_retries is None:  # nothing is rejected, and no place for it needed
+            return drop_message, left_of_cluster(*self._cluster, self.group)
+        if on_reject is None:
+            store = of_cluster(*self._cluster, self.group)
+            return store, store
+        if not isinstance(on_reject, LocalRecoverStore):
+            return on_reject, None
+        on_reject.open(self.group)
+        return on_reject, on_reject
 
     def _end_listener(self) -> None:
         """The run() is over. Repeated by the next call, in case an interrupt came before it."""
@@ -368,14 +411,19 @@ class Consumer(Poller):
 
     # --- failed messages that go back to the broker -------------------------------------------------------------------
 
-    def _check_retry(self, retry: Retry, max_retries: int | None, on_reject: RejectHandler | None) -> None:
+    def _check_retry(self, retry: Retry, max_retries: int | Auto | None, on_reject: RejectHandler | None) -> None:
+        """What can be said without the brokers."""
         if not isinstance(retry, Retry):
-            raise ConfigError("retry", repr(retry), "make it a Retry(…), which takes each setting by its name")
+            raise ConfigError(
+                "retry",
+                repr(retry),
+                "make it a Retry(…), which takes each setting by its name, or None to try again in place",
+            )
         if on_reject is not None:
             raise ConfigError(
                 "retry", retry, "leave out on_reject, or retry: with retry the last failure goes to the dead letters"
             )
-        if max_retries != MAX_RETRIES:
+        if max_retries != AUTO:
             raise ConfigError(
                 "retry", retry, f"leave out max_retries={max_retries}, or retry: Retry(attempts=…) says it"
             )
@@ -384,12 +432,51 @@ class Consumer(Poller):
                 "retry", retry, "leave out broadcast=True, or retry: a message of all hosts comes again to none of them"
             )
 
-    def _begin_retrying(self, retry: Retry) -> FailedMessages:
-        failed = FailedMessages(retry, self.group, self._make_sender, self._takes_delays)
-        self._aside.do(self._require_delays)
+    def _begin_retrying(self) -> None:
+        """Raises ConfigError for a broker that keeps no messages, InvalidName, CoordinationError."""
+        topic = retry_topic(self.group)
+        lacking = self._aside.do(self._brokers.look, self._topics).lacking
+        if lacking is not None:
+            raise ConfigError(
+                "retry",
+                "Retry(…)",
+                f"{lacking} does not keep messages until their time ({DELAYS_MARK}): start it with this version of "
+                "metaq, or choose retry=None, which needs nothing of brokers",
+            )
+        self._read_failed(topic)
+
+    def _choose_retry(self) -> Retry | Auto | None:
+        """What run() does that was told nothing; AUTO: it depends on brokers, and none has answered yet."""
+        try:
+            topic = retry_topic(self.group)
+        except InvalidName as error:
+            self._say_in_place(f"its name leaves no room for its topics ({error})")
+            return None
+        try:
+            if not self._reads_failed:
+                found = self._aside.do(self._brokers.look, self._topics)
+                if found.lacking is not None:
+                    self._say_in_place(f"{found.lacking} does not keep messages until their time")
+                    return None
+                if not found.answered:
+                    return AUTO
+            self._read_failed(topic)
+        except CoordinationError:  # the log speaks of ZooKeeper already
+            return AUTO
+        return Retry()
+
+    def _say_in_place(self, reason: str) -> None:
+        log.info(
+            "group %s: %s, so a message that fails is tried again in its place, and kept on this machine behind the "
+            "last try",
+            self.group,
+            reason,
+        )
+
+    def _read_failed(self, topic: str) -> None:
+        """Subscribe to what waits for another attempt. May be repeated. Raises CoordinationError."""
         self._reads_failed = True  # first: an interrupt may come
-        self._aside.do(self._member.subscribe, failed.retry_topic)
-        return failed
+        self._aside.do(self._member.subscribe, topic)
 
     def _make_sender(self) -> FailedSender:
         from ..producer import Producer  # a consumer that never fails does without one
@@ -399,39 +486,6 @@ class Consumer(Poller):
             config=ProducerConfig(connection=self._config.connection),
             metadata=ZooKeeperMetadata("", "", self._config.session_timeout_seconds, session=self._session),
         )
-
-    def _require_delays(self) -> None:
-        """Raises ConfigError for a broker of this consumer's topics that cannot keep messages until their time. One
-        that does not answer now is looked at when a message is sent to it."""
-        nodes = self._view.brokers()
-        for replicas in self._view.replicas_many(self._topics, publish=False):
-            for broker_id in {each.broker_id for each in replicas}:
-                master = nodes[broker_id].master if broker_id in nodes else None
-                try:
-                    takes = master is None or self._connect_to(endpoint_at(master)).takes_delays
-                except MetaqError:
-                    continue
-                if master is not None and not takes:
-                    raise ConfigError(
-                        "retry",
-                        "Retry(…)",
-                        f"broker {broker_id} at {endpoint_at(master)} does not keep messages until their time "
-                        f"({DELAYS_MARK}): start it with this version of metaq, or use max_retries and on_reject, "
-                        "which need nothing of brokers",
-                    )
-
-    def _takes_delays(self, broker_id: int) -> bool:
-        """Any thread. Raises CoordinationUnavailable."""
-        nodes = self._view.brokers().get(broker_id)
-        try:
-            return (
-                nodes is not None
-                and nodes.master is not None
-                and self._connect_to(endpoint_at(nodes.master)).takes_delays
-            )
-        except MetaqError as error:
-            log.info("broker %d is not sent a failed message: %s", broker_id, error)
-            return False
 
     # --- positions --------------------------------------------------------------------------------------------------
 

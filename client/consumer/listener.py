@@ -8,6 +8,7 @@ its messages in memory, and a timer puts it back into the queue of work.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +135,9 @@ class _Work:
 class Listener:
     """One run of a handler. `loop` is called on one thread; stop() on any.
 
-    may_work: False while another member may own the partitions.
+    may_work: False while another member may own the partitions. choose: asked on the thread of `loop`, before anything
+    is handled and then now and again, until it says where failed messages go; as long as it returns None they are
+    tried again in their place, for ever. What it raises ends `loop`.
     """
 
     def __init__(
@@ -145,8 +148,11 @@ class Listener:
         timers: Timers,
         poll_watch: PollWatch,
         may_work: Callable[[], bool],
+        choose: Callable[[Handling], Handling | None] | None = None,
     ) -> None:
         self._handling = handling
+        self._choose = choose
+        self._choose_at = 0.0  # time.monotonic()
         self._core = core
         self._fetcher = fetcher
         self._timers = timers
@@ -170,10 +176,12 @@ class Listener:
     def loop(self) -> None:
         """Work until stop().
 
-        Raises what on_assigned and on_revoked raise, and what a handler raises that is no Exception (SystemExit …).
+        Raises what on_assigned, on_revoked and `choose` raise, and what a handler raises that is no Exception
+        (SystemExit …).
         """
         core = self._core
         try:
+            self._look_for_choice()
             for number in range(self._handling.threads):
                 self._workers.append(BackgroundThread(self._run_worker, f"metaq-handler-{number}"))
             for cursor in core.owned.values():  # something may be there already
@@ -181,6 +189,7 @@ class Listener:
             while not self._stopping:
                 self._poll_watch.attend()
                 self._fetcher.listen()
+                self._look_for_choice()
                 if core.notices.waiting:
                     core.notices.tell(self._is_busy)
                 while (arrived := core.next_ready()) is not None:
@@ -192,6 +201,14 @@ class Listener:
             self._end()
         if self._failure is not None:
             raise self._failure
+
+    def _look_for_choice(self) -> None:
+        if self._choose is None or time.monotonic() < self._choose_at:
+            return
+        chosen = self._choose(self._handling)
+        self._choose_at = time.monotonic() + STOP_LOOK_SECONDS
+        if chosen is not None:
+            self._handling, self._choose = chosen, None
 
     def stop(self) -> None:
         """Have `loop` return once the handlers under way have. Any thread."""
@@ -427,6 +444,8 @@ class Listener:
 
     def _failed(self, work: _Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
         """first: of those of the unit that the handler got."""
+        if self._choose is not None:
+            return self._failed_too_early(first, error)
         work.tries += 1
         if self._handling.failed is not None:
             return self._failed_for_now(work, unit, error, self._handling.failed)
@@ -451,6 +470,19 @@ class Listener:
             return self._config.retry_max_seconds
         self._done(work, unit)
         return 0.0
+
+    def _failed_too_early(self, first: Message, error: Exception) -> float:
+        """It stays, and this is no attempt that counts: brokers may be away for longer than all attempts take."""
+        pause = self._config.retry_max_seconds
+        if not isinstance(error, RetryLater):
+            log.warning(
+                "the handler failed on %r, and no broker has said yet whether it keeps failed messages: the next try "
+                "in %.2f s",
+                first,
+                pause,
+                exc_info=error,
+            )
+        return pause
 
     def _take_singly(self, work: _Work, unit: Sequence[Message]) -> None:
         log.warning("a batch of %d messages failed %d times: now one by one", len(unit), work.tries)

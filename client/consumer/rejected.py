@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from urllib.parse import quote
 
+from metaq.coordination.home import NO_HOME, in_home
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreInUse
 from metaq.protocol.limits import check_group
@@ -20,7 +21,7 @@ from ..message import Message
 from ..timers import Timers
 from .tuning import RECOVERED_PAGE
 
-__all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "of_cluster", "recovering"]
+__all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "left_of_cluster", "of_cluster", "recovering"]
 
 log = get_log(__name__)
 
@@ -29,13 +30,42 @@ _NAME_CHARACTERS = 200
 
 RECOVER_DIRECTORY = "~/.metaq_recover"
 
+_CHOICES = (
+    "name another place with on_reject=LocalRecoverStore(directory), or choose on_reject=drop_message, a function of "
+    "yours, or max_retries=None"
+)
+
 RejectHandler = Callable[[Message, Exception], None]
 """Called with a message and what its last try raised. The message counts as consumed once this returns; if it raises,
 the message is tried again."""
 
 
-def of_cluster(connect: str, root: str) -> LocalRecoverStore:
-    """The store of a consumer that was given none: clusters share a machine's home directory, and no messages."""
+def of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore:
+    """The store of a consumer that was given none, open for its group. Raises ConfigError, LocalStoreError; both name
+    the options."""
+    try:
+        store = _unopened(connect, root)
+    except ConfigError as error:
+        told = f"a message that keeps failing would be kept in {RECOVER_DIRECTORY}, and {NO_HOME}: {_CHOICES}"
+        raise ConfigError("on_reject", None, told) from error
+    try:
+        store.open(group)
+    except LocalStoreError as error:
+        raise LocalStoreError(f"{error}; it would keep messages that keep failing: {_CHOICES}") from error
+    return store
+
+
+def left_of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore | None:
+    """What former runs have left in such a store on this machine; None: nothing."""
+    try:
+        store = _unopened(connect, root)
+    except ConfigError:  # who has no home directory has left nothing there
+        return None
+    return store if store.take_over(group) else None
+
+
+def _unopened(connect: str, root: str) -> LocalRecoverStore:
+    """Clusters share a machine's home directory, and no messages."""
     cluster = quote(f"{connect}{root}", safe=":,")[-_NAME_CHARACTERS:]
     return LocalRecoverStore(Path(RECOVER_DIRECTORY) / cluster)
 
@@ -67,30 +97,45 @@ class LocalRecoverStore:
         """
         self.first_seconds = check_wait("first_seconds", first_seconds, more_than_0=True)
         self.interval_seconds = check_wait("interval_seconds", interval_seconds, more_than_0=True)
-        self._directory = Path(directory).expanduser()
+        self._directory = in_home(directory, "directory", "give LocalRecoverStore a directory that begins with /")
         check_number("max_per_topic", max_per_topic, unit="messages")
         self._max_per_topic = max_per_topic
         self._own: tuple[Path, LocalMessageStore] | None = None
-        self._group = ""
+        self._place: Path | None = None
+        """Of the files of its group, while it is open."""
 
     def open(self, group: str) -> None:
         """Take a file for what `group` rejects. Consumer.run does it. Raises LocalStoreError, ConfigError."""
-        if self._own is not None:
-            raise ConfigError("on_reject", f"a LocalRecoverStore of group {self._group}", "give each run() its own")
-        self._group = check_group(group)
-        directory = self._directory / group
+        place = self._free_place(group)
         number = 0
         while self._own is None:
-            path = directory / f"{number}.db"
+            path = place / f"{number}.db"
             try:
                 self._own = path, LocalMessageStore(path, max_per_queue=self._max_per_topic)
             except LocalStoreInUse:
                 number += 1
+        self._place = place
+
+    def take_over(self, group: str) -> bool:
+        """Instead of `open`: give out what others have left for `group`, and keep nothing, so that no file is made.
+        Returns whether there are files; if not, it is not open. Raises ConfigError."""
+        place = self._free_place(group)
+        if not any(place.glob("*.db")):
+            return False
+        self._place = place
+        return True
+
+    def _free_place(self, group: str) -> Path:
+        if self._place is not None:
+            raise ConfigError(
+                "on_reject", f"a LocalRecoverStore of group {self._place.name}", "give each run() its own"
+            )
+        return self._directory / check_group(group)
 
     def __call__(self, message: Message, error: Exception) -> None:
         """Keep the message. Raises LocalStoreError."""
         if self._own is None:
-            raise LocalStoreError("this LocalRecoverStore is not open")
+            raise LocalStoreError("this LocalRecoverStore is not open to keep messages")
         _, store = self._own
         store.append(message.topic, [StoredMessage.of(message)])
         log.warning("kept %r to be tried again: %s: %s", message, type(error).__name__, error)
@@ -117,11 +162,13 @@ class LocalRecoverStore:
 
     def _stores(self) -> Iterator[LocalMessageStore]:
         """Our own file, then those of processes that are gone, each while it is looked at."""
-        if self._own is None:
+        if self._place is None:
             return
-        own, store = self._own
-        yield store
-        for path in sorted(own.parent.glob("*.db")):
+        own = None
+        if self._own is not None:
+            own, store = self._own
+            yield store
+        for path in sorted(self._place.glob("*.db")):
             if path == own:
                 continue
             try:
@@ -151,24 +198,19 @@ class LocalRecoverStore:
         """Release the file; what it holds stays for the next process. Idempotent."""
         if self._own is not None:
             self._own[1].close()
-            self._own = None
+        self._own = self._place = None
 
 
 @contextmanager
 def recovering(
-    reject: RejectHandler,
-    group: str,
+    store: LocalRecoverStore,
     topics: Iterable[str],
     deliver: Callable[[Sequence[Message]], object],
     timers: Timers,
     add_work: Callable[[Callable[[], None]], None],
 ) -> Iterator[None]:
-    """While a handler runs: if it rejects into a LocalRecoverStore, that is open and tries its messages again."""
-    if not isinstance(reject, LocalRecoverStore):
-        yield
-        return
-    reject.open(group)
-    pauses = reject.schedule(frozenset(topics), lambda message: deliver([message]))
+    """While a handler runs, the messages of `store`, which is open, are tried again; it is closed then."""
+    pauses = store.schedule(frozenset(topics), lambda message: deliver([message]))
     ended = False
 
     def start() -> None:
@@ -191,4 +233,4 @@ def recovering(
         # the workers have stopped; one that hangs keeps its file until its handler returns
         if inspect.getgeneratorstate(pauses) != inspect.GEN_RUNNING:
             pauses.close()
-        reject.close()
+        store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_DELAY_SECONDS
@@ -11,7 +12,11 @@ from metaq.protocol.limits import MAX_DELAY_SECONDS
 from ..config import check_number
 from ..durations import seconds_of
 
-__all__ = ["Retry"]
+__all__ = ["AUTO", "Auto", "Retry"]
+
+Auto = Literal["auto"]
+"""What run() is told nothing of: it looks what the brokers can do."""
+AUTO: Final = "auto"
 
 _MAX_ATTEMPTS = 1_000_000
 

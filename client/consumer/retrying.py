@@ -20,7 +20,7 @@ from ..message import Message
 from ..values import SendResult, TopicPartition
 from .retry import Retry
 
-__all__ = ["FailedMessages", "FailedSender", "Sending", "cause_of"]
+__all__ = ["FailedMessages", "FailedSender", "Sending", "cause_of", "giving_back"]
 
 log = get_log(__name__)
 
@@ -52,6 +52,30 @@ def cause_of(error: BaseException) -> str:
     places = [f"{each.filename[-_FILE_CHARACTERS:]}:{each.lineno} in {each.name}" for each in frames]
     room = MAX_CAUSE_CHARACTERS - sum(len(each) + 1 for each in places)
     return shortened("\n".join([text if len(text) <= room else text[: room - 1] + "…", *places]))
+
+
+def giving_back(
+    deliver: Callable[[Sequence[Message]], object], failed: FailedMessages
+) -> Callable[[Sequence[Message]], object]:
+    """`deliver` for a message of a local store: one on which it fails goes to the broker, as after a first attempt, and
+    so out of the store. Blocks until it is stored; raises MetaqError if it cannot be."""
+
+    def deliver_or_send(messages: Sequence[Message]) -> None:
+        try:
+            deliver(messages)
+        except Exception as error:
+            (message,) = messages
+            failure = failed.failure(message, error, message.attempts)
+            sending = failed.send(message, failure)
+            sending.future.result()
+            log.warning(
+                "the handler failed on %r, which was kept on this machine: it lies in %s now",
+                message,
+                sending.partition.topic,
+                exc_info=error,
+            )
+
+    return deliver_or_send
 
 
 class FailedMessages:

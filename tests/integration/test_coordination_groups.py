@@ -16,7 +16,14 @@ from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.coordination.znodes import create_ephemeral
-from metaq.protocol.errors import ClientError, ConfigError, CoordinationError, InvalidName, SessionLost
+from metaq.protocol.errors import (
+    ClientError,
+    ConfigError,
+    CoordinationError,
+    CoordinationUnavailable,
+    InvalidName,
+    SessionLost,
+)
 from tests.integration.coordination_helpers import deaf, expire, session_at, wait_for
 from tests.waiting import DEADLINE
 
@@ -502,6 +509,24 @@ def test_a_member_may_subscribe_to_a_topic_more_and_all_members_see_it(sessions:
     wait_for(lambda: first.membership.snapshot().partitions["more"] == ("0-0", "0-1"), "its partitions")
     assert first.membership.claim("more", "0-1")
     registration.unregister()
+
+
+def test_a_subscription_that_failed_half_way_is_completed_by_the_next_call(
+    sessions: list[ZkSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(_: int) -> None:
+        raise CoordinationUnavailable("the connection is lost")
+
+    first, second = Member(sessions[0]).joined(), Member(sessions[1], topics=("t", "more")).joined()
+    me = first.membership.consumer_id
+    with monkeypatch.context() as patched:
+        patched.setattr(first.membership, "_replace_own_node", lost)
+        with pytest.raises(CoordinationUnavailable):
+            first.membership.subscribe("more")
+    first.membership.subscribe("more")
+    for member in (first, second):
+        seen = member.membership.snapshot
+        wait_for(lambda seen=seen: me in seen().consumers.get("more", ()), "its new topic")  # type: ignore[misc]
 
 
 def test_a_topic_that_was_subscribed_to_later_stays_with_the_next_session(sessions: list[ZkSession]) -> None:

@@ -37,6 +37,7 @@ class Running:
         config=FAST,
         failed=None,
         suspects=None,
+        choose=None,
     ):
         self.broker = broker
         self.rejected: list[tuple[bytes, str]] = []
@@ -66,6 +67,7 @@ class Running:
             self.timers,
             self.poll_watch,
             lambda: self.may_work,
+            choose,
         )
         self.error = None
         self.thread = threading.Thread(target=self.loop)

@@ -1,11 +1,12 @@
 """run(retry=…): what a handler fails on goes back to the broker or to the dead letters, and its partition goes on."""
 
+import threading
 from concurrent.futures import Future
 
 import pytest
 
 from metaq import Message, Retry, RetryLater, TopicPartition
-from metaq.client.consumer.retrying import FailedMessages
+from metaq.client.consumer.retrying import FailedMessages, giving_back
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.retries import Failure, encode_failed, failure_of
 from tests.component.client.test_client_listener import Handler, Running
@@ -51,9 +52,12 @@ class Sender:
         return [(topic, failed(each).attempts) for topic, each in self.sent]
 
 
+def failed_messages(sender, retry=None):
+    return FailedMessages(retry or Retry(attempts=3, jitter=0), "g", lambda: sender, lambda _: True)
+
+
 def running(broker, handler, sender, retry=None, **arguments):
-    messages = FailedMessages(retry or Retry(attempts=3, jitter=0), "g", lambda: sender, lambda _: True)
-    return Running(broker, handler, failed=messages, **arguments)
+    return Running(broker, handler, failed=failed_messages(sender, retry), **arguments)
 
 
 def test_a_failed_message_is_sent_back_and_those_behind_it_are_processed_at_once(broker):
@@ -162,3 +166,38 @@ def test_a_filter_that_raises_counts_as_a_failure_and_is_asked_again_at_the_next
         ((_, sent),) = sender.sent
         broker.append("%RETRY%g", 0, sent.body, flag=sent.flag)
         eventually(lambda: handler.processed == [b"1"])
+
+
+def test_until_it_is_known_where_failed_messages_go_they_are_tried_in_place_and_then_they_go_there(broker):
+    """Tries until then are no attempts: brokers may be away for long."""
+    broker.append("t", 0, b"bad", b"behind")
+    sender, handler, known = Sender(), Handler({b"bad": 1_000_000}), threading.Event()
+
+    def choose(handling):
+        return handling._replace(failed=failed_messages(sender)) if known.is_set() else None
+
+    with Running(broker, handler, max_retries=0, choose=choose) as begun:
+        eventually(lambda: handler.seen.count(b"bad") >= 9, what="tries in place")
+        assert (sender.sent, begun.rejected) == ([], [])
+        known.set()
+        eventually(lambda: b"behind" in handler.seen, what="the one behind")
+    assert sender.failures == [("%RETRY%g", 1)]
+
+
+def test_a_message_of_a_local_store_on_which_the_handler_fails_goes_to_the_broker():
+    sender, kept = Sender("stored", BrokerUnavailable("away")), Message(TopicPartition("t", 0, 3), 7, 8, 0, b"kept")
+    delivered = []
+
+    def deliver(messages):
+        delivered.extend(messages)
+        if len(delivered) > 1:
+            raise ValueError("cannot take it")
+
+    handle = giving_back(deliver, failed_messages(sender))
+    handle([kept])
+    assert not sender.sent
+    handle([kept])
+    ((topic, message),) = sender.sent
+    assert (topic, failed(message).attempts, failed(message).origin.offset) == ("%RETRY%g", 1, 7)
+    with pytest.raises(BrokerUnavailable):
+        handle([kept])  # so it stays in its store

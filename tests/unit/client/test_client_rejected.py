@@ -1,14 +1,23 @@
 """Where rejected messages are kept, and how they come again."""
 
 import logging
+import pwd
+import re
 from typing import Any
 
 import pytest
 
-from metaq.client.consumer.rejected import LocalRecoverStore, drop_message, of_cluster, recovering
-from metaq.client.local_store import StoredMessage
+from metaq.client.consumer.rejected import (
+    LocalRecoverStore,
+    drop_message,
+    left_of_cluster,
+    of_cluster,
+    recovering,
+)
+from metaq.client.local_store import LocalMessageStore, StoredMessage
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
+from metaq.coordination.offset_store import LocalOffsetStore
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull
 
 FAILURE = ValueError("away")
@@ -156,7 +165,8 @@ def test_rounds_follow_each_other_for_as_long_as_the_handler_runs(tmp_path):
     clockwork: Any = Clockwork()
     seen: list[Message] = []
     store = LocalRecoverStore(tmp_path, first_seconds=5, interval_seconds=300)
-    with recovering(store, "g", ["t"], lambda messages: seen.extend(messages), clockwork, clockwork.work.append):
+    store.open("g")
+    with recovering(store, ["t"], lambda messages: seen.extend(messages), clockwork, clockwork.work.append):
         store(message(1), FAILURE)
         assert clockwork.run_timer() == 5
         clockwork.run_work()
@@ -169,19 +179,63 @@ def test_rounds_follow_each_other_for_as_long_as_the_handler_runs(tmp_path):
     opened(tmp_path).close()  # its file is free again
 
 
-def test_other_reject_handlers_need_no_files(tmp_path):
-    clockwork: Any = Clockwork()
-    with recovering(drop_message, "g", ["t"], print, clockwork, clockwork.work.append):
-        assert not clockwork.later
+def test_what_others_have_left_is_given_out_by_one_that_keeps_nothing_and_makes_no_file(tmp_path):
+    watching = LocalRecoverStore(tmp_path)
+    assert not watching.take_over("g")
+    assert not (tmp_path / "g").exists()
+    left = opened(tmp_path)
+    left(message(1), FAILURE)
+    assert watching.take_over("g")
+    deliver = Deliver()
+    assert run_round(watching, deliver) == 0, "it is in use"
+    left.close()
+    assert run_round(watching, deliver) == 1
+    assert deliver.seen == [message(1)]
+    assert run_round(watching, deliver) == 0
+    with pytest.raises(LocalStoreError, match="not open to keep messages"):
+        watching(message(2), FAILURE)
+    with pytest.raises(ConfigError, match="give each run"):
+        watching.open("g")
+    watching.close()
+    assert [path.name for path in (tmp_path / "g").glob("*.db")] == ["0.db"]
 
 
 def test_groups_of_one_name_in_two_clusters_share_no_messages(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    stores = [of_cluster("zk:2181/one", "/meta"), of_cluster("zk:2181/two", "/meta")]
-    for store in stores:
-        store.open("g")
+    assert left_of_cluster("zk:2181/one", "/meta", "g") is None
+    stores = [of_cluster("zk:2181/one", "/meta", "g"), of_cluster("zk:2181/two", "/meta", "g")]
     stores[0](message(1), FAILURE)
     deliver = Deliver()
     assert (run_round(stores[1], deliver), run_round(stores[0], deliver)) == (0, 1)
     for store in stores:
         store.close()
+    left = left_of_cluster("zk:2181/one", "/meta", "g")
+    assert left is not None
+    left.close()
+    assert left_of_cluster("zk:2181/one", "/meta", "other") is None
+
+
+def test_a_user_without_a_home_directory_has_left_nothing_and_is_told_the_options(monkeypatch):
+    def unknown(_):
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert left_of_cluster("zk:2181", "/meta", "g") is None
+    with pytest.raises(ConfigError, match=r"^on_reject=None: .*no home directory.*drop_message.*max_retries=None"):
+        of_cluster("zk:2181", "/meta", "g")
+    for make, option in (
+        (LocalRecoverStore, "directory=~/.metaq_recover"),
+        (lambda: LocalMessageStore("~/queue.db"), "path=~/queue.db"),
+        (LocalOffsetStore, "offsets_file=~/.meta_offsets"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(option)}: this user has no home directory"):
+            make()
+
+
+def test_a_home_directory_that_takes_no_file_is_told_with_the_options(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert left_of_cluster("zk:2181", "/meta", "g") is None
+    with pytest.raises(LocalStoreError, match=r"cannot be opened: .*on_reject=LocalRecoverStore\(directory\)"):
+        of_cluster("zk:2181", "/meta", "g")

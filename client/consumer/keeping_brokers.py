@@ -1,0 +1,67 @@
+"""Which brokers keep messages until their time, and so a failed message until its next attempt.
+
+Brokers of ours do, unless they are 1.x's synchronous masters; Java brokers do not, nor does any broker over the text
+protocol. A broker says it in the answer that opens a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from metaq.coordination.brokers import ClusterView
+from metaq.coordination.logs import get_log
+from metaq.protocol.errors import MetaqError
+
+from ..connection import Connection, Endpoint
+from ..questions.brokers import endpoint_at
+
+__all__ = ["Keeping", "KeepingBrokers"]
+
+log = get_log(__name__)
+
+
+class Keeping(NamedTuple):
+    """What the brokers of some topics have said. lacking: one that keeps no messages, as an operator knows it; None:
+    none said so. answered: how many did keep them."""
+
+    lacking: str | None
+    answered: int
+
+
+class KeepingBrokers:
+    """Any thread. connect: makes or finds the connection to a broker; raises MetaqError."""
+
+    def __init__(self, view: ClusterView, connect: Callable[[Endpoint], Connection]) -> None:
+        self._view = view
+        self._connect = connect
+
+    def look(self, topics: Sequence[str]) -> Keeping:
+        """Ask the brokers of `topics`, up to the first that keeps none. Those that do not answer, and those without a
+        master now, say nothing. Raises CoordinationUnavailable."""
+        nodes = self._view.brokers()
+        answered = 0
+        brokers = {each.broker_id for replicas in self._view.replicas_many(topics, publish=False) for each in replicas}
+        for broker_id in sorted(brokers):
+            master = nodes[broker_id].master if broker_id in nodes else None
+            if master is None:
+                continue
+            try:
+                keeps = self._connect(endpoint_at(master)).takes_delays
+            except MetaqError:
+                continue
+            if not keeps:
+                return Keeping(f"broker {broker_id} at {endpoint_at(master)}", answered)
+            answered += 1
+        return Keeping(None, answered)
+
+    def keeps(self, broker_id: int) -> bool:
+        """Whether a broker says so now. Raises CoordinationUnavailable."""
+        nodes = self._view.brokers().get(broker_id)
+        if nodes is None or nodes.master is None:
+            return False
+        try:
+            return self._connect(endpoint_at(nodes.master)).takes_delays
+        except MetaqError as error:
+            log.info("broker %d is not sent a failed message: %s", broker_id, error)
+            return False

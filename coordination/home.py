@@ -1,0 +1,20 @@
+"""Files below the user's home directory, which a container's user may not have."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from metaq.protocol.errors import ConfigError
+
+__all__ = ["NO_HOME", "in_home"]
+
+NO_HOME = "this user has no home directory (HOME is not set, and the system knows none)"
+
+
+def in_home(path: str | PathLike[str], option: str, remedy: str) -> Path:
+    """`path` with its `~` replaced. Raises ConfigError, which names `option`, if there is no home directory for it."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(option, path, f"{NO_HOME}: {remedy}") from error
