@@ -178,8 +178,8 @@ class DeadLetters(Closing):
         take theirs in run(). Raises ConfigError."""
         members = self._cluster.view.consumers(self.group)
         if members and not any(self._retry_topic in topics for topics in members.values()):
-            remedy = "have a member run(handler, retry=Retry(...)), or choose to='topic'"
-            raise ConfigError("to", "'group'", f"no live member of {self.group!r} runs with `retry`: {remedy}")
+            remedy = "have a member run(handler), without retry=None, or choose to='topic'"
+            raise ConfigError("to", "'group'", f"no live member of {self.group!r} reads what waits for it: {remedy}")
 
     def _checked(self, letter: DeadLetter) -> DeadLetter:
         if not isinstance(letter, DeadLetter):

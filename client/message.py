@@ -163,8 +163,8 @@ class Message(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """Which attempt at handling it this is, from 1 on (`Consumer.run(retry=…)`). Of a message that is read from the
-        group's dead letters: how many there were."""
+        """Which attempt at handling it this is, from 1 on, where `Consumer.run` sends what fails back to the broker.
+        Of a message that is read from the group's dead letters: how many there were."""
         failure = failure_in(self)
         return 1 if failure is None else failure.attempts
 

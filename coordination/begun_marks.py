@@ -1,7 +1,7 @@
 """What members of a group have begun to work on, for who takes over from one that died (decision 108).
 
-One persistent node for each partition that a member of run(retry=...) owns, or owned when it died. Removed when the
-partition is given up properly. Beside the offsets, in ZooKeeper wherever these are kept.
+One persistent node for each partition that a member whose run() sends failed messages back owns, or owned when it died.
+Removed when the partition is given up properly. Beside the offsets, in ZooKeeper wherever these are kept.
 """
 
 from __future__ import annotations

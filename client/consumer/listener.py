@@ -19,6 +19,7 @@ from typing import NamedTuple
 from metaq.coordination.interrupts import BackgroundThread, Ending
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord, MetaqError
+from metaq.protocol.own_topics import is_own_topic
 from metaq.protocol.retries import Failure
 
 from ..message import Message, as_original
@@ -103,6 +104,8 @@ class _Work:
     `paused` to Listener._lock."""
 
     cursor: PartitionCursor
+    is_of_own_topic: bool
+    """Whether its messages may have failed before they came here."""
     queued: bool = False
     """In the queue, or a worker is at it."""
     more: bool = False
@@ -232,7 +235,7 @@ class Listener:
             work = self._works.get(cursor)
             if work is None:
                 self._works = {each: work for each, work in self._works.items() if each.active or work.queued}
-                work = self._works[cursor] = _Work(cursor)
+                work = self._works[cursor] = _Work(cursor, is_own_topic(cursor.partition.topic))
             return work
 
     def _arrived(self, work: _Work) -> None:
@@ -425,7 +428,8 @@ class Listener:
         unit = [work.messages[number] for number in range(min(size, len(work.messages)))]
         living = self._core.living(unit) if work.may_expire else unit  # also of one that has failed before
         if living:
-            given = living if self._handling.failed is None else [as_original(each, work.tries) for each in living]
+            has_failed = self._handling.failed is not None and (work.tries or work.is_of_own_topic)
+            given = [as_original(each, work.tries) for each in living] if has_failed else living
             try:
                 self._handling.deliver(given)
             except Exception as error:

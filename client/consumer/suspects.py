@@ -1,8 +1,9 @@
 """Messages that may have ended the process of a former owner: they are begun with care.
 
-While a member of run(retry=...) owns a partition there is a mark of it. Who claims a partition and finds one knows that
-the last owner died, or lost its session, and not on which message: one behind the committed offset. So it goes on with
-care. It commits, and writes down what it begins, in front of each of the first messages (SUSPECT_MESSAGES), and commits
+While a member whose run() sends failed messages back owns a partition there is a mark of it. Who claims a partition
+and finds one knows that the last owner died, or lost its session, and not on which message: one behind the committed
+offset. So it goes on with care.
+It commits, and writes down what it begins, in front of each of the first messages (SUSPECT_MESSAGES), and commits
 in front of twice as many, and so on: if it dies, too, the next one begins closer in front of the message. When that is
 the first one, the mark names it, and a death while it was handled alone counts as a failed attempt.
 """

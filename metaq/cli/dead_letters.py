@@ -45,8 +45,8 @@ NAME = Parsed("NAME", _name)
 def dead_letters() -> None:
     """List and show the dead letters of a group; send them again, or drop them.
 
-    A message lies there when it has failed as often as `run(retry=Retry(attempts=...))` allows. Each has a NAME, as
-    0-0:4096. --since and --until are about the time of its last failure.
+    A message lies there when it has failed as often as `run(retry=Retry(attempts=...))` allows, by default
+    16 times. Each has a NAME, as 0-0:4096. --since and --until are about the time of its last failure.
 
     \b
     Example

@@ -1,4 +1,4 @@
-"""A handler and its retries without ZooKeeper: what Consumer.run(handler, retry=…) does, on the calling thread."""
+"""A handler and its retries without ZooKeeper: what Consumer.run(handler) does, on the calling thread."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ from .broker import FakeBroker, FakeCluster
 __all__ = ["dead_letters", "handle_all"]
 
 _SEND_SECONDS = 10.0
+_RETRY = Retry()
 
 
 def handle_all(
-    broker: FakeBroker, handler: Callable[[Message], object], *, group: str, topics: Iterable[str], retry: Retry
+    broker: FakeBroker,
+    handler: Callable[[Message], object],
+    *,
+    group: str,
+    topics: Iterable[str],
+    retry: Retry = _RETRY,
 ) -> int:
     """Call `handler` with each message that `topics` of the broker have, from where an earlier call for `group` ended,
     and again with those that it fails on, until nothing is left. Returns how many calls it took.

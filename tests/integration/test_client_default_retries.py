@@ -268,6 +268,13 @@ def test_a_group_whose_name_leaves_no_room_for_a_topic_tries_in_place(
     assert files(home) == ["0.db"]
 
 
+def test_over_the_text_protocol_it_is_tried_in_place(brokers: Brokers, producer: Producer, home: Path) -> None:
+    producer.send("t", b"flaky", partition=FIRST)
+    with Running(member(brokers.connect, protocol="text"), {b"flaky": 3}) as running:
+        eventually(lambda: running.attempts(b"flaky") == [1, 1, 1, 1], what="tries in place")
+    assert files(home) == ["0.db"]
+
+
 def test_a_broadcast_consumer_tries_in_place(brokers: Brokers, producer: Producer, home: Path) -> None:
     config = ConsumerConfig(broadcast=True, retry_step_seconds=0.01)
     producer.send("t", b"flaky", partition=FIRST)

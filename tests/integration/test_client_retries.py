@@ -162,7 +162,7 @@ def test_a_redrive_is_done_as_a_statement_and_to_a_group_that_only_polls_it_is_r
     with member(brokers) as polling, DeadLetters(brokers.connect, group="g") as letters:
         eventually(lambda: polling.poll(timeout=0.1) == [] and polling.assignment(), 20)
         with pytest.raises(
-            ConfigError, match=r"^to='group': no live member of 'g' runs with `retry`: have a member run"
+            ConfigError, match=r"^to='group': no live member of 'g' reads what waits for it: have a member run"
         ):
             letters.redrive(letters.read(), to="group")
         assert letters.count() == 1

@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "combinations.md"
 
 _MEANINGS = {
     "delay": "`delay=` or `deliver_at=` of a send, [delayed messages](client.md#delayed-messages)",
-    "retry": "`run(handler, retry=Retry(…))`, [retries and dead letters](messages.md#retries-and-dead-letters)",
+    "retry": "`run(handler)` with retries, [retries and dead letters](messages.md#retries-and-dead-letters)",
     "shared": "a [`SharedConsumer`](messages.md#many-consumers-of-one-partition-sixty-four-thumbnail-workers)",
     "check-back": "`send_in_transaction`, [transactions with check-back](messages.md#a-bank-transfer)",
     "transaction": "`producer.transaction()`, [transactions](client.md#transactions)",
