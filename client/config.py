@@ -396,7 +396,8 @@ class ConsumerConfig:
     there (nothing listens, an unknown name, something else listens) the start fails after about a second."""
     retry_step_seconds: float = 0.5
     retry_max_seconds: float = 5.0
-    """run(): pause of a partition after its handler failed: step × 1, 2, 3 … up to max (1.x: the same)."""
+    """run() in place (retry=None): pause of a partition after its handler failed: step × 1, 2, 3 … up to max (1.x: the
+    same)."""
     stop_seconds: float = 10.0
     """run(): how long it waits for running handlers when it is told to end."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)

@@ -1,7 +1,7 @@
 """Which brokers keep messages until their time, and so a failed message until its next attempt.
 
-Brokers of ours do, unless they are 1.x's synchronous masters; Java brokers do not, nor does any broker over the text
-protocol. A broker says it in the answer that opens a connection.
+Brokers of ours do, unless they are 1.x's synchronous masters; Java brokers do not. A broker says it in the answer that
+opens a connection.
 """
 
 from __future__ import annotations

@@ -75,7 +75,10 @@ def _handlers() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("metaq-handler")]
 
 
-def test_interrupted_runs_leave_no_thread_and_no_message(brokers: Brokers, alarm: Alarm) -> None:
+@pytest.mark.parametrize("options", [{}, {"retry": None}], ids=["default", "in place"])
+def test_interrupted_runs_leave_no_thread_and_no_message(
+    brokers: Brokers, alarm: Alarm, options: dict[str, None]
+) -> None:
     """The second interrupt, and more, meet run()'s own end."""
     random, handled, interrupted = Random(1), list[bytes](), 0
     with (
@@ -85,7 +88,7 @@ def test_interrupted_runs_leave_no_thread_and_no_message(brokers: Brokers, alarm
         eventually(partial(_owns_all, consumer), what="owning everything")
 
         def run() -> None:
-            consumer.run(lambda message: handled.append(message.payload), threads=2)
+            consumer.run(lambda message: handled.append(message.payload), threads=2, **options)
 
         for number in range(ROUNDS):
             sent = [b"%d %d" % (number, each) for each in range(40)]
@@ -94,12 +97,12 @@ def test_interrupted_runs_leave_no_thread_and_no_message(brokers: Brokers, alarm
             interrupted += alarm.interrupts(run, begin, every=every)
         eventually(lambda: not _handlers(), what="the end of the handlers' threads")
         expected = {b"%d %d" % (number, each) for number in range(ROUNDS) for each in range(40)}
-
-        def rest() -> bool:
-            handled.extend(message.payload for message in consumer.poll(timeout=0.1))
-            return set(handled) == expected
-
-        eventually(rest, what="every message")
+        last = threading.Thread(target=run)
+        last.start()
+        eventually(lambda: set(handled) == expected, what="every message")
+        consumer.stop()
+        last.join(DEADLINE)
+        assert not last.is_alive()
     assert interrupted == ROUNDS
 
 
