@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from .requests.admin import Replication
 from .requests.cold_reads import ColdReads
 from .requests.reading import Reading
 from .requests.search import Searches
+from .runtime.few_lines import FewLines
 from .runtime.pace import Pace
 from .runtime.reactor import ReactorTime
 from .sequences import Sequences
@@ -110,6 +112,8 @@ class Broker:
         self._watch_shared: Callable[[PartitionLog], None] = lambda log: None
         self.account = Account(config.limits, reactor)
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
+        self.closed_lines = FewLines(logging.getLogger(f"{__package__}.network.session"), "connections closed", reactor)
+        """Of connections that the broker ends."""
         self.partitions = Partitions(
             config, store, rng=rng, on_log=self._watch, on_topic=on_topic, account=self.account
         )

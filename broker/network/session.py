@@ -43,6 +43,7 @@ from ..requests.parkable import Loading, Parkable, Step
 from ..requests.pull import Pull
 from ..requests.put import PutGroup
 from ..requests.reading import Reading
+from ..runtime.few_lines import FewLines
 from ..runtime.reactor import ReactorTime, Transport
 from ..shared.acquire import Acquire
 from .long_poll import ParkedPulls
@@ -67,6 +68,7 @@ class SessionServices(Interface):
     parked: ParkedPulls
     pending_puts: PendingPuts
     reading: Reading
+    closed_lines: FewLines
 
 
 class Successor(Interface):
@@ -142,6 +144,7 @@ class Session(Protocol):
         self.address = "?"
         """What it counts as in the account."""
         self._reading_parts = shared.reading
+        self._closed_lines = shared.closed_lines
         self._seconds = shared.reactor.seconds
         self._on_lost = on_lost
         self._reader = RequestReader(tuning.READ_REQUESTS)
@@ -543,7 +546,7 @@ class Session(Protocol):
         self._flush()
         if self._reader.failure is not None and not self._queue:
             if not self._closing:
-                _log.info("connection from %s closed: %s", self._peer(), self._reader.failure)
+                self._log_end(str(self._reader.failure))
             self.close()
         elif self._closing or (self._half_closed and not (self._queue or self._reader.more or self._parked)):
             self.close()
@@ -594,5 +597,8 @@ class Session(Protocol):
 
     def abort(self, why: str) -> None:
         """Close at once, whatever is unsent."""
-        _log.info("connection from %s closed: %s", self._peer(), why)
+        self._log_end(why)
         self._transport.abortConnection()
+
+    def _log_end(self, why: str) -> None:
+        self._closed_lines.info(f"connection from {self._peer()} closed: {why}")

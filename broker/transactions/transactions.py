@@ -26,6 +26,7 @@ from ..message_ids import MessageIds
 from ..metrics import Metrics
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..partitions import ANY, Partitions
+from ..runtime.few_lines import FewLines
 from ..runtime.reactor import ReactorTime
 from ..store.partition_log import PartitionLog
 from .changes import LogCopies
@@ -83,6 +84,7 @@ class Transactions:
         self._partitions = partitions
         self._message_ids = message_ids
         self._metrics = metrics
+        self._ended_lines = FewLines(_log, "transactions rolled back", reactor)
         self._now_ms = now_ms
         self.refusal: Callable[[], MetaqError | None] = lambda: None
         """Why clients are not served now; None if they are. Of a broker set's node, which may not lead."""
@@ -294,7 +296,7 @@ class Transactions:
     def connection_lost(self, connection: object) -> None:
         """Roll back the local transactions of a connection that is gone."""
         for transaction in self._open.of_connection(connection):
-            _log.info("%s is rolled back: its connection is closed", transaction.key)
+            self._ended_lines.info(f"{transaction.key} is rolled back: its connection is closed")
             self._give_up(transaction)
 
     def holding(self, log: PartitionLog) -> list[str]:
@@ -450,7 +452,7 @@ class Transactions:
         return self._log.written(transaction.key)
 
     def _expired(self, transaction: OpenTransaction) -> None:
-        _log.info("%s is rolled back: its timeout has passed", transaction.key)
+        self._ended_lines.info(f"{transaction.key} is rolled back: its timeout has passed")
         self._give_up(transaction)
 
     def _give_up(self, transaction: OpenTransaction) -> None:

@@ -67,6 +67,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| `requestSeconds` | {Quotas.request_seconds} |",
         "| incomplete requests of all connections | {Quotas.unfinished_bytes:bytes}, and one request",
         "each connection has brought up to {SMALL_READ_BYTES:bytes} before it counts |",
+        "with their connection or their timeout | {PERIOD_LINES} in {PERIOD_SECONDS:s} of each kind",
         "| an incomplete request | {Quotas.request_seconds:s} at less than {UNFINISHED_BYTES_PER_SECOND:bytes} per",
         "| unsent answers of a connection | {broker/tuning.WRITE_BYTES:bytes} and one answer |",
         "do not read | {MAX_UNSENT_BYTES:bytes} | each answer carries {SCARCE_ANSWER_BYTES:bytes} of data",

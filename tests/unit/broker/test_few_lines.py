@@ -1,0 +1,74 @@
+"""Lines of the log about what clients do are few, however much they do."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from twisted.internet.task import Clock
+
+from metaq.broker.runtime.few_lines import PERIOD_LINES, PERIOD_SECONDS, FewLines
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.remoting import TransactionRequest
+from metaq.protocol.statuses import RequestCode
+from tests.unit.broker.harness import Harness
+
+LOG = logging.getLogger("few")
+
+
+@pytest.fixture(autouse=True)
+def _at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def test_the_first_lines_are_written_and_the_others_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    lines = FewLines(LOG, "cups broken", clock)
+    for number in range(PERIOD_LINES + 3):
+        lines.info(f"cup {number} broken")
+    assert caplog.messages == [f"cup {number} broken" for number in range(PERIOD_LINES)]
+    caplog.clear()
+    clock.advance(PERIOD_SECONDS)
+    assert caplog.messages == [
+        f"3 more cups broken in {PERIOD_SECONDS} seconds, the last: cup {PERIOD_LINES + 2} broken"
+    ]
+    caplog.clear()
+    lines.info("another")
+    clock.advance(PERIOD_SECONDS)
+    assert caplog.messages == ["another"]
+    assert clock.getDelayedCalls() == []
+
+
+def test_connections_that_send_rubbish_leave_few_lines(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(10 * PERIOD_LINES):
+        peer = harness.connect()
+        peer.send(b"rubbish\r\n" * 2)
+        peer.lose()
+    closed = [message for message in caplog.messages if "closed" in message]
+    assert len(closed) == PERIOD_LINES
+    assert "connection from 127.0.0.1:40000 closed: " in closed[0]
+    caplog.clear()
+    harness.reactor.advance(PERIOD_SECONDS)
+    (line,) = caplog.messages
+    assert line.startswith(f"{9 * PERIOD_LINES} more connections closed in {PERIOD_SECONDS} seconds, the last: conn")
+
+
+def test_connections_that_are_cut_leave_few_lines(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(PERIOD_LINES + 1):
+        harness.connect().session.abort("idle")
+    assert len(caplog.messages) == PERIOD_LINES
+
+
+def test_transactions_that_end_with_their_connections_leave_few_lines(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(PERIOD_LINES + 5):
+        peer = harness.connect()
+        request = TransactionRequest(f"TX:s:{number}", "BEGIN")
+        peer.send(encode_frame(RequestCode.TRANSACTION, 1, request.to_ext()))
+        peer.lose()
+    assert len(caplog.messages) == PERIOD_LINES
+    caplog.clear()
+    harness.reactor.advance(PERIOD_SECONDS)
+    (line,) = caplog.messages
+    assert line.startswith(f"5 more transactions rolled back in {PERIOD_SECONDS} seconds, the last: TX:s:24 is ")
