@@ -27,6 +27,9 @@ RECEIVE_BYTES = 4 << 20
 """A small request takes a kibibyte of the socket's receive buffer, which grows by the payload only. Thousands of
 requests would not get into it, and the fewer are read together, the more each costs."""
 
+STATS_LINES = 64
+"""Lines of an answer to STATS that are made before others may be served: a millisecond."""
+
 # --- puts and sends: `pipelined`, `pipelined-128`, `partitions-1024`, `partitions-10240` -----------------------------
 
 RUN_LEAST_COST = 100
@@ -278,6 +281,24 @@ SHARED_SCAN_BYTES = 1 << 20
 
 SHARED_SCAN_RECORDS = 1 << 13
 """The same for messages: a millisecond."""
+
+SHARED_SCAN_ORDERED = 1 << 10
+"""The same for a group that takes the messages of a key in order: some milliseconds."""
+
+SHARED_LEASED = 1 << 10
+"""Messages that one ACQUIRE is given at most, whatever it asks for: some milliseconds, and as many to read them."""
+
+SHARED_SETTLED = 1 << 10
+"""Rows of a SETTLE that are done before others are served: some milliseconds."""
+
+SHARED_EXPIRED = 1 << 11
+"""Leases that end, and releases that are over, in one step: some milliseconds."""
+
+SHARED_COUNTED = 1 << 13
+"""Leased or released messages that are counted before others are served: a millisecond."""
+
+SHARED_SLICE_SECONDS = 0.003
+"""Members are woken, and answered, for so long before others are served."""
 
 SHARED_LOG_BYTES = 16 << 20
 """An internal log that has grown to this, and to four times what it says, is replaced by that."""

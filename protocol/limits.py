@@ -36,6 +36,7 @@ __all__ = [
     "MAX_LEASE_MS",
     "MAX_LINE_BYTES",
     "MAX_LISTED_DELAYED",
+    "MAX_LISTED_GROUPS",
     "MAX_LISTED_HALVES",
     "MAX_MEMBER_CHARACTERS",
     "MAX_NODE_NAME",
@@ -109,6 +110,9 @@ MAX_CHECK_WAIT_MS = 60_000
 
 MAX_LISTED_HALVES = 1000
 """Most half messages of one answer to LIST_HALVES."""
+
+MAX_LISTED_GROUPS = 1000
+"""Most producer groups of one answer to LIST_HALVES."""
 
 MAX_DELAY_SECONDS = 366 * 24 * 3600
 """How far ahead the time of a delayed message may lie: a year."""

@@ -47,6 +47,7 @@ __all__ = [
     "decode_settlements",
     "encode_leased",
     "encode_settlements",
+    "split_settlements",
 ]
 
 STARTS = "earliest", "latest"
@@ -185,10 +186,16 @@ def encode_settlements(settlements: Sequence[Settlement]) -> bytes:
 _ACTIONS = frozenset(action.value for action in SettleAction)
 
 
-def decode_settlements(body: Buffer, count: int) -> list[Settlement]:
-    """The rows of a SETTLE. Raises RemoteProtocolError."""
+def split_settlements(body: Buffer, count: int, most: int) -> list[Buffer]:
+    """The body of a SETTLE with so many rows, in pieces with at most `most` rows each. Raises RemoteProtocolError."""
     if len(body) != count * _SETTLED.size:
         raise RemoteProtocolError(f"{count} settlements have a body of {len(body)} bytes")
+    view = memoryview(body)
+    return [view[first : first + most * _SETTLED.size] for first in range(0, len(body), most * _SETTLED.size)]
+
+
+def decode_settlements(body: Buffer) -> list[Settlement]:
+    """The rows of such a piece. Raises RemoteProtocolError."""
     rows = [_new(Settlement, row) for row in _SETTLED.iter_unpack(body)]
     for offset, token, ms, action in rows:
         if action not in _ACTIONS:

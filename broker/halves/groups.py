@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import Generic, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -163,6 +163,8 @@ class Groups(Generic[T]):
         self._alarms: list[_Alarm] = []
         self._numbers = count()
         self._timed = 0  # polls, lanes and askers that there are: each has an alarm at most
+        self.asked = self.parked = 0
+        """Of all groups."""
         self.presumed_until = -NEVER
         """Until then a producer that has not asked yet counts as one that does."""
 
@@ -176,7 +178,7 @@ class Groups(Generic[T]):
         self._halves.clear()
         self._callers.clear()
         self._alarms.clear()
-        self._timed = 0
+        self._timed = self.asked = self.parked = 0
         return polls
 
     # --- half messages ------------------------------------------------------------------------------------------------
@@ -186,6 +188,7 @@ class Groups(Generic[T]):
         self._halves[half.id] = half
         group = self._group(half.group)
         group.asked += 1
+        self.asked += 1
         if half.producer and half.producer not in group._askers:
             self._expect(group, half.group, half.producer, max(now + self._grace, self.presumed_until))
         elif half.producer and not self._asks(group, half):
@@ -203,8 +206,10 @@ class Groups(Generic[T]):
             group = self._groups[half.group]
             if self.is_parked(half):
                 group.parked -= 1
+                self.parked -= 1
             else:
                 group.asked -= 1
+                self.asked -= 1
             self._leave(half)
             self._drop_empty(half.group)
 
@@ -217,7 +222,9 @@ class Groups(Generic[T]):
         elif not self.is_parked(half):
             half.at = NEVER
             group.asked -= 1
+            self.asked -= 1
             group.parked += 1
+            self.parked += 1
             self._leave(half)
 
     def is_parked(self, half: Half) -> bool:
@@ -251,9 +258,9 @@ class Groups(Generic[T]):
         half = self._halves.get(half_id)
         return half is not None and half.lane is lane and half.at == at
 
-    def all(self) -> Iterator[tuple[str, AskedGroup[T]]]:
-        """By name."""
-        yield from sorted(self._groups.items())
+    def first(self, most: int | None) -> list[tuple[str, AskedGroup[T]]]:
+        """At most so many groups, of those that are known longest; by name."""
+        return sorted(islice(self._groups.items(), most))
 
     # --- lanes --------------------------------------------------------------------------------------------------------
 

@@ -445,14 +445,15 @@ class Halves(Delays):
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
-    def figures(self) -> dict[str, HalfFigures]:
-        """By group."""
-        return {name: HalfFigures(group.asked, group.parked, len(group.polls)) for name, group in self._groups.all()}
+    def figures(self, most: int | None = None) -> dict[str, HalfFigures]:
+        """By group; at most so many, of those that are known longest."""
+        return {
+            name: HalfFigures(group.asked, group.parked, len(group.polls)) for name, group in self._groups.first(most)
+        }
 
     def states(self) -> Counter[HalfState]:
         """How many half messages there are of each."""
-        figures = self.figures().values()
-        asked, parked = sum(each.asked for each in figures), sum(each.parked for each in figures)
+        asked, parked = self._groups.asked, self._groups.parked
         counts = Counter({HalfState.ASKED: asked, HalfState.PARKED: parked})
         counts[HalfState.WAITING] = len(self) - asked - parked
         return counts

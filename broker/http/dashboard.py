@@ -31,6 +31,7 @@ from ..account import NOBODY
 from ..broker import Broker
 from ..requests.gate import Gate, HttpPeer, PageRequest
 from ..requests.stats import stats_text
+from ..runtime.turns import in_turns
 from ..store.partition_log import PartitionLog
 from .metrics import CONTENT_TYPE_LATEST, exposition
 from .pages import Button, Page, Table, Text, to_html, to_json
@@ -83,9 +84,12 @@ class Dashboard:
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
-    def index(self) -> Page:
+    def index(self) -> Deferred[Page]:
+        return ensureDeferred(self._index())
+
+    async def _index(self) -> Page:
         broker = self.broker
-        lines = stats_text(broker, "").decode("utf-8", "replace").split("\r\n")[1:-2]
+        lines = (await self._stats("")).decode("utf-8", "replace").split("\r\n")[1:-2]
         rows = [tuple(line.split(" ", 1)) for line in lines]
         rows += [("url", broker.url), ("data", ", ".join(broker.store.data_paths)), ("working_directory", os.getcwd())]
         return Page(f"Broker {broker.config.broker_id}", [Table(("figure", "value"), rows), *self._broker_set()])
@@ -164,9 +168,13 @@ class Dashboard:
             tables.append(Table(columns, cells, "Followers"))
         return tables
 
-    def stats(self, item: str) -> Page:
-        text = stats_text(self.broker, item).decode("utf-8", "replace")
-        return Page("Stats", [Text(text.replace("\r\n", "\n"), item or "broker")])
+    def stats(self, item: str) -> Deferred[Page]:
+        return self._stats(item).addCallback(
+            lambda body: Page("Stats", [Text(body.decode("utf-8", "replace").replace("\r\n", "\n"), item or "broker")])
+        )
+
+    def _stats(self, item: str) -> Deferred[bytes]:
+        return in_turns(self.broker.reactor, stats_text(self.broker, item))
 
     def config(self) -> Page:
         source = self.broker.config.source.decode("utf-8", "replace")
@@ -311,7 +319,9 @@ def _show_later(request: Request, shown: Deferred[Page]) -> int:
 
     def finish(page: Page) -> None:
         if not gone.called:
-            request.write(_write(request, page))
+            body = _write(request, page)
+            request.setHeader("content-length", str(len(body)))
+            request.write(body)
             request.finish()
 
     shown.addErrback(_failed).addCallback(finish)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 from ..runtime.reactor import ReactorTime, Timer
@@ -82,11 +82,15 @@ class ParkedPulls:
         """How many wait for this."""
         return len(self._parked.get(key, ()))
 
-    def wake_some(self, key: Hashable, wanted: Callable[[], bool]) -> None:
-        """Resume now, first to last, those that wait for this, while they are `wanted`."""
-        for waiter in list(self._parked.get(key, ())):
+    def wake_some(
+        self, key: Hashable, wanted: Callable[[], bool], among: Sequence[ParkedRequest] | None = None
+    ) -> Sequence[ParkedRequest]:
+        """Resume now, first to last, those that wait for this, while they are `wanted`; those that were not looked at.
+        among: of these only."""
+        waiters = list(self._parked.get(key, ())) if among is None else among
+        for number, waiter in enumerate(waiters):
             if not wanted():
-                return
+                return waiters[number:]
             parked = self._parked.get(key, {}).get(waiter)
             if parked is None:  # dropped by what another one led to
                 continue
@@ -94,6 +98,7 @@ class ParkedPulls:
                 parked.timer.cancel()
             self._remove(waiter)
             parked.resume()
+        return ()
 
     def watch(self, log: PartitionLog) -> None:
         """Have `log` tell when it shows more data."""

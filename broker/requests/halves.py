@@ -21,6 +21,7 @@ from metaq.protocol.halves import (
     encode_ended,
     half_of,
 )
+from metaq.protocol.limits import MAX_LISTED_GROUPS
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.previews import encode_preview
 
@@ -60,7 +61,7 @@ async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "count": len(halves),
         "states": {state.value: count for state, count in sorted(halves.states().items())},
-        "groups": {name: figures._asdict() for name, figures in halves.figures().items()},
+        "groups": {name: figures._asdict() for name, figures in halves.figures(MAX_LISTED_GROUPS).items()},
         "halves": [],
         "next": 0,
     }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import TypeAlias
 
+from .. import tuning
 from ..broker import Broker
 from ..metrics import KINDS
 from ..shared.status import messages_left
@@ -28,16 +30,26 @@ _MAX_NAMED = 100
 _HAS_DATA, _UNKNOWN, _EMPTY = 0, 1, 2
 
 
-def stats_text(broker: Broker, item: str) -> bytes:
-    """The body of an answer. Any other word is the name of a topic."""
+def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
+    """The body of an answer. Any other word is the name of a topic. Others may be served at each `yield`: a line says
+    what is so when it is made. Raises NotLeader."""
     if item == "config":
         return broker.config.source
     make = _ITEMS.get(item)
-    lines = _topic_lines(broker, item) if make is None else make(broker)
-    return "".join(f"{line}\r\n" for line in ("STATS", *lines, "END")).encode("utf-8", "backslashreplace")
+    lines = ["STATS"]
+    for line in _topic_lines(broker, item) if make is None else make(broker):
+        if line is not None:
+            lines.append(line)
+        if line is None or not len(lines) % tuning.STATS_LINES:
+            yield
+    return "".join(f"{line}\r\n" for line in (*lines, "END")).encode("utf-8", "backslashreplace")
 
 
-def _system_lines(broker: Broker) -> Iterator[str]:
+Lines: TypeAlias = Iterator[str | None]
+"""None is no line: others may be served."""
+
+
+def _system_lines(broker: Broker) -> Lines:
     metrics = broker.metrics
     yield f"pid {os.getpid()}"
     yield f"broker_id {broker.config.broker_id}"
@@ -61,11 +73,11 @@ def _system_lines(broker: Broker) -> Iterator[str]:
     yield f"config_checksum {broker.config.checksum}"
 
 
-def _help_lines(broker: Broker) -> Iterator[str]:
+def _help_lines(broker: Broker) -> Lines:
     yield from _HELP
 
 
-def _topics_lines(broker: Broker) -> Iterator[str]:
+def _topics_lines(broker: Broker) -> Lines:
     stored = broker.partitions.stored_topics()
     logs = _logs_by_topic(broker)
     for name, config in stored.items():
@@ -78,33 +90,33 @@ def _topics_lines(broker: Broker) -> Iterator[str]:
     yield from (f"{name} *Empty*" for name in sorted(broker.config.topics) if name not in stored)
 
 
-def _offsets_lines(broker: Broker) -> Iterator[str]:
+def _offsets_lines(broker: Broker) -> Lines:
     for log in sorted(broker.store.logs(), key=lambda log: (log.topic, log.partition)):
         yield f"{log.topic} part {log.partition} min_offset {log.first_offset} max_offset {log.visible_end}"
 
 
-def _realtime_lines(broker: Broker) -> Iterator[str]:
+def _realtime_lines(broker: Broker) -> Lines:
     for kind in KINDS:
         yield f"realtime_{kind} {broker.metrics.realtime(kind)}"
 
 
-def _reset_lines(broker: Broker) -> Iterator[str]:
+def _reset_lines(broker: Broker) -> Lines:
     broker.metrics.reset()
     yield "reset ok"
 
 
-def _replication_lines(broker: Broker) -> Iterator[str]:
+def _replication_lines(broker: Broker) -> Lines:
     """Not an item of 1.x, so `help`, whose text is 1.x's, does not name it."""
     yield from broker.replication_status().lines()
 
 
-def _disk_lines(broker: Broker) -> Iterator[str]:
+def _disk_lines(broker: Broker) -> Lines:
     """Of each data directory. An item of ours."""
     for room in broker.store.space.rooms():
         yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
 
 
-def _delayed_lines(broker: Broker) -> Iterator[str]:
+def _delayed_lines(broker: Broker) -> Lines:
     """Messages that wait for their time. An item of ours."""
     delays = broker.delays
     yield f"pending {len(delays)}"
@@ -116,7 +128,7 @@ def _delayed_lines(broker: Broker) -> Iterator[str]:
         yield f"late:{topic}-{partition} {count} {why}"
 
 
-def _halves_lines(broker: Broker) -> Iterator[str]:
+def _halves_lines(broker: Broker) -> Lines:
     """Half messages, which wait for the outcome of their transaction. An item of ours."""
     halves = broker.halves
     for state, count in halves.states().items():
@@ -126,11 +138,11 @@ def _halves_lines(broker: Broker) -> Iterator[str]:
     yield f"rolled_back {halves.rolled_back}"
     yield f"questions {halves.questions}"
     yield f"damaged {halves.damaged}"
-    for name, figures in list(halves.figures().items())[:_MAX_NAMED]:
+    for name, figures in halves.figures(_MAX_NAMED).items():
         yield f"group:{name} asked {figures.asked} parked {figures.parked} askers {figures.askers}"
 
 
-def _journal_lines(broker: Broker) -> Iterator[str]:
+def _journal_lines(broker: Broker) -> Lines:
     """Whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
     status = broker.store.journal_status()
     yield f"state {'failed' if status.cause else 'ok'}"
@@ -147,7 +159,7 @@ def _journal_lines(broker: Broker) -> Iterator[str]:
         yield f"read_only:{topic}-{partition} {cause}"
 
 
-def _topic_lines(broker: Broker, topic: str) -> Iterator[str]:
+def _topic_lines(broker: Broker, topic: str) -> Lines:
     logs = _logs_by_topic(broker)[topic]
     yield topic
     yield f"resultCode {_HAS_DATA if logs else _EMPTY if topic in broker.config.topics else _UNKNOWN}"
@@ -169,13 +181,14 @@ def _java(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _shared_lines(broker: Broker) -> Iterator[str]:
+def _shared_lines(broker: Broker) -> Lines:
     """Of shared groups. An item of ours."""
-    for queue in broker.shared.queues():
+    for queue in broker.shared.each():
         state, (group, topic, partition) = queue.state, queue.key
+        delayed, most_attempts, _ = yield from state.figures()
         yield (
-            f"{group} {topic}-{partition} left {messages_left(queue)} leased {state.leased} delayed {state.delayed} "
-            f"low {state.low} attempts {state.most_attempts()}"
+            f"{group} {topic}-{partition} left {messages_left(queue)} leased {state.leased} delayed {delayed} "
+            f"low {state.low} attempts {most_attempts}"
         )
 
 

@@ -46,7 +46,7 @@ from metaq.protocol.remoting import (
     ViewMessageRequest,
 )
 from metaq.protocol.sends import announced_parts, announced_topics
-from metaq.protocol.shared import SharedForgetRequest, SharedStatusRequest
+from metaq.protocol.shared import SharedForgetRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import (
     Get,
@@ -66,9 +66,9 @@ from ..account import NOBODY, WAITING_BYTES
 from ..broker import Broker
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..shared.acquire import Acquire, answer_settle
-from ..shared.status import describe
+from ..shared.status import answer_status
 from .admin import Admin, admits
-from .answers import Answer, Bytes, answer_frame, body_frame, json_frame, reply_frame, then
+from .answers import Answer, Bytes, Work, answer_frame, body_frame, json_frame, reply_frame, then
 from .delayed import list_delayed
 from .gate import Caller, Check, Gate, Nodes, PageRequest, Verb
 from .get import answer_get
@@ -115,9 +115,13 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             return transactions.put(put, caller)
         return put_alone(put._replace(tx_key=None), caller)  # 1.x stores it at once, ignoring the key
 
-    def stats(stats: Stats, caller: Caller | None) -> Bytes:
-        body = stats_text(broker, stats.item)  # bytes: the configuration file may be in any encoding
+    def stats(stats: Stats, caller: Caller | None) -> Work:
+        body = yield from stats_text(broker, stats.item)  # bytes: the configuration file may be in any encoding
         return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
+
+    def stats_frame(frame: Frame, caller: Caller | None) -> Work:
+        body = yield from stats_text(broker, StatsRequest.from_ext(frame.ext).item)
+        return body_frame(frame.opaque, body)
 
     def version(version: Version, caller: Caller | None) -> Bytes:
         marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else []), COMPRESSED_MARK]
@@ -199,9 +203,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.VIEW_MESSAGE_BY_ID: _read(ViewMessageRequest.from_ext, searches.by_id, found_frame),
         RequestCode.QUERY_MESSAGE: _read(QueryMessageRequest.from_ext, searches.by_key, found_frame),
         RequestCode.HEARTBEAT: _framed(_nothing, lambda _: None, _empty_frame, nodes=Nodes.ALL),
-        RequestCode.STATS: _framed(
-            StatsRequest.from_ext, lambda request: stats_text(broker, request.item), body_frame, nodes=Nodes.ALL
-        ),
+        RequestCode.STATS: Verb(stats_frame, _body_bytes, nodes=Nodes.ALL),
         RequestCode.TRANSACTION: Verb(
             lambda frame, caller: _answer(
                 frame, transactions.perform(TransactionRequest.from_ext(frame.ext), caller), _text_frame
@@ -231,10 +233,8 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.MOVE: _framed(MoveRequest.from_ext, move, json_frame),
         RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame, caller)),
         RequestCode.SETTLE: Verb(lambda frame, caller: answer_settle(broker.shared, frame), _body_bytes),
-        RequestCode.SHARED_STATUS: _framed(
-            SharedStatusRequest.from_ext,
-            lambda request: [describe(queue, broker.now_ms()) for queue in broker.shared.queues(request.group)],
-            json_frame,
+        RequestCode.SHARED_STATUS: Verb(
+            lambda frame, caller: answer_status(broker.shared, broker.now_ms, frame), _body_bytes
         ),
         RequestCode.SHARED_FORGET: _admin(
             SharedForgetRequest.from_ext, lambda request: broker.shared.forget(request.group)

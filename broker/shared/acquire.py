@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, maybeDeferred
+from twisted.python.failure import Failure
 
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.record import Buffer
 from metaq.protocol.shared import (
     AcquireReply,
     AcquireRequest,
     SettleRequest,
     decode_settlements,
     encode_leased,
+    split_settlements,
 )
 from metaq.protocol.statuses import ResponseCode
 
+from .. import tuning
 from ..account import WAITING_BYTES, address_of
 from ..network.long_poll import ParkedRequest
-from ..requests.answers import Answer, Bytes, answer_frame, body_frame, then
+from ..requests.answers import Answer, Bytes, Work, answer_frame, body_frame, then
 from ..requests.parkable import Parkable, Step
 from ..requests.reading import Reading
 from .groups import Leases, SharedGroups
@@ -106,8 +111,36 @@ class Acquire(Parkable):
         return [answer_frame(self.opaque, reply.to_ext(), body=body_bytes) + rows, *parts]
 
 
-def answer_settle(groups: SharedGroups, frame: Frame) -> Answer:
-    """Raises RemoteProtocolError, what Partitions.find raises."""
+def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
+    """Raises RemoteProtocolError, NotLeader, what Partitions.find raises."""
     request = SettleRequest.from_ext(frame.ext)
-    outcomes = groups.settle(request, decode_settlements(frame.body, request.records))
+    slices = split_settlements(frame.body, request.records, tuning.SHARED_SETTLED)
+    if len(slices) > 1:
+        return _settle_in_slices(groups, request, frame.opaque, slices)
+    outcomes = groups.settle(request, decode_settlements(slices[0]))
     return then(outcomes, lambda outcomes: body_frame(frame.opaque, outcomes))
+
+
+def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
+    """Nothing is done unless all rows can be read. Then each is done or not for itself; if one slice is refused, or
+    nobody knows what became of it, the answer says that."""
+    decoded = []
+    for rows in slices:
+        decoded.append(decode_settlements(rows))
+        yield
+    outcomes: list[Deferred[bytes]] = []
+    settle = cast("Callable[..., Deferred[bytes]]", groups.settle)  # which may also answer at once
+    for settlements in decoded:
+        outcomes.append(maybeDeferred(settle, request, settlements))
+        yield
+    return ensureDeferred(_joined(outcomes, opaque))
+
+
+async def _joined(outcomes: Sequence[Deferred[bytes]], opaque: int) -> Bytes:
+    """The answer with all of these. Raises what one of them has failed with."""
+    found: list[bytes] = []
+    for is_done, result in await DeferredList(outcomes, consumeErrors=True):
+        if not is_done:
+            raise cast(BaseException, cast(Failure, result).value)
+        found.append(result)
+    return body_frame(opaque, b"".join(found))

@@ -12,12 +12,13 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from math import ceil
 from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import InvalidWhere, MetaqError, NotMaster, SharedRefused
+from metaq.protocol.errors import InvalidWhere, MetaqError, NotLeader, NotMaster, SharedRefused
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
 
@@ -160,8 +161,9 @@ class SharedGroups:
         self._stored: dict[PartitionLog, StoredStates] = {}
         self._gathered: dict[bool, _Gathered] = {}
         self._flush_due = False
+        self._led = 0  # how often what is known was dropped
         self._serial = 0
-        self._waking: dict[SharedKey, None] = {}
+        self._waking: dict[SharedKey, Sequence[ParkedRequest] | None] = {}  # None: all that wait then
         self._timers: dict[SharedKey, tuple[float, Any]] = {}
         self._compactions: dict[PartitionLog, Iterator[None]] = {}
         self._compacted: dict[PartitionLog, tuple[int, int]] = {}  # where its newest state begins and ends
@@ -196,13 +198,14 @@ class SharedGroups:
                 raise queue.failure
             self._set_timer(queue, waits=True)
             return None
-        count = min(request.max_records, ceil(state.available / (1 + self._parked.waiting(queue.key))))
+        most = min(request.max_records, tuning.SHARED_LEASED)
+        wanted = min(most, ceil(state.available / (1 + self._parked.waiting(queue.key))))
         seconds = request.lease_ms / 1000
         token = secrets.randbits(_TOKEN_BITS)
-        grants = state.acquire(count, request.max_bytes, now + seconds, token, request.member)
+        grants = state.acquire(wanted, request.max_bytes, now + seconds, token, request.member)
         if not grants and state.available:
             self._expire_all_of(request.group, now)
-            grants = state.acquire(count, request.max_bytes, now + seconds, token, request.member)
+            grants = state.acquire(wanted, request.max_bytes, now + seconds, token, request.member)
         if not grants:
             if state.available:
                 self._groups[request.group].held_back[queue.key] = None
@@ -265,9 +268,7 @@ class SharedGroups:
 
     def _has_leases(self, topic: _SharedTopic, now: float) -> bool:
         """Whether a member has leased messages of the topic, or waits for some."""
-        for queue in topic.queues:
-            queue.state.expire(now)
-        return any(queue.state.leased or self._parked.waiting(queue.key) for queue in topic.queues)
+        return any(queue.state.has_leases(now) or self._parked.waiting(queue.key) for queue in topic.queues)
 
     def _written(
         self,
@@ -338,8 +339,11 @@ class SharedGroups:
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def settle(self, request: SettleRequest, settlements: Sequence[Settlement]) -> Deferred[bytes] | bytes:
-        """An outcome for each. Fails with StoreError, NotLeader and what else says that nobody knows."""
+        """An outcome for each, at most SHARED_SETTLED. Raises NotLeader, what Partitions.find raises. Fails with
+        StoreError, NotLeader and what else says that nobody knows."""
         self._partitions.find(request.topic, request.partition)  # raises where it is not served
+        if not self.enabled:
+            raise NotLeader(self._partitions.broker_id, "")
         queue = self._queues.get(SharedKey(request.group, request.topic, request.partition))
         if queue is None:
             return bytes([SettleOutcome.GONE]) * len(settlements)
@@ -415,9 +419,7 @@ class SharedGroups:
         if not (queue.state.available or queue.failure) or not self._parked.waiting(queue.key):
             self._set_timer(queue)
             return
-        if not self._waking:
-            self._reactor.callLater(0, self._wake_all)
-        self._waking[queue.key] = None
+        self._wake_later(queue.key, None)
 
     def _wake_held_back(self, group: str) -> None:
         """A member may have settled what others, or it, waited for."""
@@ -431,15 +433,36 @@ class SharedGroups:
 
     def _wake_all(self) -> None:
         waking, self._waking = self._waking, {}
-        for key in waking:
+        seconds = self._reactor.seconds
+        until = seconds() + tuning.SHARED_SLICE_SECONDS
+        for number, (key, among) in enumerate(waking.items()):
             queue = self._queues.get(key)
-            if queue is not None:
-                self._wake_those_of(queue)
+            if queue is None:
+                continue
+            if number and seconds() >= until:
+                self._wake_later(key, among)
+            else:
+                self._wake_those_of(queue, among, until)
 
-    def _wake_those_of(self, queue: SharedQueue) -> None:
-        state = queue.state
-        self._parked.wake_some(queue.key, lambda: bool(state.available or queue.failure))
-        self._set_timer(queue)
+    def _wake_those_of(self, queue: SharedQueue, among: Sequence[ParkedRequest] | None, until: float) -> None:
+        """As many as are served until then, and one at least."""
+        state, seconds, woken = queue.state, self._reactor.seconds, count()
+        left = self._parked.wake_some(
+            queue.key,
+            lambda: bool(state.available or queue.failure) and (not next(woken) or seconds() < until),
+            among,
+        )
+        if left and (state.available or queue.failure):
+            self._wake_later(queue.key, left)
+        else:
+            self._set_timer(queue)
+
+    def _wake_later(self, key: SharedKey, among: Sequence[ParkedRequest] | None) -> None:
+        """In the next turn; among: of those that wait then only these, None: all."""
+        if not self._waking:
+            self._reactor.callLater(0, self._wake_all)
+        if among is None or key not in self._waking:
+            self._waking[key] = among
 
     def _set_timer(self, queue: SharedQueue, *, waits: bool = False) -> None:
         """For those who wait: look again when a lease ends, or a released message comes back. waits: somebody is going
@@ -516,21 +539,27 @@ class SharedGroups:
             failure: MetaqError | None = error
         else:
             failure = next((write.error for write in writes if write.error is not None), None)
-        for fire in gathered.written:
-            call_safely(fire, failure)
+        self._fire(gathered.written, failure)
         if not gathered.safe:
             return
         if failure is not None or not waiting:
-            for fire in gathered.safe:
-                call_safely(fire, failure)
+            self._fire(gathered.safe, failure)
             return
 
         def safe() -> None:
             refused = next((write.error for write in waiting if write.error is not None), None)
-            for fire in gathered.safe:
-                call_safely(fire, refused)
+            self._fire(gathered.safe, refused)
 
         self._writing.when_safe(waiting, safe)
+
+    def _fire(self, fires: Sequence[Fire], failure: MetaqError | None, first: int = 0) -> None:
+        """Answer these, from the one with this number on; some of very many in later turns."""
+        until = self._reactor.seconds() + tuning.SHARED_SLICE_SECONDS
+        for number in range(first, len(fires)):
+            call_safely(fires[number], failure)
+            if number + 1 < len(fires) and self._reactor.seconds() >= until:
+                self._reactor.callLater(0, self._fire, fires, failure, number + 1)
+                return
 
     # --- starting, leading, following ---------------------------------------------------------------------------------
 
@@ -586,6 +615,7 @@ class SharedGroups:
             self._read_on(log)
 
     def _clear(self) -> None:
+        self._led += 1
         for queue in self._queues.values():
             queue.drop()
         self._queues.clear()
@@ -676,19 +706,31 @@ class SharedGroups:
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
+    def _keys(self, group: str) -> list[SharedKey]:
+        """Of a group, "" = of all; sorted."""
+        return sorted(key for key in self._queues if group in ("", key.group))
+
     def queues(self, group: str = "") -> list[SharedQueue]:
-        """Of a group, or of all; sorted. For operators: without the leases that have ended meanwhile."""
-        found = [queue for key, queue in sorted(self._queues.items()) if group in ("", key.group)]
-        for queue in found:
-            if self.enabled:
+        """Of a group, or of all; sorted."""
+        return [self._queues[key] for key in self._keys(group)]
+
+    def each(self, group: str = "") -> Iterator[SharedQueue]:
+        """The same for operators: those that are still there when they are taken, without the leases that have ended
+        meanwhile. Raises NotLeader when this node has stopped to lead after the first one."""
+        led = self._led
+        for key in self._keys(group):
+            if self._led != led:
+                raise NotLeader(self._partitions.broker_id, "")
+            if (queue := self._queues.get(key)) is not None:
                 queue.state.expire(self._reactor.seconds())
-        return found
+                yield queue
 
     def forget(self, group: str) -> Deferred[int]:
         """Forget a group; of how many partitions. Fails with SharedRefused if it has members."""
         queues = self.queues(group)
+        now = self._reactor.seconds()
         for queue in queues:
-            if queue.state.leased or queue.is_asked or self._parked.waiting(queue.key):
+            if queue.state.has_leases(now) or queue.is_asked or self._parked.waiting(queue.key):
                 raise SharedRefused(
                     f"group {group} has members, or leased messages, on {queue.key.topic}-{queue.key.partition}: stop "
                     "its members, and wait until their leases have ended"

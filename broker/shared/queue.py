@@ -229,8 +229,10 @@ class SharedQueue:
             self._skip(known.start, known.end)
             return None
         most, most_bytes = tuning.SHARED_SCAN_RECORDS, tuning.SHARED_SCAN_BYTES
+        if state.ordered:
+            most = tuning.SHARED_SCAN_ORDERED
         if state.scarce:
-            most = tuning.SHARED_SCARCE
+            most = min(most, tuning.SHARED_SCARCE)
         if self._where is not None:
             if (turn := self._reading.where_time.turn()) is not None:
                 return turn

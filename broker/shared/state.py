@@ -25,7 +25,7 @@ nothing else of the group then, or if that has happened to the message twice, it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -36,10 +36,11 @@ import numpy.typing as npt
 from metaq.protocol.record import MAX_PRIORITY
 from metaq.protocol.shared import SettleOutcome
 
+from .. import tuning
 from .crew import Crew, Suspicion
 from .lines import FRONT, NO_KEY, Again, Line, QueuedMessage
 
-__all__ = ["NO_KEY", "Grant", "HeldMessage", "HeldState", "Limits", "SharedState", "Suspect"]
+__all__ = ["NO_KEY", "Grant", "HeldFigures", "HeldMessage", "HeldState", "Limits", "SharedState", "Suspect"]
 
 _AHEAD_BYTES, _FRONT_BYTES, _ORDERED_BYTES, _KEY_BYTES, _HELD_BYTES, _RANGE_BYTES = 12, 180, 110, 850, 400, 300
 """Of memory: for a record that is looked at ahead, and more for the first ones; the same in a group that takes the
@@ -130,6 +131,15 @@ class HeldMessage:
         self.suspicion, self.has_ended = suspicion, False
 
 
+class HeldFigures(NamedTuple):
+    """delayed: records that wait until they may be leased again. most_attempts: of the records that are held. members:
+    how many records each has leased."""
+
+    delayed: int
+    most_attempts: int
+    members: dict[str, int]
+
+
 class Grant(NamedTuple):
     """A record that was leased just now. attempts: this time included."""
 
@@ -202,11 +212,6 @@ class SharedState:
         return len(self._held)
 
     @property
-    def delayed(self) -> int:
-        """Records that wait until they may be leased again."""
-        return sum(held.state is _DELAYED for held in self._held.values())
-
-    @property
     def wants_more(self) -> bool:
         """Whether more of the partition is to be looked at."""
         ahead = self._in_lines + self._ready + self._behind_keys
@@ -229,17 +234,25 @@ class SharedState:
         times = [heap[0][0] for heap in (self._ends, self._delays) if heap]
         return min(times, default=None)
 
-    def members(self) -> dict[str, int]:
-        """How many records each member has leased."""
-        found: dict[str, int] = {}
-        for held in self._held.values():
-            if held.state is _LEASED:
-                found[held.member] = found.get(held.member, 0) + 1
-        return found
+    def has_leases(self, now: float) -> bool:
+        """Whether a lease has not ended, also while `expire` has not come to all that have."""
+        return self.leased > 0 and any(held.state is _LEASED and held.until > now for held in self._held.values())
 
-    def most_attempts(self) -> int:
-        """Of the records that are held."""
-        return max((held.attempts for held in self._held.values()), default=0)
+    def figures(self) -> Generator[None, None, HeldFigures]:
+        """Looks at so many held records up to each `yield`: what changes meanwhile may be in it or not."""
+        every = list(self._held.values())
+        delayed = most_attempts = 0
+        members: dict[str, int] = {}
+        for first in range(0, len(every), tuning.SHARED_COUNTED):
+            if first:
+                yield
+            for held in every[first : first + tuning.SHARED_COUNTED]:
+                most_attempts = max(most_attempts, held.attempts)
+                if held.state is _LEASED:
+                    members[held.member] = members.get(held.member, 0) + 1
+                elif held.state is _DELAYED:
+                    delayed += 1
+        return HeldFigures(delayed, most_attempts, members)
 
     # --- leasing ------------------------------------------------------------------------------------------------------
 
@@ -400,10 +413,17 @@ class SharedState:
         return held is not None and held.state is _LEASED and held.token == token
 
     def expire(self, now: float) -> int:
-        """Have what is due come back; how many records may be leased that could not be before."""
+        """Have what is due come back; how many records may be leased that could not be before.
+
+        If very much is due, the rest comes back at the next call; `next_time` has come already then."""
         before = self._ready
-        while self._ends and self._ends[0][0] <= now:
-            _, token, offsets = heappop(self._ends)
+        left = tuning.SHARED_EXPIRED
+        while self._ends and self._ends[0][0] <= now and left > 0:
+            when, token, offsets = heappop(self._ends)
+            if len(offsets) > left:
+                heappush(self._ends, (when, token, offsets[left:]))
+                offsets = offsets[:left]
+            left -= len(offsets)
             self._ending -= len(offsets)
             later: dict[float, list[int]] = {}
             for offset in offsets:
@@ -417,7 +437,8 @@ class SharedState:
             for until, extended in later.items():
                 heappush(self._ends, (until, token, extended))
                 self._ending += len(extended)
-        while self._delays and self._delays[0][0] <= now:
+        while self._delays and self._delays[0][0] <= now and left > 0:
+            left -= 1
             offset = heappop(self._delays)[1]
             delayed = self._held.get(offset)
             if delayed is not None and delayed.state is _DELAYED and delayed.until <= now:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from typing import Any
 
-from metaq.protocol.errors import MetaqError
+import simplejson
 
+from metaq.protocol.errors import MetaqError
+from metaq.protocol.frames import Frame
+from metaq.protocol.shared import SharedStatusRequest
+
+from ..requests.answers import Work, body_frame
+from .groups import SharedGroups
 from .queue import SharedQueue
 
-__all__ = ["describe", "messages_left"]
+__all__ = ["answer_status", "messages_left"]
 
 
 def messages_left(queue: SharedQueue) -> int:
@@ -18,10 +25,22 @@ def messages_left(queue: SharedQueue) -> int:
     return max(0, queue.log.lookup.messages_behind(queue.state.low) - queue.state.done_above)
 
 
-def describe(queue: SharedQueue, now_ms: int) -> dict[str, Any]:
+def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame) -> Work:
+    """SHARED_STATUS. Each group and partition as it is when its turn comes. Raises RemoteProtocolError, NotLeader."""
+    request = SharedStatusRequest.from_ext(frame.ext)
+    texts = []
+    for queue in shared.each(request.group):
+        described = yield from _described(queue, now_ms())
+        texts.append(simplejson.dumps(described))
+        yield
+    return body_frame(frame.opaque, f"[{', '.join(texts)}]".encode())
+
+
+def _described(queue: SharedQueue, now_ms: int) -> Generator[None, None, dict[str, Any]]:
     """One group on one partition, for JSON. oldestMs: how long ago the first message that is not acknowledged was
     stored; None if there is none, or nobody knows."""
     state = queue.state
+    delayed, most_attempts, members = yield from state.figures()
     return {
         "group": queue.key.group,
         "topic": queue.key.topic,
@@ -29,13 +48,13 @@ def describe(queue: SharedQueue, now_ms: int) -> dict[str, Any]:
         "low": state.low,
         "left": messages_left(queue),
         "leased": state.leased,
-        "delayed": state.delayed,
+        "delayed": delayed,
         "available": state.available,
-        "mostAttempts": state.most_attempts(),
+        "mostAttempts": most_attempts,
         "oldestMs": _oldest_ms(queue, now_ms),
         "ordered": state.ordered,
         "damagedBytes": queue.damaged_bytes,
-        "members": {name: state.members().get(name, 0) for name in sorted({*queue.members, *state.members()})},
+        "members": {name: members.get(name, 0) for name in sorted({*queue.members, *members})},
     }
 
 

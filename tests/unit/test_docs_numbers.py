@@ -95,6 +95,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "looks ahead | {SHARED_MAX_AHEAD} (12 MB) and {SHARED_AHEAD_BYTES:bytes}; {SHARED_MAX_AHEAD_ORDERED} with keys",
         "of a shared group between others | {SHARED_MAX_RANGES} |",
         "rows of a SETTLE | {MAX_ACQUIRED}; {MAX_SETTLEMENTS} |",
+        "| messages that one ACQUIRE is given | {SHARED_LEASED} |",
+        "| producer groups in the answer to a LIST_HALVES | {MAX_LISTED_GROUPS} |",
         "counted by partition | {Quotas.shared_groups}, or",
         "of their own | {Quotas.made_topics}, or",
         "| connections of the HTTP ports | {Quotas.http_connections}, or",

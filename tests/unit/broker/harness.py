@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from twisted.internet.address import IPv4Address
@@ -31,6 +31,8 @@ from metaq.protocol.sends import SendBatchRequest
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import AnswerReader, encode_put
 from tests.frames import FrameReader
+
+T = TypeVar("T")
 
 NOW = 1_700_000_000.0
 
@@ -230,6 +232,15 @@ class Harness:
     def turn(self) -> None:
         """What is put off to the reactor's next turn."""
         self.reactor.advance(0)
+
+
+def worked_off(work: Generator[None, None, T]) -> T:
+    """What it returns in the end."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return cast(T, done.value)
 
 
 def put(topic: str, partition: int, body: bytes = b"hello", opaque: int = 1, flag: int = 0) -> bytes:
