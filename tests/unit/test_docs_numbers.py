@@ -154,6 +154,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "an answer may have up to {SAME_ID} messages with one id",
         "1 … {MAX_MEMBER_CHARACTERS} printable characters",
         "most messages, 0 … {MAX_ACQUIRED:plain}, and bytes",
+        "A broker gives at most {SHARED_LEASED} at once",
+        "`groups` (at most {MAX_LISTED_GROUPS}, those",
         "how long they are leased, 1 … {MAX_LEASE_MS} |",
         "number of rows in its body, 1 … {MAX_SETTLEMENTS}:",
         "no member has asked for {SHARED_MEMBER_SECONDS:s}, none waits",
