@@ -708,7 +708,7 @@ class SharedGroups:
 
     def _keys(self, group: str) -> list[SharedKey]:
         """Of a group, "" = of all; sorted."""
-        return sorted(key for key in self._queues if group in ("", key.group))
+        return sorted([key for key in self._queues if key.group == group] if group else self._queues)
 
     def queues(self, group: str = "") -> list[SharedQueue]:
         """Of a group, or of all; sorted."""
