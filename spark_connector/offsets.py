@@ -115,10 +115,17 @@ def plan_ranges(
     ids = [state.id for state in states]
     check_partitions(options.starting_option, options.starting, ids, away)
     check_partitions(options.ending_option, options.ending, ids, away)
-    ranges = [
-        OffsetRange(state.id, state.endpoint, start=position(options, state), end=position(options, state, ending=True))
-        for state in sorted(states, key=lambda state: state.id)
-    ]
+    ranges = []
+    lost: list[tuple[PartitionState, int]] = []
+    for state in sorted(states, key=lambda state: state.id):
+        try:
+            start, end = position(options, state), position(options, state, ending=True)
+        except OffsetLost as error:
+            lost += error.lost
+        else:
+            ranges.append(OffsetRange(state.id, state.endpoint, start=start, end=end))
+    if lost:
+        raise OffsetLost(lost)
     return [found for found in ranges if found.start < found.end]
 
 
@@ -130,7 +137,7 @@ def position(options: ReadOptions, state: PartitionState, *, ending: bool = Fals
     if wanted == LATEST:
         return state.end
     if options.fail_on_data_loss and not state.first <= wanted <= state.end:
-        raise OffsetLost(state, wanted)
+        raise OffsetLost([(state, wanted)])
     return min(max(wanted, state.first), state.end)
 
 
@@ -171,15 +178,19 @@ def time_wanted(bounds: RangeEnds, partition: TopicPartition) -> int | None:
 
 
 class OffsetLost(OffsetOutOfRange):
-    """An offset that a query names lies outside the readable bytes."""
+    """Offsets that a query names lie outside the readable bytes: `lost`, each with its partition; `id` is the first."""
 
-    def __init__(self, state: PartitionState, wanted: int) -> None:
+    def __init__(self, lost: Sequence[tuple[PartitionState, int]]) -> None:
+        state, wanted = lost[0]
         super().__init__(wanted, state.first, state.end)
         self.id = state.id
-        self.args = (
-            f"{state.id.topic} {state.id}: offset {wanted} is outside the readable bytes [{state.first}, {state.end}]: "
-            "messages were deleted or the topic made anew; set failOnDataLoss=false to read what is there",
+        self.lost = tuple(lost)
+        told = (
+            f"{state.id.topic} {state.id}: offset {wanted} is outside the readable bytes [{state.first}, {state.end}]"
+            for state, wanted in lost
         )
+        remedy = "messages were deleted or the topic made anew; set failOnDataLoss=false to read what is there"
+        self.args = (f"{'; '.join(told)}: {remedy}",)
 
 
 def check_partitions(

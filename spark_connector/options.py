@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
@@ -60,6 +61,7 @@ SPARK_NAMES = ("checkpointLocation", "queryName")
 """Spark's own options of a streaming query, which it hands on."""
 PROVIDER = "provider"
 """Given by Spark when a table is made, `CREATE TABLE … USING metaq`."""
+_NO_TABLES = "Spark reads and writes a table without its options: CREATE TEMPORARY VIEW … USING metaq OPTIONS (…)"
 PATH = "path"
 """What Spark makes of `load("trades")`, `start("trades")` and `save("trades")`."""
 MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES = 64 * 1024, 64 * 1024 * 1024
@@ -105,8 +107,9 @@ class OptionValues:
         """path: the option that `load("trades")` gives."""
         self._values = {name.lower(): value for name, value in options.items()}
         if PROVIDER in self._values:
-            remedy = "Spark would read a table without its options: CREATE TEMPORARY VIEW … USING metaq OPTIONS (…)"
-            raise ConfigError(PROVIDER, self._values[PROVIDER], remedy)
+            raise ConfigError(PROVIDER, self._values[PROVIDER], _NO_TABLES)
+        if not options:
+            raise ConfigError("zookeeper", "", f"is missing, as all options are. {_NO_TABLES}")
         known = {name.lower(): name for name in names}
         if path is not None and PATH in self._values:
             topic = self._values.pop(PATH)
@@ -449,9 +452,21 @@ def _numbers(
     return found
 
 
+def _once(option: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON keeps the last one of a name, so that the query would read something else than what was written."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ConfigError(option, text, f"names {name} twice")
+        found[name] = value
+    return found
+
+
 def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=partial(_once, option, text))
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(option, text, f"is not JSON ({error}): write JSON like {example}") from error
     if not isinstance(found, dict):

@@ -73,9 +73,15 @@ class MetaqDataSource(DataSource):
 
 
 def _chosen_columns(schema: StructType) -> pa.Schema:
-    """What the tasks give to Spark. Raises ConfigError for a column that there is not, or not in this type."""
+    """What the tasks give to Spark. Raises ConfigError for a column that there is not, or not in this type, and for one
+    that Spark would rely upon to have no nulls."""
     there = {field.name: field.dataType for field in SPARK_COLUMNS.fields}
-    for field in schema.fields:
+    with_nulls = {field.name for field in SPARK_COLUMNS.fields if field.nullable}
+    for number, field in enumerate(schema.fields):
+        if field.name in schema.names[:number]:
+            raise ConfigError("schema", field.name, "is there twice")
+        if not field.nullable and field.name in with_nulls:
+            raise ConfigError("schema", f"{field.name} NOT NULL", "may be null: leave NOT NULL out")
         if there.get(field.name) != field.dataType:
             known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in there.items())
             raise ConfigError("schema", f"{field.name} {field.dataType.simpleString()}", f"choose from {known}")

@@ -28,7 +28,7 @@ SAMPLES: dict[str, Any] = {
     "object": "http://a",
     "Mapping[tuple[str, str], int]": {("orders", "a reason"): 3},
     "Sequence[Lost]": [Lost(PLACE, 1, 5)],
-    "PartitionState": PartitionState(PLACE, Endpoint("localhost", 8123), 3, 9),
+    "Sequence[tuple[PartitionState, int]]": [(PartitionState(PLACE, Endpoint("localhost", 8123), 3, 9), 1)],
 }
 """An argument for each annotation."""
 

@@ -132,3 +132,13 @@ def test_a_streams_position_is_json_by_topic_and_partition():
     offsets = {TopicPartition("b", 0, 10): 5, TopicPartition("a", 1, 0): 7, TopicPartition("b", 0, 2): 6}
     assert to_json(offsets) == {"a": {"1-0": 7}, "b": {"0-2": 6, "0-10": 5}}
     assert from_json(to_json(offsets)) == offsets
+
+
+def test_every_lost_offset_is_named():
+    wanted = Explicit({"trades": {"0-0": 10, "0-1": 60, "0-2": 2000}})
+    states = [state(0, first=50), state(1, first=50), state(2)]
+    with pytest.raises(OffsetOutOfRange) as caught:
+        plan_ranges(options(starting=wanted), states)
+    said = str(caught.value)
+    assert "trades 0-0: offset 10 is outside the readable bytes [50, 1000]; trades 0-2: offset 2000" in said
+    assert "0-1" not in said

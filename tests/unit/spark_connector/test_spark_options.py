@@ -42,6 +42,8 @@ def test_offsets_are_given_as_json_by_topic_and_partition():
         ("zookeeper", "", "host:2181"),
         ("subscribe", "", "separated by commas"),
         ("provider", "metaq", "CREATE TEMPORARY VIEW"),
+        ("startingOffsets", '{"trades":{"0-0":0,"0-0":9}}', "names 0-0 twice"),
+        ("startingOffsets", '{"trades":{"0-0":0},"trades":{"0-1":9}}', "names trades twice"),
         ("path", "file:/somewhere", "names another topic than the option subscribe"),
         ("subscribe", "a/b", "without '/'"),
         ("subscribe", "a,,b", "empty"),
@@ -160,3 +162,9 @@ def test_a_write_takes_its_topic_from_the_option_or_the_rows():
 def test_wrong_write_option_is_refused(name, value):
     with pytest.raises(ConfigError, match=name):
         WriteOptions.parse({"zookeeper": "h:1", "topic": "out"} | {name: value})
+
+
+def test_a_table_is_read_without_its_options_and_says_so():
+    for parse in (ReadOptions.parse, WriteOptions.parse):
+        with pytest.raises(ConfigError, match=r"all options are\. Spark reads and writes a table without its options"):
+            parse({})
