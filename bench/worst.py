@@ -33,11 +33,11 @@ from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, EndHalvesR
 from metaq.protocol.halves import HalfOutcome as Outcome
 from metaq.protocol.limits import (
     MAX_ACQUIRED,
+    MAX_BATCH_RECORDS,
     MAX_BODY_BYTES,
     MAX_CHECKED_HALVES,
     MAX_ENDED_HALVES,
     MAX_FOUND_MESSAGES,
-    MAX_FRAME_BYTES,
     MAX_FRAME_HEADER_BYTES,
     MAX_KEY_CHARACTERS,
     MAX_LEASE_MS,
@@ -145,7 +145,6 @@ def _sized(records: list[bytes]) -> bytes:
 
 
 _LEAST = encode_record(b"", 0, 0)
-_ROOM = MAX_FRAME_BYTES - 4096
 
 
 def _long_list() -> tuple[int, bytes]:
@@ -183,7 +182,7 @@ def _send() -> Requests:
 
 def _send_batch() -> Requests:
     for name, ext, count in (
-        ("empty records", {}, _ROOM // 24),
+        ("empty records", {}, MAX_BATCH_RECORDS),
         ("in a transaction", {"txKey": "TX:s:2"}, MAX_TX_BATCH_RECORDS),
     ):
         body = _sized([_LEAST] * count)
@@ -192,10 +191,10 @@ def _send_batch() -> Requests:
     body = _sized([encode_record(bytes(MAX_BODY_BYTES // 8), 0, 0)] * 15)
     yield "large records", _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, 15).to_ext(), body)
     flag, attribute = encode_attributes(tag="a")
-    records = [encode_record(encode_body(b"%d" % n, flag, attribute), 0, flag) for n in range(400_000)]
+    records = [encode_record(encode_body(b"%d" % n, flag, attribute), 0, flag) for n in range(MAX_BATCH_RECORDS)]
     yield "tags", _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, len(records)).to_ext(), _sized(records))
     records = []
-    for number in range(380_000):
+    for number in range(MAX_BATCH_RECORDS):
         flag, attribute = 1, b"%x" % number
         records.append(encode_record(encode_body(b"", flag, attribute), 0, flag))
     yield (
@@ -214,7 +213,7 @@ def _send_batch() -> Requests:
     ):
         flag, attribute = encode_attributes(reserved=reserved)
         record = encode_record(encode_body(b"", flag | DELAYED_FLAG, attribute), 0, flag | DELAYED_FLAG)
-        count = _ROOM // (len(record) + 4)
+        count = MAX_BATCH_RECORDS
         yield name, _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, count).to_ext(), _sized([record] * count))
 
 
@@ -227,7 +226,11 @@ def _many(topics: tuple[str, ...], parts: list[tuple[int, int, int]], **more: An
 
 def _send_many() -> Requests:
     yield "one topic", _many(("many",), [(0, number % PARTITIONS, 1) for number in range(MAX_PARTS)])
-    yield "most records", _many(("many",), [(0, number % PARTITIONS, 40) for number in range(MAX_PARTS)])
+    yield (
+        "most records",
+        _many(("many",), [(0, number % PARTITIONS, MAX_BATCH_RECORDS // MAX_PARTS) for number in range(MAX_PARTS)]),
+    )
+    yield "most records of one part", _many(("many",), [(0, 0, MAX_BATCH_RECORDS)])
     yield "unknown topics", _many(tuple(map(str, range(MAX_PARTS))), [(number, 0, 1) for number in range(MAX_PARTS)])
     names = tuple(f"{number:x}" for number in range(150_000))
     yield "names of 150,000 topics", _many(names, [(0, 0, 1)])
@@ -301,7 +304,7 @@ def _committed() -> bytes:
     body = _sized([_LEAST] * MAX_TX_BATCH_RECORDS)
     ext = SendBatchRequest("t", 0, MAX_TX_BATCH_RECORDS, tx_key="TX:c:1").to_ext()
     commit = _frame(RequestCode.TRANSACTION, TransactionRequest("TX:c:1", "COMMIT_ONE_PHASE").to_ext())
-    return begin + _frame(RequestCode.SEND_BATCH, ext, body) * 16 + commit
+    return begin + _frame(RequestCode.SEND_BATCH, ext, body) * 128 + commit
 
 
 def _end_halves() -> Requests:
@@ -625,23 +628,23 @@ class Worst:
 
     def _fill(self, partitions: int, groups: int, pendings: int) -> None:
         self.do(_many(("many",), [(0, number, 1) for number in range(partitions)]))
-        self.do(_frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, 200_000).to_ext(), _sized([_LEAST] * 200_000)))
+        for _ in range(4):
+            self._send("t", 0, [_LEAST] * 50_000)
         flag, attribute = encode_attributes(tag="a" * 40)
-        records = [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 100_000
-        self.do(_frame(RequestCode.SEND_BATCH, SendBatchRequest("tagged", 0, len(records)).to_ext(), _sized(records)))
+        for _ in range(2):
+            self._send("tagged", 0, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 50_000)
         keyed = []
         for number in range(100_000):
             flag, attribute = encode_attributes(keys=(f"{number:x}",))
             keyed.append(encode_record(encode_body(b"", flag, attribute), 0, flag))
-        self.do(_frame(RequestCode.SEND_BATCH, SendBatchRequest("keyed", 0, len(keyed)).to_ext(), _sized(keyed)))
+        for start in (0, 50_000):
+            self._send("keyed", 0, keyed[start : start + 50_000])
         flag, attribute = encode_attributes(properties={f"p{number:x}": "" for number in range(8000)})
-        records = [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 200
-        self.do(_frame(RequestCode.SEND_BATCH, SendBatchRequest("wide", 0, len(records)).to_ext(), _sized(records)))
+        self._send("wide", 0, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 200)
         for name in ({"metaq.delay": "3600000"}, {"metaq.half": "bank"}):
             flag, attribute = encode_attributes(reserved=name)
             flag |= DELAYED_FLAG
-            records = [encode_record(encode_body(b"", flag, attribute), 0, flag)] * pendings
-            self.do(_frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 1, len(records)).to_ext(), _sized(records)))
+            self._send("t", 1, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * pendings)
         requests = [
             AcquireRequest("many", group % partitions, f"g{group}", "m", 1, 1 << 20, 60_000) for group in range(groups)
         ]
@@ -654,6 +657,10 @@ class Worst:
             frames.append(_frame(RequestCode.SEND, ext, body))
         self.do(b"".join(frames))
         self.harness.time += 3600  # the first checks are due
+
+    def _send(self, topic: str, partition: int, records: list[bytes]) -> None:
+        ext = SendBatchRequest(topic, partition, len(records)).to_ext()
+        self.do(_frame(RequestCode.SEND_BATCH, ext, _sized(records)))
 
     # --- what a case needs --------------------------------------------------------------------------------------------
 
@@ -688,8 +695,8 @@ class Worst:
             request = AcquireRequest("keyed", 0, group, f"m{number}", MAX_ACQUIRED, 1 << 30, 1000, 60_000, "latest")
             peer.send(_frame(RequestCode.ACQUIRE, request.to_ext()))
             self._finish()
-        records = _sized([_LEAST] * 200_000)
-        return _frame(RequestCode.SEND_BATCH, SendBatchRequest("keyed", 0, 200_000).to_ext(), records)
+        records = _sized([_LEAST] * MAX_BATCH_RECORDS)
+        return _frame(RequestCode.SEND_BATCH, SendBatchRequest("keyed", 0, MAX_BATCH_RECORDS).to_ext(), records)
 
     def many_partitions(self, group: str, **more: Any) -> bytes:
         """A group has many partitions, and its first member wants something else than it took so far."""

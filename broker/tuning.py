@@ -45,6 +45,12 @@ RUN_VIEW_BYTES = 1 << 10
 SEND_PARTS = 128
 """Parts of a SEND_MANY that are prepared together."""
 
+STEP_PARTITIONS = 64
+"""Puts to so many partitions are appended before others are served, some milliseconds: each is a write of its own."""
+
+STEP_PUTS = 256
+"""Of a run whose puts are taken one by one, as many at once."""
+
 SEND_SLICE_SECONDS = 0.003
 """Appending goes on for so long before others may be served: a part is a write of its own."""
 
@@ -308,6 +314,9 @@ SHARED_READ_BYTES = 2 << 20
 
 SHARED_SNAPSHOTS = 64
 """Groups and partitions whose state is written in one turn."""
+
+SHARED_LOOKS = 32
+"""Groups and partitions that look at new messages before others are served: some milliseconds."""
 
 SHARED_MEMBERS = 4096
 """Members of a group and partition that are remembered."""

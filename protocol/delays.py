@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
+import numpy as np
+
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, AnyTopicField, ExtFields, PartitionField, TopicField, choice, number
 from .limits import INT64_MAX, MAX_DELAY_SECONDS, MAX_LISTED_DELAYED
@@ -42,6 +44,7 @@ __all__ = [
     "due_of",
     "pending_id",
     "pending_ids",
+    "pending_ids_of",
     "wait_of",
 ]
 
@@ -51,6 +54,7 @@ COUNTER_MASK = (1 << TIME_SHIFT) - 1
 _DUE, _DELAY, _HALF = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode(), HALF_PROPERTY.encode()
 _LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG
 _MOST_DIGITS = 15
+_FEW = 32
 _DELAY_FIRST, _ITEM_END = _DELAY + b"\x01", b"\x02"
 _LAST_MS = (INT64_MAX >> TIME_SHIFT) + EPOCH_MS
 
@@ -58,6 +62,15 @@ _LAST_MS = (INT64_MAX >> TIME_SHIFT) + EPOCH_MS
 def pending_id(due: int, counter: int) -> int:
     """due: Unix ms, behind EPOCH_MS."""
     return (due - EPOCH_MS) << TIME_SHIFT | counter & COUNTER_MASK
+
+
+def pending_ids_of(dues: Sequence[int], counter: int) -> list[int]:
+    """`pending_id` of each with the next counter, by columns if they are more than a few."""
+    if len(dues) <= _FEW:
+        return [pending_id(due, number) for number, due in enumerate(dues, counter)]
+    counters = np.arange(counter, counter + len(dues), dtype=np.int64) & COUNTER_MASK
+    ids: list[int] = ((np.array(dues, np.int64) - EPOCH_MS) << TIME_SHIFT | counters).tolist()
+    return ids
 
 
 def pending_ids(first_id: int, waits: Sequence[int]) -> list[int]:

@@ -166,11 +166,12 @@ MAX_CHECKED_TOPICS = 1 << 12
 MAX_PULL_BYTES = 4 << 20
 """Most data of one PULL's answer, unless the broker's maxTransferSize is more: larger ones would hold its loop up."""
 
-MAX_BATCH_RECORDS = 1 << 20
-"""Most records in one send-batch frame."""
+MAX_BATCH_RECORDS = 1 << 16
+"""Most records in one SEND_BATCH or SEND_MANY frame, and in the answer to a PULL: a partition takes them in one
+step."""
 
-MAX_TX_BATCH_RECORDS = 1 << 13
-"""Most records in one send-batch frame of a transaction, which takes them one by one."""
+MAX_TX_BATCH_RECORDS = 1 << 10
+"""Most records in one SEND_BATCH frame of a transaction, which takes them one by one, in one step."""
 
 MAX_PARTS = 1 << 14
 """Most parts in one SEND_MANY frame: each is an append of its own, whatever its size."""

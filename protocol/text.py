@@ -251,10 +251,8 @@ def parse_command(line: bytes) -> tuple[TextCommand, int]:
     The body of a Put or Sync is still b"": the reader fills it in. Raises RemoteProtocolError for everything the Java
     decoder refuses; a broker then closes the connection without an answer.
     """
-    tokens = line.split(b" ")
-    while tokens and not tokens[-1]:
-        tokens.pop()  # Java's split drops trailing empty tokens
-    if not tokens or not tokens[0]:
+    tokens = line.rstrip(b" ").split(b" ")  # Java's split drops trailing empty tokens
+    if not tokens[0]:
         raise RemoteProtocolError("blank line")
     word = tokens[0]
     parse = _PARSERS.get(word)

@@ -158,6 +158,12 @@ class BrokerConfig:
     """The file as it was read, for `stats config`."""
     filter_source: bytes = b""
     """filters.ini as it was read."""
+    _names: _Names = field(init=False, repr=False, compare=False)
+    _counted: _Names = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_names", _Names(self.topics))
+        object.__setattr__(self, "_counted", _Names(topic.name for topic in self.topics.values() if topic.stat))
 
     @property
     def checksum(self) -> int:
@@ -180,7 +186,7 @@ class BrokerConfig:
             return exact
         if is_own_topic(name):
             return self._own_topic(name)
-        return self.system if any(pattern.fullmatch(name) for pattern in _patterns(self.topics)) else None
+        return self.system if self._names.match(name) else None
 
     def _own_topic(self, name: str) -> TopicConfig:
         for pattern, topic in self.topics.items():
@@ -190,12 +196,24 @@ class BrokerConfig:
 
     def has_stat(self, name: str) -> bool:
         """Whether realtime counters are kept: if the name matches any section with stat=true, as in 1.x."""
-        counted = [topic.name for topic in self.topics.values() if topic.stat]
-        return any(pattern.fullmatch(name) for pattern in _patterns(counted))
+        return self._counted.match(name)
 
 
-def _patterns(topics: Iterable[str]) -> Iterable[re.Pattern[str]]:
-    return map(_pattern, topics)
+class _Names:
+    """Names of sections, for the topics that they match. Any name may be asked for, so this costs the same however many
+    sections have no pattern."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        chosen = set(names)
+        self._plain = {name for name in chosen if _PLAIN.fullmatch(name)}
+        self._patterns = [_pattern(name) for name in sorted(chosen - self._plain)]
+
+    def match(self, topic: str) -> bool:
+        return topic in self._plain or any(pattern.fullmatch(topic) for pattern in self._patterns)
+
+
+_PLAIN = re.compile(r"[\w-]*")
+"""A name that matches nothing else."""
 
 
 def _pattern(name: str) -> re.Pattern[str]:

@@ -28,6 +28,7 @@ from metaq.protocol.delays import (
     due_ms,
     due_of,
     pending_id,
+    pending_ids_of,
 )
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import message_id_list, store_times_ms
@@ -235,7 +236,7 @@ class Delays:
         self._crowded = self._crowded or self._counter > COUNTER_MASK
         later = 0
         while True:
-            ids = [pending_id(due + later, number) for number, due in enumerate(dues, counter)]
+            ids = pending_ids_of([due + later for due in dues] if later else dues, counter)
             if not (self._crowded and self._any_waits(np.array(ids, np.int64))):
                 return ids
             later += 1  # four million wait for the same millisecond

@@ -298,11 +298,19 @@ class Session(Protocol):
                 verb = None if kind in _NOT_ADMITTED else admit(request, self)
             if verb is not None and verb.gathers:
                 if group is None:
+                    if self._yielding:
+                        self._put_off(verb, request, requests)
+                        return
                     if self._pending_puts.full:
                         self._hold_back(verb, request, requests)
                         return
                     group = self._gate.new_group(self)
                 group.add(request)
+                if group.is_full:
+                    self._commit(group)
+                    group = None
+                    if not self._yielding:
+                        self._yield_turn()
                 continue
             if group is not None:  # what follows must see the puts
                 self._commit(group)
@@ -324,13 +332,11 @@ class Session(Protocol):
                     self._put_off(verb, request, requests)
                     return
                 served_run = True
-                self._serve_one(verb, request)
-                continue
             self._serve_one(verb, request)
             if self._work is not None:  # what follows comes after it
                 self._queue.extend(requests)
                 return
-            if self._seconds() >= turn_end and not self._yielding:
+            if kind is not PutRun and self._seconds() >= turn_end and not self._yielding:
                 self._yield_turn()
         if group is not None:
             self._commit(group)

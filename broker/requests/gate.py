@@ -21,13 +21,13 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.requests import WireRequest
 from metaq.protocol.statuses import ResponseCode, Status
-from metaq.protocol.text import NO_OPAQUE, IgnoredAnswer, TransactionCommand, encode_result
+from metaq.protocol.text import NO_OPAQUE, IgnoredAnswer, Put, TransactionCommand, encode_result
 from metaq.protocol.transactions import TX_KEY, TransactionType
 
 from ..account import account_address
 from .answers import Answer, Bytes, Work, answer_frame, error_frame, error_result
 from .parkable import Loading, Parkable, Step
-from .put import PutGroup
+from .put import PutGroup, answer_one_by_one
 
 __all__ = ["Caller", "Check", "Gate", "HttpPeer", "Nodes", "PageRequest", "Verb"]
 
@@ -180,14 +180,14 @@ class Gate:
             return verb._replace(serve=partial(self._serve_run, refused))
         return Verb(partial(_refuse, next(iter(refused.values()))))
 
-    def _serve_run(self, refused: Mapping[str | None, Exception], run: PutRun, caller: Caller | None) -> Answer:
-        group = self.new_group(caller)
-        for put in run.puts():
+    def _serve_run(self, refused: Mapping[str | None, Exception], run: PutRun, caller: Caller | None) -> Work:
+        def add(group: PutGroup, put: Put) -> None:
             if (error := refused.get(put.topic)) is None:
                 group.add(put)
             else:
                 group.refuse(_failed(put, error))
-        return group.commit()
+
+        return answer_one_by_one(partial(self.new_group, caller), run, add)
 
     def serve(self, verb: Verb, request: WireRequest, caller: Caller | None) -> Served:
         """What a request is answered. verb: what `admit` gave for it."""

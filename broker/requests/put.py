@@ -8,10 +8,12 @@ synchronous master sends to its slave.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+from twisted.internet.defer import Deferred, ensureDeferred
 
 from metaq.protocol.errors import ChecksumMismatch, MessageTooLarge, MetaqError, RemoteProtocolError, SyncFailed
 from metaq.protocol.flags import meant_of
@@ -33,9 +35,9 @@ from ..store.batch import StampedRecords, encode_puts, stamp_puts
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
-from .answers import Answer, error_frame, error_result, put_failure
+from .answers import Answer, Bytes, Work, error_frame, error_result, put_failure
 
-__all__ = ["PutAnswers", "PutGroup", "answer_run", "answer_sync"]
+__all__ = ["PutAnswers", "PutGroup", "answer_one_by_one", "answer_run", "answer_sync"]
 
 
 _ASKS = DELAYED_FLAG | COMPRESSED_FLAG
@@ -152,6 +154,11 @@ class PutGroup:
         self._last: _Batch | None = None
         self._last_topic = ""
         self._last_partition = ANY
+
+    @property
+    def is_full(self) -> bool:
+        """It has as much as others may wait for: further puts belong to another group, in a later turn."""
+        return len(self._all) >= tuning.STEP_PARTITIONS
 
     @property
     def held_bytes(self) -> int:
@@ -350,17 +357,35 @@ class PutGroup:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Answer:
+def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Answer | Work:
     """Falls back to a PutGroup for few puts, refused, delayed or compressed ones, or a synchronous slave."""
     few = len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST
     alone = not few and any(run.flags) and int(np.bitwise_or.reduce(run.flags)) & _ASKS
     logs = None if few or alone else writing.logs(run.topics, run.partitions)
     if logs is not None and (checksums(run.bodies) == np.array(run.checksums)).all():
         return _Run(writing, answers, run, logs).commit()
-    group = PutGroup(writing, answers)
-    for put in run.puts():
-        group.add(put)
-    return group.commit()
+    return answer_one_by_one(partial(PutGroup, writing, answers), run, PutGroup.add)
+
+
+def answer_one_by_one(new_group: Callable[[], PutGroup], run: PutRun, add: Callable[[PutGroup, Put], None]) -> Work:
+    """The puts of a run in groups, each in a step of its own."""
+    committed: list[Answer] = []
+    group = new_group()
+    for number, put in enumerate(run.puts(), 1):
+        if group.is_full or number % tuning.STEP_PUTS == 0:
+            committed.append(group.commit())
+            yield
+            group = new_group()
+        add(group, put)
+    committed.append(group.commit())
+    if len(committed) == 1:
+        return committed[0]
+    return ensureDeferred(_joined(committed))
+
+
+async def _joined(answers: Sequence[Answer]) -> Bytes:
+    settled = [await answer if isinstance(answer, Deferred) else answer for answer in answers]
+    return b"".join(cast(list[bytes], settled))
 
 
 class _Run:
@@ -376,10 +401,46 @@ class _Run:
         self._offsets = np.empty(len(logs), np.int64)
         self._writes: list[Write] = []
 
-    def commit(self) -> Answer:
+    def commit(self) -> Answer | Work:
+        """Append everything, once per partition; in slices if these are many."""
         self._count()
-        self._writes = self._written()
-        return self._writing.answer(self._writing.append(self._writes), self._encoded)
+        logs = list(dict.fromkeys(self._logs))
+        work = self._work(logs)
+        if len(logs) > tuning.STEP_PARTITIONS:
+            return work
+        try:
+            next(work)
+        except StopIteration as done:
+            answer: Answer = done.value
+            return answer
+        raise AssertionError("a run to few partitions is one slice")
+
+    def _work(self, logs: Sequence[PartitionLog]) -> Work:
+        numbers = dict(zip(logs, range(len(logs)), strict=True))
+        number = np.fromiter(map(numbers.__getitem__, self._logs), np.intp, len(self._logs))
+        order = number.argsort(kind="stable")
+        counts = np.bincount(number)
+        ends = counts.cumsum()  # numbers of records
+        waiting: list[Write] = []
+        for first in range(0, len(logs), tuning.STEP_PARTITIONS):
+            part = slice(first, first + tuning.STEP_PARTITIONS)
+            start = int(ends[first] - counts[first])
+            if first:
+                yield
+            writes = self._written(logs[part], order[start : int(ends[part][-1])], counts[part])
+            self._writes += writes
+            if first:  # others were served meanwhile
+                self._refuse(writes)
+            waiting += self._writing.append([write for write in writes if write.error is None])
+        return self._writing.answer(waiting, self._encoded)
+
+    def _refuse(self, writes: Sequence[Write]) -> None:
+        """Set the error of those whose partitions take no puts any more."""
+        for write in writes:
+            try:
+                self._writing.log(write.log.topic, write.log.partition, write.log.partition)
+            except MetaqError as error:
+                write.error = error
 
     def _count(self) -> None:
         run, count = self._run, self._writing.metrics.put
@@ -391,13 +452,11 @@ class _Run:
             sizes = [len(body) for name, body in zip(run.topics, run.bodies, strict=True) if name == topic]
             count(topic, len(sizes), sum(sizes))
 
-    def _written(self) -> list[Write]:
-        """For each partition its records; sets the offset of each put."""
-        logs = list(dict.fromkeys(self._logs))
-        numbers = dict(zip(logs, range(len(logs)), strict=True))
-        number = np.fromiter(map(numbers.__getitem__, self._logs), np.intp, len(self._logs))
-        order = number.argsort(kind="stable")
-        counts = np.bincount(number)
+    def _written(
+        self, logs: Sequence[PartitionLog], order: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]
+    ) -> list[Write]:
+        """For each partition its records; sets the offset of each put. order: the puts' numbers, by partition. counts:
+        of each partition's."""
         ends = counts.cumsum()  # numbers of records
         starts = ends - counts
         stamped = self._stamped(order)

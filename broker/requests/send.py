@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from metaq.protocol.errors import ChecksumMismatch, CompressionNotAccepted, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
-from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, headers_at
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, Buffer, headers_at
 from metaq.protocol.refusals import response_code
 from metaq.protocol.sends import (
     Parts,
@@ -112,12 +113,29 @@ def _pended(
     flags = headers["flag"]
     if not (flags & DELAYED_FLAG).all():
         raise RemoteProtocolError("delayed messages and others cannot be in one batch: send two")
-    columns = flags.tolist(), headers["checksum"].tolist()
-    places = zip((starts[first:last] + HEADER_BYTES).tolist(), ends[first:last].tolist(), strict=True)
-    bodies = [data[start:end] for start, end in places]
     taken = units["id"][first:last].tolist()
-    pended = yield from keeper.pend_in_slices(log, *columns, bodies, taken)
+    columns = flags.tolist(), headers["checksum"].tolist(), _Bodies(data, starts[first:last], ends[first:last]), taken
+    pended = yield from keeper.pend_in_slices(log, *columns)
     return writing.pended(pended, log, taken[0])
+
+
+class _Bodies(Sequence[Buffer]):
+    """Those of records, made when they are asked for."""
+
+    def __init__(self, data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
+        self._data, self._starts, self._ends = data, starts + HEADER_BYTES, ends
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, which: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Buffer]: ...
+    def __getitem__(self, which: int | slice) -> Buffer | list[Buffer]:
+        if isinstance(which, int):
+            return self._data[int(self._starts[which]) : int(self._ends[which])]
+        return [*map(self._data.__getitem__, map(slice, self._starts[which].tolist(), self._ends[which].tolist()))]
 
 
 def _stored_before(
@@ -332,6 +350,7 @@ class _ManyParts:
             except MetaqError as error:
                 if not self._is_repeated(number):
                     self._errors[number] = error
+                    self._writing.refused(self._topics[number], error, self._counts[number])
                 found.append(None)
         return found
 
@@ -362,16 +381,22 @@ class _ManyParts:
     def _encoded(self, first_ids: npt.NDArray[np.int64]) -> Bytes:
         codes = [int(ResponseCode.SUCCESS)] * self._count
         offsets = [0] * self._count
-        errors = dict(self._errors)
+        errors: dict[int, MetaqError] = {}
         for number, write in self._writes.items():
             offsets[number] = write.base
-            if write.sequence or write.pending_id:  # of a repeated one the first's; of one that waits what it has now
-                first_ids[number], offsets[number] = write.answered_id, write.answered_offset
-            if (failure := write.failure) is not None:
+        if self._sequences or self._pended:  # of a repeated one the first's; of one that waits what it has now
+            for number, write in self._writes.items():
+                if write.sequence or write.pending_id:
+                    first_ids[number], offsets[number] = write.answered_id, write.answered_offset
+        for number, write in self._writes.items():
+            if (write.error is not None or write.copy_errors) and (failure := write.failure) is not None:
                 errors[number] = failure
         for number, error in errors.items():
             codes[number] = int(response_code(error))
-            self._writing.refused(self._topics[number], error, int(self._ends[number] - self._starts[number]))
+            self._writing.refused(self._topics[number], error, self._counts[number])
+        for number, error in self._errors.items():  # these are counted
+            codes[number] = int(response_code(error))
+        errors.update(self._errors)
         remark = str(errors[min(errors)]) if errors else ""
         rows = encode_rows(first_ids, offsets, self._partitions, codes)
         if self._writing.copies is not None:

@@ -164,6 +164,8 @@ class SharedGroups:
         self._led = 0  # how often what is known was dropped
         self._serial = 0
         self._waking: dict[SharedKey, Sequence[ParkedRequest] | None] = {}  # None: all that wait then
+        self._looks = 0  # in this turn
+        self._to_look: dict[SharedKey, None] = {}
         self._timers: dict[SharedKey, tuple[float, Any]] = {}
         self._compactions: dict[PartitionLog, Iterator[None]] = {}
         self._compacted: dict[PartitionLog, tuple[int, int]] = {}  # where its newest state begins and ends
@@ -412,7 +414,28 @@ class SharedGroups:
             if queue.log is None:
                 queue.log = log
             if queue.is_asked:
-                queue.look()
+                self._look_soon(queue)
+
+    def _look_soon(self, queue: SharedQueue) -> None:
+        """Now; in a later turn if many are to look."""
+        if self._looks >= tuning.SHARED_LOOKS:
+            self._to_look[queue.key] = None
+            return
+        if not self._looks:
+            self._reactor.callLater(0, self._look_on)
+        self._looks += 1
+        queue.look()
+
+    def _look_on(self) -> None:
+        self._looks = 0
+        if not self.enabled:
+            self._to_look.clear()
+            return
+        while self._to_look and self._looks < tuning.SHARED_LOOKS:
+            key = next(iter(self._to_look))
+            del self._to_look[key]
+            if (queue := self._queues.get(key)) is not None:
+                self._look_soon(queue)
 
     def _wake(self, queue: SharedQueue) -> None:
         """In the next turn have those who wait ask again, as long as there is something for them."""

@@ -279,7 +279,7 @@ class TransactionSends(ABC):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
-        """Put many messages of one partition into the transaction, up to 8,192 a frame (text protocol: one by one).
+        """Put many messages of one partition into the transaction, up to 1,024 a frame (text protocol: one by one).
 
         Arguments as for Producer.send_batch.
         """

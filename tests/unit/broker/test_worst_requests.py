@@ -1,5 +1,8 @@
 """What the largest request of a verb makes the reactor do is bounded: counted here, measured by bench/worst.py."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import simplejson
 from hypothesis import given
@@ -8,23 +11,30 @@ from twisted.web import http as twisted_http
 
 from bench.worst import FRAMES, TEXTS
 from metaq.broker import tuning
+from metaq.broker.configuration import settings as settings_module
 from metaq.broker.http.gateway import Gateway
+from metaq.broker.requests import send as send_module
+from metaq.broker.shared.queue import SharedQueue
 from metaq.protocol import frames as frames_module
 from metaq.protocol import record as record_module
+from metaq.protocol.delays import pending_id, pending_ids_of
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.fields import ExtFields
 from metaq.protocol.frames import encode_frame, parse_frame
 from metaq.protocol.halves import CheckHalvesRequest
 from metaq.protocol.limits import (
+    MAX_BATCH_RECORDS,
     MAX_CHECKED_TOPICS,
     MAX_FRAME_HEADER_BYTES,
     MAX_HEADER_TEXTS,
     MAX_PARTS,
     MAX_PULLED_TAGS,
 )
+from metaq.protocol.message_id import EPOCH_MS
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.put_run import MOST_PUTS
 from metaq.protocol.record import (
+    DELAYED_FLAG,
     checksum,
     decode_attribute,
     encode_attributes,
@@ -34,11 +44,12 @@ from metaq.protocol.record import (
     tag_of_attribute,
 )
 from metaq.protocol.requests import RequestReader, one_by_one
-from metaq.protocol.sends import SendManyRequest, SendRequest, announced_topics
+from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendRequest, announced_topics
+from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import put, raw_batch
 from tests.unit.broker.http.test_http_pages import Browser
-from tests.unit.broker.test_send_many import record
+from tests.unit.broker.test_send_many import many, record
 from tests.unit.broker.test_slices import turns
 
 
@@ -270,3 +281,164 @@ def test_sends_of_one_read_are_stored_in_order(peer, harness):
     assert [frame.opaque for frame in peer.frames()] == list(range(1000))
     data = harness.store.get("t", 0).segments.read(0, 1 << 20)
     assert [int(data[each.end - 4 : each.end]) for each in iter_headers(data)] == list(range(1000))
+
+
+# --- puts to many partitions, and puts that are refused ---------------------------------------------------------------
+
+COUNT = 90
+
+
+@pytest.fixture
+def small_steps(monkeypatch):
+    """A partition, or ten puts, at once, and a turn for each."""
+    monkeypatch.setattr("metaq.broker.tuning.STEP_PARTITIONS", 1)
+    monkeypatch.setattr("metaq.broker.tuning.STEP_PUTS", 10)
+    monkeypatch.setattr("metaq.broker.tuning.TURN_SECONDS", 0.0)
+
+
+def bodies(harness, partition, topic="t"):
+    data = harness.store.get(topic, partition).segments.read(0, 1 << 20)
+    return [int(data[each.end - each.length : each.end]) for each in iter_headers(data)]
+
+
+def text_puts(topic="t"):
+    return b"".join(put(topic, number % 3, b"%d" % number, number) for number in range(COUNT))
+
+
+def sends():
+    found = []
+    for number in range(COUNT):
+        body = b"%d" % number
+        ext = SendRequest("t", number % 3, 0, checksum(body)).to_ext()
+        found.append(encode_frame(RequestCode.SEND, number, ext, len(body)) + body)
+    return b"".join(found)
+
+
+@pytest.mark.parametrize("name", ["puts", "sends"])
+def test_others_have_their_turn_between_the_partitions_of_puts(peer, harness, appends, small_steps, name):
+    counts = [0]
+    peer.send(text_puts() if name == "puts" else sends())
+    turns(harness, lambda turn: counts.append(len(appends)))
+    counts.append(len(appends))
+    assert max(after - before for before, after in pairwise(counts)) == 1
+    answers = peer.answers() if name == "puts" else peer.frames()
+    assert [(each.code, each.opaque) for each in answers] == [(answers[0].code, number) for number in range(COUNT)]
+    assert [bodies(harness, partition) for partition in range(3)] == [list(range(n, COUNT, 3)) for n in range(3)]
+
+
+def test_what_follows_a_run_on_its_connection_is_served_behind_it(peer, harness, small_steps):
+    peer.send(text_puts() + b"offset t g 2 0 1000\r\nversion 1001\r\n")
+    turns(harness)
+    answers = peer.answers()
+    assert [each.opaque for each in answers] == [*range(COUNT), 1000, 1001]
+
+
+def test_a_partition_that_is_closed_during_a_run_refuses_its_puts(peer, harness, small_steps):
+    peer.send(text_puts())
+    turns(harness, lambda turn: harness.broker.partitions.close("t", 2, 2))
+    assert [each.code == 200 for each in peer.answers()] == [number % 3 != 2 for number in range(COUNT)]
+    assert [bodies(harness, partition) for partition in range(2)] == [list(range(n, COUNT, 3)) for n in range(2)]
+    assert harness.store.find("t", 2) is None or bodies(harness, 2) == []
+
+
+def test_a_run_of_a_connection_that_is_gone_is_stored(peer, harness, small_steps):
+    peer.send(text_puts())
+    peer.lose()
+    turns(harness)
+    assert [bodies(harness, partition) for partition in range(3)] == [list(range(n, COUNT, 3)) for n in range(3)]
+    assert harness.broker.pending_puts.bytes == 0
+
+
+def test_a_run_with_refused_puts_is_served_in_several_turns(peer, harness, small_steps, monkeypatch):
+    monkeypatch.setattr("metaq.broker.tuning.STEP_PARTITIONS", 100)
+    peer.send(text_puts("unknown"))
+    assert turns(harness) >= COUNT // 10 - 1
+    answers = peer.answers()
+    assert [(each.code == 200, each.opaque) for each in answers] == [(False, number) for number in range(COUNT)]
+    assert harness.broker.metrics.put_failed == COUNT
+
+
+def test_a_run_with_refused_puts_is_answered_when_the_others_are_safe(peer, harness, small_steps):
+    data = b"".join(put("safe", number % 3, b"%d" % number, number) for number in range(COUNT))  # it has two
+    peer.send(data)
+    turns(harness)
+    assert peer.received() == b""
+    harness.threads.run()
+    answers = peer.answers()
+    assert [(each.code == 200, each.opaque) for each in answers] == [(n % 3 != 2, n) for n in range(COUNT)]
+    assert [bodies(harness, partition, "safe") for partition in range(2)] == [list(range(n, COUNT, 3)) for n in (0, 1)]
+
+
+def test_parts_that_are_refused_are_counted_once(peer, harness):
+    peer.ask_frame(many([("unknown", 0, [record(), record()]), ("t", 0, [record()]), ("t", 7, [record()])]))
+    assert harness.broker.metrics.put_failed == 3
+
+
+def test_sections_without_a_pattern_cost_nothing_for_a_topic_that_there_is_not(harness, monkeypatch):
+    plain = {f"topic-{number}": replace(harness.config.topics["t"], name=f"topic-{number}") for number in range(1000)}
+    monkeypatch.setattr(settings_module, "_pattern", None)
+    config = replace(harness.config, topics=plain)
+    assert (config.topic("other"), config.has_stat("other"), config.has_stat("topic-7")) == (None, False, True)
+
+
+def test_the_bodies_of_a_delayed_batch_are_taken_in_slices(peer, harness, monkeypatch):
+    monkeypatch.setattr("metaq.broker.tuning.DELAYED_SLICE_RECORDS", 10)
+    taken = []
+    get = send_module._Bodies.__getitem__
+
+    def counted(found, which):
+        more = get(found, which)
+        taken.append(len(more))
+        return more
+
+    monkeypatch.setattr(send_module._Bodies, "__getitem__", counted)
+    flag, attribute = encode_attributes(reserved={"metaq.delay": "3600000"})
+    records = [record(encode_body(b"", flag | DELAYED_FLAG, attribute), flag | DELAYED_FLAG)] * 25
+    peer.send(raw_batch("t", 0, records))
+    turns(harness)
+    assert peer.frames()[0].code == ResponseCode.SUCCESS
+    assert sorted(taken) == [5, 5, 10, 10, 10, 10]
+
+
+@pytest.mark.parametrize("kind", ["batch", "many"])
+def test_more_messages_than_a_frame_may_bring_are_refused_with_the_limit(peer, kind):
+    ext = SendBatchRequest("t", 0, 1).to_ext() if kind == "batch" else SendManyRequest(("t",), 1, 1).to_ext()
+    code = RequestCode.SEND_BATCH if kind == "batch" else RequestCode.SEND_MANY
+    answer = peer.ask_frame(encode_frame(code, 1, ext | {"count": str(MAX_BATCH_RECORDS + 1)}))
+    assert (answer.code, str(MAX_BATCH_RECORDS) in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
+
+
+@given(st.integers(0, 1 << 30), st.lists(st.integers(EPOCH_MS + 1, EPOCH_MS + (1 << 40)), min_size=1, max_size=80))
+def test_ids_by_columns_are_those_one_by_one(counter, dues):
+    assert pending_ids_of(dues, counter) == [pending_id(due, n) for n, due in enumerate(dues, counter)]
+
+
+def test_groups_look_at_new_messages_in_several_turns_if_they_are_many(peer, harness, monkeypatch):
+    monkeypatch.setattr("metaq.broker.tuning.SHARED_LOOKS", 2)
+    peer.send(b"".join(put("t", number % 3) for number in range(3)))
+    waiting = []
+    for number in range(9):
+        member = harness.connect()
+        request = AcquireRequest("t", number % 3, f"g{number}", "m", 10, 1 << 20, 30_000, wait_ms=5000)
+        member.send(encode_frame(RequestCode.ACQUIRE, 5, request.to_ext()))
+        waiting.append(member)
+    turns_until_quiet(harness)
+    looked = []
+    look = SharedQueue.look
+
+    def counted(queue):
+        looked.append(queue.key)
+        look(queue)
+
+    monkeypatch.setattr(SharedQueue, "look", counted)
+    peer.send(b"".join(put("t", number % 3) for number in range(3)))
+    assert len(looked) == 2
+    turns_until_quiet(harness)
+    assert {key.group for key in looked} == {f"g{number}" for number in range(9)}
+    assert [member.frames()[0].code for member in waiting] == [ResponseCode.SUCCESS] * 9
+
+
+def turns_until_quiet(harness):
+    for _ in range(20):
+        harness.turn()
+        harness.threads.run()
