@@ -36,6 +36,7 @@ from .replication.roles import Roles, check_roles, config_for
 from .requests.gate import Gate
 from .requests.verbs import make_gate
 from .runtime.heap import set_up_heap
+from .runtime.log_format import LogFormat
 from .runtime.reactor import measures_elapsed_time
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
 from .runtime.timers import ScheduledCalls, repeat
@@ -84,7 +85,9 @@ def run(
     IPv4 ones.
     """
     set_up_heap()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(LogFormat())
+    logging.basicConfig(level=logging.INFO, handlers=[shown])
     logging.getLogger("twisted").setLevel(logging.WARNING)
     logging.getLogger("metaq.kazoo").setLevel(logging.ERROR)  # every try to connect; the session tells what matters
     globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver("twisted"))], redirectStandardIO=False)

@@ -19,7 +19,7 @@ from metaq.protocol.errors import (
     TopicNotAccepted,
     WrongPartition,
 )
-from metaq.protocol.limits import check_new_topic, check_topic
+from metaq.protocol.limits import check_made_topic, check_new_topic, check_topic
 
 from .account import NOBODY, Account
 from .configuration.config import BrokerConfig, TopicConfig
@@ -84,7 +84,8 @@ class Partitions:
         if self._config.topic(name) is None and not (self._config.node is not None and name in self._stored):
             raise TopicNotAccepted(name)
         if name not in self._stored:
-            check_new_topic(name)  # it becomes a directory and a znode
+            check = check_new_topic if name in self._config.topics else check_made_topic
+            check(name)  # it becomes a directory and a znode
         return self._settings(name)
 
     def stored_topics(self) -> dict[str, TopicConfig]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from .errors import InvalidName
+from .printable import has_control
 
 __all__ = [
     "COMPRESSED_MARK",
@@ -60,6 +61,7 @@ __all__ = [
     "WHERE_MARK",
     "check_group",
     "check_label",
+    "check_made_topic",
     "check_new_topic",
     "check_node",
     "check_topic",
@@ -274,6 +276,14 @@ def check_new_topic(topic: str) -> str:
     """Return `topic` if it can be made, and subscribed to. Raises as check_topic."""
     if "," in check_zookeeper_topic(topic):
         raise InvalidName(f"topic {topic!r} has a ',', which separates the topics of a consumer: take another name")
+    return topic
+
+
+def check_made_topic(topic: str) -> str:
+    """Return `topic` if a message of a client may make it, where a pattern of server.ini accepts it. Raises as
+    check_topic; operators see the name on their terminals."""
+    if has_control(check_new_topic(topic)):
+        raise InvalidName(f"topic {topic!r} has a character that ends a line or turns the direction of text: remove it")
     return topic
 
 

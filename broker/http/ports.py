@@ -21,6 +21,7 @@ from metaq.protocol.limits import MAX_BODY_BYTES
 from ..account import Shares, account_address
 from ..broker import Broker
 from ..requests.gate import Gate
+from ..runtime.log_format import LogFormat
 from .browsers import OwnNames
 from .dashboard import Dashboard, RecentLog
 from .gateway import Gateway
@@ -141,7 +142,7 @@ class HttpPorts:
         self._own_names = OwnNames((broker.config.host, *names))
         self._ports: list[Any] = []
         self._recent = RecentLog()
-        self._recent.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._recent.setFormatter(LogFormat())
         try:
             if dashboard_port is not None:
                 logging.getLogger().addHandler(self._recent)

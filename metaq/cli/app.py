@@ -18,6 +18,7 @@ from metaq.protocol.errors import MetaqError
 from metaq.version import __version__
 
 from .options import POSITIVE_SECONDS, ZK_METAVAR, ZK_TIMEOUT_SECONDS
+from .output import echo
 
 __all__ = ["main", "run", "run_spark_job"]
 
@@ -135,7 +136,7 @@ def run(args: Sequence[str] | None = None) -> int:
     try:
         result: Any = cli.main(args, prog_name="metaq", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_text:
-        click.echo(help_text.format_message(), err=True)
+        echo(help_text.format_message(), err=True)
         return EXIT_USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -193,7 +194,7 @@ def _open_standard_streams() -> None:
 
 
 def _failed(program: str, message: str, code: int) -> int:
-    click.echo(f"{program}: {' '.join(message.split())}", err=True)
+    echo(f"{program}: {' '.join(message.split())}", err=True)
     return code
 
 

@@ -25,7 +25,7 @@ from metaq.protocol.limits import check_node
 from .ahead import Ahead, ahead_of, commanded, diverged_groups, readable_ends, set_back
 from .cluster import open_cluster, zk_timeout
 from .options import Parsed, json_option, zk_option
-from .output import moment, print_json, print_table, say, show
+from .output import echo, moment, print_json, print_table, say, show
 from .servers import wait_until
 from .set_look import SetLook, Told, ask_nodes, connected, is_led, look_at_sets, told_differences
 
@@ -95,13 +95,13 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
     for look in looks:
         what = f"broker set {look.broker_id}"
         if refusing := look.leader_says.get("refusing"):
-            click.echo(
+            echo(
                 f"metaq: {what} takes no messages for {', '.join(refusing)}: nodes in sync: {len(look.in_sync)}, "
                 "fewer than minInSync",
                 err=True,
             )
         if differences := look.differences:
-            click.echo(f"metaq: {what}: {told_differences(differences)}", err=True)
+            echo(f"metaq: {what}: {told_differences(differences)}", err=True)
         silent = look.told.get(look.leader)
         if isinstance(silent, MetaqError):
             troubles.append(f"{what}: its leader {look.leader} does not tell how far the others are: {silent}")
@@ -320,7 +320,7 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
             raise CoordinationError(f"broker set {broker_set} has changed meanwhile: look again")
         now = _await_leader(session, broker_set, epoch)
     if not as_json:
-        click.echo(f"broker set {broker_set}: {now.leader} leads epoch {now.epoch}")
+        echo(f"broker set {broker_set}: {now.leader} leads epoch {now.epoch}")
     ahead, left = _groups_set_back(zk, broker_set, ends, sets_back, as_json)
     if as_json:
         value = {"set": broker_set, "done": True, "leader": now.leader, "epoch": now.epoch, "nodes": _answers(told)}
@@ -343,10 +343,10 @@ def _groups_set_back(
         left = set_back(cluster, ahead) if chosen else ahead
     if not as_json:
         if len(left) < len(ahead):
-            click.echo(f"set back: {len(ahead) - len(left)}")
+            echo(f"set back: {len(ahead) - len(left)}")
         for each in left:
             reads = f"; {each.owner} reads it: stop the group's members first" if each.owner else ""
-            click.echo(f"metaq: left: `{commanded(each.group, each.partition, each.back)}`{reads}", err=True)
+            echo(f"metaq: left: `{commanded(each.group, each.partition, each.back)}`{reads}", err=True)
     return ahead, left
 
 
@@ -355,7 +355,7 @@ def _groups(ahead: Sequence[Ahead]) -> list[dict[str, object]]:
 
 
 def _show_groups(ahead: Sequence[Ahead], what: str) -> None:
-    click.echo(f"groups that {what}, and would pass over messages that come in their place:")
+    echo(f"groups that {what}, and would pass over messages that come in their place:")
     columns = ("GROUP", "TOPIC", "PARTITION", "COMMITTED", "BACK TO", "OWNER")
     print_table(columns, [list(each.to_json().values()) for each in ahead])
 
@@ -405,15 +405,15 @@ def _answers(told: Mapping[str, Mapping[str, Any] | MetaqError]) -> list[dict[st
 
 def _show_loss(view: SetView, told: Mapping[str, Mapping[str, Any] | MetaqError]) -> None:
     if view.state is None:
-        click.echo("ZooKeeper has no state of this set: nobody knows which nodes were in sync")
+        echo("ZooKeeper has no state of this set: nobody knows which nodes were in sync")
     elif view.state.is_revoked or any(map(_waits_for_a_choice, told.values())):
-        click.echo(
+        echo(
             "ZooKeeper was set back to an older state of this set: nobody knows which nodes were in sync. Start all "
             "nodes; the right one has the highest DATA OF EPOCH, and of several such the most BYTES"
         )
     else:
         absent = [each for each in view.state.in_sync if each not in view.in_sync_present]
-        click.echo(
+        echo(
             f"in sync at the end of epoch {view.state.epoch}, and not present: {', '.join(absent) or 'none'}; "
             "what only they have is lost"
         )

@@ -21,7 +21,7 @@ from metaq.broker.inspection import (
 from metaq.protocol.errors import ConfigError
 
 from .options import json_option
-from .output import byte_size, counted, print_json, print_table, progress
+from .output import byte_size, counted, echo, print_json, print_table, progress
 
 __all__ = ["check"]
 
@@ -126,7 +126,7 @@ _USE = {True: "in use by a broker", False: "not in use", None: "perhaps in use: 
 
 
 def _print(report: DirectoryReport) -> None:
-    click.echo(f"{report.path}: {counted(len(report.partitions), 'partition')}, {_USE[report.in_use]}")
+    echo(f"{report.path}: {counted(len(report.partitions), 'partition')}, {_USE[report.in_use]}")
     columns = ("PARTITION", "SEGMENTS", "FIRST", "END", "BYTES", "RECORDS", "CHECKED", "INDEX", "ARCHIVED")
     print_table(
         columns,
@@ -147,9 +147,9 @@ def _print(report: DirectoryReport) -> None:
     )
     _print_transactions(report)
     for found in report.all_findings:
-        click.echo(f"{found.level}: {found.place}: {found.text}")
+        echo(f"{found.level}: {found.place}: {found.text}")
     worst = sum(found.level is Level.DAMAGE for found in report.all_findings)
-    click.echo(f"{_extent(report)} checked: {f'{worst} damaged' if worst else 'nothing is damaged'}")
+    echo(f"{_extent(report)} checked: {f'{worst} damaged' if worst else 'nothing is damaged'}")
 
 
 def _extent(report: DirectoryReport) -> str:
@@ -164,7 +164,7 @@ def _print_transactions(report: DirectoryReport) -> None:
     if found is None:
         return
     prepared = sum(each.prepared for each in found.pending.values())
-    click.echo(
+    echo(
         f"transaction log: {len(found.files)} files, {sum(file.entries for file in found.files)} records, "
         f"{found.committed} committed, {found.rolled_back} rolled back, {prepared} prepared, "
         f"{len(found.pending) - prepared} open"

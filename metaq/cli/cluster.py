@@ -22,6 +22,7 @@ from metaq.coordination.set_view import SetView
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
 from .options import ZK_TIMEOUT_SECONDS, Parsed, with_options, zk_option
+from .output import echo
 
 __all__ = [
     "Target",
@@ -64,13 +65,13 @@ def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
     tell_empty(cluster)
     absent = ", ".join(map(str, cluster.view.absent_brokers(cluster.view.brokers())))
     if absent:
-        click.echo(f"metaq: not registered in ZooKeeper now: broker {absent}; what only it has is {how}", err=True)
+        echo(f"metaq: not registered in ZooKeeper now: broker {absent}; what only it has is {how}", err=True)
 
 
 def tell_empty(cluster: Cluster) -> None:
     """Say on stderr that no broker is or ever was there: an empty table may be another chroot's than was meant."""
     if not cluster.view.broker_ids():
-        click.echo(f"metaq: no broker is registered at {cluster.zookeeper}: start one, or name another --zk", err=True)
+        echo(f"metaq: no broker is registered at {cluster.zookeeper}: start one, or name another --zk", err=True)
 
 
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:

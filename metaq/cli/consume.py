@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 import click
-import simplejson
 
 from metaq.client.message import Message
 from metaq.client.questions.places import Position
@@ -19,7 +18,7 @@ from metaq.protocol.where import Where, parse_where
 from .cluster import open_cluster, tell_absent, zk_timeout
 from .direct_read import read_topic
 from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, Parsed, PartitionName, zk_option
-from .output import FORMAT_HELP, compile_format, message_fields
+from .output import FORMAT_HELP, compile_format, echo, json_text, message_fields
 from .servers import stop_signal
 
 __all__ = ["consume"]
@@ -143,7 +142,7 @@ def _consume_directly(
 
     def silent(sentence: str) -> None:
         left_out.append(sentence)
-        click.echo(f"metaq: {sentence}", err=True)
+        echo(f"metaq: {sentence}", err=True)
 
     def may_wait() -> bool:
         output.flush()
@@ -206,7 +205,7 @@ def _consume_in_group(
 
 def _warn(damage: CorruptRecord) -> None:
     """Everything else of the partition can be read."""
-    click.echo(f"metaq: warning: passed over {damage}", err=True)
+    echo(f"metaq: warning: passed over {damage}", err=True)
 
 
 def _check_group_options(start: Position, only: tuple[PartitionName, ...], follow: bool) -> None:
@@ -257,5 +256,4 @@ class IdleTimer:
 
 
 def _json_line(message: Message) -> bytes:
-    line: str = simplejson.dumps(message_fields(message))
-    return line.encode("utf-8") + b"\n"
+    return json_text(message_fields(message)).encode("utf-8") + b"\n"

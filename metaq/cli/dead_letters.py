@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -19,7 +18,7 @@ from metaq.protocol.topic_partition import TopicPartition
 from .cluster import open_cluster, tell_absent, zk_timeout
 from .known import check_known_group
 from .options import GROUP, TIME, Parsed, confirm, dry_run_option, json_option, with_options, yes_option, zk_option
-from .output import counted, field_text, message_fields, show
+from .output import counted, echo, field_text, message_fields, show
 
 __all__ = ["dead_letters"]
 
@@ -121,7 +120,7 @@ def list_letters(zk: str, group: str, as_json: bool, chosen: dict[str, Any]) -> 
     columns = ("NAME", "TOPIC", "PARTITION", "OFFSET", "FAILED", "ATTEMPTS", "KEYS", "PAYLOAD", "CAUSE")
     show(as_json, [_as_json(each) for each in found[:limit]], columns, map(_row, found[:limit]))
     if len(found) > limit:
-        print("there are more: choose a larger --limit, or narrow --since and --until", file=sys.stderr)
+        echo("there are more: choose a larger --limit, or narrow --since and --until", err=True)
 
 
 @dead_letters.command("show")
@@ -212,7 +211,7 @@ def drop_letters(zk: str, group: str, chosen: dict[str, Any], dry_run: bool, yes
         if not dry_run and count:
             confirm(f"Drop {counted(count, 'dead letter')} of group {group}?", yes=yes)
             count = letters.drop(letters.read(**chosen, names=names or None))
-    click.echo(f"{'would drop' if dry_run else 'dropped'} {counted(count, 'dead letter')} of group {group}")
+    echo(f"{'would drop' if dry_run else 'dropped'} {counted(count, 'dead letter')} of group {group}")
 
 
 def _count(letters: DeadLetters, chosen: dict[str, Any], names: Iterable[str]) -> int:
@@ -235,7 +234,7 @@ def _target(to: RedriveTo) -> str:
 
 
 def _tell(text: str, as_json: bool) -> None:
-    click.echo(text, err=as_json)
+    echo(text, err=as_json)
 
 
 def _redriven(each: Redriven) -> dict[str, object]:

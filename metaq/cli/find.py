@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime
 
 import click
@@ -14,7 +13,7 @@ from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
 from .cluster import open_cluster, tell_absent
 from .options import TIME, TOPIC, json_option, zk_option
-from .output import message_fields, show
+from .output import echo, message_fields, show
 
 __all__ = ["find"]
 
@@ -78,7 +77,7 @@ def find(
     if not as_json:
         _tell_rest(found)
     for damage in found.damaged:
-        print(f"damaged, not shown: {damage}", file=sys.stderr)
+        echo(f"damaged, not shown: {damage}", err=True)
     if found.silent:
         reasons = "; ".join(f"broker {broker} does not answer ({why})" for broker, why in found.silent.items())
         raise BrokerUnavailable(f"{reasons}: what is there was not searched: start that broker")
@@ -88,9 +87,9 @@ def find(
 def _tell_rest(found: FoundMessages) -> None:
     if found.unsearched_bytes:
         text = f"{found.unsearched_bytes:,} bytes could not be looked at: there may be more; try again"
-        print(text, file=sys.stderr)
+        echo(text, err=True)
     elif found.more:
-        print("there are more: choose a larger --count, or narrow --from and --to", file=sys.stderr)
+        echo("there are more: choose a larger --count, or narrow --from and --to", err=True)
 
 
 def _row(found: FoundMessage) -> tuple[object, ...]:

@@ -40,7 +40,7 @@ from .options import (
     yes_option,
     zk_option,
 )
-from .output import UNKNOWN, counted, show
+from .output import UNKNOWN, counted, echo, show
 
 __all__ = ["GroupPartition", "check_groups", "group_partitions", "groups", "left_out", "seek_group", "tell_left_out"]
 
@@ -117,12 +117,12 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     show(as_json, value, columns, shown)
     if waiting != 0 and not as_json:
         verb = "waits for its" if waiting == 1 else "wait for their"
-        click.echo(f"{counted(waiting, 'failed message')} {verb} time")
+        echo(f"{counted(waiting, 'failed message')} {verb} time")
     if dead != 0 and not as_json:
-        click.echo(f"{counted(dead, 'dead letter')}: see `metaq dead-letters list --group {group}`")
+        echo(f"{counted(dead, 'dead letter')}: see `metaq dead-letters list --group {group}`")
     for row in rows:
         if row.missed_from is not None:
-            click.echo(f"metaq: {missed(group, row.partition, row.missed_from)}", err=True)
+            echo(f"metaq: {missed(group, row.partition, row.missed_from)}", err=True)
     check_complete(survey, [row.partition for row in rows])
 
 
@@ -294,11 +294,11 @@ def delete_group(zk: str, dry_run: bool, yes: bool, group: str) -> None:
         offsets = {topic: cluster.view.committed_partitions(group, topic) for topic in cluster.group_topics(group)}
         told = ", ".join(f"{topic}: {len(partitions)}" for topic, partitions in offsets.items()) or "none"
         if dry_run:
-            click.echo(f"would delete group {group} and its offsets ({told})")
+            echo(f"would delete group {group} and its offsets ({told})")
             return
         confirm(f"Delete group {group} and its offsets ({told})?", yes=yes)
         cluster.delete_group(group)
-        click.echo(f"deleted group {group} and its offsets ({told})")
+        echo(f"deleted group {group} and its offsets ({told})")
 
 
 def _live(group: str, members: Sequence[str]) -> ClientError:

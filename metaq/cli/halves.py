@@ -25,7 +25,7 @@ from .cluster import open_cluster
 from .delayed import asked_brokers
 from .known import check_known_topic
 from .options import PARTITION, STORED_TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
-from .output import counted, field_text, message_fields, preview_fields, say, show
+from .output import counted, echo, field_text, message_fields, preview_fields, say, show
 
 __all__ = ["halves"]
 
@@ -113,7 +113,7 @@ def list_of_halves(
         if topic is not None and not chosen:
             check_known_topic(cluster, topic)
         if group and not chosen:
-            click.echo(f"metaq: {_none_of(cluster, broker, group)}", err=True)
+            echo(f"metaq: {_none_of(cluster, broker, group)}", err=True)
     columns = ("ID", "TOPIC", "PARTITION", "GROUP", "STATE", "TAKEN", "ASKED", "NEXT", "BYTES", "KEYS", "PAYLOAD")
     show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
 
@@ -207,7 +207,7 @@ def _decide(
 ) -> None:
     what, where = _WORDS[outcome], f"{place.topic} {place.broker}-{place.partition}"
     if dry_run:
-        click.echo(f"would {what} {counted(len(ids), 'half message')} of {where}; nothing was asked")
+        echo(f"would {what} {counted(len(ids), 'half message')} of {where}; nothing was asked")
         return
     confirm(f"{what.capitalize()} {counted(len(ids), 'half message')} of {where}?", yes=yes)
     with open_cluster(zk) as cluster:

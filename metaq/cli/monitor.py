@@ -10,7 +10,7 @@ from datetime import datetime
 import click
 
 from .options import GROUP, POSITIVE_SECONDS, TOPIC, json_option, zk_option
-from .output import print_json
+from .output import echo, print_json
 from .probes import Monitor, ProbeLevel, ProbeLimits, Seen
 from .servers import stop_signal
 
@@ -142,6 +142,6 @@ def _print(seen: list[Seen], as_json: bool) -> None:
         print_json({"time": moment, "findings": [each._asdict() for each in seen]})
         return
     for each in seen:
-        click.echo(f"{moment} {each.level.value:5} {each.what}: {each.text}")
+        echo(f"{moment} {each.level.value:5} {each.what}: {each.text}")
     counts = Counter(each.level for each in seen)
-    click.echo(f"{moment} {', '.join(f'{counts[level]} {level.value}' for level in ProbeLevel)}")
+    echo(f"{moment} {', '.join(f'{counts[level]} {level.value}' for level in ProbeLevel)}")

@@ -17,7 +17,7 @@ from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError
 
 from .cluster import zk_timeout
 from .options import TOPIC, Parsed, dry_run_option, json_option, zk_option
-from .output import byte_size, counted, say, show
+from .output import byte_size, counted, echo, say, show
 
 __all__ = ["drain_broker", "list_moves", "move_partitions"]
 
@@ -101,7 +101,7 @@ def move_partitions(
             if wanted is None or wanted.state is MoveState.DONE:
                 raise ConfigError("--cancel", topic, f"no partitions of broker {source} are being moved")
             if dry_run:
-                click.echo(f"would cancel {wanted}")
+                echo(f"would cancel {wanted}")
                 return
             cancelled = moves.cancel(wanted)
             say(as_json, _json(MoveProgress(cancelled)), f"cancelled: {cancelled}")
@@ -110,7 +110,7 @@ def move_partitions(
             raise click.UsageError("--to is missing: name the broker that gets the partitions")
         planned = moves.plan(topic, source, target, rate, *(chosen or (None, None)))
         if dry_run:
-            click.echo(f"would move {planned.move}")
+            echo(f"would move {planned.move}")
             return
         done = _follow(moves, moves.begin(planned), as_json)
     say(as_json, _json(MoveProgress(done)), f"moved {done}")
@@ -155,7 +155,7 @@ def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Se
     failed: dict[str, str] = {}
     with _cluster(zk) as moves:
         if dry_run:
-            click.echo(f"would move from broker {broker}: {', '.join(moves.topics_of(broker)) or 'nothing'}")
+            echo(f"would move from broker {broker}: {', '.join(moves.topics_of(broker)) or 'nothing'}")
             return
         while topics := [each for each in moves.topics_of(broker) if each not in failed]:
             try:
@@ -167,7 +167,7 @@ def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Se
                 move = move or moves.begin(moves.plan(topics[0], broker, target, rate))
                 moved.append(_follow(moves, move, as_json))
                 if not as_json:
-                    click.echo(f"moved {moved[-1]}")
+                    echo(f"moved {moved[-1]}")
             except MetaqError as error:
                 failed[topics[0]] = str(error)
         left = moves.topics_of(broker)
@@ -200,7 +200,7 @@ def _follow(moves: MovesOfCluster, move: Move, as_json: bool) -> Move:
             )
         text = _told(progress)
         if not as_json and text != said and time.monotonic() - said_at >= _SAY_SECONDS:
-            click.echo(text, err=True)
+            echo(text, err=True)
             said, said_at = text, time.monotonic()
         time.sleep(_LOOK_SECONDS)
 

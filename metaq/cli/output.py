@@ -1,6 +1,7 @@
 """How commands print data: JSON for programs, a table for people; numbers and sizes in one style.
 
-Messages are printed in the format strings of kcat: `%t [%p] at %o: %s\\n`.
+Messages are printed in the format strings of kcat: `%t [%p] at %o: %s\\n`. Everything for people goes
+through this module: clients have chosen many of the texts, and a terminal would obey what is in them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
+import click
 import simplejson
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -19,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaq.protocol.previews import Preview
+from metaq.protocol.printable import printable
 from metaq.protocol.properties import PropertyValue, property_text
 
 if TYPE_CHECKING:
@@ -33,7 +36,9 @@ __all__ = [
     "compile_format",
     "console",
     "counted",
+    "echo",
     "field_text",
+    "json_text",
     "message_fields",
     "moment",
     "preview_fields",
@@ -71,7 +76,18 @@ def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) ->
 
 def print_json(value: Any) -> None:
     """Print `value` as JSON on stdout, indented, keys in the order given."""
-    print(simplejson.dumps(value, indent=2))
+    print(json_text(value, indent=2))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """`value` as JSON, in ASCII and without control characters."""
+    text: str = simplejson.dumps(value, indent=indent)
+    return text.replace("\x7f", "\\u007f")  # the only one that JSON leaves as it is
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print a text for people on stdout, or on stderr; nl: and end the line."""
+    click.echo(printable(text), err=err, nl=nl)
 
 
 def show(as_json: bool, value: Any, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -87,7 +103,7 @@ def say(as_json: bool, value: Any, text: str) -> None:
     if as_json:
         print_json(value)
     else:
-        print(text)
+        echo(text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -168,7 +184,7 @@ def _cell(value: object) -> str:
         return "-"
     if _is_number(value):
         return f"{value:,}"
-    return str(value)
+    return printable(str(value))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -207,26 +223,29 @@ _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _PIECE = re.compile(r"%(?P<field>.?)|\\(?P<escape>x[0-9A-Fa-f]{2}|.?)", re.DOTALL)
 
 
-def compile_format(text: str) -> Callable[[Message], bytes]:
+def compile_format(text: str, terminal: bool | None = None) -> Callable[[Message], bytes]:
     """Return a function that writes a message as the format `text` says.
 
+    terminal: fields without what a terminal obeys; by default if stdout is one. Elsewhere they are written as they are.
     Raises ValueError naming an unknown %letter or \\escape and the choices.
     """
+    shown = sys.stdout.isatty() if terminal is None else terminal
     pieces: list[bytes | Callable[[Message], bytes]] = []
     position = 0
     for match in _PIECE.finditer(text):
         pieces.append(_utf8(text[position : match.start()]))
         position = match.end()
-        pieces.append(_escape(match["escape"]) if match["field"] is None else _field(match["field"]))
+        pieces.append(_escape(match["escape"]) if match["field"] is None else _field(match["field"], shown))
     pieces.append(_utf8(text[position:]))
     parts = [piece for piece in pieces if piece]
     return lambda message: b"".join(part if isinstance(part, bytes) else part(message) for part in parts)
 
 
-def _field(letter: str) -> Callable[[Message], bytes]:
+def _field(letter: str, shown: bool) -> Callable[[Message], bytes]:
     if letter not in _FIELDS:
         raise ValueError(f"'%{letter}' is not a field: choose {' '.join('%' + name for name in _FIELDS)}")
-    return _FIELDS[letter][1]
+    write = _FIELDS[letter][1]
+    return (lambda m: printable(write(m).decode("utf-8", "backslashreplace")).encode("utf-8")) if shown else write
 
 
 def _escape(name: str) -> bytes:

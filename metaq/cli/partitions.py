@@ -17,7 +17,7 @@ from metaq.protocol.statuses import ResponseCode
 from .cluster import Target, target_options
 from .moving import list_moves, move_partitions
 from .options import STORED_TOPIC, confirm, dry_run_option, json_option, yes_option
-from .output import print_json, say
+from .output import echo, print_json, say
 from .set_look import at_every_node
 from .stats import check_topic
 
@@ -73,7 +73,7 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
     def act(connection: Connection) -> list[int]:
         if dry_run:
             check_topic(connection, topic)
-            click.echo(f"would close {_names(topic, chosen)} on {connection.endpoint}")
+            echo(f"would close {_names(topic, chosen)} on {connection.endpoint}")
             return []
         try:
             return close_partitions(connection, topic, start, end)
@@ -104,9 +104,7 @@ def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: s
         except RequestRefused as error:
             if error.code != ResponseCode.NOT_LEADER:
                 raise
-            click.echo(
-                f"metaq: {connection.endpoint} is of an earlier version: it is not asked before it leads", err=True
-            )
+            echo(f"metaq: {connection.endpoint} is of an earlier version: it is not asked before it leads", err=True)
             return []
 
     return [done for _, done in at_every_node(*found, at_node, failed, command)][-1]
@@ -128,7 +126,7 @@ def open_(target: Target, dry_run: bool, as_json: bool, topic: str) -> None:
     def act(connection: Connection) -> list[int]:
         if dry_run:
             check_topic(connection, topic)
-            click.echo(f"would open all closed partitions of {topic} on {connection.endpoint}")
+            echo(f"would open all closed partitions of {topic} on {connection.endpoint}")
             return []
         opened = open_partitions(connection, topic)
         if not opened:
@@ -161,12 +159,12 @@ def delete(data_dir: Path, topic: str, start: int, end: int, yes: bool, dry_run:
         _warn_of_replay(directory, topic, chosen)
         for path in paths:
             if dry_run:
-                click.echo(f"would delete {path}")
+                echo(f"would delete {path}")
                 continue
             confirm(f"delete {path} with everything in it?", yes=yes)
             delete_directory(path)
             if not as_json:
-                click.echo(f"deleted {path}")
+                echo(f"deleted {path}")
     if as_json:
         print_json({"deleted": [] if dry_run else list(map(str, paths))})
 
@@ -206,7 +204,7 @@ def renumber(
 
 def _warn_of_replay(directory: DataDirectory, topic: str, chosen: Sequence[int]) -> None:
     if named := directory.replayed(topic, chosen):
-        click.echo(
+        echo(
             f"warning: the transaction log of {directory.path} has commits to {', '.join(named)}: a broker would write "
             "those messages again at its start; `metaq check` shows what is in the log",
             err=True,

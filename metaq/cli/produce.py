@@ -33,7 +33,7 @@ from metaq.protocol.statuses import ResponseCode
 
 from .cluster import naming_topics, open_cluster, zk_timeout
 from .options import POSITIVE_SECONDS, TOPIC, Parsed, json_option, zk_option
-from .output import byte_size, console, counted, print_json
+from .output import byte_size, console, counted, echo, print_json
 
 __all__ = ["parse_property", "produce"]
 
@@ -213,7 +213,7 @@ def _send_lines(
             raise
         raise ClientError(f"{error}; {_acknowledged(progressed.messages, _stored_nothing(error))}") from error
     except KeyboardInterrupt:
-        click.echo(f"metaq produce: interrupted; {_acknowledged(progressed.messages)}", err=True)
+        echo(f"metaq produce: interrupted; {_acknowledged(progressed.messages)}", err=True)
         raise
 
 
@@ -336,4 +336,4 @@ def _print_summary(topic: str, progressed: Progressed, as_json: bool) -> None:
     sent = (
         f"sent {counted(progressed.messages, 'message')} ({size}) to {topic} in {seconds:.2f} s: {rate:,.0f}/s{nodes}"
     )
-    click.echo(sent, err=True)
+    echo(sent, err=True)

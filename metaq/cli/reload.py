@@ -14,7 +14,7 @@ from metaq.protocol.errors import ClientError
 
 from .cluster import Target, target_options
 from .options import dry_run_option, json_option
-from .output import print_json
+from .output import echo, print_json
 from .set_look import at_every_node, leader_last, look_at_sets, told_differences
 
 __all__ = ["reload"]
@@ -38,7 +38,7 @@ def reload(target: Target, as_json: bool, dry_run: bool) -> None:
     endpoint, found = target.found()
     if found is None:
         if dry_run:
-            click.echo(f"would ask {endpoint} to read its server.ini again")
+            echo(f"would ask {endpoint} to read its server.ini again")
             return
         with target.connected(endpoint) as connection:
             report = reload_config(connection)
@@ -54,20 +54,20 @@ def _reload_set(broker_set: int, view: SetView, as_json: bool, dry_run: bool) ->
     names = leader_last(view)
     absent = sorted({*view.state.members} - view.nodes.keys()) if view.state is not None else []
     if absent:
-        click.echo(
+        echo(
             f"metaq: not present in broker set {broker_set}: {', '.join(absent)}; a node reads its file when it "
             "starts: see to it that it has the same",
             err=True,
         )
     if dry_run:
         for name in names:
-            click.echo(f"would ask node {name} at {Endpoint(*view.nodes[name].address)} to read its server.ini again")
+            echo(f"would ask node {name} at {Endpoint(*view.nodes[name].address)} to read its server.ini again")
         return
     reports: dict[str, dict[str, Any]] = {}
     asked = at_every_node(broker_set, view, reload_config, "read its server.ini again", "metaq reload")
     for name, reports[name] in asked:
         if not as_json:
-            click.echo(f"node {name}: ", nl=False)
+            echo(f"node {name}: ", nl=False)
             _print(reports[name])
     if as_json:
         print_json({**reports[names[-1]], "nodes": [{"node": name, **reports[name]} for name in names]})
@@ -78,12 +78,12 @@ def _reload_set(broker_set: int, view: SetView, as_json: bool, dry_run: bool) ->
 
 def _print(report: Mapping[str, Any]) -> None:
     if not report.get("changed"):
-        click.echo("server.ini has not changed")
+        echo("server.ini has not changed")
         return
-    click.echo("server.ini was loaded again")
+    echo("server.ini was loaded again")
     for name, heading in _HEADINGS.items():
         if names := report.get(name):
-            click.echo(f"  {heading}: {', '.join(map(str, names))}")
+            echo(f"  {heading}: {', '.join(map(str, names))}")
 
 
 _HEADINGS = {

@@ -11,7 +11,7 @@ from metaq.client.questions.admin import replication_status, restart_replication
 
 from .cluster import Target, target_options
 from .options import dry_run_option, json_option
-from .output import moment, print_json, print_table
+from .output import echo, moment, print_json, print_table
 
 __all__ = ["replication"]
 
@@ -61,7 +61,7 @@ def restart(target: Target, dry_run: bool, as_json: bool) -> None:
       metaq replication restart --broker 0 --slave 1
     """
     if dry_run:
-        click.echo(f"would ask {target.endpoint()} to connect to its master or slave anew")
+        echo(f"would ask {target.endpoint()} to connect to its master or slave anew")
         return
     with target.connected() as connection:
         found = restart_replication(connection)

@@ -17,7 +17,7 @@ from metaq.protocol.errors import ClientError
 from .cluster import open_cluster, tell_absent
 from .known import shared_partitions, tell_silent
 from .options import STORED_GROUP, confirm, dry_run_option, json_option, yes_option, zk_option
-from .output import UNKNOWN, counted, show
+from .output import UNKNOWN, counted, echo, show
 
 __all__ = ["members_text", "shared"]
 
@@ -119,7 +119,7 @@ def delete_shared(zk: str, dry_run: bool, yes: bool, group: str) -> None:
             members = sorted({name for each in found for name in each.members})
             if members:
                 raise _live(group, members)
-            click.echo(f"would forget group {what}, on {counted(len(found), 'partition')}")
+            echo(f"would forget group {what}, on {counted(len(found), 'partition')}")
             tell_silent(silent)
             return
         confirm(f"Forget group {what}?", yes=yes)
@@ -127,7 +127,7 @@ def delete_shared(zk: str, dry_run: bool, yes: bool, group: str) -> None:
         for broker_id in sorted({each.partition.broker for each in found}):
             forget = partial(forget_shared_group, broker_id=broker_id, group=group)
             count += cluster.ask(TopicPartition("", broker_id, 0), forget)
-    click.echo(f"forgot group {group} on {counted(count, 'partition')}")
+    echo(f"forgot group {group} on {counted(count, 'partition')}")
     tell_silent(silent)
 
 

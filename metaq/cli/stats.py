@@ -13,7 +13,7 @@ from metaq.protocol.errors import NoPartition
 
 from .cluster import Target, target_options
 from .options import json_option
-from .output import print_json, show
+from .output import echo, print_json, show
 
 __all__ = ["check_topic", "named_figures", "stats", "stats_rows"]
 
@@ -44,7 +44,7 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
             check_topic(connection, item, _ITEMS)
         lines = read_stats(connection, item)
     if raw or (item in _TEXT_ITEMS and not as_json):
-        click.echo("\n".join(lines))
+        echo("\n".join(lines))
     elif item in _TEXT_ITEMS:
         print_json({"item": item, "lines": lines})
     elif item in ("topics", "offsets"):

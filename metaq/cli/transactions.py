@@ -15,7 +15,7 @@ from metaq.protocol.errors import TransactionRefused
 
 from .cluster import Target, target_options
 from .options import confirm, dry_run_option, json_option, yes_option
-from .output import say, show
+from .output import echo, say, show
 
 __all__ = ["transactions"]
 
@@ -89,7 +89,7 @@ def _deciding(action: str) -> click.Command:
         if dry_run:
             with target.connected() as connection:
                 _check_there(connection, key, action)
-            click.echo(f"would {action} {key} on {connection.endpoint}")
+            echo(f"would {action} {key} on {connection.endpoint}")
             return
         confirm(f"{action} {key}? Its coordinator may have decided otherwise", yes=yes)
         with target.connected() as connection:

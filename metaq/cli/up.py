@@ -12,6 +12,7 @@ from metaq.protocol.errors import ConfigError
 
 from .local_cluster import MAX_REPLICAS, ClusterPlan, LocalCluster, stored_nodes, stored_topics, with_stored
 from .options import BYTES, PORT, TOPIC_SETTING, TOPIC_WITH_PARTITIONS, Seconds, TopicSetting, TopicSpec
+from .output import echo
 from .servers import locked_directory, stop_signal
 
 __all__ = ["up"]
@@ -127,10 +128,10 @@ def up(
             replicas=replicas,
             settings=settings,
         )
-        with LocalCluster(plan, lambda text: click.echo(f"metaq up: {text}", err=True)) as cluster:
+        with LocalCluster(plan, lambda text: echo(f"metaq up: {text}", err=True)) as cluster:
             listed = ", ".join(f"{broker_id} at {address}" for broker_id, address in enumerate(cluster.addresses))
             names = [topic.name for topic in served]
-            click.echo(f"zookeeper serves at {cluster.connect_string}; brokers {listed}; topics {', '.join(names)}")
+            echo(f"zookeeper serves at {cluster.connect_string}; brokers {listed}; topics {', '.join(names)}")
             cluster.watch(stop.wait)
 
 
@@ -174,4 +175,4 @@ def _tell_of_more(named: tuple[TopicSpec, ...], served: list[TopicSpec], directo
     for name, partitions in named:
         if partitions < counts[name]:
             more = f"{counts[name]} partitions are served, because {directory} has them"
-            click.echo(f"metaq up: --topic={name}:{partitions}: {more}", err=True)
+            echo(f"metaq up: --topic={name}:{partitions}: {more}", err=True)

@@ -12,6 +12,7 @@ from metaq.coordination.ports import ready_port
 from metaq.protocol.errors import CoordinationUnavailable
 
 from .options import PORT
+from .output import echo
 from .servers import locked_directory, stop_signal
 
 __all__ = ["zookeeper"]
@@ -39,7 +40,7 @@ def zookeeper(port: int, data_dir: Path) -> None:
         server = EmbeddedZooKeeper(directory, port=ready_port("--port", port))
         server.start()
         try:
-            click.echo(f"zookeeper serves at {server.connect_string}")
+            echo(f"zookeeper serves at {server.connect_string}")
             _watch(server, stop)
         finally:
             server.stop()

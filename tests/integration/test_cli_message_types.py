@@ -16,6 +16,7 @@ from metaq import (
     TopicPartition,
 )
 from metaq.client.questions.cluster import Cluster
+from metaq.protocol.printable import has_control
 from tests.waiting import eventually
 
 from .cli_helpers import Operator
@@ -106,3 +107,33 @@ def test_a_shared_group_is_described_in_few_words_and_forgotten_after_a_dry_run(
     assert operator.ran("shared", "delete", "g", "--yes").out == "forgot group g on 2 partitions\n"
     assert operator.json("shared", "list") == []
     assert "there is no shared group 'g'" in operator.refused("shared", "delete", "g", "--dry-run")
+
+
+def test_no_terminal_obeys_what_clients_have_chosen(operator: Operator, producer: Producer) -> None:
+    evil = "\x1b[2J\x9b31m\u202e"
+    producer.send("trades", evil.encode(), key=evil, tag=evil, delay=600)
+    with Producer(operator.connect, config=ProducerConfig(producer_group="bank")) as half:
+        half.send_in_transaction("trades", evil.encode(), key=evil, execute=lambda message: HalfOutcome.UNKNOWN)
+
+    def fail_evil(message: SharedMessage) -> None:
+        raise ValueError(evil)
+
+    producer.send("trades", evil.encode(), key=evil, tag=evil)
+    with SharedConsumer(operator.connect, group="g", topics=["trades"]) as consumer:
+        threading.Thread(target=lambda: consumer.run(fail_evil, retry=Retry(attempts=1)), daemon=True).start()
+        with DeadLetters(operator.connect, group="g") as letters:
+            eventually(letters.count, what="a dead letter")
+    name = operator.json("dead-letters", "list", "--group", "g")[0]["name"]
+    half_id = operator.json("halves", "list")[0]["id"]
+    for command in (
+        ("delayed", "list"),
+        ("halves", "list"),
+        ("halves", "show", str(half_id)),
+        ("dead-letters", "list", "--group", "g"),
+        ("dead-letters", "show", "--group", "g", name),
+        ("find", "--topic", "trades", "--key", evil),
+    ):
+        told = operator.ran(*command)
+        assert told.code == 0, told.err
+        assert r"\x1b[2J\x9b31m\u202e" in told.out, command
+        assert not has_control(told.out + told.err), command

@@ -8,6 +8,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from metaq.broker.runtime.few_lines import PERIOD_LINES, PERIOD_SECONDS, FewLines
+from metaq.broker.runtime.log_format import LogFormat
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode
@@ -72,3 +73,8 @@ def test_transactions_that_end_with_their_connections_leave_few_lines(
     harness.reactor.advance(PERIOD_SECONDS)
     (line,) = caplog.messages
     assert line.startswith(f"5 more transactions rolled back in {PERIOD_SECONDS} seconds, the last: TX:s:24 is ")
+
+
+def test_the_log_has_no_control_characters_of_clients() -> None:
+    record = logging.LogRecord("a", logging.INFO, "a.py", 1, "%s is rolled back", ("TX:\x1b[2J\u202e:1",), None)
+    assert LogFormat().format(record).endswith(r" INFO a: TX:\x1b[2J\u202e:1 is rolled back")

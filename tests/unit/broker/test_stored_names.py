@@ -8,10 +8,12 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.statuses import ResponseCode, Status
 from tests.unit.broker.harness import Harness, pull, put
 
+TURNED = ["wild\u202e", "wild\u2066b"]
+"""Operators would see another name. ZooKeeper takes them."""
 STORED = ["wild\U0001f600", "wild\ue000", "wild\x85", "wild,b"]
 
 
-@pytest.mark.parametrize("topic", STORED)
+@pytest.mark.parametrize("topic", [*STORED, *TURNED, "wild\u2028"])
 def test_a_pattern_makes_no_such_topic_and_a_stored_one_is_served(tmp_path, harness, topic):
     peer = harness.connect()
     for request in (put(topic, 0), put(topic, -1)):
@@ -39,6 +41,14 @@ def test_a_section_names_no_such_topic_unless_it_is_stored(tmp_path, harness, to
     harness.threads.run()
     assert "[topic=wild" in failed[0].getErrorMessage()
     assert topic not in harness.broker.config.topics
+
+
+@pytest.mark.parametrize("topic", TURNED)
+def test_a_section_may_name_what_turns_the_direction_as_in_earlier_versions(tmp_path, topic):
+    named = Harness(tmp_path / "named", topics=f"[topic={topic}]\n")
+    named.broker.check_sections(named.config, "server.ini")
+    assert named.connect().ask(put(topic, 0)).code == Status.SUCCESS
+    named.close()
 
 
 def test_a_slave_and_a_node_of_a_set_keep_such_sections(tmp_path):

@@ -37,6 +37,13 @@ def test_format_writes_each_field_and_escape(text, expected):
     assert compile_format(text)(full_message()) == expected
 
 
+def test_a_terminal_obeys_no_message_while_a_pipe_gets_its_bytes():
+    evil = message(b"\x1b[2J\xff\n\t\xe2\x80\xae", tag="\x9b31m", keys=["\x07"])
+    assert compile_format("\\x1b%s", terminal=True)(evil) == b"\x1b\\x1b[2J\\xff\n\t\\u202e"
+    assert compile_format("%g %k", terminal=True)(evil) == b"\\x9b31m \\x07"
+    assert compile_format("%s", terminal=False)(evil) == b"\x1b[2J\xff\n\t\xe2\x80\xae"
+
+
 def test_absent_values_are_written_as_in_kcat():
     absent = message(message_id=-5)
     assert compile_format("%K|%k|%T|%g")(absent) == b"-1||-1|"

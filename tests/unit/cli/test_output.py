@@ -3,11 +3,15 @@
 import contextlib
 import io
 import os
+import re
+from pathlib import Path
 
 import pytest
 
-from metaq.cli.output import UNKNOWN, console, print_table
+import metaq.cli
+from metaq.cli.output import UNKNOWN, console, echo, print_json, print_table, say
 from metaq.cli.stats import _shown
+from metaq.protocol.printable import has_control, printable
 
 COLUMNS = ("TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS")
 OWNER = "audit_127.0.0.1-4242-0f9a3c7e-5b1d-4f0e-9b8f-1c2d3e4f5a6b"
@@ -49,6 +53,39 @@ def test_elsewhere_a_row_is_one_line_with_everything_in_it(monkeypatch):
     lines = printed(monkeypatch, io.StringIO(), ("NAME", "VALUE"), [("a", long), ("b", 12_345)])
     assert sum(long in line for line in lines) == 1
     assert any(line.split() == ["b", "12,345"] for line in lines)
+
+
+EVIL = "\x1b[2J\x1b[31mOWNED\x07\u202e\x9b31m\x7f\r\u2028\u2066\udcff"
+SHOWN = r"\x1b[2J\x1b[31mOWNED\x07\u202e\x9b31m\x7f\x0d\u2028\u2066\udcff"
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_what_clients_have_chosen_is_shown_and_not_obeyed(monkeypatch, stream):
+    out = "\n".join(printed(monkeypatch, stream(), ("NAME", "VALUE"), [("a", EVIL)]))
+    assert SHOWN in out
+    assert not has_control(out)
+
+
+def test_sentences_and_json_have_no_control_characters(capsys):
+    say(False, None, f"group {EVIL}\n\tis gone")
+    echo(EVIL, err=True)
+    shown = capsys.readouterr()
+    assert shown.out == f"group {SHOWN}\n\tis gone\n"
+    assert shown.err == f"{SHOWN}\n"
+    print_json({"key": EVIL})
+    assert not has_control(capsys.readouterr().out)
+
+
+def test_texts_without_control_characters_are_shown_as_they_are():
+    text = "Zürich\t– 東京\n\U0001f600 \\x1b"
+    assert printable(text) == text
+
+
+def test_no_command_prints_past_the_output_layer():
+    sources = {path.name: path.read_text("utf-8") for path in Path(metaq.cli.__path__[0]).glob("*.py")}
+    assert len(sources) > 30
+    past = [name for name, source in sources.items() if re.search(r"(?<!\w)(click\.echo|click\.secho|print)\(", source)]
+    assert past == ["output.py"]
 
 
 def test_numbers_that_are_names_keep_their_digits_together():

@@ -1,0 +1,26 @@
+"""Texts that others have chosen, for a terminal: without what a terminal obeys instead of showing it."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["has_control", "printable"]
+
+# C0 but tab and newline, DEL and C1; ends of lines and paragraphs, and what turns the direction; halves of surrogate
+# pairs, which no stream takes
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def has_control(text: str) -> bool:
+    """Whether `printable` would change it."""
+    return _OBEYED.search(text) is not None
+
+
+def printable(text: str) -> str:
+    """`text` with `\\x1b` or `\\u202e` for each character that a terminal would obey. Tabs and newlines stay."""
+    return _OBEYED.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found.group())
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
