@@ -26,7 +26,7 @@ from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.ports import GuardedSite
 from metaq.broker.requests.gate import PageRequest
-from metaq.broker.tuning import LARGE_READ_BYTES
+from metaq.broker.tuning import HTTP_READ_BYTES, LARGE_READ_BYTES
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, EndHalvesRequest, ListHalvesRequest, encode_ends
@@ -760,8 +760,8 @@ class Worst:
             peer.received()
 
     def _fed(self, channel: Any, data: bytes) -> None:
-        for position in range(0, len(data), 1 << 16):  # what Twisted's transport reads at once
-            self.reactor.step(channel.dataReceived, data[position : position + (1 << 16)])
+        for position in range(0, len(data), HTTP_READ_BYTES):
+            self.reactor.step(channel.dataReceived, data[position : position + HTTP_READ_BYTES])
 
     def _worked(self) -> bool:
         worked = self.reactor.turn()

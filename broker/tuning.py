@@ -17,6 +17,9 @@ READ_REQUESTS = 512
 """Of one read, those that are decoded and served before others have their turn: some milliseconds. A read may bring
 fifty thousand. Half as many cost reads of sends 5 % more: each turn appends what it has."""
 
+HTTP_READ_BYTES = 8 << 10
+"""Read at once from an HTTP connection, whose protocol takes a chunk of one byte as slowly as a large one."""
+
 SMALL_READ_BYTES = 64 * 1024
 """Read at once from a quiet connection: malloc serves it from its heap; beyond that each read maps fresh pages."""
 

@@ -18,6 +18,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BODY_BYTES
 
+from .. import tuning
 from ..account import Shares, account_address
 from ..broker import Broker
 from ..requests.gate import Gate
@@ -53,13 +54,17 @@ class GuardedSite(Site):
                 _log.warning("an HTTP connection is refused: %s", connections.refusal(address))
             return None
         channel = cast(Any, super().buildProtocol(cast(Any, addr)))
-        lost = channel.connectionLost
+        lost, make_connection = channel.connectionLost, channel.makeConnection
+
+        def connected(transport: Any) -> None:
+            transport.bufferSize = tuning.HTTP_READ_BYTES
+            make_connection(transport)
 
         def connection_lost(reason: Failure) -> None:
             connections.add(address, -1)
             lost(reason)
 
-        channel.connectionLost = connection_lost
+        channel.makeConnection, channel.connectionLost = connected, connection_lost
         return channel
 
 

@@ -10,6 +10,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
+from metaq.broker import tuning
 from metaq.broker.account import LOST_BYTES, SPACE_READ_BYTES, WAITING_BYTES, Account, Quotas, Shares, account_address
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
@@ -359,7 +360,9 @@ def test_the_http_ports_have_a_part_of_the_connections(harness):
     site = GuardedSite(cast(Any, Resource()), OwnNames([]), account.http)
     channels = [site.buildProtocol(address("10.0.0.1")) for _ in range(300)]
     assert channels.count(None) == 300 - 235
-    channels[0].makeConnection(StringTransport())
+    transport: Any = StringTransport()
+    channels[0].makeConnection(transport)
+    assert transport.bufferSize == tuning.HTTP_READ_BYTES
     channels[0].connectionLost(Failure(ConnectionDone()))
     assert account.http.used == 234
     assert site.buildProtocol(address("10.0.0.2")) is not None
