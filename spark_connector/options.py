@@ -465,8 +465,6 @@ def _once(option: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any
 def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
     try:
         found = json.loads(text, object_pairs_hook=partial(_once, option, text))
-    except ConfigError:
-        raise
     except ValueError as error:
         raise ConfigError(option, text, f"is not JSON ({error}): write JSON like {example}") from error
     if not isinstance(found, dict):
