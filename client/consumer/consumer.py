@@ -137,9 +137,7 @@ class Consumer(Poller):
         self._has_ended = False
         self._listener: Listener | None = None
         self._failed: FailedMessages | None = None
-        self._reads_failed = (
-            False  # subscribed to the group's failed messages, which only run() with a Retry can handle
-        )
+        self._reads_failed = False  # also the group's failed messages, which only run() with a Retry can handle
         self._timers = Timers("metaq-fetch")
         self._commit_timers = Timers("metaq-commit")
         self._pool = ConnectionPool(config.connection, check_protocol(protocol))
