@@ -5,8 +5,7 @@ A bounded number of searches runs at once, in steps, in worker threads. Others w
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +33,7 @@ from ..store.partition_log import PartitionLog
 from ..store.search import find_id, find_key, read_matches
 from ..store.searching import Budget, FoundMatches, KeyQuery, LogView, Match
 from ..store.store import Store
+from ..store.threads import Turns
 from .answers import Bytes, answer_frame
 
 __all__ = ["MAX_RUNNING_SEARCHES", "SearchResult", "Searches", "found_frame"]
@@ -75,8 +75,7 @@ class Searches:
         self._partitions = partitions
         self._in_thread = in_thread
         self._account = account
-        self._running = 0
-        self._waiting: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()  # by address, in turn
+        self._turns = Turns(_begin, MAX_RUNNING_SEARCHES)  # of addresses
 
     def by_id(self, request: ViewMessageRequest) -> Deferred[SearchResult]:
         """The message with an id.
@@ -111,27 +110,12 @@ class Searches:
         places.add(address, 1)
         answer: Deferred[SearchResult] = Deferred()
 
-        def begin() -> None:
-            ensureDeferred(self._search(logs, search, choice(), closed_bytes)).addBoth(ended)
-
         def ended(result: Any) -> None:
             places.add(address, -1)
-            self._running -= 1
             answer.callback(result)  # or its failure
-            self._begin_next()
 
-        self._waiting.setdefault(address, deque()).append(begin)
-        self._begin_next()
+        self._turns.run(address, lambda: self._search(logs, search, choice(), closed_bytes), ended)
         return answer
-
-    def _begin_next(self) -> None:
-        while self._running < MAX_RUNNING_SEARCHES and self._waiting:
-            address, those = self._waiting.popitem(last=False)
-            begin = those.popleft()
-            if those:
-                self._waiting[address] = those  # behind the others
-            self._running += 1
-            begin()
 
     def _logs(self, topic: str, partition: int) -> tuple[list[PartitionLog], int]:
         """What is to be searched, and the bytes of closed partitions, which nobody may read."""
@@ -166,6 +150,10 @@ class Searches:
         matches = choice.matches
         records = await self._in_thread(partial(read_matches, self._store.files, matches, self._max_bytes))
         return SearchResult(records, unsearched, choice.more or len(records) < len(matches))
+
+
+def _begin(search: Callable[[], Coroutine[Deferred[Any], Any, SearchResult]], done: Callable[[Any], None]) -> None:
+    ensureDeferred(search()).addBoth(done)
 
 
 class _Choice:

@@ -25,7 +25,8 @@ def call_safely(callback: Callable[..., None], *arguments: object) -> None:
 
 
 class Turns:
-    """Worker threads shared fairly: runs functions by `run_in_thread`, at most `limit` at once. Owning thread.
+    """Worker threads shared fairly: runs functions by `run_in_thread`, at most `limit` at once. Owning thread. Whatever
+    else begins with a function and ends with a call of `done` is shared in the same way.
 
     Each key has a queue of its own and the queues take turns, so that many calls of one key cost another no more than
     its share. Invariant: a key is in `_waiting` as long as calls of it wait, and at its place in the order of turns.
