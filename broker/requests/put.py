@@ -357,7 +357,7 @@ class PutGroup:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Answer | Work:
+def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Work:
     """Falls back to a PutGroup for few puts, refused, delayed or compressed ones, or a synchronous slave."""
     few = len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST
     alone = not few and any(run.flags) and int(np.bitwise_or.reduce(run.flags)) & _ASKS
@@ -401,21 +401,10 @@ class _Run:
         self._offsets = np.empty(len(logs), np.int64)
         self._writes: list[Write] = []
 
-    def commit(self) -> Answer | Work:
+    def commit(self) -> Work:
         """Append everything, once per partition; in slices if these are many."""
         self._count()
         logs = list(dict.fromkeys(self._logs))
-        work = self._work(logs)
-        if len(logs) > tuning.STEP_PARTITIONS:
-            return work
-        try:
-            next(work)
-        except StopIteration as done:
-            answer: Answer = done.value
-            return answer
-        raise AssertionError("a run to few partitions is one slice")
-
-    def _work(self, logs: Sequence[PartitionLog]) -> Work:
         numbers = dict(zip(logs, range(len(logs)), strict=True))
         number = np.fromiter(map(numbers.__getitem__, self._logs), np.intp, len(self._logs))
         order = number.argsort(kind="stable")
@@ -435,7 +424,7 @@ class _Run:
         return self._writing.answer(waiting, self._encoded)
 
     def _refuse(self, writes: Sequence[Write]) -> None:
-        """Set the error of those whose partitions take no puts any more."""
+        """Give those an error whose partitions have stopped to take puts."""
         for write in writes:
             try:
                 self._writing.log(write.log.topic, write.log.partition, write.log.partition)
