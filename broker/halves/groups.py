@@ -259,7 +259,7 @@ class Groups(Generic[T]):
         return half is not None and half.lane is lane and half.at == at
 
     def first(self, most: int | None) -> list[tuple[str, AskedGroup[T]]]:
-        """At most so many groups, of those that are known longest; by name."""
+        """The groups, sorted by name. most: of more than that, those that have been known for longest."""
         return sorted(islice(self._groups.items(), most))
 
     # --- lanes --------------------------------------------------------------------------------------------------------

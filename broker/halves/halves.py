@@ -446,7 +446,7 @@ class Halves(Delays):
     # --- what is asked ------------------------------------------------------------------------------------------------
 
     def figures(self, most: int | None = None) -> dict[str, HalfFigures]:
-        """By group; at most so many, of those that are known longest."""
+        """By group. most: of more groups than that, those that have been known for longest."""
         return {
             name: HalfFigures(group.asked, group.parked, len(group.polls)) for name, group in self._groups.first(most)
         }

@@ -17,7 +17,7 @@ class FewLines:
     """One kind of lines. Reactor thread."""
 
     def __init__(self, log: logging.Logger, what: str, reactor: ReactorTime) -> None:
-        """what: of which things the sum tells the number."""
+        """what: what the sum counts, as in `33 more connections closed`."""
         self._log = log
         self._what = what
         self._reactor = reactor

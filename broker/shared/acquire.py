@@ -82,7 +82,7 @@ class Acquire(Parkable):
         return Step.WAIT if leases is None else leases.addCallback(self._answer)
 
     def _is_of_the_same(self, other: ParkedRequest) -> bool:
-        """Of the member and the connection of this one: whoever guessed a name could keep its member from waiting."""
+        """Whether it is the same member's, on the same connection: by its name alone, anybody could end its wait."""
         return (
             isinstance(other, Acquire)
             and other._caller is self._caller

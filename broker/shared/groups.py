@@ -481,7 +481,7 @@ class SharedGroups:
             self._set_timer(queue)
 
     def _wake_later(self, key: SharedKey, among: Sequence[ParkedRequest] | None) -> None:
-        """In the next turn; among: of those that wait then only these, None: all."""
+        """Wake, in the next turn, those of `among` that still wait then; None: all that wait."""
         if not self._waking:
             self._reactor.callLater(0, self._wake_all)
         if among is None or key not in self._waking:

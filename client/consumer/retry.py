@@ -15,7 +15,7 @@ from ..durations import seconds_of
 __all__ = ["AUTO", "Auto", "Retry"]
 
 Auto = Literal["auto"]
-"""What run() is told nothing of: it looks what the brokers can do."""
+"""The default of run(): it asks the brokers whether they keep failed messages."""
 AUTO: Final = "auto"
 
 _MAX_ATTEMPTS = 1_000_000
