@@ -1,0 +1,230 @@
+"""Sockets and time for the standalone ZooKeeper (`metaq.coordination.standalone`), on Twisted. One reactor thread."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import Counter
+from typing import Any, Protocol, cast
+
+from twisted.internet import tcp
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import Factory
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.python.failure import Failure
+
+from metaq.coordination.standalone.connections import PeerConnection
+from metaq.coordination.standalone.server import LogBatch, Moment, StandaloneServer
+from metaq.protocol.errors import ConfigError
+
+from ..network.transport import connection_class
+from ..runtime.reactor import Transport
+
+__all__ = ["Keeper", "ServerDriver", "moment"]
+
+UNITS_IN_TURN = 256
+"""Simple requests, or parts of long ones, that are done before the reactor looks after others: a few milliseconds."""
+
+PEERS_IN_TURN = 256
+"""Connections that are written to in one turn."""
+
+BUFFERED_BYTES = 256 * 1024
+"""Of requests that have come and were not begun; a connection that has more is not read from."""
+
+CONNECTIONS_PER_ADDRESS = 10_000
+"""More connections from one address are closed at once."""
+
+_BACKLOG = 1000
+
+
+class Keeper(Protocol):
+    """Who writes the log. It calls `StandaloneServer.synced` on the reactor thread."""
+
+    def append(self, batch: LogBatch) -> None: ...
+
+
+def moment() -> Moment:
+    return Moment(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
+
+
+class _Peer(TwistedProtocol):
+    """One connection's two directions."""
+
+    space = None  # FastConnection asks: the next bytes have no place of their own
+
+    def __init__(self, driver: ServerDriver, host: str, port: int) -> None:
+        self._driver = driver
+        self.host = host
+        self._port = port
+        self._transport = cast(Transport, None)
+        self._connection: PeerConnection | None = None
+        self._full = False
+        self._silenced = False
+
+    def connectionMade(self) -> None:  # noqa: N802
+        self._transport = cast(Transport, self.transport)
+        self._transport.registerProducer(self, True)
+        self._connection = self._driver.connected(self, self.host, self._port)
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        connection = self._connection
+        if connection is not None and not connection.finished:
+            self._driver.received(connection, data)
+            self._regulate()
+
+    def connectionLost(self, reason: Failure = cast(Failure, None)) -> None:  # noqa: N802, B008
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._driver.lost(self, connection)
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        """The transport's: much is buffered. Nothing more is given to it, and nothing more is read."""
+        self._full = True
+        self._regulate()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        """The transport's: it is buffered no longer."""
+        self._full = False
+        self.flush()
+        self._regulate()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        """The transport's: it is lost, and connectionLost follows."""
+
+    def flush(self) -> None:
+        """Send what there is, and close the connection if that was all."""
+        connection = self._connection
+        if connection is None or self._full:
+            return
+        if connection.out:
+            self._transport.write(b"".join(connection.take()))
+        if connection.finished and not self._full:
+            self._transport.unregisterProducer()
+            self._transport.loseConnection()
+
+    def _regulate(self) -> None:
+        """Read, or not."""
+        connection = self._connection
+        silenced = self._full or (connection is not None and connection.buffered + connection.unsent > BUFFERED_BYTES)
+        if silenced != self._silenced and connection is not None and not connection.finished:
+            self._silenced = silenced
+            if silenced:
+                self._transport.pauseProducing()
+                self._driver.silenced[self] = None
+            else:
+                self._transport.resumeProducing()
+                self._driver.silenced.pop(self, None)
+
+    def listen_again(self) -> None:
+        """Something was done: there may be room for more."""
+        self._regulate()
+
+    def abort(self) -> None:
+        self._transport.abortConnection()
+
+
+class ServerDriver(Factory):
+    """Feeds a server from a port. Its methods run on the reactor thread.
+
+    keeper: who writes the log; None if nothing is kept.
+    """
+
+    noisy = False
+
+    def __init__(self, server: StandaloneServer, reactor: Any, keeper: Keeper | None = None) -> None:
+        self.silenced: dict[_Peer, None] = {}
+        self._server = server
+        self._reactor = reactor
+        self._keeper = keeper
+        self._peers: dict[PeerConnection, _Peer] = {}
+        self._addresses: Counter[str] = Counter()
+        self._scheduled = False
+        self._port: tcp.Port | None = None
+        self._timer: Any = None
+
+    def listen(self, host: str, port: int) -> None:
+        """Serve there. Raises ConfigError if that cannot be."""
+        listening = tcp.Port(port, cast(Any, self), _BACKLOG, host, self._reactor)
+        listening.transport = connection_class()
+        try:
+            listening.startListening()
+        except CannotListenError as error:
+            cause = error.socketError
+            reason = cause.strerror if isinstance(cause, OSError) else cause
+            taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+            remedy = "stop the other program or choose another port" if taken else "choose another address or port"
+            raise ConfigError("port", port, f"cannot listen on {host}:{port} ({reason}): {remedy}") from error
+        self._port = listening
+        self._tick()
+
+    def close(self) -> None:
+        """Stop listening and cut every connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._port is not None:
+            self._port.stopListening()  # type: ignore[no-untyped-call]
+            self._port = None
+        for peer in list(self._peers.values()):
+            peer.abort()
+
+    def buildProtocol(self, addr: IAddress | None) -> _Peer | None:  # noqa: N802
+        host, port = getattr(addr, "host", "?"), getattr(addr, "port", 0)
+        if self._addresses[host] >= CONNECTIONS_PER_ADDRESS:
+            return None
+        return _Peer(self, host, port)
+
+    def connected(self, peer: _Peer, host: str, port: int) -> PeerConnection:
+        self._addresses[host] += 1
+        connection = self._server.connected(host, port, moment())
+        self._peers[connection] = peer
+        return connection
+
+    def received(self, connection: PeerConnection, data: bytes) -> None:
+        self._server.received(connection, data)
+        self._soon(now=True)
+
+    def lost(self, peer: _Peer, connection: PeerConnection) -> None:
+        self._addresses -= Counter((peer.host,))
+        del self._peers[connection]
+        self.silenced.pop(peer, None)
+        self._server.lost(connection)
+        self._soon()
+
+    def _tick(self) -> None:
+        now = moment()
+        tick_ms = self._server.settings.tick_time_ms
+        self._server.tick(now)
+        self._timer = self._reactor.callLater((tick_ms - now.ms % tick_ms) / 1000, self._tick)
+        self._soon()
+
+    def synced(self, position: int) -> None:
+        """The keeper has written so much."""
+        self._server.synced(position)
+        self._soon(now=True)
+
+    def _soon(self, now: bool = False) -> None:
+        if self._scheduled:
+            return
+        self._scheduled = True
+        if now:
+            self._turn()
+        else:
+            self._reactor.callLater(0, self._turn)
+
+    def _turn(self) -> None:
+        """Do a bounded part of what there is to do."""
+        server = self._server
+        more = server.work(UNITS_IN_TURN, moment())
+        if self._keeper is not None and (batch := server.take_log()):
+            self._keeper.append(batch)
+        ready = server.ready(PEERS_IN_TURN)
+        for connection in ready:
+            self._peers[connection].flush()
+        for peer in list(self.silenced):
+            peer.listen_again()
+        if more or len(ready) == PEERS_IN_TURN:
+            self._reactor.callLater(0, self._turn)
+        else:
+            self._scheduled = False

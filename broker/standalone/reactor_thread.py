@@ -1,0 +1,55 @@
+"""A reactor of its own for servers inside of somebody else's process: one daemon thread serves all of them.
+
+It is not the process's reactor (`twisted.internet.reactor`), which is neither imported nor run by this.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from twisted.internet.epollreactor import EPollReactor
+
+__all__ = ["call", "shared_reactor"]
+
+Result = TypeVar("Result")
+
+_lock = threading.Lock()
+_shared: tuple[int, Any] | None = None
+
+
+def shared_reactor() -> Any:
+    """The reactor, running. A process that was forked starts one of its own."""
+    global _shared
+    with _lock:
+        if _shared is None or _shared[0] != os.getpid():
+            reactor = EPollReactor()  # type: ignore[no-untyped-call]
+            _shared = os.getpid(), reactor
+            threading.Thread(target=_run, args=(reactor,), name="metaq standalone zookeeper", daemon=True).start()
+        return _shared[1]
+
+
+def _run(reactor: Any) -> None:
+    reactor.run(installSignalHandlers=False)
+
+
+def call(reactor: Any, function: Callable[[], Result]) -> Result:
+    """What the function returns or raises on the reactor's thread. Blocks; not to be called there."""
+    results: list[Result] = []
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+        done.set()
+
+    reactor.callFromThread(run)
+    done.wait()
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -1,0 +1,153 @@
+"""Who may do what with a znode: the schemes world, auth, digest and ip, as ZooKeeper 3.9.5 has them.
+
+Source: PrepRequestProcessor.fixupACL, ZooKeeperServer.checkACL, DigestAuthenticationProvider, IPAuthenticationProvider.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import ipaddress
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from .codes import RefusalCode, Refused
+from .jute import Acl, Malformed
+
+__all__ = [
+    "ADMIN",
+    "CREATE",
+    "DELETE",
+    "OPEN",
+    "READ",
+    "READ_ONLY",
+    "WRITE",
+    "Identity",
+    "admits",
+    "digest",
+    "expanded",
+    "require",
+    "user_of",
+    "without_passwords",
+]
+
+READ, WRITE, CREATE, DELETE, ADMIN = 1, 2, 4, 8, 16
+
+OPEN = (Acl(31, "world", "anyone"),)
+READ_ONLY = (Acl(READ, "world", "anyone"),)
+
+Identity = tuple[str, str]
+"""A scheme and a name that a connection has proved: ("ip", …) from its start, ("digest", "user:…") by `auth`."""
+
+_NUMBER = re.compile(r"[+-]?[0-9]+")
+
+
+def digest(credentials: bytes) -> str:
+    """The name that a connection gets for `user:password`."""
+    text = credentials.decode("utf-8", "replace")
+    hashed = hashlib.sha1(text.encode()).digest()
+    return f"{text.partition(':')[0]}:{base64.b64encode(hashed).decode()}"
+
+
+def user_of(identity: Identity) -> str:
+    """The name without what proves it, as whoAmI shows it."""
+    scheme, name = identity
+    return name.partition(":")[0] if scheme == "digest" else name
+
+
+def expanded(acls: Sequence[Acl] | None, identities: Iterable[Identity]) -> tuple[Acl, ...]:
+    """The ACLs of a request, without repetitions, with who asks in the place of "auth".
+
+    Raises Refused (INVALID_ACL), Malformed for one without a name, with which Java cannot work.
+    """
+    result: list[Acl] = []
+    for each in dict.fromkeys(acls or ()):
+        if each.scheme is None:
+            raise Refused(RefusalCode.INVALID_ACL)
+        if each.scheme == "auth":
+            proved = [Acl(each.permissions, scheme, name) for scheme, name in identities if scheme == "digest"]
+            if not proved:
+                raise Refused(RefusalCode.INVALID_ACL)
+            result += proved
+        elif _is_valid(each.scheme, each.identity):
+            result.append(each)
+        else:
+            raise Refused(RefusalCode.INVALID_ACL)
+    if not result:
+        raise Refused(RefusalCode.INVALID_ACL)
+    return tuple(result)
+
+
+def _is_valid(scheme: str, name: str | None) -> bool:
+    if scheme not in ("world", "digest", "ip"):
+        return False
+    if name is None:
+        raise Malformed("an ACL without a name")
+    if scheme == "world":
+        return name == "anyone"
+    if scheme == "digest":
+        return len(name.rstrip(":").split(":")) == 2
+    return _network(name) is not None
+
+
+def require(acls: Collection[Acl], permission: int, identities: Collection[Identity]) -> None:
+    """Raises Refused (NO_AUTH) unless `admits`."""
+    if acls is not OPEN and not admits(acls, permission, identities):
+        raise Refused(RefusalCode.NO_AUTH)
+
+
+def admits(acls: Collection[Acl], permission: int, identities: Collection[Identity]) -> bool:
+    """Whether somebody with these identities has one of the bits of `permission`."""
+    if not acls:
+        return True
+    for permissions, scheme, name in acls:
+        if not permissions & permission:
+            continue
+        if scheme == "world" and name == "anyone":
+            return True
+        if scheme == "digest" and ("digest", name) in identities:
+            return True
+        if scheme == "ip" and any(each == "ip" and _is_in(address, name or "") for each, address in identities):
+            return True
+    return False
+
+
+def without_passwords(acls: Iterable[Acl]) -> tuple[Acl, ...]:
+    """As somebody sees them who may not change them."""
+    return tuple(
+        each._replace(identity=re.sub(":.*", ":x", each.identity or "")) if each.scheme == "digest" else each
+        for each in acls
+    )
+
+
+def _is_in(address: str, network: str) -> bool:
+    wanted, found = _network(network), _address(address)
+    if wanted is None or found is None or len(wanted[0]) != len(found):
+        return False
+    unused = len(found) * 8 - wanted[1]
+    return int.from_bytes(wanted[0], "big") >> unused == int.from_bytes(found, "big") >> unused
+
+
+def _network(name: str) -> tuple[bytes, int] | None:
+    """Address bytes and the number of bits that count, of "address" or "address/bits"."""
+    text, slash, bits = name.partition("/")
+    address = _address(text)
+    if address is None:
+        return None
+    if not slash:
+        return address, len(address) * 8
+    if not _NUMBER.fullmatch(bits) or not 0 <= int(bits) <= len(address) * 8:
+        return None
+    return address, int(bits)
+
+
+def _address(text: str) -> bytes | None:
+    if ":" in text:
+        try:
+            return ipaddress.IPv6Address(text).packed if "." not in text and "%" not in text else None
+        except ValueError:
+            return None
+    parts = text.split(".")
+    if len(parts) != 4 or not all(_NUMBER.fullmatch(part) and 0 <= int(part) <= 255 for part in parts):
+        return None
+    return bytes(map(int, parts))

@@ -1,0 +1,83 @@
+"""One client's connection: bytes that have come, and bytes that are to go."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from .acls import Identity
+from .codes import PACKET_LIMIT
+from .jute import Malformed
+from .sessions import OpenSession
+
+__all__ = ["PeerConnection"]
+
+_LENGTH = struct.Struct("!i")
+
+
+class PeerConnection:
+    """The server makes one for each peer (`StandaloneServer.connected`) and fills `out`; who has it sends that.
+
+    finished: once `out` is sent, the connection is to be closed.
+    """
+
+    __slots__ = (
+        *("address", "closed", "established_ms", "finished", "host", "identities", "in_line"),
+        *("last_operation", "last_xid", "last_zxid", "opened", "out", "received", "sent", "session", "unsent"),
+        *("_at", "_buffer"),
+    )
+
+    def __init__(self, host: str, port: int, unix_ms: int) -> None:
+        self.host = host
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.identities: list[Identity] = [("ip", host)]
+        self.session: OpenSession | None = None
+        self.opened = False
+        self.finished = False
+        self.closed = False
+        self.in_line = False
+        self.out: list[bytes] = []
+        self.unsent = 0
+        """Bytes that were made for this peer and not taken (`take`)."""
+        self.established_ms = unix_ms
+        self.received = self.sent = 0
+        self.last_operation = "NA"
+        self.last_xid = self.last_zxid = -1
+        self._buffer = bytearray()
+        self._at = 0
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that have come and were not worked on."""
+        return len(self._buffer) - self._at
+
+    def append(self, data: bytes) -> None:
+        """These have come."""
+        if self._at:
+            del self._buffer[: self._at]
+            self._at = 0
+        self._buffer += data
+
+    def word(self) -> bytes | None:
+        """The first four bytes, if they have come."""
+        return bytes(self._buffer[:4]) if len(self._buffer) >= 4 else None
+
+    def frame(self) -> bytes | None:
+        """The next whole request. Raises Malformed if it cannot be one."""
+        start = self._at + 4
+        if start > len(self._buffer):
+            return None
+        length: int = _LENGTH.unpack_from(self._buffer, self._at)[0]
+        if not 0 <= length <= PACKET_LIMIT:
+            raise Malformed(f"a packet of {length} bytes")
+        end = start + length
+        if end > len(self._buffer):
+            return None
+        self._at = end
+        return bytes(self._buffer[start:end])
+
+    def take(self) -> Sequence[bytes]:
+        """What is to be sent now."""
+        out, self.out = self.out, []
+        self.unsent -= sum(map(len, out))
+        return out

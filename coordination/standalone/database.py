@@ -1,0 +1,112 @@
+"""The state of the server: znodes and watches, what a write does to them, and what the log gets of it.
+
+Source: DataTree, ZooKeeper 3.9.5.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from .acls import READ, admits
+from .codes import EventKind
+from .connections import PeerConnection
+from .jute import Acl, encode_text
+from .records import gone_entry, node_entry, parent_entry
+from .tree import TreeNode, ZnodeTree, parent_of
+from .watches import Watches, WatchTable
+from .writes import Creation, Deletion, NewAcl, NewData, WriteOutcome
+
+__all__ = ["NO_ZXID", "Database", "event"]
+
+NO_ZXID = -1
+
+_NOTIFICATION = -1
+_CONNECTED = 3
+_EVENT = struct.Struct("!iiqiii")
+
+
+def event(kind: EventKind, path: str, zxid: int) -> bytes:
+    """What a watcher gets, with its length."""
+    text = encode_text(path)
+    return _EVENT.pack(_EVENT.size - 4 + len(text), _NOTIFICATION, zxid, 0, kind, _CONNECTED) + text
+
+
+class Database:
+    """One thread.
+
+    send: gives bytes to a connection. entries: what the log does not have yet of the write that is under way.
+    """
+
+    def __init__(self, send: Callable[[PeerConnection, bytes], None]) -> None:
+        self.tree = ZnodeTree()
+        self.watches: Watches[PeerConnection] = Watches()
+        self.zxid = 0
+        self.entries: list[bytes] = []
+        self._send = send
+
+    def apply(self, outcome: WriteOutcome, zxid: int, unix_ms: int) -> TreeNode | None:
+        """Make a write happen and tell its watchers. Returns the node that its answer has to show."""
+        match outcome:
+            case Creation():
+                return self._create(outcome, zxid, unix_ms)
+            case Deletion(path):
+                self.delete(path, zxid)
+            case NewData(path, data, version):
+                return self._set_data(path, data, version, zxid, unix_ms)
+            case NewAcl(path, acl, version):
+                node = self.tree.nodes[path]
+                node.acl, node.aversion = acl, version
+                self.entries.append(node_entry(path, node))
+                return node
+        return None
+
+    def _create(self, outcome: Creation, zxid: int, unix_ms: int) -> TreeNode:
+        path, parent_path = outcome.path, parent_of(outcome.path)
+        node = TreeNode(outcome.data, outcome.acl, outcome.owner, zxid, unix_ms)
+        parent = self.tree.create(path, node, outcome.cversion, zxid)
+        self.entries += (node_entry(path, node), parent_entry(parent_path, parent))
+        self._tell(self.watches.data, EventKind.CREATED, path, zxid, node.acl)
+        self._tell(self.watches.children, EventKind.CHILDREN_CHANGED, parent_path or "/", zxid, parent.acl)
+        return node
+
+    def _set_data(self, path: str, data: bytes | None, version: int, zxid: int, unix_ms: int) -> TreeNode:
+        node = self.tree.nodes[path]
+        self.tree.set_data(path, node, data)
+        node.version, node.mzxid, node.mtime = version, zxid, unix_ms
+        self.entries.append(node_entry(path, node))
+        self._tell(self.watches.data, EventKind.DATA_CHANGED, path, zxid, node.acl)
+        return node
+
+    def delete(self, path: str, zxid: int) -> None:
+        """Remove a node and tell its watchers."""
+        node, parent = self.tree.delete(path, zxid)
+        parent_path = parent_of(path)
+        self.entries += (gone_entry(path), parent_entry(parent_path, parent))
+        told = self._tell(self.watches.data, EventKind.DELETED, path, zxid, node.acl)
+        self._tell(self.watches.children, EventKind.DELETED, path, zxid, node.acl, told)
+        self._tell(self.watches.children, EventKind.CHILDREN_CHANGED, parent_path or "/", zxid, parent.acl)
+
+    def delete_all(self, paths: Sequence[str], zxid: int) -> Iterator[int]:
+        """`delete` for each, in steps."""
+        for path in paths:
+            self.delete(path, zxid)
+            yield 1
+
+    def _tell(
+        self,
+        table: WatchTable[PeerConnection],
+        kind: EventKind,
+        path: str,
+        zxid: int,
+        acl: Sequence[Acl],
+        told: Collection[PeerConnection] = (),
+    ) -> list[PeerConnection]:
+        """Returns whom it concerned. Who may not read the node is told nothing."""
+        watchers = table.triggered(path)
+        if watchers:
+            message = event(kind, path, zxid)
+            for watcher in watchers:
+                if watcher not in told and admits(acl, READ, watcher.identities):
+                    self._send(watcher, message)
+        return watchers

@@ -1,0 +1,114 @@
+"""Jute, ZooKeeper's encoding: integers and lengths in network byte order, a length of −1 for null.
+
+Source: zookeeper.jute and BinaryInputArchive, ZooKeeper 3.9.5. Text that is no UTF-8 is read as Java reads it, with
+replacement characters.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = ["Acl", "JuteReader", "Malformed", "encode_acls", "encode_buffer", "encode_text", "encode_texts"]
+
+_INT = struct.Struct("!i")
+_LONG = struct.Struct("!q")
+_NULL = _INT.pack(-1)
+
+
+class Malformed(Exception):  # no MetaqError: the peer gets a marshalling error, or its connection is closed
+    """These bytes are not what they should be."""
+
+
+class Acl(NamedTuple):
+    """Who may do what: `permissions` is a sum of `acls.READ` and its like."""
+
+    permissions: int
+    scheme: str | None
+    identity: str | None
+
+
+class JuteReader:
+    """Reads one value after the other. Every method raises Malformed where the bytes end too early."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        self.data = data
+        self.at = at
+
+    @property
+    def left(self) -> int:
+        """Bytes that have not been read."""
+        return len(self.data) - self.at
+
+    def int32(self) -> int:
+        """Four bytes, signed."""
+        try:
+            value: int = _INT.unpack_from(self.data, self.at)[0]
+        except struct.error as error:
+            raise Malformed("cut off") from error
+        self.at += 4
+        return value
+
+    def int64(self) -> int:
+        """Eight bytes, signed."""
+        try:
+            value: int = _LONG.unpack_from(self.data, self.at)[0]
+        except struct.error as error:
+            raise Malformed("cut off") from error
+        self.at += 8
+        return value
+
+    def boolean(self) -> bool:
+        """One byte."""
+        if self.at >= len(self.data):
+            raise Malformed("cut off")
+        self.at += 1
+        return self.data[self.at - 1] != 0
+
+    def buffer(self) -> bytes | None:
+        """Bytes behind their length."""
+        length = self.int32()
+        if length == -1:
+            return None
+        end = self.at + length
+        if length < 0 or end > len(self.data):
+            raise Malformed(f"a length of {length}")
+        value = self.data[self.at : end]
+        self.at = end
+        return value
+
+    def text(self) -> str | None:
+        """UTF-8 behind its length in bytes."""
+        value = self.buffer()
+        return None if value is None else value.decode("utf-8", "replace")
+
+    def texts(self) -> list[str | None] | None:
+        """A vector of texts. A negative count other than −1 is read as none, as Java does."""
+        count = self.int32()
+        return None if count == -1 else [self.text() for _ in range(count)]
+
+    def acls(self) -> list[Acl] | None:
+        """A vector of ACLs."""
+        count = self.int32()
+        return None if count == -1 else [Acl(self.int32(), self.text(), self.text()) for _ in range(count)]
+
+
+def encode_buffer(value: bytes | None) -> bytes:
+    return _NULL if value is None else _INT.pack(len(value)) + value
+
+
+def encode_text(value: str | None) -> bytes:
+    return _NULL if value is None else encode_buffer(value.encode())
+
+
+def encode_texts(values: Iterable[str]) -> bytes:
+    parts = [encode_text(value) for value in values]
+    return _INT.pack(len(parts)) + b"".join(parts)
+
+
+def encode_acls(acls: Iterable[Acl]) -> bytes:
+    parts = [_INT.pack(each.permissions) + encode_text(each.scheme) + encode_text(each.identity) for each in acls]
+    return _INT.pack(len(parts)) + b"".join(parts)

@@ -1,0 +1,132 @@
+"""What a log and a snapshot say: results, so that saying them twice, or late, changes nothing.
+
+An entry says what one node or one session is from now on. A snapshot may therefore be made while writes go on: the
+log's entries of that time follow it.
+
+    NODE     'N' path, data, acl, czxid, mzxid, ctime, mtime, version, cversion, aversion, owner, pzxid
+    PARENT   'P' path, cversion, pzxid: of a node whose children changed
+    GONE     'G' path
+    SESSION  'S' id, time-out in ms
+    ENDED    'E' id
+    LAST_ID  'I' the largest id that a session ever had
+
+Texts and numbers are jute's.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from .acls import OPEN
+from .jute import JuteReader, Malformed, encode_acls, encode_buffer, encode_text
+from .tree import TreeNode, ZnodeTree
+
+__all__ = ["Restored", "ended_entry", "gone_entry", "last_id_entry", "node_entry", "parent_entry", "session_entry"]
+
+_STATS = struct.Struct("!qqqqiiiqq")
+_PARENT = struct.Struct("!iq")
+_SESSION = struct.Struct("!cqi")
+_ID = struct.Struct("!cq")
+_OPEN = encode_acls(OPEN)
+
+
+def node_entry(path: str, node: TreeNode) -> bytes:
+    acl = _OPEN if node.acl is OPEN else encode_acls(node.acl)
+    stats = _STATS.pack(
+        *(node.czxid, node.mzxid, node.ctime, node.mtime),
+        *(node.version, node.cversion, node.aversion, node.owner, node.pzxid),
+    )
+    return b"".join((b"N", encode_text(path), encode_buffer(node.data), acl, stats))
+
+
+def parent_entry(path: str, node: TreeNode) -> bytes:
+    return b"P" + encode_text(path) + _PARENT.pack(node.cversion, node.pzxid)
+
+
+def gone_entry(path: str) -> bytes:
+    return b"G" + encode_text(path)
+
+
+def session_entry(id_: int, timeout_ms: int) -> bytes:
+    return _SESSION.pack(b"S", id_, timeout_ms)
+
+
+def ended_entry(id_: int) -> bytes:
+    return _ID.pack(b"E", id_)
+
+
+def last_id_entry(id_: int) -> bytes:
+    return _ID.pack(b"I", id_)
+
+
+class Restored:
+    """What entries add up to: those of a snapshot, then those of the log."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, int] = {}
+        """Time-outs in ms by id."""
+        self.last_session = 0
+        self._nodes: dict[str, TreeNode] = {}
+
+    def apply(self, entries: bytes) -> None:
+        """Raises Malformed."""
+        reader = JuteReader(entries)
+        while reader.left:
+            kind = entries[reader.at]
+            reader.at += 1
+            self._apply(kind, reader)
+
+    def _apply(self, kind: int, reader: JuteReader) -> None:
+        if kind == ord("N"):
+            self._nodes[_path(reader)] = _node(reader)
+        elif kind == ord("P"):
+            path, cversion, pzxid = _path(reader), reader.int32(), reader.int64()
+            if node := self._nodes.get(path):  # it may be gone already in the snapshot
+                node.cversion, node.pzxid = cversion, pzxid
+        elif kind == ord("G"):
+            self._nodes.pop(_path(reader), None)
+        elif kind == ord("S"):
+            id_, timeout_ms = reader.int64(), reader.int32()
+            self.sessions[id_] = timeout_ms
+            self.last_session = max(self.last_session, id_)
+        elif kind == ord("E"):
+            self.sessions.pop(reader.int64(), None)
+        elif kind == ord("I"):
+            self.last_session = max(self.last_session, reader.int64())
+        else:
+            raise Malformed(f"an entry of kind {kind}")
+
+    def tree(self) -> ZnodeTree:
+        """The znodes. Raises Malformed if one has no parent. To be called once."""
+        tree = ZnodeTree()
+        for path, node in self._nodes.items():
+            if path == "/":
+                node.children = tree.nodes["/"].children
+                tree.nodes[""] = tree.nodes["/"] = node
+            else:
+                if old := tree.nodes.get(path):
+                    node.children = old.children
+                tree.put(path, node)
+        try:
+            for path in self._nodes:
+                if path != "/":
+                    tree.link(path)
+        except KeyError as error:
+            raise Malformed(f"{path} has no parent") from error
+        return tree
+
+
+def _path(reader: JuteReader) -> str:
+    path = reader.text()
+    if path is None:
+        raise Malformed("an entry without a path")
+    return path or "/"
+
+
+def _node(reader: JuteReader) -> TreeNode:
+    data, acl = reader.buffer(), tuple(reader.acls() or ())
+    node = TreeNode(data, OPEN if acl == OPEN else acl, 0, 0, 0)
+    node.czxid, node.mzxid, node.ctime, node.mtime = (reader.int64() for _ in range(4))
+    node.version, node.cversion, node.aversion = (reader.int32() for _ in range(3))
+    node.owner, node.pzxid = reader.int64(), reader.int64()
+    return node

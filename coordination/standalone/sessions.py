@@ -1,0 +1,107 @@
+"""Sessions: ids, passwords, granted time-outs, and when each one expires.
+
+Source: SessionTrackerImpl, ExpiryQueue, ZooKeeper 3.9.5. Differs: the password is made of a secret of this server's
+own, where Apache's is the same on every server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .connections import PeerConnection
+
+__all__ = ["PASSWORD_BYTES", "OpenSession", "Sessions"]
+
+PASSWORD_BYTES = 16
+_SERVER = 1 << 56
+"""The upper eight bits of all ids: of a server that has no number."""
+
+
+class OpenSession:
+    """One session. timeout_ms: what it was granted last, by which it expires; the one of its beginning is kept."""
+
+    __slots__ = ("closing", "connection", "expiry_ms", "id", "timeout_ms")
+
+    def __init__(self, id_: int, timeout_ms: int) -> None:
+        self.id = id_
+        self.timeout_ms = timeout_ms
+        self.connection: PeerConnection | None = None
+        self.closing = False
+        self.expiry_ms = 0
+
+
+class Sessions:
+    """All sessions, in buckets of one tick each by when they expire. Times are ms of a clock that never goes back."""
+
+    def __init__(self, secret: bytes, tick_ms: int, longest_ms: int) -> None:
+        self.by_id: dict[int, OpenSession] = {}
+        self.shortest_ms = 2 * tick_ms
+        self.longest_ms = longest_ms
+        self.tick_ms = tick_ms
+        self.last_id = 0
+        self._secret = secret
+        self._buckets: dict[int, dict[OpenSession, None]] = {}
+
+    def granted(self, wanted_ms: int) -> int:
+        """The time-out for a session that asks for `wanted_ms`."""
+        return max(self.shortest_ms, min(wanted_ms, self.longest_ms))
+
+    def password(self, id_: int) -> bytes:
+        return hmac.digest(self._secret, id_.to_bytes(8, "big"), hashlib.sha256)[:PASSWORD_BYTES]
+
+    def is_password(self, id_: int, password: bytes | None) -> bool:
+        return password is not None and hmac.compare_digest(password, self.password(id_))
+
+    def create(self, timeout_ms: int, now_ms: int, unix_ms: int) -> OpenSession:
+        """A new session, whose id no other had before."""
+        session = OpenSession(max(self.last_id + 1, _SERVER | (unix_ms << 16) % _SERVER), timeout_ms)
+        self.add(session, now_ms)
+        return session
+
+    def add(self, session: OpenSession, now_ms: int) -> None:
+        """Keep a session that exists."""
+        self.by_id[session.id] = session
+        self.last_id = max(self.last_id, session.id)
+        self.touch(session, now_ms)
+
+    def touch(self, session: OpenSession, now_ms: int) -> None:
+        """The session is heard of now."""
+        expiry_ms = self._rounded(now_ms + session.timeout_ms)
+        if expiry_ms != session.expiry_ms:
+            self._leave_bucket(session)
+            session.expiry_ms = expiry_ms
+            self._buckets.setdefault(expiry_ms, {})[session] = None
+
+    def _rounded(self, time_ms: int) -> int:
+        return (time_ms // self.tick_ms + 1) * self.tick_ms
+
+    def _leave_bucket(self, session: OpenSession) -> None:
+        if bucket := self._buckets.get(session.expiry_ms):
+            bucket.pop(session, None)
+            if not bucket:
+                del self._buckets[session.expiry_ms]
+
+    def remove(self, session: OpenSession) -> None:
+        """The session has ended."""
+        del self.by_id[session.id]
+        self._leave_bucket(session)
+
+    def expired(self, now_ms: int) -> list[OpenSession]:
+        """Those whose time is over, in the order of their ends, each once."""
+        found: list[OpenSession] = []
+        for expiry_ms in sorted(each for each in self._buckets if each <= now_ms):
+            found += self._buckets.pop(expiry_ms)
+        return found
+
+    def next_expiry_ms(self) -> int | None:
+        """When `expired` finds the next; None if there is no session."""
+        return min(self._buckets, default=None)
+
+    def buckets(self) -> Iterator[tuple[int, list[OpenSession]]]:
+        """Times and who expires then, in order."""
+        for expiry_ms in sorted(self._buckets):
+            yield expiry_ms, list(self._buckets[expiry_ms])

@@ -1,0 +1,204 @@
+"""The znodes in memory, with the rules of ZooKeeper's statistics. Holds no paths to files, no time, no watches.
+
+Source: DataTree and DataNode, ZooKeeper 3.9.5. Costs, besides those of the data: each znode about 500 bytes; every
+operation here takes constant time but `children_number`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+
+from .acls import OPEN, READ_ONLY
+from .jute import Acl, encode_text
+
+__all__ = [
+    "CONTAINER_OWNER",
+    "INT_MAX",
+    "SPECIAL",
+    "TTL_LIMIT_MS",
+    "TreeNode",
+    "ZnodeTree",
+    "is_valid_path",
+    "parent_of",
+    "stat_of",
+    "ttl_of",
+    "ttl_owner",
+    "wrapped",
+]
+
+INT_MAX = 2**31 - 1
+
+CONTAINER_OWNER = -(2**63)
+"""In the place of the owner of an ephemeral node."""
+
+TTL_LIMIT_MS = 2**40 - 1
+"""The longest time to live of a node, in ms."""
+
+_TTL_MARK = -(2**56)
+"""The upper eight bits of the owner of a node with a time to live; the 40 lower ones are that time."""
+
+SPECIAL = frozenset(("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config"))
+"""Nobody deletes these."""
+
+_STAT = struct.Struct("!qqqqiiiqiiq")
+
+_INVALID = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]"  # what Java counts as surrogates as well
+    r"|//|/\.\.?(?=/|\Z)"
+)
+
+
+def is_valid_path(path: str) -> bool:
+    """As PathUtils.validatePath."""
+    if path == "/":
+        return True
+    return path.startswith("/") and not path.endswith("/") and _INVALID.search(path) is None
+
+
+def parent_of(path: str) -> str:
+    """ "" for the children of the root, which has two names."""
+    return path[: path.rfind("/")]
+
+
+def wrapped(value: int) -> int:
+    """As an int of Java's, which overflows."""
+    return (value + 2**31) % 2**32 - 2**31
+
+
+def ttl_owner(ttl_ms: int) -> int:
+    """What stands in the place of the owner for a time to live."""
+    return _TTL_MARK | ttl_ms
+
+
+def ttl_of(owner: int) -> int | None:
+    """The time to live in ms; None if the node has none."""
+    return owner - _TTL_MARK if _TTL_MARK <= owner < 0 else None
+
+
+class TreeNode:
+    """One node. `cversion` counts creations alone; `owner` is a session, CONTAINER_OWNER, a `ttl_owner` or 0."""
+
+    __slots__ = (
+        *("acl", "aversion", "children", "ctime", "cversion", "czxid", "data"),
+        *("mtime", "mzxid", "owner", "pzxid", "version"),
+    )
+
+    def __init__(self, data: bytes | None, acl: Sequence[Acl], owner: int, zxid: int, time_ms: int) -> None:
+        self.data = data
+        self.acl = acl
+        self.owner = owner
+        self.czxid = self.mzxid = self.pzxid = zxid
+        self.ctime = self.mtime = time_ms
+        self.version = self.cversion = self.aversion = 0
+        self.children: dict[bytes, None] | None = None
+        """Their names as answers have them, so that a hundred thousand are answered by one join."""
+
+    @property
+    def child_count(self) -> int:
+        return len(self.children) if self.children else 0
+
+
+def stat_of(node: TreeNode) -> bytes:
+    """As answers have it. cversion there counts deletions, too."""
+    children = node.child_count
+    return _STAT.pack(
+        node.czxid,
+        node.mzxid,
+        node.ctime,
+        node.mtime,
+        node.version,
+        wrapped(node.cversion * 2 - children),
+        node.aversion,
+        max(node.owner, 0),
+        len(node.data) if node.data is not None else 0,
+        children,
+        node.pzxid,
+    )
+
+
+class ZnodeTree:
+    """All nodes by path, and who owns which. One thread."""
+
+    def __init__(self) -> None:
+        root = TreeNode(b"", OPEN, 0, 0, 0)
+        self.nodes: dict[str, TreeNode] = {"": root, "/": root}
+        self.ephemerals: dict[int, dict[str, None]] = {}
+        self.containers: dict[str, None] = {}
+        self.ttls: dict[str, None] = {}
+        self.data_bytes = 1
+        """Of all paths and their data; paths count by their length in characters."""
+        for path in ("/zookeeper", "/zookeeper/quota", "/zookeeper/config"):
+            self.put(path, TreeNode(b"", OPEN, 0, 0, 0))
+            self.link(path)
+        config = self.nodes["/zookeeper/config"]
+        config.acl, config.aversion = READ_ONLY, -1
+
+    def put(self, path: str, node: TreeNode) -> None:
+        """Add or replace a node, without telling its parent (`link`)."""
+        if old := self.nodes.get(path):
+            self._forget(path, old)
+        self.nodes[path] = node
+        self.data_bytes += len(path) + len(node.data or b"")
+        owned = self._owned_like(node.owner)
+        if owned is not None:
+            owned[path] = None
+
+    def link(self, path: str) -> None:
+        """Make the node a child of its parent. Raises KeyError if there is no parent."""
+        parent = self.nodes[parent_of(path)]
+        if parent.children is None:
+            parent.children = {}
+        parent.children[encode_text(path[path.rfind("/") + 1 :])] = None
+
+    def create(self, path: str, node: TreeNode, cversion: int, zxid: int) -> TreeNode:
+        """Add a node. cversion: what its parent is to have. Returns the parent."""
+        parent = self.nodes[parent_of(path)]
+        if cversion > parent.cversion:  # the number that wraps stays where it is, as Apache's
+            parent.cversion, parent.pzxid = cversion, zxid
+        self.put(path, node)
+        self.link(path)
+        return parent
+
+    def delete(self, path: str, zxid: int) -> tuple[TreeNode, TreeNode]:
+        """Remove a node. Returns it and its parent."""
+        parent, node = self.nodes[parent_of(path)], self.nodes[path]
+        if parent.children is not None:
+            parent.children.pop(encode_text(path[path.rfind("/") + 1 :]), None)
+        parent.pzxid = max(parent.pzxid, zxid)
+        self.remove(path, node)
+        return node, parent
+
+    def remove(self, path: str, node: TreeNode) -> None:
+        """Take a node out, without telling its parent."""
+        del self.nodes[path]
+        self._forget(path, node)
+
+    def _forget(self, path: str, node: TreeNode) -> None:
+        self.data_bytes -= len(path) + len(node.data or b"")
+        owned = self._owned_like(node.owner)
+        if owned is not None:
+            owned.pop(path, None)
+            if not owned and node.owner > 0:
+                del self.ephemerals[node.owner]
+
+    def set_data(self, path: str, node: TreeNode, data: bytes | None) -> None:
+        self.data_bytes += len(data or b"") - len(node.data or b"")
+        node.data = data
+
+    def _owned_like(self, owner: int) -> dict[str, None] | None:
+        if not owner:
+            return None
+        if owner == CONTAINER_OWNER:
+            return self.containers
+        if ttl_of(owner) is not None:
+            return self.ttls
+        return self.ephemerals.setdefault(owner, {})
+
+    def children_number(self, path: str) -> int:
+        """Nodes below a path, at any depth. Looks at all nodes."""
+        if path == "/":
+            return len(self.nodes) - 2
+        below = path + "/"
+        return sum(each.startswith(below) for each in self.nodes)

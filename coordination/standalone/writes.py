@@ -1,0 +1,358 @@
+"""What writes ask for, and whether they may: every check before anything changes, in Apache's order.
+
+Source: PrepRequestProcessor.pRequest2Txn, MultiOperationRecord, CreateMode, ZooKeeper 3.9.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from . import acls
+from .acls import Identity
+from .codes import OpCode, RefusalCode, Refused
+from .jute import Acl, JuteReader, Malformed
+from .tree import CONTAINER_OWNER, SPECIAL, TTL_LIMIT_MS, is_valid_path, parent_of, ttl_owner, wrapped
+
+__all__ = [
+    "AheadView",
+    "Asker",
+    "CheckVersion",
+    "CreateNode",
+    "Creation",
+    "DeleteNode",
+    "Deletion",
+    "NewAcl",
+    "NewData",
+    "SetAcl",
+    "SetData",
+    "WriteOutcome",
+    "WriteRequest",
+    "judge",
+    "read_create",
+    "read_delete",
+    "read_multi_operation",
+    "read_set_acl",
+    "read_set_data",
+]
+
+_NO_TTL = -1
+_ANY_VERSION = -1
+
+_PERSISTENT, _EPHEMERAL, _SEQUENTIAL, _EPHEMERAL_SEQUENTIAL, _CONTAINER, _TTL, _TTL_SEQUENTIAL = range(7)
+_SEQUENTIALS = (_SEQUENTIAL, _EPHEMERAL_SEQUENTIAL, _TTL_SEQUENTIAL)
+_TTLS = (_TTL, _TTL_SEQUENTIAL)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+class CreateNode(NamedTuple):
+    """create, create2, createContainer, createTTL."""
+
+    operation: int
+    path: str | None
+    data: bytes | None
+    acl: list[Acl] | None
+    mode: int
+    ttl_ms: int = _NO_TTL
+
+
+class DeleteNode(NamedTuple):
+    """delete."""
+
+    path: str | None
+    version: int
+
+
+class SetData(NamedTuple):
+    """setData."""
+
+    path: str | None
+    data: bytes | None
+    version: int
+
+
+class SetAcl(NamedTuple):
+    """setACL."""
+
+    path: str | None
+    acl: list[Acl] | None
+    version: int
+
+
+class CheckVersion(NamedTuple):
+    """check, in a multi alone."""
+
+    path: str | None
+    version: int
+
+
+WriteRequest = CreateNode | DeleteNode | SetData | SetAcl | CheckVersion
+
+
+def read_create(reader: JuteReader, operation: int) -> CreateNode:
+    """operation: which of the four."""
+    path, data, acl, mode = reader.text(), reader.buffer(), reader.acls(), reader.int32()
+    return CreateNode(operation, path, data, acl, mode, reader.int64() if operation == OpCode.CREATE_TTL else _NO_TTL)
+
+
+def read_delete(reader: JuteReader) -> DeleteNode:
+    return DeleteNode(reader.text(), reader.int32())
+
+
+def read_set_data(reader: JuteReader) -> SetData:
+    return SetData(reader.text(), reader.buffer(), reader.int32())
+
+
+def read_set_acl(reader: JuteReader) -> SetAcl:
+    return SetAcl(reader.text(), reader.acls(), reader.int32())
+
+
+def read_multi_operation(reader: JuteReader, operation: int) -> WriteRequest:
+    """One write of a multi."""
+    match operation:
+        case OpCode.CREATE | OpCode.CREATE2 | OpCode.CREATE_CONTAINER | OpCode.CREATE_TTL:
+            return _multi_create(read_create(reader, operation))
+        case OpCode.DELETE:
+            return read_delete(reader)
+        case OpCode.SET_DATA:
+            return read_set_data(reader)
+        case OpCode.CHECK:
+            return CheckVersion(reader.text(), reader.int32())
+    raise Malformed(f"operation {operation} in a multi")
+
+
+def _multi_create(request: CreateNode) -> CreateNode:
+    """In a multi it is the mode that says what kind of node is created."""
+    if request.mode in _TTLS:
+        if request.operation != OpCode.CREATE_TTL:
+            raise Malformed("a time to live is missing")
+        return request
+    if request.operation == OpCode.CREATE_TTL:
+        request = request._replace(operation=OpCode.CREATE, ttl_ms=_NO_TTL)
+    elif not _PERSISTENT <= request.mode <= _TTL_SEQUENTIAL:
+        raise Malformed(f"mode {request.mode}")
+    return request._replace(operation=OpCode.CREATE_CONTAINER) if request.mode == _CONTAINER else request
+
+
+# --- what they see ----------------------------------------------------------------------------------------------------
+
+
+class SeenNode(Protocol):
+    """A node as the checks see it."""
+
+    @property
+    def acl(self) -> Sequence[Acl]: ...
+    @property
+    def owner(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def cversion(self) -> int: ...
+    @property
+    def aversion(self) -> int: ...
+    @property
+    def child_count(self) -> int: ...
+
+
+class _Expected(NamedTuple):
+    """A node as it will be once the writes before have been done."""
+
+    acl: Sequence[Acl]
+    owner: int
+    version: int
+    cversion: int
+    aversion: int
+    child_count: int
+
+
+Look = Callable[[str], SeenNode | None]
+
+
+class AheadView:
+    """The tree as a multi sees it: with what its own writes will change."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._changed: dict[str, _Expected | None] = {}
+
+    def __call__(self, path: str) -> SeenNode | None:
+        return self._changed[path] if path in self._changed else self._look(path)
+
+    def expect(self, outcome: WriteOutcome) -> None:
+        """Note what a write will change."""
+        match outcome:
+            case Creation():
+                parent = self._expected(parent_of(outcome.path))
+                self._change(
+                    parent_of(outcome.path),
+                    parent._replace(cversion=outcome.cversion, child_count=parent.child_count + 1),
+                )
+                self._change(outcome.path, _Expected(outcome.acl, outcome.owner, 0, 0, 0, 0))
+            case Deletion():
+                parent = self._expected(parent_of(outcome.path))
+                self._change(parent_of(outcome.path), parent._replace(child_count=parent.child_count - 1))
+                self._change(outcome.path, None)
+            case NewData():
+                self._change(outcome.path, self._expected(outcome.path)._replace(version=outcome.version))
+
+    def _expected(self, path: str) -> _Expected:
+        seen = self(path)
+        if seen is None:
+            raise KeyError(path)
+        return _Expected(*(seen.acl, seen.owner, seen.version, seen.cversion, seen.aversion, seen.child_count))
+
+    def _change(self, path: str, expected: _Expected | None) -> None:
+        for name in ("", "/") if path in ("", "/") else (path,):
+            self._changed[name] = expected
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+class Creation(NamedTuple):
+    """A node to add. cversion: of its parent, then."""
+
+    operation: int
+    path: str
+    data: bytes | None
+    acl: tuple[Acl, ...]
+    owner: int
+    cversion: int
+
+
+class Deletion(NamedTuple):
+    """A node to remove."""
+
+    path: str
+
+
+class NewData(NamedTuple):
+    """Data for a node, and its version then."""
+
+    path: str
+    data: bytes | None
+    version: int
+
+
+class NewAcl(NamedTuple):
+    """An ACL for a node, and the ACL's version then."""
+
+    path: str
+    acl: tuple[Acl, ...]
+    version: int
+
+
+class NoChange(NamedTuple):
+    """Nothing changes."""
+
+
+WriteOutcome = Creation | Deletion | NewData | NewAcl | NoChange
+
+
+class Asker(NamedTuple):
+    """Who writes."""
+
+    session: int
+    identities: Collection[Identity]
+
+
+def judge(request: WriteRequest, asker: Asker, look: Look) -> WriteOutcome:
+    """What a write changes. Raises Refused, Malformed."""
+    match request:
+        case CreateNode():
+            return _judge_create(request, asker, look)
+        case DeleteNode(path, version):
+            return _judge_delete(_given(path), version, asker, look)
+        case SetData(path, data, version):
+            path = _valid(path)
+            node = _found(path, look)
+            acls.require(node.acl, acls.WRITE, asker.identities)
+            return NewData(path, data, _next_version(node.version, version))
+        case SetAcl(path, acl, version):
+            path = _valid(path)
+            new = acls.expanded(acl, asker.identities)
+            node = _found(path, look)
+            acls.require(node.acl, acls.ADMIN, asker.identities)
+            return NewAcl(path, new, _next_version(node.aversion, version))
+        case CheckVersion(path, version):
+            path = _valid(path)
+            node = _found(path, look)
+            acls.require(node.acl, acls.READ, asker.identities)
+            _next_version(node.version, version)
+            return NoChange()
+
+
+def _judge_create(request: CreateNode, asker: Asker, look: Look) -> Creation:
+    mode = request.mode
+    if not _PERSISTENT <= mode <= _TTL_SEQUENTIAL or not _has_good_ttl(request):
+        raise Refused(RefusalCode.BAD_ARGUMENTS)
+    path = _given(request.path)
+    if "/" not in path or "\0" in path:
+        raise Refused(RefusalCode.BAD_ARGUMENTS)
+    acl = acls.expanded(request.acl, asker.identities)
+    parent = _found(parent_of(path), look)
+    acls.require(parent.acl, acls.CREATE, asker.identities)
+    if mode in _SEQUENTIALS:
+        path += f"{parent.cversion:010d}"
+    path = _valid(path)
+    if look(path) is not None:
+        raise Refused(RefusalCode.NODE_EXISTS)
+    if parent.owner > 0:
+        raise Refused(RefusalCode.NO_CHILDREN_FOR_EPHEMERALS)
+    acl = acls.OPEN if acl == acls.OPEN else acl  # one tuple for most nodes
+    owner = _owner(request, asker.session)
+    return Creation(request.operation, path, request.data, acl, owner, wrapped(parent.cversion + 1))
+
+
+def _has_good_ttl(request: CreateNode) -> bool:
+    """Apache lets createTTL pass without a mode that has one, and then its server ends."""
+    if request.operation == OpCode.CREATE_TTL or request.mode in _TTLS:
+        return request.mode in _TTLS and 0 < request.ttl_ms <= TTL_LIMIT_MS
+    return True
+
+
+def _owner(request: CreateNode, session: int) -> int:
+    if request.operation == OpCode.CREATE_CONTAINER:
+        return CONTAINER_OWNER
+    if request.operation == OpCode.CREATE_TTL:
+        return ttl_owner(request.ttl_ms)
+    return session if request.mode in (_EPHEMERAL, _EPHEMERAL_SEQUENTIAL) else 0
+
+
+def _judge_delete(path: str, version: int, asker: Asker, look: Look) -> Deletion:
+    if "/" not in path or "\0" in path or path in SPECIAL:
+        raise Refused(RefusalCode.BAD_ARGUMENTS)
+    parent = _found(parent_of(path), look)
+    acls.require(parent.acl, acls.DELETE, asker.identities)
+    node = _found(path, look)
+    _next_version(node.version, version)
+    if node.child_count:
+        raise Refused(RefusalCode.NOT_EMPTY)
+    return Deletion(path)
+
+
+def _given(path: str | None) -> str:
+    if path is None:
+        raise Malformed("no path")
+    return path
+
+
+def _valid(path: str | None) -> str:
+    if path is None or not is_valid_path(path):
+        raise Refused(RefusalCode.BAD_ARGUMENTS)
+    return path
+
+
+def _found(path: str, look: Look) -> SeenNode:
+    node = look(path)
+    if node is None:
+        raise Refused(RefusalCode.NO_NODE)
+    return node
+
+
+def _next_version(version: int, expected: int) -> int:
+    if expected not in (_ANY_VERSION, version):
+        raise Refused(RefusalCode.BAD_VERSION)
+    return wrapped(version + 1)
