@@ -31,6 +31,7 @@ from metaq.protocol.errors import ClientError, MetaqError, NoPartition, XaError
 from metaq.protocol.transactions import XaCode, XaVote
 
 from .columns import PreparedItem, Rows, by_partition, size_of
+from .planning import FAILOVER_SECONDS
 
 __all__ = [
     "COMMIT_SECONDS",
@@ -107,9 +108,6 @@ def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> 
 
 # --- in a task --------------------------------------------------------------------------------------------------------
 
-
-FAILOVER_SECONDS = 60.0
-"""How long a task waits for the next leader of a broker set."""
 
 _LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_RBTIMEOUT)
 """What a transaction that was not prepared ends with when the leader is gone."""

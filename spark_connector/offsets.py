@@ -97,7 +97,8 @@ class DataLoss(OffsetOutOfRange):
         self.lost = tuple(lost)
         self.args = (
             f"{len(lost)} ranges are not readable: {'; '.join(map(str, lost))}: messages were deleted or the topic "
-            "made anew; set failOnDataLoss=false to read what is there",
+            "made anew; call load() again for a batch query, whose plan is as old as its DataFrame's first action, or "
+            "set failOnDataLoss=false to read what is there",
         )
 
 
@@ -109,13 +110,15 @@ def plan_ranges(
 ) -> list[OffsetRange]:
     """The range of each partition in `states`, empty ones left out, sorted by partition. away: as check_partitions.
 
-    Raises ConfigError if offsets given as JSON do not name exactly these partitions; OffsetOutOfRange if an explicit or
-    committed offset lies outside the readable bytes and failOnDataLoss is true (else it is moved to the nearest bound).
+    Raises ConfigError if offsets given as JSON do not name exactly these partitions, or a range ends before it starts;
+    OffsetOutOfRange if an explicit or committed offset lies outside the readable bytes and failOnDataLoss is true (else
+    it is moved to the nearest bound).
     """
     ids = [state.id for state in states]
     check_partitions(options.starting_option, options.starting, ids, away)
     check_partitions(options.ending_option, options.ending, ids, away)
     ranges = []
+    inverted: list[str] = []
     lost: list[tuple[PartitionState, int]] = []
     for state in sorted(states, key=lambda state: state.id):
         try:
@@ -124,6 +127,10 @@ def plan_ranges(
             lost += error.lost
         else:
             ranges.append(OffsetRange(state.id, state.endpoint, start=start, end=end))
+            inverted += _inverted(options, state, start, end)
+    if inverted:
+        said = f"ends before {options.starting_option} starts: {'; '.join(inverted)}: choose a later end"
+        raise ConfigError(options.ending_option, _shown(options.ending), said)
     if lost:
         raise OffsetLost(lost)
     return [found for found in ranges if found.start < found.end]
@@ -141,10 +148,34 @@ def position(options: ReadOptions, state: PartitionState, *, ending: bool = Fals
     return min(max(wanted, state.first), state.end)
 
 
+def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int) -> list[str]:
+    """Both ends in words, as the options name them, if the range ends before it starts. A group that stands behind the
+    end has read everything."""
+    starting, ending = options.starting, options.ending
+    first, last = time_wanted(starting, state.id), time_wanted(ending, state.id)
+    if first is not None and last is not None:
+        start, end = first, last
+    elif isinstance(starting, Explicit) and isinstance(ending, Explicit) and _number(ending, state) != LATEST:
+        start, end = _number(starting, state), _number(ending, state)
+    elif starting == "committed":
+        return []
+    return [f"{state.id.topic} {state.id} from {start} to {end}"] if start > end else []
+
+
+def _shown(bounds: RangeEnds) -> object:
+    """What an option says, for an error."""
+    if isinstance(bounds, At):
+        return bounds.time_ms
+    if isinstance(bounds, str):
+        return bounds
+    named = bounds.offsets if isinstance(bounds, Explicit) else bounds.times
+    return {topic: dict(names) for topic, names in named.items()}
+
+
 def _starting(options: ReadOptions, state: PartitionState) -> int:
     bounds = options.starting
     if isinstance(bounds, At | Times):
-        found = state.end if state.starting_time is None else state.starting_time
+        found = state.end if state.starting_time is None else min(state.starting_time, state.end)
         if found >= state.end and options.unmatched_time == "error":
             said = "choose an earlier time, or startingOffsetsByTimestampStrategy=latest to begin at the end there"
             raise ConfigError(
@@ -160,7 +191,8 @@ def _starting(options: ReadOptions, state: PartitionState) -> int:
 
 def _ending(options: ReadOptions, state: PartitionState) -> int:
     if isinstance(options.ending, At | Times):
-        return LATEST if state.ending_time is None else state.ending_time
+        # it was asked for after the end, behind which messages may have come
+        return LATEST if state.ending_time is None else min(state.ending_time, state.end)
     return _number(options.ending, state)
 
 
@@ -211,8 +243,8 @@ def check_partitions(
     if missing or unknown:
         said = [f"{len(missing)} missing ({', '.join(missing[:5])})"] if missing else []
         said += [f"{len(unknown)} unknown ({', '.join(unknown[:5])})"] if unknown else []
-        shown = {topic: dict(names) for topic, names in named.items()}
-        raise ConfigError(option, shown, f"partitions {' and '.join(said)}: name every partition of the topics once")
+        wrong = f"partitions {' and '.join(said)}: name every partition of the topics once"
+        raise ConfigError(option, _shown(bounds), wrong)
 
 
 # --- splitting and narrowing ------------------------------------------------------------------------------------------

@@ -103,8 +103,10 @@ class WriteOptions:
 class OptionValues:
     """Options by name in any case, as Spark treats them."""
 
-    def __init__(self, options: Mapping[str, str], names: tuple[str, ...], *, path: str | None = None) -> None:
-        """path: the option that `load("trades")` gives."""
+    def __init__(
+        self, options: Mapping[str, str], names: tuple[str, ...], *, path: str | None = None, listed: str = ""
+    ) -> None:
+        """path: the option that `load("trades")` gives. listed: `names` in words, if some are for some uses only."""
         self._values = {name.lower(): value for name, value in options.items()}
         if PROVIDER in self._values:
             raise ConfigError(PROVIDER, self._values[PROVIDER], _NO_TABLES)
@@ -120,7 +122,8 @@ class OptionValues:
             if name.lower() not in known:
                 close = get_close_matches(name.lower(), known, 1)
                 guess = f"did you mean {known[close[0]]}? " if close else ""
-                raise ConfigError(name, options[name], f"is not an option here: {guess}choose from {', '.join(names)}")
+                choices = listed or ", ".join(names)
+                raise ConfigError(name, options[name], f"is not an option here: {guess}choose from {choices}")
 
     def given(self, name: str) -> bool:
         return name.lower() in self._values
@@ -215,6 +218,10 @@ COMMON_NAMES = (
 BATCH_NAMES = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 STREAM_NAMES = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 READ_NAMES = COMMON_NAMES + BATCH_NAMES + STREAM_NAMES
+_LISTED = (
+    f"{', '.join(COMMON_NAMES)}, for batch queries also {', '.join(BATCH_NAMES)}, "
+    f"for streams also {', '.join(STREAM_NAMES)}"
+)
 
 ReadMode = Literal["batch", "stream", "any"]
 """any: what load() checks, when Spark does not say yet which of both it will be."""
@@ -293,7 +300,7 @@ class ReadOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: ReadMode = "batch") -> ReadOptions:
         """Check every option of `spark.read` (batch) or `spark.readStream.format("metaq")`. Raises ConfigError."""
-        values = OptionValues(options, READ_NAMES, path="subscribe")
+        values = OptionValues(options, READ_NAMES, path="subscribe", listed=_LISTED)
         _refuse_other_mode(values, mode)
         topics, pattern, assigned = _selection(values)
         starting_option, starting = _starting(values, mode)
@@ -391,10 +398,11 @@ def _starting(values: OptionValues, mode: ReadMode) -> tuple[str, RangeEnds]:
         return "startingTimestamp", At(_time(values, "startingTimestamp"))
     if values.given("startingOffsetsByTimestamp"):
         return "startingOffsetsByTimestamp", _times(values, "startingOffsetsByTimestamp")
-    words = ("earliest", "committed") if mode == "batch" else ("earliest", "latest", "committed")
+    words = ("earliest", "committed") if mode == "batch" else ("earliest", "committed", "latest")
     default = "latest" if mode == "stream" else "earliest"
     never = LATEST if mode == "batch" else None
-    return "startingOffsets", _bounds(values, "startingOffsets", default, words, never)
+    hint = "; latest and -1 are for streams only" if mode == "any" else ""
+    return "startingOffsets", _bounds(values, "startingOffsets", default, words, never, hint)
 
 
 def _ending(values: OptionValues) -> tuple[str, RangeEnds]:
@@ -405,21 +413,26 @@ def _ending(values: OptionValues) -> tuple[str, RangeEnds]:
     return "endingOffsets", _bounds(values, "endingOffsets", "latest", ("latest",), never=EARLIEST)
 
 
-def _bounds(values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None) -> RangeEnds:
+def _bounds(
+    values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None, hint: str = ""
+) -> RangeEnds:
+    """never: an offset without meaning here; None: there is none. hint: what a refusal says of `words`."""
     text = values.get(option, default).strip()
     if text.lower() in words:
         return text.lower()
+    number = LATEST if never == EARLIEST else EARLIEST
     if not text.startswith("{"):
-        number = EARLIEST if never == LATEST else LATEST
         choices = ", ".join((*words, f'JSON like {{"trades":{{"0-0":4096,"0-1":{number}}}}}'))
-        raise ConfigError(option, text, f"choose from {choices}")
+        raise ConfigError(option, text, f"choose from {choices}{hint}")
+    named = {EARLIEST: "earliest", LATEST: "latest"}
+    wanted = f"needs a byte offset ({', '.join(f'{each}: {named[each]}' for each in named if each != never)}{hint})"
 
     def check(offset: int) -> str | None:
         if offset < EARLIEST:
-            return f"needs a byte offset ({EARLIEST}: earliest, {LATEST}: latest)"
+            return wanted
         return f"{offset} has no meaning here, a batch query would be empty" if offset == never else None
 
-    return Explicit(_numbers(option, text, f"needs a byte offset ({EARLIEST}: earliest, {LATEST}: latest)", check))
+    return Explicit(_numbers(option, text, wanted, check))
 
 
 def _times(values: OptionValues, option: str) -> Times:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.left_out import LeftOut, without
+from metaq.client.questions.left_out import LeftOut, why_away, without
 from metaq.client.questions.partitions import offset_after, offset_at_time, partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.client.wall_clock import now_ms
@@ -22,7 +22,7 @@ from metaq.coordination.move_records import MoveState
 from metaq.protocol.errors import BrokerUnavailable, NoPartition, NotLeader, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
 
-from .offsets import OffsetRange, PartitionState, cut, narrow, parts_of, plan_ranges, time_wanted
+from .offsets import OffsetRange, PartitionState, cut, followed, narrow, parts_of, plan_ranges, time_wanted
 from .options import ReadOptions, WriteOptions
 from .pushdown import Pushed
 
@@ -47,11 +47,11 @@ log = logging.getLogger(__name__)
 
 PLANNING_SECONDS = 10.0
 """How long a query waits while it is planned: until each broker set that has a node has a leader with all its topics,
-and where a leader goes in the middle of it."""
+and for a topic that no live broker has while a set may change its leader, or a partition its broker."""
 
 FAILOVER_SECONDS = 60.0
-"""How long a task waits for its broker to come back or to be replaced by a slave, from the last message on, and the
-driver of a stream for what it needs to plan the next micro-batch."""
+"""How long the driver waits, while it plans, for brokers that do not answer or are away, and a task for its broker to
+come back or to be replaced: a reading one from the last message on, a writing one for a broker set's next leader."""
 
 _T = TypeVar("_T")
 
@@ -76,9 +76,10 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
     up a time or a count, and what plan_ranges raises.
     """
     with open_cluster(options) as cluster:
+        seen: set[TopicPartition] = set()
 
         def plan() -> list[OffsetRange]:
-            found, away = select(cluster, options)
+            found, away = select(cluster, options, seen)
             check_complete(cluster, options, away)
             planned = plan_ranges(options, look(cluster, options, found), [each.partition for each in away])
             ranges = [_push(cluster, each, pushed) for each in planned if pushed.wants(each.id)]
@@ -88,27 +89,31 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
         return for_tasks(cluster, options, through_failover(cluster, plan))
 
 
-def through_failover(cluster: Cluster, work: Callable[[], _T], patience_seconds: float | None = None) -> _T:
-    """What `work` returns, tried again while brokers go and come. Raises as `work`.
+def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = False) -> _T:
+    """What `work` returns, tried again while brokers go and come, for FAILOVER_SECONDS from the first failure on.
 
-    patience_seconds: for how long; None: PLANNING_SECONDS where a broker set may change its leader, or partitions are
-    just handed over to another broker, else not at all.
+    runs: the query has found its partitions before, so that a topic that no live broker has is one whose broker went.
+    Raises BrokerUnavailable when the time is over, and as `work`: NoPartition at once, or after PLANNING_SECONDS where
+    a broker set may change its leader, or partitions are just handed over to another broker.
     """
     backoff = Backoff(0.1, 0.5)
-    give_up: float | None = None
+    begun: float | None = None
+    patience = FAILOVER_SECONDS if runs else 0.0
     while True:
         try:
             return work()
-        except (BrokerUnavailable, RequestTimedOut, NoPartition, NotLeader) as error:
+        except (BrokerUnavailable, RequestTimedOut, NotLeader, NoPartition) as error:
             now, pause = time.monotonic(), backoff.next()
-            if give_up is None:
-                patience = patience_seconds
-                if patience is None:
-                    patience = PLANNING_SECONDS if _may_change(cluster) else 0.0
-                give_up = now + patience
-            if now + pause > give_up:
-                raise
-            log.warning("planning begins anew: %s", error)
+            if not isinstance(error, NoPartition):
+                patience = FAILOVER_SECONDS
+            elif begun is None and not runs:
+                patience = PLANNING_SECONDS if _may_change(cluster) else 0.0
+            begun = now if begun is None else begun
+            if now + pause > begun + patience:
+                if isinstance(error, NoPartition):
+                    raise
+                raise BrokerUnavailable(f"the query could not be planned for {patience:g} s: {error}") from error
+            log.warning("planning begins anew, for %g s at most: %s", begun + patience - now, error)
             time.sleep(pause)
 
 
@@ -123,9 +128,13 @@ def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRan
     return [replace(each, nodes=nodes.get(each.id.broker, ()), planned_ms=planned_ms) for each in ranges]
 
 
-def select(cluster: Cluster, options: ReadOptions) -> tuple[list[TopicPartition], list[LeftOut]]:
-    """As `selected`, and the partitions beside them that no live broker offers, as far as znodes name them.
+def select(
+    cluster: Cluster, options: ReadOptions, seen: set[TopicPartition]
+) -> tuple[list[TopicPartition], list[LeftOut]]:
+    """As `selected`, and the partitions beside them that no live broker offers, as far as znodes or `seen` name them.
 
+    seen: what earlier calls for the same query have found, and this one adds to: the session of a broker that is waited
+    for may end meanwhile.
     Raises BrokerUnavailable, which names them, where nothing else is there of a topic, or `assign` names one of them.
     """
     registered = cluster.view.brokers().keys()
@@ -134,15 +143,32 @@ def select(cluster: Cluster, options: ReadOptions) -> tuple[list[TopicPartition]
     except NoPartition as error:
         topics = options.topics or sorted({each.topic for each in options.assigned})
         there = [each for topic in topics for each in cluster.readable(topic)]
-        away = [each for each in left_out(cluster, options, registered, there) if each.exists]
+        away = [each for each in _away(cluster, options, registered, there, seen) if each.exists]
         if away:
             raise BrokerUnavailable(f"not readable now: {without(away)}") from error
         raise
-    away = left_out(cluster, options, registered, found)
+    away = _away(cluster, options, registered, found, seen)
     if not all(each.exists for each in away):  # a move may have ended, or a broker's start, between the questions
         found = selected(cluster, options)
-        away = left_out(cluster, options, registered, found)
+        away = _away(cluster, options, registered, found, seen)
+    seen.update(found)
     return found, away
+
+
+def _away(
+    cluster: Cluster,
+    options: ReadOptions,
+    registered: Collection[int],
+    offered: Collection[TopicPartition],
+    seen: Collection[TopicPartition],
+) -> list[LeftOut]:
+    """As `left_out`, and what of `seen` is not offered any more."""
+    away = left_out(cluster, options, registered, offered)
+    known = {*offered, *(each.partition for each in away)}
+    if known.issuperset(seen):
+        return away
+    gone = sorted(followed(dict.fromkeys(seen, 0), cluster.moves()).keys() - known)
+    return [*away, *(LeftOut(each, "this query", *why_away(each, None, registered)) for each in gone)]
 
 
 def left_out(

@@ -119,8 +119,9 @@ class RangeReader:
         """From `position` to the end: pull block after block, each while the one before is worked on; memory is bounded
         by two blocks and a batch.
 
-        Raises DataLoss if retention was faster, and CorruptRecord for damaged bytes, if failOnDataLoss is true (else
-        they are logged and passed over); BrokerUnavailable also if a slave has not copied so far.
+        Raises DataLoss if retention was faster or the topic was made anew, and CorruptRecord for damaged bytes, if
+        failOnDataLoss is true (else they are logged and passed over); BrokerUnavailable also if a slave has not copied
+        so far.
         """
         end = self._planned.end
         coming = self._ask(connection, self.position)
@@ -140,7 +141,7 @@ class RangeReader:
             ahead = pulled.next_offset is not None and self.position < pulled.next_offset < end
             if ahead and pulled.next_offset is not None:
                 coming = self._ask(connection, pulled.next_offset)
-            blocks, damage = self._blocks(connection, pulled)
+            blocks, damage = self._blocks(pulled)
             following = pulled.next_offset
             if following is None:
                 following = blocks[-1].end if blocks else self.position
@@ -165,15 +166,23 @@ class RangeReader:
         return BegunPull(connection, self.place, offset, options.fetch_bytes, self._tags, options.where)
 
     def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
-        """Raises LeaderMoved, and as BegunPull.result."""
-        if not self._nodes:
-            return coming.result()
+        """Raises OffsetOutOfRange also where the partition ends before the range, LeaderMoved, and as
+        BegunPull.result."""
+        if self._nodes:
+            self._wait(connection, coming)
+        pulled = coming.result()
+        if not pulled.runs and (pulled.next_offset is None or pulled.next_offset <= self.position):
+            bounds = partition_bounds(connection, self.place)
+            raise OffsetOutOfRange(self.position, bounds.first, bounds.end)
+        return pulled
+
+    def _wait(self, connection: Connection, coming: BegunPull) -> None:
+        """For an answer that a node of a broker set may never give. Raises LeaderMoved."""
         give_up = time.monotonic() + self._options.connection.request_timeout_seconds
         while not coming.wait(QUIET_SECONDS) and time.monotonic() < give_up:
             leader = self._nodes.leader(connection.endpoint)
             if leader is not None:
                 raise LeaderMoved(f"{connection.endpoint} does not answer, and {leader} leads its broker set")
-        return coming.result()
 
     @staticmethod
     def _drop(coming: BegunPull) -> None:
@@ -211,16 +220,11 @@ class RangeReader:
             raise DataLoss([lost], bounds.first, bounds.end) from error
         log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
 
-    def _blocks(self, connection: Connection, pulled: Pulled) -> tuple[list[DecodedColumns], CorruptRecord | None]:
-        """What comes in front of the first damaged record, and that record if there is one. Raises BrokerUnavailable
-        of a slave that has nothing where there must be something.
-        """
+    def _blocks(self, pulled: Pulled) -> tuple[list[DecodedColumns], CorruptRecord | None]:
+        """What comes in front of the first damaged record, and that record if there is one."""
         planned = self._planned
         runs = pulled.runs
         apart = len(runs) > 1  # the broker left out what it was not asked for
-        if not runs and (pulled.next_offset is None or pulled.next_offset <= self.position):
-            self._check_copied(connection, partition_bounds(connection, self.place))
-            runs = [(self.position, memoryview(b""))]
         # without a table of sizes only the checksums tell whether the offset begins a record
         check = self._options.check_crcs or pulled.sizes is None
         blocks: list[DecodedColumns] = []
@@ -260,7 +264,7 @@ class RangeReader:
             yield part
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
-        """Where to go on when the messages at the position are gone. Raises DataLoss, BrokerUnavailable of a slave."""
+        """Where to go on when there are no messages at the position. Raises DataLoss, BrokerUnavailable of a slave."""
         offset, end = self.position, self._planned.end
         bounds = partition_bounds(connection, self.place)
         self._check_copied(connection, bounds)

@@ -50,7 +50,6 @@ from .offsets import (
 )
 from .options import BatchLimits, Explicit, ReadOptions
 from .planning import (
-    FAILOVER_SECONDS,
     check_complete,
     for_tasks,
     left_out,
@@ -93,9 +92,10 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # the names are Spark's
         """Where a query without a checkpoint begins. Raises as plan_ranges, NoPartition."""
         cluster = self._open()
+        seen: set[TopicPartition] = set()
 
         def begin() -> dict[TopicPartition, int]:
-            found, away = select(cluster, self.options)
+            found, away = select(cluster, self.options, seen)
             named = [each.partition for each in away]  # they join when their broker is back
             check_partitions(self.options.starting_option, self.options.starting, found, named)
             return {state.id: position(self.options, state) for state in look(cluster, self.options, found)}
@@ -114,15 +114,16 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read what is there now and then end. Raises NoPartition, BrokerUnavailable, as a batch query does also for
         partitions that a znode names while their broker is away: the next run may be long in coming."""
         cluster = self._open()
-        held = through_failover(cluster, lambda: self._all_of(cluster))
-        self._target = {each: state.end for each, state in held.items()}
-
-    def _all_of(self, cluster: Cluster) -> dict[TopicPartition, PartitionState]:
-        registered = cluster.view.brokers().keys()
         self._told_away = True
-        held = self._look({})
-        check_complete(cluster, self.options, left_out(cluster, self.options, registered, held))
-        return held
+        seen: set[TopicPartition] = set()
+
+        def look_at_all() -> dict[TopicPartition, PartitionState]:
+            found, away = select(cluster, self.options, seen)
+            check_complete(cluster, self.options, away)
+            return self._look(dict.fromkeys(found, 0), only=True)
+
+        held = through_failover(cluster, look_at_all)
+        self._target = {each: state.end for each, state in held.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next micro-batch ends. Partitions that `start` does not know join at its end (`_joining`), and
@@ -225,7 +226,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _patiently(self, work: Callable[[], _T]) -> _T:
         """What `work` returns; brokers that go are waited for as long as tasks wait."""
-        return through_failover(self._open(), work, FAILOVER_SECONDS)
+        return through_failover(self._open(), work, runs=True)
 
     def _open(self) -> Cluster:
         if self._cluster is None:

@@ -16,7 +16,7 @@ from metaq.protocol.errors import InvalidName
 
 from ..values import TopicPartition
 
-__all__ = ["LeftOut", "left_out", "without"]
+__all__ = ["LeftOut", "left_out", "why_away", "without"]
 
 _NAMED = 20
 """Partitions of one broker, and groups, that a message names; it counts the others."""
@@ -62,11 +62,12 @@ def left_out(
         going = under_way.get(now)
         places = {each, now} if going is None else {each, now, places_of(going)[now]}
         if there.isdisjoint(places):
-            found[now] = LeftOut(now, known_from, *_away(now, going, registered))
+            found[now] = LeftOut(now, known_from, *why_away(now, going, registered))
     return sorted(found.values())
 
 
-def _away(partition: TopicPartition, move: Move | None, registered: Collection[int]) -> tuple[str, bool]:
+def why_away(partition: TopicPartition, move: Move | None, registered: Collection[int]) -> tuple[str, bool]:
+    """`why` and `exists` of a LeftOut. move: one that is under way with it; registered: as of `left_out`."""
     broker = partition.broker
     if broker not in registered:
         return f"broker {broker} is not registered in ZooKeeper: start it", True

@@ -255,10 +255,25 @@ def test_a_position_inside_a_message_of_a_topic_made_anew_is_data_loss(monkeypat
     with brokers(10) as (broker,):
         registered(monkeypatch, broker.endpoint)
         inside = InputPartition(OffsetRange(ZERO, broker.endpoint, 2 * SIZE + 7, 10 * SIZE))
-        said = rf"t 0-0: \[{2 * SIZE + 7}, {3 * SIZE}\).*made anew; set failOnDataLoss=false"
+        said = rf"t 0-0: \[{2 * SIZE + 7}, {3 * SIZE}\).*made anew; .* or set failOnDataLoss=false"
         with pytest.raises(DataLoss, match=said):
             list(read_partition(OPTIONS, inside))
         assert rows(read_partition(replace(OPTIONS, fail_on_data_loss=False), inside)) == PAYLOADS[3:10]
         assert f"lost while reading: t 0-0: [{2 * SIZE + 7}, {3 * SIZE})" in caplog.text
         at_the_end = InputPartition(OffsetRange(ZERO, broker.endpoint, 9 * SIZE + 1, 9 * SIZE + 5))
         assert rows(read_partition(replace(OPTIONS, fail_on_data_loss=False), at_the_end)) == []
+
+
+@pytest.mark.parametrize("protocol", ["auto", "text"])
+@pytest.mark.parametrize("again", [0, 10, 97])
+def test_a_topic_made_anew_that_ends_before_the_planned_range_is_data_loss(now, caplog, protocol, again):
+    """Of a DataFrame that was planned before: the broker has nothing at a position that lay in the middle."""
+    options = ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", "metaq.protocol": protocol})
+    with brokers(again) as (broker,):
+        with pytest.raises(
+            DataLoss, match=rf"t 0-0: \[{again * SIZE}, {100 * SIZE}\).*call load\(\) again for a batch"
+        ):
+            list(read_partition(options, planned(broker)))
+        accepting = replace(options, fail_on_data_loss=False)
+        assert rows(read_partition(accepting, planned(broker))) == PAYLOADS[:again]
+    assert f"lost while reading: t 0-0: [{again * SIZE}, {100 * SIZE})" in caplog.text

@@ -142,3 +142,56 @@ def test_every_lost_offset_is_named():
     said = str(caught.value)
     assert "trades 0-0: offset 10 is outside the readable bytes [50, 1000]; trades 0-2: offset 2000" in said
     assert "0-1" not in said
+
+
+def ends(start, end, **more):
+    """Options for a range between two of: offsets of 0-0, times of 0-0, one time."""
+    names = {Explicit: "Offsets", Times: "OffsetsByTimestamp", At: "Timestamp"}
+    named = {"starting_option": f"starting{names[type(start)]}", "ending_option": f"ending{names[type(end)]}"}
+    return options(starting=start, ending=end, **named, **more)
+
+
+def offset(number):
+    return Explicit({"trades": {"0-0": number}})
+
+
+def time(number):
+    return Times({"trades": {"0-0": number}})
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "said"),
+    [
+        (offset(300), offset(100), "endingOffsets={'trades': {'0-0': 100}}: ends before startingOffsets starts: "),
+        (offset(300), At(6), "endingTimestamp=6: ends before startingOffsets starts: trades 0-0 from 300 to 200"),
+        (At(7), At(6), "endingTimestamp=6: ends before startingTimestamp starts: trades 0-0 from 7 to 6: choose"),
+        (time(7), At(6), "endingTimestamp=6: ends before startingOffsetsByTimestamp starts: trades 0-0 from 7 to 6"),
+        (At(7), time(6), "ends before startingTimestamp starts: trades 0-0 from 7 to 6"),
+        (time(7), offset(100), "ends before startingOffsetsByTimestamp starts: trades 0-0 from 250 to 100"),
+    ],
+)
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_range_that_ends_before_it_starts_is_refused_with_both_ends(start, end, said, lossy):
+    """Spark's source for Kafka fails, too. No rows, without a word, would look like an empty topic."""
+    chosen = ends(start, end, fail_on_data_loss=not lossy, unmatched_time="latest")
+    held = replace(state(), starting_time=250, ending_time=200)
+    with pytest.raises(ConfigError) as refused:
+        plan_ranges(chosen, [held])
+    assert said in str(refused.value)
+    assert "trades 0-0 from " in str(refused.value)
+
+
+def test_a_range_without_messages_is_empty_where_its_ends_are_in_order():
+    held = replace(state(), starting_time=1000, ending_time=1000, committed=700)
+    assert plan_ranges(ends(offset(300), offset(300)), [held]) == []
+    assert plan_ranges(ends(At(7), At(7), unmatched_time="latest"), [held]) == []
+    assert plan_ranges(ends(offset(2000), offset(-1), fail_on_data_loss=False), [held]) == []
+    assert plan_ranges(options(starting="committed", group="g", ending=offset(300)), [held]) == []  # all of it is read
+
+
+def test_messages_that_come_while_times_are_asked_for_are_no_data_loss():
+    """The end was asked for before: the time led to the end of a moment later."""
+    held = replace(state(), starting_time=40, ending_time=1300)
+    assert spans(plan_ranges(ends(At(5), At(9)), [held])) == [("0-0", 40, 1000)]
+    later = ends(At(5), At(9), unmatched_time="latest")
+    assert plan_ranges(later, [replace(held, starting_time=1300)]) == []

@@ -1,10 +1,12 @@
 """Options of the data source: defaults, and that a wrong one names the option, the value and the choices."""
 
+import re
+
 import pytest
 
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError
-from metaq.spark_connector.options import At, BatchLimits, Explicit, ReadOptions, Times, WriteOptions
+from metaq.spark_connector.options import STREAM_NAMES, At, BatchLimits, Explicit, ReadOptions, Times, WriteOptions
 
 GIVEN = {"zookeeper": "host:2181", "subscribe": "trades"}
 
@@ -101,7 +103,7 @@ def test_wrong_value_is_refused_with_option_value_and_choices(name, value, choic
         ("minOffsetsPerTrigger", "-1", "from 1 to"),
         ("maxTriggerDelay", "15", "units ms, s, m"),
         ("maxTriggerDelay", "5 years", "units ms, s, m"),
-        ("startingOffsets", "first", "earliest, latest, committed"),
+        ("startingOffsets", "first", "earliest, committed, latest"),
     ],
 )
 def test_wrong_value_of_a_stream_is_refused(name, value, choices):
@@ -168,3 +170,42 @@ def test_a_table_is_read_without_its_options_and_says_so():
     for parse in (ReadOptions.parse, WriteOptions.parse):
         with pytest.raises(ConfigError, match=r"all options are\. Spark reads and writes a table without its options"):
             parse({})
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "said"),
+    [
+        ("batch", "", 'choose from earliest, committed, JSON like {"trades":{"0-0":4096,"0-1":-2}}'),
+        ("stream", "", 'choose from earliest, committed, latest, JSON like {"trades":{"0-0":4096,"0-1":-2}}'),
+        ("batch", '{"t": {"0-0": -3}}', "t 0-0 needs a byte offset (-2: earliest): write JSON"),
+        ("stream", '{"t": {"0-0": -3}}', "t 0-0 needs a byte offset (-2: earliest, -1: latest): write JSON"),
+        ("any", '{"t": {"0-0": -3}}', "(-2: earliest, -1: latest; latest and -1 are for streams only)"),
+        (
+            "any",  # at load(), which does not know what it is for
+            "",
+            'choose from earliest, committed, latest, JSON like {"trades":{"0-0":4096,"0-1":-2}}; '
+            "latest and -1 are for streams only",
+        ),
+    ],
+)
+def test_a_refused_start_names_only_what_is_legal_there(mode, value, said):
+    with pytest.raises(ConfigError) as refused:
+        ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", "startingOffsets": value}, mode)
+    assert said in str(refused.value)
+
+
+def test_a_refused_end_names_only_what_is_legal_there():
+    given = {"zookeeper": "h:1", "subscribe": "t"}
+    with pytest.raises(ConfigError, match=r'choose from latest, JSON like {"trades":{"0-0":4096,"0-1":-1}}$'):
+        ReadOptions.parse(given | {"endingOffsets": ""})
+    with pytest.raises(ConfigError, match=r"needs a byte offset \(-1: latest\): write"):
+        ReadOptions.parse(given | {"endingOffsets": '{"t": {"0-0": -3}}'})
+
+
+def test_an_unknown_option_is_answered_with_those_of_each_kind():
+    with pytest.raises(ConfigError) as refused:
+        ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", "offsets": "1"})
+    common, batch, stream = re.split(", for batch queries also |, for streams also ", str(refused.value))
+    assert batch == "endingOffsets, endingTimestamp, endingOffsetsByTimestamp"
+    assert set(stream.split(", ")) == set(STREAM_NAMES)
+    assert "startingOffsets" in common

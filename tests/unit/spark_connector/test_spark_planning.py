@@ -1,6 +1,8 @@
 """Planning while brokers are away or partitions go to another broker; what ZooKeeper has is set by hand."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +11,15 @@ import pytest
 from metaq.client.questions.left_out import LeftOut
 from metaq.client.values import TopicPartition
 from metaq.coordination.move_records import Move, MoveState
-from metaq.protocol.errors import BrokerUnavailable, NoPartition
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, NotLeader, RequestTimedOut
 from metaq.spark_connector.options import ReadOptions
-from metaq.spark_connector.planning import PLANNING_SECONDS, check_complete, select, through_failover
+from metaq.spark_connector.planning import (
+    FAILOVER_SECONDS,
+    PLANNING_SECONDS,
+    check_complete,
+    select,
+    through_failover,
+)
 
 ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 AWAY = LeftOut(ONE, "offsets of group g", "broker 1 is not registered in ZooKeeper: start it")
@@ -71,28 +79,81 @@ def test_a_broker_of_which_nothing_is_named_is_a_warning_unless_partitions_are_a
 
 def test_a_topic_of_which_nothing_is_readable_names_its_broker() -> None:
     with pytest.raises(BrokerUnavailable, match="not readable now: t 1-0"):
-        select(cluster([[]], [[AWAY]]), options(subscribe="t"))
+        select(cluster([[]], [[AWAY]]), options(subscribe="t"), set())
     with pytest.raises(NoPartition, match="nowhere"):
-        select(cluster([[]], [[PERHAPS]]), options(subscribe="t"))
+        select(cluster([[]], [[PERHAPS]]), options(subscribe="t"), set())
 
 
 def test_what_a_live_broker_does_not_offer_is_looked_for_again() -> None:
     later = TopicPartition("t", 0, 7)
-    assert select(cluster([[ZERO], [ZERO, later]], [[PERHAPS], []]), options(subscribe="t")) == ([ZERO, later], [])
+    looks = cluster([[ZERO], [ZERO, later]], [[PERHAPS], []])
+    assert select(looks, options(subscribe="t"), set()) == ([ZERO, later], [])
 
 
-@pytest.mark.parametrize(("state", "seconds"), [(MoveState.HANDING_OVER, PLANNING_SECONDS), (MoveState.COPYING, 0)])
-def test_a_hand_over_is_waited_for(state: MoveState, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_earlier_attempt_has_seen_is_not_left_out_when_its_brokers_session_ends() -> None:
+    """No znode names it then. The wait for the broker would turn an error into rows that are missing."""
+    seen: set[TopicPartition] = set()
+    looks = cluster([[ZERO, ONE], [ZERO]])
+    assert select(looks, options(subscribe="t"), seen) == ([ZERO, ONE], [])
+    found, away = select(looks, options(subscribe="t"), seen)
+    assert (found, [(each.partition, each.exists) for each in away]) == ([ZERO], [(ONE, True)])
+    said = r"t 1-0 \(broker 1 is not registered in ZooKeeper: start it; known from this query\)"
+    with pytest.raises(BrokerUnavailable, match=f"cannot be read: {said}"):
+        check_complete(looks, options(subscribe="t"), away)
+    with pytest.raises(BrokerUnavailable, match=f"not readable now: {said}"):
+        select(cluster([[]]), options(subscribe="t"), {ONE})
+    moved = (replace(Move("t", 1, 0, 1, 0, 1), state=MoveState.DONE, target_first=0),)
+    assert select(cluster([[ZERO]], moves=moved), options(subscribe="t"), {ZERO, ONE}) == ([ZERO], [])
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that sleeping moves."""
     now = [0.0]
 
     def sleep(pause: float) -> None:
         now[0] += pause
 
-    def fails() -> None:
-        raise BrokerUnavailable("handed over just now")
-
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
     monkeypatch.setattr("metaq.spark_connector.planning.time", clock)
-    with pytest.raises(BrokerUnavailable):
-        through_failover(cluster([[]], moves=(Move("t", 0, 0, 1, 1, 1, state, 0),)), fails)
+    return now
+
+
+def failing(*errors: MetaqError) -> Callable[[], None]:
+    """Raises one after the other, the last for ever."""
+    left = list(errors)
+
+    def fails() -> None:
+        raise left.pop(0) if len(left) > 1 else left[0]
+
+    return fails
+
+
+NOWHERE = NoPartition("nowhere")
+HANDED_OVER = Move("t", 0, 0, 1, 1, 1, MoveState.HANDING_OVER, 0)
+
+
+@pytest.mark.parametrize(
+    ("move", "runs", "errors", "seconds"),
+    [
+        (None, False, [BrokerUnavailable("dead")], FAILOVER_SECONDS),
+        (None, False, [RequestTimedOut("frozen")], FAILOVER_SECONDS),
+        (None, False, [NotLeader(0)], FAILOVER_SECONDS),
+        (None, False, [NOWHERE], 0),
+        (replace(HANDED_OVER, state=MoveState.COPYING), False, [NOWHERE], 0),
+        (HANDED_OVER, False, [NOWHERE], PLANNING_SECONDS),
+        (None, True, [NOWHERE], FAILOVER_SECONDS),
+        (None, False, [BrokerUnavailable("dead"), NOWHERE], FAILOVER_SECONDS),  # its session has ended
+        (HANDED_OVER, False, [NOWHERE, BrokerUnavailable("dead")], FAILOVER_SECONDS),
+    ],
+)
+def test_planning_waits_for_brokers_as_tasks_do_and_not_for_a_topic_that_there_is_not(
+    move: Move | None, runs: bool, errors: list[MetaqError], seconds: float, now: list[float]
+) -> None:
+    with pytest.raises((BrokerUnavailable, NoPartition)) as ended:
+        through_failover(cluster([[]], moves=() if move is None else (move,)), failing(*errors), runs=runs)
     assert seconds - 1 < now[0] <= seconds
+    if errors[-1] is NOWHERE:
+        assert ended.value is NOWHERE
+    else:
+        assert str(ended.value) == f"the query could not be planned for {seconds:g} s: {errors[-1]}"
