@@ -33,6 +33,7 @@ from .requests.search import Searches
 from .runtime.few_lines import FewLines
 from .runtime.pace import Pace
 from .runtime.reactor import ReactorTime
+from .runtime.turns import ConnectionTurns
 from .sequences import Sequences
 from .shared.groups import SharedGroups
 from .store.partition_log import PartitionLog
@@ -108,6 +109,7 @@ class Broker:
         self.registered: Callable[[], bool] | None = None
         """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
+        self.turns = ConnectionTurns(reactor)
         self.parked = ParkedPulls(reactor)
         self._watch_shared: Callable[[PartitionLog], None] = lambda log: None
         self.account = Account(config.limits, reactor)

@@ -10,6 +10,18 @@ from __future__ import annotations
 TURN_SECONDS = 0.005
 """A connection whose requests have taken this long lets the others have their turn."""
 
+ITERATION_SECONDS = 0.01
+"""Turns that all connections together are given in one iteration of the reactor, and as much for what comes in."""
+
+COUNTED_SECONDS = 0.001
+"""What takes longer counts in an iteration: to count it costs one more."""
+
+FEW_BUSY = 2
+"""Connections that may wait for their turns before others with as much to do wait, too."""
+
+BUSY_READS = 8
+"""A connection that had more to do than one turn counts as busy for so many further reads."""
+
 WRITE_BYTES = 64 << 10
 """Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
 

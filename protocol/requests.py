@@ -56,6 +56,7 @@ class RequestReader:
         self._looks_for_runs = True
         self._rest = b""  # with `more`: what was received, and where the next request begins in it
         self._rest_start = 0
+        self._kept = b""  # or this, behind what is incomplete
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
         self._missing = 0  # bytes to collect before it is worth looking again
@@ -93,8 +94,15 @@ class RequestReader:
             self.failure = failure
             return []
 
+    def keep(self, data: bytes) -> None:
+        """Take the next bytes of the connection without a look at them. Not while there is `more`."""
+        self._kept, self.more = data, True
+
     def receive(self, data: bytes) -> list[WireRequest]:
         """Take the next bytes of the connection; return the requests they complete, in order."""
+        if self._kept:
+            data = self._kept + data
+            self._kept, self.more = b"", False
         if self.more:
             rest, start = self._rest, self._rest_start
             self._rest, self.more = b"", False

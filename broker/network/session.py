@@ -3,8 +3,9 @@
 - All requests that one read brought are served together; their answers go out in one write.
 - Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Frames
   are told apart by their opaque, so theirs go out when they are ready.
-- Turns: requests that take longer than a few milliseconds together are put off to the reactor's next turn; a single one
-  that does is worked off in slices, and those behind it wait. Of one read only so many requests are decoded in a turn.
+- Turns: requests that take longer than a few milliseconds together are put off to a later turn of the connection; a
+  single one that does is worked off in slices, and those behind it wait. Of one read only so many requests are decoded
+  in a turn. All connections together have so much of an iteration of the reactor (runtime/turns.py).
 - A client that closes its sending half (`nc -N`, or a close, which looks the same) gets the answers that are due; then
   the connection is closed. A parked pull is answered as if its time were over: its client may read that answer, and
   nothing else ends the connection before the time that it asked for.
@@ -45,6 +46,7 @@ from ..requests.put import PutGroup
 from ..requests.reading import Reading
 from ..runtime.few_lines import FewLines
 from ..runtime.reactor import ReactorTime, Transport
+from ..runtime.turns import ConnectionTurns
 from ..shared.acquire import Acquire
 from .long_poll import ParkedPulls
 from .pending_puts import PendingPuts
@@ -64,6 +66,7 @@ class SessionServices(Interface):
     """What all connections of a broker share."""
 
     reactor: ReactorTime
+    turns: ConnectionTurns
     account: Account
     parked: ParkedPulls
     pending_puts: PendingPuts
@@ -138,6 +141,7 @@ class Session(Protocol):
         """By the reactor's clock."""
         self._gate = gate
         self._reactor = shared.reactor
+        self._turns = shared.turns
         self._all_parked = shared.parked
         self._pending_puts = shared.pending_puts
         self._account = shared.account
@@ -157,7 +161,8 @@ class Session(Protocol):
         self._parked: set[Parkable] = set()
         self._full = False  # the transport wants no more data
         self._unsent = 0  # at most so many bytes wait in a full transport
-        self._yielding = False  # the rest of the queue waits for the reactor's next turn
+        self._yielding = False  # the rest of the queue waits for the connection's next turn
+        self._busy = 0  # it has had more to do than one, and is for so many reads more one of those that do
         self._work: tuple[Verb, WireRequest, Work] | None = None  # under way, slice by slice; then `_yielding` too
         self._held_back = False  # too many puts of all connections wait
         self._held_bytes = 0  # of an incomplete request
@@ -177,10 +182,18 @@ class Session(Protocol):
         self.address = account_address(self.host)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
-        self.last_active = self._seconds()
+        self.last_active = now = self._seconds()
         if self._closing:
             return
+        if self._busy:
+            self._busy -= 1
+        if self._turns.defers(self._busy) and not (self._reader.more or self._yielding):
+            self._reader.keep(data)
+            self._wait_turn()
+            self._update_reading()
+            return
         self._take(self._reader.receive(data))
+        self._turns.has_worked(now)
 
     @property
     def space(self) -> memoryview | None:
@@ -190,12 +203,16 @@ class Session(Protocol):
 
     def received(self, count: int) -> None:
         """`count` bytes came into `space`."""
-        self.last_active = self._seconds()
+        self.last_active = now = self._seconds()
         self._take(self._reader.received(count))
+        self._turns.has_worked(now)
 
     def _take(self, requests: list[WireRequest]) -> None:
         if self._queue or self._yielding:
             self._queue.extend(requests)
+        elif requests and self._turns.defers(self._busy):
+            self._queue.extend(requests)
+            self._wait_turn()
         else:
             self._serve(requests)
         self._has_taken(requests)
@@ -361,8 +378,13 @@ class Session(Protocol):
         self._resume()
 
     def _yield_turn(self) -> None:
+        """There is more to do than this turn's part."""
+        self._busy = tuning.BUSY_READS
+        self._wait_turn()
+
+    def _wait_turn(self) -> None:
         self._yielding = True
-        self._reactor.callLater(0, self._go_on)
+        self._turns.wait(self._go_on, self._busy)
 
     @_or_close
     def _go_on(self) -> None:
@@ -375,7 +397,7 @@ class Session(Protocol):
             self._pending -= 1
             self._work_off(verb, request, work)
         if not self._lost and not self._yielding:
-            self._resume()
+            self._go_on_serving()
 
     def _work_off(self, verb: Verb, request: WireRequest, work: Work) -> None:
         """Go on until it is done or the others are to have their turn; also on a connection that is lost."""
@@ -536,8 +558,26 @@ class Session(Protocol):
 
     def _resume(self) -> None:
         """Something changed that may have blocked: serve what was put off."""
+        if not self._may_go_on:
+            self._flush()
+            self._finish_turn()
+            return
+        if self._turns.defers(self._busy):
+            self._wait_turn()
+            self._finish_turn()
+        else:
+            now = self._seconds()
+            self._go_on_serving()
+            self._turns.has_worked(now)
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether there is something to serve, and it may be."""
+        return bool(self._queue or self._reader.more) and not (self._blocked or self._yielding or self._closing)
+
+    def _go_on_serving(self) -> None:
         self._flush()
-        while (self._queue or self._reader.more) and not (self._blocked or self._yielding or self._closing):
+        while self._may_go_on:
             if self._queue:
                 waiting, self._queue = self._queue, deque()
                 self._serve(waiting)

@@ -72,6 +72,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| unsent answers of a connection | {broker/tuning.WRITE_BYTES:bytes} and one answer |",
         "do not read | {MAX_UNSENT_BYTES:bytes} | each answer carries {SCARCE_ANSWER_BYTES:bytes} of data",
         "or one slice of a large request | {broker/tuning.TURN_SECONDS:ms} |",
+        "in one round of the event loop | {ITERATION_SECONDS:ms}, and as much for requests that come in |",
         "| cold reads at once, of all consumers | {MAX_COLD_READS} |",
         "were not read yet | {broker/tuning.RECEIVE_BYTES:bytes} (the kernel's choice",
         "is less), {LARGE_READ_BYTES:bytes} per read |",

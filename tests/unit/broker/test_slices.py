@@ -56,7 +56,7 @@ def test_others_are_served_between_the_parts_of_a_request(peer, harness, slices)
     peer.send(many([("t", number % 2, [record(b"part %d" % number)]) for number in range(10)]))
     assert peer.received() == b""
     turns(harness, between)
-    assert len(answered) >= 10
+    assert len(answered) >= 9  # the first part needs no further turn
     assert set(answered) == {200}
     (answer,) = peer.frames()
     found = rows(answer)

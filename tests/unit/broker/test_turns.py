@@ -1,0 +1,232 @@
+"""Turns of all connections: an iteration of the reactor takes some, the others come in the next ones, in order."""
+
+import pytest
+from twisted.internet.task import Clock
+
+from metaq.broker import tuning
+from metaq.broker.runtime.turns import ConnectionTurns
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.requests import RequestReader
+from metaq.protocol.statuses import RequestCode
+from tests.unit.broker.harness import put
+
+BEAT = encode_frame(RequestCode.HEARTBEAT, 1, {}, 0)
+
+
+class WorkClock(Clock):
+    """Time passes by work alone."""
+
+    def work(self, seconds):
+        self.rightNow += seconds
+
+
+def iteration(reactor):
+    """What is due now, without what comes of it."""
+    calls = [call for call in reactor.calls if call.getTime() <= reactor.seconds()]
+    for call in calls:
+        reactor.calls.remove(call)
+        call.called = 1
+        call.func(*call.args, **call.kw)
+
+
+@pytest.fixture
+def reactor():
+    return WorkClock()
+
+
+@pytest.fixture
+def turns(reactor):
+    return ConnectionTurns(reactor)
+
+
+@pytest.fixture
+def done():
+    return []
+
+
+def turn(reactor, done, name, seconds=tuning.ITERATION_SECONDS):
+    def work():
+        reactor.work(seconds)
+        done.append(name)
+
+    return work
+
+
+def spend(reactor, turns):
+    """This iteration has no time left."""
+    since = reactor.seconds()
+    reactor.work(tuning.COUNTED_SECONDS)
+    turns.has_worked(since)
+    reactor.work(tuning.ITERATION_SECONDS)
+
+
+def test_an_iteration_takes_what_its_time_allows_and_the_next_ones_the_others_in_order(reactor, turns, done):
+    for number in range(5):
+        turns.wait(turn(reactor, done, number, tuning.ITERATION_SECONDS / 2), busy=0)
+    iteration(reactor)
+    assert done == [0, 1]
+    iteration(reactor)
+    assert done == [0, 1, 2, 3]
+    iteration(reactor)
+    assert done == [0, 1, 2, 3, 4]
+    assert not reactor.getDelayedCalls()
+
+
+def test_busy_connections_come_behind_the_others_and_one_comes_in_each_iteration(reactor, turns, done):
+    for number in range(2):
+        turns.wait(turn(reactor, done, f"busy {number}"), busy=1)
+    for number in range(3):
+        turns.wait(turn(reactor, done, number), busy=0)
+    iteration(reactor)
+    assert done == [0, "busy 0"]
+    iteration(reactor)
+    assert done[2:] == [1, "busy 1"]
+    iteration(reactor)
+    assert done[4:] == [2]
+
+
+def test_who_waits_again_has_no_second_turn_in_the_same_iteration(reactor, turns, done):
+    def again():
+        done.append("again")
+        if len(done) < 3:
+            turns.wait(again, busy=1)
+
+    turns.wait(again, busy=0)
+    for count in (1, 2, 3):
+        iteration(reactor)
+        assert len(done) == count
+
+
+def test_nobody_waits_while_there_is_little_to_do(reactor, turns):
+    since = reactor.seconds()
+    reactor.work(tuning.COUNTED_SECONDS / 2)
+    turns.has_worked(since)
+    reactor.work(1.0)
+    assert not turns.defers(0)
+    assert not turns.defers(1)
+    assert not reactor.getDelayedCalls()
+
+
+def test_who_comes_when_the_iteration_has_no_time_left_waits_and_a_busy_one_when_others_do(reactor, turns, done):
+    turns.has_worked(reactor.seconds() - tuning.COUNTED_SECONDS)
+    assert not turns.defers(0)
+    assert not turns.defers(1)
+    for number in range(tuning.FEW_BUSY):
+        turns.wait(turn(reactor, done, number), busy=1)
+    assert not turns.defers(0)
+    assert turns.defers(1)
+    reactor.work(tuning.ITERATION_SECONDS)
+    assert turns.defers(0)
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spent(harness, monkeypatch):
+    """Of this iteration of the harness's reactor no time is left."""
+    turns = harness.broker.turns
+    turns.has_worked(harness.reactor.seconds() - tuning.COUNTED_SECONDS)
+    harness.reactor.rightNow += tuning.ITERATION_SECONDS
+
+
+def test_what_comes_then_is_served_in_the_next_iteration_and_no_more_is_read(peer, spent, harness):
+    peer.send(put("t", 0, b"1", 1) + put("t", 0, b"2", 2))
+    assert peer.received() == b""
+    assert peer.transport.producerState == "paused"
+    harness.turn()
+    assert [answer.opaque for answer in peer.answers()] == [1, 2]
+    assert peer.transport.producerState == "producing"
+
+
+def test_a_request_that_comes_in_two_pieces_is_whole_then(peer, spent, harness):
+    request = put("t", 0, b"hello", 7)
+    peer.send(request[:5])
+    harness.turn()
+    assert peer.received() == b""
+    peer.send(request[5:])
+    assert [answer.opaque for answer in peer.answers()] == [7]
+
+
+def test_a_large_frame_that_is_complete_then_waits(peer, harness):
+    body = bytes(100_000)
+    data = encode_frame(RequestCode.HEARTBEAT, 1, {}, len(body)) + body
+    peer.send(data[:70_000])
+    harness.broker.turns.has_worked(harness.reactor.seconds() - tuning.COUNTED_SECONDS)
+    harness.reactor.rightNow += tuning.ITERATION_SECONDS
+    space = peer.session.space
+    space[:] = data[70_000:]
+    peer.session.received(len(space))
+    assert peer.received() == b""
+    harness.turn()
+    assert len(peer.frames()) == 1
+
+
+def test_one_that_ends_its_half_is_answered_and_closed(peer, spent, harness):
+    peer.send(put("t", 0, b"1", 1))
+    peer.half_close()
+    assert not peer.transport.disconnecting
+    harness.turn()
+    assert [answer.opaque for answer in peer.answers()] == [1]
+    assert peer.transport.disconnecting
+
+
+def test_one_that_is_lost_is_not_served(peer, spent, harness):
+    peer.send(put("t", 0, b"1", 1))
+    peer.lose()
+    harness.turn()
+    assert list(harness.store.logs()) == []
+
+
+def test_a_single_request_is_answered_before_those_who_have_more_to_do_than_a_turn(peer, harness, monkeypatch):
+    monkeypatch.setattr(tuning, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "ITERATION_SECONDS", 0.0)  # each iteration takes one turn of these
+    busy = [harness.connect() for _ in range(3)]
+    for each in busy:
+        each.send(BEAT * 3)
+    answered = [len(each.frames()) for each in busy]
+    peer.send(BEAT)
+    for _ in range(3):
+        iteration(harness.reactor)
+        answered = [before + len(each.frames()) for before, each in zip(answered, busy, strict=True)]
+    assert len(peer.frames()) == 1
+    assert sum(answered) < 9
+    harness.turn()
+    answered = [before + len(each.frames()) for before, each in zip(answered, busy, strict=True)]
+    assert answered == [3, 3, 3]
+
+
+# --- the reader -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, 50])
+def test_bytes_that_are_only_kept_are_looked_at_later_behind_what_is_incomplete(cut):
+    data = put("t", 0, b"x" * 30, 1) + BEAT + put("t", 1, b"y", 2)
+    straight = RequestReader().receive(data)
+    reader = RequestReader()
+    found = reader.receive(data[:cut]) if cut else []
+    reader.keep(data[cut:])
+    assert reader.more
+    found += reader.receive(b"")
+    assert found == straight
+    assert not reader.more
+
+
+def test_bytes_that_come_behind_kept_ones_are_joined_with_them():
+    reader = RequestReader()
+    reader.keep(BEAT[:7])
+    assert len(reader.receive(BEAT[7:])) == 1
+
+
+def test_kept_bytes_go_into_a_large_frame_and_a_body_that_is_dropped():
+    for data in (
+        encode_frame(RequestCode.HEARTBEAT, 1, {}, 100_000) + bytes(100_000) + BEAT,
+        b"put t 0 %d 0 1\r\n" % (64 << 20) + bytes(64 << 20) + BEAT,
+    ):
+        straight = RequestReader().receive(data)
+        reader = RequestReader()
+        found = reader.receive(data[:70_000])
+        reader.keep(data[70_000:])
+        found += reader.receive(b"")
+        assert list(map(type, found)) == list(map(type, straight))
+        assert len(found) == 2
