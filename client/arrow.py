@@ -31,7 +31,8 @@ from metaq.protocol.record import (
     decode_attribute,
     payload_start,
 )
-from metaq.protocol.where import Where, matching
+from metaq.protocol.where import Where
+from metaq.protocol.where.columns import matching
 
 from .decoding import Good, Records, good_records
 from .message import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
-import numpy as np
+from metaq.protocol.arrays import np
 
 __all__ = ["MAX_BATCH_PAYLOAD_BYTES", "split_batches"]
 

@@ -30,7 +30,8 @@ from metaq.protocol.record import (
     is_blank,
     split_bodies,
 )
-from metaq.protocol.where import Where, matching
+from metaq.protocol.where import Where
+from metaq.protocol.where.columns import matching
 
 from .message import Message, PlainMessage
 from .values import TopicPartition
@@ -198,7 +199,7 @@ def decode_walking(
 
 class Good(NamedTuple):
     """Records in front of the first damaged one: where each begins in the data, its size, and its header
-    (HEADER_DTYPE). `damage` says what is wrong with that one; "" if there is none.
+    (`header_dtype`). `damage` says what is wrong with that one; "" if there is none.
     """
 
     starts: npt.NDArray[np.int64]

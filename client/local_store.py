@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from metaq.coordination.forks import ForkGuard, keep_for_ever
 from metaq.coordination.home import in_home
@@ -22,6 +21,9 @@ from metaq.protocol.record import Attributes, attribute_of, decode_attribute, pa
 from .config import MAX_LOCAL_MESSAGES, check_number
 from .message import Message
 from .values import TopicPartition
+
+if TYPE_CHECKING:
+    import sqlite3
 
 __all__ = ["LocalMessageStore", "StoredMessage"]
 
@@ -216,6 +218,8 @@ class LocalMessageStore:
     # --- the file ---------------------------------------------------------------------------------------------------
 
     def _open(self) -> sqlite3.Connection:
+        import sqlite3  # a client that keeps nothing does without
+
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.touch(0o600)  # opens no file that is there, which would drop the lock of another store on it
@@ -257,6 +261,8 @@ class LocalMessageStore:
 
     @contextlib.contextmanager
     def _wrapping(self) -> Iterator[None]:
+        import sqlite3
+
         try:
             yield
         except sqlite3.Error as error:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import repeat
-from typing import NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
-import numpy as np
-import numpy.typing as npt
-
+from metaq.protocol.arrays import np
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["BatchResults", "Lag", "SendResult", "TopicPartition"]
 

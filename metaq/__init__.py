@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from metaq.client.config import ConsumerConfig as ConsumerConfig
     from metaq.client.config import ProducerConfig as ProducerConfig
     from metaq.client.config import SharedConfig as SharedConfig
-    from metaq.client.consumer import Consumer as Consumer
-    from metaq.client.consumer import LocalOffsetStore as LocalOffsetStore
-    from metaq.client.consumer import LocalRecoverStore as LocalRecoverStore
-    from metaq.client.consumer import OffsetStore as OffsetStore
-    from metaq.client.consumer import Retry as Retry
-    from metaq.client.consumer import RetryLater as RetryLater
-    from metaq.client.consumer import SqlOffsetStore as SqlOffsetStore
-    from metaq.client.consumer import drop_message as drop_message
+    from metaq.client.consumer.consumer import Consumer as Consumer
+    from metaq.client.consumer.listener import RetryLater as RetryLater
+    from metaq.client.consumer.rejected import LocalRecoverStore as LocalRecoverStore
+    from metaq.client.consumer.rejected import drop_message as drop_message
+    from metaq.client.consumer.retry import Retry as Retry
     from metaq.client.dead_letters import DeadLetter as DeadLetter
     from metaq.client.dead_letters import DeadLetters as DeadLetters
     from metaq.client.dead_letters import Redriven as Redriven
@@ -53,22 +50,19 @@ if TYPE_CHECKING:
     from metaq.client.values import Lag as Lag
     from metaq.client.values import SendResult as SendResult
     from metaq.client.values import TopicPartition as TopicPartition
+    from metaq.coordination.offset_store import LocalOffsetStore as LocalOffsetStore
+    from metaq.coordination.offset_store import OffsetStore as OffsetStore
+    from metaq.coordination.sql_offset_store import SqlOffsetStore as SqlOffsetStore
     from metaq.protocol.halves import HalfOutcome as HalfOutcome
     from metaq.protocol.transactions import XaCode as XaCode
     from metaq.protocol.transactions import XaVote as XaVote
 
 _NAMES = {
     "client.config": ("ConnectionConfig", "ConsumerConfig", "ProducerConfig", "SharedConfig"),
-    "client.consumer": (
-        "Consumer",
-        "LocalOffsetStore",
-        "LocalRecoverStore",
-        "OffsetStore",
-        "Retry",
-        "RetryLater",
-        "SqlOffsetStore",
-        "drop_message",
-    ),
+    "client.consumer.consumer": ("Consumer",),
+    "client.consumer.listener": ("RetryLater",),
+    "client.consumer.rejected": ("LocalRecoverStore", "drop_message"),
+    "client.consumer.retry": ("Retry",),
     "client.dead_letters": ("DeadLetter", "DeadLetters", "Redriven"),
     "client.local_store": ("LocalMessageStore", "StoredMessage"),
     "client.message": ("Message", "Origin"),
@@ -82,6 +76,8 @@ _NAMES = {
     "client.reading": ("PartitionReader", "TopicBrowser", "browse"),
     "client.shared": ("SharedConsumer", "SharedMessage"),
     "client.values": ("Lag", "SendResult", "TopicPartition"),
+    "coordination.offset_store": ("LocalOffsetStore", "OffsetStore"),
+    "coordination.sql_offset_store": ("SqlOffsetStore",),
     "protocol.halves": ("HalfOutcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }

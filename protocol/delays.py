@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-import numpy as np
-
+from .arrays import np
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, AnyTopicField, ExtFields, PartitionField, TopicField, choice, number
 from .limits import INT64_MAX, MAX_DELAY_SECONDS, MAX_LISTED_DELAYED

@@ -6,8 +6,12 @@ milliseconds, are positive, and (t, sequence) is one counter: the ids of a batch
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
+
+from .arrays import np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "EPOCH_MS",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from struct import Struct
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import numpy.typing as npt
-
+from .arrays import np
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, ExtFields, Field, LabelField, PartitionField, TopicField, flag, number
 from .limits import INT32_MAX, INT64_MAX, MAX_BATCH_RECORDS, MAX_PULLED_TAGS
 from .message_id import UNKNOWN_ID
 from .sends import split_batch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "FOLLOWER",

@@ -22,17 +22,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from struct import Struct
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
-import numpy.typing as npt
 from isal.isal_zlib import crc32
 
+from .arrays import np
 from .errors import LocalProtocolError, RemoteProtocolError
 from .limits import is_utf8
 from .properties import RESERVED_PREFIX, TYPE_MARK, PropertyValue, decode_value, encode_value, plain_text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "ATTRIBUTE_FLAG",
@@ -48,7 +50,6 @@ __all__ = [
     "HALF_PROPERTY",
     "HEADER",
     "HEADER_BYTES",
-    "HEADER_DTYPE",
     "MAX_PRIORITY",
     "PRIORITY_MASK",
     "PRIORITY_SHIFT",
@@ -94,8 +95,6 @@ HEADER = Struct(">iIqi")
 """length, checksum, message id, flag."""
 HEADER_BYTES = HEADER.size  # 20
 
-HEADER_DTYPE = np.dtype([("length", ">i4"), ("checksum", ">u4"), ("id", ">i8"), ("flag", ">i4")])
-"""The same header for numpy, in the order and with the widths of the table above."""
 
 ATTRIBUTE_FLAG = 1
 PROPERTIES_FLAG = 2
@@ -428,8 +427,14 @@ def is_blank(length: int, crc: int, message_id: int) -> bool:
     return not (length or crc) and 0 <= message_id < _LEAST_ID
 
 
+@cache
+def header_dtype() -> np.dtype[Any]:
+    """HEADER for NumPy."""
+    return np.dtype([("length", ">i4"), ("checksum", ">u4"), ("id", ">i8"), ("flag", ">i4")])
+
+
 def blank_headers(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """`is_blank` of each header (HEADER_DTYPE)."""
+    """`is_blank` of each header (`header_dtype`)."""
     blank: npt.NDArray[np.bool_] = headers["length"] == 0
     if blank.any():  # else, the usual case, the other fields need not be looked at
         ids = headers["id"]
@@ -460,11 +465,11 @@ def iter_headers(data: Buffer, start: int = 0, *, stored: bool = True) -> Iterat
 
 
 def headers_at(data: Buffer, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """A copy of the headers (HEADER_DTYPE) at the positions `starts` of `data`; every one must lie inside."""
+    """A copy of the headers (`header_dtype`) at the positions `starts` of `data`; every one must lie inside."""
     if not len(starts):
-        return np.empty(0, HEADER_DTYPE)
+        return np.empty(0, header_dtype())
     anywhere = np.ndarray(len(data) - HEADER_BYTES + 1, f"V{HEADER_BYTES}", data, 0, (1,))
-    headers: npt.NDArray[Any] = anywhere[starts].view(HEADER_DTYPE)
+    headers: npt.NDArray[Any] = anywhere[starts].view(header_dtype())
     return headers
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Self
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
-
+from .arrays import np
 from .errors import RemoteProtocolError
 from .fields import INT64_MIN, Ext, ExtFields, Field, PartitionField, TopicField, number
 from .frames import PREFIX_BYTES, RESPONSE, Frame, encode_frame, encode_prefix
@@ -22,6 +21,9 @@ from .record import HEADER_BYTES, Buffer
 from .statuses import RequestCode, ResponseCode
 from .topic_partition import TopicPartition
 from .transactions import TX_KEY, parse_own_key
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "TOPIC_SEPARATOR",
@@ -322,10 +324,6 @@ def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
 TOPIC_SEPARATOR = "/"
 """No topic has one: it would be a path (limits.check_topic)."""
 
-_PART = np.dtype([("topic", ">u4"), ("partition", ">i4"), ("records", ">u4")])
-_SEQUENCES = np.dtype(">i8")
-_ROW = np.dtype([("id", ">i8"), ("offset", ">i8"), ("partition", ">i4"), ("code", ">i4")])
-
 
 def _read_topics(text: str) -> tuple[str, ...]:
     if text.count(TOPIC_SEPARATOR) >= MAX_PARTS:  # each part names one
@@ -401,6 +399,16 @@ class PartRows(NamedTuple):
     codes: list[int]
 
 
+@cache
+def _part() -> np.dtype[Any]:
+    return np.dtype([("topic", ">u4"), ("partition", ">i4"), ("records", ">u4")])
+
+
+@cache
+def _row() -> np.dtype[Any]:
+    return np.dtype([("id", ">i8"), ("offset", ">i8"), ("partition", ">i4"), ("code", ">i4")])
+
+
 def encode_parts(
     parts: Sequence[tuple[int, int, int]],
     sizes: Sequence[int] | npt.NDArray[np.int64],
@@ -413,11 +421,11 @@ def encode_parts(
 
 def split_many(body: memoryview, request: SendManyRequest) -> Parts:
     """The parts of a request's body. Raises RemoteProtocolError if tables, sizes and body do not agree."""
-    table_bytes = request.parts * _PART.itemsize
-    sequences_end = table_bytes + (request.parts * _SEQUENCES.itemsize if request.producer else 0)
+    table_bytes = request.parts * _part().itemsize
+    sequences_end = table_bytes + (request.parts * 8 if request.producer else 0)
     if len(body) < sequences_end:
         raise RemoteProtocolError(f"{request.parts} parts have a body of {len(body)} bytes only")
-    table = np.frombuffer(body[:table_bytes], _PART)
+    table = np.frombuffer(body[:table_bytes], _part())
     counts = table["records"].astype(np.int64)
     if not counts.all() or int(counts.sum()) != request.records:
         raise RemoteProtocolError(f"the parts' records do not add up to {request.records}, or a part has none")
@@ -425,7 +433,7 @@ def split_many(body: memoryview, request: SendManyRequest) -> Parts:
         raise RemoteProtocolError(f"a part names topic {int(table['topic'].max())} of {len(request.topics)}")
     if int(table["partition"].min()) < -1:
         raise RemoteProtocolError(f"a part has partition {int(table['partition'].min())}")
-    sequences = np.frombuffer(body[table_bytes:sequences_end], _SEQUENCES)
+    sequences = np.frombuffer(body[table_bytes:sequences_end], ">i8")
     if request.producer and int(sequences.min()) < 1:
         raise RemoteProtocolError(f"a part has the sequence {int(sequences.min())}")
     if request.producer and int(table["partition"].min()) < 0:
@@ -436,7 +444,7 @@ def split_many(body: memoryview, request: SendManyRequest) -> Parts:
 
 def encode_rows(ids: npt.NDArray[np.int64], offsets: list[int], partitions: list[int], codes: list[int]) -> bytes:
     """The answer's body, one row for each part."""
-    rows = np.empty(len(offsets), _ROW)
+    rows = np.empty(len(offsets), _row())
     rows["id"], rows["offset"], rows["partition"], rows["code"] = ids, offsets, partitions, codes
     return rows.tobytes()
 
@@ -448,7 +456,7 @@ def encode_replicas(replicas: Sequence[int]) -> bytes:
 
 def decode_replicas(body: Buffer, parts: int) -> Sequence[int]:
     """Of each part; 0 from a broker by itself."""
-    found = memoryview(body)[parts * _ROW.itemsize :][:parts]
+    found = memoryview(body)[parts * _row().itemsize :][:parts]
     return list(found) if len(found) == parts else [0] * parts
 
 
@@ -457,7 +465,7 @@ def decode_rows(body: Buffer, parts: int) -> PartRows:
 
     Raises RemoteProtocolError if rows are missing.
     """
-    if len(body) < parts * _ROW.itemsize:
+    if len(body) < parts * _row().itemsize:
         raise RemoteProtocolError(f"an answer for {parts} parts has {len(body)} bytes")
-    rows: npt.NDArray[Any] = np.frombuffer(body, _ROW, parts)
+    rows: npt.NDArray[Any] = np.frombuffer(body, _row(), parts)
     return PartRows(*(rows[name].tolist() for name in ("id", "offset", "partition", "code")))

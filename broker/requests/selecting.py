@@ -14,7 +14,8 @@ import numpy.typing as npt
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.record import HEADER_BYTES, Buffer, blank_headers, headers_at, matching_checksums
-from metaq.protocol.where import Where, matching
+from metaq.protocol.where import Where
+from metaq.protocol.where.columns import matching
 
 from .. import tuning
 from ..runtime.reactor import ReactorTime

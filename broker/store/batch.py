@@ -14,10 +14,10 @@ from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
     HEADER_BYTES,
-    HEADER_DTYPE,
     PROPERTIES_FLAG,
     Buffer,
     attribute_of,
+    header_dtype,
     headers_at,
     matching_checksums,
     tag_hash,
@@ -103,7 +103,7 @@ def stamp_puts(
     """The records of puts, whose checksums are verified, back to back, with their index units. As `stamp_in_slices`."""
     widths = np.fromiter(map(len, bodies), np.int64, len(bodies)) + HEADER_BYTES
     ends = np.cumsum(widths)
-    headers = np.empty(len(bodies), HEADER_DTYPE)
+    headers = np.empty(len(bodies), header_dtype())
     headers["length"] = widths - HEADER_BYTES
     headers["checksum"] = checksums
     headers["id"] = ids
@@ -198,7 +198,7 @@ def _headers(
     """The headers, and whether they are the ones in `data` themselves: that needs records of one size."""
     width = int(widths[0])
     if (widths == width).all():
-        return np.ndarray(len(widths), HEADER_DTYPE, data, int(starts[0]), (width,)), True
+        return np.ndarray(len(widths), header_dtype(), data, int(starts[0]), (width,)), True
     return headers_at(data, starts), False
 
 

@@ -21,8 +21,8 @@ from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
     HEADER_BYTES,
-    HEADER_DTYPE,
     Buffer,
+    header_dtype,
     headers_at,
     is_blank,
     tag_hash_of_body,
@@ -199,7 +199,7 @@ def _announced_size(data: bytes) -> int:
 
 def _headers(data: bytes, run: _Run, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     if run.size:
-        return np.ndarray((len(at),), HEADER_DTYPE, data, run.starts[0], (run.size,))
+        return np.ndarray((len(at),), header_dtype(), data, run.starts[0], (run.size,))
     return headers_at(data, at)
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
+from metaq.protocol.arrays import np
 from metaq.protocol.delays import pending_ids
 from metaq.protocol.errors import MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame

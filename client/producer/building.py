@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, TypedDict, cast
 
-import numpy as np
 from isal.isal_zlib import crc32
 
+from metaq.protocol.arrays import np
 from metaq.protocol.compression import unpacked_if_fitting
 from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.halves import HalfTerms

@@ -6,17 +6,15 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
-from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from metaq.coordination.logs import get_log
+from metaq.protocol.arrays import np
 from metaq.protocol.delays import pending_ids, wait_of
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.halves import half_of
 from metaq.protocol.message_id import message_id_list
-from metaq.protocol.record import HEADER, HEADER_BYTES, HEADER_DTYPE, Buffer, checksum, checksums
+from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, checksum, checksums, header_dtype
 
 from ..connection import Connection
 from ..values import BatchResults, SendResult, TopicPartition
@@ -25,6 +23,9 @@ from . import tuning
 from .delays import NOW, DelayedResults, Timing, due_at
 from .futures import Callbacks, Outcome
 from .losses import Losses
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "ASKED",
@@ -264,7 +265,7 @@ class OutgoingBatch(Outgoing):
     def _table(self, length: int) -> memoryview:
         """Records of one size are the rows of a table, which numpy fills without a step for each."""
         records = np.empty((self.count, HEADER_BYTES + length), np.uint8)
-        headers = np.ndarray(self.count, HEADER_DTYPE, records.data, strides=(HEADER_BYTES + length,))
+        headers = np.ndarray(self.count, header_dtype(), records.data, strides=(HEADER_BYTES + length,))
         headers["length"], headers["checksum"], headers["id"], headers["flag"] = length, self.checksums, 0, self.flags
         records[:, HEADER_BYTES:] = np.frombuffer(b"".join(self.bodies), np.uint8).reshape(self.count, length)
         return records.reshape(-1).data

@@ -26,8 +26,6 @@ from metaq.protocol.record import CORRELATION, REPLY_TO, Buffer, payload_bytes
 
 from ..config import ConsumerConfig, ProducerConfig, Protocol
 from ..connection import Endpoint
-from ..consumer.core import ConsumerCore
-from ..consumer.fetcher import Fetcher
 from ..message import Message, ValueMessage
 from ..metadata import UNKNOWN, Metadata
 from ..pool import ConnectionPool
@@ -132,6 +130,9 @@ class Requester:
         reading = ConsumerConfig(connection=config.connection, damage="skip", error_max_seconds=_RETRY_SECONDS)
         self._pool = ConnectionPool(config.connection, protocol)
         self._timers = Timers("metaq-requests")
+        from ..consumer.core import ConsumerCore  # a producer that never asks does without them
+        from ..consumer.fetcher import Fetcher
+
         self._core = ConsumerCore(READER_GROUP, reading, tags=frozenset((self._inbox,)), follow=self._pool.follow)
         self._fetcher = Fetcher(self._core, self._pool, self._endpoint_of, self._timers)
         self._thread: BackgroundThread | None = None

@@ -35,7 +35,6 @@ from ..message import Message
 from ..values import TopicPartition
 from .asking import Follow, ask, following, need_frames
 from .brokers import brokers_of
-from .records import decode_records
 
 __all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "check_key", "check_message_id", "nothing_found"]
 
@@ -166,6 +165,8 @@ class MessageFinder:
         self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
     ) -> FoundMessages:
         """One broker's answer; of the same id it has several messages only if Java brokers gave it."""
+        from .records import decode_records  # NumPy: not for commands that decode nothing
+
         connection = self._connect(endpoint)
         need_frames(connection, "cannot search for messages", "read the topic instead")
         partition = TopicPartition(topic, broker_id, int(ext["partition"]))

@@ -11,7 +11,7 @@ from contextlib import closing
 from itertools import cycle
 from typing import Any, NamedTuple, Protocol
 
-from metaq.client.consumer import Consumer
+from metaq.client.consumer.consumer import Consumer
 from metaq.client.message import Message
 from metaq.client.producer import Producer
 from metaq.client.values import SendResult, TopicPartition

@@ -10,7 +10,6 @@
 | columns.py | the same answers for many records at once |
 """
 
-from .columns import matching
 from .where import Where, parse_where
 
-__all__ = ["Where", "matching", "parse_where"]
+__all__ = ["Where", "parse_where"]

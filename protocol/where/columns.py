@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..limits import MAX_WHERE_ATTRIBUTE
 from ..properties import TYPE_MARK
-from ..record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, HEADER_DTYPE, PROPERTIES_FLAG, Buffer
+from ..record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, PROPERTIES_FLAG, Buffer, header_dtype
 from .expression import And, Condition, Constant, Expression, Or
 from .predicates import COMPARISONS, CompareNumber, CompareText, In, IsNull, Predicate
 from .values import FALSE, TRUE, UNKNOWN
@@ -37,7 +37,8 @@ _BLOCK_BYTES = 256 << 10
 _FEW = 24
 """A matrix with fewer rows costs more than decoding each."""
 
-_HEAD_DTYPE = np.dtype([*((name, HEADER_DTYPE[name].str) for name in HEADER_DTYPE.names or ()), ("attribute", ">i4")])
+_HEADER = header_dtype()
+_HEAD_DTYPE = np.dtype([*((name, _HEADER[name].str) for name in _HEADER.names or ()), ("attribute", ">i4")])
 """A record's header and the length of its attribute, if it has one."""
 _LENGTH_BYTES = _HEAD_DTYPE.itemsize - HEADER_BYTES
 

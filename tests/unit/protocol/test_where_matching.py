@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from metaq.protocol.properties import decode_value
 from metaq.protocol.record import encode_record
-from metaq.protocol.where import Where, columns, matching
+from metaq.protocol.where import Where, columns
+from metaq.protocol.where.columns import matching
 from metaq.protocol.where.expression import truth
 from metaq.protocol.where.values import TRUE
 from tests.properties import LISTED, body_with
