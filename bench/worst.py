@@ -722,7 +722,7 @@ class Worst:
             if gateway
             else Dashboard(broker, self.harness.gate, lambda: None, RecentLog()).resource()
         )
-        site = GuardedSite(root, OwnNames([]), Shares("connections", "", 100, 50))
+        site = GuardedSite(root, OwnNames([]), Shares("connections", "", 100, 50), broker.reading, self.reactor)
         channel = site.buildProtocol(None)
         transport = StringTransport()  # type: ignore[no-untyped-call]
         channel.makeConnection(transport)

@@ -41,6 +41,9 @@ RESERVE_PART = 16
 MAX_SEARCHES = 64
 """Of messages, by their id or a key, that wait or run."""
 
+MAX_PAGES = 32
+"""Pages and metrics that are made or sent: each knows what is still to come, and up to some megabytes."""
+
 UNFINISHED_BYTES_PER_SECOND = 16 << 10
 """A request that comes faster has more time than `requestSeconds`."""
 
@@ -326,6 +329,7 @@ class Account:
         self.connections = Shares("connections", "", 0, share)
         self.http = Shares("HTTP connections", "httpConnections", limits.http_connections, share)
         self.pages = Shares("pages that wait for ZooKeeper", "waitingPages", limits.waiting_pages, 100)
+        self.shown_pages = Shares("pages that are being sent", "", MAX_PAGES, share)
         self.searches = Shares("searches for messages", "", MAX_SEARCHES, share)
         self.shared_groups = Shares("shared groups", "sharedGroups", limits.shared_groups, share)
         self.shared_bytes = Shares("bytes of shared groups", "sharedBytes", limits.shared_bytes, share)
@@ -352,6 +356,7 @@ class Account:
         yield "connections", self.connections
         yield "http_connections", self.http
         yield "waiting_pages", self.pages
+        yield "pages", self.shown_pages
         yield "searches", self.searches
         yield "shared_groups", self.shared_groups
         yield "shared_bytes", self.shared_bytes

@@ -42,6 +42,12 @@ RECEIVE_BYTES = 4 << 20
 """A small request takes a kibibyte of the socket's receive buffer, which grows by the payload only. Thousands of
 requests would not get into it, and the fewer are read together, the more each costs."""
 
+PAGE_ROWS = 500
+"""Rows of a table that one HTML page has: more are hard to read, and links lead to the others."""
+
+PAGE_LOGS = 512
+"""Partitions that `/metrics` looks at before others may be served: a millisecond."""
+
 STATS_LINES = 64
 """Lines of an answer to STATS that are made before others may be served: a millisecond."""
 

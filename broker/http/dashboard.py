@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, fail, maybeDeferred
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
@@ -30,11 +30,11 @@ from metaq.protocol.limits import check_group
 from ..account import NOBODY
 from ..broker import Broker
 from ..requests.gate import Gate, HttpPeer, PageRequest
-from ..requests.stats import stats_text
-from ..runtime.turns import in_turns
+from ..requests.stats import stats_lines
 from ..store.partition_log import PartitionLog
-from .metrics import CONTENT_TYPE_LATEST, exposition
-from .pages import Button, Page, Table, Text, to_html, to_json
+from .metrics import CONTENT_TYPE, exposition
+from .pages import Button, Cell, Page, Table, Text, to_html, to_json
+from .sheets import Sheet, write_sheet
 
 __all__ = ["Dashboard", "RecentLog"]
 
@@ -47,8 +47,7 @@ _UNKNOWN_ID = 0
 
 T = TypeVar("T")
 
-View: TypeAlias = "Page | bytes | Deferred[Page]"
-"""bytes: as they are, with their type set already."""
+View: TypeAlias = "Page | Sheet | Deferred[Page]"
 
 
 class RecentLog(logging.Handler):
@@ -84,45 +83,37 @@ class Dashboard:
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
-    def index(self) -> Deferred[Page]:
-        return ensureDeferred(self._index())
-
-    async def _index(self) -> Page:
+    def index(self) -> Page:
         broker = self.broker
-        lines = (await self._stats("")).decode("utf-8", "replace").split("\r\n")[1:-2]
-        rows = [tuple(line.split(" ", 1)) for line in lines]
+        lines = [line for line in stats_lines(broker, "") if line is not None]
+        rows = [tuple(line.split(" ", 1)) for line in lines[1:-1]]
         rows += [("url", broker.url), ("data", ", ".join(broker.store.data_paths)), ("working_directory", os.getcwd())]
         return Page(f"Broker {broker.config.broker_id}", [Table(("figure", "value"), rows), *self._broker_set()])
 
     def topics(self) -> Page:
-        config = self.broker.partitions
-        rows = [
-            (
-                topic,
-                len(logs),
-                sum(log.segments.message_count for log in logs),
-                sum(log.segments.size_bytes for log in logs),
-                settings.accept_publish,
-                settings.accept_subscribe,
-            )
-            for topic, settings in config.stored_topics().items()
-            for logs in [self._logs(topic)]
-        ]
-        stored = {row[0] for row in rows}
-        empty = sorted(set(self.broker.config.topics) - stored)
-        columns = ("topic", "partitions", "messages", "bytes", "accept_publish", "accept_subscribe")
-        table = Table(columns, rows, links={"topic": "/topics/"})
-        return Page("Topics", [table, Text("\n".join(empty) or "none", "Configured, without data")])
+        config, partitions = self.broker.config, self.broker.partitions
+        logs: defaultdict[str, list[PartitionLog]] = defaultdict(list)
+        for log in self.broker.store.logs():
+            logs[log.topic].append(log)
+        stored = partitions.stored_topics()
 
-    def topic(self, topic: str, group: str) -> View:
+        def cells(topic: str) -> Sequence[Cell]:
+            segments = [log.segments for log in logs[topic]]
+            messages, size = sum(each.message_count for each in segments), sum(each.size_bytes for each in segments)
+            settings = stored[topic]
+            return topic, len(segments), messages, size, settings.accept_publish, settings.accept_subscribe
+
+        columns = ("topic", "partitions", "messages", "bytes", "accept_publish", "accept_subscribe")
+        table = Table(columns, list(stored), cells=cells, links={"topic": "/topics/"})
+        empty = [f"{topic}\n" for topic in sorted(set(config.topics) - stored.keys())]
+        return Page("Topics", [table, Text(empty or ["none"], "Configured, without data")])
+
+    def topic(self, topic: str, group: str) -> Page | Deferred[Page]:
         logs = self._logs(topic)
         if not logs:
-            return Page("Topic", [Text(f"{topic}: there is no such topic, or it has no data yet")], status=404)
-        rows = [
-            (log.partition, log.first_offset, log.visible_end, log.segments.message_count, log.segments.size_bytes)
-            for log in logs
-        ]
-        table = Table(("partition", "min_offset", "max_offset", "messages", "bytes"), rows, "Partitions")
+            return Page("Topic", [Text([f"{topic}: there is no such topic, or it has no data yet"])], status=404)
+        columns = ("partition", "min_offset", "max_offset", "messages", "bytes")
+        table = Table(columns, logs, "Partitions", cells=_partition_cells)
         note = "Add ?group=NAME to the address to see how far a consumer group is."
         if not group:
             return Page(f"Topic {topic}", [table], note)
@@ -134,15 +125,22 @@ class Dashboard:
         broker_id = self.broker.config.broker_id
         partitions = [log.partition for log in logs]
         progress = await self._in_thread(lambda: _group_progress(session, group, topic, broker_id, partitions))
-        rows, actions = [], []
-        for log, (partition, committed, owner) in zip(logs, progress, strict=True):
+
+        def cells(row: tuple[PartitionLog, _PartitionProgress]) -> Sequence[Cell]:
+            log, (partition, committed, owner) = row
             offset = log.first_offset if committed is None else committed
             behind = log.lookup.messages_behind(offset)
-            rows.append((partition, committed, max(0, log.visible_end - offset), max(0, behind), owner))
-            path = f"/topics/{quote(topic, '')}/groups/{quote(group, '')}/partitions/{partition}/skip"
-            actions.append(None if owner else Button("skip pending", path))
+            return partition, committed, max(0, log.visible_end - offset), max(0, behind), owner
+
+        def action(row: tuple[PartitionLog, _PartitionProgress]) -> Button | None:
+            log, (_, _, owner) = row
+            path = f"/topics/{quote(topic, '')}/groups/{quote(group, '')}/partitions/{log.partition}/skip"
+            return None if owner else Button("skip pending", path)
+
         columns = ("partition", "committed", "bytes behind", "messages behind", "owner")
-        return Page(f"Topic {topic}", [table, Table(columns, rows, f"Group {group}", actions=actions)])
+        rows = list(zip(logs, progress, strict=True))
+        groups = Table(columns, rows, f"Group {group}", cells=cells, action=action)
+        return Page(f"Topic {topic}", [table, groups], query={"group": group})
 
     def cluster(self) -> Deferred[Page]:
         return ensureDeferred(self._cluster())
@@ -168,25 +166,25 @@ class Dashboard:
             tables.append(Table(columns, cells, "Followers"))
         return tables
 
-    def stats(self, item: str) -> Deferred[Page]:
-        return self._stats(item).addCallback(
-            lambda body: Page("Stats", [Text(body.decode("utf-8", "replace").replace("\r\n", "\n"), item or "broker")])
-        )
-
-    def _stats(self, item: str) -> Deferred[bytes]:
-        return in_turns(self.broker.reactor, stats_text(self.broker, item))
+    def stats(self, item: str) -> Page:
+        if item == "config":
+            return Page("Stats", [Text([self._source()], item)])
+        lines = (None if line is None else f"{line}\n" for line in stats_lines(self.broker, item))
+        return Page("Stats", [Text(lines, item or "broker")])
 
     def config(self) -> Page:
-        source = self.broker.config.source.decode("utf-8", "replace")
-        return Page("Config", [Text(source)], actions=[Button("reload server.ini", "/reload-config")])
+        return Page("Config", [Text([self._source()])], actions=[Button("reload server.ini", "/reload-config")])
+
+    def _source(self) -> str:
+        return self.broker.config.source.decode("utf-8", "replace")
 
     def logging(self) -> Page:
-        return Page("Log", [Text(self.log.text)])
+        return Page("Log", [Text([self.log.text])])
 
     def thread_dump(self) -> Page:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         stacks = [
-            Text("".join(traceback.format_stack(frame)), f"{names.get(ident, '?')} ({ident})")
+            Text(traceback.format_stack(frame), f"{names.get(ident, '?')} ({ident})")
             for ident, frame in sys._current_frames().items()
         ]
         return Page("Threads", stacks)
@@ -207,17 +205,18 @@ class Dashboard:
     # --- what changes something ---------------------------------------------------------------------------------------
 
     async def reload_config(self) -> Page:
-        return Page("Reload", [Text(str(await self.broker.reload_config()))])
+        return Page("Reload", [Text([str(await self.broker.reload_config())])])
 
     async def skip(self, topic: str, group: str, partition: str) -> Page:
         session = self._require_session()
         check_group(group)
         log = next((each for each in self._logs(topic) if str(each.partition) == partition), None)
         if log is None:
-            return Page("Skip", [Text(f"{topic}-{partition}: there is no such partition here")], status=404)
+            return Page("Skip", [Text([f"{topic}-{partition}: there is no such partition here"])], status=404)
         broker_id, end = self.broker.config.broker_id, log.visible_end
         await self._in_thread(lambda: _skip_pending(session, group, topic, broker_id, log.partition, end))
-        return Page("Skip", [Text(f"group {group} continues at {end} in partition {broker_id}-{partition} of {topic}")])
+        done = f"group {group} continues at {end} in partition {broker_id}-{partition} of {topic}"
+        return Page("Skip", [Text([done])])
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -262,37 +261,47 @@ class _Root(Resource):
             "java-properties": dashboard.properties,
         }
 
-    def render_GET(self, request: Request) -> bytes | int:  # noqa: N802
+    def render_GET(self, request: Request) -> int:  # noqa: N802
         words = _words(request)
         return self._show(request, words, lambda: self._view(words, request), changes=False)
 
     render_HEAD = render_GET  # noqa: N815
 
-    def render_POST(self, request: Request) -> bytes | int:  # noqa: N802
+    def render_POST(self, request: Request) -> int:  # noqa: N802
         words = _words(request)
         return self._show(request, words, lambda: self._change(words, request), changes=True)
 
-    def _show(self, request: Request, words: list[str], show: Callable[[], View], *, changes: bool) -> bytes | int:
-        """Through the gate."""
+    def _show(self, request: Request, words: list[str], show: Callable[[], View], *, changes: bool) -> int:
+        """Through the gate, and one of so many at once."""
         peer = HttpPeer(cast(Any, request.getClientAddress()).host)
         asked = PageRequest(words, changes, words[1] if words[:1] == ["topics"] and len(words) > 1 else None, show)
-        try:
-            shown = cast(View, self._dashboard.gate.admit(asked, peer).serve(asked, peer))
-        except MetaqError:
-            shown = _failed(Failure())
-        if isinstance(shown, Deferred):
-            return _show_later(request, shown)
-        return shown if isinstance(shown, bytes) else _write(request, shown)
+        shown_pages = self._dashboard.broker.account.shown_pages
+        gone = cast("Deferred[object]", request.notifyFinish())
+        counts = shown_pages.take(peer.address)
+        if counts:
+            gone.addBoth(lambda _: shown_pages.add(peer.address, -1))
+            admit = self._dashboard.gate.admit
+            view: Deferred[Page | Sheet] = maybeDeferred(lambda: cast(Any, admit(asked, peer).serve(asked, peer)))
+        else:
+            gone.addErrback(lambda _: None)
+            view = fail(AccountSpent(shown_pages.refusal(peer.address)))
+        view.addErrback(_failed).addCallback(self._write, request, gone)
+        return NOT_DONE_YET
+
+    def _write(self, view: Page | Sheet, request: Request, gone: Deferred[object]) -> None:
+        if not gone.called:  # else the browser left; its page is dropped
+            sheet = view if isinstance(view, Sheet) else _sheet(view, request)
+            write_sheet(
+                self._dashboard.broker.reactor, request, sheet, lambda failure: _sheet(_failed(failure), request)
+            )
 
     def _view(self, words: list[str], request: Request) -> View:
         if words == ["metrics"]:
-            request.setHeader("content-type", CONTENT_TYPE_LATEST)
-            return exposition(self._dashboard.broker)
+            return Sheet(CONTENT_TYPE, exposition(self._dashboard.broker))
         if words[:1] == ["stats"] and len(words) <= 2:
             return self._dashboard.stats(words[1] if len(words) == 2 else "")
         if words[:1] == ["topics"] and len(words) == 2:
-            group = cast(dict[bytes, list[bytes]], request.args).get(b"group", [b""])[0]
-            return self._dashboard.topic(words[1], group.decode("utf-8", "replace"))
+            return self._dashboard.topic(words[1], _argument(request, b"group"))
         page = self._pages.get("/".join(words))
         return page() if page else _not_found()
 
@@ -310,46 +319,39 @@ def _words(request: Request) -> list[str]:
 
 
 def _not_found() -> Page:
-    return Page("Not found", [Text("there is no such page")], status=404)
+    return Page("Not found", [Text(["there is no such page"])], status=404)
 
 
-def _show_later(request: Request, shown: Deferred[Page]) -> int:
-    gone = request.notifyFinish()
-    gone.addErrback(lambda _: None)  # the browser left; its page is dropped
+def _argument(request: Request, name: bytes) -> str:
+    """Of the address; "" without it."""
+    return cast(dict[bytes, list[bytes]], request.args).get(name, [b""])[0].decode("utf-8", "replace")
 
-    def finish(page: Page) -> None:
-        if not gone.called:
-            body = _write(request, page)
-            request.setHeader("content-length", str(len(body)))
-            request.write(body)
-            request.finish()
 
-    shown.addErrback(_failed).addCallback(finish)
-    return NOT_DONE_YET
+def _partition_cells(log: PartitionLog) -> Sequence[Cell]:
+    segments = log.segments
+    return log.partition, log.first_offset, log.visible_end, segments.message_count, segments.size_bytes
 
 
 def _failed(failure: Failure) -> Page:
     error = failure.value
     if isinstance(error, InvalidName):
-        return Page("Wrong name", [Text(str(error))], status=400)
+        return Page("Wrong name", [Text([str(error)])], status=400)
     if isinstance(error, AccountSpent):
-        return Page("Busy", [Text(str(error))], status=503)
+        return Page("Busy", [Text([str(error)])], status=503)
     if isinstance(error, MetaqError):
-        return Page("Refused", [Text(str(error))], status=409)
+        return Page("Refused", [Text([str(error)])], status=409)
     _log.error("a page of the dashboard failed", exc_info=cast(Any, error))
-    return Page("Failed", [Text(f"internal error: {type(error).__name__}")], status=500)
+    return Page("Failed", [Text([f"internal error: {type(error).__name__}"])], status=500)
 
 
-def _write(request: Request, page: Page) -> bytes:
-    request.setResponseCode(page.status)
-    request.setHeader("x-frame-options", "DENY")
-    request.setHeader("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'")
+def _sheet(page: Page, request: Request) -> Sheet:
+    """In the form that is asked for."""
     wanted = (request.getHeader("accept") or "") + (request.getHeader("content-type") or "")
     if "application/json" in wanted:
-        request.setHeader("content-type", "application/json; charset=utf-8")
-        return to_json(page)
-    request.setHeader("content-type", "text/html; charset=utf-8")
-    return to_html(page)
+        return Sheet("application/json; charset=utf-8", to_json(page), page.status)
+    first = _argument(request, b"from")
+    number = int(first) if first.isascii() and first.isdigit() and len(first) < 10 else 0
+    return Sheet("text/html; charset=utf-8", to_html(page, number), page.status)
 
 
 # --- what waits for ZooKeeper: worker threads only --------------------------------------------------------------------

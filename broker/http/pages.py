@@ -1,18 +1,23 @@
-"""Pages as values, and their two forms: HTML that escapes everything, and JSON."""
+"""Pages as values, and their two forms, in pieces: HTML that escapes everything, and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
+from typing import Any, TypeAlias, cast
+from urllib.parse import quote, urlencode
 
 import simplejson
-from twisted.web.template import Tag, flattenString, tags
 
-from metaq.protocol.limits import is_utf8
+from .. import tuning
 
-__all__ = ["Button", "Page", "Table", "Text", "to_html", "to_json"]
+__all__ = ["Button", "Cell", "Page", "Pieces", "Table", "Text", "to_html", "to_json"]
 
-Cell = str | int | float | bool | None
+Cell: TypeAlias = str | int | float | bool | None
+
+Pieces: TypeAlias = Iterator[str | None]
+"""A text, made piece by piece while it is written. None is no piece: others may be served."""
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0; color: #1c2733; background: #f6f7f9; }
@@ -48,117 +53,139 @@ class Button:
     path: str
 
 
+def _as_it_is(row: Any) -> Sequence[Cell]:
+    return cast(Sequence[Cell], row)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells. links: column name -> prefix of the link its cells are. actions: per row, or none."""
+    """Rows of cells, made one by one when they are written. cells: of a row. links: column name -> prefix of the link
+    its cells are. action: of a row, or none. HTML has PAGE_ROWS of the rows, JSON all."""
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Any]
     title: str = ""
-    links: dict[str, str] = field(default_factory=dict)
-    actions: Sequence[Button | None] = ()
+    cells: Callable[[Any], Sequence[Cell]] = _as_it_is
+    links: Mapping[str, str] = field(default_factory=dict)
+    action: Callable[[Any], Button | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text as it is, in lines."""
+    """Text as it is. lines: with their ends; they are made when they are written, None as in Pieces."""
 
-    text: str
+    lines: Iterable[str | None]
     title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one address shows. status: HTTP's."""
+    """What one address shows. status: HTTP's. query: of the address, kept by links to other rows."""
 
     title: str
     parts: Sequence[Table | Text]
     note: str = ""
     actions: Sequence[Button] = ()
     status: int = 200
+    query: Mapping[str, str] = field(default_factory=dict)
 
 
-def to_json(page: Page) -> bytes:
+def to_json(page: Page) -> Pieces:
     """Tables become lists of objects, texts strings, by the title of the part or of the page."""
-    parts: dict[str, object] = {}
+    yield "{"
+    between = ""
     for part in page.parts:
-        if isinstance(part, Table):
-            parts[part.title or page.title] = [dict(zip(part.columns, row, strict=True)) for row in part.rows]
-        else:
-            parts[part.title or page.title] = part.text
+        yield f"{between}{_json(part.title or page.title)}: "
+        yield from _json_rows(part) if isinstance(part, Table) else _json_text(part)
+        between = ", "
     if page.note:
-        parts["note"] = page.note
-    return simplejson.dumps(parts, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        yield f'{between}"note": {_json(page.note)}'
+    yield "}"
 
 
-def to_html(page: Page) -> bytes:
-    """The whole document."""
-    document = tags.html(
-        tags.head(tags.meta(charset="utf-8"), tags.title(f"metaq: {page.title}"), tags.style(_STYLE)),
-        tags.body(
-            tags.header(tags.b("metaq"), *(tags.a(name, href=path) for path, name in _MENU)),
-            Tag("main")(
-                tags.h1(page.title),
-                tags.p(page.note, class_="note") if page.note else "",
-                *map(_button, page.actions),
-                *map(_part, page.parts),
-            ),
-        ),
-        lang="en",
+def _json_rows(table: Table) -> Pieces:
+    between = "["
+    for row in table.rows:
+        yield between + _json(dict(zip(table.columns, table.cells(row), strict=True)))
+        between = ", "
+    yield "]" if table.rows else "[]"
+
+
+def _json_text(text: Text) -> Pieces:
+    yield '"'
+    for line in text.lines:
+        yield None if line is None else _json(line)[1:-1]
+    yield '"'
+
+
+def _json(value: object) -> str:
+    return simplejson.dumps(value, ensure_ascii=False)
+
+
+def to_html(page: Page, first: int = 0) -> Pieces:
+    """The whole document. first: number of the row that its tables begin with, from 0 on."""
+    menu = "".join(f'<a href="{path}">{name}</a>' for path, name in _MENU)
+    yield (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>metaq: {escape(page.title)}</title>'
+        f"<style>{_STYLE}</style></head><body><header><b>metaq</b>{menu}</header><main><h1>{escape(page.title)}</h1>"
     )
-    _escape(document)
-    found: list[bytes] = []
-    flattenString(None, document).addCallback(found.append)  # nothing in it is deferred, so it is there at once
-    return b"<!DOCTYPE html>\n" + found[0]
+    if page.note:
+        yield f'<p class="note">{escape(page.note)}</p>'
+    yield from map(_button, page.actions)
+    for part in page.parts:
+        yield f"<section>{f'<h2>{escape(part.title)}</h2>' if part.title else ''}"
+        yield from _table(page, part, first) if isinstance(part, Table) else _text(part)
+        yield "</section>"
+    yield "</main></body></html>"
 
 
-def shown(text: str) -> str:
-    """`text`, with what is not valid UTF-8 escaped: a path of a system with another encoding, or of a message that an
-    earlier version took, must not cost the whole page."""
-    return text if is_utf8(text) else str(text.encode("utf-8", "backslashreplace"), "utf-8")
+def _text(text: Text) -> Pieces:
+    yield "<pre>"
+    for line in text.lines:
+        yield None if line is None else escape(line)
+    yield "</pre>"
 
 
-def _escape(tag: Tag) -> None:
-    """All texts in it, as `shown`."""
-    for name, value in tag.attributes.items():
-        if isinstance(value, str):
-            tag.attributes[name] = shown(value)
-    for place, child in enumerate(tag.children):
-        if isinstance(child, Tag):
-            _escape(child)
-        elif isinstance(child, str):
-            tag.children[place] = shown(child)
+def _table(page: Page, table: Table, first: int) -> Pieces:
+    shown = table.rows[first : first + tuning.PAGE_ROWS]
+    others = _other_rows(page, len(table.rows), first, len(shown)) if len(shown) < len(table.rows) else ""
+    yield others
+    if not shown:
+        yield '<p class="note">none</p>'
+    else:
+        heads = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+        yield f"<table><tr>{heads}{'<th></th>' if table.action else ''}</tr>"
+        for row in shown:
+            cells = zip(table.columns, table.cells(row), strict=True)
+            action = table.action(row) if table.action else None
+            button = f"<td>{_button(action)}</td>" if action else ""
+            yield f"<tr>{''.join(_cell(table, column, cell) for column, cell in cells)}{button}</tr>"
+        yield "</table>" + others
 
 
-def _part(part: Table | Text) -> Tag:
-    heading = tags.h2(part.title) if part.title else ""
-    return tags.section(heading, _table(part) if isinstance(part, Table) else tags.pre(part.text))
-
-
-def _table(table: Table) -> Tag:
-    if not table.rows:
-        return tags.p("none", class_="note")
-    actions = table.actions or [None] * len(table.rows)
-    return tags.table(
-        tags.tr(*(tags.th(column) for column in table.columns), tags.th() if table.actions else ""),
-        *(
-            tags.tr(
-                *(_cell(table, column, cell) for column, cell in zip(table.columns, row, strict=True)),
-                tags.td(_button(action)) if action else "",
-            )
-            for row, action in zip(table.rows, actions, strict=True)
-        ),
+def _other_rows(page: Page, count: int, first: int, shown: int) -> str:
+    """Which rows of how many these are, and links to those in front of them and behind them."""
+    links = "".join(
+        f' <a href="?{escape(urlencode({**page.query, "from": start}))}">{name}</a>'
+        for name, start, there in (
+            ("previous", max(0, first - tuning.PAGE_ROWS), first > 0),
+            ("next", first + shown, shown > 0 and first + shown < count),
+        )
+        if there
     )
+    which = f"rows {first + 1:,} to {first + shown:,} of {count:,}" if shown else f"{count:,} rows"
+    return f'<p class="note">{which}{links}</p>'
 
 
-def _cell(table: Table, column: str, cell: Cell) -> Tag:
+def _cell(table: Table, column: str, cell: Cell) -> str:
     if isinstance(cell, int | float) and not isinstance(cell, bool):
-        return tags.td(f"{cell:,}", class_="number")
+        return f'<td class="number">{cell:,}</td>'
     text = "" if cell is None else str(cell)
     if column in table.links and text:
-        return tags.td(tags.a(text, href=table.links[column] + text))
-    return tags.td(text)
+        target = escape(table.links[column] + quote(text, "", errors="surrogatepass"))
+        return f'<td><a href="{target}">{escape(text)}</a></td>'
+    return f"<td>{escape(text)}</td>"
 
 
-def _button(action: Button) -> Tag:
-    return tags.form(tags.button(action.label), method="post", action=action.path)
+def _button(action: Button) -> str:
+    return f'<form method="post" action="{escape(action.path)}"><button>{escape(action.label)}</button></form>'

@@ -9,8 +9,9 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
-from twisted.web.http import FORBIDDEN
+from twisted.web.http import FORBIDDEN, HTTPChannel
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
@@ -22,6 +23,7 @@ from .. import tuning
 from ..account import Shares, account_address
 from ..broker import Broker
 from ..requests.gate import Gate
+from ..requests.reading import Reading
 from ..runtime.log_format import LogFormat
 from .browsers import OwnNames
 from .dashboard import Dashboard, RecentLog
@@ -31,19 +33,78 @@ __all__ = ["GuardedSite", "HttpPorts"]
 
 _log = logging.getLogger(__name__)
 
-_IDLE_SECONDS = 60
-"""A connection that sends nothing for this long is closed."""
+IDLE_SECONDS = 60
+"""A connection is closed that sends nothing for this long, or that takes nothing of an answer."""
+
+
+class _Channel(HTTPChannel):
+    """A connection: counted, and cut when its answers are not taken."""
+
+    address: str
+    connections: Shares
+    reading: Reading
+    _cut: Any = None
+    _unsent = _last_size = 0
+
+    def makeConnection(self, transport: Any) -> None:  # noqa: N802
+        transport.bufferSize = tuning.HTTP_READ_BYTES
+        super().makeConnection(transport)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
+        self.connections.add(self.address, -1)
+        self._taken()
+        super().connectionLost(reason)
+
+    def write(self, data: bytes) -> None:
+        self._last_size = len(data)
+        super().write(data)
+
+    def writeSequence(self, iovec: Iterable[bytes]) -> None:  # noqa: N802
+        data = list(iovec)
+        self._last_size = sum(map(len, data))
+        super().writeSequence(data)
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        """The client does not take what is written."""
+        self._wait()
+        super().pauseProducing()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        self._taken()
+        super().resumeProducing()
+
+    def loseConnection(self) -> None:  # noqa: N802
+        """When the rest is taken: nobody tells whether more of it is."""
+        self._wait()
+        super().loseConnection()
+
+    def _wait(self) -> None:
+        if self._cut is None:
+            self._unsent = self._last_size
+            self.reading.unsent_bytes += self._unsent
+            self._cut = self.callLater(IDLE_SECONDS, self.forceAbortClient)
+
+    def _taken(self) -> None:
+        if self._cut is not None:
+            self.reading.unsent_bytes -= self._unsent
+            if self._cut.active():
+                self._cut.cancel()
+            self._cut = None
 
 
 class GuardedSite(Site):
     """What the ports serve with: requests of bounded size that no page of another site had a browser send."""
 
     noisy = False
+    protocol = cast(Any, _Channel)
 
-    def __init__(self, root: IResource, own_names: OwnNames, connections: Shares) -> None:
-        super().__init__(cast(Any, root), requestFactory=_GuardedRequest, timeout=_IDLE_SECONDS)
+    def __init__(
+        self, root: IResource, own_names: OwnNames, connections: Shares, reading: Reading, reactor: Any
+    ) -> None:
+        super().__init__(cast(Any, root), requestFactory=_GuardedRequest, timeout=IDLE_SECONDS, reactor=reactor)
         self.own_names = own_names
         self._connections = connections
+        self._reading = reading
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: N802
         """A connection's protocol, or None to close it at once."""
@@ -53,18 +114,8 @@ class GuardedSite(Site):
             if connections.refused.bit_count() == 1:  # the first one, and ever fewer
                 _log.warning("an HTTP connection is refused: %s", connections.refusal(address))
             return None
-        channel = cast(Any, super().buildProtocol(cast(Any, addr)))
-        lost, make_connection = channel.connectionLost, channel.makeConnection
-
-        def connected(transport: Any) -> None:
-            transport.bufferSize = tuning.HTTP_READ_BYTES
-            make_connection(transport)
-
-        def connection_lost(reason: Failure) -> None:
-            connections.add(address, -1)
-            lost(reason)
-
-        channel.makeConnection, channel.connectionLost = connected, connection_lost
+        channel = cast(_Channel, super().buildProtocol(cast(Any, addr)))
+        channel.address, channel.connections, channel.reading = address, connections, self._reading
         return channel
 
 
@@ -143,7 +194,7 @@ class HttpPorts:
         """Ports: None = not at all, 0 = a free one. Interfaces: numeric, "" = all IPv4 ones. names: by which browsers
         may ask, beside the broker's hostName (OwnNames). session: as in Dashboard.
         """
-        self._connections = broker.account.http
+        self._broker = broker
         self._own_names = OwnNames((broker.config.host, *names))
         self._ports: list[Any] = []
         self._recent = RecentLog()
@@ -164,9 +215,9 @@ class HttpPorts:
             raise
 
     def _listen(self, name: str, root: Any, option: str, port: int, reactor: Any, interface: str) -> None:
-        listening = _listen_http(
-            GuardedSite(root, self._own_names, self._connections), option, port, reactor, interface
-        )
+        broker = self._broker
+        site = GuardedSite(root, self._own_names, broker.account.http, broker.reading, reactor)
+        listening = _listen_http(site, option, port, reactor, interface)
         self._ports.append(listening)
         _log.info("%s at http://%s:%d/", name, interface or "*", listening.getHost().port)
 

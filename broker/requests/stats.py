@@ -14,7 +14,7 @@ from ..metrics import KINDS
 from ..shared.status import messages_left
 from ..store.partition_log import PartitionLog
 
-__all__ = ["stats_text"]
+__all__ = ["stats_lines", "stats_text"]
 
 _HELP = (
     "*EMPTY* Returns broker info.",
@@ -35,18 +35,25 @@ def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
     what is so when it is made. Raises NotLeader."""
     if item == "config":
         return broker.config.source
-    make = _ITEMS.get(item)
-    lines = ["STATS"]
-    for line in _topic_lines(broker, item) if make is None else make(broker):
+    lines = []
+    for line in stats_lines(broker, item):
         if line is not None:
             lines.append(line)
         if line is None or not len(lines) % tuning.STATS_LINES:
             yield
-    return "".join(f"{line}\r\n" for line in (*lines, "END")).encode("utf-8", "backslashreplace")
+    return "".join(f"{line}\r\n" for line in lines).encode("utf-8", "backslashreplace")
 
 
 Lines: TypeAlias = Iterator[str | None]
 """None is no line: others may be served."""
+
+
+def stats_lines(broker: Broker, item: str) -> Lines:
+    """Of an item, `config` alone is none, or of a topic. Raises NotLeader."""
+    make = _ITEMS.get(item)
+    yield "STATS"
+    yield from _topic_lines(broker, item) if make is None else make(broker)
+    yield "END"
 
 
 def _system_lines(broker: Broker) -> Lines:
@@ -91,7 +98,9 @@ def _topics_lines(broker: Broker) -> Lines:
 
 
 def _offsets_lines(broker: Broker) -> Lines:
-    for log in sorted(broker.store.logs(), key=lambda log: (log.topic, log.partition)):
+    logs = sorted(broker.store.logs(), key=lambda log: (log.topic, log.partition))
+    yield None
+    for log in logs:
         yield f"{log.topic} part {log.partition} min_offset {log.first_offset} max_offset {log.visible_end}"
 
 
@@ -160,7 +169,7 @@ def _journal_lines(broker: Broker) -> Lines:
 
 
 def _topic_lines(broker: Broker, topic: str) -> Lines:
-    logs = _logs_by_topic(broker)[topic]
+    logs = [log for log in broker.store.logs() if log.topic == topic]
     yield topic
     yield f"resultCode {_HAS_DATA if logs else _EMPTY if topic in broker.config.topics else _UNKNOWN}"
     yield f"partitions {len(logs)}"

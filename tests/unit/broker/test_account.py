@@ -357,7 +357,7 @@ def test_the_http_ports_have_a_part_of_the_connections(harness):
     SessionFactory(harness.broker, harness.gate, 1000, http=True)
     account = harness.broker.account
     assert (account.connections.limit, account.http.limit) == (750, 250)
-    site = GuardedSite(cast(Any, Resource()), OwnNames([]), account.http)
+    site = GuardedSite(cast(Any, Resource()), OwnNames([]), account.http, harness.broker.reading, Clock())
     channels = [site.buildProtocol(address("10.0.0.1")) for _ in range(300)]
     assert channels.count(None) == 300 - 235
     transport: Any = StringTransport()

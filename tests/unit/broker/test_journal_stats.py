@@ -3,6 +3,7 @@
 import pytest
 
 from metaq.broker.http.metrics import exposition
+from metaq.broker.http.sheets import encoded
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum
 from metaq.protocol.remoting import StatsRequest
@@ -38,7 +39,7 @@ def journal_stats(peer):
 
 
 def metrics(harness):
-    lines = exposition(harness.broker).decode().splitlines()
+    lines = encoded(exposition(harness.broker)).decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 

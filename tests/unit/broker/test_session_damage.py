@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.http.metrics import exposition
+from metaq.broker.http.sheets import encoded
 from metaq.broker.store.store import TopicStoreConfig
 from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import checksum, iter_headers
@@ -162,7 +163,7 @@ def test_everything_outside_the_damage_comes_once_and_the_damage_is_told(opened,
     assert consume(harness, peer, **WAYS[way]) == (good, found)
     assert consume(harness, peer, checks=False, **WAYS[way]) == (good, found), "what is known is given to nobody"
     assert caplog.text.count("is damaged in") == len(ranges)
-    metrics = exposition(harness.broker).decode()
+    metrics = encoded(exposition(harness.broker)).decode()
     assert f"metaq_damaged_ranges_total {len(ranges)}.0" in metrics
     assert f"metaq_damaged_bytes_total {len(bad) * SIZE}.0" in metrics
 

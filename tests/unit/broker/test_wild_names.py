@@ -3,6 +3,7 @@
 import pytest
 
 from metaq.broker.http.metrics import exposition
+from metaq.broker.http.sheets import encoded
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import put
@@ -37,4 +38,4 @@ def test_half_of_a_surrogate_pair_is_refused_in_every_name(harness, code, ext):
     peer.send(put("t", 0))
     peer.received()
     assert peer.ask_frame(encode_frame(code, 7, ext)).code == ResponseCode.MESSAGE_ILLEGAL
-    assert b"metaq_shared_left_messages" in exposition(harness.broker)
+    assert b"metaq_shared_left_messages" in encoded(exposition(harness.broker))

@@ -6,6 +6,7 @@ import simplejson
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.metrics import exposition
 from metaq.broker.http.pages import Button, Page, Table, Text, to_html, to_json
+from metaq.broker.http.sheets import encoded
 from metaq.broker.requests.stats import stats_text
 from metaq.broker.store.disk_space import Room
 from metaq.protocol.frames import encode_frame
@@ -43,7 +44,7 @@ def damaged(harness, monkeypatch):
 
 
 def test_the_figures_of_a_damaged_name_are_escaped_beside_the_others(damaged):
-    text = exposition(damaged.broker).decode()
+    text = encoded(exposition(damaged.broker)).decode()
     for group in (r"bad\\ud800", "other"):
         assert f'metaq_shared_left_messages{{group="{group}",topic="t"}} 1.0' in text
     assert r'metaq_disk_takes_puts{path="bad\\ud800"} 1.0' in text
@@ -75,7 +76,10 @@ def test_each_page_is_whole(damaged, path, accept):
 
 
 def test_a_page_escapes_it_wherever_it_is():
-    table = Table((HALF,), [(HALF,)], HALF, links={HALF: "/topics/"}, actions=[Button(HALF, HALF)])
-    page = Page(HALF, [table, Text(HALF, HALF)], HALF, [Button(HALF, HALF)])
-    assert to_html(page).decode().count(r"bad\ud800") == 13
-    assert simplejson.loads(to_json(page))[HALF]
+    button = Button(HALF, HALF)
+    table = Table((HALF,), [(HALF,)], HALF, links={HALF: "/topics/"}, action=lambda row: button)
+    page = Page(HALF, [table, Text([HALF], HALF)], HALF, [button])
+    html = encoded(to_html(page)).decode()
+    assert html.count(r"bad\ud800") == 12
+    assert '<a href="/topics/bad%ED%A0%80">' in html
+    assert simplejson.loads(encoded(to_json(page)))[HALF]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.http.metrics import exposition
+from metaq.broker.http.sheets import encoded
 from metaq.broker.moving.driver import MoveDriver
 from metaq.broker.moving.moves import BrokerMoves
 from metaq.coordination.move_records import Move, MoveState
@@ -26,7 +27,7 @@ def moves(harness: Harness) -> BrokerMoves:
 
 
 def shown(harness: Harness) -> dict[str, float]:
-    text = exposition(harness.broker).decode()
+    text = encoded(exposition(harness.broker)).decode()
     assert list(complaints(text)) == []
     lines = [line for line in text.splitlines() if line.startswith("metaq_move_")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}

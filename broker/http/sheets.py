@@ -1,0 +1,128 @@
+"""Writing what a page shows: in turns of the reactor, and no faster than its reader takes it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from twisted.python.failure import Failure
+from twisted.web.server import Request
+
+from .. import tuning
+from ..runtime.reactor import ReactorTime
+from .pages import Pieces
+
+__all__ = ["Sheet", "encoded", "write_sheet"]
+
+_log = logging.getLogger(__name__)
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'"
+
+
+class Sheet(NamedTuple):
+    """A page as it is written. status: HTTP's."""
+
+    content_type: str
+    pieces: Pieces
+    status: int = 200
+
+
+def write_sheet(reactor: ReactorTime, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]) -> None:
+    """Write it, and finish the request. failed: what is shown instead if nothing is written when a piece fails; later
+    the connection is ended, so that the reader does not take a part for the whole. Reactor thread."""
+    _Writer(reactor, request, sheet, failed).begin()
+
+
+class _Writer:
+    """Twisted's IPushProducer."""
+
+    def __init__(
+        self, reactor: ReactorTime, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
+    ) -> None:
+        self._reactor = reactor
+        self._request: Any = request
+        self._sheet = sheet
+        self._failed = failed
+        self._paused = self._ended = self._planned = False
+
+    def begin(self) -> None:
+        request = self._request
+        request.notifyFinish().addErrback(lambda _: self.stopProducing())
+        request.registerProducer(self, True)
+        try:
+            text, more = self._some()
+        except Exception:
+            self._sheet = self._failed(Failure())
+            text, more = self._some()
+        request.setResponseCode(self._sheet.status)
+        request.setHeader("content-type", self._sheet.content_type)
+        request.setHeader("x-frame-options", "DENY")
+        request.setHeader(
+            "content-security-policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'"
+        )
+        if not more:
+            request.setHeader("content-length", str(len(text)))
+        self._write(text, more and request.method != b"HEAD")
+
+    def _go_on(self) -> None:
+        self._planned = False
+        if self._paused or self._ended:
+            return
+        try:
+            text, more = self._some()
+        except Exception:
+            _log.error("a page of the dashboard failed half-way", exc_info=True)
+            self._request.channel.forceAbortClient()
+            return
+        self._write(text, more)
+
+    def _some(self) -> tuple[bytes, bool]:
+        """What a turn of the reactor makes of it; whether there is more."""
+        until = self._reactor.seconds() + tuning.TURN_SECONDS
+        texts: list[str] = []
+        size = 0
+        for piece in self._sheet.pieces:
+            if piece is not None:
+                texts.append(piece)
+                size += len(piece)
+            if size >= tuning.WRITE_BYTES or self._reactor.seconds() >= until:
+                break
+        else:
+            return encoded(texts), False
+        return encoded(texts), True
+
+    def _write(self, text: bytes, more: bool) -> None:
+        self._request.write(text)  # may pause
+        if self._ended:
+            return
+        if more:
+            self._plan()
+        else:
+            self._ended = True
+            self._request.unregisterProducer()
+            self._request.finish()
+
+    def _plan(self) -> None:
+        if not (self._paused or self._planned):
+            self._planned = True
+            self._reactor.callLater(0, self._go_on)
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        self._paused = True
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        self._paused = False
+        if not self._ended:
+            self._plan()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        """The reader has left."""
+        self._ended = True
+        self._sheet = self._sheet._replace(pieces=iter(()))
+
+
+def encoded(pieces: Iterable[str | None]) -> bytes:
+    """What is not valid UTF-8 is escaped: a path of a system with another encoding, or of a message that an earlier
+    version took, must not cost the whole page."""
+    return "".join(piece for piece in pieces if piece).encode("utf-8", "backslashreplace")
