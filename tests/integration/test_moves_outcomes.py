@@ -24,7 +24,7 @@ from tests.integration.test_moves import FAST, TOPIC, Got, Reading, Sending, com
 from tests.waiting import DEADLINE, eventually
 
 FIRST = TopicPartition(TOPIC, 0, 0)
-DISK_MB = 48
+DISK_MB = 96
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_target_without_room_waits_takes_its_own_messages_and_goes_on(
         for _ in range(24):
             producer.send(TOPIC, body, partition=FIRST)
         others = disk / "others"
-        others.write_bytes(b"x" * (20 << 20))
+        others.write_bytes(b"x" * (74 << 20))  # 24 MiB of copy and as much of journal fit only when they are gone
         ini = server_ini(
             disk / "data",
             {TOPIC: "numPartitions=1"},
