@@ -30,8 +30,9 @@ from metaq.client.consumer.watches import SessionWatch
 from metaq.client.timers import Timers
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.brokers import ClusterView
-from metaq.coordination.embedded import EmbeddedZooKeeper, four_letter_word
+from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.group import GroupMembership
+from metaq.coordination.local_zookeeper import four_letter_word
 from metaq.coordination.offset_store import ZooKeeperOffsetStore
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
-import sys
-import threading
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
 
-from metaq.protocol.errors import ConfigError, CoordinationUnavailable, DirectoryInUse
+from metaq.protocol.errors import ConfigError
 
+from .local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
 from .ports import ready_port
-from .records import host_and_port
 
-__all__ = ["MIN_JAVA", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "four_letter_word"]
+__all__ = ["MIN_JAVA", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java"]
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 """Runs a standalone server where the configuration names no others; unlike ZooKeeperServerMain it purges old logs."""
@@ -52,8 +43,6 @@ _JVM_OPTIONS = (
     "-Djava.net.preferIPv4Stack=true",
 )
 
-_POLL = 0.03
-
 MIN_JAVA = 17
 """What PySpark 4 needs; ZooKeeper's server alone would do with less."""
 
@@ -61,13 +50,10 @@ _REMEDY = f"Java {MIN_JAVA} or newer is needed: apt-get install openjdk-17-jre-h
 _VERSION = re.compile(r'"(?:1\.)?([0-9]+)')
 
 
-class EmbeddedZooKeeper:
+class EmbeddedZooKeeper(ZooKeeperProcess):
     """start() it, use connect_string, stop() it. One thread at a time.
 
-    data_dir: made if missing; holds zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. port: 0
-    chooses a free one, kept over restarts. tick_time_ms, max_session_timeout_ms: sessions are granted at least 2 ticks
-    and at most that maximum, whatever they ask for.
-    The server ends with this process, even when that is killed (Linux).
+    data_dir: holds zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data.
     """
 
     def __init__(
@@ -80,52 +66,20 @@ class EmbeddedZooKeeper:
         max_session_timeout_ms: int = 60_000,
         heap_mb: int = 256,
     ) -> None:
-        self.data_dir = Path(data_dir)
-        self.port = port
-        self.host = host
-        self._tick_time_ms = tick_time_ms
-        self._max_session_timeout_ms = max_session_timeout_ms
+        super().__init__(data_dir, port, host, tick_time_ms=tick_time_ms, max_session_timeout_ms=max_session_timeout_ms)
         self._heap_mb = heap_mb
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock_file: IO[str] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def connect_string(self) -> str:
-        """`host:port`; the port is known after start()."""
-        return host_and_port(self.host, self.port)
-
-    @property
-    def log(self) -> Path:
-        return self.data_dir / "zookeeper.log"
-
-    @property
-    def running(self) -> bool:
-        """Whether the server process lives."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int | None:
-        """Of the server process, once it was started."""
-        return self._process.pid if self._process else None
 
     def start(self, timeout: float = 30.0) -> None:
         """Start the server and return once it serves.
 
-        Raises ConfigError (no Java or an old one, no PySpark, port in use, data directory not writable),
-        DirectoryInUse, CoordinationUnavailable (it ended, or does not serve within `timeout` seconds).
+        Raises ConfigError (no Java or an old one, no PySpark, port in use, data directory not writable or of the
+        standalone ZooKeeper), DirectoryInUse, CoordinationUnavailable (it ended, or does not serve within `timeout`
+        seconds).
         """
         java, jars = find_java(), find_jars(_JARS)
         self._take_directory()
         try:
+            self._refuse(STANDALONE_DIRECTORY, "the standalone ZooKeeper", "that one")
             self.port = ready_port("port", self.port, self.host)
             command = [
                 java,
@@ -136,42 +90,10 @@ class EmbeddedZooKeeper:
                 _MAIN,
                 str(self._write_config()),
             ]
-            self._process = _start_bound(command, self.log)
-            self._wait_until_serving(time.monotonic() + timeout)
+            self._run(command, timeout)
         except BaseException:
             self.stop()
             raise
-
-    def stop(self, timeout: float = 10.0) -> None:
-        """Send SIGTERM, and SIGKILL after `timeout` seconds. Does nothing if the server does not run."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._lock_file is not None:
-            self._lock_file.close()
-            self._lock_file = None
-
-    def _take_directory(self) -> None:
-        """Two servers on one directory would destroy each other's transaction log; ZooKeeper does not check that."""
-        try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
-            lock = (self.data_dir / "embedded.lock").open("a")
-        except OSError as error:
-            raise ConfigError(
-                "data_dir", self.data_dir, f"{error.strerror}: choose a directory that can be written"
-            ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise DirectoryInUse(
-                f"data_dir={self.data_dir}: in use by another ZooKeeper: stop it or choose another directory"
-            ) from error
-        self._lock_file = lock
 
     def _write_config(self) -> Path:
         settings = {
@@ -190,67 +112,6 @@ class EmbeddedZooKeeper:
         config = self.data_dir / "zoo.cfg"
         config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), "utf-8")
         return config
-
-    def _wait_until_serving(self, deadline: float) -> None:
-        while not _serves(self.host, self.port):
-            if not self.running:
-                raise CoordinationUnavailable(f"ZooKeeper ended at its start: {self._last_words()} (log: {self.log})")
-            if time.monotonic() >= deadline:
-                raise CoordinationUnavailable(f"ZooKeeper at {self.connect_string} does not serve yet: see {self.log}")
-            time.sleep(_POLL)
-
-    def _last_words(self) -> str:
-        with self.log.open(encoding="utf-8", errors="replace") as lines:
-            said = deque((line.strip() for line in lines if line.strip()), maxlen=1)
-        return said[0] if said else "it said nothing"
-
-
-def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) -> str:
-    """What a server says to `srvr`, `mntr` or `ruok`, within `timeout` seconds at each step. Raises OSError."""
-    with socket.create_connection((host, port), timeout=timeout) as connection:
-        connection.sendall(word)
-        return b"".join(iter(lambda: connection.recv(4096), b"")).decode("utf-8", "replace")
-
-
-def _serves(host: str, port: int) -> bool:
-    """Whether the server answers with its statistics; before its database is loaded it says that it does not serve."""
-    try:
-        return "Mode:" in four_letter_word(host, port, b"srvr")
-    except OSError:
-        return False
-
-
-def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `command` so that it ends with this process, its output appended to `log`.
-
-    The kernel binds a child to the life of the thread that started it, so one that waits for its end does.
-    """
-    run_bound = str(Path(__file__).with_name("run_bound.py"))
-    bound = [sys.executable, "-I", "-S", run_bound, str(os.getpid()), str(int(signal.SIGTERM)), *command]
-    started: list[subprocess.Popen[bytes]] = []
-    failures: list[OSError] = []
-    ready = threading.Event()
-
-    def start_and_wait() -> None:
-        try:
-            with log.open("ab") as output:
-                # its own session: Ctrl-C in a terminal goes to us alone, and we stop it last
-                started.append(
-                    subprocess.Popen(
-                        bound, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-                    )
-                )
-        except OSError as error:
-            failures.append(error)
-        ready.set()
-        for process in started:
-            process.wait()
-
-    threading.Thread(target=start_and_wait, name="metaq zookeeper", daemon=True).start()
-    ready.wait()
-    if failures:
-        raise failures[0]
-    return started[0]
 
 
 # --- Java -------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import time
 from collections import Counter
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 from twisted.internet import tcp
 from twisted.internet.error import CannotListenError
@@ -15,13 +16,15 @@ from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 
 from metaq.coordination.standalone.connections import PeerConnection
-from metaq.coordination.standalone.server import LogBatch, Moment, StandaloneServer
+from metaq.coordination.standalone.server import Moment, StandaloneServer
 from metaq.protocol.errors import ConfigError
 
 from ..network.transport import connection_class
 from ..runtime.reactor import Transport
+from .keeper import Keeper
+from .log_files import LogFiles
 
-__all__ = ["Keeper", "ServerDriver", "moment"]
+__all__ = ["ServerDriver", "moment"]
 
 UNITS_IN_TURN = 256
 """Simple requests, or parts of long ones, that are done before the reactor looks after others: a few milliseconds."""
@@ -36,12 +39,6 @@ CONNECTIONS_PER_ADDRESS = 10_000
 """More connections from one address are closed at once."""
 
 _BACKLOG = 1000
-
-
-class Keeper(Protocol):
-    """Who writes the log. It calls `StandaloneServer.synced` on the reactor thread."""
-
-    def append(self, batch: LogBatch) -> None: ...
 
 
 def moment() -> Moment:
@@ -98,7 +95,7 @@ class _Peer(TwistedProtocol):
         if connection is None or self._full:
             return
         if connection.out:
-            self._transport.write(b"".join(connection.take()))
+            self._transport.write(b"".join(self._driver.take(connection)))
         if connection.finished and not self._full:
             self._transport.unregisterProducer()
             self._transport.loseConnection()
@@ -127,16 +124,21 @@ class _Peer(TwistedProtocol):
 class ServerDriver(Factory):
     """Feeds a server from a port. Its methods run on the reactor thread.
 
-    keeper: who writes the log; None if nothing is kept.
+    files: the log, which was loaded; None if nothing is kept.
+    failure: why it has stopped by itself: the log cannot be written. stopped: called when it listens no longer.
     """
 
     noisy = False
 
-    def __init__(self, server: StandaloneServer, reactor: Any, keeper: Keeper | None = None) -> None:
+    def __init__(self, server: StandaloneServer, reactor: Any, files: LogFiles | None = None) -> None:
+        self.failure: Exception | None = None
+        self.stopped: Callable[[], object] = lambda: None
         self.silenced: dict[_Peer, None] = {}
         self._server = server
         self._reactor = reactor
-        self._keeper = keeper
+        self._keeper: Keeper | None = None
+        if files is not None:
+            self._keeper = Keeper(files, reactor, self._synced, self._soon, self._failed)
         self._peers: dict[PeerConnection, _Peer] = {}
         self._addresses: Counter[str] = Counter()
         self._scheduled = False
@@ -159,15 +161,23 @@ class ServerDriver(Factory):
         self._tick()
 
     def close(self) -> None:
-        """Stop listening and cut every connection."""
+        """Stop listening, cut every connection, and write what was taken to be written. Blocks for the disk."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._port is not None:
-            self._port.stopListening()  # type: ignore[no-untyped-call]
-            self._port = None
+        port, self._port = self._port, None
         for peer in list(self._peers.values()):
             peer.abort()
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+        if port is not None:
+            port.stopListening().addBoth(lambda _: self.stopped())  # type: ignore[no-untyped-call]
+
+    def _failed(self, error: Exception) -> None:
+        """Nobody knows what the disk has: nothing more is told to anybody."""
+        self.failure = error
+        self.close()
 
     def buildProtocol(self, addr: IAddress | None) -> _Peer | None:  # noqa: N802
         host, port = getattr(addr, "host", "?"), getattr(addr, "port", 0)
@@ -185,6 +195,13 @@ class ServerDriver(Factory):
         self._server.received(connection, data)
         self._soon(now=True)
 
+    def take(self, connection: PeerConnection) -> list[bytes]:
+        waited = connection.waits
+        taken = self._server.take(connection)
+        if waited:
+            self._soon()
+        return taken
+
     def lost(self, peer: _Peer, connection: PeerConnection) -> None:
         self._addresses -= Counter((peer.host,))
         del self._peers[connection]
@@ -199,8 +216,7 @@ class ServerDriver(Factory):
         self._timer = self._reactor.callLater((tick_ms - now.ms % tick_ms) / 1000, self._tick)
         self._soon()
 
-    def synced(self, position: int) -> None:
-        """The keeper has written so much."""
+    def _synced(self, position: int) -> None:
         self._server.synced(position)
         self._soon(now=True)
 
@@ -217,8 +233,8 @@ class ServerDriver(Factory):
         """Do a bounded part of what there is to do."""
         server = self._server
         more = server.work(UNITS_IN_TURN, moment())
-        if self._keeper is not None and (batch := server.take_log()):
-            self._keeper.append(batch)
+        if self._keeper is not None:
+            more |= self._keeper.look_after(server)
         ready = server.ready(PEERS_IN_TURN)
         for connection in ready:
             self._peers[connection].flush()

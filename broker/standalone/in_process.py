@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import os
-import secrets
+import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from metaq.coordination.local_zookeeper import APACHE_DIRECTORY, STANDALONE_DIRECTORY, LocalZooKeeper
 from metaq.coordination.ports import ready_port
-from metaq.coordination.records import host_and_port
-from metaq.coordination.standalone.server import ServerSettings, StandaloneServer
+from metaq.protocol.errors import ConfigError
 
-from .driver import ServerDriver, moment
+from .driver import ServerDriver
+from .opening import ServerPlace, open_server
 from .reactor_thread import call, shared_reactor
 
 __all__ = ["InProcessZooKeeper"]
 
 
-class InProcessZooKeeper:
-    """start() it, use connect_string, stop() it. One thread at a time; what serves is a daemon thread of its own, one
-    for all servers of the process.
+class InProcessZooKeeper(LocalZooKeeper):
+    """start() it, use connect_string, stop() it. One thread at a time; what serves is a daemon thread, one for all
+    servers of the process. They write to Python's logging instead of a file.
 
-    data_dir: None keeps nothing, not even over stop() and start(). The other arguments are as EmbeddedZooKeeper's.
+    data_dir: None keeps nothing, not even over stop() and start().
     """
 
     def __init__(
@@ -34,32 +34,17 @@ class InProcessZooKeeper:
         tick_time_ms: int = 500,
         max_session_timeout_ms: int = 60_000,
     ) -> None:
-        self.data_dir = None if data_dir is None else Path(data_dir)
-        self.port = port
-        self.host = host
-        self._tick_time_ms = tick_time_ms
-        self._max_session_timeout_ms = max_session_timeout_ms
+        super().__init__(
+            data_dir or "", port, host, tick_time_ms=tick_time_ms, max_session_timeout_ms=max_session_timeout_ms
+        )
+        self._keeps = data_dir is not None
         self._driver: ServerDriver | None = None
         self._reactor: Any = None
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def connect_string(self) -> str:
-        """`host:port`; the port is known after start()."""
-        return host_and_port(self.host, self.port)
-
     @property
     def running(self) -> bool:
-        """Whether it serves."""
-        return self._driver is not None
+        """Whether it serves. It stops by itself if its log cannot be written."""
+        return self._driver is not None and self._driver.failure is None
 
     @property
     def pid(self) -> int | None:
@@ -67,26 +52,45 @@ class InProcessZooKeeper:
         return os.getpid() if self._driver else None
 
     def start(self, timeout: float = 30.0) -> None:
-        """Serve. Raises ConfigError (port in use)."""
-        self.port = ready_port("port", self.port, self.host)
-        self._reactor = shared_reactor()
-        settings = ServerSettings(
-            secrets.token_bytes(16),
-            self._tick_time_ms,
-            self._max_session_timeout_ms,
-            keeps=False,
-            port=self.port,
-        )
+        """Serve. timeout: ignored, it is at once.
 
-        def listen() -> ServerDriver:
-            driver = ServerDriver(StandaloneServer(settings, moment()), self._reactor)
-            driver.listen(self.host, self.port)
-            return driver
-
-        self._driver = call(self._reactor, listen)
+        Raises ConfigError (port in use, data directory not writable or of Apache's ZooKeeper), DirectoryInUse,
+        StoreError (its files are damaged).
+        """
+        directory = None
+        if self._keeps:
+            self._take_directory()
+            directory = self.data_dir / STANDALONE_DIRECTORY
+        try:
+            if self._keeps:
+                self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "that one")
+            self.port = ready_port("port", self.port, self.host)
+            self._reactor = shared_reactor()
+            place = ServerPlace(directory, self.host, self.port, self._tick_time_ms, self._max_session_timeout_ms)
+            self._driver = call(self._reactor, lambda: _listen(place, self._reactor))
+        except OSError as error:
+            self.stop()
+            raise ConfigError("data_dir", self.data_dir, f"{error}: choose a directory that can be written") from error
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Cut all connections and stop serving. Does nothing if it does not serve."""
+        """Cut all connections and stop serving. Does nothing if it does not serve. timeout: ignored."""
         driver, self._driver = self._driver, None
-        if driver is not None:
+        if driver is not None and driver.failure is None:
+            stopped = threading.Event()
+            driver.stopped = stopped.set
             call(self._reactor, driver.close)
+            stopped.wait()
+        self._leave_directory()
+
+
+def _listen(place: ServerPlace, reactor: Any) -> ServerDriver:
+    driver = open_server(place, reactor)
+    try:
+        driver.listen(place.host, place.port)
+    except ConfigError:
+        driver.close()
+        raise
+    return driver

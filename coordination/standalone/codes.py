@@ -64,11 +64,12 @@ class RefusalCode(IntEnum):
 
 
 class Refused(Exception):  # no MetaqError: it never leaves the server
-    """A request that is answered with an error."""
+    """A request that is answered with an error. body: what the answer has behind it, which is nothing but once."""
 
-    def __init__(self, code: RefusalCode) -> None:
+    def __init__(self, code: RefusalCode, body: bytes = b"") -> None:
         super().__init__(code.name)
         self.code = code
+        self.body = body
 
 
 class EventKind(IntEnum):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 
 from .acls import Identity
 from .codes import PACKET_LIMIT
@@ -23,7 +22,7 @@ class PeerConnection:
 
     __slots__ = (
         *("address", "closed", "established_ms", "finished", "host", "identities", "in_line"),
-        *("last_operation", "last_xid", "last_zxid", "opened", "out", "received", "sent", "session", "unsent"),
+        *("last_operation", "last_xid", "last_zxid", "opened", "out", "received", "sent", "session", "unsent", "waits"),
         *("_at", "_buffer"),
     )
 
@@ -36,9 +35,11 @@ class PeerConnection:
         self.finished = False
         self.closed = False
         self.in_line = False
+        self.waits = False
+        """Its requests wait until `out` is taken."""
         self.out: list[bytes] = []
         self.unsent = 0
-        """Bytes that were made for this peer and not taken (`take`)."""
+        """Bytes that were made for this peer and not taken (`StandaloneServer.take`)."""
         self.established_ms = unix_ms
         self.received = self.sent = 0
         self.last_operation = "NA"
@@ -76,8 +77,8 @@ class PeerConnection:
         self._at = end
         return bytes(self._buffer[start:end])
 
-    def take(self) -> Sequence[bytes]:
-        """What is to be sent now."""
+    def take(self) -> list[bytes]:
+        """What is to be sent now. For the server."""
         out, self.out = self.out, []
         self.unsent -= sum(map(len, out))
         return out

@@ -14,6 +14,7 @@ from .database import NO_ZXID, Database, event
 from .jute import JuteReader, Malformed, encode_acls, encode_buffer, encode_text, encode_texts
 from .tree import TreeNode, stat_of
 from .watches import WatcherKind, WatchMode
+from .writes import read_multi
 
 __all__ = [
     "add_watch",
@@ -128,7 +129,14 @@ def who_am_i(database: Database, connection: PeerConnection, reader: JuteReader)
 
 
 def multi_read(database: Database, connection: PeerConnection, reader: JuteReader) -> bytes:
-    asked = _multi_reads(reader)
+    start = reader.at
+    try:
+        asked = _multi_reads(reader)
+    except Malformed:
+        reader.at = start
+        for _ in read_multi(reader):  # raises Malformed, too, unless all are writes
+            pass
+        raise Refused(RefusalCode.MARSHALLING_ERROR, MULTI_END) from None
     return b"".join(_one_read(database, connection, operation, each) for operation, each in asked) + MULTI_END
 
 

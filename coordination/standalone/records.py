@@ -19,7 +19,7 @@ import struct
 
 from .acls import OPEN
 from .jute import JuteReader, Malformed, encode_acls, encode_buffer, encode_text
-from .tree import TreeNode, ZnodeTree
+from .tree import TreeNode, ZnodeTree, initial_nodes
 
 __all__ = ["Restored", "ended_entry", "gone_entry", "last_id_entry", "node_entry", "parent_entry", "session_entry"]
 
@@ -66,7 +66,7 @@ class Restored:
         self.sessions: dict[int, int] = {}
         """Time-outs in ms by id."""
         self.last_session = 0
-        self._nodes: dict[str, TreeNode] = {}
+        self._nodes = initial_nodes()
 
     def apply(self, entries: bytes) -> None:
         """Raises Malformed."""
@@ -78,7 +78,8 @@ class Restored:
 
     def _apply(self, kind: int, reader: JuteReader) -> None:
         if kind == ord("N"):
-            self._nodes[_path(reader)] = _node(reader)
+            path = _path(reader)
+            self._nodes[path] = _node(reader)
         elif kind == ord("P"):
             path, cversion, pzxid = _path(reader), reader.int32(), reader.int64()
             if node := self._nodes.get(path):  # it may be gone already in the snapshot
@@ -98,22 +99,10 @@ class Restored:
 
     def tree(self) -> ZnodeTree:
         """The znodes. Raises Malformed if one has no parent. To be called once."""
-        tree = ZnodeTree()
-        for path, node in self._nodes.items():
-            if path == "/":
-                node.children = tree.nodes["/"].children
-                tree.nodes[""] = tree.nodes["/"] = node
-            else:
-                if old := tree.nodes.get(path):
-                    node.children = old.children
-                tree.put(path, node)
         try:
-            for path in self._nodes:
-                if path != "/":
-                    tree.link(path)
+            return ZnodeTree(self._nodes)
         except KeyError as error:
-            raise Malformed(f"{path} has no parent") from error
-        return tree
+            raise Malformed(f"{error} is missing, but has children") from error
 
 
 def _path(reader: JuteReader) -> str:

@@ -42,7 +42,7 @@ from .writes import (
     judge,
     read_create,
     read_delete,
-    read_multi_operation,
+    read_multi,
     read_set_acl,
     read_set_data,
 )
@@ -58,7 +58,10 @@ _FRAMES_IN_TURN = 64
 _SNAPSHOT_STEP_BYTES = 32 * 1024
 _FIRST_FRAME_MS = 10_000
 _CONTAINER_CHECK_MS = 60_000
-_MOST_UNSENT = 64 * 1024 * 1024
+_UNSENT_BYTES = 1024 * 1024
+"""Made for a peer and not taken; with more, its requests wait."""
+_MOST_UNSENT_BYTES = 64 * 1024 * 1024
+"""The same; a peer that lets so many events pile up is dropped."""
 _BYTES_PER_UNIT = 16_384
 
 
@@ -92,6 +95,13 @@ class LogBatch(NamedTuple):
     position: int
 
 
+class _Mark(NamedTuple):
+    """A place in the log: by zxid, and by the number of writes since the server's start."""
+
+    zxid: int
+    position: int
+
+
 class StandaloneServer:
     """All of one server's state. One thread."""
 
@@ -111,7 +121,8 @@ class StandaloneServer:
         self._ready: dict[PeerConnection, None] = {}
         self._held: deque[tuple[int, PeerConnection, bytes | None, int]] = deque()
         self._log: list[bytes] = []
-        self._position = self._taken = self._synced = self._committed = 0
+        self._position = self._taken = self._synced = 0
+        self._committed = _Mark(0, 0)
         self._containers_checked_ms = now.ms
 
     def restore(self, restored: Restored, zxid: int, now: Moment) -> None:
@@ -160,13 +171,21 @@ class StandaloneServer:
             del self._ready[connection]
         return found
 
+    def take(self, connection: PeerConnection) -> list[bytes]:
+        """What is to be sent to it now."""
+        taken = connection.take()
+        if connection.waits and connection.unsent <= _UNSENT_BYTES:
+            connection.waits = False
+            self._line_up(connection)
+        return taken
+
     def _send(self, connection: PeerConnection, data: bytes | None) -> None:
         """None: close it behind what was sent."""
         if connection.closed or connection.finished:
             return
         if data is not None:
             connection.unsent += len(data)
-            if connection.unsent > _MOST_UNSENT + len(data):
+            if connection.unsent > _MOST_UNSENT_BYTES + len(data):
                 data = None  # it reads nothing: it will ask for its watches again when it is back
         if self._position == self._synced:
             self._give(connection, data)
@@ -274,6 +293,9 @@ class StandaloneServer:
         for _ in range(min(units, _FRAMES_IN_TURN)):
             if connection.closed or connection.finished:
                 return cost
+            if connection.unsent > _UNSENT_BYTES:
+                connection.waits = True
+                return cost
             try:
                 frame = self._frame(connection)
                 if frame is None:
@@ -376,7 +398,7 @@ class StandaloneServer:
 
     def _begin_session(self, timeout_ms: int) -> OpenSession:
         session = self.sessions.create(timeout_ms, self.now.ms, self.now.unix_ms)
-        self.database.zxid += 1
+        self._begin_write()
         self.database.entries.append(session_entry(session.id, timeout_ms))
         self._commit()
         return session
@@ -408,9 +430,9 @@ class StandaloneServer:
 
     def _end_session(self, session: OpenSession, asker: PeerConnection | None, xid: int) -> Iterator[int]:
         """asker: whom to answer; None if the session has expired."""
-        self.database.zxid += 1
+        zxid = self._begin_write()
         paths = list(self.database.tree.ephemerals.get(session.id, ()))
-        yield from self.database.delete_all(paths, self.database.zxid)
+        yield from self.database.delete_all(paths, zxid)
         self.sessions.remove(session)
         self.database.entries.append(ended_entry(session.id))
         self._commit()
@@ -436,7 +458,7 @@ class StandaloneServer:
         try:
             body = read(self.database, connection, reader)
         except Refused as refused:
-            self._reply(connection, xid, refused.code)
+            self._reply(connection, xid, refused.code, refused.body)
         except Malformed:
             self._reply(connection, xid, RefusalCode.MARSHALLING_ERROR)
         else:
@@ -450,8 +472,7 @@ class StandaloneServer:
         except Malformed:
             self._reply(connection, xid, RefusalCode.MARSHALLING_ERROR)
             return
-        database = self.database
-        database.zxid += 1
+        database, zxid = self.database, self._begin_write()
         code, body = 0, b""
         try:
             outcome = judge(request, Asker(session.id, connection.identities), database.tree.nodes.get)
@@ -460,7 +481,7 @@ class StandaloneServer:
         except Malformed:
             code = RefusalCode.MARSHALLING_ERROR
         else:
-            body = _answer(outcome, database.apply(outcome, database.zxid, self.now.unix_ms))
+            body = _answer(outcome, database.apply(outcome, zxid, self.now.unix_ms))
         self._commit()
         self._reply(connection, xid, code, body)
 
@@ -470,18 +491,17 @@ class StandaloneServer:
         except Malformed:
             self._reply(connection, xid, RefusalCode.MARSHALLING_ERROR)
             return
-        self.database.zxid += 1
+        self._begin_write()
         self._commit()
         self._reply(connection, xid, RefusalCode.RECONFIG_DISABLED)
 
     def _multi(self, connection: PeerConnection, session: OpenSession, xid: int, reader: JuteReader) -> Iterator[int]:
-        database = self.database
-        database.zxid += 1
+        database, zxid = self.database, self._begin_write()
         requests: list[WriteRequest] = []
         outcomes: list[WriteOutcome] = []
         code = 0
         try:
-            for request in _multi_requests(reader):
+            for request in read_multi(reader):
                 requests.append(request)
                 yield 1
             ahead = AheadView(database.tree.nodes.get)
@@ -502,7 +522,7 @@ class StandaloneServer:
         else:
             results = []
             for request, outcome in zip(requests, outcomes, strict=True):
-                node = database.apply(outcome, database.zxid, self.now.unix_ms)
+                node = database.apply(outcome, zxid, self.now.unix_ms)
                 results.append(_multi_result(request, outcome, node))
                 yield 1
         self._commit()
@@ -541,27 +561,32 @@ class StandaloneServer:
         """Of a container or a node with a time to live, if it is one still."""
         node = self.database.tree.nodes.get(path)
         if node is not None and node.owner < 0 and self._is_unused(node):
-            self.database.zxid += 1
-            self.database.delete(path, self.database.zxid)
+            self.database.delete(path, self._begin_write())
             self._commit()
 
     # --- log ----------------------------------------------------------------------------------------------------------
 
+    def _begin_write(self) -> int:
+        """Its zxid. What is sent from now on waits until it is on the disk."""
+        self.database.zxid += 1
+        self._position += self.settings.keeps
+        return self.database.zxid
+
     def _commit(self) -> None:
-        """A write is complete: its entries may go to the log."""
+        """The write is complete: its entries may go to the log."""
         if self.settings.keeps:
             self._log += self.database.entries
-            self._position += 1
-        self._committed = self.database.zxid
+        self._committed = _Mark(self.database.zxid, self._position)
         self.database.entries.clear()
 
     def take_log(self) -> LogBatch | None:
         """What was written since it was asked last; None if nothing was."""
-        if self._position == self._taken:
+        zxid, position = self._committed
+        if position == self._taken:
             return None
-        self._taken = self._position
+        self._taken = position
         entries, self._log = b"".join(self._log), []
-        return LogBatch(entries, self._committed, self._position)
+        return LogBatch(entries, zxid, position)
 
     def synced(self, position: int) -> None:
         """What was taken up to this position is on the disk: what waited for it can go out."""
@@ -597,14 +622,6 @@ class StandaloneServer:
 
 
 # --- multi ------------------------------------------------------------------------------------------------------------
-
-
-def _multi_requests(reader: JuteReader) -> Iterator[WriteRequest]:
-    while True:
-        operation, done, _ = reader.int32(), reader.boolean(), reader.int32()
-        if done:
-            return
-        yield read_multi_operation(reader, operation)
 
 
 def _failed_results(count: int, passed: int, code: int) -> list[bytes]:

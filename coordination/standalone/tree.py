@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .acls import OPEN, READ_ONLY
 from .jute import Acl, encode_text
@@ -20,6 +20,7 @@ __all__ = [
     "TTL_LIMIT_MS",
     "TreeNode",
     "ZnodeTree",
+    "initial_nodes",
     "is_valid_path",
     "parent_of",
     "stat_of",
@@ -39,8 +40,8 @@ TTL_LIMIT_MS = 2**40 - 1
 _TTL_MARK = -(2**56)
 """The upper eight bits of the owner of a node with a time to live; the 40 lower ones are that time."""
 
-SPECIAL = frozenset(("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config"))
-"""Nobody deletes these."""
+SPECIAL = ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
+"""Every server has these, and nobody deletes them."""
 
 _STAT = struct.Struct("!qqqqiiiqiiq")
 
@@ -118,35 +119,44 @@ def stat_of(node: TreeNode) -> bytes:
     )
 
 
+def initial_nodes() -> dict[str, TreeNode]:
+    """Those of a new server."""
+    nodes = {
+        path: TreeNode(b"", OPEN, 0, 0, 0) for path in ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
+    }
+    config = nodes["/zookeeper/config"]
+    config.acl, config.aversion = READ_ONLY, -1
+    return nodes
+
+
 class ZnodeTree:
     """All nodes by path, and who owns which. One thread."""
 
-    def __init__(self) -> None:
-        root = TreeNode(b"", OPEN, 0, 0, 0)
-        self.nodes: dict[str, TreeNode] = {"": root, "/": root}
+    def __init__(self, nodes: Mapping[str, TreeNode] | None = None) -> None:
+        """nodes: by path, without their children; None: those of a new server. Raises KeyError if one has no parent."""
+        self.nodes: dict[str, TreeNode] = {}
         self.ephemerals: dict[int, dict[str, None]] = {}
         self.containers: dict[str, None] = {}
         self.ttls: dict[str, None] = {}
-        self.data_bytes = 1
+        self.data_bytes = 0
         """Of all paths and their data; paths count by their length in characters."""
-        for path in ("/zookeeper", "/zookeeper/quota", "/zookeeper/config"):
-            self.put(path, TreeNode(b"", OPEN, 0, 0, 0))
-            self.link(path)
-        config = self.nodes["/zookeeper/config"]
-        config.acl, config.aversion = READ_ONLY, -1
+        nodes = initial_nodes() if nodes is None else nodes
+        for path, node in nodes.items():
+            self._put(path, node)
+        self.nodes[""] = self.nodes["/"]
+        for path in nodes:
+            if path != "/":
+                self._link(path)
 
-    def put(self, path: str, node: TreeNode) -> None:
-        """Add or replace a node, without telling its parent (`link`)."""
-        if old := self.nodes.get(path):
-            self._forget(path, old)
+    def _put(self, path: str, node: TreeNode) -> None:
+        """Add a node, without telling its parent (`_link`)."""
         self.nodes[path] = node
         self.data_bytes += len(path) + len(node.data or b"")
         owned = self._owned_like(node.owner)
         if owned is not None:
             owned[path] = None
 
-    def link(self, path: str) -> None:
-        """Make the node a child of its parent. Raises KeyError if there is no parent."""
+    def _link(self, path: str) -> None:
         parent = self.nodes[parent_of(path)]
         if parent.children is None:
             parent.children = {}
@@ -157,8 +167,8 @@ class ZnodeTree:
         parent = self.nodes[parent_of(path)]
         if cversion > parent.cversion:  # the number that wraps stays where it is, as Apache's
             parent.cversion, parent.pzxid = cversion, zxid
-        self.put(path, node)
-        self.link(path)
+        self._put(path, node)
+        self._link(path)
         return parent
 
     def delete(self, path: str, zxid: int) -> tuple[TreeNode, TreeNode]:
@@ -167,21 +177,14 @@ class ZnodeTree:
         if parent.children is not None:
             parent.children.pop(encode_text(path[path.rfind("/") + 1 :]), None)
         parent.pzxid = max(parent.pzxid, zxid)
-        self.remove(path, node)
-        return node, parent
-
-    def remove(self, path: str, node: TreeNode) -> None:
-        """Take a node out, without telling its parent."""
         del self.nodes[path]
-        self._forget(path, node)
-
-    def _forget(self, path: str, node: TreeNode) -> None:
         self.data_bytes -= len(path) + len(node.data or b"")
         owned = self._owned_like(node.owner)
         if owned is not None:
             owned.pop(path, None)
             if not owned and node.owner > 0:
                 del self.ephemerals[node.owner]
+        return node, parent
 
     def set_data(self, path: str, node: TreeNode, data: bytes | None) -> None:
         self.data_bytes += len(data or b"") - len(node.data or b"")

@@ -5,7 +5,7 @@ Source: PrepRequestProcessor.pRequest2Txn, MultiOperationRecord, CreateMode, Zoo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from . import acls
@@ -31,7 +31,7 @@ __all__ = [
     "judge",
     "read_create",
     "read_delete",
-    "read_multi_operation",
+    "read_multi",
     "read_set_acl",
     "read_set_data",
 ]
@@ -109,8 +109,16 @@ def read_set_acl(reader: JuteReader) -> SetAcl:
     return SetAcl(reader.text(), reader.acls(), reader.int32())
 
 
-def read_multi_operation(reader: JuteReader, operation: int) -> WriteRequest:
-    """One write of a multi."""
+def read_multi(reader: JuteReader) -> Iterator[WriteRequest]:
+    """The writes of a multi."""
+    while True:
+        operation, done, _ = reader.int32(), reader.boolean(), reader.int32()
+        if done:
+            return
+        yield _multi_write(reader, operation)
+
+
+def _multi_write(reader: JuteReader, operation: int) -> WriteRequest:
     match operation:
         case OpCode.CREATE | OpCode.CREATE2 | OpCode.CREATE_CONTAINER | OpCode.CREATE_TTL:
             return _multi_create(read_create(reader, operation))

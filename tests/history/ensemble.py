@@ -9,7 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from metaq.coordination.embedded import EmbeddedZooKeeper, four_letter_word
+from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import four_letter_word
 from metaq.coordination.ports import ready_ports
 
 from .children import wait_until

@@ -1,4 +1,4 @@
-"""ZooKeeper's own server as a child process."""
+"""ZooKeeper as a child process: Apache's own server, and the one in Python."""
 
 import os
 import signal
@@ -11,8 +11,15 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import APACHE_DIRECTORY, STANDALONE_DIRECTORY, ZooKeeperProcess
+from metaq.coordination.standalone_process import StandaloneZooKeeper
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, DirectoryInUse
 from tests.integration.coordination_helpers import wait_for
+
+KINDS = {EmbeddedZooKeeper: "data", StandaloneZooKeeper: STANDALONE_DIRECTORY}
+"""And the directory that each needs."""
+
+both = pytest.mark.parametrize("kind", KINDS)
 
 
 def alive(pid: int) -> bool:
@@ -23,8 +30,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_it_serves_keeps_its_data_and_its_port_over_a_restart_and_stops(tmp_path: Path):
-    server = EmbeddedZooKeeper(tmp_path / "zk", tick_time_ms=100)
+@both
+def test_it_serves_keeps_its_data_and_its_port_over_a_restart_and_stops(kind: type[ZooKeeperProcess], tmp_path: Path):
+    server = kind(tmp_path / "zk", tick_time_ms=100)
     server.start()
     first, port = server.pid, server.port
     client = KazooClient(server.connect_string)
@@ -46,10 +54,11 @@ def test_it_serves_keeps_its_data_and_its_port_over_a_restart_and_stops(tmp_path
     server.stop()  # does nothing
 
 
-def test_a_port_in_use_is_refused_with_the_remedy(tmp_path: Path):
+@both
+def test_a_port_in_use_is_refused_with_the_remedy(kind: type[ZooKeeperProcess], tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = EmbeddedZooKeeper(tmp_path, port=port)
+        server = kind(tmp_path, port=port)
         with pytest.raises(ConfigError, match=rf"port={port}: .*choose another port"):
             server.start()
     assert server.pid is None
@@ -63,32 +72,51 @@ def test_without_java_one_line_says_what_to_install(tmp_path: Path, monkeypatch:
     assert "\n" not in str(raised.value)
 
 
-def test_a_data_directory_in_use_is_refused_and_free_again_after_a_stop(tmp_path: Path):
-    with EmbeddedZooKeeper(tmp_path), pytest.raises(DirectoryInUse, match=f"data_dir={tmp_path}"):
-        EmbeddedZooKeeper(tmp_path).start()
-    with EmbeddedZooKeeper(tmp_path) as again:
+@both
+def test_a_data_directory_in_use_is_refused_and_free_again_after_a_stop(kind: type[ZooKeeperProcess], tmp_path: Path):
+    with kind(tmp_path), pytest.raises(DirectoryInUse, match=f"data_dir={tmp_path}"):
+        kind(tmp_path).start()
+    with kind(tmp_path) as again:
         assert again.running
 
 
-def test_a_data_directory_that_cannot_be_made_is_refused(tmp_path: Path):
+@both
+def test_a_data_directory_that_cannot_be_made_is_refused(kind: type[ZooKeeperProcess], tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=f"data_dir={tmp_path / 'file' / 'zk'}: Not a directory"):
-        EmbeddedZooKeeper(tmp_path / "file" / "zk").start()
+        kind(tmp_path / "file" / "zk").start()
 
 
-def test_a_server_that_ends_at_its_start_is_quoted(tmp_path: Path):
-    (tmp_path / "data").touch()  # ZooKeeper needs a directory of this name
-    server = EmbeddedZooKeeper(tmp_path)
+@both
+def test_a_server_that_ends_at_its_start_is_quoted(kind: type[ZooKeeperProcess], tmp_path: Path):
+    (tmp_path / KINDS[kind]).touch()  # it needs a directory of this name
+    server = kind(tmp_path)
     with pytest.raises(CoordinationUnavailable, match=rf"ZooKeeper ended at its start: .+ \(log: {server.log}\)"):
         server.start()
     assert not server.running
 
 
-def test_the_server_ends_when_its_parent_is_killed(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("kind", "found"), [(EmbeddedZooKeeper, STANDALONE_DIRECTORY), (StandaloneZooKeeper, APACHE_DIRECTORY)]
+)
+def test_a_directory_with_the_data_of_the_other_kind_is_refused(
+    kind: type[ZooKeeperProcess], found: str, tmp_path: Path
+):
+    """It would start empty beside them."""
+    (tmp_path / found).mkdir(parents=True)
+    (tmp_path / found / "log.1").touch()
+    with pytest.raises(
+        ConfigError, match=rf"data_dir={tmp_path}: it holds the data of .* \({found}\): go on with that"
+    ):
+        kind(tmp_path).start()
+
+
+@both
+def test_the_server_ends_when_its_parent_is_killed(kind: type[ZooKeeperProcess], tmp_path: Path):
     program = (
         "import sys, threading\n"
-        "from metaq.coordination.embedded import EmbeddedZooKeeper\n"
-        "server = EmbeddedZooKeeper(sys.argv[1])\n"
+        f"from {kind.__module__} import {kind.__name__}\n"
+        f"server = {kind.__name__}(sys.argv[1])\n"
         # the starting thread ends at once: the server must not end with it
         "thread = threading.Thread(target=server.start); thread.start(); thread.join()\n"
         "print(server.pid, server.running, flush=True)\n"

@@ -121,7 +121,7 @@ class Client:
 
     def frames(self) -> list[bytes]:
         """Whole frames that have come."""
-        self.pending += b"".join(self.connection.take())
+        self.pending += b"".join(self.server.core.take(self.connection))
         frames = []
         while len(self.pending) >= 4:
             (length,) = struct.unpack_from("!i", self.pending)
@@ -135,6 +135,10 @@ class Client:
         """Open a session, or come back to one; what the answer has behind the password."""
         body = struct.pack("!iqiq", 0, seen, wanted_ms, session) + encode_buffer(password) + b"\0"
         self.send(struct.pack("!i", len(body)) + body)
+        return self.opened()
+
+    def opened(self) -> bytes:
+        """Read the answer to `connect`, if it has come."""
         frames = self.frames()
         if not frames:
             return b""
@@ -223,8 +227,7 @@ class Client:
         return self.ask(operation, struct.pack("!q", seen) + b"".join(map(encode_texts, groups)), xid=-8)
 
     def multi(self, *operations: tuple[int, bytes], operation: int = OpCode.MULTI) -> Reply:
-        parts = [struct.pack("!i?i", each, False, -1) + body for each, body in operations]
-        return self.ask(operation, b"".join(parts) + struct.pack("!i?i", -1, True, -1))
+        return self.ask(operation, multi_body(*operations))
 
     def told(self) -> list[tuple[int, str]]:
         """Kind and path of the events that have come since it was asked last."""
@@ -236,6 +239,11 @@ class Client:
 def create_body(path: str, data: bytes | None = b"", mode: int = PERSISTENT, acl: list[Acl] | None = None) -> bytes:
     acls = encode_acls(OPEN if acl is None else acl)
     return encode_text(path) + encode_buffer(data) + acls + struct.pack("!i", mode)
+
+
+def multi_body(*operations: tuple[int, bytes]) -> bytes:
+    parts = [struct.pack("!i?i", each, False, -1) + body for each, body in operations]
+    return b"".join(parts) + struct.pack("!i?i", -1, True, -1)
 
 
 def stat_behind_text(reply: Reply) -> Stat:

@@ -1,0 +1,139 @@
+"""Who writes the log and the snapshots: a worker thread syncs, the reactor thread goes on meanwhile.
+
+One sync covers all writes that came while the one before it was under way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from metaq.coordination.standalone.server import LogBatch, StandaloneServer
+
+from .log_files import LogFiles
+
+__all__ = ["Keeper"]
+
+_log = logging.getLogger(__name__)
+
+SNAPSHOT_LOG_BYTES = 16 << 20
+"""A snapshot is made when the log has grown by so much, and by as much as the last snapshot has."""
+
+PARTS_WAITING = 8
+"""Parts of a snapshot that wait to be written; no more are made meanwhile."""
+
+_Task = list[LogBatch] | tuple[Callable[[], None], Callable[[], None] | None]
+"""Entries to write, or something else to do, and whom to tell."""
+
+
+class Keeper:
+    """Keeps one server's state in files. Its methods run on the reactor thread; a daemon thread writes.
+
+    synced: gets a position. woken: `look_after` may have something to do. failed: gets the error, once; nothing is
+    written after it. All three are called on the reactor thread.
+    """
+
+    def __init__(
+        self,
+        files: LogFiles,
+        reactor: Any,
+        synced: Callable[[int], None],
+        woken: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._files = files
+        self._reactor = reactor
+        self._synced = synced
+        self._woken = woken
+        self._failed = failed
+        self._snapshot: Iterator[bytes] | None = None
+        self._snapshots = 0
+        """Begun and not finished."""
+        self._parts_waiting = 0
+        self._tasks: deque[_Task] = deque()
+        self._closing = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="metaq zookeeper log", daemon=True)
+        self._thread.start()
+
+    def look_after(self, server: StandaloneServer) -> bool:
+        """Take what the server has written, and go on with a snapshot. Returns whether to come back soon."""
+        if batch := server.take_log():
+            self._add_batch(batch)
+        if self._snapshot is None:
+            due = max(SNAPSHOT_LOG_BYTES, self._files.snapshot_bytes)
+            if self._snapshots or server.busy or self._files.log_bytes < due:
+                return False
+            self._snapshots += 1
+            self._snapshot = server.snapshot()
+            self._add(self._files.begin_snapshot)
+        if server.busy or self._parts_waiting >= PARTS_WAITING:
+            return server.busy
+        part = next(self._snapshot, None)
+        if part is None:
+            self._snapshot = None
+            self._add(self._files.finish_snapshot, self._snapshot_finished)
+            return False
+        self._parts_waiting += 1
+        self._add(partial(self._files.add_to_snapshot, part), self._part_written)
+        return self._parts_waiting < PARTS_WAITING
+
+    def _part_written(self) -> None:
+        self._parts_waiting -= 1
+        self._woken()
+
+    def _snapshot_finished(self) -> None:
+        self._snapshots -= 1
+
+    def close(self) -> None:
+        """Write and sync what was taken, and end the thread. Blocks."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+        self._files.close()
+
+    def _add_batch(self, batch: LogBatch) -> None:
+        """Behind all that was added before; what waits as the last is written together with it."""
+        with self._wake:
+            if self._tasks and isinstance(self._tasks[-1], list):
+                self._tasks[-1].append(batch)
+            else:
+                self._tasks.append([batch])
+                self._wake.notify()
+
+    def _add(self, work: Callable[[], None], done: Callable[[], None] | None = None) -> None:
+        with self._wake:
+            self._tasks.append((work, done))
+            self._wake.notify()
+
+    # --- the worker thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                self._do(task)
+            except Exception as error:
+                _log.exception("the log of the standalone ZooKeeper cannot be written: it stops")
+                self._reactor.callFromThread(self._failed, error)
+                return
+
+    def _next(self) -> _Task | None:
+        with self._wake:
+            while not self._tasks and not self._closing:
+                self._wake.wait()
+            return self._tasks.popleft() if self._tasks else None
+
+    def _do(self, task: _Task) -> None:
+        if isinstance(task, list):
+            self._files.append(b"".join(batch.entries for batch in task), task[-1].last)
+            self._reactor.callFromThread(self._synced, task[-1].position)
+            return
+        work, done = task
+        work()
+        if done is not None:
+            self._reactor.callFromThread(done)

@@ -1,0 +1,33 @@
+"""The standalone ZooKeeper (`metaq.coordination.standalone`) as a child process: for development and tests."""
+
+from __future__ import annotations
+
+import sys
+
+from .local_zookeeper import APACHE_DIRECTORY, ZooKeeperProcess
+from .ports import ready_port
+
+__all__ = ["StandaloneZooKeeper"]
+
+
+class StandaloneZooKeeper(ZooKeeperProcess):
+    """start() it, use connect_string, stop() it. One thread at a time. It needs no Java.
+
+    data_dir: holds zookeeper.log and the server's data.
+    """
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Start the server and return once it serves.
+
+        Raises ConfigError (port in use, data directory not writable or of Apache's ZooKeeper), DirectoryInUse,
+        CoordinationUnavailable (it ended, or does not serve within `timeout` seconds).
+        """
+        self._take_directory()
+        try:
+            self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "that one")
+            self.port = ready_port("port", self.port, self.host)
+            settings = (self.data_dir.resolve(), self.host, self.port, self._tick_time_ms, self._max_session_timeout_ms)
+            self._run([sys.executable, "-m", "metaq.broker.standalone", *map(str, settings)], timeout)
+        except BaseException:
+            self.stop()
+            raise
