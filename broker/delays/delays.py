@@ -36,7 +36,7 @@ from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer
 
 from .. import tuning
 from ..runtime.reactor import ReactorTime, Timer
-from ..store.batch import encode_many_puts
+from ..store.batch import encode_many_puts, packed_units
 from ..store.delayed_records import (
     DelayTarget,
     Group,
@@ -48,7 +48,6 @@ from ..store.delayed_records import (
     decode_pending,
     encode_marks,
     encode_pending,
-    packed_units,
     place_tag,
 )
 from ..store.internal_logs import DELAYED_TOPIC

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -32,8 +33,10 @@ __all__ = [
     "StampedRecords",
     "encode_many_puts",
     "encode_puts",
+    "packed_units",
     "stamp_in_slices",
     "stamp_puts",
+    "units_of",
 ]
 
 _HEADER_BYTES_DTYPE = np.dtype(("V", HEADER_BYTES))
@@ -129,6 +132,34 @@ def _units(
     units["time_ms"] = store_times_ms(ids)
     units["size"] = widths
     return units
+
+
+def units_of(
+    offset: int,
+    ids: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    tags: npt.NDArray[np.int64] | int,
+    now_ms: int,
+) -> npt.NDArray[np.void]:
+    """The index units of records that lie back to back from byte `offset` on. sizes: bytes, header included. tags: the
+    hash of each, or of all. now_ms: their store time."""
+    units = np.zeros(len(ids), UNIT_DTYPE)
+    units["offset"][1:] = np.cumsum(sizes[:-1])
+    units["offset"] += offset
+    units["id"], units["size"], units["time_ms"], units["tag"] = ids, sizes, now_ms, tags
+    return units
+
+
+def packed_units(
+    offset: int, ids: Sequence[int], sizes: Sequence[int], tags: Sequence[int] | int, now_ms: int
+) -> bytes:
+    """`units_of` them as bytes, by columns only if there are more than a few."""
+    if len(ids) > tuning.FEW_PUTS:
+        columns = np.array(ids, np.int64), np.array(sizes, np.int64)
+        return units_of(offset, *columns, tags if isinstance(tags, int) else np.array(tags, np.int64), now_ms).tobytes()
+    each = (tags,) * len(ids) if isinstance(tags, int) else tags
+    rows = zip(accumulate(sizes[:-1], initial=offset), ids, sizes, each, strict=True)
+    return b"".join([UNIT.pack(place, message_id, now_ms, size, tag) for place, message_id, size, tag in rows])
 
 
 def stamp_in_slices(

@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from itertools import accumulate
 from struct import Struct, error
 from typing import NamedTuple
 
@@ -36,8 +35,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, Buffer, checksum, tag_hash
 
-from . import tuning
-from .index import UNIT, UNIT_DTYPE
+from .index import UNIT
 
 __all__ = [
     "FRONT_BYTES",
@@ -54,11 +52,9 @@ __all__ = [
     "encode_marks",
     "encode_pending",
     "overhead",
-    "packed_units",
     "place_of",
     "place_tag",
     "taken_at",
-    "units_of",
 ]
 
 _VERSION = 1
@@ -197,23 +193,6 @@ def taken_at(record: Buffer) -> int | None:
         return None
     taken: int = _TAKEN.unpack_from(record, start)[0]
     return taken
-
-
-def units_of(offset: int, ids: Ids, sizes: Sizes, tag: int, now_ms: int) -> npt.NDArray[np.void]:
-    """The index units of records that lie back to back from byte `offset` on; now_ms: their store time."""
-    units = np.zeros(len(ids), UNIT_DTYPE)
-    units["offset"][1:] = np.cumsum(sizes[:-1])
-    units["offset"] += offset
-    units["id"], units["size"], units["time_ms"], units["tag"] = ids, sizes, now_ms, tag
-    return units
-
-
-def packed_units(offset: int, ids: Sequence[int], sizes: Sequence[int], tag: int, now_ms: int) -> bytes:
-    """`units_of` them as bytes, by columns only if there are more than a few."""
-    if len(ids) > tuning.FEW_PUTS:
-        return units_of(offset, np.array(ids, np.int64), np.array(sizes, np.int64), tag, now_ms).tobytes()
-    rows = zip(accumulate(sizes[:-1], initial=offset), ids, sizes, strict=True)
-    return b"".join([UNIT.pack(place, each, now_ms, size, tag) for place, each, size in rows])
 
 
 # --- marks ------------------------------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ import numpy as np
 
 from metaq.protocol.errors import MetaqError, NotEnoughReplicas
 
-from ..store.batch import encode_puts
+from ..store.batch import packed_units
 from ..store.index import UNIT_DTYPE
 from ..store.partition_log import PartitionLog
 from ..writing import Write, Writing
 from .commands import Operation, OperationType
 from .open_transactions import Block, OpenTransaction
-from .redo import Location, attachment_patch, block_checksum, encode_locations, sealed_operation_record
+from .redo import Location, attachment_patch, encode_locations, sealed_operation_record
 from .writer import RedoWriter
 
 __all__ = ["Committer", "EncodedBlock"]
@@ -40,12 +40,11 @@ class EncodedBlock(Write):
     """A block's bytes and index units, made for the place `base` (byte offset in the partition)."""
 
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
-        data, units = encode_puts(block.puts, base, block.ids, now_ms)
-        super().__init__(block.log, data, units)
+        super().__init__(block.log, block.data, packed_units(base, block.ids, block.sizes, block.tags, now_ms))
         self.base = base
         self.store = block.store
         self.size = block.size
-        self.checksum = block_checksum(data)
+        self.checksum = block.checksum & 0x7FFFFFFF
 
     @property
     def location(self) -> Location:

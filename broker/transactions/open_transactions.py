@@ -3,14 +3,17 @@ timeouts."""
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import Enum
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
+from isal.isal_zlib import crc32
+
 from metaq.protocol.errors import TransactionRefused
-from metaq.protocol.record import HEADER_BYTES, Buffer
+from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, Buffer, tag_hash_of_body
 from metaq.protocol.transactions import is_xa, qualifier_of
 
 from ..account import NOBODY, Account, address_of
@@ -29,6 +32,11 @@ _TIMED_OUT_REMEMBERED = 1_000
 """Transactions of which the broker still says that they have timed out."""
 
 
+_JOINED_BUFFERS = 1024
+_JOINED_BYTES = 1 << 20
+"""So many buffers become one, unless they have more bytes: then a copy costs more than it saves."""
+
+
 class TransactionState(Enum):
     """How far a transaction has come. FINISHED: committed, rolled back, or on the way there."""
 
@@ -38,22 +46,40 @@ class TransactionState(Enum):
 
 
 class Block:
-    """A transaction's messages of one partition; they are appended together, in this order."""
+    """A transaction's messages of one partition; they are appended together, in this order. Each is encoded when it
+    comes: of a hundred thousand, that would keep a commit from others for long."""
 
-    __slots__ = ("ids", "log", "puts", "size")
+    __slots__ = ("_joined", "_tail_bytes", "checksum", "data", "ids", "log", "size", "sizes", "tags")
 
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
-        self.puts: list[tuple[int, int, Buffer]] = []
-        """Flag, checksum of the body, body."""
-        self.ids: list[int] = []
+        self.data: list[Buffer] = []
+        """The records, back to back, in buffers."""
+        self.ids = array("q")
+        """Of each, as are `sizes`, bytes of the record, and `tags`, the hash for its index unit."""
+        self.sizes = array("q")
+        self.tags = array("q")
         self.size = 0
         """Bytes in the partition."""
+        self.checksum = 0
+        """CRC-32 of `data`."""
+        self._joined = 0  # buffers of `data` that stay as they are
+        self._tail_bytes = 0  # of the others
 
     def add(self, message_id: int, flag: int, checksum: int, body: Buffer) -> None:
-        self.puts.append((flag, checksum, body))
+        header = HEADER.pack(len(body), checksum, message_id, flag)
+        size = HEADER_BYTES + len(body)
+        self.checksum = crc32(body, crc32(header, self.checksum))
+        self.data += (header, body) if body else (header,)
         self.ids.append(message_id)
-        self.size += HEADER_BYTES + len(body)
+        self.sizes.append(size)
+        self.tags.append(tag_hash_of_body(body, flag) if flag & ATTRIBUTE_FLAG else 0)
+        self.size += size
+        self._tail_bytes += size
+        if len(self.data) - self._joined >= _JOINED_BUFFERS:
+            if self._tail_bytes <= _JOINED_BYTES:
+                self.data[self._joined :] = [b"".join(self.data[self._joined :])]
+            self._joined, self._tail_bytes = len(self.data), 0
 
     @property
     def store(self) -> str:

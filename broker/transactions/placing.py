@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from metaq.protocol.errors import OffsetOutOfRange
-from metaq.protocol.record import HEADER_BYTES
+from metaq.protocol.record import HEADER, HEADER_BYTES
 
 from ..store.partition_log import PartitionLog
 from .commit import EncodedBlock
@@ -51,8 +51,7 @@ class Placed:
         self.encoded = EncodedBlock(block, block.log.end_offset, now_ms)
         self.places: dict[int, int] = {}
         self._bytes = memoryview(b"".join(self.encoded.data))
-        sizes = [HEADER_BYTES + len(body) for *_, body in block.puts]
-        self._bounds = [0, *accumulate(sizes)]
+        self._bounds = [0, *accumulate(block.sizes)]
 
     @property
     def missing(self) -> list[int]:
@@ -112,7 +111,9 @@ class Placed:
             return 0
         rest = Block(self.log)
         for number in missing:
-            rest.add(self.block.ids[number], *self.block.puts[number])
+            record = self._bytes[self._bounds[number] : self._bounds[number + 1]]
+            _, checksum, message_id, flag = HEADER.unpack_from(record)
+            rest.add(message_id, flag, checksum, record[HEADER_BYTES:])
         encoded = EncodedBlock(rest, self.log.end_offset, now_ms)
         self.log.durability.committed(encoded.base + encoded.size)
         position = self.log.append(encoded.data, encoded.units)
