@@ -161,6 +161,7 @@ class Session(Protocol):
         self._parked: set[Parkable] = set()
         self._full = False  # the transport wants no more data
         self._unsent = 0  # at most so many bytes wait in a full transport
+        self._serving = False  # nothing overtakes what is still to be served
         self._yielding = False  # the rest of the queue waits for the connection's next turn
         self._busy = 0  # it has had more to do than one, and is for so many reads more one of those that do
         self._work: tuple[Verb, WireRequest, Work] | None = None  # under way, slice by slice; then `_yielding` too
@@ -296,6 +297,13 @@ class Session(Protocol):
 
     def _serve(self, requests: Iterable[_Queued]) -> None:
         """Serve requests in order; what may not be served now goes to `_queue`."""
+        self._serving = True
+        try:
+            self._serve_each(requests)
+        finally:
+            self._serving = False
+
+    def _serve_each(self, requests: Iterable[_Queued]) -> None:
         self._account.asker = self.address
         group: PutGroup | None = None
         admit: Callable[[Any, Session], Verb] = self._gate.admit
@@ -558,6 +566,8 @@ class Session(Protocol):
 
     def _resume(self) -> None:
         """Something changed that may have blocked: serve what was put off."""
+        if self._serving:  # who serves goes on, and ends the turn
+            return
         if not self._may_go_on:
             self._flush()
             self._finish_turn()

@@ -5,8 +5,11 @@ from twisted.internet.task import Clock
 
 from metaq.broker import tuning
 from metaq.broker.runtime.turns import ConnectionTurns
+from metaq.protocol.delays import CancelDelayedRequest
 from metaq.protocol.frames import encode_frame
+from metaq.protocol.record import iter_headers
 from metaq.protocol.requests import RequestReader
+from metaq.protocol.sends import SendRequest
 from metaq.protocol.statuses import RequestCode
 from tests.unit.broker.harness import put
 
@@ -230,3 +233,26 @@ def test_kept_bytes_go_into_a_large_frame_and_a_body_that_is_dropped():
         found += reader.receive(b"")
         assert list(map(type, found)) == list(map(type, straight))
         assert len(found) == 2
+
+
+def test_a_request_that_is_answered_at_once_does_not_bring_forward_what_the_same_read_brought(harness, monkeypatch):
+    """Its answer may come from a thread, and is there already: then whatever waits may go on, but for the same read."""
+    monkeypatch.setattr(tuning, "READ_REQUESTS", 2)
+    peer = harness.connect()
+    ext = CancelDelayedRequest("t", 0, 1).to_ext()
+    cancel = encode_frame(RequestCode.CANCEL_DELAYED, 1, ext, 0)
+    bodies = [b"%d" % number for number in range(6)]
+    sends = [
+        encode_frame(RequestCode.SEND, number, SendRequest("t", 0).to_ext(), len(body)) + body
+        for number, body in enumerate(bodies)
+    ]
+    peer.send(cancel + b"".join(sends))
+    harness.turn()
+    assert len(peer.frames()) == 7
+    log = harness.store.get("t", 0)
+    assert [data[20:] for data in each_record(log)] == bodies
+
+
+def each_record(log):
+    data = log.segments.snapshot().read(0, 1 << 20)
+    return [data[each.end - each.length - 20 : each.end] for each in iter_headers(data)]
