@@ -12,6 +12,7 @@ ids (`pending_ids`). If counters run out for a millisecond, the broker delivers 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -63,13 +64,13 @@ def pending_id(due: int, counter: int) -> int:
     return (due - EPOCH_MS) << TIME_SHIFT | counter & COUNTER_MASK
 
 
-def pending_ids_of(dues: Sequence[int], counter: int) -> list[int]:
-    """`pending_id` of each with the next counter, by columns if they are more than a few."""
+def pending_ids_of(dues: Sequence[int], counter: int, later: int = 0) -> Sequence[int]:
+    """`pending_id` of each with the next counter, by columns if they are more than a few. later: ms behind each due."""
     if len(dues) <= _FEW:
-        return [pending_id(due, number) for number, due in enumerate(dues, counter)]
+        return [pending_id(due + later, number) for number, due in enumerate(dues, counter)]
     counters = np.arange(counter, counter + len(dues), dtype=np.int64) & COUNTER_MASK
-    ids: list[int] = ((np.array(dues, np.int64) - EPOCH_MS) << TIME_SHIFT | counters).tolist()
-    return ids
+    ids = (np.array(dues, np.int64) + (later - EPOCH_MS)) << TIME_SHIFT | counters
+    return array("q", ids.tobytes())
 
 
 def pending_ids(first_id: int, waits: Sequence[int]) -> list[int]:

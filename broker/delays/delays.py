@@ -11,10 +11,10 @@ has only a part of both, neither loses a message nor delivers it twice.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -53,6 +53,7 @@ from ..store.delayed_records import (
 from ..store.internal_logs import DELAYED_TOPIC
 from ..store.partition_log import PartitionLog
 from ..store.store import Append, Store
+from ..store.tuning import FEW_PUTS
 from .cleaning import Cleaning
 from .contents import DelayedLog, Late, read_records
 from .table import NOWHERE
@@ -74,12 +75,9 @@ class Pended(NamedTuple):
     ids: Sequence[int]
     sizes: Sequence[int]
     buffers: Sequence[Buffer]
+    size: int
+    """Bytes of the records."""
     now_ms: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of the records."""
-        return sum(self.sizes)
 
     def units(self, offset: int) -> bytes:
         """The index units of the records at byte `offset`."""
@@ -197,21 +195,21 @@ class Delays:
         columns: tuple[Sequence[int], Sequence[int], Sequence[Buffer], Sequence[int]],
     ) -> Generator[None, None, Pended]:
         contents = self._contents(target.waits)
-        ids = self._ids(dues)
+        ids = yield from self._ids(dues)
         place = target.topic, target.partition
+        flags, checksums, bodies, taken = columns
         buffers: list[Buffer] = []
-        sizes: list[int] = []
+        sizes = array("q")
         for start in range(0, len(dues), tuning.DELAYED_SLICE_RECORDS):
             if start:
                 yield
             chosen = slice(start, start + tuning.DELAYED_SLICE_RECORDS)
-            flags, checksums, bodies, taken = columns
             more, widths = encode_pending(
                 place, flags[chosen], checksums[chosen], bodies[chosen], taken[chosen], ids[chosen]
             )
-            buffers += more
-            sizes += widths
-        return Pended(self, contents, place, ids, sizes, buffers, self.now_ms())
+            buffers += more if len(dues) <= FEW_PUTS else (b"".join(more),)
+            sizes.extend(widths)
+        return Pended(self, contents, place, ids, sizes, buffers, sum(map(len, buffers)), self.now_ms())
 
     def _contents(self, waits: bool) -> DelayedLog:
         """Raises DiskFull, StoreError."""
@@ -229,25 +227,31 @@ class Delays:
     def _new_contents(self, log: PartitionLog) -> DelayedLog:
         return DelayedLog(log)
 
-    def _ids(self, dues: Sequence[int]) -> list[int]:
+    def _ids(self, dues: Sequence[int]) -> Generator[None, None, Sequence[int]]:
         counter = self._counter
         self._counter += len(dues)
         self._crowded = self._crowded or self._counter > COUNTER_MASK
         later = 0
         while True:
-            ids = pending_ids_of([due + later for due in dues] if later else dues, counter)
-            if not (self._crowded and self._any_waits(np.array(ids, np.int64))):
+            ids = pending_ids_of(dues, counter, later)
+            if not (self._crowded and (yield from self._any_waits(np.array(ids, np.int64)))):
                 return ids
             later += 1  # four million wait for the same millisecond
 
-    def _any_waits(self, ids: Ids) -> bool:
-        return any((each.find(ids) != NOWHERE).any() for each in self._logs.values())
+    def _any_waits(self, ids: Ids) -> Generator[None, None, bool]:
+        for start in range(0, len(ids), tuning.DELAYED_SLICE_RECORDS):
+            if start:
+                yield
+            chosen = ids[start : start + tuning.DELAYED_SLICE_RECORDS]
+            if any((each.find(chosen) != NOWHERE).any() for each in self._logs.values()):
+                return True
+        return False
 
     def noted(self, pended: Pended, base: int) -> None:
         """These were appended from byte `base` on: they are to be delivered."""
-        offsets = list(accumulate(pended.sizes[:-1], initial=base))
-        pended.log.insert(pended.place, np.array(pended.ids, np.int64), np.array(offsets, np.int64), pended.size)
-        self._wake_by(due_ms(min(pended.ids)))
+        ids, sizes = np.array(pended.ids, np.int64), np.array(pended.sizes, np.int64)
+        pended.log.insert(pended.place, ids, base + sizes.cumsum() - sizes, pended.size)
+        self._wake_by(due_ms(int(ids.min())))
 
     # --- time passes --------------------------------------------------------------------------------------------------
 

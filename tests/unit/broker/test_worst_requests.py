@@ -410,7 +410,7 @@ def test_more_messages_than_a_frame_may_bring_are_refused_with_the_limit(peer, k
 
 @given(st.integers(0, 1 << 30), st.lists(st.integers(EPOCH_MS + 1, EPOCH_MS + (1 << 40)), min_size=1, max_size=80))
 def test_ids_by_columns_are_those_one_by_one(counter, dues):
-    assert pending_ids_of(dues, counter) == [pending_id(due, n) for n, due in enumerate(dues, counter)]
+    assert list(pending_ids_of(dues, counter)) == [pending_id(due, n) for n, due in enumerate(dues, counter)]
 
 
 def test_groups_look_at_new_messages_in_several_turns_if_they_are_many(peer, harness, monkeypatch):
