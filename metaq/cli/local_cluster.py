@@ -7,11 +7,9 @@
 
 from __future__ import annotations
 
-import re
 import socket
-import string
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -25,6 +23,7 @@ from metaq.coordination.set_records import SetState
 from metaq.coordination.set_view import SetView, read_set
 from metaq.protocol.errors import BrokerUnavailable
 
+from .earlier_starts import TOPIC_SECTION, broker_directory, node_name, stored_topics
 from .options import TopicSetting, TopicSpec
 from .servers import Child, signal_name, stop_all, wait_until
 
@@ -35,9 +34,6 @@ __all__ = [
     "LocalCluster",
     "PlannedNode",
     "server_ini",
-    "stored_nodes",
-    "stored_topics",
-    "with_stored",
 ]
 
 HOST = "127.0.0.1"
@@ -95,50 +91,12 @@ class ClusterPlan:
         return [
             PlannedNode(
                 number % self.brokers,
-                _node_name(number // self.brokers) if self.replicas > 1 else None,
+                node_name(number // self.brokers) if self.replicas > 1 else None,
                 port,
-                self.data_dir / _directory(number % self.brokers, number // self.brokers),
+                self.data_dir / broker_directory(number % self.brokers, number // self.brokers),
             )
             for number, port in enumerate(self.ports)
         ]
-
-
-def _node_name(replica: int) -> str:
-    return string.ascii_lowercase[replica]
-
-
-def _directory(broker_id: int, replica: int) -> str:
-    return f"broker-{broker_id}" + (f"-{_node_name(replica)}" if replica else "")
-
-
-_DIRECTORY = re.compile(r"broker-([0-9]+)(?:-([b-z]))?")
-
-
-def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
-    """By broker id that has partitions in a node's directory: topics, and how many partitions reach the highest."""
-    found: dict[int, dict[str, int]] = {}
-    for data in data_dir.glob("broker-*/data"):
-        number = _DIRECTORY.fullmatch(data.parent.name)
-        topics = inspection.stored_topics(data) if number else {}
-        for name, partitions in topics.items():
-            of_broker = found.setdefault(int(number[1]) if number else 0, {})
-            of_broker[name] = max(partitions, of_broker.get(name, 0))
-    return found
-
-
-def stored_nodes(data_dir: Path) -> int:
-    """How many nodes of a broker id have started below the directory, at most; 0 if none or no set has."""
-    sets = (_DIRECTORY.fullmatch(each.parent.parent.name) for each in data_dir.glob("broker-*/data/metaqset"))
-    return max((string.ascii_lowercase.index(found[2] or "a") + 1 for found in sets if found), default=0)
-
-
-def with_stored(topics: Sequence[TopicSpec], stored: Mapping[int, Mapping[str, int]]) -> list[TopicSpec]:
-    """`topics` and what brokers hold besides: a caller that starts a cluster again need not name what is in it."""
-    counts = {topic.name: topic.partitions for topic in topics}
-    for held in stored.values():
-        for name, partitions in held.items():
-            counts[name] = max(counts.get(name, 0), partitions)
-    return [TopicSpec(*each) for each in counts.items()]
 
 
 def server_ini(plan: ClusterPlan, node: PlannedNode, connect_string: str) -> str:
@@ -159,10 +117,10 @@ def server_ini(plan: ClusterPlan, node: PlannedNode, connect_string: str) -> str
         "zk.zkSyncTimeMs": GRACE_MS,
     }
     sections: dict[str, dict[str, object]] = {"system": system, "zookeeper": zookeeper}
-    sections |= {f"topic={topic.name}": {"numPartitions": topic.partitions} for topic in plan.topics}
+    sections |= {f"{TOPIC_SECTION}{topic.name}": {"numPartitions": topic.partitions} for topic in plan.topics}
     for setting in plan.settings:
-        sections[f"topic={setting.topic}"][setting.name] = setting.value
-    lines = ["; written at every start of the cluster: changes are lost"]
+        sections[f"{TOPIC_SECTION}{setting.topic}"][setting.name] = setting.value
+    lines = ["; written at every start of `metaq up`, which reads here which topics and settings there were"]
     for name, values in sections.items():
         lines += [f"[{name}]", *(f"{key}={value}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
@@ -235,8 +193,8 @@ class LocalCluster:
             directories = [each.directory for each in self.plan.nodes() if each.broker_id == broker_id]
             view = read_set(session, broker_id)
             if view.state is None and not any((each / "data" / "metaqset").exists() for each in directories):
-                preferred = _node_name(broker_id % self.plan.replicas)  # leaders are spread
-                first = _node_name(0) if broker_id in stored else preferred
+                preferred = node_name(broker_id % self.plan.replicas)  # leaders are spread
+                first = node_name(0) if broker_id in stored else preferred
                 write_state(session, broker_id, SetState(0, "", {first: ""}, preferred), view)
             elif view.state is not None:
                 self._choose_data(session, broker_id, view.state, view)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -10,12 +10,15 @@ import click
 from metaq.coordination.ports import ready_port, ready_ports
 from metaq.protocol.errors import ConfigError
 
-from .local_cluster import MAX_REPLICAS, ClusterPlan, LocalCluster, stored_nodes, stored_topics, with_stored
+from .earlier_starts import EarlierStarts, all_settings, all_topics
+from .local_cluster import MAX_REPLICAS, ClusterPlan, LocalCluster
 from .options import BYTES, PORT, TOPIC_SETTING, TOPIC_WITH_PARTITIONS, Seconds, TopicSetting, TopicSpec
 from .output import echo
 from .servers import locked_directory, stop_signal
 
 __all__ = ["up"]
+
+DEFAULT_TOPIC = TopicSpec("test", 1)
 
 
 @click.command()
@@ -29,7 +32,7 @@ __all__ = ["up"]
 @click.option(
     "--brokers",
     type=click.IntRange(1, 64),
-    help="Number of broker processes.  [default: as many as --data-dir has messages of, at least 1]",
+    help="Number of broker processes.  [default: as many as there were at the last start, at least 1]",
 )
 @click.option(
     "--replicas",
@@ -52,16 +55,15 @@ __all__ = ["up"]
     "topics",
     type=TOPIC_WITH_PARTITIONS,
     multiple=True,
-    default=("test:1",),
-    show_default=True,
-    help="Topic and its partitions on each broker; repeat for more. What --data-dir holds is served besides.",
+    help="Topic and its partitions on each broker; repeat for more. What earlier starts on --data-dir served is served "
+    "besides.  [default: test:1, if there is none]",
 )
 @click.option(
     "--setting",
     "settings",
     type=TOPIC_SETTING,
     multiple=True,
-    help="Setting of a topic, as in server.ini (logs.acceptCompressed=true); repeat for more. Give it at each start.",
+    help="Setting of a topic, as in server.ini (logs.acceptCompressed=true); repeat for more. It stays.",
 )
 @click.option(
     "--flush",
@@ -96,8 +98,8 @@ def up(
 ) -> None:
     """Run ZooKeeper and brokers until SIGTERM or Ctrl-C; prints one line with the addresses once all serve.
 
-    A start on the --data-dir of an earlier one serves all that is in it: topics that are not named too, and no topic
-    with fewer partitions than it has there. Fewer brokers than have messages there are refused, and fewer replicas.
+    A start on the --data-dir of an earlier one serves all that it served: topics that are not named too, and no topic
+    with fewer partitions than it had. Fewer brokers than have messages there are refused, and fewer replicas.
     More replicas copy what is there. A node of a broker set that a signal ends is started again.
 
     \b
@@ -111,11 +113,13 @@ def up(
             f"{', '.join(names)}: a topic is given twice: name each one once", param_hint="--topic"
         )
     with stop_signal() as stop, locked_directory("--data-dir", data_dir) as directory:
-        stored = stored_topics(directory)
-        served = with_stored(topics, stored)
+        earlier = EarlierStarts.read(directory)
+        stored = [TopicSpec(*each) for held in earlier.stored.values() for each in held.items()]
+        served = all_topics(topics, earlier.topics, stored) or [DEFAULT_TOPIC]
+        settings = tuple(all_settings(earlier.settings, settings))
         _check_served(settings, served)
-        brokers = _enough(brokers, stored, directory)
-        replicas = _enough_replicas(replicas, directory)
+        brokers = _enough(brokers, earlier, directory)
+        replicas = _enough_replicas(replicas, earlier.replicas, directory)
         _tell_of_more(topics, served, directory)
         plan = ClusterPlan(
             data_dir=directory.resolve(),
@@ -142,11 +146,12 @@ def _check_served(settings: Iterable[TopicSetting], served: Iterable[TopicSpec])
             raise ConfigError("--setting", f"{topic}.{name}={value}", f"choose a topic of {', '.join(names)}")
 
 
-def _enough(brokers: int | None, stored: Mapping[int, Mapping[str, int]], directory: Path) -> int:
+def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int:
     """How many brokers to start; ConfigError if that leaves one out whose directory has messages."""
+    stored = earlier.stored
     needed = max(stored, default=0) + 1
     if brokers is None:
-        return needed
+        return max(earlier.brokers, 1)
     if brokers < needed:
         left_out = "; ".join(f"broker-{each}: {', '.join(stored[each])}" for each in sorted(stored) if each >= brokers)
         remedy = f"would hide what {directory} holds ({left_out}): start {needed} brokers, or move these folders away"
@@ -154,10 +159,9 @@ def _enough(brokers: int | None, stored: Mapping[int, Mapping[str, int]], direct
     return brokers
 
 
-def _enough_replicas(replicas: int | None, directory: Path) -> int:
+def _enough_replicas(replicas: int | None, stored: int, directory: Path) -> int:
     """How many nodes to start of each broker; ConfigError for fewer than there were: the one that is left out may be
     the only one that has the last messages."""
-    stored = stored_nodes(directory)
     if replicas is None:
         return max(stored, 1)
     if replicas < stored:
@@ -167,11 +171,8 @@ def _enough_replicas(replicas: int | None, directory: Path) -> int:
 
 
 def _tell_of_more(named: tuple[TopicSpec, ...], served: list[TopicSpec], directory: Path) -> None:
-    """Who names fewer partitions than there are is told that none is hidden; a default is not what somebody named."""
+    """Who names fewer partitions than there are is told that none is hidden."""
     counts = dict(served)
-    context = click.get_current_context()
-    if context.get_parameter_source("topics") is not click.core.ParameterSource.COMMANDLINE:
-        return
     for name, partitions in named:
         if partitions < counts[name]:
             more = f"{counts[name]} partitions are served, because {directory} has them"

@@ -52,7 +52,8 @@ def test_up_stops_on_ctrl_c_and_keeps_its_messages_for_the_next_start(tmp_path):
 
 
 def test_up_serves_what_its_data_directory_holds_whatever_it_is_told_to_serve(tmp_path):
-    first = start_up(tmp_path / "data", ["trades:3", "orders:1"], "--brokers", "2")
+    kept = ("--setting", "empty.deletePolicy=delete,24")
+    first = start_up(tmp_path / "data", ["trades:3", "orders:1", "empty:2"], "--brokers", "2", *kept)
     try:
         for topic, lines in (("trades", 12), ("orders", 2)):  # to each of the partitions in turn
             sent = "".join(f"{topic} {number}\n" for number in range(lines)).encode()
@@ -63,7 +64,8 @@ def test_up_serves_what_its_data_directory_holds_whatever_it_is_told_to_serve(tm
     try:
         assert len(again.broker_ports) == 2
         listed = json.loads(again.run("topics", "list", "--json").out)
-        assert {row["topic"]: row["partitions"] for row in listed} == {"new": 2, "orders": 2, "trades": 6}
+        assert {row["topic"]: row["partitions"] for row in listed} == {"empty": 4, "new": 2, "orders": 2, "trades": 6}
+        assert "[topic=empty]\nnumPartitions=2\ndeletePolicy=delete,24\n" in server_ini_of(tmp_path / "data")
         for topic, lines in (("trades", 12), ("orders", 2)):
             consumed = again.run("consume", "--topic", topic, "--group", "g", "--count", str(lines), "--timeout", "60")
             assert len(consumed.out.splitlines()) == lines
@@ -73,6 +75,10 @@ def test_up_serves_what_its_data_directory_holds_whatever_it_is_told_to_serve(tm
     assert f"--topic=trades:2: 3 partitions are served, because {tmp_path / 'data'} has them" in said.decode()
     ran = run(*UP, "--data-dir", str(tmp_path / "data"), "--brokers", "1")
     assert_one_line(ran, "--brokers=1", "broker-1: orders, trades", "start 2 brokers")
+
+
+def server_ini_of(data):
+    return (data / "broker-1" / "server.ini").read_text()
 
 
 def test_a_broker_serves_partitions_that_its_server_ini_has_no_number_for_and_says_so(zookeeper, tmp_path):

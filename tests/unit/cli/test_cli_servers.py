@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from metaq.cli.earlier_starts import EarlierStarts, all_settings, all_topics
 from metaq.cli.local_cluster import ClusterPlan, server_ini
 from metaq.cli.options import TopicSetting, TopicSpec
 from metaq.cli.servers import locked_directory
@@ -46,3 +47,35 @@ def test_settings_are_in_the_sections_of_their_topics():
     lines = server_ini(replace(PLAN, settings=settings), PLAN.nodes()[0], "127.0.0.1:2181").splitlines()
     begin = lines.index("[topic=trades]")
     assert lines[begin + 1 : begin + 4] == ["numPartitions=9", "acceptCompressed=true", "[topic=news]"]
+
+
+def write_ini(data_dir, plan, number):
+    node = plan.nodes()[number]
+    directory = data_dir / node.directory.relative_to(plan.data_dir)
+    directory.mkdir(parents=True)
+    (directory / "server.ini").write_text(server_ini(plan, node, "127.0.0.1:2181"))
+    return directory / "server.ini"
+
+
+def test_a_start_remembers_topics_without_messages_settings_and_brokers(tmp_path):
+    kept = [TopicSetting("trades", "acceptCompressed", "true"), TopicSetting("news", "deletePolicy", "delete,24")]
+    for number in (0, 1):
+        write_ini(tmp_path, replace(PLAN, settings=kept), number)
+    (tmp_path / "zookeeper").mkdir()
+    assert EarlierStarts.read(tmp_path) == EarlierStarts({}, list(PLAN.topics), kept, 2, 0)
+    assert EarlierStarts.read(tmp_path / "none") == EarlierStarts({}, [], [], 0, 0)
+
+
+def test_a_server_ini_that_cannot_be_read_is_no_reason_to_forget_topics(tmp_path):
+    path = write_ini(tmp_path, PLAN, 0)
+    for damaged in ("[topic=trades]\n", "numPartitions=1\n", "[topic=trades]\nnumPartitions=x\n"):
+        path.write_text(damaged)
+        with pytest.raises(ConfigError, match=r"--data-dir=.*broker-0/server.ini.*which topics there were"):
+            EarlierStarts.read(tmp_path)
+
+
+def test_lists_of_topics_and_settings_become_one():
+    topics = all_topics([TopicSpec("a", 1), TopicSpec("b", 3)], [TopicSpec("a", 2)], [TopicSpec("b", 1)])
+    assert topics == [TopicSpec("a", 2), TopicSpec("b", 3)]
+    old, new = TopicSetting("a", "ack", "all"), TopicSetting("a", "ack", "leader")
+    assert all_settings([old], [new, old._replace(topic="b")]) == [new, old._replace(topic="b")]

@@ -1,0 +1,126 @@
+"""What the data directory of `metaq up` tells of its earlier starts: a start serves all that there was, and forgets
+nothing. Messages are below broker-*/data; topics without messages, and settings, in the server.ini of the last start.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable, Sequence
+from configparser import ConfigParser
+from configparser import Error as BadIni
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaq.broker import inspection
+from metaq.protocol.errors import ConfigError
+
+from .options import TopicSetting, TopicSpec
+
+__all__ = [
+    "TOPIC_SECTION",
+    "EarlierStarts",
+    "all_settings",
+    "all_topics",
+    "broker_directory",
+    "node_name",
+    "stored_topics",
+]
+
+TOPIC_SECTION = "topic="
+"""In front of a topic's name, the header of its section in server.ini."""
+
+_PARTITIONS = "numPartitions"
+_DIRECTORY = re.compile(r"broker-([0-9]+)(?:-([b-z]))?")
+
+
+def node_name(replica: int) -> str:
+    """Of a node of a broker set. replica: from 0."""
+    return string.ascii_lowercase[replica]
+
+
+def broker_directory(broker_id: int, replica: int) -> str:
+    """Name of the directory of a process below the data directory."""
+    return f"broker-{broker_id}" + (f"-{node_name(replica)}" if replica else "")
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierStarts:
+    """stored: by broker id that has partitions in a node's directory, `stored_topics`. topics, settings: of the last
+    start. brokers, replicas: how many have started at most; 0: none, no broker set."""
+
+    stored: dict[int, dict[str, int]]
+    topics: list[TopicSpec]
+    settings: list[TopicSetting]
+    brokers: int
+    replicas: int
+
+    @classmethod
+    def read(cls, data_dir: Path) -> EarlierStarts:
+        """Raises ConfigError if a server.ini cannot be read, and what a broker's start raises."""
+        topics: list[TopicSpec] = []
+        settings: dict[tuple[str, str], str] = {}
+        started = [each for each in sorted(data_dir.glob("broker-*/server.ini")) if _place(each.parent)]
+        for path in started:
+            for topic, partitions, lines in _sections(path):
+                topics = all_topics(topics, [TopicSpec(topic, partitions)])
+                settings |= {(topic, name): value for name, value in lines.items()}
+        stored = stored_topics(data_dir)
+        places = [_place(path.parent) or (0, 0) for path in started]
+        sets = [_place(path.parent.parent) or (0, 0) for path in data_dir.glob("broker-*/data/metaqset")]
+        return cls(
+            stored,
+            topics,
+            [TopicSetting(topic, name, value) for (topic, name), value in settings.items()],
+            max((number + 1 for number in (*stored, *(number for number, _ in places))), default=0),
+            max((replica + 1 for _, replica in sets), default=0),
+        )
+
+
+def _place(directory: Path) -> tuple[int, int] | None:
+    """Broker id and replica of a process's directory; None: it is none."""
+    found = _DIRECTORY.fullmatch(directory.name)
+    return (int(found[1]), string.ascii_lowercase.index(found[2] or "a")) if found else None
+
+
+def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
+    """Topic, partitions and other lines of each topic's section."""
+    ini = ConfigParser(delimiters="=", comment_prefixes=(";", "#"), interpolation=None, default_section="")
+    ini.optionxform = str  # type: ignore[assignment, method-assign]
+    try:
+        ini.read_string(path.read_text("utf-8"))
+        for header in ini.sections():
+            if header.startswith(TOPIC_SECTION):
+                lines = dict(ini[header])
+                yield header.removeprefix(TOPIC_SECTION), int(lines.pop(_PARTITIONS)), lines
+    except (OSError, UnicodeError, BadIni, KeyError, ValueError) as error:
+        remedy = (
+            f"it tells which topics there were, and cannot be read ({error}): mend it, or move it away to forget them"
+        )
+        raise ConfigError("--data-dir", str(path), remedy) from error
+
+
+def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
+    """By broker id that has partitions in a node's directory: topics, and how many partitions reach the highest."""
+    found: dict[int, dict[str, int]] = {}
+    for data in data_dir.glob("broker-*/data"):
+        place = _place(data.parent)
+        topics = inspection.stored_topics(data) if place else {}
+        for name, partitions in topics.items():
+            of_broker = found.setdefault(place[0] if place else 0, {})
+            of_broker[name] = max(partitions, of_broker.get(name, 0))
+    return found
+
+
+def all_topics(*lists: Iterable[TopicSpec]) -> list[TopicSpec]:
+    """Each topic once, with the most partitions that a list has of it."""
+    counts: dict[str, int] = {}
+    for name, partitions in (each for topics in lists for each in topics):
+        counts[name] = max(partitions, counts.get(name, 0))
+    return [TopicSpec(*each) for each in counts.items()]
+
+
+def all_settings(*lists: Sequence[TopicSetting]) -> list[TopicSetting]:
+    """Each setting once, as the last list has it."""
+    found = {(topic, name): value for settings in lists for topic, name, value in settings}
+    return [TopicSetting(topic, name, value) for (topic, name), value in found.items()]
