@@ -33,6 +33,7 @@ __all__ = [
     "OpenFile",
     "OpenFiles",
     "Readable",
+    "check_named",
     "default_open_limit",
     "may_exist",
     "naming",
@@ -301,6 +302,15 @@ def unused_name(files: Files, path: str) -> str:
             number += 1
             name = f"{path}.{number}"
     return name
+
+
+def check_named(files: Files, path: str) -> None:
+    """After a sync, raise FailedSync if the file has lost its name: a start would not find what was synced.
+
+    A directory that is deleted or moved away leaves files that are open as writable as they were.
+    """
+    if not may_exist(files, path):
+        raise FailedSync(errno.ENOENT, "the file was deleted or moved away while the broker ran", path)
 
 
 def may_exist(files: Files, path: str) -> bool:

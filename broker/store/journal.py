@@ -27,7 +27,7 @@ from metaq.protocol.record import Buffer
 from . import tuning
 from .disk_space import no_room
 from .durability import DATA
-from .files import Files, write_all
+from .files import Files, check_named, write_all
 from .internal_logs import PENDING_TOPICS, is_internal
 from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
 from .sync_job import SyncJob
@@ -223,6 +223,7 @@ class Journal:
                 self._files.truncate(file.fd, file.size)
                 raise _NoRoom(str(error)) from error
             self._files.fdatasync(file.fd)
+            check_named(self._files, file.path)
             file.size += size
 
     def _new_file(self) -> _File:

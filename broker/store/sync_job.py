@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from .disk_space import no_room
 from .durability import DATA, INDEX
-from .files import Files, opened
+from .files import FailedSync, Files, check_named, opened
 from .index import (
     UNIT_BYTES,
     Checkpoint,
@@ -193,12 +193,23 @@ class SyncJob:
                     self._files.fdatasync(part.fd)
             for directory in dict.fromkeys(self.directories):
                 self._files.fsync_directory(directory)
+            self._check_named()
             self._write_checkpoints(sync=True)
 
     def move_checkpoints(self) -> None:
         """Say in the indexes that a sync of the file systems has covered data and units."""
         if self.kind & DATA:
+            self._check_named()
             self._write_checkpoints(sync=False)
+
+    def _check_named(self) -> None:
+        for part in self._parts:
+            if part.unsynced:
+                try:
+                    check_named(self._files, part.segment.path)
+                except FailedSync:
+                    if not part.segment.removed:  # by retention, meanwhile
+                        raise
 
     def _write_checkpoints(self, *, sync: bool) -> None:
         for path, checkpoint in self._checkpoints():

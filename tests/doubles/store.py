@@ -6,6 +6,7 @@ import errno
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -170,7 +171,7 @@ class FaultyFiles(Files):
     def fdatasync(self, fd: int) -> None:
         self._change("fdatasync")
         self._moved.pop(self._paths[fd], None)
-        with open(self._paths[fd], "rb") as file:
+        with suppress(FileNotFoundError), open(self._paths[fd], "rb") as file:  # it may have no name any more
             self._synced[self._paths[fd]] = file.read()
 
     def fsync_directory(self, path: str) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 
 import pytest
 
+from metaq.broker.store.batch import encode_puts
+from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
+from metaq.broker.store.partition_log import PartitionLog
+from metaq.broker.store.store import Append
 from metaq.protocol.errors import LogReadOnly, StoreError
+from metaq.protocol.record import checksum
 from tests.doubles.store import check_invariants
-from tests.doubles.store_harness import Answers, StoreHarness
+from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
 
 BODIES = [b"message %d" % number for number in range(8)]
 CHANGES = {True: 30, False: 29}
@@ -166,3 +173,68 @@ def test_a_new_partition_that_cannot_be_made_is_an_error_that_names_it(harness: 
         store.get_or_create("t", 0)
     harness.files.heal()
     assert store.get_or_create("t", 0).segments.message_count == 0
+
+
+@pytest.mark.parametrize("group_commit", [True, False])
+@pytest.mark.parametrize("how", ["partition", "everything", "moved"])
+def test_a_directory_that_was_deleted_under_a_broker_takes_no_more_messages(
+    harness: StoreHarness, answers: Answers, group_commit: bool, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The open files took messages, and acknowledged them, that the next start would not have."""
+    harness.group_commit = group_commit
+    harness.append(b"good")
+    answers.expect(harness.log, harness.log.end_offset, b"good")
+    harness.log.flush()
+    harness.threads.run_all()
+    if how == "moved":
+        os.rename(harness.log.directory, harness.log.directory + ".moved")
+    else:
+        shutil.rmtree(harness.log.directory if how == "partition" else harness.path)
+    append(harness, [harness.log], b"gone")
+    answers.expect(harness.log, harness.log.end_offset, b"gone")
+    harness.log.flush()  # with asynchronous flush a timer asks for it
+    harness.threads.run_all()
+    assert answers.succeeded == [b"good"] + ([] if group_commit else [b"gone"])  # which does not wait for the disk
+    assert harness.log.read_only is not None
+    assert "was deleted or moved away while the broker ran" in caplog.text
+    with pytest.raises(LogReadOnly):
+        append(harness, [harness.log], b"even now")
+
+
+def append(harness: StoreHarness, logs: list[PartitionLog], body: bytes) -> None:
+    """Without a look at the files, in one group, to logs that are equal."""
+    data, units = encode_puts([(0, checksum(body), body)], logs[0].end_offset, [harness.next_id], NOW_MS)
+    harness.next_id += 1
+    for each in harness.store.append_many([Append(log, data, units) for log in logs]):
+        if each.error is not None:
+            raise each.error
+
+
+def test_a_journal_that_was_deleted_under_a_broker_makes_nothing_safe(harness: StoreHarness, answers: Answers) -> None:
+    harness.group_commit = True
+    logs = [harness.store.get_or_create("t", number) for number in range(8)]  # too many for syncs of their own
+
+    def put(body: bytes) -> None:
+        append(harness, logs, body)
+        for log in logs:
+            answers.expect(log, log.end_offset, body)
+        harness.threads.run_all()
+
+    put(b"good")
+    assert harness.store.journal_status().files == 1
+    shutil.rmtree(os.path.join(harness.path, JOURNAL_DIRECTORY))
+    put(b"gone")
+    assert set(answers.succeeded) == {b"good"}
+    assert "was deleted or moved away while the broker ran" in harness.store.journal_status().cause
+
+
+def test_a_segment_that_retention_takes_away_during_its_sync_is_no_failure(harness: StoreHarness) -> None:
+    harness.max_segment_size = 30
+    for body in BODIES[:4]:
+        harness.append(body)
+    harness.log.flush()
+    first = harness.log.segments[0]
+    first.removed = True
+    os.unlink(first.path)
+    harness.threads.run_all()
+    assert harness.log.read_only is None
