@@ -170,9 +170,16 @@ class ClusterView:
 
     def topic_partitions(self, topic: str, publish: bool = True) -> list[tuple[int, int]]:
         """(broker id, partition) in numeric order. publish: those of masters only, where messages can be sent."""
-        replicas = self.replicas(topic, publish)
-        counts = _counts(each for each in replicas if each.slave_id is None or not publish)
-        return [(broker_id, partition) for broker_id in sorted(counts) for partition in range(counts[broker_id])]
+        (found,) = self.topic_partitions_many([topic], publish)
+        return found
+
+    def topic_partitions_many(self, topics: Sequence[str], publish: bool = True) -> list[list[tuple[int, int]]]:
+        """As topic_partitions(), for each topic in order, in two round trips altogether."""
+        found = []
+        for replicas in self.replicas_many(topics, publish):
+            counts = _counts(each for each in replicas if each.slave_id is None or not publish)
+            found.append([(broker_id, part) for broker_id in sorted(counts) for part in range(counts[broker_id])])
+        return found
 
     def consumer_partitions(self, topic: str) -> list[str]:
         """`<broker>-<partition>` of masters and slaves, in Java's string order: what a group shares out."""

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ from .records import (
 from .session import ZkSession
 from .znodes import ATOMIC_WRITES, create_ephemeral, delete, set_data
 
-__all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id", "remove_group"]
+__all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id", "remove_group", "remove_offsets"]
 
 log = get_log(__name__)
 
@@ -485,6 +485,15 @@ def remove_group(session: ZkSession, group: str) -> None:
             raise _in_use(group)
         if failure is not None:
             raise ClientError(f"group {group!r} has changed meanwhile, try again: {failure!r}")
+
+
+def remove_offsets(session: ZkSession, group: str, partitions: Collection[tuple[str, str]]) -> None:
+    """Delete what a group has of partitions, by topic and name, that no member can own: offsets, and begun messages.
+
+    Raises SessionLost, CoordinationUnavailable.
+    """
+    paths = [path(group, *each) for each in partitions for path in (session.paths.offset, session.paths.begun)]
+    session.nodes.write(session.session_id, [delete(path) for path in paths], NoNodeError)
 
 
 def _in_use(group: str) -> ClientError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["has_control", "printable"]
+__all__ = ["has_control", "one_line", "printable"]
 
 # C0 but tab and newline, DEL and C1; ends of lines and paragraphs, and what turns the direction; halves of surrogate
 # pairs, which no stream takes
@@ -19,6 +19,11 @@ def has_control(text: str) -> bool:
 def printable(text: str) -> str:
     """`text` with `\\x1b` or `\\u202e` for each character that a terminal would obey. Tabs and newlines stay."""
     return _OBEYED.sub(_escaped, text)
+
+
+def one_line(text: str) -> str:
+    """As `printable`, without tabs and newlines, too: for a cell of a table, which a text must not leave."""
+    return printable(text).replace("\t", "\\t").replace("\n", "\\n")
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import click
 
@@ -19,22 +20,26 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.set_view import SetView
-from metaq.protocol.errors import BrokerUnavailable, NoPartition
+from metaq.protocol.errors import BrokerUnavailable, CoordinationError, MetaqError, NoPartition
 
 from .options import ZK_TIMEOUT_SECONDS, Parsed, with_options, zk_option
 from .output import echo
 
 __all__ = [
     "Target",
+    "ask_brokers",
     "check_complete",
     "naming_topics",
     "open_cluster",
     "target_options",
     "tell_absent",
     "tell_empty",
+    "tell_silent",
     "without",
     "zk_timeout",
 ]
+
+_T = TypeVar("_T")
 
 
 def zk_timeout() -> float:
@@ -47,6 +52,36 @@ def zk_timeout() -> float:
 def open_cluster(zk: str) -> Cluster:
     """zk: connect string. Raises CoordinationUnavailable."""
     return Cluster(zk, start_timeout_seconds=zk_timeout())
+
+
+def ask_brokers(
+    cluster: Cluster, brokers: Iterable[int], question: Callable[[Connection, int], _T]
+) -> tuple[dict[int, _T], dict[int, str]]:
+    """The answers of these brokers by their ids, and why the others give none, for `tell_silent`.
+
+    question: of the connection and the broker's id. Raises CoordinationError.
+    """
+    found: dict[int, _T] = {}
+    silent: dict[int, str] = {}
+    for each in brokers:
+        try:
+            found[each] = cluster.ask(TopicPartition("", each, -1), partial(_asked, question, each))
+        except CoordinationError:
+            raise
+        except MetaqError as error:
+            silent[each] = str(error)
+    return found, silent
+
+
+def _asked(question: Callable[[Connection, int], _T], broker: int, connection: Connection) -> _T:
+    return question(connection, broker)
+
+
+def tell_silent(silent: Mapping[int, str]) -> None:
+    """Raise BrokerUnavailable if brokers are silent (`ask_brokers`)."""
+    if silent:
+        told = "; ".join(f"broker {broker_id}: {why}" for broker_id, why in silent.items())
+        raise BrokerUnavailable(f"without what these brokers have: {told}: start them, and try again")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from metaq.client.values import TopicPartition
 from metaq.protocol.delays import Cancelled, due_ms
 from metaq.protocol.errors import ClientError
 
-from .cluster import open_cluster, tell_absent
+from .cluster import ask_brokers, open_cluster, tell_absent, tell_silent
 from .known import check_known_topic
 from .options import PARTITION, STORED_TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import counted, preview_fields, say, show
@@ -53,10 +53,6 @@ def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
     return sorted(number for number, nodes in cluster.view.brokers().items() if nodes.master is not None)
 
 
-def _at(broker: int) -> TopicPartition:
-    return TopicPartition("", broker, -1)
-
-
 @delayed.command("count")
 @zk_option
 @_topic_option
@@ -65,7 +61,8 @@ def _at(broker: int) -> TopicPartition:
 def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool) -> None:
     """How many messages wait, by topic.
 
-    LATE are due, and their partition does not take them: WHY.
+    LATE are due, and their partition does not take them: WHY. Exit code 1 if a broker does not answer; the others'
+    messages are counted.
 
     \b
     Example
@@ -75,8 +72,10 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
     late: Counter[str] = Counter()
     why: dict[str, str] = {}
     with open_cluster(zk) as cluster:
-        for each in asked_brokers(cluster, broker):
-            page = cluster.ask(_at(each), lambda connection: list_delayed(connection, topic or "", 0))
+        found, silent = ask_brokers(
+            cluster, asked_brokers(cluster, broker), lambda connection, _: list_delayed(connection, topic or "", 0)
+        )
+        for each, page in found.items():
             counts.update({name: count for name, count in page.topics.items() if topic in (None, name)})
             for place, said in page.late.items():
                 name = place.rpartition("-")[0]
@@ -90,6 +89,7 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
         for name, count in sorted(counts.items())
     ]
     show(as_json, rows, ("TOPIC", "COUNT", "LATE", "WHY"), (tuple(row.values()) for row in rows))
+    tell_silent(silent)
 
 
 @delayed.command("list")
@@ -101,20 +101,25 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
 def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, as_json: bool) -> None:
     """The next messages to be delivered, in the order of their times (UTC).
 
+    Exit code 1 if a broker does not answer; the others' messages are shown.
+
     \b
     Example
       metaq delayed list --topic orders --limit 20
     """
     with open_cluster(zk) as cluster:
-        found = [
-            _each(each, cluster.ask(_at(each), lambda connection: list(each_delayed(connection, topic or "", limit))))
-            for each in asked_brokers(cluster, broker)
-        ]
-        chosen = list(islice(merge(*found, key=lambda pair: pair[1].due), limit))
+        found, silent = ask_brokers(
+            cluster,
+            asked_brokers(cluster, broker),
+            lambda connection, _: list(each_delayed(connection, topic or "", limit)),
+        )
+        each_broker = (_each(*answer) for answer in found.items())
+        chosen = list(islice(merge(*each_broker, key=lambda pair: pair[1].due), limit))
         if topic is not None and not chosen:
             check_known_topic(cluster, topic)
     columns = ("ID", "TOPIC", "PARTITION", "DUE", "TAKEN", "BYTES", "KEYS", "PAYLOAD")
     show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
+    tell_silent(silent)
 
 
 def _each(broker: int, messages: Sequence[WaitingMessage]) -> Iterator[tuple[int, WaitingMessage]]:

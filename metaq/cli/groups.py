@@ -275,20 +275,26 @@ def seek_group(
 @zk_option
 @dry_run_option
 @yes_option
+@click.option("--broker", "-b", type=click.IntRange(0), help="Its offsets of the partitions of this broker only.")
 @click.argument("group", type=GROUP)
-def delete_group(zk: str, dry_run: bool, yes: bool, group: str) -> None:
+def delete_group(zk: str, dry_run: bool, yes: bool, broker: int | None, group: str) -> None:
     """Remove GROUP, which must have no live members, with all its offsets.
 
-    A consumer that joins it later begins as a new group does.
+    A consumer that joins it later begins as a new group does. With --broker the group stays, and loses what it has of a
+    broker that has left for good: as long as ZooKeeper names those partitions, others ask for them.
 
     \b
     Example
       metaq groups delete audti --yes
+      metaq groups delete audit --broker 7
     """
     with open_cluster(zk) as cluster:
         if group not in (known := cluster.view.groups()):
             near = did_you_mean(group, known, "`metaq groups list` shows all")
             raise ClientError(f"there is no group {group!r}: {near}")
+        if broker is not None:
+            _delete_offsets(cluster, group, broker, dry_run, yes)
+            return
         if members := cluster.members(group):
             raise _live(group, members)
         offsets = {topic: cluster.view.committed_partitions(group, topic) for topic in cluster.group_topics(group)}
@@ -299,6 +305,23 @@ def delete_group(zk: str, dry_run: bool, yes: bool, group: str) -> None:
         confirm(f"Delete group {group} and its offsets ({told})?", yes=yes)
         cluster.delete_group(group)
         echo(f"deleted group {group} and its offsets ({told})")
+
+
+def _delete_offsets(cluster: Cluster, group: str, broker: int, dry_run: bool, yes: bool) -> None:
+    if broker in cluster.view.brokers():
+        raise ClientError(
+            f"broker {broker} is registered: `metaq groups seek {group}` moves the offsets that it serves"
+        )
+    gone = cluster.begun_partitions(group, broker)
+    if not gone:
+        raise ClientError(f"group {group!r} has no offsets of broker {broker}")
+    told = f"the offsets of group {group} of broker {broker} ({', '.join(f'{each.topic} {each}' for each in gone)})"
+    if dry_run:
+        echo(f"would delete {told}")
+        return
+    confirm(f"Delete {told}?", yes=yes)
+    cluster.delete_offsets(group, gone)
+    echo(f"deleted {told}")
 
 
 def _live(group: str, members: Sequence[str]) -> ClientError:

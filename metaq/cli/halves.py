@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from heapq import merge
 from itertools import islice
@@ -21,7 +21,7 @@ from metaq.protocol.errors import ClientError, MessageNotFound
 from metaq.protocol.halves import HalfOutcome, HalfState
 from metaq.protocol.limits import MAX_LISTED_HALVES
 
-from .cluster import open_cluster
+from .cluster import ask_brokers, open_cluster, tell_silent
 from .delayed import asked_brokers
 from .known import check_known_topic
 from .options import PARTITION, STORED_TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
@@ -48,10 +48,6 @@ _group_option = click.option("--group", "-g", default="", help="Of this producer
 _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this broker only; by default all.")
 
 
-def _at(broker: int) -> TopicPartition:
-    return TopicPartition("", broker, -1)
-
-
 @halves.command("count")
 @zk_option
 @_broker_option
@@ -60,7 +56,8 @@ def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
     """How many wait, by producer group. WAITING, of all groups, still have their producer's word to come.
 
     ASKED were due, and producers of the group are asked for them; PARKED were asked for as often as may be, and wait
-    for you. ASKERS: producers that wait for questions; with 0 nobody can be asked.
+    for you. ASKERS: producers that wait for questions; with 0 nobody can be asked. Exit code 1 if a broker does not
+    answer; the others' messages are counted.
 
     \b
     Example
@@ -71,8 +68,10 @@ def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
     askers: Counter[str] = Counter()
     waiting = 0
     with open_cluster(zk) as cluster:
-        for each in asked_brokers(cluster, broker):
-            page = cluster.ask(_at(each), partial(list_halves, limit=0))
+        found, silent = ask_brokers(
+            cluster, asked_brokers(cluster, broker), lambda connection, _: list_halves(connection, limit=0)
+        )
+        for page in found.values():
             waiting += page.states[HalfState.WAITING]
             for name, figures in page.groups.items():
                 asked[name] += figures["asked"]
@@ -85,6 +84,7 @@ def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
     ]
     columns = ("GROUP", "WAITING", "ASKED", "PARKED", "ASKERS")
     show(as_json, rows, columns, (tuple(row.values()) for row in rows))
+    tell_silent(silent)
 
 
 @halves.command("list")
@@ -100,36 +100,37 @@ def list_of_halves(
 ) -> None:
     """Half messages, in the order of their first checks. NEXT: when a producer is asked again (UTC).
 
+    Exit code 1 if a broker does not answer; the others' messages are shown.
+
     \b
     Example
       metaq halves list --topic transfers --state parked
     """
     with open_cluster(zk) as cluster:
-        found = [
-            [(each, half) for half in _list(cluster, each, topic or "", group, state or "", limit)]
-            for each in asked_brokers(cluster, broker)
-        ]
-        chosen = list(islice(merge(*found, key=lambda pair: pair[1].first_check), limit))
+        found, silent = ask_brokers(
+            cluster,
+            asked_brokers(cluster, broker),
+            lambda connection, _: list(each_half(connection, topic or "", group, state or "", limit)),
+        )
+        pairs = ([(each, half) for half in halves] for each, halves in found.items())
+        chosen = list(islice(merge(*pairs, key=lambda pair: pair[1].first_check), limit))
         if topic is not None and not chosen:
             check_known_topic(cluster, topic)
         if group and not chosen:
-            echo(f"metaq: {_none_of(cluster, broker, group)}", err=True)
+            echo(f"metaq: {_none_of(cluster, found, group)}", err=True)
     columns = ("ID", "TOPIC", "PARTITION", "GROUP", "STATE", "TAKEN", "ASKED", "NEXT", "BYTES", "KEYS", "PAYLOAD")
     show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
+    tell_silent(silent)
 
 
-def _none_of(cluster: Cluster, broker: int | None, group: str) -> str:
+def _none_of(cluster: Cluster, brokers: Iterable[int], group: str) -> str:
     """A producer group is known only while brokers have half messages of it, or its producers wait for questions."""
     known: set[str] = set()
-    for each in asked_brokers(cluster, broker):
-        known.update(cluster.ask(_at(each), partial(list_halves, limit=0)).groups)
-        known.update(half.group for half in _list(cluster, each, "", "", "", MAX_LISTED_HALVES))
+    pages, _ = ask_brokers(cluster, brokers, lambda connection, _: list_halves(connection, limit=MAX_LISTED_HALVES))
+    for page in pages.values():
+        known.update(page.groups, (half.group for half in page.halves))
     near = "" if group in known else did_you_mean(group, sorted(known), "")
     return f"no such half message of group {group!r} waits{near and ': '}{near}"
-
-
-def _list(cluster: Cluster, broker: int, topic: str, group: str, state: str, limit: int) -> list[WaitingHalf]:
-    return cluster.ask(_at(broker), lambda connection: list(each_half(connection, topic, group, state, limit)))
 
 
 def _json(broker: int, half: WaitingHalf) -> dict[str, Any]:
@@ -172,11 +173,14 @@ def show_half(zk: str, broker: int | None, as_json: bool, raw: bool, half_id: in
         raise click.UsageError("--raw and --json exclude each other: choose one")
     with open_cluster(zk) as cluster:
         asked = asked_brokers(cluster, broker)
+        silent: dict[int, str] = {}
         for each in asked:
-            half = cluster.ask(_at(each), partial(find_half, half_id=half_id))
-            if half is not None:
+            found, unheard = ask_brokers(cluster, [each], lambda connection, _: find_half(connection, half_id))
+            silent |= unheard
+            if (half := found.get(each)) is not None:
                 break
         else:
+            tell_silent(silent)
             brokers = ", ".join(map(str, asked)) or "none"
             raise MessageNotFound(
                 f"no half message {half_id} waits (asked brokers: {brokers}): its transaction may be decided; `metaq "

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
+from metaq.client.connection import Connection
 from metaq.client.nearest import did_you_mean
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.shared import SharedPartition, shared_status
-from metaq.client.values import TopicPartition
-from metaq.protocol.errors import BrokerUnavailable, ClientError, CoordinationError, MetaqError, RequestRefused
+from metaq.protocol.errors import ClientError, RequestRefused
 from metaq.protocol.own_topics import DEAD_PREFIX, RETRY_PREFIX, is_own_topic
 
-__all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "shared_partitions", "tell_silent"]
+from .cluster import ask_brokers, tell_silent
+
+__all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "shared_partitions"]
 
 
 def shared_partitions(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
@@ -19,28 +21,16 @@ def shared_partitions(cluster: Cluster, group: str = "") -> tuple[list[SharedPar
 
     Brokers without shared groups, as those of 1.x, have none.
     """
-    found: list[SharedPartition] = []
-    silent: dict[int, str] = {}
-    for broker_id, nodes in cluster.view.brokers().items():
-        if nodes.master is None:
-            continue
-        try:
-            ask = partial(shared_status, broker_id=broker_id, group=group)
-            found += cluster.ask(TopicPartition("", broker_id, 0), ask)
-        except RequestRefused:
-            continue
-        except CoordinationError:
-            raise
-        except MetaqError as error:
-            silent[broker_id] = str(error)
-    return sorted(found), silent
+    masters = [broker_id for broker_id, nodes in cluster.view.brokers().items() if nodes.master is not None]
+    found, silent = ask_brokers(cluster, masters, partial(_shared_status, group=group))
+    return sorted(each for answer in found.values() for each in answer), silent
 
 
-def tell_silent(silent: dict[int, str]) -> None:
-    """Raise BrokerUnavailable if brokers are silent (shared_partitions)."""
-    if silent:
-        told = "; ".join(f"broker {broker_id}: {why}" for broker_id, why in silent.items())
-        raise BrokerUnavailable(f"without what these brokers have: {told}: start them, and try again")
+def _shared_status(connection: Connection, broker_id: int, group: str) -> list[SharedPartition]:
+    try:
+        return shared_status(connection, broker_id=broker_id, group=group)
+    except RequestRefused:
+        return []
 
 
 def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:

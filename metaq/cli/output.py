@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaq.protocol.previews import Preview
-from metaq.protocol.printable import printable
+from metaq.protocol.printable import one_line, printable
 from metaq.protocol.properties import PropertyValue, property_text
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _cell(value: object) -> str:
         return "-"
     if _is_number(value):
         return f"{value:,}"
-    return printable(str(value))
+    return one_line(str(value))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from metaq.client.questions.shared import SharedPartition, forget_shared_group
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ClientError
 
-from .cluster import open_cluster, tell_absent
-from .known import shared_partitions, tell_silent
+from .cluster import open_cluster, tell_absent, tell_silent
+from .known import shared_partitions
 from .options import STORED_GROUP, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import UNKNOWN, counted, echo, show
 

@@ -44,7 +44,7 @@ def list_topics(zk: str, as_json: bool, with_own: bool) -> None:
     """
     with open_cluster(zk) as cluster:
         names = [name for name in cluster.view.topics() if with_own or not name.startswith(OWN_MARK)]
-        served = {topic: cluster.served(topic) for topic in names}
+        served = cluster.served_many(names)
         tell_absent(cluster)
     found = [_summary(topic, partitions) for topic, partitions in served.items() if partitions]
     show(as_json, found, ("TOPIC", "PARTITIONS", "BROKERS"), [tuple(each.values()) for each in found])

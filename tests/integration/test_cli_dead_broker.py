@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from metaq import Producer, TopicPartition
+from metaq import HalfOutcome, Producer, TopicPartition
 from metaq.client.questions.cluster import Cluster
 from metaq.coordination.embedded import EmbeddedZooKeeper
 
@@ -18,6 +18,10 @@ sent: dict[TopicPartition, int] = {}
 """Ids of the messages."""
 SESSION_SECONDS = 3600.0
 """The dead broker stays registered as long as the tests run."""
+
+
+def _undecided(_message: object) -> HalfOutcome:
+    return HalfOutcome.UNKNOWN
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +39,8 @@ def brokers(patient_zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempP
         with Producer(connect) as producer:
             for each in PARTITIONS:
                 sent[each] = producer.send("trades", f"on {each}".encode(), partition=each, keys=["all"]).message_id
+                producer.send("trades", f"later on {each}".encode(), partition=each, delay=86_400)
+                producer.send_in_transaction("trades", b"half", execute=_undecided, partition=each, group="bank")
         with Cluster(connect) as cluster:
             cluster.commit("audit", dict.fromkeys(PARTITIONS, 0))
         brokers.running[DEAD].kill()
@@ -83,6 +89,22 @@ def test_groups_describe_shows_the_living_brokers_partitions(operator: Operator)
     assert [row["lag_seconds"] is None for row in rows] == [False, False, True, True]
 
 
+def test_what_a_group_has_of_a_broker_that_left_for_good_is_deleted(operator: Operator) -> None:
+    gone = [TopicPartition("trades", 7, number) for number in (0, 10)]
+    with Cluster(operator.connect) as cluster:
+        cluster.commit("sales", dict.fromkeys([*gone, *PARTITIONS, TopicPartition("trades", 70, 0)], 0))
+        told = "the offsets of group sales of broker 7 (trades 7-0, trades 7-10)"
+        ran = operator.ran("groups", "delete", "sales", "--broker", "7", "--dry-run")
+        assert (ran.code, ran.out) == (0, f"would delete {told}\n")
+        assert len(cluster.view.committed_partitions("sales", "trades")) == 7
+        ran = operator.ran("groups", "delete", "sales", "--broker", "7", "--yes")
+        assert (ran.code, ran.out) == (0, f"deleted {told}\n")
+        assert cluster.view.committed_partitions("sales", "trades") == ["0-0", "0-1", "1-0", "1-1", "70-0"]
+        cluster.delete_group("sales")
+    for broker, said in (("1", "broker 1 is registered"), ("8", "group 'audit' has no offsets of broker 8")):
+        assert said in operator.refused("groups", "delete", "audit", "--broker", broker, "--yes")
+
+
 def test_consume_prints_the_living_brokers_messages(operator: Operator) -> None:
     ran = operator.ran("consume", "--topic", "trades")
     assert_says_what_is_missing(ran.code, ran.err)
@@ -105,6 +127,33 @@ def test_find_shows_what_the_living_broker_has(operator: Operator) -> None:
     found = operator.ran("find", "--topic", "trades", "--id", str(sent[alive]))
     assert (found.code, "on 0-0" in found.out) == (0, True)
     assert operator.ran("find", "--topic", "trades", "--id", str(sent[dead])).code == 1
+
+
+@pytest.mark.parametrize("kind", ["delayed", "halves"])
+def test_what_waits_at_the_living_broker_is_listed_and_counted(operator: Operator, kind: str) -> None:
+    for more in ((), ("--topic", "trades")):
+        ran = operator.ran(kind, "list", *more, "--json")
+        assert (ran.code, ran.err.count("\n")) == (1, 1), ran.err
+        assert "without what these brokers have: broker 1: " in ran.err
+        assert sorted(each["partition"] for each in json.loads(ran.out)) == ["0-0", "0-1"]
+    ran = operator.ran(kind, "count", "--json")
+    assert (ran.code, "broker 1: " in ran.err) == (1, True)
+    counts = [number for row in json.loads(ran.out) for number in row.values() if isinstance(number, int)]
+    assert sum(counts) == 2, ran.out
+    assert operator.ran(kind, "list", "--broker", "0").code == 0
+    assert operator.ran(kind, "list", "--broker", "1").code == 1
+
+
+def test_a_half_message_is_shown_if_the_living_broker_has_it(operator: Operator) -> None:
+    found = json.loads(operator.ran("halves", "list", "--json").out)
+    shown = operator.ran("halves", "show", str(found[0]["id"]), "--json")
+    assert (shown.code, json.loads(shown.out)["partition"]) == (0, found[0]["partition"])
+    elsewhere = operator.ran("halves", "show", "1")
+    assert (elsewhere.code, elsewhere.out) == (1, "")
+    assert "without what these brokers have: broker 1: " in elsewhere.err
+    other = operator.ran("halves", "list", "--group", "bamk")
+    assert "did you mean 'bank'?" in other.err
+    assert (other.code, "broker 1: " in other.err) == (1, True)
 
 
 def test_consume_begins_at_a_message_of_the_living_broker(operator: Operator) -> None:

@@ -70,6 +70,11 @@ def test_a_registered_broker_is_seen_with_its_address_and_partitions(session: Zk
     assert view.topic_partitions("orders") == [(0, 0), (0, 1), (0, 2)]
     assert view.topic_partitions("events", publish=False) == [(0, 0), (0, 1)]
     assert view.topic_partitions("missing") == []
+    assert view.topic_partitions_many(["events", "missing", "orders"]) == [
+        [(0, 0), (0, 1)],
+        [],
+        [(0, 0), (0, 1), (0, 2)],
+    ]
 
 
 def test_producers_see_numeric_order_and_consumers_that_of_strings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import pytest
 from twisted.internet.task import Clock
@@ -78,3 +79,17 @@ def test_transactions_that_end_with_their_connections_leave_few_lines(
 def test_the_log_has_no_control_characters_of_clients() -> None:
     record = logging.LogRecord("a", logging.INFO, "a.py", 1, "%s is rolled back", ("TX:\x1b[2J\u202e:1",), None)
     assert LogFormat().format(record).endswith(r" INFO a: TX:\x1b[2J\u202e:1 is rolled back")
+
+
+def test_a_text_of_a_client_begins_no_line_of_the_log() -> None:
+    forged = "t\n2026-01-01 ERROR b: forged"
+    record = logging.LogRecord("a", logging.INFO, "", 0, "%s is gone", (forged,), None)
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    first, *others = LogFormat().format(record).splitlines()
+    assert first.endswith(" INFO a: t")
+    assert others[:2] == ["  2026-01-01 ERROR b: forged is gone", "  Traceback (most recent call last):"]
+    assert all(line.startswith("  ") for line in others)
+    assert others[-1] == "  2026-01-01 ERROR b: forged"

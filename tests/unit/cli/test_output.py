@@ -66,6 +66,13 @@ def test_what_clients_have_chosen_is_shown_and_not_obeyed(monkeypatch, stream):
     assert not has_control(out)
 
 
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_what_clients_have_chosen_does_not_leave_its_cell(monkeypatch, stream):
+    lines = printed(monkeypatch, stream(), ("NAME", "VALUE"), [("a", "k\nother 1,000\t7"), ("b", "v")])
+    assert [line.split()[0] for line in lines if line.strip()][-2:] == ["a", "b"]
+    assert "k\\nother 1,000\\t7" in "".join(lines)
+
+
 def test_sentences_and_json_have_no_control_characters(capsys):
     say(False, None, f"group {EVIL}\n\tis gone")
     echo(EVIL, err=True)
