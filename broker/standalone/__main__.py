@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ from .opening import ServerPlace, open_server
 def main(arguments: list[str]) -> int:
     directory, host, port, tick_time_ms, max_session_timeout_ms = arguments
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     reactor: Any = EPollReactor()  # type: ignore[no-untyped-call]
     # the server makes no garbage in circles worth a search through all of its nodes, which takes longer than a turn may
     gc.disable()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import logging
+import resource
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -19,12 +20,15 @@ from metaq.coordination.standalone.connections import PeerConnection
 from metaq.coordination.standalone.server import Moment, StandaloneServer
 from metaq.protocol.errors import ConfigError
 
+from ..account import Quotas, Shares, account_address
 from ..network.transport import connection_class
 from ..runtime.reactor import Transport
 from .keeper import Keeper
 from .log_files import LogFiles
 
 __all__ = ["ServerDriver", "moment"]
+
+_log = logging.getLogger(__name__)
 
 UNITS_IN_TURN = 256
 """Simple requests, or parts of long ones, that are done before the reactor looks after others: a few milliseconds."""
@@ -35,8 +39,11 @@ PEERS_IN_TURN = 256
 BUFFERED_BYTES = 256 * 1024
 """Of requests that have come and were not begun; a connection that has more is not read from."""
 
-CONNECTIONS_PER_ADDRESS = 10_000
-"""More connections from one address are closed at once."""
+MOST_CONNECTIONS = 65_536
+"""Of all addresses; fewer if the process may not have so many descriptors."""
+
+DESCRIPTORS_FOR_OTHERS = 64
+"""For files, and for what else the process does."""
 
 _BACKLOG = 1000
 
@@ -140,7 +147,7 @@ class ServerDriver(Factory):
         if files is not None:
             self._keeper = Keeper(files, reactor, self._synced, self._soon, self._failed)
         self._peers: dict[PeerConnection, _Peer] = {}
-        self._addresses: Counter[str] = Counter()
+        self._shares = Shares("connections", "", _connection_limit(), Quotas().address_share)
         self._scheduled = False
         self._port: tcp.Port | None = None
         self._timer: Any = None
@@ -181,12 +188,12 @@ class ServerDriver(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> _Peer | None:  # noqa: N802
         host, port = getattr(addr, "host", "?"), getattr(addr, "port", 0)
-        if self._addresses[host] >= CONNECTIONS_PER_ADDRESS:
+        if not self._shares.take(account_address(host)):
+            _log.warning("a connection from %s is refused: there are too many", host)
             return None
         return _Peer(self, host, port)
 
     def connected(self, peer: _Peer, host: str, port: int) -> PeerConnection:
-        self._addresses[host] += 1
         connection = self._server.connected(host, port, moment())
         self._peers[connection] = peer
         return connection
@@ -203,7 +210,7 @@ class ServerDriver(Factory):
         return taken
 
     def lost(self, peer: _Peer, connection: PeerConnection) -> None:
-        self._addresses -= Counter((peer.host,))
+        self._shares.add(account_address(peer.host), -1)
         del self._peers[connection]
         self.silenced.pop(peer, None)
         self._server.lost(connection)
@@ -244,3 +251,8 @@ class ServerDriver(Factory):
             self._reactor.callLater(0, self._turn)
         else:
             self._scheduled = False
+
+
+def _connection_limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(MOST_CONNECTIONS, max(16, soft - DESCRIPTORS_FOR_OTHERS) if soft >= 0 else MOST_CONNECTIONS)

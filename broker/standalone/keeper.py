@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from metaq.coordination.standalone.server import LogBatch, StandaloneServer
+from metaq.coordination.standalone.outbox import LogBatch
+from metaq.coordination.standalone.server import StandaloneServer
 
 from .log_files import LogFiles
 
@@ -130,7 +131,7 @@ class Keeper:
 
     def _do(self, task: _Task) -> None:
         if isinstance(task, list):
-            self._files.append(b"".join(batch.entries for batch in task), task[-1].last)
+            self._files.append(b"".join(entry for batch in task for entry in batch.entries), task[-1].last)
             self._reactor.callFromThread(self._synced, task[-1].position)
             return
         work, done = task

@@ -10,6 +10,7 @@ import hashlib
 import ipaddress
 import re
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 
 from .codes import RefusalCode, Refused
 from .jute import Acl, Malformed
@@ -128,6 +129,7 @@ def _is_in(address: str, network: str) -> bool:
     return int.from_bytes(wanted[0], "big") >> unused == int.from_bytes(found, "big") >> unused
 
 
+@lru_cache(1024)
 def _network(name: str) -> tuple[bytes, int] | None:
     """Address bytes and the number of bits that count, of "address" or "address/bits"."""
     text, slash, bits = name.partition("/")
@@ -141,6 +143,7 @@ def _network(name: str) -> tuple[bytes, int] | None:
     return address, int(bits)
 
 
+@lru_cache(1024)
 def _address(text: str) -> bytes | None:
     if ":" in text:
         try:

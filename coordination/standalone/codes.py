@@ -64,12 +64,11 @@ class RefusalCode(IntEnum):
 
 
 class Refused(Exception):  # no MetaqError: it never leaves the server
-    """A request that is answered with an error. body: what the answer has behind it, which is nothing but once."""
+    """A request that is answered with an error."""
 
-    def __init__(self, code: RefusalCode, body: bytes = b"") -> None:
+    def __init__(self, code: RefusalCode) -> None:
         super().__init__(code.name)
         self.code = code
-        self.body = body
 
 
 class EventKind(IntEnum):

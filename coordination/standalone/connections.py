@@ -29,7 +29,7 @@ class PeerConnection:
     def __init__(self, host: str, port: int, unix_ms: int) -> None:
         self.host = host
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.identities: list[Identity] = [("ip", host)]
+        self.identities: dict[Identity, None] = {("ip", host): None}
         self.session: OpenSession | None = None
         self.opened = False
         self.finished = False

@@ -6,7 +6,8 @@ Source: DataTree, ZooKeeper 3.9.5.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from .acls import READ, admits
 from .codes import EventKind
@@ -17,7 +18,7 @@ from .tree import TreeNode, ZnodeTree, parent_of
 from .watches import Watches, WatchTable
 from .writes import Creation, Deletion, NewAcl, NewData, WriteOutcome
 
-__all__ = ["NO_ZXID", "Database", "event"]
+__all__ = ["NO_ZXID", "Database", "Notice", "event"]
 
 NO_ZXID = -1
 
@@ -32,21 +33,33 @@ def event(kind: EventKind, path: str, zxid: int) -> bytes:
     return _EVENT.pack(_EVENT.size - 4 + len(text), _NOTIFICATION, zxid, 0, kind, _CONNECTED) + text
 
 
+class Notice(NamedTuple):
+    """An event, and whom it concerns. acl: of the node; who may not read that is told nothing."""
+
+    message: bytes
+    watchers: Sequence[PeerConnection]
+    acl: Sequence[Acl]
+
+    def told(self) -> Iterator[PeerConnection]:
+        """Those who are to get it."""
+        return (watcher for watcher in self.watchers if admits(self.acl, READ, watcher.identities))
+
+
 class Database:
     """One thread.
 
-    send: gives bytes to a connection. entries: what the log does not have yet of the write that is under way.
+    entries: where the log gets to know what a write does (Outbox). events: what nobody was told yet of it.
     """
 
-    def __init__(self, send: Callable[[PeerConnection, bytes], None]) -> None:
+    def __init__(self, entries: list[bytes]) -> None:
         self.tree = ZnodeTree()
         self.watches: Watches[PeerConnection] = Watches()
         self.zxid = 0
-        self.entries: list[bytes] = []
-        self._send = send
+        self.entries = entries
+        self.events: list[Notice] = []
 
     def apply(self, outcome: WriteOutcome, zxid: int, unix_ms: int) -> TreeNode | None:
-        """Make a write happen and tell its watchers. Returns the node that its answer has to show."""
+        """Make a write happen. Returns the node that its answer has to show."""
         match outcome:
             case Creation():
                 return self._create(outcome, zxid, unix_ms)
@@ -79,19 +92,13 @@ class Database:
         return node
 
     def delete(self, path: str, zxid: int) -> None:
-        """Remove a node and tell its watchers."""
+        """Remove a node."""
         node, parent = self.tree.delete(path, zxid)
         parent_path = parent_of(path)
         self.entries += (gone_entry(path), parent_entry(parent_path, parent))
         told = self._tell(self.watches.data, EventKind.DELETED, path, zxid, node.acl)
         self._tell(self.watches.children, EventKind.DELETED, path, zxid, node.acl, told)
         self._tell(self.watches.children, EventKind.CHILDREN_CHANGED, parent_path or "/", zxid, parent.acl)
-
-    def delete_all(self, paths: Sequence[str], zxid: int) -> Iterator[int]:
-        """`delete` for each, in steps."""
-        for path in paths:
-            self.delete(path, zxid)
-            yield 1
 
     def _tell(
         self,
@@ -101,12 +108,10 @@ class Database:
         zxid: int,
         acl: Sequence[Acl],
         told: Collection[PeerConnection] = (),
-    ) -> list[PeerConnection]:
-        """Returns whom it concerned. Who may not read the node is told nothing."""
+    ) -> Collection[PeerConnection]:
+        """Note whom the event concerns but those who were `told`; returns all of them."""
         watchers = table.triggered(path)
         if watchers:
-            message = event(kind, path, zxid)
-            for watcher in watchers:
-                if watcher not in told and admits(acl, READ, watcher.identities):
-                    self._send(watcher, message)
+            untold = [watcher for watcher in watchers if watcher not in told] if told else list(watchers)
+            self.events.append(Notice(event(kind, path, zxid), untold, acl))
         return watchers

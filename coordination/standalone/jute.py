@@ -10,7 +10,10 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Acl", "JuteReader", "Malformed", "encode_acls", "encode_buffer", "encode_text", "encode_texts"]
+__all__ = ["MOST_ACLS", "Acl", "JuteReader", "Malformed", "encode_acls", "encode_buffer", "encode_text", "encode_texts"]
+
+MOST_ACLS = 100
+"""Of a node. Apache has no limit: a request may bring thirty thousand, which each access to the node looks through."""
 
 _INT = struct.Struct("!i")
 _LONG = struct.Struct("!q")
@@ -91,8 +94,10 @@ class JuteReader:
         return None if count == -1 else [self.text() for _ in range(count)]
 
     def acls(self) -> list[Acl] | None:
-        """A vector of ACLs."""
+        """A vector of at most MOST_ACLS."""
         count = self.int32()
+        if count > MOST_ACLS:
+            raise Malformed(f"{count} ACLs")
         return None if count == -1 else [Acl(self.int32(), self.text(), self.text()) for _ in range(count)]
 
 

@@ -6,17 +6,19 @@ Source: FinalRequestProcessor, ZooKeeper 3.9.5.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from . import acls
 from .codes import EventKind, OpCode, RefusalCode, Refused
 from .connections import PeerConnection
 from .database import NO_ZXID, Database, event
-from .jute import JuteReader, Malformed, encode_acls, encode_buffer, encode_text, encode_texts
+from .jute import JuteReader, Malformed, encode_acls, encode_buffer, encode_text
 from .tree import TreeNode, stat_of
 from .watches import WatcherKind, WatchMode
-from .writes import read_multi
 
 __all__ = [
+    "MULTI_END",
+    "MULTI_HEADER",
     "add_watch",
     "check_watches",
     "exists",
@@ -25,8 +27,8 @@ __all__ = [
     "get_children",
     "get_children2",
     "get_data",
-    "get_ephemerals",
     "multi_read",
+    "read_multi_reads",
     "remove_watches",
     "restore_watch",
     "sync",
@@ -34,8 +36,8 @@ __all__ = [
 ]
 
 _INT = struct.Struct("!i")
-_MULTI_HEADER = struct.Struct("!i?i")
-MULTI_END = _MULTI_HEADER.pack(-1, True, -1)
+MULTI_HEADER = struct.Struct("!i?i")
+MULTI_END = MULTI_HEADER.pack(-1, True, -1)
 """Behind the last result of a multi."""
 
 _ADDED_MODES = {0: WatchMode.PERSISTENT, 1: WatchMode.RECURSIVE}
@@ -83,7 +85,11 @@ def _children(database: Database, connection: PeerConnection, reader: JuteReader
     node = _readable(database, path, connection)
     if watch:
         database.watches.children.add(path, connection, WatchMode.ONCE)
-    return _INT.pack(node.child_count) + b"".join(node.children or ()), node
+    return _names(node), node
+
+
+def _names(node: TreeNode) -> bytes:
+    return _INT.pack(node.child_count) + b"".join(node.children or ())
 
 
 def get_children(database: Database, connection: PeerConnection, reader: JuteReader) -> bytes:
@@ -99,15 +105,6 @@ def get_all_children_number(database: Database, connection: PeerConnection, read
     path = _path(reader)
     _readable(database, path, connection)
     return _INT.pack(database.tree.children_number(path))
-
-
-def get_ephemerals(database: Database, connection: PeerConnection, reader: JuteReader) -> bytes:
-    prefix = reader.text()
-    session = connection.session
-    paths = database.tree.ephemerals.get(session.id, {}) if session else {}
-    if prefix is None or prefix.strip() in ("", "/"):
-        return encode_texts(paths)
-    return encode_texts(path for path in paths if path.startswith(prefix))
 
 
 def get_acl(database: Database, connection: PeerConnection, reader: JuteReader) -> bytes:
@@ -128,38 +125,28 @@ def who_am_i(database: Database, connection: PeerConnection, reader: JuteReader)
     )
 
 
-def multi_read(database: Database, connection: PeerConnection, reader: JuteReader) -> bytes:
-    start = reader.at
-    try:
-        asked = _multi_reads(reader)
-    except Malformed:
-        reader.at = start
-        for _ in read_multi(reader):  # raises Malformed, too, unless all are writes
-            pass
-        raise Refused(RefusalCode.MARSHALLING_ERROR, MULTI_END) from None
-    return b"".join(_one_read(database, connection, operation, each) for operation, each in asked) + MULTI_END
-
-
-def _multi_reads(reader: JuteReader) -> list[tuple[int, JuteReader]]:
-    asked: list[tuple[int, JuteReader]] = []
+def read_multi_reads(reader: JuteReader) -> Iterator[tuple[int, str | None]]:
+    """Operations and paths of a multiRead. Its flags for watches are of no effect, as in Apache's."""
     while True:
         operation, done, _ = reader.int32(), reader.boolean(), reader.int32()
         if done:
-            return asked
+            return
         if operation not in (OpCode.GET_DATA, OpCode.GET_CHILDREN):
             raise Malformed(f"operation {operation} among reads")
-        # without the watch: Apache sets none here
-        asked.append((operation, JuteReader(encode_text(reader.text()) + b"\0")))
+        yield operation, reader.text()
         reader.boolean()
 
 
-def _one_read(database: Database, connection: PeerConnection, operation: int, reader: JuteReader) -> bytes:
-    read = get_data if operation == OpCode.GET_DATA else get_children
+def multi_read(database: Database, connection: PeerConnection, operation: int, path: str | None) -> bytes:
+    """One result of a multiRead."""
+    if path is None:
+        raise Malformed("no path")
     try:
-        body = read(database, connection, reader)
+        node = _readable(database, path, connection)
     except Refused as refused:
-        return _MULTI_HEADER.pack(OpCode.ERROR, False, refused.code) + _INT.pack(refused.code)
-    return _MULTI_HEADER.pack(operation, False, 0) + body
+        return MULTI_HEADER.pack(OpCode.ERROR, False, refused.code) + _INT.pack(refused.code)
+    body = encode_buffer(node.data) + stat_of(node) if operation == OpCode.GET_DATA else _names(node)
+    return MULTI_HEADER.pack(operation, False, 0) + body
 
 
 # --- watches ----------------------------------------------------------------------------------------------------------

@@ -45,17 +45,19 @@ SPECIAL = ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
 
 _STAT = struct.Struct("!qqqqiiiqiiq")
 
-_INVALID = re.compile(
-    "[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]"  # what Java counts as surrogates as well
-    r"|//|/\.\.?(?=/|\Z)"
-)
+_BAD_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
+"""The last ones are what Java counts as surrogates as well."""
 
 
 def is_valid_path(path: str) -> bool:
     """As PathUtils.validatePath."""
     if path == "/":
         return True
-    return path.startswith("/") and not path.endswith("/") and _INVALID.search(path) is None
+    if not path.startswith("/") or path.endswith(("/", "/.", "/..")):
+        return False
+    if "//" in path or "/./" in path or "/../" in path:
+        return False
+    return (path.isascii() and path.isprintable()) or _BAD_CHARACTER.search(path) is None
 
 
 def parent_of(path: str) -> str:

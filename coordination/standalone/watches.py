@@ -76,8 +76,8 @@ class WatchTable(Generic[WatcherT]):
                 self.remove(path, watcher, None)
             yield len(step)
 
-    def triggered(self, path: str) -> list[WatcherT]:
-        """Whom an event at `path` concerns. Their one-shot watches are used up."""
+    def triggered(self, path: str) -> dict[WatcherT, None]:
+        """Whom an event at `path` concerns, each once. Their one-shot watches are used up."""
         watchers: dict[WatcherT, None] = {}
         if at_path := self.by_path.get(path):
             watchers.update(dict.fromkeys(at_path))
@@ -89,7 +89,7 @@ class WatchTable(Generic[WatcherT]):
                 for watcher, modes in self.by_path.get(above, {}).items():
                     if modes & WatchMode.RECURSIVE:
                         watchers[watcher] = None
-        return list(watchers)
+        return watchers
 
     def _leave(self, path: str, watcher: WatcherT, modes: int) -> None:
         at_path = self.by_path[path]

@@ -5,7 +5,7 @@ Source: org.apache.zookeeper.server.command, ZooKeeper 3.9.5; the lines that too
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .connections import PeerConnection
@@ -28,16 +28,18 @@ class Counters:
         self.reset()
 
     def reset(self) -> None:
-        self.received = self.sent = 0
+        self.received = 0
         self._answers = self._total_ms = self.longest_ms = 0
         self._shortest_ms: int | None = None
 
-    def answered(self, took_ms: int) -> None:
-        """An answer had to wait for the disk so long."""
-        self._answers += 1
-        self._total_ms += took_ms
-        self.longest_ms = max(self.longest_ms, took_ms)
-        self._shortest_ms = took_ms if self._shortest_ms is None else min(self._shortest_ms, took_ms)
+    def answered(self, waits_ms: Sequence[int]) -> None:
+        """Packets had to wait for the disk so long, each."""
+        if waits_ms:
+            self._answers += len(waits_ms)
+            self._total_ms += sum(waits_ms)
+            self.longest_ms = max(self.longest_ms, *waits_ms)
+            shortest = min(waits_ms)
+            self._shortest_ms = shortest if self._shortest_ms is None else min(self._shortest_ms, shortest)
 
     @property
     def shortest_ms(self) -> int:
@@ -74,9 +76,9 @@ def _statistics(server: StandaloneServer) -> Iterator[str]:
     yield (
         f"Latency min/avg/max: {counters.shortest_ms}/{counters.average_ms}/{counters.longest_ms}\n"
         f"Received: {counters.received}\n"
-        f"Sent: {counters.sent}\n"
+        f"Sent: {server.outbox.sent}\n"
         f"Connections: {len(server.connections)}\n"
-        f"Outstanding: {server.outstanding}\n"
+        f"Outstanding: {server.outbox.waiting}\n"
         f"Zxid: 0x{server.database.zxid:x}\n"
         "Mode: standalone\n"
         f"Node count: {len(server.database.tree.nodes)}\n"
@@ -93,11 +95,11 @@ def _mntr(server: StandaloneServer) -> Iterator[str]:
         "avg_latency": counters.average_ms,
         "min_latency": counters.shortest_ms,
         "max_latency": counters.longest_ms,
-        "outstanding_requests": server.outstanding,
+        "outstanding_requests": server.outbox.waiting,
         "znode_count": len(tree.nodes),
         "global_sessions": len(server.sessions.by_id),
         "local_sessions": 0,
-        "packets_sent": counters.sent,
+        "packets_sent": server.outbox.sent,
         "packets_received": counters.received,
         "watch_count": len(server.database.watches),
         "approximate_data_size": tree.data_bytes,
@@ -188,6 +190,7 @@ def _id_of(watcher: PeerConnection) -> str:
 
 def _srst(server: StandaloneServer) -> Iterator[str]:
     server.counters.reset()
+    server.outbox.sent = 0
     yield "Server stats reset.\n"
 
 

@@ -4,6 +4,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -172,11 +173,14 @@ def status(server: InProcessZooKeeper, name: str) -> int:
     return int(lines[name])
 
 
-def test_connections_from_one_address_are_bounded(server: InProcessZooKeeper, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(driver, "CONNECTIONS_PER_ADDRESS", 2)
-    with raw(server), raw(server):
+def test_one_address_has_not_all_connections(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(driver, "MOST_CONNECTIONS", 16)
+    with InProcessZooKeeper() as server, ExitStack() as opened:
+        for _ in range(15):
+            opened.enter_context(raw(server))
         assert not connects(server)
-    eventually(lambda: connects(server))
+        opened.close()
+        eventually(lambda: connects(server))
 
 
 def connects(server: InProcessZooKeeper) -> bool:

@@ -159,7 +159,7 @@ def test_statistics_read_as_apaches(server: Server):
 
 def test_a_peer_that_lets_events_pile_up_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch):
     """When it is back it asks what it missed."""
-    monkeypatch.setattr("metaq.coordination.standalone.server._MOST_UNSENT_BYTES", 100_000)
+    monkeypatch.setattr("metaq.coordination.standalone.outbox.MOST_UNSENT_BYTES", 100_000)
     client, slow = server.client(), server.client()
     path = "/" + "x" * 10_000
     client.create(path)

@@ -1,0 +1,343 @@
+"""The operations of clients: a row of a table each, and how each kind is done.
+
+An action does its request at once, or returns the steps of a long one, each with what it costs in simple requests.
+Source: FinalRequestProcessor, MultiResponse, ZooKeeper 3.9.5.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from . import reads
+from .codes import OpCode, RefusalCode, Refused
+from .connections import PeerConnection
+from .database import Database
+from .jute import JuteReader, Malformed, encode_text
+from .outbox import MOST_UNSENT_BYTES
+from .sessions import OpenSession
+from .tree import TreeNode, stat_of
+from .writes import (
+    AheadView,
+    Asker,
+    CreateNode,
+    Creation,
+    DeleteNode,
+    SetData,
+    WriteOutcome,
+    WriteRequest,
+    judge,
+    read_create,
+    read_delete,
+    read_multi,
+    read_set_acl,
+    read_set_data,
+)
+
+if TYPE_CHECKING:
+    from .server import StandaloneServer
+
+__all__ = ["OPERATIONS", "Operation", "PeerRequest", "tell"]
+
+BYTES_PER_UNIT = 16_384
+"""To copy so many costs what a simple request does."""
+
+_INT = struct.Struct("!i")
+_TOLD_AT_ONCE = 64
+
+Steps = Iterator[int]
+
+
+class PeerRequest(NamedTuple):
+    """reader: stands behind the request's header."""
+
+    connection: PeerConnection
+    session: OpenSession
+    xid: int
+    reader: JuteReader
+
+
+# --- reads ------------------------------------------------------------------------------------------------------------
+
+
+ReadAction = Callable[[Database, PeerConnection, JuteReader], bytes]
+
+
+def _read(read: ReadAction, server: StandaloneServer, request: PeerRequest) -> None:
+    code, body = 0, b""
+    try:
+        body = read(server.database, request.connection, request.reader)
+    except Refused as refused:
+        code = refused.code
+    except Malformed:
+        code = RefusalCode.MARSHALLING_ERROR
+    server.reply(request.connection, request.xid, code, body)
+
+
+def _ping(_database: Database, _connection: PeerConnection, _reader: JuteReader) -> bytes:
+    return b""
+
+
+def _multi_read(server: StandaloneServer, request: PeerRequest) -> Steps:
+    results: list[bytes] = []
+    reader, size = request.reader, 0
+    start = reader.at
+    try:
+        for operation, path in reads.read_multi_reads(reader):
+            results.append(reads.multi_read(server.database, request.connection, operation, path))
+            size += len(results[-1])
+            if size > MOST_UNSENT_BYTES:
+                raise Malformed("more is asked for than an answer can have")
+            yield 1 + len(results[-1]) // BYTES_PER_UNIT
+    except Malformed:
+        reader.at = start
+        body = yield from _when_no_reads(reader)
+        server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR, body)
+        return
+    server.reply(request.connection, request.xid, 0, b"".join(results) + reads.MULTI_END)
+
+
+def _when_no_reads(reader: JuteReader) -> Generator[int, None, bytes]:
+    """What Apache sends behind the error if all operations of a multiRead are writes: results, of which there are
+    none. Behind that of any other there is nothing."""
+    try:
+        for _ in read_multi(reader):
+            yield 1
+    except Malformed:
+        return b""
+    return reads.MULTI_END
+
+
+def _get_ephemerals(server: StandaloneServer, request: PeerRequest) -> Steps:
+    try:
+        prefix = request.reader.text() or ""
+    except Malformed:
+        server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR)
+        return
+    prefix = "" if prefix.strip() in ("", "/") else prefix
+    found: list[bytes] = []
+    for number, path in enumerate(server.database.tree.ephemerals.get(request.session.id, ())):
+        if path.startswith(prefix):
+            found.append(encode_text(path))
+        if number % 16 == 15:
+            yield 1
+    server.reply(request.connection, request.xid, 0, _INT.pack(len(found)) + b"".join(found))
+
+
+def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest) -> Steps:
+    """Nothing is restored of a request that is malformed at its end."""
+    wanted: list[tuple[int, str]] = []
+    try:
+        seen = request.reader.int64()
+        for group in range(groups):
+            for path in _texts(request.reader):
+                wanted.append((group, path))
+                yield 1
+    except Malformed:
+        server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR)
+        return
+    for group, path in wanted:
+        missed = reads.restore_watch(server.database, request.connection, group, path, seen)
+        if missed is not None:
+            server.send(request.connection, missed)
+        yield 1
+    server.reply(request.connection, request.xid, 0)
+
+
+def _texts(reader: JuteReader) -> Iterator[str]:
+    """A vector, one text at a time. Raises Malformed for null, too, as Java cannot work with it."""
+    count = reader.int32()
+    if count == -1:
+        raise Malformed("no vector")
+    for _ in range(count):
+        text = reader.text()
+        if text is None:
+            raise Malformed("no text")
+        yield text
+
+
+# --- writes -----------------------------------------------------------------------------------------------------------
+
+
+Decode = Callable[[JuteReader], WriteRequest]
+
+
+def _write(decode: Decode, server: StandaloneServer, request: PeerRequest) -> Steps | None:
+    try:
+        wanted = decode(request.reader)
+    except Malformed:
+        server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR)
+        return None
+    database, zxid = server.database, server.begin_write()
+    code, body = 0, b""
+    try:
+        outcome = judge(wanted, _asker(request), database.tree.nodes.get)
+    except Refused as refused:
+        code = refused.code
+    except Malformed:
+        code = RefusalCode.MARSHALLING_ERROR
+    else:
+        body = _answer(outcome, database.apply(outcome, zxid, server.now.unix_ms))
+    server.commit()
+    finish = _finish(server, request, code, body)
+    if sum(len(notice.watchers) for notice in database.events) > _TOLD_AT_ONCE:
+        return finish
+    for _ in finish:
+        pass
+    return None
+
+
+def _asker(request: PeerRequest) -> Asker:
+    return Asker(request.session.id, request.connection.identities)
+
+
+def _finish(server: StandaloneServer, request: PeerRequest, code: int, body: bytes) -> Steps:
+    yield from tell(server)
+    server.reply(request.connection, request.xid, code, body)
+
+
+def tell(server: StandaloneServer) -> Steps:
+    """Send the events of the write that is under way."""
+    notices, server.database.events = server.database.events, []
+    for notice in notices:
+        for number, watcher in enumerate(notice.told()):
+            server.send(watcher, notice.message)
+            if number % 8 == 7:
+                yield 1
+
+
+def _answer(outcome: WriteOutcome, node: TreeNode | None) -> bytes:
+    """The body of a write's answer."""
+    if node is None:
+        return b""
+    if not isinstance(outcome, Creation):
+        return stat_of(node)
+    path = encode_text(outcome.path)
+    return path if outcome.operation == OpCode.CREATE else path + stat_of(node)
+
+
+def _refuse_reconfiguration(server: StandaloneServer, request: PeerRequest) -> None:
+    reader = request.reader
+    try:
+        reader.text(), reader.text(), reader.text(), reader.int64()
+    except Malformed:
+        server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR)
+        return
+    server.begin_write()
+    server.commit()
+    server.reply(request.connection, request.xid, RefusalCode.RECONFIG_DISABLED)
+
+
+def _close_session(server: StandaloneServer, request: PeerRequest) -> Steps:
+    request.session.closing = True
+    yield from server.end_session(request.session, request)
+
+
+# --- multi ------------------------------------------------------------------------------------------------------------
+
+
+def _multi(server: StandaloneServer, request: PeerRequest) -> Steps:
+    zxid = server.begin_write()
+    wanted: list[WriteRequest] = []
+    outcomes: list[WriteOutcome] = []
+    code = 0
+    try:
+        for each in read_multi(request.reader):
+            wanted.append(each)
+            yield 1
+        ahead = AheadView(server.database.tree.nodes.get)
+        for each in wanted:
+            outcome = judge(each, _asker(request), ahead)
+            ahead.expect(outcome)
+            outcomes.append(outcome)
+            yield 1
+    except Malformed:
+        server.commit()
+        server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR)
+        return
+    except Refused as refused:
+        code = refused.code
+    results = _failed_results(len(wanted), len(outcomes), code)
+    if not code:
+        for each, outcome in zip(wanted, outcomes, strict=True):
+            node = server.database.apply(outcome, zxid, server.now.unix_ms)
+            results.append(reads.MULTI_HEADER.pack(_result_type(each), False, 0) + _answer(outcome, node))
+            yield 1
+            yield from tell(server)
+    server.commit()
+    server.reply(request.connection, request.xid, 0, b"".join(results) + reads.MULTI_END)
+
+
+def _failed_results(count: int, passed: int, code: int) -> list[bytes]:
+    """Those in front of the one that was refused might have passed; those behind it were not tried."""
+    codes = [0] * passed + [code] + [RefusalCode.RUNTIME_INCONSISTENCY] * (count - passed - 1) if code else []
+    return [reads.MULTI_HEADER.pack(OpCode.ERROR, False, each) + _INT.pack(each) for each in codes]
+
+
+def _result_type(request: WriteRequest) -> OpCode:
+    match request:
+        case CreateNode(operation=OpCode.CREATE):
+            return OpCode.CREATE
+        case CreateNode():
+            return OpCode.CREATE2
+        case DeleteNode():
+            return OpCode.DELETE
+        case SetData():
+            return OpCode.SET_DATA
+    return OpCode.CHECK
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+class Operation(NamedTuple):
+    """As `cons` names it, and what does it."""
+
+    name: str
+    action: Callable[[StandaloneServer, PeerRequest], Steps | None]
+
+
+def _reading(name: str, read: ReadAction) -> Operation:
+    return Operation(name, partial(_read, read))
+
+
+def _writing(name: str, decode: Decode) -> Operation:
+    return Operation(name, partial(_write, decode))
+
+
+def _creating(operation: OpCode) -> Operation:
+    return _writing("CREA", partial(read_create, operation=operation))
+
+
+OPERATIONS: dict[int, Operation] = {
+    OpCode.CREATE: _creating(OpCode.CREATE),
+    OpCode.CREATE2: _creating(OpCode.CREATE2),
+    OpCode.CREATE_CONTAINER: _creating(OpCode.CREATE_CONTAINER),
+    OpCode.CREATE_TTL: _creating(OpCode.CREATE_TTL),
+    OpCode.DELETE: _writing("DELE", read_delete),
+    OpCode.SET_DATA: _writing("SETD", read_set_data),
+    OpCode.SET_ACL: _writing("SETA", read_set_acl),
+    OpCode.MULTI: Operation("MULT", _multi),
+    OpCode.RECONFIG: Operation("RECO", _refuse_reconfiguration),
+    OpCode.EXISTS: _reading("EXIS", reads.exists),
+    OpCode.GET_DATA: _reading("GETD", reads.get_data),
+    OpCode.GET_ACL: _reading("GETA", reads.get_acl),
+    OpCode.GET_CHILDREN: _reading("GETC", reads.get_children),
+    OpCode.GET_CHILDREN2: _reading("GETC", reads.get_children2),
+    OpCode.GET_ALL_CHILDREN_NUMBER: _reading("GETACN", reads.get_all_children_number),
+    OpCode.GET_EPHEMERALS: Operation("GETE", _get_ephemerals),
+    OpCode.MULTI_READ: Operation("MLTR", _multi_read),
+    OpCode.SYNC: _reading("SYNC", reads.sync),
+    OpCode.WHO_AM_I: _reading("HOMI", reads.who_am_i),
+    OpCode.PING: _reading("PING", _ping),
+    OpCode.ADD_WATCH: _reading("ADDW", reads.add_watch),
+    OpCode.CHECK_WATCHES: _reading("CHKW", reads.check_watches),
+    OpCode.REMOVE_WATCHES: _reading("REMW", reads.remove_watches),
+    OpCode.SET_WATCHES: Operation("SETW", partial(_restore_watches, 3)),
+    OpCode.SET_WATCHES2: Operation("STW2", partial(_restore_watches, 5)),
+    OpCode.CLOSE_SESSION: Operation("CLOS", _close_session),
+}
+"""What a client may ask for. Anything else is answered UNIMPLEMENTED and closes the connection: createSession and
+deleteContainer, too, which Apache up to 3.9.5 takes from clients, and a check outside of a multi."""
