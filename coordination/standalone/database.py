@@ -18,7 +18,7 @@ from .tree import TreeNode, ZnodeTree, parent_of
 from .watches import Watches, WatchTable
 from .writes import Creation, Deletion, NewAcl, NewData, WriteOutcome
 
-__all__ = ["NO_ZXID", "Database", "Notice", "event"]
+__all__ = ["NO_ZXID", "Database", "WatchEvent", "event"]
 
 NO_ZXID = -1
 
@@ -33,7 +33,7 @@ def event(kind: EventKind, path: str, zxid: int) -> bytes:
     return _EVENT.pack(_EVENT.size - 4 + len(text), _NOTIFICATION, zxid, 0, kind, _CONNECTED) + text
 
 
-class Notice(NamedTuple):
+class WatchEvent(NamedTuple):
     """An event, and whom it concerns. acl: of the node; who may not read that is told nothing."""
 
     message: bytes
@@ -56,7 +56,7 @@ class Database:
         self.watches: Watches[PeerConnection] = Watches()
         self.zxid = 0
         self.entries = entries
-        self.events: list[Notice] = []
+        self.events: list[WatchEvent] = []
 
     def apply(self, outcome: WriteOutcome, zxid: int, unix_ms: int) -> TreeNode | None:
         """Make a write happen. Returns the node that its answer has to show."""
@@ -113,5 +113,5 @@ class Database:
         watchers = table.triggered(path)
         if watchers:
             untold = [watcher for watcher in watchers if watcher not in told] if told else list(watchers)
-            self.events.append(Notice(event(kind, path, zxid), untold, acl))
+            self.events.append(WatchEvent(event(kind, path, zxid), untold, acl))
         return watchers

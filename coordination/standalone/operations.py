@@ -39,7 +39,7 @@ from .writes import (
 if TYPE_CHECKING:
     from .server import StandaloneServer
 
-__all__ = ["OPERATIONS", "Operation", "PeerRequest", "tell"]
+__all__ = ["OPERATIONS", "ClientOperation", "PeerRequest", "tell"]
 
 BYTES_PER_UNIT = 16_384
 """To copy so many costs what a simple request does."""
@@ -292,26 +292,26 @@ def _result_type(request: WriteRequest) -> OpCode:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-class Operation(NamedTuple):
+class ClientOperation(NamedTuple):
     """As `cons` names it, and what does it."""
 
     name: str
     action: Callable[[StandaloneServer, PeerRequest], Steps | None]
 
 
-def _reading(name: str, read: ReadAction) -> Operation:
-    return Operation(name, partial(_read, read))
+def _reading(name: str, read: ReadAction) -> ClientOperation:
+    return ClientOperation(name, partial(_read, read))
 
 
-def _writing(name: str, decode: Decode) -> Operation:
-    return Operation(name, partial(_write, decode))
+def _writing(name: str, decode: Decode) -> ClientOperation:
+    return ClientOperation(name, partial(_write, decode))
 
 
-def _creating(operation: OpCode) -> Operation:
+def _creating(operation: OpCode) -> ClientOperation:
     return _writing("CREA", partial(read_create, operation=operation))
 
 
-OPERATIONS: dict[int, Operation] = {
+OPERATIONS: dict[int, ClientOperation] = {
     OpCode.CREATE: _creating(OpCode.CREATE),
     OpCode.CREATE2: _creating(OpCode.CREATE2),
     OpCode.CREATE_CONTAINER: _creating(OpCode.CREATE_CONTAINER),
@@ -319,25 +319,25 @@ OPERATIONS: dict[int, Operation] = {
     OpCode.DELETE: _writing("DELE", read_delete),
     OpCode.SET_DATA: _writing("SETD", read_set_data),
     OpCode.SET_ACL: _writing("SETA", read_set_acl),
-    OpCode.MULTI: Operation("MULT", _multi),
-    OpCode.RECONFIG: Operation("RECO", _refuse_reconfiguration),
+    OpCode.MULTI: ClientOperation("MULT", _multi),
+    OpCode.RECONFIG: ClientOperation("RECO", _refuse_reconfiguration),
     OpCode.EXISTS: _reading("EXIS", reads.exists),
     OpCode.GET_DATA: _reading("GETD", reads.get_data),
     OpCode.GET_ACL: _reading("GETA", reads.get_acl),
     OpCode.GET_CHILDREN: _reading("GETC", reads.get_children),
     OpCode.GET_CHILDREN2: _reading("GETC", reads.get_children2),
     OpCode.GET_ALL_CHILDREN_NUMBER: _reading("GETACN", reads.get_all_children_number),
-    OpCode.GET_EPHEMERALS: Operation("GETE", _get_ephemerals),
-    OpCode.MULTI_READ: Operation("MLTR", _multi_read),
+    OpCode.GET_EPHEMERALS: ClientOperation("GETE", _get_ephemerals),
+    OpCode.MULTI_READ: ClientOperation("MLTR", _multi_read),
     OpCode.SYNC: _reading("SYNC", reads.sync),
     OpCode.WHO_AM_I: _reading("HOMI", reads.who_am_i),
     OpCode.PING: _reading("PING", _ping),
     OpCode.ADD_WATCH: _reading("ADDW", reads.add_watch),
     OpCode.CHECK_WATCHES: _reading("CHKW", reads.check_watches),
     OpCode.REMOVE_WATCHES: _reading("REMW", reads.remove_watches),
-    OpCode.SET_WATCHES: Operation("SETW", partial(_restore_watches, 3)),
-    OpCode.SET_WATCHES2: Operation("STW2", partial(_restore_watches, 5)),
-    OpCode.CLOSE_SESSION: Operation("CLOS", _close_session),
+    OpCode.SET_WATCHES: ClientOperation("SETW", partial(_restore_watches, 3)),
+    OpCode.SET_WATCHES2: ClientOperation("STW2", partial(_restore_watches, 5)),
+    OpCode.CLOSE_SESSION: ClientOperation("CLOS", _close_session),
 }
 """What a client may ask for. Anything else is answered UNIMPLEMENTED and closes the connection: createSession and
 deleteContainer, too, which Apache up to 3.9.5 takes from clients, and a check outside of a multi."""
