@@ -348,7 +348,9 @@ class _ManyParts:
                     raise error
                 found.append(log)
             except MetaqError as error:
-                if not self._is_repeated(number):
+                if self._is_repeated(number):
+                    self._errors.pop(number, None)  # one that was to wait may have been refused before
+                else:
                     self._errors[number] = error
                     self._writing.refused(self._topics[number], error, self._counts[number])
                 found.append(None)

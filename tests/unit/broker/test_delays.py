@@ -484,6 +484,14 @@ def test_a_repeated_send_waits_once_and_is_answered_as_the_first(lives, kind, to
     assert len(lives.payloads(topic)) == (3 if kind == "one" else 5)
 
 
+@pytest.mark.parametrize("kind", ["one", "batch", "many"])
+def test_a_repeated_send_that_waits_is_answered_as_the_first_when_its_partition_takes_nothing_any_more(lives, kind):
+    first = answered(kind, lives.ask(numbered(kind, "t", b"a", 7)))
+    lives.harness.broker.partitions.close("t", 0, 0)
+    assert answered(kind, lives.ask(numbered(kind, "t", b"a", 7))) == first
+    assert len(lives.delays) == (1 if kind == "one" else 2)
+
+
 @pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
 @pytest.mark.parametrize("left", [0, 10, 30, 60, 90])
 def test_a_kill_in_the_middle_of_a_numbered_write_leaves_nothing_of_it(lives, topic, left):
