@@ -35,7 +35,7 @@ from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
 from .requests.gate import Gate
 from .requests.verbs import make_gate
-from .runtime.heap import set_up_heap
+from .runtime.heap import collect_later, keep_for_good, set_up_heap
 from .runtime.log_format import LogFormat
 from .runtime.reactor import measures_elapsed_time
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
@@ -85,6 +85,7 @@ def run(
     IPv4 ones.
     """
     set_up_heap()
+    collect_later()
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(LogFormat())
     logging.basicConfig(level=logging.INFO, handlers=[shown])
@@ -204,6 +205,7 @@ class BrokerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
         signal.signal(signal.SIGHUP, self._reload_signalled)
+        keep_for_good()
         self._reactor.run(installSignalHandlers=False)
 
     @property

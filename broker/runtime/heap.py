@@ -1,12 +1,14 @@
-"""The C library's heap: little memory for many threads, and none given back that is needed again at once."""
+"""The C library's heap: little memory for many threads, and none given back that is needed again at once. And the
+garbage collector, which does not look at what the start has made."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 
 from .. import tuning
 
-__all__ = ["give_back", "set_up_heap"]
+__all__ = ["collect_later", "give_back", "keep_for_good", "set_up_heap"]
 
 # malloc.h of glibc
 _M_TRIM_THRESHOLD = -1
@@ -35,3 +37,17 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def collect_later() -> None:
+    """Collect no garbage before `keep_for_good`: what a start makes stays, and to look at it whenever it grows makes
+    the start longer."""
+    gc.disable()
+
+
+def keep_for_good() -> None:
+    """Collect garbage from now on, but never look at what there is now. To be called once, when all has been read:
+    a look at the objects of ten thousand partitions and groups takes half a second
+    (docs/decisions/115-the-collector-leaves-the-start-alone.md)."""
+    gc.freeze()
+    gc.enable()

@@ -1,12 +1,14 @@
-"""Memory that threads have used and freed: it lies in one heap."""
+"""Memory that threads have used and freed lies in one heap, and what a start has made is no work for the collector."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.broker_process import server_ini
 from tests.waiting import DEADLINE
 
 HEAPS_AFTER_THREADS = """
@@ -47,3 +49,25 @@ def heaps(*arguments: str) -> int:
 def test_threads_set_up_heap() -> None:
     assert heaps() > 1
     assert heaps("shared") == 1
+
+
+COLLECTOR_WHEN_SERVING = """
+import gc, sys
+from twisted.internet import reactor
+from metaq.broker.main import run as run_broker
+
+def served(**options):
+    frozen = gc.get_freeze_count()
+    print(gc.isenabled(), frozen > 10 * len(gc.get_objects()))
+
+reactor.run = served
+sys.exit(run_broker(sys.argv[1]))
+"""
+
+
+def test_the_collector_works_when_the_broker_serves_but_not_on_what_the_start_has_made(tmp_path: Path) -> None:
+    ini = tmp_path / "server.ini"
+    ini.write_text(server_ini(tmp_path / "data", {"t": ""}))
+    command = [sys.executable, "-c", COLLECTOR_WHEN_SERVING, str(ini)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.stdout, done.returncode) == ("True True\n", 0), done.stderr
