@@ -26,8 +26,9 @@ WRITE_BYTES = 64 << 10
 """Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
 
 READ_REQUESTS = 512
-"""Of one read, those that are decoded and served before others have their turn: some milliseconds. A read may bring
-fifty thousand. Half as many cost reads of sends 5 % more: each turn appends what it has."""
+"""Of one read, those that are decoded and served before others have their turn, a quarter as many if they are frames
+other than SENDs: some milliseconds. A read may bring fifty thousand. Half as many cost reads of sends 5 % more: each
+turn appends what it has."""
 
 HTTP_READ_BYTES = 8 << 10
 """Read at once from an HTTP connection, whose protocol takes a chunk of one byte as slowly as a large one."""

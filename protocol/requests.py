@@ -13,12 +13,15 @@ from .put_run import MOST_PUTS, PutRun, parse_put_run
 from .sends import parse_common_send
 from .text import Put, Sync, TextCommand, TooLargePut, parse_command, parse_common_put
 
-__all__ = ["RequestReader", "WireRequest", "one_by_one"]
+__all__ = ["FRAME_COST", "RequestReader", "WireRequest", "one_by_one"]
 
 WireRequest = TextCommand | PutRun | Frame
 
 CHUNK_BYTES = 64
 """Memory that each piece of an incomplete request takes beside its bytes."""
+
+FRAME_COST = 4
+"""Usual SENDs and text commands that are decoded in the time of one other frame, 20 µs: it has JSON in it."""
 
 _LARGE_FRAME_BYTES = 64 << 10
 """Frames from here on get a buffer of their own, which the transport can receive into."""
@@ -48,11 +51,13 @@ class RequestReader:
     """
 
     def __init__(self, most: int = 0) -> None:
-        """most: requests that one call returns, a run of puts counting as one; 0: all."""
+        """most: requests that one call returns, 0: all. A run of puts counts as one, a frame that is no usual SEND as
+        FRAME_COST."""
         self.failure: RemoteProtocolError | None = None
         self.more = False
         """There may be further requests in what was received: `receive` nothing to get them."""
         self._most = most
+        self._costs = 0  # what the requests of this call count beyond 1 each
         self._looks_for_runs = True
         self._rest = b""  # with `more`: what was received, and where the next request begins in it
         self._rest_start = 0
@@ -137,6 +142,7 @@ class RequestReader:
         """Those that begin at this position of `data`; keeps what follows them."""
         requests: list[WireRequest] = []
         most = self._most
+        self._costs = 0
         full = False
         if self._looks_for_runs:
             if position:
@@ -147,7 +153,7 @@ class RequestReader:
                 full = bool(most) and len(run.bodies) >= MOST_PUTS
         try:
             while position < len(data):
-                if most and (full or len(requests) >= most):
+                if most and (full or len(requests) + self._costs >= most):
                     self.more = True
                     break
                 put, position = parse_common_put(data, position)
@@ -184,7 +190,11 @@ class RequestReader:
         if length == 0 or end > len(data):
             self._missing = max(0, end - len(data))
             return 0
-        requests.append(parse_common_send(data, position, length) or parse_frame(data, position, length))
+        request = parse_common_send(data, position, length)
+        if request is None:
+            request = parse_frame(data, position, length)
+            self._costs += FRAME_COST - 1
+        requests.append(request)
         return end
 
     def _text(self, data: bytes, position: int, requests: list[WireRequest]) -> int:

@@ -8,7 +8,7 @@ from metaq.broker.runtime.turns import ConnectionTurns
 from metaq.protocol.delays import CancelDelayedRequest
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import iter_headers
-from metaq.protocol.requests import RequestReader
+from metaq.protocol.requests import FRAME_COST, RequestReader
 from metaq.protocol.sends import SendRequest
 from metaq.protocol.statuses import RequestCode
 from tests.unit.broker.harness import put
@@ -215,6 +215,14 @@ def test_bytes_that_are_only_kept_are_looked_at_later_behind_what_is_incomplete(
     assert not reader.more
 
 
+def test_a_frame_with_json_counts_as_several_requests_of_those_that_one_call_returns():
+    reader = RequestReader(2 * FRAME_COST)
+    counts = [len(reader.receive(BEAT * 5))]
+    while reader.more:
+        counts.append(len(reader.receive(b"")))
+    assert counts == [2, 2, 1]
+
+
 def test_bytes_that_come_behind_kept_ones_are_joined_with_them():
     reader = RequestReader()
     reader.keep(BEAT[:7])
@@ -237,7 +245,7 @@ def test_kept_bytes_go_into_a_large_frame_and_a_body_that_is_dropped():
 
 def test_a_request_that_is_answered_at_once_does_not_bring_forward_what_the_same_read_brought(harness, monkeypatch):
     """Its answer may come from a thread, and is there already: then whatever waits may go on, but for the same read."""
-    monkeypatch.setattr(tuning, "READ_REQUESTS", 2)
+    monkeypatch.setattr(tuning, "READ_REQUESTS", FRAME_COST + 1)
     peer = harness.connect()
     ext = CancelDelayedRequest("t", 0, 1).to_ext()
     cancel = encode_frame(RequestCode.CANCEL_DELAYED, 1, ext, 0)
