@@ -151,6 +151,8 @@ class ServerDriver(Factory):
         self._scheduled = False
         self._port: tcp.Port | None = None
         self._timer: Any = None
+        self._due_ms: int | None = None
+        self._stalled_ms = 0
 
     def listen(self, host: str, port: int) -> None:
         """Serve there. Raises ConfigError if that cannot be."""
@@ -194,7 +196,7 @@ class ServerDriver(Factory):
         return _Peer(self, host, port)
 
     def connected(self, peer: _Peer, host: str, port: int) -> PeerConnection:
-        connection = self._server.connected(host, port, moment())
+        connection = self._server.connected(host, port, self._now())
         self._peers[connection] = peer
         return connection
 
@@ -216,11 +218,21 @@ class ServerDriver(Factory):
         self._server.lost(connection)
         self._soon()
 
-    def _tick(self) -> None:
+    def _now(self) -> Moment:
+        """Time in which this thread was alive: what has come meanwhile is heard before sessions expire."""
         now = moment()
+        return now._replace(ms=now.ms - self._stalled_ms)
+
+    def _tick(self) -> None:
         tick_ms = self._server.settings.tick_time_ms
+        now = self._now()
+        if self._due_ms is not None and now.ms - self._due_ms > tick_ms:
+            self._stalled_ms += now.ms - self._due_ms
+            now = self._now()
         self._server.tick(now)
-        self._timer = self._reactor.callLater((tick_ms - now.ms % tick_ms) / 1000, self._tick)
+        wait_ms = tick_ms - now.ms % tick_ms
+        self._due_ms = now.ms + wait_ms
+        self._timer = self._reactor.callLater(wait_ms / 1000, self._tick)
         self._soon()
 
     def _synced(self, position: int) -> None:
@@ -239,7 +251,7 @@ class ServerDriver(Factory):
     def _turn(self) -> None:
         """Do a bounded part of what there is to do."""
         server = self._server
-        more = server.work(UNITS_IN_TURN, moment())
+        more = server.work(UNITS_IN_TURN, self._now())
         if self._keeper is not None:
             more |= self._keeper.look_after(server)
         ready = server.ready(PEERS_IN_TURN)

@@ -2,7 +2,6 @@
 
     log.<hex>        header, then blocks; <hex> is the zxid behind that of the header
     snapshot.<hex>   header, then blocks, then an empty block; <hex> is the zxid of the header
-    secret           what passwords of sessions are made of
 
     header   magic, 8 bytes | zxid i64 | CRC-32 u32 of what is in front of it
     block    magic u32 | bytes of the entries u32 | CRC-32 u32 of all that follows | zxid i64 | entries (records.py)
@@ -22,7 +21,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple
@@ -32,14 +30,13 @@ from metaq.coordination.standalone.jute import Malformed
 from metaq.coordination.standalone.records import Restored
 from metaq.protocol.errors import CorruptRecord, StoreError
 
-from ..store.files import Files, naming, opened, read_exactly, replace_file, write_all
+from ..store.files import Files, naming, opened, read_exactly, write_all
 
-__all__ = ["KEPT_SNAPSHOTS", "SECRET_BYTES", "LogFiles", "read_secret"]
+__all__ = ["KEPT_SNAPSHOTS", "LogFiles"]
 
 _log = logging.getLogger(__name__)
 
 KEPT_SNAPSHOTS = 3
-SECRET_BYTES = 16
 
 _LOG_MAGIC, _SNAPSHOT_MAGIC = b"metaqzkl", b"metaqzks"
 _HEADER = Struct("!8sqI")
@@ -55,20 +52,6 @@ class _Block(NamedTuple):
     entries: bytes
     end: int
     """Byte position behind it."""
-
-
-def read_secret(files: Files, directory: str) -> bytes:
-    """What was written at the first start; written now if this is that. Raises OSError, StoreError."""
-    path = os.path.join(directory, "secret")
-    try:
-        with opened(files, path) as fd:
-            secret = read_exactly(files, fd, SECRET_BYTES, 0)
-    except FileNotFoundError:
-        secret = secrets.token_bytes(SECRET_BYTES)
-        replace_file(files, path, secret)
-    if len(secret) != SECRET_BYTES:
-        raise StoreError(f"{path} has {len(secret)} bytes, not {SECRET_BYTES}: restore it, or remove the directory")
-    return secret
 
 
 class LogFiles:

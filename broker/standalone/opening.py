@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
 import socket
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from metaq.protocol.errors import StoreError
 
 from ..store.files import REAL_FILES, Files
 from .driver import ServerDriver, moment
-from .log_files import SECRET_BYTES, LogFiles, read_secret
+from .log_files import LogFiles
 
 __all__ = ["ServerPlace", "open_server"]
 
@@ -33,13 +32,11 @@ class ServerPlace(NamedTuple):
 
 def open_server(place: ServerPlace, reactor: Any, files: Files = REAL_FILES) -> ServerDriver:
     """Read the files; then `ServerDriver.listen`. Raises OSError, StoreError."""
-    log, secret = None, secrets.token_bytes(SECRET_BYTES)
+    log = None
     if place.directory is not None:
         log = LogFiles(files, str(place.directory))
-        secret = read_secret(files, str(place.directory))
         log.load()
     settings = ServerSettings(
-        secret,
         place.tick_time_ms,
         place.max_session_timeout_ms,
         keeps=log is not None,

@@ -29,7 +29,7 @@ from .jute import JuteReader, Malformed, encode_buffer
 from .operations import BYTES_PER_UNIT, OPERATIONS, PeerRequest, tell
 from .outbox import Outbox
 from .records import Restored, ended_entry, last_id_entry, node_entry, session_entry
-from .sessions import PASSWORD_BYTES, OpenSession, Sessions
+from .sessions import PASSWORD_BYTES, OpenSession, Sessions, password_of
 from .tree import TreeNode, ttl_of
 
 __all__ = ["Moment", "ServerSettings", "StandaloneServer"]
@@ -54,12 +54,11 @@ class Moment(NamedTuple):
 
 
 class ServerSettings(NamedTuple):
-    """Of one server. secret: 16 random bytes that stay the same; keeps: whether there is a log.
+    """Of one server. keeps: whether there is a log.
 
     port, data_dir, environment: for the four-letter words alone.
     """
 
-    secret: bytes
     tick_time_ms: int
     max_session_timeout_ms: int
     keeps: bool
@@ -75,7 +74,7 @@ class StandaloneServer:
         self.settings = settings
         self.outbox = Outbox(settings.keeps)
         self.database = Database(self.outbox.entries)
-        self.sessions = Sessions(settings.secret, settings.tick_time_ms, settings.max_session_timeout_ms)
+        self.sessions = Sessions(settings.tick_time_ms, settings.max_session_timeout_ms)
         self.connections: dict[PeerConnection, None] = {}
         self.counters = words.Counters(now.ms)
         self.now = now
@@ -353,7 +352,7 @@ class StandaloneServer:
             self._close(connection)
             return
         connection.session, session.connection = session, connection
-        self._answer_connect(connection, timeout_ms, session.id, self.sessions.password(session.id), knows_read_only)
+        self._answer_connect(connection, timeout_ms, session.id, password_of(session.id), knows_read_only)
 
     def _begin_session(self, timeout_ms: int) -> OpenSession:
         session = self.sessions.create(timeout_ms, self.now.ms, self.now.unix_ms)
@@ -365,7 +364,7 @@ class StandaloneServer:
     def _reattached(self, id_: int, password: bytes | None, timeout_ms: int) -> OpenSession | None:
         """The session, if it lives and the password is its own. Another connection of it is closed."""
         session = self.sessions.by_id.get(id_)
-        if session is None or session.closing or not self.sessions.is_password(id_, password):
+        if session is None or session.closing or password != password_of(id_):
             return None
         if session.connection is not None:
             session.connection.session = None

@@ -1,24 +1,33 @@
 """Sessions: ids, passwords, granted time-outs, and when each one expires.
 
-Source: SessionTrackerImpl, ExpiryQueue, ZooKeeper 3.9.5. Differs: the password is made of a secret of this server's
-own, where Apache's is the same on every server.
+Source: SessionTrackerImpl, ExpiryQueue, ZooKeeperServer.generatePasswd, ZooKeeper 3.9.5. Passwords are Apache's, which
+everybody can compute who knows the id: they keep connections apart, not people.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .connections import PeerConnection
 
-__all__ = ["PASSWORD_BYTES", "OpenSession", "Sessions"]
+__all__ = ["PASSWORD_BYTES", "OpenSession", "Sessions", "password_of"]
 
 PASSWORD_BYTES = 16
+_PASSWORD_SEED = 0xB3415C00
 _SERVER = 1 << 56
 """The upper eight bits of all ids: of a server that has no number."""
+
+
+def password_of(id_: int) -> bytes:
+    """Sixteen bytes, as java.util.Random makes them of the id."""
+    state = ((id_ ^ _PASSWORD_SEED) ^ 0x5DEECE66D) % 2**48
+    password = b""
+    for _ in range(4):
+        state = (state * 0x5DEECE66D + 0xB) % 2**48
+        password += (state >> 16).to_bytes(4, "little")
+    return password
 
 
 class OpenSession:
@@ -37,24 +46,17 @@ class OpenSession:
 class Sessions:
     """All sessions, in buckets of one tick each by when they expire. Times are ms of a clock that never goes back."""
 
-    def __init__(self, secret: bytes, tick_ms: int, longest_ms: int) -> None:
+    def __init__(self, tick_ms: int, longest_ms: int) -> None:
         self.by_id: dict[int, OpenSession] = {}
         self.shortest_ms = 2 * tick_ms
         self.longest_ms = longest_ms
         self.tick_ms = tick_ms
         self.last_id = 0
-        self._secret = secret
         self._buckets: dict[int, dict[OpenSession, None]] = {}
 
     def granted(self, wanted_ms: int) -> int:
         """The time-out for a session that asks for `wanted_ms`."""
         return max(self.shortest_ms, min(wanted_ms, self.longest_ms))
-
-    def password(self, id_: int) -> bytes:
-        return hmac.digest(self._secret, id_.to_bytes(8, "big"), hashlib.sha256)[:PASSWORD_BYTES]
-
-    def is_password(self, id_: int, password: bytes | None) -> bool:
-        return password is not None and hmac.compare_digest(password, self.password(id_))
 
     def create(self, timeout_ms: int, now_ms: int, unix_ms: int) -> OpenSession:
         """A new session, whose id no other had before."""

@@ -9,16 +9,18 @@ from kazoo.client import KazooClient
 from bench.javapeer import JavaBroker, JavaClient
 from bench.processes import ProcessFailed
 from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.standalone_process import StandaloneZooKeeper
 from tests.integration.java_peers import received, require_java
 
 MESSAGES = [(f"message {number}".encode(), "red" if number % 2 else None) for number in range(50)]
 READABLE_AT_ONCE = {"unflushThreshold": 1}
 
 
-@pytest.fixture(scope="module")
-def zk_connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module", params=[EmbeddedZooKeeper, StandaloneZooKeeper])
+def zk_connect(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     require_java()
-    server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), port=0)
+    server: ZooKeeperProcess = request.param(tmp_path_factory.mktemp("zookeeper"), port=0)
     server.start()
     try:
         client = KazooClient(server.connect_string)

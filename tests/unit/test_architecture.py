@@ -43,6 +43,7 @@ LAYERS = (
         ours=("metaq.protocol.errors", "metaq.protocol.limits", "metaq.protocol.topic_partition"),
         theirs=("kazoo", "pyspark", "simplejson"),
     ),
+    Layer("metaq.coordination.standalone"),
     Layer(
         "metaq.broker",
         ours=("metaq.protocol", "metaq.coordination", "metaq.broker.store", "metaq.version"),
@@ -181,10 +182,10 @@ def test_imports_follow_the_arrows_of_the_architecture():
     assert_none((each for each in imported if not is_allowed(each)), "not among the arrows of docs/architecture.md")
 
 
-def test_protocol_and_store_know_no_network_and_the_codecs_no_io():
+def test_protocol_and_store_know_no_network_and_codecs_and_cores_no_io():
     def forbidden(imported: Import) -> bool:
         top = imported.target.partition(".")[0]
-        if is_within(imported.module, "metaq.protocol"):
+        if is_within(imported.module, "metaq.protocol") or is_within(imported.module, "metaq.coordination.standalone"):
             return top in CODECS_MUST_NOT_KNOW
         return is_within(imported.module, "metaq.broker.store") and top in STORE_MUST_NOT_KNOW
 
@@ -258,6 +259,8 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
         ("metaq.protocol.text", "import twisted.internet.reactor"),
         ("metaq.broker.store.segment", "from ..config import BrokerConfig"),
         ("metaq.broker.store.segment", "import kazoo.client"),
+        ("metaq.coordination.standalone.server", "from metaq.protocol.errors import MetaqError"),
+        ("metaq.coordination.standalone.server", "from twisted.internet import reactor"),
         ("metaq.coordination.group", "from metaq.protocol.record import encode"),
         ("metaq.client.pool", "from metaq.broker.network.server import Server"),
         ("metaq.client.pool", "def late():\n    from twisted.internet import reactor"),

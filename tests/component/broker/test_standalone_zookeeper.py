@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +14,14 @@ from kazoo.exceptions import ConnectionLoss
 
 from metaq.broker.standalone import driver
 from metaq.broker.standalone.in_process import InProcessZooKeeper
+from metaq.broker.standalone.reactor_thread import call
 from metaq.broker.store.files import Files
 from metaq.coordination.diagnosis import examine
 from metaq.coordination.local_zookeeper import four_letter_word
 from metaq.protocol.errors import ConfigError, DirectoryInUse
 from tests.waiting import eventually
 
-GET_DATA, SET_DATA, CREATE = 4, 5, 1
+CREATE, GET_DATA, PING = 1, 4, 11
 
 
 @pytest.fixture
@@ -200,6 +202,14 @@ def test_a_session_expires(server: InProcessZooKeeper, client: KazooClient):
     gone = threading.Event()
     client.exists("/e", watch=lambda _event: gone.set())
     assert gone.wait(60)
+
+
+def test_sessions_do_not_expire_while_the_server_itself_stands_still(server: InProcessZooKeeper):
+    """Somebody else's code may keep Python's interpreter for longer than a session lasts."""
+    with raw(server, timeout_ms=300) as connection:
+        call(server._reactor, lambda: time.sleep(1.5))
+        connection.sendall(struct.pack("!iii", 8, -2, PING))
+        assert len(received(connection)) == 16
 
 
 def test_a_log_that_cannot_be_written_ends_the_server_and_acknowledges_nothing(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.standalone.log_files import KEPT_SNAPSHOTS, LogFiles, read_secret
+from metaq.broker.standalone.log_files import KEPT_SNAPSHOTS, LogFiles
 from metaq.coordination.standalone.records import gone_entry, node_entry, session_entry
 from metaq.coordination.standalone.tree import TreeNode, ZnodeTree
 from metaq.protocol.errors import CorruptRecord, StoreError
@@ -47,7 +47,7 @@ def snapshot(log: LogFiles, *entries: bytes) -> None:
 
 
 def names(directory: str) -> list[str]:
-    return sorted(file.name for file in Path(directory).iterdir() if file.name != "secret")
+    return sorted(file.name for file in Path(directory).iterdir())
 
 
 def test_what_was_appended_is_there_after_a_power_cut(files: FaultyFiles, directory: str):
@@ -217,16 +217,6 @@ def test_power_may_go_at_any_change_of_the_disk(directory: str, fail_at: int):
     write(again, "/more")
     again.close()
     assert "/more" in paths(opened(FaultyFiles(), directory))
-
-
-def test_the_secret_stays(files: FaultyFiles, directory: str):
-    opened(files, directory)
-    secret = read_secret(files, directory)
-    files.lose_power()
-    assert read_secret(FaultyFiles(), directory) == secret
-    Path(directory, "secret").write_bytes(b"short")
-    with pytest.raises(StoreError, match="secret has 5 bytes, not 16"):
-        read_secret(FaultyFiles(), directory)
 
 
 def test_the_tree_of_no_entries_is_that_of_a_new_server(files: FaultyFiles, directory: str):

@@ -62,7 +62,7 @@ class Server:
 
     def __init__(self, keeps: bool = False, max_session_timeout_ms: int = 60_000) -> None:
         self.ms = 1_000_000
-        settings = ServerSettings(b"s" * 16, TICK_MS, max_session_timeout_ms, keeps)
+        settings = ServerSettings(TICK_MS, max_session_timeout_ms, keeps)
         self.core = StandaloneServer(settings, self.now)
         self.log: list = []
 

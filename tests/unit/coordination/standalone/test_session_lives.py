@@ -6,6 +6,7 @@ import pytest
 
 from metaq.coordination.standalone.codes import OpCode
 from metaq.coordination.standalone.jute import encode_buffer, encode_text
+from metaq.coordination.standalone.sessions import password_of
 from metaq.coordination.standalone.words import WORDS
 from tests.unit.coordination.standalone.harness import EPHEMERAL, TICK_MS, Client, Reply, Server
 
@@ -46,6 +47,13 @@ def test_a_session_goes_on_at_another_connection(server: Server):
     assert (second.session, first.closed) == (first.session, True)
     server.core.lost(first.connection)
     assert second.has("/e")
+
+
+def test_passwords_are_those_that_apache_gives(server: Server):
+    """Seen at ZooKeeper 3.9.5."""
+    assert password_of(0x010002FCB1CD0000) == b"\x29\x1f\x59\x6f\x02\x4c\x52\x8f\xaf\xf4\x2c\x6c\x1b\xb1\xef\x5b"
+    client = server.client()
+    assert client.password == password_of(client.session)
 
 
 @pytest.mark.parametrize("password", [bytes(16), b"", b"x" * 16])
