@@ -7,9 +7,9 @@ its new blocks back, so that they follow the copy. Worker threads read; the conn
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
@@ -28,6 +28,8 @@ from .transaction_copy import send_copy
 __all__ = ["Copying", "copy_pace"]
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def copy_pace(broker: Broker) -> Pace:
@@ -76,7 +78,8 @@ class Copying:
 
     async def run(self) -> None:
         """Until the follower is live. Raises StoreError, PeerLost."""
-        while self._missing() > tuning.LIVE_BYTES and not self._stopped:
+        await self._turn()  # the READY has taken one
+        while await self._missing() > tuning.LIVE_BYTES and not self._stopped:
             await self._round()
         if self._stopped:
             return
@@ -89,10 +92,26 @@ class Copying:
             )
         if not self._stopped:
             self._drop()
+            await self._turn()
+        if not self._stopped:
             live()
 
-    def _missing(self) -> int:
-        return sum(max(0, log.end_offset - self._end_of(log)) for log in self._store.all_logs())
+    async def _turn(self) -> None:
+        """Others are served."""
+        await deferLater(cast(Any, self._broker.reactor), 0)
+
+    async def _in_turns(self, items: Sequence[T]) -> AsyncIterator[T]:
+        """LOOKED_AT of them at once."""
+        for number, item in enumerate(items):
+            if number and not number % tuning.LOOKED_AT:
+                await self._turn()
+            yield item
+
+    async def _missing(self) -> int:
+        missing = 0
+        async for log in self._in_turns(tuple(self._store.all_logs())):
+            missing += max(0, log.end_offset - self._end_of(log))
+        return missing
 
     def _end_of(self, log: PartitionLog) -> int:
         place = self._place(log)
@@ -110,7 +129,7 @@ class Copying:
         """Copy everything that there is now."""
         targets = [(log, log.end_offset) for log in self._store.all_logs()]
         begin = {}
-        for log, _ in targets:
+        async for log, _ in self._in_turns(targets):
             name = log.journal_name.decode()
             place = self._place(log)
             if place is None:
@@ -120,7 +139,8 @@ class Copying:
                 raise PeerLost(f"{self._connection.name} has {place.end} bytes of {name}, its leader {log.end_offset}")
         if begin:
             self._connection.send([encode_json(Kind.BEGIN, begin)])
-        for log, target in targets:
+            await self._turn()
+        async for log, target in self._in_turns(targets):
             await self._copy(log, target)
 
     async def _copy(self, log: PartitionLog, target: int) -> None:

@@ -16,6 +16,7 @@ from twisted.internet import defer, error
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.protocol import Factory
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from metaq.protocol.errors import (
@@ -222,6 +223,9 @@ class Follower:
             raise connection.lost
         self._mirror = mirror
         partitions = {name: [first, end] for name, (first, end, _) in store.ends().items()}
+        await deferLater(cast(Any, self._reactor), 0)  # of ten thousand the last line took 20 ms, and so does the next
+        if connection.lost is not None:
+            raise connection.lost
         connection.send([encode_json(Kind.READY, {"partitions": partitions, "transactions": transactions})])
 
     async def _cut(

@@ -27,6 +27,9 @@ CHANGE_PAUSE_SECONDS = 1.0
 LIVE_BYTES = 4 << 20
 """A copy goes over to the live stream when no more than this is missing."""
 
+LOOKED_AT = 1 << 11
+"""Partitions that a copy looks at before others are served: some 5 ms."""
+
 COPY_WRITTEN_FACTOR = 2.0
 """A copy gets at least so many times what producers write, so that it comes to an end."""
 

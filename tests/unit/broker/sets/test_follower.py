@@ -99,6 +99,7 @@ class LeaderSide:
         """Behind a welcome; the copy of the transaction log is empty, and not in its place before the threads run."""
         self.welcome()
         self.harness.threads.run()
+        self.harness.reactor.advance(0)  # READY
         for kind in (BEGIN, END):
             self.say(encode_block(COPY, (0, 0), [StreamEntry(NAME_PREFIX, 0, kind, Lane.MEMORY, b"", ())]))
         self.say(encode_block(COPY, (0, 0), copied))

@@ -83,7 +83,9 @@ class Set:
         """Its connection, on which it has copied what there is. transactions: what it says of its transaction log."""
         joined = Joined(name, self)
         joined.say(encode_json(Kind.READY, {"partitions": {}, "transactions": transactions}))
+        self.harness.reactor.advance(0)
         self.harness.threads.run()
+        self.harness.reactor.advance(0)
         return joined
 
     @property

@@ -1,0 +1,79 @@
+"""A follower that joins: its leader looks at few partitions at once, however many there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import ensureDeferred
+
+from metaq.broker.sets import copying, tuning
+from metaq.broker.sets.copying import Copying
+from tests.unit.broker.harness import Harness, put
+
+PARTITIONS = 9
+
+
+class Connection:
+    name = "b"
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, buffers: Any) -> None:
+        self.sent.append(buffers)
+
+    async def drained(self) -> None:
+        """Always."""
+
+
+@pytest.fixture
+def harness(tmp_path: Any) -> Any:
+    harness = Harness(tmp_path)
+    peer = harness.connect()
+    for partition in range(PARTITIONS):
+        peer.send(put("wild", partition))
+    harness.threads.run()
+    yield harness
+    harness.close()
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_the_logs_are_looked_at_in_turns(harness: Harness, monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
+    async def no_transactions(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr(tuning, "LOOKED_AT", 2)
+    monkeypatch.setattr(copying, "send_copy", no_transactions)
+    ends = {} if missing else {name: [first, end] for name, (first, end, _) in harness.store.ends().items()}
+    ready = {"partitions": ends, "transactions": [0, ""]}
+    looked: list[int] = []
+    inner = Copying._place
+
+    def counted(self: Copying, log: Any) -> Any:
+        looked[-1] += 1
+        return inner(self, log)
+
+    monkeypatch.setattr(Copying, "_place", counted)
+    live: list[str] = []
+    connection: Any = Connection()
+    pace: Any = None
+    looked.append(0)
+    copy = Copying(harness.broker, connection, ready, pace, lambda: lambda: live.append("live"))
+    done = ensureDeferred(copy.run())
+    for _ in range(1000):
+        if done.called:
+            break
+        looked.append(0)
+        harness.threads.run()
+        calls, harness.reactor.calls = harness.reactor.calls, []
+        for call in calls:
+            call.called = 1
+            call.func(*call.args, **call.kw)
+    assert done.called
+    assert live == ["live"]
+    logs = len(tuple(harness.store.all_logs()))
+    assert looked[0] == 0  # the message itself was enough for one
+    assert max(looked) <= 2
+    assert sum(looked) == 2 * logs  # once for what is missing, once for the last round
+    assert copy.sent_bytes == (sum(log.end_offset for log in harness.store.all_logs()) if missing else 0)
