@@ -560,6 +560,49 @@ PAGES: Mapping[str, Callable[[], Requests]] = {"pages": _pages, "gateway": _gate
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
+def filled_topics(partitions: int) -> dict[str, int]:
+    """Partitions of the topics that requests name, beside `t` and `safe`."""
+    return {"many": partitions, "closed": partitions, "tagged": 1, "wide": 1, "keyed": 1}
+
+
+def fill(do: Callable[[bytes, str], object], partitions: int, groups: int, pendings: int) -> None:
+    """Much of everything. do(data, host): sends it from that address, and waits until it is done."""
+
+    def send(topic: str, partition: int, records: list[bytes]) -> None:
+        ext = SendBatchRequest(topic, partition, len(records)).to_ext()
+        do(_frame(RequestCode.SEND_BATCH, ext, _sized(records)), "127.0.0.1")
+
+    do(_many(("many",), [(0, number, 1) for number in range(partitions)]), "127.0.0.1")
+    for _ in range(4):
+        send("t", 0, [_LEAST] * 50_000)
+    flag, attribute = encode_attributes(tag="a" * 40)
+    for _ in range(2):
+        send("tagged", 0, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 50_000)
+    keyed = []
+    for number in range(100_000):
+        flag, attribute = encode_attributes(keys=(f"{number:x}",))
+        keyed.append(encode_record(encode_body(b"", flag, attribute), 0, flag))
+    for start in (0, 50_000):
+        send("keyed", 0, keyed[start : start + 50_000])
+    flag, attribute = encode_attributes(properties={f"p{number:x}": "" for number in range(8000)})
+    send("wide", 0, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 200)
+    for name in ({"metaq.delay": "3600000"}, {"metaq.half": "bank"}):
+        flag, attribute = encode_attributes(reserved=name)
+        flag |= DELAYED_FLAG
+        send("t", 1, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * pendings)
+    requests = [
+        AcquireRequest("many", group % partitions, f"g{group}", "m", 1, 1 << 20, 60_000) for group in range(groups)
+    ]
+    do(b"".join(_frame(RequestCode.ACQUIRE, request.to_ext()) for request in requests), "127.0.0.2")
+    frames = []
+    for number in range(groups):
+        flag, attribute = encode_attributes(reserved={"metaq.half": f"bank{number}"})
+        body = encode_body(b"", flag | DELAYED_FLAG, attribute)
+        ext = SendRequest("t", 2, flag | DELAYED_FLAG, checksum(body)).to_ext()
+        frames.append(_frame(RequestCode.SEND, ext, body))
+    do(b"".join(frames), "127.0.0.1")
+
+
 class _MeasuredReactor(Clock):
     """Its clock is the processor time of this thread: what is promised of a turn is promised of that."""
 
@@ -619,48 +662,12 @@ class Worst:
     def __init__(self, directory: Path, partitions: int = PARTITIONS, groups: int = GROUPS, pendings: int = PENDINGS):
         self.reactor = _MeasuredReactor()
         topics = "".join(
-            f"[topic={name}]\nnumPartitions={count}\n"
-            for name, count in (("many", partitions), ("closed", partitions), ("tagged", 1), ("wide", 1), ("keyed", 1))
+            f"[topic={name}]\nnumPartitions={count}\n" for name, count in filled_topics(partitions).items()
         )
         limits = f"[limits]\nsharedGroups={2 * groups}\n"  # those of the cases, too
         self.harness = Harness(directory, topics=topics + limits, reactor=self.reactor)
-        self._fill(partitions, groups, pendings)
-
-    def _fill(self, partitions: int, groups: int, pendings: int) -> None:
-        self.do(_many(("many",), [(0, number, 1) for number in range(partitions)]))
-        for _ in range(4):
-            self._send("t", 0, [_LEAST] * 50_000)
-        flag, attribute = encode_attributes(tag="a" * 40)
-        for _ in range(2):
-            self._send("tagged", 0, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 50_000)
-        keyed = []
-        for number in range(100_000):
-            flag, attribute = encode_attributes(keys=(f"{number:x}",))
-            keyed.append(encode_record(encode_body(b"", flag, attribute), 0, flag))
-        for start in (0, 50_000):
-            self._send("keyed", 0, keyed[start : start + 50_000])
-        flag, attribute = encode_attributes(properties={f"p{number:x}": "" for number in range(8000)})
-        self._send("wide", 0, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 200)
-        for name in ({"metaq.delay": "3600000"}, {"metaq.half": "bank"}):
-            flag, attribute = encode_attributes(reserved=name)
-            flag |= DELAYED_FLAG
-            self._send("t", 1, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * pendings)
-        requests = [
-            AcquireRequest("many", group % partitions, f"g{group}", "m", 1, 1 << 20, 60_000) for group in range(groups)
-        ]
-        self.do(b"".join(_frame(RequestCode.ACQUIRE, request.to_ext()) for request in requests), "10.0.0.1")
-        frames = []
-        for number in range(groups):
-            flag, attribute = encode_attributes(reserved={"metaq.half": f"bank{number}"})
-            body = encode_body(b"", flag | DELAYED_FLAG, attribute)
-            ext = SendRequest("t", 2, flag | DELAYED_FLAG, checksum(body)).to_ext()
-            frames.append(_frame(RequestCode.SEND, ext, body))
-        self.do(b"".join(frames))
+        fill(self.do, partitions, groups, pendings)
         self.harness.time += 3600  # the first checks are due
-
-    def _send(self, topic: str, partition: int, records: list[bytes]) -> None:
-        ext = SendBatchRequest(topic, partition, len(records)).to_ext()
-        self.do(_frame(RequestCode.SEND_BATCH, ext, _sized(records)))
 
     # --- what a case needs --------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count, islice
-from typing import Generic, NamedTuple, TypeVar
+from itertools import chain, count, islice
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
 
@@ -23,10 +23,14 @@ from ..store.delayed_records import DelayTarget
 __all__ = ["NEVER", "AskedGroup", "Groups", "Half", "Poll"]
 
 T = TypeVar("T")
+E = TypeVar("E", bound=tuple[Any, ...])
 
 NEVER = float("inf")
 _ANYBODY = ""
 """Instead of a producer: the lane that every asker may take from."""
+
+_MOVED_ENTRIES = 4
+"""Old entries that one push looks at: two would be enough to be done before there are too many new ones."""
 
 
 class Half:
@@ -62,6 +66,51 @@ class Poll(NamedTuple, Generic[T]):
     producer: str = ""
 
 
+class _Entries(Generic[E]):
+    """A heap of entries that may be out of date. When there are twice as many as there are things, it becomes the old
+    part, which goes into a new one a few entries at a push: none costs more because there are many."""
+
+    __slots__ = ("_new", "_old")
+
+    def __init__(self) -> None:
+        self._new: list[E] = []
+        self._old: list[E] = []
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._old)
+
+    def __iter__(self) -> Iterator[E]:
+        return chain(self._new, self._old)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._new, self._old = [], []
+
+    @property
+    def first(self) -> E:
+        """The smallest one of at least one."""
+        return self._first_heap()[0]
+
+    def pop(self) -> E:
+        """Take it out."""
+        return heappop(self._first_heap())
+
+    def push(self, entry: E, things: int, is_current: Callable[[E], bool]) -> None:
+        """things: how many current entries there may be."""
+        heappush(self._new, entry)
+        for _ in range(min(_MOVED_ENTRIES, len(self._old))):
+            each = self._old.pop()  # without its last entry a heap is one still
+            if is_current(each):
+                heappush(self._new, each)
+        if not self._old and len(self._new) > 2 * (things + 32):
+            self._new, self._old = [], self._new
+
+    def _first_heap(self) -> list[E]:
+        if not self._old or (self._new and self._new[0] < self._old[0]):
+            return self._new
+        return self._old
+
+
 class _Lane:
     """Half messages of a group and topic that this producer is asked for, or anybody. due: (at, id); what has moved is
     left in it. count: that are in it. alarm_at: of its alarm; NEVER without one."""
@@ -72,13 +121,13 @@ class _Lane:
         self.group = group
         self.topic = topic
         self.producer = producer
-        self.due: list[tuple[float, int]] = []
+        self.due: _Entries[tuple[float, int]] = _Entries()
         self.count = 0
         self.alarm_at = NEVER
 
     @property
     def first_at(self) -> float:
-        return self.due[0][0] if self.due else NEVER
+        return self.due.first[0] if self.due else NEVER
 
 
 class _Asker:
@@ -160,7 +209,7 @@ class Groups(Generic[T]):
         self._groups: dict[str, AskedGroup[T]] = {}
         self._halves: dict[int, Half] = {}
         self._callers: dict[object, dict[str, str]] = {}  # group → producer, of their last polls
-        self._alarms: list[_Alarm] = []
+        self._alarms: _Entries[_Alarm] = _Entries()
         self._numbers = count()
         self._timed = 0  # polls, lanes and askers that there are: each has an alarm at most
         self.asked = self.parked = 0
@@ -240,7 +289,7 @@ class Groups(Generic[T]):
         looked_at = []
         while lanes and len(found) < poll.limit and lanes[0][0] <= now:
             _, number, lane = heappop(lanes)
-            at, half_id = heappop(lane.due)
+            at, half_id = lane.due.pop()
             looked_at.append(lane)
             if self._is_current(lane, at, half_id):
                 half = self._halves[half_id]
@@ -276,10 +325,7 @@ class Groups(Generic[T]):
             found.count += 1
             self._leave(half)
             half.lane = lane = found
-        heappush(lane.due, (half.at, half.id))
-        if len(lane.due) > 2 * (lane.count + 8):
-            lane.due = [(at, half_id) for at, half_id in lane.due if self._is_current(lane, at, half_id)]
-            heapify(lane.due)
+        lane.due.push((half.at, half.id), lane.count, lambda due: self._is_current(lane, *due))
         self._set_alarm(lane)
 
     def _leave(self, half: Half) -> None:
@@ -402,11 +448,17 @@ class Groups(Generic[T]):
 
     # --- time passes --------------------------------------------------------------------------------------------------
 
-    def turn(self, now: float, give: Callable[[Poll[T], list[Half]], None], end: Callable[[Poll[T]], None]) -> None:
+    def turn(
+        self,
+        now: float,
+        give: Callable[[Poll[T], list[Half]], None],
+        end: Callable[[Poll[T]], None],
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Do what is due: have polls given what there is for them, and those ended whose time is over. What `give` and
-        `end` get waits no more."""
-        while self._alarms and self._alarms[0][0] <= now:
-            at, _, what = heappop(self._alarms)
+        `end` get waits no more. goes_on: whether there is time for another one; the rest is due at once."""
+        while self._alarms and self._alarms.first[0] <= now and goes_on():
+            at, _, what = self._alarms.pop()
             if not self._is_set(at, what):
                 continue
             if isinstance(what, _Lane):
@@ -432,15 +484,15 @@ class Groups(Generic[T]):
 
     def next_at(self) -> float:
         """When there is something to do; infinite if there is nothing."""
-        while self._alarms and not self._is_set(self._alarms[0][0], self._alarms[0][2]):
-            heappop(self._alarms)
-        return self._alarms[0][0] if self._alarms else NEVER
+        while self._alarms and not self._is_set_still(self._alarms.first):
+            self._alarms.pop()
+        return self._alarms.first[0] if self._alarms else NEVER
 
     def _alarm(self, at: float, what: object) -> None:
-        heappush(self._alarms, (at, next(self._numbers), what))
-        if len(self._alarms) > 2 * (self._timed + 32):
-            self._alarms = [each for each in self._alarms if self._is_set(each[0], each[2])]
-            heapify(self._alarms)
+        self._alarms.push((at, next(self._numbers), what), self._timed, self._is_set_still)
+
+    def _is_set_still(self, alarm: _Alarm) -> bool:
+        return self._is_set(alarm[0], alarm[2])
 
     def _is_set(self, at: float, what: object) -> bool:
         if isinstance(what, _Lane):

@@ -126,7 +126,8 @@ class Halves(Delays):
 
     def _turn(self) -> None:
         super()._turn()
-        self._groups.turn(self._running(), self._read_for, self._end_poll)
+        until = self.seconds() + tuning.TURN_SECONDS
+        self._groups.turn(self._running(), self._read_for, self._end_poll, lambda: self.seconds() < until)
         for poll in [each for each in self._reading.values() if each.ends_at <= self._ran]:
             self._end_poll(poll)
 
