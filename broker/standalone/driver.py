@@ -110,7 +110,7 @@ class _Peer(TwistedProtocol):
     def _regulate(self) -> None:
         """Read, or not."""
         connection = self._connection
-        silenced = self._full or (connection is not None and connection.buffered + connection.unsent > BUFFERED_BYTES)
+        silenced = self._full or (connection is not None and _is_too_much(connection))
         if silenced != self._silenced and connection is not None and not connection.finished:
             self._silenced = silenced
             if silenced:
@@ -126,6 +126,11 @@ class _Peer(TwistedProtocol):
 
     def abort(self) -> None:
         self._transport.abortConnection()
+
+
+def _is_too_much(connection: PeerConnection) -> bool:
+    """A request that is larger than the bound must get in, so what has come of it does not count."""
+    return connection.unsent + (connection.buffered if connection.whole else 0) > BUFFERED_BYTES
 
 
 class ServerDriver(Factory):

@@ -52,6 +52,15 @@ class PeerConnection:
         """Bytes that have come and were not worked on."""
         return len(self._buffer) - self._at
 
+    @property
+    def whole(self) -> bool:
+        """Whether a whole request has come that was not worked on, or what cannot become one."""
+        start = self._at + _LENGTH.size
+        if start > len(self._buffer):
+            return False
+        length: int = _LENGTH.unpack_from(self._buffer, self._at)[0]
+        return not 0 <= length <= PACKET_LIMIT or start + length <= len(self._buffer)
+
     def append(self, data: bytes) -> None:
         """These have come."""
         if self._at:

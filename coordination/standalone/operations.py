@@ -25,6 +25,7 @@ from .writes import (
     CreateNode,
     Creation,
     DeleteNode,
+    NoAcl,
     SetData,
     WriteOutcome,
     WriteRequest,
@@ -239,14 +240,25 @@ def _close_session(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 
 def _multi(server: StandaloneServer, request: PeerRequest) -> Steps:
-    zxid = server.begin_write()
     wanted: list[WriteRequest] = []
     outcomes: list[WriteOutcome] = []
     code = 0
+    unreadable: Malformed | None = None
     try:
         for each in read_multi(request.reader):
             wanted.append(each)
             yield 1
+    except NoAcl:
+        server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR)
+        return
+    except Malformed as malformed:
+        unreadable = malformed
+    zxid = server.begin_write()
+    try:
+        if unreadable is not None:
+            raise unreadable
+        if any(each.path is None for each in wanted):
+            raise Malformed("no path")
         ahead = AheadView(server.database.tree.nodes.get)
         for each in wanted:
             outcome = judge(each, _asker(request), ahead)

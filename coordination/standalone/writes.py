@@ -24,6 +24,7 @@ __all__ = [
     "Deletion",
     "NewAcl",
     "NewData",
+    "NoAcl",
     "SetAcl",
     "SetData",
     "WriteOutcome",
@@ -109,8 +110,12 @@ def read_set_acl(reader: JuteReader) -> SetAcl:
     return SetAcl(reader.text(), reader.acls(), reader.int32())
 
 
+class NoAcl(Malformed):
+    """Of a node in a multi. Java cannot even make that operation, so that the multi takes no zxid."""
+
+
 def read_multi(reader: JuteReader) -> Iterator[WriteRequest]:
-    """The writes of a multi."""
+    """The writes of a multi. Raises Malformed."""
     while True:
         operation, done, _ = reader.int32(), reader.boolean(), reader.int32()
         if done:
@@ -133,14 +138,17 @@ def _multi_write(reader: JuteReader, operation: int) -> WriteRequest:
 
 def _multi_create(request: CreateNode) -> CreateNode:
     """In a multi it is the mode that says what kind of node is created."""
-    if request.mode in _TTLS:
-        if request.operation != OpCode.CREATE_TTL:
-            raise Malformed("a time to live is missing")
-        return request
+    is_ttl = request.mode in _TTLS
     if request.operation == OpCode.CREATE_TTL:
+        if is_ttl:
+            return request
         request = request._replace(operation=OpCode.CREATE, ttl_ms=_NO_TTL)
     elif not _PERSISTENT <= request.mode <= _TTL_SEQUENTIAL:
         raise Malformed(f"mode {request.mode}")
+    elif request.acl is None:
+        raise NoAcl("no ACL")
+    elif is_ttl:
+        raise Malformed("a time to live is missing")
     return request._replace(operation=OpCode.CREATE_CONTAINER) if request.mode == _CONTAINER else request
 
 

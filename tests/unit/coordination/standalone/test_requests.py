@@ -258,6 +258,21 @@ def test_reads_and_writes_are_not_mixed(client: Client, operation: int):
     assert not client.has("/a")
 
 
+def test_a_null_in_a_multi_refuses_all_of_it(client: Client):
+    zxid = client.ask(OpCode.PING, xid=-2).zxid
+    good = OpCode.CREATE, create_body("/a")
+    no_path = OpCode.DELETE, struct.pack("!ii", -1, -1)
+    no_acl = OpCode.CREATE, encode_text("/b") + encode_buffer(b"") + struct.pack("!ii", -1, 0)
+    reply = client.multi(no_acl, good, no_path)
+    assert (reply.code, reply.zxid) == (RefusalCode.MARSHALLING_ERROR, zxid)
+    reply = client.multi(good, (OpCode.CREATE, create_body("/missing/c")), no_path)
+    assert (reply.code, reply.zxid) == (RefusalCode.MARSHALLING_ERROR, zxid + 1)
+    no_such_mode = OpCode.CREATE, no_acl[1][:-4] + struct.pack("!i", -1)
+    assert client.multi(no_such_mode).zxid == zxid + 2
+    no_acl_of_a_ttl = OpCode.CREATE_TTL, no_acl[1][:-4] + struct.pack("!iq", TTL, 1000)
+    assert results_of(client.multi(no_acl_of_a_ttl)) == [(OpCode.ERROR, RefusalCode.INVALID_ACL)]
+
+
 # --- what is no request -----------------------------------------------------------------------------------------------
 
 

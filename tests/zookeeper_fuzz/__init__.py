@@ -1,0 +1,1 @@
+"""A differential fuzz of the standalone ZooKeeper against Apache's: the same operations, all outputs compared."""

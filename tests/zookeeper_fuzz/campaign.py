@@ -1,0 +1,134 @@
+"""Many runs, each of its own seed, on one pair of servers; differences with the shortest list that still shows them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from metaq.broker.standalone.in_process import InProcessZooKeeper
+from metaq.coordination.standalone import server as standalone_server
+
+from .core import CoreServer
+from .generator import Generator
+from .operations import Operation
+from .run import Difference, Run, replay, shrink
+from .servers import MAX_SESSION_MS, NEVER_MS, TICK_MS, ApacheServer
+from .wires import Connect, socket_wires
+
+__all__ = ["PAIRS", "Outcome", "campaign", "described", "random_run", "roots"]
+
+EXPIRE_EVERY = 5
+"""Runs, one of which has a session that ends by its time-out: that takes real time."""
+
+MOST_REPLAYS = 400
+"""Of a list that is shortened."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    operations: int = 0
+    runs: int = 0
+    differences: int = 0
+
+
+def random_run(seed: int, length: int, run: Run) -> Difference | None:
+    """`length` operations drawn from `seed`, and the end of the run."""
+    generator = Generator(seed)
+    generator.until_expiry = 0 if seed % EXPIRE_EVERY else length // 2
+    for _ in range(length):
+        operation = generator.draw()
+        found = run.do(operation)
+        if isinstance(found, Difference):
+            return found
+        generator.observe(operation, found)
+    return run.finish()
+
+
+@contextmanager
+def _apache_and_sockets(directory: Path) -> Iterator[tuple[Connect, Connect]]:
+    with (
+        ApacheServer(directory / "apache") as apache,
+        mock.patch.object(standalone_server, "_CONTAINER_CHECK_MS", NEVER_MS),
+        InProcessZooKeeper(tick_time_ms=TICK_MS, max_session_timeout_ms=MAX_SESSION_MS) as standalone,
+    ):
+        yield socket_wires((apache.host, apache.port)), socket_wires((standalone.host, standalone.port))
+
+
+@contextmanager
+def _apache_and_core(directory: Path) -> Iterator[tuple[Connect, Connect]]:
+    with (
+        ApacheServer(directory / "apache") as apache,
+        mock.patch.object(standalone_server, "_CONTAINER_CHECK_MS", NEVER_MS),
+    ):
+        yield socket_wires((apache.host, apache.port)), CoreServer().connect
+
+
+@contextmanager
+def _apaches(directory: Path) -> Iterator[tuple[Connect, Connect]]:
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(ApacheServer(directory / name)) for name in ("first", "second"))
+        yield socket_wires((first.host, first.port)), socket_wires((second.host, second.port))
+
+
+PAIRS: dict[str, Callable[[Path], AbstractContextManager[tuple[Connect, Connect]]]] = {
+    "sockets": _apache_and_sockets,
+    "core": _apache_and_core,
+    "apaches": _apaches,
+}
+"""What Apache's server is compared with: the standalone one at its port; its core, called, with a clock of its own;
+another of Apache's, which shows what depends on chance."""
+
+
+def roots() -> Iterator[str]:
+    """The znodes of runs: of one length, so that requests are, too."""
+    return (f"/f{number:07}" for number in itertools.count())
+
+
+def campaign(
+    directory: Path, pair: str, seed: int, operations: int, length: int, *, stop: bool, tell: Callable[[str], None]
+) -> Outcome:
+    """So many operations; `stop` at the first difference. `tell` gets each as a text."""
+    outcome = Outcome()
+    names = roots()
+    with PAIRS[pair](directory) as (first, second):
+
+        def start() -> Run:
+            return Run(first, second, next(names))
+
+        while outcome.operations < operations:
+            run = start()
+            try:
+                found = random_run(seed, length, run)
+            finally:
+                run.close()
+            outcome.runs += 1
+            outcome.operations += len(run.done)
+            if found is not None:
+                outcome.differences += 1
+                tell(described(seed, found, start))
+                if stop:
+                    break
+            seed += 1
+    return outcome
+
+
+def described(seed: int, found: Difference, start: Callable[[], Run]) -> str:
+    """The difference of the shortest list that still has one."""
+    replays = 0
+
+    def differs(tried: Sequence[Operation]) -> bool:
+        nonlocal replays
+        replays += 1
+        return replays <= MOST_REPLAYS and replay(tried, start) is not None
+
+    if not differs(found.operations):
+        return f"seed {seed}: {found}\nwas not seen again"
+    short = shrink(found.operations, differs)
+    again = replay(short, start)
+    if again is None:
+        return f"seed {seed}: {found}\nwas not always seen again"
+    return f"seed {seed}: {again}\n{short!r}"
