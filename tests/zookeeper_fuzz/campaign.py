@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 from metaq.broker.standalone.in_process import InProcessZooKeeper
@@ -48,33 +49,42 @@ def random_run(seed: int, length: int, run: Run) -> Difference | None:
     return run.finish()
 
 
+class Pair(NamedTuple):
+    """Two servers, and how the second one is started again from its log, if it can be."""
+
+    first: Connect
+    second: Connect
+    restart: Callable[[], None] | None = None
+
+
 @contextmanager
-def _apache_and_sockets(directory: Path) -> Iterator[tuple[Connect, Connect]]:
+def _apache_and_sockets(directory: Path) -> Iterator[Pair]:
     with (
         ApacheServer(directory / "apache") as apache,
         mock.patch.object(standalone_server, "_CONTAINER_CHECK_MS", NEVER_MS),
         InProcessZooKeeper(tick_time_ms=TICK_MS, max_session_timeout_ms=MAX_SESSION_MS) as standalone,
     ):
-        yield socket_wires((apache.host, apache.port)), socket_wires((standalone.host, standalone.port))
+        yield Pair(socket_wires((apache.host, apache.port)), socket_wires((standalone.host, standalone.port)))
 
 
 @contextmanager
-def _apache_and_core(directory: Path) -> Iterator[tuple[Connect, Connect]]:
+def _apache_and_core(directory: Path) -> Iterator[Pair]:
     with (
         ApacheServer(directory / "apache") as apache,
         mock.patch.object(standalone_server, "_CONTAINER_CHECK_MS", NEVER_MS),
     ):
-        yield socket_wires((apache.host, apache.port)), CoreServer().connect
+        core = CoreServer()
+        yield Pair(socket_wires((apache.host, apache.port)), core.connect, core.restart)
 
 
 @contextmanager
-def _apaches(directory: Path) -> Iterator[tuple[Connect, Connect]]:
+def _apaches(directory: Path) -> Iterator[Pair]:
     with ExitStack() as stack:
         first, second = (stack.enter_context(ApacheServer(directory / name)) for name in ("first", "second"))
-        yield socket_wires((first.host, first.port)), socket_wires((second.host, second.port))
+        yield Pair(socket_wires((first.host, first.port)), socket_wires((second.host, second.port)))
 
 
-PAIRS: dict[str, Callable[[Path], AbstractContextManager[tuple[Connect, Connect]]]] = {
+PAIRS: dict[str, Callable[[Path], AbstractContextManager[Pair]]] = {
     "sockets": _apache_and_sockets,
     "core": _apache_and_core,
     "apaches": _apaches,
@@ -94,10 +104,10 @@ def campaign(
     """So many operations; `stop` at the first difference. `tell` gets each as a text."""
     outcome = Outcome()
     names = roots()
-    with PAIRS[pair](directory) as (first, second):
+    with PAIRS[pair](directory) as servers:
 
         def start() -> Run:
-            return Run(first, second, next(names))
+            return Run(servers.first, servers.second, next(names), servers.restart)
 
         while outcome.operations < operations:
             run = start()

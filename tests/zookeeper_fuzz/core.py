@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from metaq.coordination.standalone.connections import PeerConnection
+from metaq.coordination.standalone.records import Restored
 from metaq.coordination.standalone.server import Moment, ServerSettings, StandaloneServer
 
 from .servers import MAX_SESSION_MS, MIN_SESSION_MS, TICK_MS
@@ -20,13 +21,22 @@ class CoreServer:
 
     def __init__(self) -> None:
         self.now = Moment(5_000, 1_700_000_000_000)
-        self.log: list[bytes] = []
+        self._log = Restored()
+        self._zxid = 0
         self.core = self._make()
         self._wires: dict[PeerConnection, _CoreWire] = {}
 
     def _make(self) -> StandaloneServer:
-        settings = ServerSettings(bytes(range(16)), TICK_MS, MAX_SESSION_MS, keeps=True)
+        settings = ServerSettings(TICK_MS, MAX_SESSION_MS, keeps=True)
         return StandaloneServer(settings, self.now)
+
+    def restart(self) -> None:
+        """Begin anew with what the log says. No client may be connected."""
+        self.core = self._make()
+        self.core.restore(self._log, self._zxid, self.now)
+        self._log = Restored()
+        for entries in self.core.snapshot():
+            self._log.apply(entries)
 
     def connect(self) -> Wire:
         connection = self.core.connected("127.0.0.1", 1, self.now)
@@ -55,12 +65,13 @@ class CoreServer:
             more = self.core.work(_UNITS, self.now)
             batch = self.core.take_log()
             if batch is not None:
-                self.log.append(batch.entries)
+                self._log.apply(b"".join(batch.entries))
+                self._zxid = batch.last
                 self.core.synced(batch.position)
             ready = self.core.ready(_UNITS)
             for connection in ready:
                 wire = self._wires[connection]
-                wire.frames.feed(b"".join(connection.take()))
+                wire.frames.feed(b"".join(self.core.take(connection)))
                 if connection.finished:
                     wire.ended = True
                     self.lost(connection)

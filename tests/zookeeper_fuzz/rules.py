@@ -71,11 +71,6 @@ def _watches_the_null_path(operation: Operation, _: Clients) -> bool:
     return operation.damaged(encode(operation.parts, "/"))[:4] == b"\xff\xff\xff\xff"
 
 
-def _multi_with_a_null(operation: Operation, _: Clients) -> bool:
-    nulls = (("path", None), ("acls", None))
-    return operation.opcode == OpCode.MULTI and (bool(operation.mutations) or any(n in operation.parts for n in nulls))
-
-
 def _ends_apache(operation: Operation, _: Clients) -> bool:
     if operation.opcode != OpCode.CREATE_TTL:
         return False
@@ -106,11 +101,6 @@ LISTED = (
         "Apache's server ends itself when a createTTL has the flags of a node without a time to live and a time that "
         "is none; it has logged that, and does not start again. The standalone server refuses it.",
         _ends_apache,
-    ),
-    Listed(
-        "a multi with a null",
-        "Apache answers MarshallingError to a null path or ACL in a multi, the standalone server that it was refused.",
-        _multi_with_a_null,
     ),
 )
 

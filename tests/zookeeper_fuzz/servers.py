@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
 
@@ -21,9 +23,12 @@ NEVER_MS = 2_000_000_000
 
 _SETTINGS = {
     "extendedTypesEnabled": "true",  # nodes with a time to live
-    "znode.container.checkIntervalMs": NEVER_MS,
     "forceSync": "no",
 }
+
+
+_JAVA_OPTIONS = f"-Dznode.container.checkIntervalMs={NEVER_MS}"
+"""zoo.cfg cannot say this."""
 
 
 class ApacheServer(EmbeddedZooKeeper):
@@ -37,6 +42,10 @@ class ApacheServer(EmbeddedZooKeeper):
             heap_mb=512,
             **options,
         )
+
+    def start(self, timeout: float = 60.0) -> None:
+        with mock.patch.dict(os.environ, JDK_JAVA_OPTIONS=_JAVA_OPTIONS):
+            super().start(timeout)
 
     def _write_config(self) -> Path:
         config = super()._write_config()

@@ -90,8 +90,12 @@ class SocketWire(Wire):
         self._ended = False
 
     def send(self, data: bytes) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # what was said before the end is still to be read
-            self._socket.sendall(data)
+        """Read first what there is: a connection that is reset for writing to it forgets what it had."""
+        while not self._ended and select.select([self._socket], [], [], 0)[0]:
+            self._read()
+        with suppress(BrokenPipeError, ConnectionResetError):  # frame() says so
+            if not self._ended:
+                self._socket.sendall(data)
 
     def frame(self) -> bytes | None:
         while True:
@@ -100,14 +104,17 @@ class SocketWire(Wire):
                 return frame
             if self._ended:
                 return self._frames.cut_short()
-            try:
-                data = self._socket.recv(1 << 20)
-            except ConnectionResetError:
-                data = b""
-            except TimeoutError:
-                raise Stuck(f"no answer within {ANSWER_TIMEOUT:.0f} s") from None
-            self._frames.feed(data)
-            self._ended = not data
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
+        except TimeoutError:
+            raise Stuck(f"no answer within {ANSWER_TIMEOUT:.0f} s") from None
+        self._frames.feed(data)
+        self._ended = not data
 
     def has_more(self, seconds: float) -> bool:
         return bool(self._frames) or self._ended or bool(select.select([self._socket], [], [], seconds)[0])
