@@ -21,6 +21,7 @@ from metaq.coordination.paths import DEFAULT_ROOT
 from metaq.coordination.session import ZkSession, check_connect
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError
 from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.printable import printable
 
 from .columns import COLUMNS
 from .exactly_once import Coordinator, qualifier
@@ -45,14 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _administer(chosen) if "tool" in chosen else _run_in_spark(chosen)
 
 
+def _tell(error: Exception) -> None:
+    print(printable(f"metaq-spark: {error}"), file=sys.stderr)
+
+
 def _run_in_spark(chosen: argparse.Namespace) -> int:
     try:
         options = chosen.check(chosen)
     except ConfigError as error:
-        print(f"metaq-spark: {error}", file=sys.stderr)
+        _tell(error)
         return WRONG_USAGE
     except MetaqError as error:
-        print(f"metaq-spark: {error}", file=sys.stderr)
+        _tell(error)
         return FAILED
     spark = _session(chosen.master)
     start = time.monotonic()
@@ -60,7 +65,7 @@ def _run_in_spark(chosen: argparse.Namespace) -> int:
         register(spark)
         done: dict[str, Any] = chosen.run(spark, chosen, options)
     except PySparkException as error:
-        print(f"metaq-spark: {error}", file=sys.stderr)
+        _tell(error)
         return FAILED
     finally:
         spark.stop()
@@ -82,10 +87,10 @@ def _administer(chosen: argparse.Namespace) -> int:
         with ZkSession(check_connect(chosen.zookeeper), root) as session:
             chosen.tool(session, chosen)
     except ConfigError as error:
-        print(f"metaq-spark: {error}", file=sys.stderr)
+        _tell(error)
         return WRONG_USAGE
     except MetaqError as error:
-        print(f"metaq-spark: {error}", file=sys.stderr)
+        _tell(error)
         return FAILED
     return DONE
 

@@ -30,7 +30,7 @@ from metaq.coordination.standalone.jute import Malformed
 from metaq.coordination.standalone.records import Restored
 from metaq.protocol.errors import CorruptRecord, StoreError
 
-from ..store.files import Files, naming, opened, read_exactly, write_all
+from ..store.files import Files, check_named, naming, opened, read_exactly, write_all
 
 __all__ = ["KEPT_SNAPSHOTS", "LogFiles"]
 
@@ -104,6 +104,7 @@ class LogFiles:
         with naming(self._log_path):
             write_all(self._files, self._fd, [block], self._end)
             self._files.fdatasync(self._fd)
+            check_named(self._files, self._log_path)
         self._end += len(block)
         self.log_bytes += len(block)
         self.zxid = zxid

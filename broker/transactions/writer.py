@@ -22,7 +22,7 @@ from metaq.protocol.errors import DiskFull, StoreError
 from metaq.protocol.record import Buffer
 
 from ..store.disk_space import no_room
-from ..store.files import Files, write_all
+from ..store.files import Files, check_named, write_all
 from ..store.threads import RunInThread, call_safely
 from .changes import REMOVED, LogChange, LogCopies, make_change
 from .directory import REDO_PREFIX, RedoPosition
@@ -135,6 +135,7 @@ class _Job:
                 write_all(self._files, fd, [data], position)
         for file in self.to_sync:
             self._files.fdatasync(self._open(file))
+            check_named(self._files, file.path)
         if any(file.new for file in self.to_sync):
             self._files.fsync_directory(self._directory)
             self._files.fsync_directory(os.path.dirname(self._directory))

@@ -18,7 +18,7 @@ from metaq.protocol.errors import MetaqError
 from metaq.version import __version__
 
 from .options import POSITIVE_SECONDS, ZK_METAVAR, ZK_TIMEOUT_SECONDS
-from .output import echo
+from .output import echo, show_warnings
 
 __all__ = ["main", "run", "run_spark_job"]
 
@@ -133,6 +133,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run one command line; return the exit code. Errors of the user or the cluster become one line on stderr."""
+    show_warnings()
     try:
         result: Any = cli.main(args, prog_name="metaq", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_text:

@@ -6,6 +6,7 @@ through this module: clients have chosen many of the texts, and a terminal would
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -47,6 +48,7 @@ __all__ = [
     "progress",
     "say",
     "show",
+    "show_warnings",
 ]
 
 UNKNOWN = "unknown"
@@ -88,6 +90,17 @@ def json_text(value: Any, indent: int | None = None) -> str:
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print a text for people on stdout, or on stderr; nl: and end the line."""
     click.echo(printable(text), err=err, nl=nl)
+
+
+class _Shown(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def show_warnings() -> None:
+    """Have what the client warns of, on stderr where nobody has set up logging, without what a terminal obeys."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Shown())
 
 
 def show(as_json: bool, value: Any, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -297,7 +297,7 @@ def test_rows_may_name_their_topic(spark, cluster):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"startingOffsets": "first"}, "startingOffsets=first: choose from earliest, latest, committed"),
+        ({"startingOffsets": "first"}, "startingOffsets=first: choose from earliest, committed, latest"),
         (
             {"startingOffset": "earliest"},
             "startingoffset=earliest: is not an option here: did you mean startingOffsets",

@@ -1,6 +1,7 @@
 """The central handler: every user error is one line on stderr and a non-zero exit code."""
 
 import errno
+import logging
 
 import click
 import pytest
@@ -51,6 +52,15 @@ def test_error_of_the_user_or_the_cluster_is_one_line_and_exit_code_1(failing, c
     failing(error)
     assert app.run(["produce"]) == 1
     assert capsys.readouterr().err == expected
+
+
+def test_warnings_of_the_client_are_shown_and_not_obeyed(failing, capsys):
+    failing(ConfigError("--port", 1, "wrong"))
+    app.run(["produce"])  # which sets it up
+    record = logging.LogRecord("metaq", logging.WARNING, "", 0, "topic %s", ("\x1b[2Jt",), None)
+    assert logging.lastResort is not None
+    logging.lastResort.handle(record)
+    assert capsys.readouterr().err.endswith("topic \\x1b[2Jt\n")
 
 
 def test_interrupt_ends_with_130(failing):

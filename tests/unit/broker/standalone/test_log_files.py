@@ -1,5 +1,6 @@
 """The files of the standalone ZooKeeper: what a power cut, a kill, a fault and damage leave of them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,11 @@ def test_what_a_start_has_read_stays(files: FaultyFiles, directory: str):
     assert opened(life, directory).zxid == 1
     life.lose_power()
     assert opened(FaultyFiles(), directory).zxid == 1
+
+
+def test_a_directory_that_was_deleted_takes_no_more_changes(files: FaultyFiles, directory: str):
+    log = opened(files, directory)
+    write(log, "/a")
+    shutil.rmtree(directory)
+    with pytest.raises(OSError, match=r"deleted or moved away while the broker ran.*log\.1"):
+        write(log, "/b")

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 
 import pytest
 
@@ -465,6 +466,17 @@ def test_ids_after_a_restart_are_above_those_in_the_log(tmp_path):
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_was_deleted_under_the_broker_decides_nothing(tmp_path):
+    harness = Harness(tmp_path)
+    ask = Asker(harness)
+    ask.ok(tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "t", 0, b"a"))
+    ask.ok(tx(XIDS[1], "BEGIN"), tx_put(XIDS[1], "t", 0, b"b"), tx(XIDS[1], "PREPARE"))
+    shutil.rmtree(transactions_directory(tmp_path))
+    for key, verb in (("TX:s:1", "COMMIT_ONE_PHASE"), (XIDS[1], "COMMIT_TWO_PHASE")):
+        assert "deleted or moved away while the broker ran" in ask.refused(tx(key, verb))
+    close(harness)
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
