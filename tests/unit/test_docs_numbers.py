@@ -23,6 +23,13 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "the next leader has taken them over, for {SUCCESSOR_SECONDS:s} at most",
         "has a node ({LEADERLESS_SECONDS:s} and {PLANNING_SECONDS:s})",
     ),
+    "docs/standalone-zookeeper.md": (
+        "for the one before it; {KEPT_SNAPSHOTS} are kept",
+        "| ACLs of one node | at most {MOST_ACLS} |",
+        "| identities of one connection | at most {MOST_IDENTITIES} |",
+        "| at most {MOST_UNSENT_BYTES:bytes}, else a marshalling error |",
+        "| is dropped at {MOST_UNSENT_BYTES:bytes}, and gets",
+    ),
     "docs/reliability.md": (
         "For its session timeout and {RETURN_SECONDS:seconds}, such a member begins no partition",
         "no longer ago than twice its session timeout and {RETURN_SECONDS:seconds}",

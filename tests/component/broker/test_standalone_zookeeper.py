@@ -1,7 +1,11 @@
 """The standalone ZooKeeper in this process: real sockets, its reactor's thread, its files."""
 
+import gc
+import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +26,7 @@ from metaq.protocol.errors import ConfigError, DirectoryInUse
 from tests.waiting import eventually
 
 CREATE, GET_DATA, PING = 1, 4, 11
+PAGE = Path(__file__).parents[3] / "docs" / "standalone-zookeeper.md"
 
 
 @pytest.fixture
@@ -242,3 +247,31 @@ def test_snapshots_are_made_while_clients_write(
     assert len(list(files.glob("log.*"))) <= 4
     server.start()
     assert len(client.retry(client.get_children, "/")) == 301
+
+
+def test_ended_connections_leave_nothing_for_the_collector(server: InProcessZooKeeper):
+    """A server process runs without it: a search through all nodes would take longer than a turn may."""
+    gc.disable()
+    try:
+        before = peers()
+        for _ in range(20):
+            raw(server).close()
+        eventually(lambda: peers() <= before)
+    finally:
+        gc.enable()
+
+
+def peers() -> int:
+    return sum(type(each).__name__ == "_Peer" for each in gc.get_objects())
+
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_the_page_run(example: str, tmp_path: Path):
+    subprocess.run([sys.executable, "-c", example], cwd=tmp_path, check=True, timeout=120)
+
+
+def test_the_page_has_an_example_of_each_kind():
+    assert len(EXAMPLES) == 2
