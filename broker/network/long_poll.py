@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
+from .. import tuning
 from ..runtime.reactor import ReactorTime, Timer
 from ..store.partition_log import PartitionLog
 
@@ -32,7 +34,7 @@ class ParkedPulls:
     """All parked pulls of a broker, by partition. Lives on the reactor thread.
 
     Waking is put off to the reactor's next turn, so that all that one turn appended is answered at once, and puts are
-    answered before the pulls they wake.
+    answered before the pulls they wake. Very many are woken in several turns.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -40,6 +42,8 @@ class ParkedPulls:
         self._parked: dict[Hashable, dict[ParkedRequest, _Parked]] = {}
         self._count = 0
         self._ready: dict[Hashable, None] = {}  # as an ordered set
+        self._woken: deque[_Parked] = deque()  # that are resumed next, unless they are gone by then
+        self._wakes = False  # `_wake` comes in the next turn
 
     def __len__(self) -> int:
         return self._count
@@ -74,9 +78,16 @@ class ParkedPulls:
 
     def wake_all(self) -> None:
         """Resume every parked pull soon: what it is answered may be another thing now."""
-        if self._parked and not self._ready:
-            self._reactor.callLater(0, self._wake)
         self._ready |= dict.fromkeys(self._parked)
+        if self._ready:
+            self._wake_soon()
+
+    def wake(self, waiters: Iterable[ParkedRequest]) -> None:
+        """Resume those of these that are parked soon, in their order."""
+        found = [self._parked.get(waiter.key, {}).get(waiter) for waiter in waiters]
+        self._woken.extend(parked for parked in found if parked is not None)
+        if self._woken:
+            self._wake_soon()
 
     def waiting(self, key: Hashable) -> int:
         """How many wait for this."""
@@ -109,24 +120,37 @@ class ParkedPulls:
             return
         key = (log.topic, log.partition)
         if key in self._parked:
-            if not self._ready:
-                self._reactor.callLater(0, self._wake)
             self._ready[key] = None
+            self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        if not self._wakes:
+            self._wakes = True
+            self._reactor.callLater(0, self._wake)
 
     def _wake(self) -> None:
-        ready, self._ready = self._ready, {}
-        for key in ready:
-            woken = self._parked.pop(key, {})
-            self._count -= len(woken)
-            for parked in woken.values():
-                if parked.timer is not None:
-                    parked.timer.cancel()
-                parked.resume()
+        self._wakes = False
+        for key in self._ready:
+            self._woken.extend(self._parked.get(key, {}).values())
+        self._ready.clear()
+        until = self._reactor.seconds() + tuning.WAKING_SECONDS
+        while self._woken:
+            parked = self._woken.popleft()
+            if self._parked.get(parked.waiter.key, {}).get(parked.waiter) is not parked:
+                continue  # dropped, or resumed and perhaps parked anew
+            if parked.timer is not None:
+                parked.timer.cancel()
+            self._remove(parked.waiter)
+            parked.resume()
+            if self._reactor.seconds() >= until:
+                break
+        if self._woken:
+            self._wake_soon()
 
     def _expired(self, parked: _Parked) -> None:
         parked.timer = None
-        self._remove(parked.waiter)
-        parked.resume()
+        self._woken.append(parked)
+        self._wake_soon()
 
     def _remove(self, waiter: ParkedRequest) -> None:
         waiting = self._parked[waiter.key]

@@ -248,9 +248,7 @@ class Session(Protocol):
         """The client sends nothing any more; the transport does not read any more. Close once all is answered."""
         self._half_closed = True
         if not self._closing:
-            for pull in [pull for pull in self._parked if self._all_parked.drop(pull)]:
-                self._waits_no_more(pull)
-                self._queue.append(pull)
+            self._all_parked.wake(self._parked)
         self._resume()
 
     @property
@@ -265,9 +263,7 @@ class Session(Protocol):
         self._lost = self._closing = True
         self._queue.clear()
         self._count_unsent(-self._unsent)
-        for pull in list(self._parked):
-            self._all_parked.drop(pull)
-            self._waits_no_more(pull)
+        self._all_parked.wake(self._parked)  # to wait no more
         self._pending_puts.drop(self)
         self._account.unfinished.drop(self, self.address)
         self._reader = RequestReader()  # up to a frame, which would stay until the garbage is collected

@@ -71,6 +71,7 @@ def test_requests_of_a_later_turn_are_answered(peer, harness, monkeypatch):
 def test_parked_pulls_are_answered_as_if_their_time_were_over(peer, harness):
     peer.send(pull("t", 0, 0, wait_ms=60_000, opaque=1) + pull("t", 1, 0, wait_ms=60_000, opaque=2))
     peer.half_close()
+    harness.turn()
     assert sorted((frame.opaque, frame.code) for frame in peer.frames()) == [
         (1, ResponseCode.PULL_NOT_FOUND),
         (2, ResponseCode.PULL_NOT_FOUND),

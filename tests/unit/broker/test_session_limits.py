@@ -225,6 +225,7 @@ def test_pulls_that_wait_are_bounded_over_all_connections(peer, harness, monkeyp
     assert frame.code == 2
     assert "too many bytes of requests that wait: this broker has 3072 of at most 67108864" in frame.remark
     others[0].lose()
+    harness.turn()
     assert len(harness.broker.parked) == 2
     peer.send(pull("t", 0, 0, wait_ms=1000))
     peer.ask(put("t", 0))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from metaq.broker import tuning
 from metaq.broker.network.session import MAX_PARKED_PULLS
 from metaq.broker.requests import reading as reading_module
 from metaq.protocol.errors import NotLeader
@@ -190,10 +191,51 @@ def test_all_that_wait_are_woken_by_one_put_and_none_is_left(harness):
     assert harness.reactor.getDelayedCalls() == []
 
 
+@pytest.mark.parametrize("why", ["a message", "their time", "the connection's end", "the end of its half"])
+def test_very_many_are_resumed_in_several_turns(peer, harness, monkeypatch, why):
+    monkeypatch.setattr(tuning, "WAKING_SECONDS", 0.0)
+    peer.send(pull("t", 0, 0, wait_ms=500) * 4)
+    if why == "a message":
+        harness.connect().ask(put("t", 0))
+    elif why == "their time":
+        harness.reactor.rightNow += 1
+        for call in list(harness.reactor.getDelayedCalls()):
+            harness.reactor.calls.remove(call)
+            call.called = 1
+            call.func(*call.args)
+    elif why == "the connection's end":
+        peer.lose()
+    else:
+        peer.half_close()
+    left = []
+    while calls := [call for call in harness.reactor.getDelayedCalls() if call.getTime() <= harness.reactor.seconds()]:
+        (call,) = calls
+        harness.reactor.calls.remove(call)
+        call.called = 1
+        call.func(*call.args)
+        left.append(len(harness.broker.parked))
+    assert left == [3, 2, 1, 0]
+    assert len(peer.frames()) == (0 if why == "the connection's end" else 4)
+    assert harness.reactor.getDelayedCalls() == []
+
+
+def test_one_that_is_dropped_before_its_turn_is_not_resumed(peer, harness, monkeypatch):
+    monkeypatch.setattr(tuning, "WAKING_SECONDS", 0.0)
+    other = harness.connect()
+    peer.send(pull("t", 0, 0, wait_ms=500))
+    other.send(pull("t", 0, 0, wait_ms=500))
+    harness.connect().ask(put("t", 0))
+    other.lose()
+    harness.turn()
+    assert [len(each.frames()) for each in (peer, other)] == [1, 0]
+    assert len(harness.broker.parked) == 0
+
+
 def test_a_lost_connection_takes_its_waiting_pulls_with_it(peer, harness):
     peer.send(pull("t", 0, 0, wait_ms=500) * 3)
     assert len(harness.broker.parked) == 3
     peer.lose()
+    harness.turn()
     assert len(harness.broker.parked) == 0
     assert harness.reactor.getDelayedCalls() == []
     harness.connect().ask(put("t", 0))
