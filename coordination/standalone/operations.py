@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATIONS", "ClientOperation", "PeerRequest", "tell"]
 
+_JAVA_BLANKS = "".join(map(chr, range(0x21)))
+"""What String.trim takes off."""
+
 BYTES_PER_UNIT = 16_384
 """To copy so many costs what a simple request does."""
 
@@ -117,7 +120,7 @@ def _get_ephemerals(server: StandaloneServer, request: PeerRequest) -> Steps:
     except Malformed:
         server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR)
         return
-    prefix = "" if prefix.strip() in ("", "/") else prefix
+    prefix = "" if prefix.strip(_JAVA_BLANKS) in ("", "/") else prefix
     found: list[bytes] = []
     for number, path in enumerate(server.database.tree.ephemerals.get(request.session.id, ())):
         if path.startswith(prefix):

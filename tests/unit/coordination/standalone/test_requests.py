@@ -424,10 +424,10 @@ def test_a_session_asks_for_its_own_ephemeral_nodes(server: Server, client: Clie
     for path in ("/a/e1", "/e2"):
         client.create(path, mode=EPHEMERAL)
     server.client().create("/e3", mode=EPHEMERAL)
-    found = {
-        prefix: client.ask(OpCode.GET_EPHEMERALS, encode_text(prefix)).reader.texts() for prefix in ("/", "/a", "/b")
-    }
-    assert found == {"/": ["/a/e1", "/e2"], "/a": ["/a/e1"], "/b": []}
+    both = ["/a/e1", "/e2"]
+    expected = {"/": both, "/a": ["/a/e1"], "/b": [], " \0": both, "\t/\x1f": both, "\u2003": []}
+    found = {prefix: client.ask(OpCode.GET_EPHEMERALS, encode_text(prefix)).reader.texts() for prefix in expected}
+    assert found == expected
 
 
 def test_sync_names_its_path(client: Client):
