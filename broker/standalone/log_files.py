@@ -31,6 +31,7 @@ from metaq.coordination.standalone.records import Restored
 from metaq.protocol.errors import CorruptRecord, StoreError
 
 from ..store.files import Files, check_named, naming, opened, read_exactly, write_all
+from ..store.rewriting import secure_file
 
 __all__ = ["KEPT_SNAPSHOTS", "LogFiles"]
 
@@ -77,6 +78,7 @@ class LogFiles:
         self._snapshot_end = 0
         self._snapshot_zxid = 0
         files.make_directory(directory)
+        files.fsync_directory(os.path.dirname(os.path.abspath(directory)))
         with suppress(FileNotFoundError):
             files.unlink(self._path(_TEMPORARY))
 
@@ -210,6 +212,8 @@ class LogFiles:
 
     def _load_log(self, number: int, is_last: bool) -> None:
         path = self._path(f"log.{number:x}")
+        if is_last:
+            self._secure(path)
         data = self._read(path)
         if is_last and not _is_header(data, _LOG_MAGIC, number - 1) and not _has_block(data, 0):
             _log.warning("%s was just begun when the machine or the server stopped: it is begun again", path)
@@ -230,6 +234,17 @@ class LogFiles:
         self.log_bytes += at
         if is_last:
             self._open_end(path, at, len(data))
+
+    def _secure(self, path: str) -> None:
+        """A sync that failed in an earlier life may have left in the page cache alone what is going to be read."""
+
+        def sync() -> None:
+            with opened(self._files, path, os.O_RDWR) as fd, suppress(OSError):  # the bytes are compared anyway
+                self._files.fdatasync(fd)
+
+        rewritten = secure_file(self._files, path, sync)
+        if rewritten:
+            _log.warning("%s: %d bytes that the disk had not got were written again", path, rewritten)
 
     def _open_end(self, path: str, end: int, size: int) -> None:
         self._log_path, self._end = path, end

@@ -10,6 +10,7 @@ from .cuts import Faults, Life, Workload
 from .processes import PROCESS_WORK, record_process
 from .shim import Shim
 from .store_life import StoreLife, StoreWork
+from .zookeeper_life import ZooKeeperLife, ZooKeeperWork
 
 __all__ = ["WORKLOADS"]
 
@@ -29,6 +30,13 @@ def _store(name: str, work: StoreWork, *faults: Faults, changes: int = 120) -> W
 def _broker(name: str, work: BrokerWork, *faults: Faults, changes: int = 150) -> Workload:
     def make(directory: Path, seed: object, shim: Shim, number: int) -> Life:
         return BrokerLife(directory, work, seed, shim, number)
+
+    return Workload(name, make, faults or (_PLAIN,), changes)
+
+
+def _zookeeper(name: str, *faults: Faults, changes: int = 60) -> Workload:
+    def make(directory: Path, seed: object, shim: Shim, number: int) -> Life:
+        return ZooKeeperLife(directory, ZooKeeperWork(), seed, shim)
 
     return Workload(name, make, faults or (_PLAIN,), changes)
 
@@ -72,5 +80,9 @@ WORKLOADS = {
         _broker("tx-restarted", BrokerWork(), _PLAIN, _PLAIN, _PLAIN),
         _broker("tx-sync-fails", BrokerWork(), _SYNC, _PLAIN, changes=80),
         _broker("tx-write-fails", BrokerWork(), _WRITE, _PLAIN),
+        _zookeeper("zookeeper", _PLAIN, _PLAIN),
+        _zookeeper("zookeeper-killed", _KILL, _KILL, _PLAIN),
+        _zookeeper("zookeeper-sync-fails", _SYNC, _PLAIN),
+        _zookeeper("zookeeper-write-fails", _WRITE, _PLAIN),
     )
 }

@@ -66,6 +66,28 @@ def test_a_new_directory_survives_a_power_cut_at_once(files: FaultyFiles, direct
     assert opened(FaultyFiles(), directory).zxid == 0
 
 
+def test_the_name_of_a_new_directory_is_safe_at_once(directory: str):
+    class Noting(FaultyFiles):
+        def fsync_directory(self, path: str) -> None:
+            synced.append(path)
+            super().fsync_directory(path)
+
+    synced: list[str] = []
+    opened(Noting(), directory)
+    assert synced == [str(Path(directory).parent), directory]
+
+
+def test_what_a_start_reads_from_the_page_cache_is_written_again_if_it_stays_there(directory: str):
+    """A sync may have failed: the pages are clean, and not on the disk."""
+    log = opened(FaultyFiles(), directory)
+    write(log, "/a")
+    log.close()
+    files = FaultyFiles()
+    files.cached = True
+    again = opened(files, directory)
+    assert (files.calls["pwritev"], paths(again)) == (1, ["/a"])
+
+
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_torn_end_is_cut_off_and_the_log_goes_on(files: FaultyFiles, directory: str, cut: int, caplog):
     log = opened(files, directory)
