@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
+from metaq.protocol.arrays import np
 from metaq.protocol.record import Buffer
 
 from . import tuning

@@ -15,6 +15,8 @@ LARGE = ("numpy", "kazoo.client", "sqlite3", "twisted", "pyarrow", "pandas")
         ("from metaq import Message, ProducerConfig, TopicPartition", []),
         ("import metaq.cli.app", []),
         ("import metaq.cli.topics", ["kazoo.client"]),
+        ("from metaq.coordination.standalone_process import StandaloneZooKeeper", []),
+        ("import metaq.broker.standalone.__main__", ["twisted"]),
         ("from metaq import Consumer, SharedConsumer", ["numpy", "kazoo.client"]),
     ],
 )
