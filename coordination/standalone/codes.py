@@ -56,7 +56,6 @@ class RefusalCode(IntEnum):
     NO_CHILDREN_FOR_EPHEMERALS = -108
     NODE_EXISTS = -110
     NOT_EMPTY = -111
-    SESSION_EXPIRED = -112
     INVALID_ACL = -114
     AUTH_FAILED = -115
     NO_WATCHER = -121

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["MOST_ACLS", "Acl", "JuteReader", "Malformed", "encode_acls", "encode_buffer", "encode_text", "encode_texts"]
+__all__ = ["MOST_ACLS", "Acl", "JuteReader", "Malformed", "encode_acls", "encode_buffer", "encode_text"]
 
 MOST_ACLS = 100
 """Of a node. Apache has no limit: a request may bring thirty thousand, which each access to the node looks through."""
@@ -107,11 +107,6 @@ def encode_buffer(value: bytes | None) -> bytes:
 
 def encode_text(value: str | None) -> bytes:
     return _NULL if value is None else encode_buffer(value.encode())
-
-
-def encode_texts(values: Iterable[str]) -> bytes:
-    parts = [encode_text(value) for value in values]
-    return _INT.pack(len(parts)) + b"".join(parts)
 
 
 def encode_acls(acls: Iterable[Acl]) -> bytes:

@@ -99,10 +99,6 @@ class Sessions:
             found += self._buckets.pop(expiry_ms)
         return found
 
-    def next_expiry_ms(self) -> int | None:
-        """When `expired` finds the next; None if there is no session."""
-        return min(self._buckets, default=None)
-
     def buckets(self) -> Iterator[tuple[int, list[OpenSession]]]:
         """Times and who expires then, in order."""
         for expiry_ms in sorted(self._buckets):

@@ -123,9 +123,7 @@ def stat_of(node: TreeNode) -> bytes:
 
 def initial_nodes() -> dict[str, TreeNode]:
     """Those of a new server."""
-    nodes = {
-        path: TreeNode(b"", OPEN, 0, 0, 0) for path in ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
-    }
+    nodes = {path: TreeNode(b"", OPEN, 0, 0, 0) for path in SPECIAL}
     config = nodes["/zookeeper/config"]
     config.acl, config.aversion = READ_ONLY, -1
     return nodes

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from metaq.coordination.standalone.codes import OpCode
 from metaq.coordination.standalone.connections import PeerConnection
-from metaq.coordination.standalone.jute import Acl, JuteReader, encode_acls, encode_buffer, encode_text, encode_texts
+from metaq.coordination.standalone.jute import Acl, JuteReader, encode_acls, encode_buffer, encode_text
 from metaq.coordination.standalone.server import Moment, ServerSettings, StandaloneServer
 
 TICK_MS = 500
@@ -168,6 +168,12 @@ class Client:
         payload = struct.pack("!ii", xid, operation) + body
         self.send(struct.pack("!i", len(payload)) + payload)
 
+    def post_later(self, operation: int, body: bytes = b"") -> None:
+        """Send a request that the server does not work on yet."""
+        self.xid += 1
+        payload = struct.pack("!ii", self.xid, operation) + body
+        self.server.core.received(self.connection, struct.pack("!i", len(payload)) + payload)
+
     def ask(self, operation: int, body: bytes = b"", xid: int | None = None) -> Reply:
         """A request's answer, which comes at once."""
         self.post(operation, body, xid)
@@ -239,6 +245,10 @@ class Client:
 def create_body(path: str, data: bytes | None = b"", mode: int = PERSISTENT, acl: list[Acl] | None = None) -> bytes:
     acls = encode_acls(OPEN if acl is None else acl)
     return encode_text(path) + encode_buffer(data) + acls + struct.pack("!i", mode)
+
+
+def encode_texts(values: list[str]) -> bytes:
+    return struct.pack("!i", len(values)) + b"".join(map(encode_text, values))
 
 
 def multi_body(*operations: tuple[int, bytes]) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from kazoo.security import make_digest_acl_credential
 
 from metaq.coordination.standalone.codes import PACKET_LIMIT, OpCode, RefusalCode
-from metaq.coordination.standalone.jute import Acl, encode_buffer, encode_text
+from metaq.coordination.standalone.jute import MOST_ACLS, Acl, encode_buffer, encode_text
 from metaq.coordination.standalone.tree import INT_MAX
 from tests.unit.coordination.standalone.harness import (
     CONTAINER,
@@ -17,6 +17,7 @@ from tests.unit.coordination.standalone.harness import (
     Server,
     Stat,
     create_body,
+    multi_body,
     results_of,
 )
 
@@ -432,3 +433,59 @@ def test_a_session_asks_for_its_own_ephemeral_nodes(server: Server, client: Clie
 
 def test_sync_names_its_path(client: Client):
     assert client.ask(OpCode.SYNC, encode_text("/a")).reader.text() == "/a"
+
+
+# --- long requests, and limits ----------------------------------------------------------------------------------------
+
+
+def test_nobody_sees_half_of_a_long_request(server: Server, client: Client):
+    other = server.client()
+    creations = [(OpCode.CREATE, create_body(f"/{number}")) for number in range(200)]
+    client.post_later(OpCode.MULTI, multi_body(*creations))
+    other.post_later(OpCode.GET_CHILDREN, encode_text("/") + b"\0")
+    seen = []
+    while server.core.work(1, server.now):
+        seen += [len(reply.reader.texts() or ()) for reply in other.replies()]
+    assert seen == [201]
+
+
+def test_a_session_that_ends_takes_all_of_its_nodes_at_once(server: Server, client: Client):
+    other = server.client()
+    for number in range(100):
+        client.create(f"/{number}", mode=EPHEMERAL)
+    client.post_later(OpCode.CLOSE_SESSION)
+    other.post_later(OpCode.GET_CHILDREN, encode_text("/") + b"\0")
+    seen = []
+    while server.core.work(1, server.now):
+        seen += [reply.reader.texts() for reply in other.replies()]
+    assert seen == [["zookeeper"]]
+
+
+def test_a_unit_of_work_is_bounded_whatever_a_connection_has_sent(server: Server, client: Client):
+    for _ in range(1000):
+        client.post_later(OpCode.EXISTS, encode_text("/") + b"\0")
+    assert server.core.work(10, server.now)
+    assert len(client.replies()) <= 20
+    server.work()
+    assert len(client.replies()) >= 980
+
+
+def test_an_acl_has_a_bounded_number_of_entries(client: Client):
+    many = [Acl(31, "digest", f"u{number}:x") for number in range(MOST_ACLS + 1)]
+    assert client.create("/many", acl=many).code == RefusalCode.MARSHALLING_ERROR
+    assert client.create("/many", acl=many[1:]).code == 0
+
+
+def test_a_connection_has_a_bounded_number_of_identities(client: Client):
+    codes = [client.authenticate("digest", b"u%d:p" % number).code for number in range(63)]
+    assert set(codes) == {0}
+    assert client.authenticate("digest", b"more:p").code == RefusalCode.AUTH_FAILED
+    assert client.closed
+
+
+def test_many_reads_in_one_request_have_a_bounded_answer(client: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("metaq.coordination.standalone.operations.MOST_UNSENT_BYTES", 50_000)
+    client.create("/a", bytes(1000))
+    read = (OpCode.GET_DATA, encode_text("/a") + b"\0")
+    assert client.multi(*[read] * 40, operation=OpCode.MULTI_READ).code == 0
+    assert client.multi(*[read] * 60, operation=OpCode.MULTI_READ).code == RefusalCode.MARSHALLING_ERROR
