@@ -199,6 +199,8 @@ class StandaloneServer:
     def work(self, units: int, now: Moment) -> bool:
         """Do what there is to do, about `units` simple requests' worth of it. Returns whether there is more."""
         self.now = now
+        if self._cleaning and self._job is None:  # there may always be somebody in the line
+            units -= self._clean(self._cleaning[0])
         while units > 0:
             if self.outbox.releasable:
                 cost, waits = self.outbox.release(now.ms)

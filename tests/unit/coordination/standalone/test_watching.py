@@ -227,3 +227,15 @@ def test_a_table_forgets_a_watcher_in_steps():
     assert (sum(steps), max(steps) < 1000) == (1000, True)
     assert list(table.triggered("/7/below")) == ["other"]
     assert len(table) == 1000
+
+
+def test_watches_of_lost_connections_go_while_there_is_always_more_to_do(server: Server, client: Client):
+    watcher = server.client()
+    for number in range(1000):
+        watcher.has(f"/{number}", watch=True)
+    server.core.lost(watcher.connection)
+    for _ in range(1000):
+        client.post_later(OpCode.EXISTS, encode_text("/") + b"\0")
+    for _ in range(20):
+        assert server.core.work(20, server.now)
+    assert len(server.core.database.watches) == 0
