@@ -223,7 +223,9 @@ class _Writer(_Client):
 
 
 def _read(connection: _Connected, root: str) -> Tree:
-    _, reader = connection.ask(OpCode.GET_CHILDREN, ("text", root), ("bool", False))
+    code, reader = connection.ask(OpCode.GET_CHILDREN, ("text", root), ("bool", False))
+    if code:
+        return {}  # nobody has made it yet
     names = [reader.text() for _ in range(reader.count() or 0)]
     tree: Tree = {}
     for name in names:
