@@ -15,10 +15,14 @@ __all__ = ["Context", "Item", "answer", "connect_answer", "event"]
 
 
 class Item(NamedTuple):
-    """One thing that came on a connection. zxids: those in it, in the order in which they stand there."""
+    """One thing that came on a connection. zxids: those in it, in the order in which they stand there.
+
+    opcode: of what it answers.
+    """
 
     plain: tuple[Any, ...]
     zxids: tuple[int, ...] = ()
+    opcode: int = 0
 
 
 class Context(NamedTuple):
@@ -191,7 +195,7 @@ def answer(opcode: int, frame: bytes, context: Context) -> Item:
     decoder = _DECODERS.get(opcode)
     body = reader.rest()
     if error:
-        return Item(("answer", xid, error), (zxid,))
+        return Item(("answer", xid, error), (zxid,), opcode)
     if decoder is None:
         return Item(("answer", xid, error, body), (zxid,))
     zxids = [zxid]
@@ -201,7 +205,8 @@ def answer(opcode: int, frame: bytes, context: Context) -> Item:
     except Unreadable:
         return Item(("answer", xid, error, "not understood", body), (zxid,))
     left = fields.rest()
-    return Item(("answer", xid, error, decoded, left) if left else ("answer", xid, error, decoded), tuple(zxids))
+    plain = ("answer", xid, error, decoded, left) if left else ("answer", xid, error, decoded)
+    return Item(plain, tuple(zxids), opcode)
 
 
 def event(frame: bytes, context: Context) -> Item:

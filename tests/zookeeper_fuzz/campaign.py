@@ -101,7 +101,7 @@ def roots() -> Iterator[str]:
 def campaign(
     directory: Path, pair: str, seed: int, operations: int, length: int, *, stop: bool, tell: Callable[[str], None]
 ) -> Outcome:
-    """So many operations; `stop` at the first difference. `tell` gets each as a text."""
+    """So many operations, or until Ctrl-C; `stop` at the first difference. `tell` gets each as a text."""
     outcome = Outcome()
     names = roots()
     with PAIRS[pair](directory) as servers:
@@ -113,6 +113,8 @@ def campaign(
             run = start()
             try:
                 found = random_run(seed, length, run)
+            except KeyboardInterrupt:
+                break
             finally:
                 run.close()
             outcome.runs += 1

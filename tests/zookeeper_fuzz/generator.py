@@ -139,7 +139,7 @@ class Generator:
                 self._watched[slot] = []
         elif last[0] in ("closed", "not connected"):
             self._open[slot] = False
-        elif last[0] == "answer" and last[2] == 0 and not operation.mutations:
+        elif operation.opcode != OpCode.BURST and last[0] == "answer" and last[2] == 0 and not operation.mutations:
             self._learn(operation, last[3])
 
     def _learn(self, operation: Operation, decoded: tuple) -> None:
@@ -277,6 +277,7 @@ class Generator:
             (self._raw, 0.1),
             (self._large, 0.03),
             (self._reconfigure, 0.1),
+            (self._burst, 3),
         ]
 
     def _create(self) -> tuple[int, tuple[Part, ...]]:
@@ -449,6 +450,27 @@ class Generator:
         """Near the bound of 1,048,575 bytes a packet."""
         size = self._random.choice((900_000, 1_048_575 - 100, 1_048_400))
         return OpCode.SET_DATA, (("path", self._path()), ("buffer", bytes(size)), ("int", -1))
+
+    def _burst(self) -> Operation:
+        """None of them ends the connection."""
+        draws = self._random.choices(
+            [
+                self._create,
+                self._delete,
+                self._set_data,
+                self._multi,
+                self._exists,
+                self._get_children,
+                self._get_data,
+                self._add_watch,
+                self._set_watches2,
+                self._multi_read,
+                self._ping,
+            ],
+            k=self._random.choice((2, 3, 4, 8)),
+        )
+        requests = [(opcode, parts) for opcode, parts in (draw() for draw in draws)]
+        return Operation(0, OpCode.BURST, tuple(("request", request) for request in requests))
 
     def _reconfigure(self) -> tuple[int, tuple[Part, ...]]:
         text: Part = ("text", self._random.choice((None, "", "server.1=localhost:1:2;3")))

@@ -57,6 +57,8 @@ class OpCode:
     EXPIRE = -102
     """Wait for the end of the connection that the server makes when the session has expired."""
     RAW = -103
+    BURST = -104
+    """Several requests at once, parts of the kind "request": opcode and parts of each."""
 
 
 class ACL(NamedTuple):

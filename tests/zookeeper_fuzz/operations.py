@@ -26,6 +26,13 @@ class Operation(NamedTuple):
     parts: tuple[Part, ...] = ()
     mutations: tuple[Mutation, ...] = ()
 
+    @property
+    def requests(self) -> list[Operation]:
+        """One for each request."""
+        if self.opcode != OpCode.BURST:
+            return [self]
+        return [Operation(self.slot, opcode, parts) for _, (opcode, parts) in self.parts]
+
     def damaged(self, body: bytes) -> bytes:
         for kind, where, data in self.mutations:
             at = int(where * len(body))

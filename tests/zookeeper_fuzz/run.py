@@ -76,7 +76,7 @@ class Run:
 
     def do(self, operation: Operation) -> list[Item] | Difference:
         """Give it to both: what the first server sent, if the second one sent the same."""
-        if any(each.meets(operation, self) for each in LISTED):
+        if any(each.meets(request, self) for each in LISTED for request in operation.requests):
             return [Item(("listed",))]
         self.done.append(operation)
         found = self._compared(operation)
@@ -113,8 +113,8 @@ class Run:
                 items = side.receive(operation)
             except Stuck as stuck:
                 items = [Item(("stuck", str(stuck)))]
-            if operation.opcode in _WRITES and items[-1].plain[0] == "answer" and items[-1].plain[2] == 0:
-                asked.add(items[-1].zxids[0])
+            answers = [item for item in items if item.plain[0] == "answer" and item.plain[2] == 0]
+            asked.update(item.zxids[0] for item in answers if item.opcode in _WRITES)
             outputs.append(items)
         return self._judge("differs", *outputs)
 

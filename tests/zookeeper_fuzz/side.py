@@ -34,6 +34,9 @@ class _Connection:
 _ENDING_ERRORS = frozenset({-115, -6})
 """After these the server may close the connection: AUTHFAILED, UNIMPLEMENTED."""
 
+_CUT_EVERY = 8
+"""Requests, one of which is sent in two pieces."""
+
 _END_WAIT = 2.0
 """Seconds within which the end of a connection follows an answer that may be its last."""
 
@@ -84,7 +87,10 @@ class Side:
         if operation.opcode == OpCode.RAW:
             found.wire.send(encode(operation.parts, self.root))
             return
-        self._request(found, operation.opcode, operation.damaged(encode(self._resolved(operation.parts), self.root)))
+        encoded = [
+            (each.opcode, each.damaged(encode(self._resolved(each.parts), self.root))) for each in operation.requests
+        ]
+        self._request(found, encoded)
 
     def receive(self, operation: Operation) -> list[Item]:
         """All that came on the slot's connection up to the answer, or to its end. Raises Stuck."""
@@ -95,7 +101,11 @@ class Side:
             return self._connect(operation.slot, connection)
         if operation.opcode in (OpCode.ABANDON, OpCode.EXPIRE, OpCode.RAW):
             return self._end(operation.slot, connection)
-        items = self._answer(connection, operation.opcode)
+        items: list[Item] = []
+        for request in operation.requests:
+            items += self._answer(connection, request.opcode)
+            if items[-1] == _CLOSED:
+                break
         last = items[-1].plain
         if last == _CLOSED.plain:
             self._forget(operation.slot)
@@ -106,7 +116,7 @@ class Side:
     def gather(self, slot: int) -> list[Item]:
         """What has come on the slot's connection by now: all events of operations that have been answered."""
         connection = self._connections[slot]
-        self._request(connection, OpCode.PING, b"")
+        self._request(connection, [(OpCode.PING, b"")])
         items = self._answer(connection, OpCode.PING)
         if items[-1] == _CLOSED:
             self._forget(slot)
@@ -132,10 +142,18 @@ class Side:
         self._connections.pop(slot).wire.close()
         self.attached.pop(slot, None)
 
-    def _request(self, connection: _Connection, opcode: int, body: bytes) -> None:
-        connection.xid += 1
-        xid = {OpCode.PING: -2, OpCode.AUTH: -4}.get(opcode, connection.xid)
-        connection.wire.send(_REQUEST.pack(len(body) + 8, xid, opcode) + body)
+    def _request(self, connection: _Connection, bodies: Sequence[tuple[int, bytes]]) -> None:
+        packets = b""
+        for opcode, body in bodies:
+            connection.xid += 1
+            xid = {OpCode.PING: -2, OpCode.AUTH: -4}.get(opcode, connection.xid)
+            packets += _REQUEST.pack(len(body) + 8, xid, opcode) + body
+        if connection.xid % _CUT_EVERY:
+            connection.wire.send(packets)
+            return
+        at = connection.xid % len(packets)
+        for piece in (packets[:at], packets[at:]):
+            connection.wire.send(piece)
 
     def _answer(self, connection: _Connection, opcode: int) -> list[Item]:
         items: list[Item] = []

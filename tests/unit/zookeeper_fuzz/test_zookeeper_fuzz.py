@@ -58,7 +58,7 @@ def test_what_a_client_sees_is_told_relative_to_the_run():
     header = (7).to_bytes(4) + (3).to_bytes(8) + bytes(4)
     text = b"\0\0\0\x07/root/a"
     created = answer(OpCode.CREATE2, header + text + stat, CONTEXT)
-    assert created == Item(("answer", 7, 0, ("/a", ("stat", 0, 0, 0, "session 0", 0, 0))), (3, 0, 0, 0))
+    assert created == Item(("answer", 7, 0, ("/a", ("stat", 0, 0, 0, "session 0", 0, 0))), (3, 0, 0, 0), OpCode.CREATE2)
     heard = event(b"\xff" * 4 + (3).to_bytes(8) + bytes(4) + (1).to_bytes(4) + (3).to_bytes(4) + text, CONTEXT)
     assert heard == Item(("event", 1, 3, "/a"), (3,))
 
