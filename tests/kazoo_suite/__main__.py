@@ -33,8 +33,10 @@ LEFT_OUT = {
     "TestReadOnlyMode": "needs an ensemble of three servers, two of which are stopped",
     "TestReconfig": "needs an ensemble, with reconfiguration switched on: Apache's default is off, and so are we",
     "TestSSLClient": "needs TLS, which neither server has here",
+    "(KazooTreeCacheTests and (test_close or test_delete_operation))": "count objects of kazoo's, also those that the"
+    " tests before have left: they pass or fail by the order, on either server",
 }
-"""Tests that pass on neither server. All others pass on both: there is no test that passes on Apache's alone."""
+"""Tests that pass on neither server, by pytest's expressions. All others pass on both: there is no test that passes on Apache's alone."""
 
 
 def run(server: str, modules: Sequence[str] = (), options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,7 @@ from metaq.coordination.standalone_process import StandaloneZooKeeper
 
 
 def _objects_of(type_name: str) -> int:
+    """As objgraph.count."""
     return sum(type(each).__name__ == type_name for each in gc.get_objects())
 
 
