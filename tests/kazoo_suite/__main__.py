@@ -36,7 +36,8 @@ LEFT_OUT = {
     "(KazooTreeCacheTests and (test_close or test_delete_operation))": "count objects of kazoo's, also those that the"
     " tests before have left: they pass or fail by the order, on either server",
 }
-"""Tests that pass on neither server, by pytest's expressions. All others pass on both: there is no test that passes on Apache's alone."""
+"""Tests that pass on neither server, by pytest's expressions. All others pass on both: there is none that passes on
+Apache's alone."""
 
 
 def run(server: str, modules: Sequence[str] = (), options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
