@@ -1,4 +1,4 @@
-"""ZooKeeper's own server, from the jars that PySpark ships, as a child process: for development and tests."""
+"""Apache's ZooKeeper server as a child process, for development and tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from metaq.protocol.errors import ConfigError
 from .local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
 from .ports import ready_port
 
-__all__ = ["MIN_JAVA", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java"]
+__all__ = ["MIN_JAVA", "MIN_VERSION", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "server_jars"]
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 """Runs a standalone server where the configuration names no others; unlike ZooKeeperServerMain it purges old logs."""
@@ -43,17 +43,30 @@ _JVM_OPTIONS = (
     "-Djava.net.preferIPv4Stack=true",
 )
 
+_LOGBACK = """<configuration>
+  <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d %-5level %logger{0}: %msg%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="out"/></root>
+</configuration>
+"""
+
+MIN_VERSION = (3, 9, 6)
+"""In earlier ones anybody deletes any empty znode that is not ephemeral, without a login (CVE-2026-79993)."""
+
 MIN_JAVA = 17
 """What PySpark 4 needs; ZooKeeper's server alone would do with less."""
 
 _REMEDY = f"Java {MIN_JAVA} or newer is needed: apt-get install openjdk-17-jre-headless, or point JAVA_HOME to one"
+_SERVER_JAR = re.compile(r"zookeeper-([0-9]+(?:\.[0-9]+)*)\.jar")
 _VERSION = re.compile(r'"(?:1\.)?([0-9]+)')
 
 
 class EmbeddedZooKeeper(ZooKeeperProcess):
     """start() it, use connect_string, stop() it. One thread at a time.
 
-    data_dir: holds zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data.
+    data_dir: holds zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. jars: a directory with the
+    server's jars, of version MIN_VERSION or later; None: those of PySpark, whatever version they have, for our tests.
     """
 
     def __init__(
@@ -65,26 +78,29 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
         tick_time_ms: int = 500,
         max_session_timeout_ms: int = 60_000,
         heap_mb: int = 256,
+        jars: Path | None = None,
     ) -> None:
         super().__init__(data_dir, port, host, tick_time_ms=tick_time_ms, max_session_timeout_ms=max_session_timeout_ms)
         self._heap_mb = heap_mb
+        self._jars = jars
 
     def start(self, timeout: float = 30.0) -> None:
         """Start the server and return once it serves.
 
-        Raises ConfigError (no Java or an old one, no PySpark, port in use, data directory not writable or of the
-        standalone ZooKeeper), DirectoryInUse, CoordinationUnavailable (it ended, or does not serve within `timeout`
-        seconds).
+        Raises ConfigError (no Java or an old one, no jars or those of an old server, port in use, data directory not
+        writable or of the standalone ZooKeeper), DirectoryInUse, CoordinationUnavailable (it ended, or does not serve
+        within `timeout` seconds).
         """
-        java, jars = find_java(), find_jars(_JARS)
+        java, jars = find_java(), find_jars(_JARS) if self._jars is None else server_jars(self._jars)
         self._take_directory()
         try:
-            self._refuse(STANDALONE_DIRECTORY, "the standalone ZooKeeper", "that one")
+            self._refuse(STANDALONE_DIRECTORY, "the standalone ZooKeeper", "that one: leave out --zookeeper")
             self.port = ready_port("port", self.port, self.host)
             command = [
                 java,
                 f"-Xmx{self._heap_mb}m",
                 *_JVM_OPTIONS,
+                f"-Dlogback.configurationFile={self._write_logback()}",
                 "-cp",
                 os.pathsep.join(map(str, jars)),
                 _MAIN,
@@ -111,6 +127,12 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
         }
         config = self.data_dir / "zoo.cfg"
         config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), "utf-8")
+        return config
+
+    def _write_logback(self) -> Path:
+        """What logback is to log, which Apache's distribution logs with: it would tell of every step."""
+        config = self.data_dir.resolve() / "logback.xml"
+        config.write_text(_LOGBACK, "utf-8")
         return config
 
 
@@ -153,10 +175,7 @@ def _ask_java(java: str) -> str:
 def find_jars(patterns: Sequence[str]) -> list[Path]:
     """The jars of PySpark that match `patterns`, found without importing it. Raises ConfigError."""
     spec = find_spec("pyspark")
-    remedy = (
-        "metaq starts ZooKeeper from PySpark's jars: pip install 'metaq[spark]',"
-        " or run metaq broker with a ZooKeeper of your own"
-    )
+    remedy = "these jars come with it: pip install 'metaq[spark]'"
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("pyspark", "not installed", remedy)
     directory = Path(next(iter(spec.submodule_search_locations)), "jars")
@@ -165,3 +184,18 @@ def find_jars(patterns: Sequence[str]) -> list[Path]:
     if missing:
         raise ConfigError("pyspark", directory, f"it has no {', '.join(missing)}: {remedy}")
     return [jar for found in jars for jar in found]
+
+
+def server_jars(directory: Path) -> list[Path]:
+    """The jars of a ZooKeeper server. Raises ConfigError: there is none, or one older than MIN_VERSION."""
+    least = ".".join(map(str, MIN_VERSION))
+    found = [_SERVER_JAR.fullmatch(each.name) for each in sorted(directory.glob("zookeeper-*.jar"))]
+    versions = [tuple(map(int, each[1].split("."))) for each in found if each]
+    if not versions:
+        remedy = f"no zookeeper-VERSION.jar is there: name the directory lib of Apache ZooKeeper {least} or later"
+        raise ConfigError("--zookeeper", f"apache:{directory}", remedy)
+    if min(versions) < MIN_VERSION:
+        version = ".".join(map(str, min(versions)))
+        remedy = f"{version} lets anybody delete znodes (CVE-2026-79993): {least} or later does not"
+        raise ConfigError("--zookeeper", f"apache:{directory}", remedy)
+    return sorted(directory.glob("*.jar"))

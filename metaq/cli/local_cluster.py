@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: ZooKeeper's own server and broker processes below one data directory.
+"""A whole cluster on this machine: a ZooKeeper server and broker processes below one data directory.
 
 <data>/zookeeper/            ZooKeeper's data
 <data>/broker-<id>/          server.ini (written at every start), broker.log, data/
@@ -16,7 +16,6 @@ from typing import Self
 
 from metaq.broker import inspection
 from metaq.coordination.brokers import ClusterView
-from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_admin import write_state
 from metaq.coordination.set_records import SetState
@@ -26,6 +25,7 @@ from metaq.protocol.errors import BrokerUnavailable
 from .earlier_starts import TOPIC_SECTION, broker_directory, node_name, stored_topics
 from .options import TopicSetting, TopicSpec
 from .servers import Child, signal_name, stop_all, wait_until
+from .zookeepers import local_zookeeper
 
 __all__ = [
     "HOST",
@@ -80,6 +80,8 @@ class ClusterPlan:
     """Nodes of each broker id; 1: no broker set."""
     settings: Sequence[TopicSetting] = ()
     """More lines of the sections of `topics` in server.ini."""
+    apache_jars: Path | None = None
+    """Of Apache's ZooKeeper; None: the standalone one."""
 
     @property
     def brokers(self) -> int:
@@ -136,7 +138,7 @@ class LocalCluster:
         self.brokers: list[Child] = []
         """In the order of plan.nodes()."""
         self._on_restart = on_restart
-        self._zookeeper = EmbeddedZooKeeper(plan.data_dir / "zookeeper", port=plan.zookeeper_port, host=HOST)
+        self._zookeeper = local_zookeeper(plan.data_dir / "zookeeper", plan.zookeeper_port, HOST, plan.apache_jars)
 
     @property
     def connect_string(self) -> str:

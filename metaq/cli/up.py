@@ -15,6 +15,7 @@ from .local_cluster import MAX_REPLICAS, ClusterPlan, LocalCluster
 from .options import BYTES, PORT, TOPIC_SETTING, TOPIC_WITH_PARTITIONS, Seconds, TopicSetting, TopicSpec
 from .output import echo
 from .servers import locked_directory, stop_signal
+from .zookeepers import zookeeper_server_option
 
 __all__ = ["up"]
 
@@ -50,6 +51,7 @@ DEFAULT_TOPIC = TopicSpec("test", 1)
 @click.option(
     "--zookeeper-port", type=PORT, default=2181, show_default=True, help="TCP port of ZooKeeper; 0: a free one."
 )
+@zookeeper_server_option
 @click.option(
     "--topic",
     "topics",
@@ -90,13 +92,14 @@ def up(
     replicas: int | None,
     port: int,
     zookeeper_port: int,
+    apache_jars: Path | None,
     topics: tuple[TopicSpec, ...],
     settings: tuple[TopicSetting, ...],
     flush: str,
     session_timeout: float,
     disk_reserve: int | None,
 ) -> None:
-    """Run ZooKeeper and brokers until SIGTERM or Ctrl-C; prints one line with the addresses once all serve.
+    """Run ZooKeeper and brokers until SIGTERM or Ctrl-C; prints the addresses once all serve.
 
     A start on the --data-dir of an earlier one serves all that it served: topics that are not named too, and no topic
     with fewer partitions than it had. Fewer brokers than have messages there are refused, and fewer replicas.
@@ -131,12 +134,22 @@ def up(
             disk_reserve=disk_reserve,
             replicas=replicas,
             settings=settings,
+            apache_jars=apache_jars,
         )
         with LocalCluster(plan, lambda text: echo(f"metaq up: {text}", err=True)) as cluster:
             listed = ", ".join(f"{broker_id} at {address}" for broker_id, address in enumerate(cluster.addresses))
             names = [topic.name for topic in served]
             echo(f"zookeeper serves at {cluster.connect_string}; brokers {listed}; topics {', '.join(names)}")
+            echo(_to_try(cluster.connect_string, names[0]))
             cluster.watch(stop.wait)
+
+
+def _to_try(connect_string: str, topic: str) -> str:
+    return f"""try, in another terminal:
+  export METAQ_ZK={connect_string}
+  echo hello | metaq produce --topic {topic}
+  metaq consume --topic {topic}
+  metaq topics list"""
 
 
 def _check_served(settings: Iterable[TopicSetting], served: Iterable[TopicSpec]) -> None:

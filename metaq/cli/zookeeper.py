@@ -1,4 +1,4 @@
-"""`metaq zookeeper`: ZooKeeper's own server in the foreground, for development and tests."""
+"""`metaq zookeeper`: a ZooKeeper server in the foreground, for development and tests."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from pathlib import Path
 
 import click
 
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.ports import ready_port
 from metaq.protocol.errors import CoordinationUnavailable
 
 from .options import PORT
 from .output import echo
 from .servers import locked_directory, stop_signal
+from .zookeepers import local_zookeeper, zookeeper_server_option
 
 __all__ = ["zookeeper"]
+
+HOST = "127.0.0.1"
 
 
 @click.command()
@@ -27,17 +30,18 @@ __all__ = ["zookeeper"]
     show_default=True,
     help="Where it keeps its data.",
 )
-def zookeeper(port: int, data_dir: Path) -> None:
+@zookeeper_server_option
+def zookeeper(port: int, data_dir: Path, apache_jars: Path | None) -> None:
     """Run one ZooKeeper server until SIGTERM or Ctrl-C; it prints one line once it serves.
 
-    The server comes from the jars of PySpark and needs Java 17. In production run a real ensemble.
+    In production run an ensemble of Apache's ZooKeeper.
 
     \b
     Example
       metaq zookeeper --port 2181 --data-dir /var/tmp/zk
     """
     with stop_signal() as stop, locked_directory("--data-dir", data_dir) as directory:
-        server = EmbeddedZooKeeper(directory, port=ready_port("--port", port))
+        server = local_zookeeper(directory, ready_port("--port", port), HOST, apache_jars)
         server.start()
         try:
             echo(f"zookeeper serves at {server.connect_string}")
@@ -46,7 +50,7 @@ def zookeeper(port: int, data_dir: Path) -> None:
             server.stop()
 
 
-def _watch(server: EmbeddedZooKeeper, stop: threading.Event) -> None:
+def _watch(server: ZooKeeperProcess, stop: threading.Event) -> None:
     while not stop.wait(0.5):
         if not server.running:
             raise CoordinationUnavailable("the ZooKeeper server has ended: see its log")

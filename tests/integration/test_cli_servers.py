@@ -9,6 +9,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from metaq.coordination.embedded import find_jars
 from tests.waiting import DEADLINE, eventually
 
 from .cli_helpers import first_line, is_running, pids_of_children, run, start, start_up, stop
@@ -233,14 +234,48 @@ def fake_java(directory, says):
     return {"PATH": str(directory), "JAVA_HOME": ""}
 
 
-def test_wrong_or_missing_java_is_one_clear_line(tmp_path):
+def jars_of_apache(directory, version):
+    """PySpark's jars as the directory of a distribution that says this version."""
+    directory.mkdir()
+    for jar in find_jars(["*.jar"]):
+        name = f"zookeeper-{version}.jar" if re.fullmatch(r"zookeeper-[0-9.]+\.jar", jar.name) else jar.name
+        if jar.name.startswith(("zookeeper", "slf4j", "log4j", "metrics-core", "snappy", "commons-io", "netty")):
+            (directory / name).symlink_to(jar)
+    return f"apache:{directory}"
+
+
+def test_wrong_or_missing_java_for_apaches_server_is_one_clear_line(tmp_path):
     old = fake_java(tmp_path, 'java version "1.8.0_292"')
     empty = {"PATH": str(tmp_path / "nothing"), "JAVA_HOME": ""}
+    server = ("--zookeeper", jars_of_apache(tmp_path / "jars", "3.9.6"))
     for command in (UP, ("zookeeper", "--port", "0")):
-        ran = run(*command, "--data-dir", str(tmp_path / "data"), env=old)
+        ran = run(*command, *server, "--data-dir", str(tmp_path / "data"), env=old)
         assert_one_line(ran, "version 8", "Java 17", "apt-get install openjdk-17")
-        ran = run(*command, "--data-dir", str(tmp_path / "data"), env=empty)
+        ran = run(*command, *server, "--data-dir", str(tmp_path / "data"), env=empty)
         assert_one_line(ran, "Java 17", "apt-get install openjdk-17")
+
+
+def test_up_goes_on_with_apaches_server_from_its_jars_and_never_beside_its_data(tmp_path):
+    server = ("--zookeeper", jars_of_apache(tmp_path / "jars", "3.9.6"))
+    first = start_up(tmp_path / "data", ["trades:1"], *server)
+    assert first.run("produce", "--topic", "trades", stdin=b"kept\n").code == 0
+    assert stop(first.process) == 0
+    assert_one_line(run(*UP, "--data-dir", str(tmp_path / "data")), "holds the data of Apache's", "--zookeeper apache:")
+    again = start_up(tmp_path / "data", ["trades:1"], *server)
+    try:
+        assert again.run("consume", "--topic", "trades").out == "kept\n"
+    finally:
+        assert stop(again.process) == 0
+
+
+def test_up_of_the_standalone_server_refuses_apaches_and_servers_with_a_known_hole(tmp_path):
+    assert stop(start_up(tmp_path / "data", ["trades:1"]).process) == 0
+    new, old = jars_of_apache(tmp_path / "new", "3.9.6"), jars_of_apache(tmp_path / "old", "3.9.5")
+    data = ("--data-dir", str(tmp_path / "data"))
+    assert_one_line(run(*UP, *data, "--zookeeper", new), "holds the data of the standalone ZooKeeper", "leave out")
+    assert_one_line(run(*UP, *data, "--zookeeper", old), "3.9.5", "CVE-2026-79993", "3.9.6 or later")
+    assert_one_line(run(*UP, *data, "--zookeeper", f"apache:{tmp_path}"), "no zookeeper-VERSION.jar is there")
+    assert "is no ZooKeeper server" in run(*UP, *data, "--zookeeper", "etcd").err
 
 
 def test_unreachable_zookeeper_is_one_clear_line(tmp_path):

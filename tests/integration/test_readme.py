@@ -29,8 +29,10 @@ def program(heading: str) -> str:
 
 def test_these_are_all_snippets():
     assert [block[:2] for block in BLOCKS] == [
+        ("In sixty seconds", "sh"),
+        ("In sixty seconds", "sh"),
+        ("In sixty seconds", "python"),
         ("Try it", "sh"),
-        ("Install", "sh"),
         ("Install", "sh"),
         ("A cluster on your machine", "sh"),
         ("A cluster on your machine", "sh"),
@@ -49,21 +51,31 @@ def test_make_demo_is_the_demo_that_has_tests_of_its_own():
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Made by the first line below Install, which finds the libraries that are here already."""
+    """Made by the last line below Install, which finds the libraries that are here already."""
     directory = tmp_path_factory.mktemp("readme")
     environment = Environment(directory / "venv", libraries=True)
-    install, _without_spark = lines("Install")
+    _without_spark, install = lines("Install")
     environment.succeed(f"{install} --quiet", cwd=copy_of_the_sources(directory / "sources"))
     return environment
 
 
-def test_the_line_without_spark_installs_a_metaq_that_runs(tmp_path):
+def test_sixty_seconds_need_nothing_but_python(tmp_path):
     environment = Environment(tmp_path / "venv")
-    _with_spark, install = lines("Install")
-    assert install == "pip install ."
+    install, up, export, *commands = lines("In sixty seconds")
+    assert install == lines("Install")[0] == "pip install ."
+    assert export == f"export METAQ_ZK={HERE}"
     environment.succeed(f"{install} --quiet", cwd=copy_of_the_sources(tmp_path / "sources"))
-    assert "metaq" in environment.succeed("metaq --version")
-    environment.succeed("python -c 'import metaq; metaq.Producer, metaq.Consumer'")
+    no_java = {"JAVA_HOME": str(tmp_path), "PATH": f"{tmp_path / 'venv' / 'bin'}:/bin"}
+    log = tmp_path / "up.log"
+    with environment.serve(f"{up} {FREE_PORTS}", log, "metaq topics list", cwd=tmp_path, **no_java) as server:
+        (zookeeper,) = re.findall(r"zookeeper serves at (\S+);", server.log.read_text())
+        assert f"export METAQ_ZK={zookeeper}\n" in server.log.read_text()
+        printed = [environment.succeed(command, cwd=tmp_path, METAQ_ZK=zookeeper) for command in commands]
+        assert printed[-1] == "hello\n"
+        script = tmp_path / "example.py"
+        script.write_text(program("In sixty seconds").replace(HERE, zookeeper))
+        with environment.serve(f"python {script}", tmp_path / "example.log", "from Python", cwd=tmp_path) as example:
+            assert sorted(example.log.read_text().split("\n")) == ["", "b'from Python'", "b'hello'"]
 
 
 def test_a_cluster_and_its_users_in_python_and_spark(environment, tmp_path):

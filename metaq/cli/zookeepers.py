@@ -1,0 +1,46 @@
+"""Which ZooKeeper server `metaq up` and `metaq zookeeper` start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
+
+from .options import Parsed
+
+__all__ = ["local_zookeeper", "zookeeper_server_option"]
+
+_STANDALONE, _APACHE = "standalone", "apache:"
+
+
+def _jars(text: str) -> Path | None:
+    if text == _STANDALONE:
+        return None
+    directory = text.removeprefix(_APACHE)
+    if directory in (text, ""):
+        raise ValueError(f"{text!r} is no ZooKeeper server: write standalone, or apache:DIR, where its jars are")
+    return Path(directory)
+
+
+zookeeper_server_option = click.option(
+    "--zookeeper",
+    "apache_jars",
+    type=Parsed("SERVER", _jars),
+    default=_STANDALONE,
+    show_default=True,
+    help="standalone: metaq's own, for development and tests, without Java. apache:DIR: Apache's, of the jars in DIR "
+    "(its distribution's lib).",
+)
+
+
+def local_zookeeper(data_dir: Path, port: int, host: str, apache_jars: Path | None) -> ZooKeeperProcess:
+    """The server, not started. apache_jars: where Apache's are; None: the standalone one."""
+    if apache_jars is None:
+        from metaq.coordination.standalone_process import StandaloneZooKeeper
+
+        return StandaloneZooKeeper(data_dir, port, host)
+    from metaq.coordination.embedded import EmbeddedZooKeeper
+
+    return EmbeddedZooKeeper(data_dir, port, host, jars=apache_jars)
