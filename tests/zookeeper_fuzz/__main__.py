@@ -8,6 +8,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--pair", choices=PAIRS, default=next(iter(PAIRS)), help="servers that are compared")
     parser.add_argument("--all", action="store_true", help="go on after a difference")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="metaq-zookeeper-fuzz-", dir=memory_disk()) as directory:
         size = (options.operations, options.length)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+from metaq.broker.standalone import keeper
 from metaq.broker.standalone.in_process import InProcessZooKeeper
 from metaq.coordination.standalone import server as standalone_server
 
@@ -24,6 +25,9 @@ __all__ = ["PAIRS", "Outcome", "campaign", "described", "random_run", "roots"]
 
 EXPIRE_EVERY = 5
 """Runs, one of which has a session that ends by its time-out: that takes real time."""
+
+SNAPSHOT_LOG_BYTES = 100_000
+"""A snapshot after so much, so that there are some in each run."""
 
 MOST_REPLAYS = 400
 """Of a list that is shortened."""
@@ -62,9 +66,17 @@ def _apache_and_sockets(directory: Path) -> Iterator[Pair]:
     with (
         ApacheServer(directory / "apache") as apache,
         mock.patch.object(standalone_server, "_CONTAINER_CHECK_MS", NEVER_MS),
-        InProcessZooKeeper(tick_time_ms=TICK_MS, max_session_timeout_ms=MAX_SESSION_MS) as standalone,
+        mock.patch.object(keeper, "SNAPSHOT_LOG_BYTES", SNAPSHOT_LOG_BYTES),
+        InProcessZooKeeper(
+            directory / "standalone", tick_time_ms=TICK_MS, max_session_timeout_ms=MAX_SESSION_MS
+        ) as standalone,
     ):
-        yield Pair(socket_wires((apache.host, apache.port)), socket_wires((standalone.host, standalone.port)))
+
+        def restart() -> None:
+            standalone.stop()
+            standalone.start()
+
+        yield Pair(socket_wires((apache.host, apache.port)), socket_wires((standalone.host, standalone.port)), restart)
 
 
 @contextmanager
@@ -89,8 +101,8 @@ PAIRS: dict[str, Callable[[Path], AbstractContextManager[Pair]]] = {
     "core": _apache_and_core,
     "apaches": _apaches,
 }
-"""What Apache's server is compared with: the standalone one at its port; its core, called, with a clock of its own;
-another of Apache's, which shows what depends on chance."""
+"""What Apache's server is compared with: the standalone one at its port, with its files; its core, called, with a clock
+of its own; another of Apache's, which shows what depends on chance."""
 
 
 def roots() -> Iterator[str]:
