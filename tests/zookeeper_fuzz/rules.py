@@ -16,6 +16,10 @@ Not compared:
 - The order of events of one session's end: Apache deletes the ephemeral nodes in the order of a HashSet. Events with
   the zxid of such an end are sorted (`events_sorted`); where an end cannot be told from a transaction that somebody
   asked for, they are compared as they stand.
+
+Never drawn: deleteContainer and createSession, which no client may send here and any client may at Apache's; bytes in
+front of a session that are four-letter words; and no run waits until a container or a node with a time to live is
+removed.
 """
 
 from __future__ import annotations
