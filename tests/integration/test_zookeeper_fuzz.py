@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.zookeeper_fuzz.kills import kill_often
 
-OPERATIONS = 2500
+OPERATIONS = 2000
 
 SEED = datetime.datetime.now(datetime.UTC).date().toordinal() * 1000
 """Others each day: a seed that has passed tells nothing more."""
