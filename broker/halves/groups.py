@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import chain, count, islice
+from itertools import count, islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -26,11 +26,15 @@ T = TypeVar("T")
 E = TypeVar("E", bound=tuple[Any, ...])
 
 NEVER = float("inf")
+_GONE = -NEVER
 _ANYBODY = ""
 """Instead of a producer: the lane that every asker may take from."""
 
 _MOVED_ENTRIES = 4
 """Old entries that one push looks at: two would be enough to be done before there are too many new ones."""
+
+_LOOKED_AT = 512
+"""Entries that one poll looks at before others are served: some 3 ms. More than one answer takes."""
 
 
 class Half:
@@ -78,9 +82,6 @@ class _Entries(Generic[E]):
 
     def __len__(self) -> int:
         return len(self._new) + len(self._old)
-
-    def __iter__(self) -> Iterator[E]:
-        return chain(self._new, self._old)
 
     def clear(self) -> None:
         """Forget all."""
@@ -131,8 +132,8 @@ class _Lane:
 
 
 class _Asker:
-    """A producer that asks. until: when it counts as gone; NEVER while its question waits. caller: whose question was
-    the last one. topics: of that; None: all."""
+    """A producer that asks. until: when it counts as gone; NEVER while its question waits; _GONE while its half
+    messages go to everybody. caller: whose question was the last one. topics: of that; None: all."""
 
     __slots__ = ("caller", "group", "producer", "topics", "until")
 
@@ -280,14 +281,15 @@ class Groups(Generic[T]):
         """Whether it is handed out no more."""
         return half.at == NEVER
 
-    def take(self, poll: Poll[T], now: float) -> list[Half]:
-        """Those that are due for it, at most its limit; they are to be `put_off`, unless they are decided first."""
+    def take(self, poll: Poll[T], now: float) -> list[Half] | None:
+        """Those that are due for it, at most its limit; they are to be `put_off`, unless they are decided first. None:
+        of very much it has not seen all, and goes on in a turn, for which it is to `wait`."""
         group = self._group(poll.group)
         found: list[Half] = []
         lanes = [(lane.first_at, number, lane) for number, lane in enumerate(group._lanes_for(poll))]
         heapify(lanes)
         looked_at = []
-        while lanes and len(found) < poll.limit and lanes[0][0] <= now:
+        while lanes and len(found) < poll.limit and lanes[0][0] <= now and len(looked_at) < _LOOKED_AT:
             _, number, lane = heappop(lanes)
             at, half_id = lane.due.pop()
             looked_at.append(lane)
@@ -299,9 +301,9 @@ class Groups(Generic[T]):
                     found.append(half)
             if lane.due:
                 heappush(lanes, (lane.first_at, number, lane))
-        for lane in looked_at:
+        for lane in dict.fromkeys(looked_at):
             self._set_alarm(lane)
-        return found
+        return found if found or len(looked_at) < _LOOKED_AT else None
 
     def _is_current(self, lane: _Lane, at: float, half_id: int) -> bool:
         half = self._halves.get(half_id)
@@ -354,14 +356,15 @@ class Groups(Generic[T]):
 
     def arrive(self, poll: Poll[T]) -> None:
         """A producer asks. It does not wait yet."""
-        self._group(poll.group)
         producers = self._callers.setdefault(poll.caller, {})
         before = producers.get(poll.group)
         producers[poll.group] = poll.producer
-        if before and before != poll.producer:
-            self._forget(self._groups[poll.group]._askers.get(before))
+        if before and before != poll.producer and (asker := self._group(poll.group)._askers.get(before)) is not None:
+            asker.caller = None  # which goes by another name
+            self._goes(asker)
+        group = self._group(poll.group)
         if poll.producer:
-            asker = self._expect(self._groups[poll.group], poll.group, poll.producer, NEVER)
+            asker = self._expect(group, poll.group, poll.producer, NEVER)
             asker.caller, asker.topics = poll.caller, poll.topics
 
     def answered(self, poll: Poll[T], now: float) -> None:
@@ -404,20 +407,33 @@ class Groups(Generic[T]):
 
     def _asks(self, group: AskedGroup[T], half: Half) -> bool:
         asker = group._askers.get(half.producer)
-        return asker is not None and (asker.topics is None or half.place[0] in asker.topics)
+        if asker is None or asker.until == _GONE:
+            return False
+        return asker.topics is None or half.place[0] in asker.topics
 
-    def _forget(self, asker: _Asker | None) -> None:
-        """It has fallen silent: anybody may answer for it."""
-        if asker is None:
-            return
-        group = self._groups[asker.group]
-        del group._askers[asker.producer]
-        self._timed -= 1
+    def _goes(self, asker: _Asker) -> None:
+        """It has fallen silent: anybody may answer for it. Turns give away what is in its lanes."""
         self._leaves(asker.caller, asker.group)
-        for lane in list(group._lanes.get(asker.producer, {}).values()):
-            for at, half_id in lane.due:
+        if asker.producer in self._groups[asker.group]._lanes:
+            asker.until = _GONE
+            self._alarm(asker.until, asker)
+        else:
+            self._forget(asker)
+
+    def _give_away(self, asker: _Asker, goes_on: Callable[[], bool]) -> None:
+        for lane in list(self._groups[asker.group]._lanes.get(asker.producer, {}).values()):
+            while lane.count and lane.due:  # what is being read has no entry, and goes to everybody afterwards
+                at, half_id = lane.due.pop()
                 if self._is_current(lane, at, half_id):
                     self._enter(self._halves[half_id], _ANYBODY)
+                if not goes_on():
+                    self._alarm(asker.until, asker)
+                    return
+        self._forget(asker)
+
+    def _forget(self, asker: _Asker) -> None:
+        del self._groups[asker.group]._askers[asker.producer]
+        self._timed -= 1
         self._drop_empty(asker.group)
 
     def _leaves(self, caller: object, group: str) -> None:
@@ -463,28 +479,37 @@ class Groups(Generic[T]):
                 continue
             if isinstance(what, _Lane):
                 what.alarm_at = NEVER
-                self._serve(what, now, give)
+                self._serve(what, now, give, goes_on)
             elif isinstance(what, _Asker):
-                self._forget(what)
+                if what.until == _GONE:
+                    self._give_away(what, goes_on)
+                else:
+                    self._goes(what)
             else:
                 assert isinstance(what, Poll)
                 self._stop_waiting(what)
                 end(what)
                 self._drop_empty(what.group)
 
-    def _serve(self, lane: _Lane, now: float, give: Callable[[Poll[T], list[Half]], None]) -> None:
-        """What waits longer than for this turn is found by whoever asks next."""
+    def _serve(
+        self, lane: _Lane, now: float, give: Callable[[Poll[T], list[Half]], None], goes_on: Callable[[], bool]
+    ) -> None:
+        """While nobody waits for it, what is in it is found by whoever asks next."""
         group = self._groups[lane.group]
         while lane.first_at <= now and (poll := group._taker(lane)) is not None:
             if halves := self.take(poll, now):
                 self._stop_waiting(poll)
                 give(poll, halves)
-        if lane.count and lane.first_at > now:
+            if not goes_on():
+                break
+        if lane.count and (lane.first_at > now or group._taker(lane) is not None):
             self._set_alarm(lane)
 
     def next_at(self) -> float:
-        """When there is something to do; infinite if there is nothing."""
-        while self._alarms and not self._is_set_still(self._alarms.first):
+        """When there is something to do, or to look whether there is; infinite if there is nothing."""
+        for _ in range(_LOOKED_AT):
+            if not self._alarms or self._is_set_still(self._alarms.first):
+                break
             self._alarms.pop()
         return self._alarms.first[0] if self._alarms else NEVER
 

@@ -9,10 +9,9 @@ broker that was started again, goes on counting.
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -80,6 +79,7 @@ class Halves(Delays):
         self.first_seconds = first_seconds
         self._groups: Groups[Checked] = Groups(checks, tuning.HALVES_SILENT_SECONDS, HALF_GRACE_SECONDS)
         self._given: dict[object, dict[str, list[Half]]] = {}  # by caller and group, since its last question
+        self._lost: deque[tuple[list[Half], float]] = deque()  # given to callers that are gone, and when others get it
         self._reading: dict[tuple[object, str], Poll[Checked]] = {}  # a worker thread reads what they are to get
         self._ran, self._seen_at = 0.0, reactor.seconds()
         self._ending: dict[int, list[Deferred[None]]] = {}  # outcomes that are not safe yet: who else waits for them
@@ -127,12 +127,19 @@ class Halves(Delays):
     def _turn(self) -> None:
         super()._turn()
         until = self.seconds() + tuning.TURN_SECONDS
+        while self._lost and self.seconds() < until:
+            given, soon = self._lost.popleft()
+            for half in given:
+                if self._groups.get(half.id) is half and soon < half.at < NEVER:
+                    self._groups.put_off(half, soon)
         self._groups.turn(self._running(), self._read_for, self._end_poll, lambda: self.seconds() < until)
         for poll in [each for each in self._reading.values() if each.ends_at <= self._ran]:
             self._end_poll(poll)
 
     def _wanted_at(self, now_ms: float, seconds: float) -> float:
-        pause = max(tuning.DELAYED_LEAST_SECONDS, self._groups.next_at() - self._running())
+        pause = tuning.DELAYED_LEAST_SECONDS
+        if not self._lost:
+            pause = max(pause, self._groups.next_at() - self._running())
         return min(super()._wanted_at(now_ms, seconds), now_ms + pause * 1000)
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
@@ -172,9 +179,10 @@ class Halves(Delays):
         ends_at = self._running() + request.wait_ms / 1000
         poll = Poll(caller, group, request.limit, ends_at, answer, request.topics, request.producer)
         self._groups.arrive(poll)
-        if self.enabled and (halves := self._groups.take(poll, self._ran)):
+        halves = self._groups.take(poll, self._ran) if self.enabled else []
+        if halves:
             self._read_for(poll, halves)
-        elif request.wait_ms:
+        elif halves is None or request.wait_ms:
             self._groups.wait(poll)
         else:
             self._end_poll(poll)
@@ -201,10 +209,7 @@ class Halves(Delays):
         for poll in [*self._groups.lost(caller, now), *reading]:
             if not poll.answer.called:
                 poll.answer.callback(())
-        soon = now + tuning.HALVES_LOST_SECONDS
-        for half in chain.from_iterable(groups.values()):
-            if self._groups.get(half.id) is half and soon < half.at < NEVER:
-                self._groups.put_off(half, soon)
+        self._lost.extend((given, now + tuning.HALVES_LOST_SECONDS) for given in groups.values())
         if self.enabled:
             self._sleep()
 
@@ -438,11 +443,18 @@ class Halves(Delays):
 
     def follow(self) -> None:
         if self.enabled:
-            error = NotLeader(self.writing.partitions.broker_id, "")
-            for poll in self._groups.clear():
-                poll.answer.errback(error)
+            self._refuse(deque(self._groups.clear()))
             self._given.clear()
+            self._lost.clear()
         super().follow()
+
+    def _refuse(self, polls: deque[Poll[Checked]]) -> None:
+        """Tell those who waited that another node leads."""
+        until = self.seconds() + tuning.TURN_SECONDS
+        while polls and self.seconds() < until:
+            polls.popleft().answer.errback(NotLeader(self.writing.partitions.broker_id, ""))
+        if polls:
+            self.call_later(0, self._refuse, polls)
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 

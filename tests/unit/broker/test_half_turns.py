@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from twisted.internet.defer import Deferred
 
-from metaq.broker.halves.groups import _MOVED_ENTRIES, Groups, Poll, _Entries
+from metaq.broker.halves.groups import _LOOKED_AT, _MOVED_ENTRIES, NEVER, Groups, Half, Poll, _Entries
 
 
 def test_entries_come_in_their_order_and_none_costs_much() -> None:
@@ -44,3 +45,118 @@ def test_polls_that_end_at_once_end_in_turns() -> None:
         groups.turn(5.0, lambda poll, halves: None, ended.append, lambda most=most: len(ended) < most)  # type: ignore[misc]
     assert turns == 13
     assert ended == polls
+
+
+def halves(groups: Groups[None], count: int, producer: str = "") -> list[Half]:
+    found = [Half(number, "bank", ("t", 0), 0, 0.0, 0, producer) for number in range(count)]
+    for half in found:
+        groups.add(half, 0.0)
+    return found
+
+
+def poll(caller: object, *, limit: int = 10, ends_at: float = NEVER, producer: str = "") -> Poll[None]:
+    return Poll(caller, "bank", limit, ends_at, Deferred[None](), None, producer)
+
+
+def never(*_: object) -> None:
+    raise AssertionError
+
+
+def times(count: int) -> Callable[[], bool]:
+    """True so many times less one."""
+    answers = iter([True] * (count - 1))
+    return lambda: next(answers, False)
+
+
+def test_half_messages_of_a_silent_producer_go_to_everybody_in_turns() -> None:
+    groups: Groups[None] = Groups(3, 10.0, 1.0)
+    of_alice = halves(groups, 1000, "alice")
+    moved = [0]
+    while moved[-1] < 1000:
+        assert groups.next_at() <= 5.0
+        groups.turn(5.0, never, never, times(100))
+        moved.append(sum(half.lane is not None and half.lane.producer == "" for half in of_alice))
+        assert moved[-1] - moved[-2] <= 100
+        assert len(moved) < 30
+    assert len(groups.take(poll(1, limit=256), 5.0) or ()) == 256
+
+
+def test_a_producer_that_is_back_keeps_what_has_not_gone() -> None:
+    groups: Groups[None] = Groups(3, 10.0, 1.0)
+    of_alice = halves(groups, 1000, "alice")
+    groups.turn(5.0, never, never, times(100))
+    groups.arrive(poll(1, producer="alice"))
+    groups.turn(5.0, never, never)
+    assert 850 < sum(half.lane is not None and half.lane.producer == "alice" for half in of_alice) < 1000
+    assert len(groups.take(poll(1, limit=256, producer="alice"), 5.0) or ()) == 256
+
+
+def test_what_is_read_while_its_producer_falls_silent_goes_to_everybody_afterwards() -> None:
+    groups: Groups[None] = Groups(3, 10.0, 1.0)
+    halves(groups, 3, "alice")
+    taken = groups.take(poll(1, limit=2, producer="alice"), 0.0)
+    assert taken is not None
+    groups.turn(5.0, never, never)
+    for half in taken:
+        groups.put_off(half, 6.0)
+    assert len(groups.take(poll(2), 6.0) or ()) == 3
+
+
+def test_a_poll_looks_at_few_entries_at_once_and_goes_on_in_turns() -> None:
+    groups: Groups[None] = Groups(3, 10.0, 1.0)
+    count = 4 * _LOOKED_AT
+    for half in halves(groups, count)[:-1]:
+        groups.discard(half.id)
+    asks = poll(1, ends_at=5.0)
+    assert groups.take(asks, 5.0) is None
+    groups.wait(asks)
+    given: list[int] = []
+    turns = 0
+    while not given:
+        turns += 1
+        groups.turn(5.0, lambda poll, found: given.extend(half.id for half in found), never, times(2))
+        assert turns <= count
+    assert (given, turns > 1) == ([count - 1], True)
+
+
+def test_polls_that_wait_are_given_what_comes_in_turns() -> None:
+    groups: Groups[None] = Groups(3, 10.0, 1.0)
+    for caller in range(100):
+        groups.wait(poll(caller, limit=1))
+    waiting = halves(groups, 100)
+    given: list[list[Half]] = []
+    turns = 0
+    while len(given) < 100:
+        turns += 1
+        before = len(given)
+        assert groups.next_at() <= 0.0
+        groups.turn(0.0, lambda poll, found: given.append(found), never, times(8))
+        assert len(given) - before <= 8
+        assert turns < 100
+    assert given == [[half] for half in waiting]
+
+
+def test_alarms_that_are_out_of_date_are_cleaned_a_few_at_a_time() -> None:
+    groups: Groups[None] = Groups(3, 10.0, 1.0)
+    count = 4 * _LOOKED_AT
+    for caller in range(count):
+        groups.arrive(poll(caller, ends_at=5.0))
+        groups.wait(poll(caller, ends_at=5.0))
+    for caller in range(count):
+        groups.lost(caller, 0.0)
+    assert groups.next_at() == 5.0
+    assert len(groups._alarms) == count - _LOOKED_AT
+    for _ in range(4):
+        groups.next_at()
+    assert groups.next_at() == NEVER
+
+
+def test_a_connection_that_asks_by_another_name_is_known_by_that() -> None:
+    groups: Groups[None] = Groups(3, 10.0, 1.0)
+    for name in ("alice", "bob"):
+        asks = poll(1, producer=name)
+        groups.end_poll(1, "bank")
+        groups.arrive(asks)
+        groups.wait(asks)
+    assert groups.lost(1, 0.0) == [asks]
+    assert groups.next_at() == 1.0
