@@ -288,7 +288,7 @@ class Groups(Generic[T]):
         found: list[Half] = []
         lanes = [(lane.first_at, number, lane) for number, lane in enumerate(group._lanes_for(poll))]
         heapify(lanes)
-        looked_at = []
+        looked_at: list[_Lane] = []
         while lanes and len(found) < poll.limit and lanes[0][0] <= now and len(looked_at) < _LOOKED_AT:
             _, number, lane = heappop(lanes)
             at, half_id = lane.due.pop()

@@ -26,6 +26,7 @@ __all__ = [
     "Work",
     "answer_frame",
     "body_frame",
+    "encode_json",
     "error_frame",
     "error_result",
     "json_frame",
@@ -84,7 +85,12 @@ def body_frame(opaque: int, body: Buffer) -> Bytes:
 
 def json_frame(opaque: int, value: Any) -> Bytes:
     """A successful answer whose body is `value` as JSON (UTF-8)."""
-    return body_frame(opaque, simplejson.dumps(value).encode("utf-8"))
+    return body_frame(opaque, encode_json(value))
+
+
+def encode_json(value: Any) -> bytes:
+    """As the body of an answer: UTF-8."""
+    return simplejson.dumps(value).encode("utf-8")
 
 
 def error_frame(opaque: int, error: MetaqError) -> bytes:

@@ -18,8 +18,9 @@ from ..delays.contents import read_records
 from ..delays.delays import Delays
 from ..store.delayed_records import Ids, Pending, decode_pending
 from ..store.segments import Snapshot
+from .answers import encode_json
 
-__all__ = ["following", "list_delayed", "read_pendings"]
+__all__ = ["Batch", "following", "list_delayed", "read_pendings"]
 
 Batch = tuple[Snapshot, Ids, Ids]
 """Ids in order, and where their records lie in the snapshot."""
@@ -28,9 +29,17 @@ _MOST_BYTES = 4 << 20
 """Of records that are read at once."""
 
 
-def list_delayed(delays: Delays, request: ListDelayedRequest) -> Deferred[dict[str, Any]]:
-    """What becomes the JSON of the answer."""
-    return ensureDeferred(_list(delays, request))
+def list_delayed(delays: Delays, request: ListDelayedRequest) -> Deferred[bytes]:
+    """The JSON of the answer."""
+    return ensureDeferred(_encoded_list(delays, request))
+
+
+async def _encoded_list(delays: Delays, request: ListDelayedRequest) -> bytes:
+    answer = await _list(delays, request)
+    if not answer["messages"]:
+        return encode_json(answer)
+    encoded: bytes = await delays.in_thread(partial(encode_json, answer))
+    return encoded
 
 
 async def _list(delays: Delays, request: ListDelayedRequest) -> dict[str, Any]:

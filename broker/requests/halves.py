@@ -28,8 +28,8 @@ from metaq.protocol.previews import encode_preview
 from .. import tuning
 from ..halves.halves import Halves
 from ..store.delayed_records import Pending
-from .answers import Bytes, answer_frame
-from .delayed import following, read_pendings
+from .answers import Bytes, answer_frame, encode_json
+from .delayed import Batch, following, read_pendings
 
 __all__ = ["checked_frame", "end_halves", "ended_frame", "list_halves"]
 
@@ -52,9 +52,25 @@ def checked_frame(opaque: int, halves: Sequence[CheckedHalf]) -> Bytes:
     return [answer_frame(opaque, {}, body=sum(map(len, body))), *body]
 
 
-def list_halves(halves: Halves, request: ListHalvesRequest) -> Deferred[dict[str, Any]]:
-    """What becomes the JSON of the answer."""
-    return ensureDeferred(_list(halves, request))
+def list_halves(halves: Halves, request: ListHalvesRequest) -> Deferred[bytes]:
+    """The JSON of the answer."""
+    return ensureDeferred(_encoded_list(halves, request))
+
+
+async def _encoded_list(halves: Halves, request: ListHalvesRequest) -> bytes:
+    answer = await _list(halves, request)
+    if not answer["halves"]:
+        return encode_json(answer)
+    encoded: bytes = await halves.in_thread(partial(_encode, answer))
+    return encoded
+
+
+def _encode(answer: dict[str, Any]) -> bytes:
+    """Worker thread."""
+    for half in answer["halves"]:
+        if "body" in half:
+            half["body"] = b64encode(half["body"]).decode()
+    return encode_json(answer)
 
 
 async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
@@ -73,13 +89,11 @@ async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
         batches, ids = following(halves, after, most)
         if not ids:
             return answer
-        read: list[Pending] = await halves.in_thread(partial(read_pendings, batches))
-        messages = {each.id: each for each in read}
+        read: dict[int, dict[str, Any]] = await halves.in_thread(partial(_describe, batches, request.whole))
         for half_id in ids:
             looked_at += 1
             answer["next"] = after = half_id
-            pending = messages.get(half_id)
-            if pending is not None and (described := _described(halves, pending, request)) is not None:
+            if half_id in read and (described := _with_state(halves, half_id, read[half_id], request)) is not None:
                 found.append(described)
                 if len(found) == limit:
                     break
@@ -90,28 +104,35 @@ async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
     return answer
 
 
-def _described(halves: Halves, pending: Pending, request: ListHalvesRequest) -> dict[str, Any] | None:
-    """None: it is not asked for."""
-    group = half_of(pending.flag, pending.body).group
-    state, half = halves.state(pending.id)
+def _describe(batches: Sequence[Batch], whole: bool) -> dict[int, dict[str, Any]]:
+    """What the records say, by id. Worker thread."""
+    return {pending.id: _said(pending, whole) for pending in read_pendings(batches)}
+
+
+def _said(pending: Pending, whole: bool) -> dict[str, Any]:
     topic, partition = pending.place
-    if any(
-        asked not in ("", is_so)
-        for asked, is_so in zip((request.topic, request.group, request.state), (topic, group, state), strict=True)
-    ):
-        return None
-    whole = {"flag": pending.flag, "body": b64encode(pending.body).decode()} if request.whole else {}
     return {
         "id": pending.id,
-        "state": state.value,
-        "group": group,
+        "group": half_of(pending.flag, pending.body).group,
         "topic": topic,
         "partition": partition,
         "bytes": len(pending.body),
         "taken": store_time_ms(pending.taken),
         "first": due_ms(pending.id),
-        "next": due_ms(pending.id) if half is None else halves.next_check_ms(half),
-        "asked": 0 if half is None else half.asked,
         **encode_preview(pending.flag, pending.body),
-        **whole,
+        **({"flag": pending.flag, "body": pending.body} if whole else {}),
     }
+
+
+def _with_state(
+    halves: Halves, half_id: int, said: dict[str, Any], request: ListHalvesRequest
+) -> dict[str, Any] | None:
+    """None: it is not asked for."""
+    state, half = halves.state(half_id)
+    wanted = {"topic": request.topic, "group": request.group, "state": request.state}
+    said["state"] = state.value
+    if any(value not in ("", said[name]) for name, value in wanted.items()):
+        return None
+    said["next"] = said["first"] if half is None else halves.next_check_ms(half)
+    said["asked"] = 0 if half is None else half.asked
+    return said

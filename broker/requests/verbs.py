@@ -212,7 +212,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.TRANSACTION_OUTCOME: _framed(TransactionOutcomeRequest.from_ext, transactions.outcome),
         RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel),
         RequestCode.LIST_DELAYED: _framed(
-            ListDelayedRequest.from_ext, partial(list_delayed, broker.delays), json_frame
+            ListDelayedRequest.from_ext, partial(list_delayed, broker.delays), body_frame
         ),
         RequestCode.END_HALF: _framed(EndHalfRequest.from_ext, broker.halves.end),
         RequestCode.END_HALVES: Verb(
@@ -220,7 +220,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         ),
         RequestCode.CHECK_HALVES: Verb(check_halves),
         RequestCode.LIST_HALVES: _framed(
-            ListHalvesRequest.from_ext, lambda request: list_halves(broker.halves, request), json_frame
+            ListHalvesRequest.from_ext, lambda request: list_halves(broker.halves, request), body_frame
         ),
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions, nodes=Nodes.ALL),
