@@ -58,9 +58,7 @@ class _Writer:
         request.setResponseCode(self._sheet.status)
         request.setHeader("content-type", self._sheet.content_type)
         request.setHeader("x-frame-options", "DENY")
-        request.setHeader(
-            "content-security-policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'"
-        )
+        request.setHeader("content-security-policy", _POLICY)
         if not more:
             request.setHeader("content-length", str(len(text)))
         self._write(text, more and request.method != b"HEAD")
