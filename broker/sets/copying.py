@@ -182,11 +182,12 @@ class Copying:
         return self._broker.in_thread(partial(reader.read, offset)) if offset < target else None
 
     def _drop(self) -> None:
-        """Have the follower begin its partitions where ours begin."""
+        """Have the follower begin its partitions where ours begin. Those that began after the last round, it has by the
+        blocks that are held back."""
         firsts = {
             name: log.first_offset
             for log in self._store.all_logs()
-            if self._places[name := log.journal_name.decode()].first < log.first_offset
+            if (place := self._places.get(name := log.journal_name.decode())) and place.first < log.first_offset
         }
         if firsts:
             self._connection.send([encode_json(Kind.DROP, firsts)])

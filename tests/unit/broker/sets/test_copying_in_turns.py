@@ -77,3 +77,33 @@ def test_the_logs_are_looked_at_in_turns(harness: Harness, monkeypatch: pytest.M
     assert max(looked) <= 2
     assert sum(looked) == 2 * logs  # once for what is missing, once for the last round
     assert copy.sent_bytes == (sum(log.end_offset for log in harness.store.all_logs()) if missing else 0)
+
+
+def test_a_partition_that_begins_while_the_last_round_runs_is_left_to_the_blocks(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = harness.connect()
+
+    async def new_partition(*_: object) -> int:
+        before = len(tuple(harness.store.all_logs()))
+        peer.send(put("t", 0))
+        assert len(tuple(harness.store.all_logs())) == before + 1
+        harness.threads.run()
+        return 0
+
+    monkeypatch.setattr(copying, "send_copy", new_partition)
+    live: list[str] = []
+    connection: Any = Connection()
+    pace: Any = None
+    copy = Copying(
+        harness.broker,
+        connection,
+        {"partitions": {}, "transactions": [0, ""]},
+        pace,
+        lambda: lambda: live.append("live"),
+    )
+    done = ensureDeferred(copy.run())
+    while not done.called:
+        harness.threads.run()
+        harness.reactor.advance(0)
+    assert live == ["live"]
