@@ -96,7 +96,7 @@ class RequestReader:
         try:
             return [parse_frame(large, 0, len(large))]
         except RemoteProtocolError as failure:
-            self.failure = failure
+            self._fail(failure)
             return []
 
     def keep(self, data: bytes) -> None:
@@ -169,7 +169,7 @@ class RequestReader:
                     break
                 position = end
         except RemoteProtocolError as failure:
-            self.failure = failure
+            self._fail(failure)
             return requests
         self._looks_for_runs = full or not self.more  # where others stand before the next run, each look costs the same
         if self.more:
@@ -178,6 +178,10 @@ class RequestReader:
             self._chunks.append(data[position:] if position else data)
             self._chunk_bytes = len(data) - position
         return requests
+
+    def _fail(self, failure: RemoteProtocolError) -> None:
+        failure.__traceback__ = failure.__cause__ = failure.__context__ = None  # which keep the frame, up to 16 MiB
+        self.failure = failure
 
     def _frame(self, data: bytes, position: int, requests: list[WireRequest]) -> int:
         length = frame_bytes(data, position)

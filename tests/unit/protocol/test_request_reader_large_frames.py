@@ -1,5 +1,8 @@
 """The rest of a large frame is received straight to its place (protocol/requests.py)."""
 
+import gc
+import weakref
+
 import pytest
 
 from metaq.protocol.frames import encode_frame, parse_frame
@@ -59,3 +62,20 @@ def test_a_frame_above_the_limit_gets_no_buffer():
     assert reader.receive((MAX_FRAME_BYTES - 3).to_bytes(4, "big") + b"\0\0\0\1") == []
     assert reader.failure is not None
     assert reader.space is None
+
+
+@pytest.mark.parametrize("header", [b"{", b'{"code":"x"}', b"[" * 70_000])
+def test_a_wrong_frame_is_not_kept_by_its_error(header):
+    data = (len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header + bytes(1_000_000)
+    data = (len(data) - 4).to_bytes(4, "big") + data[4:]
+    reader = RequestReader()
+    gc.disable()
+    try:
+        assert reader.receive(data[:100_000]) == []
+        assert reader.space is not None
+        frame = weakref.ref(reader.space.obj)
+        assert fill(reader, data[100_000:], 65_536) == []
+        assert reader.failure is not None
+        assert frame() is None
+    finally:
+        gc.enable()
