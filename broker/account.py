@@ -67,7 +67,8 @@ class Quotas:
     """[limits]. The field `unfinished_bytes` is the key `unfinishedBytes`, and so on."""
 
     unfinished_bytes: int = 128 << 20
-    """Of incomplete requests. Beyond it connections that bring more are not read, but for one of each address."""
+    """Of requests that are incomplete, wait for their turn or are being worked on. Beyond it connections that bring
+    more are not read, but for one of each address."""
     request_seconds: int = 30
     """So long a request may come slower than UNFINISHED_BYTES_PER_SECOND."""
     waiting_bytes: int = 64 << 20
@@ -192,7 +193,7 @@ class _Begun:
 
 
 class Unfinished:
-    """The incomplete requests of all connections.
+    """The requests of all connections that are incomplete, wait for their turn or are being worked on.
 
     When they have too many bytes, connections with such a request are not read until there is room again; the oldest
     one of each address goes on, so that something always completes. What does not complete in time is cut. Time counts
@@ -216,13 +217,14 @@ class Unfinished:
         return len(self._waiting)
 
     def has(self, who: object, address: str, size: int, fresh: bool, cut: Callable[[str], bool]) -> bool:
-        """`who` has an unfinished request of so many bytes, 0 for none; whether it may go on reading.
+        """`who` has unfinished requests of so many bytes, 0 for none; whether it may go on reading.
 
         fresh: another request was completed since. cut: ends the connection, with the reason, unless it is not read;
         whether it did.
         """
         mine = self._begun.get(address)
         if not size:
+            self._waiting.pop(who, None)
             if mine is not None and (begun := mine.pop(who, None)) is not None:
                 self._budget.add(address, -begun.size)
                 if not mine:
@@ -238,6 +240,8 @@ class Unfinished:
         elif fresh:
             found.age = found.seen = 0
             mine[who] = mine.pop(who)  # the youngest one
+            if self._waiting:  # perhaps the one that is the oldest now
+                self._wake_soon()
         self._budget.add(address, size - found.size)
         found.size = size
         return self._may_go_on(who, address)

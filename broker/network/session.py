@@ -10,7 +10,8 @@
   the connection is closed. A parked pull is answered as if its time were over: its client may read that answer, and
   nothing else ends the connection before the time that it asked for.
 - Bounds: when the transport has buffered more than it should, or too many bytes wait for the disk, nothing is read and
-  no further request is served; what was read already waits in `_queue`, at most one read's worth. When too many bytes
+  no further request is served; what was read already waits in `_queue`, at most one read's worth, and counts among the
+  unfinished requests of all connections (account.py) until it is served. When too many bytes
   of all connections wait for the disk, a connection that brings a put is held back in the same way (pending_puts.py).
 """
 
@@ -99,6 +100,13 @@ def _size(answer: Bytes) -> int:
     return sum(map(len, answer)) if isinstance(answer, list) else len(answer)
 
 
+def _memory(request: WireRequest) -> int:
+    """Bytes that it keeps: its frame, or all that was read with it."""
+    if type(request) is Frame:
+        return memoryview(request.body.obj).nbytes
+    return request.body_bytes if type(request) is PutRun else 0
+
+
 @final
 class _Admitted(NamedTuple):
     """A request that passed the gate and waits: it does not pass it again."""
@@ -166,8 +174,10 @@ class Session(Protocol):
         self._busy = 0  # it has had more to do than one, and is for so many reads more one of those that do
         self._work: tuple[Verb, WireRequest, Work] | None = None  # under way, slice by slice; then `_yielding` too
         self._held_back = False  # too many puts of all connections wait
-        self._held_bytes = 0  # of an incomplete request
-        self._crowded = False  # and its address, or all, have too many of these
+        self._received_bytes = 0  # not served yet, since there was none
+        self._held_bytes = 0  # of them, in the account
+        self._fresh = False  # a request was complete since they were counted
+        self._crowded = False  # its address, or all, have too many of these
         self._reading = True
         self._half_closed = False  # by the client: nothing more comes
         self._closing = False  # no more requests are taken
@@ -186,6 +196,7 @@ class Session(Protocol):
         self.last_active = now = self._seconds()
         if self._closing:
             return
+        self._received_bytes += len(data)
         if self._busy:
             self._busy -= 1
         if self._turns.defers(self._busy) and not (self._reader.more or self._yielding):
@@ -205,6 +216,7 @@ class Session(Protocol):
     def received(self, count: int) -> None:
         """`count` bytes came into `space`."""
         self.last_active = now = self._seconds()
+        self._received_bytes += count
         self._take(self._reader.received(count))
         self._turns.has_worked(now)
 
@@ -223,21 +235,34 @@ class Session(Protocol):
         """All of them; what else the same read brought comes after the others' turn."""
         if self._reader.more and not self._yielding:
             self._yield_turn()
-        if self._reader.held_bytes != self._held_bytes:
-            self._count_unfinished(fresh=bool(requests))
+        if requests:
+            self._fresh = True
 
-    def _count_unfinished(self, *, fresh: bool) -> None:
-        """Of the incomplete request, if any."""
+    def _count_held(self) -> None:
+        """What was received and is not served: an incomplete request, whole ones that wait, and the one under way."""
+        waits = bool(self._queue) or self._reader.more
+        if not waits:
+            self._received_bytes = self._reader.held_bytes
+            if self._work is not None:
+                self._received_bytes += _memory(self._work[1])
+        held, fresh = self._received_bytes, self._fresh
+        self._fresh = False
+        if held == self._held_bytes and not (held and fresh):
+            return
+        self._held_bytes = held
         unfinished = self._account.unfinished
-        self._held_bytes = self._reader.held_bytes
-        if not unfinished.has(self, self.address, self._held_bytes, fresh, self._cut) and not self._crowded:
+        if unfinished.has(self, self.address, held, fresh, self._cut):
+            self._crowded = self._crowded and held > 0
+        elif not (self._crowded or self._lost or waits):  # who waits for a turn is not read, and counted again then
             self._crowded = True
             unfinished.wait(self, self.address, self._let_in)
 
     def _cut(self, why: str) -> bool:
-        if self._reading:
+        """Unless what is held waits for this broker."""
+        slow = self._reading and self._work is None and not self._lost
+        if slow:
             self.abort(why)
-        return self._reading
+        return slow
 
     @_or_close
     def _let_in(self) -> None:
@@ -267,6 +292,8 @@ class Session(Protocol):
         self._pending_puts.drop(self)
         self._account.unfinished.drop(self, self.address)
         self._reader = RequestReader()  # up to a frame, which would stay until the garbage is collected
+        self._held_bytes = 0
+        self._count_held()  # the request under way
         self._gate.connection_lost(self)
         self._on_lost(self)
 
@@ -398,8 +425,11 @@ class Session(Protocol):
             verb, request, work = self._work
             self._account.asker = self.address
             self._work = None
+            self._fresh = True
             self._pending -= 1
             self._work_off(verb, request, work)
+            if self._lost:
+                self._count_held()
         if not self._lost and not self._yielding:
             self._go_on_serving()
 
@@ -606,6 +636,7 @@ class Session(Protocol):
             self._update_reading()
 
     def _update_reading(self) -> None:
+        self._count_held()
         if self._pending_puts.full and not self._held_back and self._reader.space is not None:
             self._wait_for_room()  # a large frame is a put; what has come of it stays
         reading = not (self._blocked or self._crowded or self._queue or self._reader.more)

@@ -20,7 +20,9 @@ from metaq.broker.shared.rows import SharedKey
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.halves import CheckHalvesRequest
+from metaq.protocol.record import encode_record
 from metaq.protocol.remoting import StatsRequest
+from metaq.protocol.sends import SendManyRequest, encode_parts
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import Harness, Peer, pull, put
@@ -133,6 +135,82 @@ def test_unfinished_requests_beyond_the_bound_are_not_read_but_for_the_oldest(sm
     for peer in (peers[2], late):
         peer.lose()
     assert (account.waiting, used(small)) == (0, 0)
+
+
+def test_who_becomes_the_oldest_goes_on_though_the_former_has_begun_another_one(small):
+    peers = [small.connect() for _ in range(4)]
+    for peer in peers:
+        peer.send(begun(FRAME - 10))
+    for peer in peers[1:3]:
+        peer.send(bytes(1))
+    assert [reading(peer) for peer in peers] == [True, False, False, False]
+    peers[0].send(bytes(10) + begun(FRAME - 10))
+    small.turn()
+    assert [reading(peer) for peer in peers] == [False, True, False, False]
+
+
+def test_whole_requests_that_wait_for_their_turn_count_too(small):
+    waiting = [small.connect() for _ in range(4)]
+    for peer in waiting:
+        peer.session.pauseProducing()  # its client takes no answers
+        peer.send(begun(FRAME))
+    assert used(small) == 4 * FRAME
+    late = small.connect()
+    late.send(begun(FRAME - 10))
+    assert not reading(late)
+    for peer in waiting[:2]:
+        peer.session.resumeProducing()
+        assert len(peer.frames()) == 1
+    small.turn()
+    assert reading(late)
+    assert used(small) == 3 * FRAME - 10
+
+
+@pytest.fixture
+def under_way(small, monkeypatch):
+    """A connection, and a request that is done in slices."""
+    monkeypatch.setattr(tuning, "TURN_SECONDS", -1.0)
+    monkeypatch.setattr(tuning, "SEND_SLICE_SECONDS", -1.0)
+    record = encode_record(b"hello", 0, 0)
+    body = encode_parts([(0, 0, 1), (0, 1, 1)] * 200, [len(record)] * 400) + record * 400
+    request = encode_frame(RequestCode.SEND_MANY, 1, SendManyRequest(("t",), 400, 400).to_ext(), len(body)) + body
+    return small.connect(), request
+
+
+def test_a_request_under_way_counts_until_it_is_done_though_its_client_has_gone(small, under_way):
+    peer, request = under_way
+    peer.send(request)
+    assert used(small) == len(request)
+    peer.lose()
+    assert used(small) == len(request)
+    for _ in range(1000):
+        small.turn()
+    assert used(small) == 0
+    assert small.broker.account.unfinished._begun == {}
+
+
+def test_who_has_nothing_left_is_read_again_though_there_is_no_room(small, under_way):
+    peer, request = under_way
+    oldest = small.connect()
+    oldest.send(begun(100))
+    oldest.session.pauseProducing()
+    oldest.send(begun(FRAME)[100:] + begun(FRAME) * 3)
+    peer.send(request)
+    assert not reading(peer)
+    for _ in range(1000):
+        small.turn()
+    assert len(peer.frames()) == 1
+    assert reading(peer)
+    assert used(small) == 4 * FRAME
+
+
+def test_a_request_under_way_is_not_cut(small, under_way):
+    peer, request = under_way
+    peer.send(request)
+    assert reading(peer)
+    for _ in range(20):
+        small.broker.account.unfinished.look()
+    assert not peer.transport.aborted
 
 
 def test_an_address_beside_others_is_held_back_first(small):
@@ -288,6 +366,7 @@ def test_a_pull_that_waits_counts_what_it_says(harness):
     assert waiting(harness) == 0
     peer.send(pull("t", 1, 0, wait_ms=1000) * 3)
     peer.half_close()
+    harness.turn()
     assert waiting(harness) == 0
 
 
@@ -303,6 +382,7 @@ def test_one_address_does_not_take_the_places_of_all(harness):
     assert other.frames() == []
     for peer in (*crowd, other):
         peer.lose()
+    harness.turn()
     assert waiting(harness) == 0
 
 
