@@ -25,7 +25,7 @@ from typing import NamedTuple, cast
 
 from bench.processes import free_port
 from bench.worst import FRAMES, GROUPS, PAGES, PARTITIONS, PENDINGS, TEXTS, fill, filled_topics
-from metaq.broker.account import Quotas
+from metaq.broker.account import SPACE_READ_BYTES, Quotas
 from metaq.broker.configuration.settings import DEFAULT_MAX_PENDING_PUT_BYTES
 from metaq.broker.requests.reading import MAX_UNSENT_BYTES
 from metaq.broker.tuning import HEAP_KEPT_BYTES, LARGE_READ_BYTES, WRITE_BYTES
@@ -56,8 +56,8 @@ OWN_ADDRESS = "127.0.0.9"
 """From which the broker is asked whether it serves: what others take of it is not this one's."""
 
 MEGABYTE = 1 << 20
-CONNECTION_BYTES = LARGE_READ_BYTES + WRITE_BYTES
-"""What a connection has beside that: one read before it is counted, and an answer."""
+CONNECTION_BYTES = LARGE_READ_BYTES + SPACE_READ_BYTES + WRITE_BYTES
+"""What a connection has beside that: one read before it is counted, space for a large frame, and an answer."""
 
 _OPAQUE = 77_777
 _TRANSACTIONS = ("TRANSACTION", "TRANSACTION_OUTCOME", "SEND", "SEND_BATCH", "Put", "PutRun", "TransactionCommand")
@@ -95,7 +95,7 @@ def _cases(words: list[str]) -> Iterator[_Case]:
 def bound_bytes(case: _Case) -> int:
     """What docs/broker.md says that the limits imply, for requests of this verb, beside what the broker has at rest."""
     limits = Quotas()
-    bound = limits.unfinished_bytes + 2 * case.addresses * MAX_FRAME_BYTES + limits.waiting_bytes
+    bound = 2 * limits.unfinished_bytes + 2 * case.addresses * MAX_FRAME_BYTES + limits.waiting_bytes
     bound += DEFAULT_MAX_PENDING_PUT_BYTES + MAX_UNSENT_BYTES + HEAP_KEPT_BYTES + CONNECTIONS * CONNECTION_BYTES
     if case.verb in _TRANSACTIONS:
         bound += limits.transaction_bytes

@@ -23,6 +23,9 @@ CHUNK_BYTES = 64
 FRAME_COST = 4
 """Usual SENDs and text commands that are decoded in the time of one other frame, 20 µs: it has JSON in it."""
 
+_SPACE_BYTES = 1 << 20
+"""There is space for so many bytes of a large frame, or for twice what has come."""
+
 _LARGE_FRAME_BYTES = 64 << 10
 """Frames from here on get a buffer of their own, which the transport can receive into."""
 
@@ -66,8 +69,8 @@ class RequestReader:
         self._chunk_bytes = 0
         self._missing = 0  # bytes to collect before it is worth looking again
         self._dropping = 0  # bytes of a body that is too large, still to come
-        self._large: memoryview | None = None  # a large frame that is not complete, and how much of it is there
-        self._large_filled = 0
+        self._large: memoryview | None = None  # a large frame that is not complete, as far as there is space for it
+        self._large_bytes = self._large_filled = 0  # all of it, and how much is there
 
     @property
     def buffered_bytes(self) -> int:
@@ -82,15 +85,23 @@ class RequestReader:
 
     @property
     def space(self) -> memoryview | None:
-        """Where the rest of a large frame belongs; None if the next bytes are to be given to `receive`."""
-        return None if self._large is None else self._large[self._large_filled :]
+        """Where the rest of a large frame belongs, some of it at least; None if the next bytes are to be given to
+        `receive`. There is never much more than has come: what the heap gives is resident if others had it before."""
+        large, filled = self._large, self._large_filled
+        if large is None:
+            return None
+        if filled == len(large):
+            more = np.empty(min(self._large_bytes, filled + max(filled, _SPACE_BYTES)), np.uint8).data
+            more[:filled] = large
+            self._large = large = more
+        return large[filled:]
 
     def received(self, count: int) -> list[WireRequest]:
         """`count` bytes, at least one, were received into `space`; return the frame if that completes it."""
         large = self._large
         assert large is not None
         self._large_filled += count
-        if self._large_filled < len(large):
+        if self._large_filled < self._large_bytes:
             return []
         self._large, self._large_filled = None, 0
         try:
@@ -114,8 +125,7 @@ class RequestReader:
             return self._requests(rest[start:] + data, 0) if data else self._requests(rest, start)
         if self.failure is not None:
             return []
-        if self._large is not None:
-            space = self._large[self._large_filled :]
+        if (space := self.space) is not None:
             taken = min(len(data), len(space))
             space[:taken] = data[:taken]
             return self.received(taken) + (self.receive(data[taken:]) if taken < len(data) else [])
@@ -187,9 +197,8 @@ class RequestReader:
         length = frame_bytes(data, position)
         end = position + length
         if length >= _LARGE_FRAME_BYTES and end > len(data):
-            self._large = np.empty(length, np.uint8).data  # no page of it is touched before data comes
-            self._large_filled = len(data) - position
-            self._large[: self._large_filled] = data[position:]
+            self._large_bytes, self._large_filled = length, len(data) - position
+            self._large = np.frombuffer(data, np.uint8)[position:].copy().data
             return len(data)
         if length == 0 or end > len(data):
             self._missing = max(0, end - len(data))

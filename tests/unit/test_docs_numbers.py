@@ -109,13 +109,15 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "counted by partition | {Quotas.shared_groups}, or",
         "of their own | {Quotas.made_topics}, or",
         "| connections of the HTTP ports | {Quotas.http_connections}, or",
-        "wait for their turn ({Quotas.unfinished_bytes:bytes}, and twice {MAX_FRAME_BYTES:bytes+1} for each address), "
+        "wait for their turn ({Quotas.unfinished_bytes:bytes}, space for as much again of large frames that come, and "
+        "twice {MAX_FRAME_BYTES:bytes+1} for each address), "
         "requests that wait for messages ({Quotas.waiting_bytes:bytes})",
         "puts that wait for their sync ({DEFAULT_MAX_PENDING_PUT_BYTES:bytes}),",
         "unsent answers ({MAX_UNSENT_BYTES:bytes})",
         "transactions ({Quotas.transaction_bytes:bytes}), shared groups ({Quotas.shared_bytes:bytes})",
-        "the heap keeps ({HEAP_KEPT_BYTES:bytes}), and for each connection one read ({LARGE_READ_BYTES:bytes}) and one "
-        "answer ({broker/tuning.WRITE_BYTES:bytes}, or one record)",
+        "the heap keeps ({HEAP_KEPT_BYTES:bytes}), and for each connection one read ({LARGE_READ_BYTES:bytes}), "
+        "space for {SPACE_READ_BYTES:bytes} of a large frame, and one answer "
+        "({broker/tuning.WRITE_BYTES:bytes}, or one record)",
         "A table has {PAGE_ROWS} rows of a page, with links to the others (`?from={PAGE_ROWS}`)",
         "| a client of the HTTP ports that takes nothing of an answer, or not the last of it | {ports.IDLE_SECONDS:s}",
         "| pages and metrics that are made and sent at once | {MAX_PAGES} |",

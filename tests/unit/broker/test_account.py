@@ -255,7 +255,7 @@ def test_who_may_not_go_on_brings_one_byte_more_and_then_waits(small):
     oldest, *peers = [small.connect() for _ in range(6)]
     for peer in (oldest, *peers):
         peer.send((15 * FRAME).to_bytes(4, "big") + bytes(100_000))
-    oldest.session.received(SPACE_READ_BYTES)
+    oldest.session.received(len(oldest.session.space))
     bringing = [len(peer.session.space) for peer in peers]
     for peer in peers:
         peer.session.received(len(peer.session.space))

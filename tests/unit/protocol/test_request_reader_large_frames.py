@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from metaq.protocol.frames import encode_frame, parse_frame
+from metaq.protocol.frames import Frame, encode_frame, parse_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.requests import RequestReader
 from metaq.protocol.text import Version
@@ -62,6 +62,26 @@ def test_a_frame_above_the_limit_gets_no_buffer():
     assert reader.receive((MAX_FRAME_BYTES - 3).to_bytes(4, "big") + b"\0\0\0\1") == []
     assert reader.failure is not None
     assert reader.space is None
+
+
+def test_there_is_space_for_little_more_than_has_come():
+    """What the heap gives may be resident, though nothing has come yet."""
+    reader = RequestReader()
+    data = encode_frame(320, 5, {"topic": "t"}, 15 << 20) + bytes(15 << 20)
+    assert reader.receive(data[:70_000]) == []
+    received, spaces = 70_000, []
+    while (space := reader.space) is not None:
+        spaces.append(len(space))
+        assert len(space) <= max(received, 1 << 20)
+        assert reader.buffered_bytes == received
+        space[:] = data[received : received + len(space)]
+        received += len(space)
+        requests = reader.received(len(space))
+    assert received == len(data)
+    assert len(spaces) <= 6
+    (frame,) = requests
+    assert isinstance(frame, Frame)
+    assert len(frame.body) == 15 << 20
 
 
 @pytest.mark.parametrize("header", [b"{", b'{"code":"x"}', b"[" * 70_000])
