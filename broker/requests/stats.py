@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from operator import attrgetter
 from typing import TypeAlias
 
 from .. import tuning
@@ -28,6 +29,7 @@ _MAX_NAMED = 100
 """Read-only partitions that `journal` names with the cause."""
 
 _HAS_DATA, _UNKNOWN, _EMPTY = 0, 1, 2
+_partition = attrgetter("partition")
 
 
 def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
@@ -41,7 +43,7 @@ def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
             lines.append(line)
         if line is None or not len(lines) % tuning.STATS_LINES:
             yield
-    return "".join(f"{line}\r\n" for line in lines).encode("utf-8", "backslashreplace")
+    return "\r\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
 
 
 Lines: TypeAlias = Iterator[str | None]
@@ -75,7 +77,8 @@ def _system_lines(broker: Broker) -> Lines:
     yield f"tx_rollback {metrics.tx_rollback}"
     yield f"get_miss {metrics.get_miss}"
     yield f"put_failed {metrics.put_failed}"
-    yield f"total_messages {sum(log.segments.message_count for log in broker.store.logs())}"
+    messages, _ = yield from _sums(list(broker.store.logs()))
+    yield f"total_messages {messages}"
     yield f"topics {len(broker.partitions.stored_topics().keys() | broker.config.topics.keys())}"
     yield f"config_checksum {broker.config.checksum}"
 
@@ -86,22 +89,24 @@ def _help_lines(broker: Broker) -> Lines:
 
 def _topics_lines(broker: Broker) -> Lines:
     stored = broker.partitions.stored_topics()
+    yield None
     logs = _logs_by_topic(broker)
+    yield None
     for name, config in stored.items():
-        partitions = [log.segments for log in logs[name]]
+        messages, size = yield from _sums(logs[name])
         yield (
-            f"{name} partitions {len(partitions)} message_count {sum(each.message_count for each in partitions)} "
-            f"message_bytes {sum(each.size_bytes for each in partitions)} "
+            f"{name} partitions {len(logs[name])} message_count {messages} message_bytes {size} "
             f"accept_publish {_java(config.accept_publish)} accept_subscribe {_java(config.accept_subscribe)}"
         )
     yield from (f"{name} *Empty*" for name in sorted(broker.config.topics) if name not in stored)
 
 
 def _offsets_lines(broker: Broker) -> Lines:
-    logs = sorted(broker.store.logs(), key=lambda log: (log.topic, log.partition))
-    yield None
-    for log in logs:
-        yield f"{log.topic} part {log.partition} min_offset {log.first_offset} max_offset {log.visible_end}"
+    logs = _logs_by_topic(broker)
+    for topic in sorted(logs):
+        yield None
+        for log in sorted(logs[topic], key=_partition):
+            yield f"{topic} part {log.partition} min_offset {log.first_offset} max_offset {log.visible_end}"
 
 
 def _realtime_lines(broker: Broker) -> Lines:
@@ -170,11 +175,13 @@ def _journal_lines(broker: Broker) -> Lines:
 
 def _topic_lines(broker: Broker, topic: str) -> Lines:
     logs = [log for log in broker.store.logs() if log.topic == topic]
+    yield None
+    messages, size = yield from _sums(logs)
     yield topic
     yield f"resultCode {_HAS_DATA if logs else _EMPTY if topic in broker.config.topics else _UNKNOWN}"
     yield f"partitions {len(logs)}"
-    yield f"message_count {sum(log.segments.message_count for log in logs)}"
-    yield f"bytes {sum(log.segments.size_bytes for log in logs)}"
+    yield f"message_count {messages}"
+    yield f"bytes {size}"
     for kind in KINDS:
         yield f"topic_realtime_{kind} {broker.metrics.realtime(kind, topic)}"
 
@@ -184,6 +191,17 @@ def _logs_by_topic(broker: Broker) -> defaultdict[str, list[PartitionLog]]:
     for log in broker.store.logs():
         logs[log.topic].append(log)
     return logs
+
+
+def _sums(logs: Sequence[PartitionLog]) -> Generator[None, None, tuple[int, int]]:
+    """Messages and bytes of all."""
+    messages = size = 0
+    for number, log in enumerate(logs, 1):
+        messages += log.segments.message_count
+        size += log.segments.size_bytes
+        if not number % tuning.STATS_LINES:
+            yield
+    return messages, size
 
 
 def _java(value: bool) -> str:

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -643,8 +644,10 @@ class SharedState:
         """Those that are neither done nor held. HeldMessage ones are seen now."""
         new = np.ones(len(offsets), bool)
         if self._ranges:
-            starts = np.array(sorted(self._ranges), np.int64)
-            ends = np.array([self._ranges[start][0] for start in starts.tolist()], np.int64)
+            starts = np.fromiter(self._ranges, np.int64, len(self._ranges))
+            ends = np.fromiter(map(itemgetter(0), self._ranges.values()), np.int64, len(self._ranges))
+            order = starts.argsort()
+            starts, ends = starts[order], ends[order]
             number = np.searchsorted(starts, offsets, "right") - 1
             new &= (number < 0) | (offsets >= ends[number])
         new &= offsets >= self.low
