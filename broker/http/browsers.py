@@ -14,7 +14,13 @@ from urllib.parse import urlsplit
 
 from twisted.web.server import Request
 
-__all__ = ["OwnNames"]
+__all__ = ["OwnNames", "header_of"]
+
+
+def header_of(request: Request, name: str) -> str | None:
+    """The last one of this name. What is not valid UTF-8 is replaced: twisted's `getHeader` of a str raises."""
+    value: bytes | None = request.getHeader(name.encode())
+    return None if value is None else value.decode("utf-8", "replace")
 
 
 class OwnNames:
@@ -27,11 +33,11 @@ class OwnNames:
 
     def refusal(self, request: Request) -> str | None:
         """Why the request is not answered; None: it is. A header that the request does not have refuses nothing."""
-        host = request.getHeader("host")
+        host = header_of(request, "host")
         if host is not None and not self._is_own(host):
             return f"this broker is not {host}: start it with --http-name to be asked for by this name"
-        origin = request.getHeader("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != (host or "").lower():
+        origin = header_of(request, "origin")
+        if origin is not None and _place(origin) != (host or "").lower():
             return f"a page of {origin} sent this request"
         return None
 
@@ -47,3 +53,11 @@ class OwnNames:
         except ValueError:
             return "." not in name or name in self._names
         return True
+
+
+def _place(origin: str) -> str | None:
+    """None: it is no address."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None

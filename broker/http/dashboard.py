@@ -32,6 +32,7 @@ from ..broker import Broker
 from ..requests.gate import Gate, HttpPeer, PageRequest
 from ..requests.stats import stats_lines
 from ..store.partition_log import PartitionLog
+from .browsers import header_of
 from .metrics import CONTENT_TYPE, exposition
 from .pages import Button, Cell, Page, Table, Text, to_html, to_json
 from .sheets import Sheet, write_sheet
@@ -346,7 +347,7 @@ def _failed(failure: Failure) -> Page:
 
 def _sheet(page: Page, request: Request) -> Sheet:
     """In the form that is asked for."""
-    wanted = (request.getHeader("accept") or "") + (request.getHeader("content-type") or "")
+    wanted = (header_of(request, "accept") or "") + (header_of(request, "content-type") or "")
     if "application/json" in wanted:
         return Sheet("application/json; charset=utf-8", to_json(page), page.status)
     first = _argument(request, b"from")

@@ -61,7 +61,7 @@ class Browser:
         if "transfer_encoding" in fields:
             del fields["content_length"]
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
-        channel.dataReceived(f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+        channel.dataReceived(f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("utf-8", "surrogateescape") + body)
         return transport
 
 
@@ -418,6 +418,9 @@ FOREIGN = [
     {"origin": "null"},
     {"origin": "http://127.0.0.1:9999"},
     {"host": "", "origin": "http://evil.example"},
+    {"host": "evil\udc8d.example"},  # a byte that is not UTF-8
+    {"origin": "http://127.0.0.1:8120\udc8d"},
+    {"origin": "http://["},
 ]
 OWN = [
     {},
@@ -429,6 +432,7 @@ OWN = [
     {"host": "alias.example"},
     {"origin": "http://127.0.0.1:8120"},
     {"host": "alias.example:80", "origin": "http://alias.example:80"},
+    {"accept": "text/html\udc8d", "content_type": "\udcff"},
 ]
 
 
