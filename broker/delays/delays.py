@@ -336,13 +336,18 @@ class Delays:
             if not len(late.table):
                 del contents.late[place]
             elif late.retry_at <= seconds and not contents.reading and seconds >= self._retry_at:
-                try:
-                    self.writing.log(*place, place[1])
-                except MetaqError as error:
-                    self._pause(late, str(error))
-                    continue
-                late.pause = tuning.DELAYED_RETRY_SECONDS[0]
-                self._read(contents, *late.table.until(_ALL, tuning.DELAYED_TURN_RECORDS))
+                self._try(contents, place, late)
+                if self.seconds() >= seconds + tuning.TURN_SECONDS:
+                    break
+
+    def _try(self, contents: DelayedLog, place: DelayTarget, late: Late) -> None:
+        try:
+            self.writing.log(*place, place[1])
+        except MetaqError as error:
+            self._pause(late, str(error))
+            return
+        late.pause = tuning.DELAYED_RETRY_SECONDS[0]
+        self._read(contents, *late.table.until(_ALL, tuning.DELAYED_TURN_RECORDS))
 
     def _pause(self, late: Late, why: str) -> None:
         late.why = why

@@ -366,6 +366,33 @@ def test_a_closed_partition_waits_and_others_do_not(lives):
     assert lives.delays.late() == {}
 
 
+def test_partitions_that_take_nothing_are_tried_in_turns(lives, monkeypatch):
+    monkeypatch.setattr("metaq.broker.tuning.TURN_SECONDS", 0.0)
+    for partition in range(3):
+        place(lives.ask(send("t", partition, b"%d" % partition, delay=200)))
+        lives.harness.broker.partitions.close("t", partition, partition)
+    lives.wait(0.25)
+    assert len(lives.delays.late()) == 3
+    tries = []
+    turn, log = lives.delays._turn, lives.delays.writing.log
+
+    def counted_turn():
+        tries.append(0)
+        turn()
+
+    def counted(*arguments):
+        tries[-1] += 1
+        return log(*arguments)
+
+    monkeypatch.setattr(lives.delays, "_turn", counted_turn)
+    monkeypatch.setattr(lives.delays.writing, "log", counted)
+    lives.wait(1)
+    assert (max(tries), sum(tries) > 6) == (1, True)
+    lives.harness.broker.partitions.open("t")
+    lives.wait(6)
+    assert [lives.payloads("t", partition) for partition in range(3)] == [[b"0"], [b"1"], [b"2"]]
+
+
 # --- cancelling and listing -------------------------------------------------------------------------------------------
 
 
