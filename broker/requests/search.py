@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred, ensureDeferred
 
-from metaq.protocol.errors import PartitionClosed, SearchesBusy
+from metaq.protocol.errors import PartitionClosed, PartitionNotFound, SearchesBusy
 from metaq.protocol.limits import MAX_FOUND_MESSAGES, MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
 from metaq.protocol.record import Buffer
 from metaq.protocol.remoting import (
@@ -103,7 +103,7 @@ class Searches:
     def _start(
         self, topic: str, partition: int, search: Search, choice: Callable[[], _Choice]
     ) -> Deferred[SearchResult]:
-        logs, closed_bytes = self._logs(topic, partition)
+        logs = self._logs(topic, partition)
         address, places = self._account.asker, self._account.searches
         if (why := places.why_not(address)) is not None:
             raise SearchesBusy(why)
@@ -114,32 +114,39 @@ class Searches:
             places.add(address, -1)
             answer.callback(result)  # or its failure
 
-        self._turns.run(address, lambda: self._search(logs, search, choice(), closed_bytes), ended)
+        self._turns.run(address, lambda: self._search(logs, search, choice()), ended)
         return answer
 
-    def _logs(self, topic: str, partition: int) -> tuple[list[PartitionLog], int]:
-        """What is to be searched, and the bytes of closed partitions, which nobody may read."""
+    def _logs(self, topic: str, partition: int) -> list[PartitionLog]:
+        """What is to be searched, of all partitions those, too, that are closed."""
         if partition != ALL_PARTITIONS:
             log = self._partitions.find(topic, partition)
-            return [] if log is None else [log], 0
-        logs, closed_bytes = [], 0
-        for log in self._store.logs():
-            if log.topic != topic:
-                continue
+            return [] if log is None else [log]
+        logs = [log for log in self._store.logs() if log.topic == topic]
+        if logs:
+            self._readable(logs[:1])
+        else:
+            self._partitions.topic(topic)
+        return logs
+
+    def _readable(self, logs: Sequence[PartitionLog]) -> tuple[list[PartitionLog], int]:
+        """These, without what has been deleted, and the bytes of closed ones, which nobody may read."""
+        found, closed_bytes = [], 0
+        for log in logs:
             try:
-                logs.append(self._partitions.for_read(topic, log.partition))
+                found.append(self._partitions.for_read(log.topic, log.partition))
             except PartitionClosed:
                 closed_bytes += log.segments.size_bytes
-        if not logs:
-            self._partitions.topic(topic)
-        return logs, closed_bytes
+            except PartitionNotFound:
+                continue
+        return found, closed_bytes
 
-    async def _search(
-        self, logs: Sequence[PartitionLog], search: Search, choice: _Choice, unsearched: int
-    ) -> SearchResult:
+    async def _search(self, logs: Sequence[PartitionLog], search: Search, choice: _Choice) -> SearchResult:
         searching, budget = self._store.searching, Budget()
+        unsearched = 0
         for start in range(0, len(logs), tuning.SEARCH_LOGS_PER_STEP):
-            chosen = logs[start : start + tuning.SEARCH_LOGS_PER_STEP]
+            chosen, closed_bytes = self._readable(logs[start : start + tuning.SEARCH_LOGS_PER_STEP])
+            unsearched += closed_bytes
             views = [searching.view(log) for log in chosen]
             found: FoundMatches = await self._in_thread(partial(search, self._store.files, views, budget))
             searching.take_in(found, chosen)

@@ -172,3 +172,24 @@ def test_plain_messages_have_no_keys(peer: Peer, harness: Harness) -> None:
 def test_a_body_that_its_rows_do_not_fill_is_refused(body: bytes, count: Any) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_found(memoryview(body), count)
+
+
+def test_the_partitions_of_a_topic_are_looked_at_in_turns(
+    peer: Peer, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = [keyed(peer, partition, "k") for partition in (0, 1, 2)]
+    monkeypatch.setattr("metaq.broker.tuning.SEARCH_LOGS_PER_STEP", 1)
+    looked_at = []
+    for_read = harness.broker.partitions.for_read
+
+    def counted(topic: str, partition: int) -> Any:
+        looked_at.append(partition)
+        return for_read(topic, partition)
+
+    monkeypatch.setattr(harness.broker.partitions, "for_read", counted)
+    peer.send(encode_frame(RequestCode.QUERY_MESSAGE, 1, QueryMessageRequest("t", "k", 9).to_ext()))
+    assert len(looked_at) <= 2
+    harness.threads.run()
+    (frame,) = peer.frames()
+    assert sorted(found(frame)) == sorted((each.partition, each.offset, each.message_id) for each in sent)
+    assert set(looked_at) == {0, 1, 2}
