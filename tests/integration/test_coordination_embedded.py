@@ -105,9 +105,7 @@ def test_a_directory_with_the_data_of_the_other_kind_is_refused(
     """It would start empty beside them."""
     (tmp_path / found).mkdir(parents=True)
     (tmp_path / found / "log.1").touch()
-    with pytest.raises(
-        ConfigError, match=rf"data_dir={tmp_path}: it holds the data of .* \({found}\): go on with that"
-    ):
+    with pytest.raises(ConfigError, match=rf"data_dir={tmp_path}: it holds the data of .* \({found}\): go on with "):
         kind(tmp_path).start()
 
 

@@ -44,10 +44,11 @@ def run(server: str, modules: Sequence[str] = (), options: Sequence[str] = ()) -
     """Run the modules, all by default, to their end."""
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", "tests.kazoo_suite.plugin", "-p", "no:cacheprovider"),
-        *("--timeout", "120", "-k", f"not ({' or '.join(LEFT_OUT)})", *options),
+        *("--override-ini=pythonpath=", "--timeout", "120", "-k", f"not ({' or '.join(LEFT_OUT)})", *options),
         *("--pyargs", *(modules or [f"kazoo.tests.{module}" for module in MODULES])),
     ]
-    environment = os.environ | {"METAQ_KAZOO_SERVER": server, "PYTHONPATH": str(Path(__file__).parents[2])}
+    path = os.environ.get("PYTHONPATH") or str(Path(__file__).parents[2])  # that of the tests, with metaq installed
+    environment = os.environ | {"METAQ_KAZOO_SERVER": server, "PYTHONPATH": path}
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
 
 
