@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from pathlib import Path
 from types import TracebackType
@@ -30,8 +31,8 @@ STANDALONE_DIRECTORY = "standalone"
 _POLL = 0.03
 
 
-class LocalZooKeeper:
-    """Base of those that can be started and stopped. One thread at a time.
+class LocalZooKeeper(ABC):
+    """A ZooKeeper server that `start` starts and `stop` stops. One thread at a time.
 
     data_dir: made if missing. port: 0 chooses a free one, kept over restarts. tick_time_ms, max_session_timeout_ms:
     sessions are granted at least 2 ticks and at most that maximum, whatever they ask for.
@@ -72,13 +73,13 @@ class LocalZooKeeper:
         """What a server process says."""
         return self.data_dir / "zookeeper.log"
 
+    @abstractmethod
     def start(self, timeout: float = 30.0) -> None:
         """Start the server and return once it serves."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self, timeout: float = 10.0) -> None:
         """Stop the server. Does nothing if it does not run."""
-        raise NotImplementedError
 
     def _take_directory(self) -> None:
         """Two servers on one directory would destroy each other's log. Raises ConfigError, DirectoryInUse."""
@@ -97,6 +98,10 @@ class LocalZooKeeper:
                 f"data_dir={self.data_dir}: in use by another ZooKeeper: stop it or choose another directory"
             ) from error
         self._lock_file = lock
+
+    def _refuse_apache(self) -> None:
+        """For the standalone server: raises ConfigError if Apache's has its files here."""
+        self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "it: --zookeeper apache:DIR")
 
     def _refuse(self, directory: str, whose: str, which: str) -> None:
         """Raises ConfigError if there are files of another kind of server, beside which this one would start empty."""

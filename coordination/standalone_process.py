@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .local_zookeeper import APACHE_DIRECTORY, ZooKeeperProcess
+from .local_zookeeper import ZooKeeperProcess
 from .ports import ready_port
 
 __all__ = ["StandaloneZooKeeper"]
@@ -24,7 +24,7 @@ class StandaloneZooKeeper(ZooKeeperProcess):
         """
         self._take_directory()
         try:
-            self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "it: --zookeeper apache:JARS")
+            self._refuse_apache()
             self.port = ready_port("port", self.port, self.host)
             settings = (self.data_dir.resolve(), self.host, self.port, self._tick_time_ms, self._max_session_timeout_ms)
             self._run([sys.executable, "-m", "metaq.broker.standalone", *map(str, settings)], timeout)

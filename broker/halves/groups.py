@@ -494,7 +494,7 @@ class Groups(Generic[T]):
     def _serve(
         self, lane: _Lane, now: float, give: Callable[[Poll[T], list[Half]], None], goes_on: Callable[[], bool]
     ) -> None:
-        """While nobody waits for it, what is in it is found by whoever asks next."""
+        """Give what is due in a lane to those who wait for it. Without any, it stays there for whoever asks next."""
         group = self._groups[lane.group]
         while lane.first_at <= now and (poll := group._taker(lane)) is not None:
             if halves := self.take(poll, now):

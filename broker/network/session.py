@@ -171,7 +171,7 @@ class Session(Protocol):
         self._unsent = 0  # at most so many bytes wait in a full transport
         self._serving = False  # nothing overtakes what is still to be served
         self._yielding = False  # the rest of the queue waits for the connection's next turn
-        self._busy = 0  # it has had more to do than one, and is for so many reads more one of those that do
+        self._busy = 0  # it has lately had more to do than one turn; each read takes one off
         self._work: tuple[Verb, WireRequest, Work] | None = None  # under way, slice by slice; then `_yielding` too
         self._held_back = False  # too many puts of all connections wait
         self._received_bytes = 0  # not served yet, since there was none

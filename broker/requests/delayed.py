@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred
 
@@ -20,7 +20,7 @@ from ..store.delayed_records import Ids, Pending, decode_pending
 from ..store.segments import Snapshot
 from .answers import encode_json
 
-__all__ = ["Batch", "following", "list_delayed", "read_pendings"]
+__all__ = ["Batch", "encoded_list", "following", "list_delayed", "read_pendings"]
 
 Batch = tuple[Snapshot, Ids, Ids]
 """Ids in order, and where their records lie in the snapshot."""
@@ -31,15 +31,22 @@ _MOST_BYTES = 4 << 20
 
 def list_delayed(delays: Delays, request: ListDelayedRequest) -> Deferred[bytes]:
     """The JSON of the answer."""
-    return ensureDeferred(_encoded_list(delays, request))
+    return encoded_list(delays, _list(delays, request), "messages")
 
 
-async def _encoded_list(delays: Delays, request: ListDelayedRequest) -> bytes:
-    answer = await _list(delays, request)
-    if not answer["messages"]:
-        return encode_json(answer)
-    encoded: bytes = await delays.in_thread(partial(encode_json, answer))
-    return encoded
+def encoded_list(
+    delays: Delays,
+    listing: Coroutine[Any, Any, dict[str, Any]],
+    items: str,
+    encode: Callable[[dict[str, Any]], bytes] = encode_json,
+) -> Deferred[bytes]:
+    """What the listing gives as JSON, made in a worker thread if there are any of its items."""
+
+    async def encoded() -> bytes:
+        answer = await listing
+        return cast(bytes, await delays.in_thread(partial(encode, answer))) if answer[items] else encode_json(answer)
+
+    return ensureDeferred(encoded())
 
 
 async def _list(delays: Delays, request: ListDelayedRequest) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred
 
 from metaq.protocol.delays import due_ms
 from metaq.protocol.frames import Frame
@@ -29,7 +29,7 @@ from .. import tuning
 from ..halves.halves import Halves
 from ..store.delayed_records import Pending
 from .answers import Bytes, answer_frame, encode_json
-from .delayed import Batch, following, read_pendings
+from .delayed import Batch, encoded_list, following, read_pendings
 
 __all__ = ["checked_frame", "end_halves", "ended_frame", "list_halves"]
 
@@ -54,15 +54,7 @@ def checked_frame(opaque: int, halves: Sequence[CheckedHalf]) -> Bytes:
 
 def list_halves(halves: Halves, request: ListHalvesRequest) -> Deferred[bytes]:
     """The JSON of the answer."""
-    return ensureDeferred(_encoded_list(halves, request))
-
-
-async def _encoded_list(halves: Halves, request: ListHalvesRequest) -> bytes:
-    answer = await _list(halves, request)
-    if not answer["halves"]:
-        return encode_json(answer)
-    encoded: bytes = await halves.in_thread(partial(_encode, answer))
-    return encoded
+    return encoded_list(halves, _list(halves, request), "halves", _encode)
 
 
 def _encode(answer: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from metaq.coordination.local_zookeeper import APACHE_DIRECTORY, STANDALONE_DIRECTORY, LocalZooKeeper
+from metaq.coordination.local_zookeeper import STANDALONE_DIRECTORY, LocalZooKeeper
 from metaq.coordination.ports import ready_port
 from metaq.protocol.errors import ConfigError
 
@@ -63,7 +63,7 @@ class InProcessZooKeeper(LocalZooKeeper):
             directory = self.data_dir / STANDALONE_DIRECTORY
         try:
             if self._keeps:
-                self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "that one")
+                self._refuse_apache()
             self.port = ready_port("port", self.port, self.host)
             self._reactor = shared_reactor()
             place = ServerPlace(directory, self.host, self.port, self._tick_time_ms, self._max_session_timeout_ms)

@@ -97,15 +97,21 @@ def test_a_server_that_ends_at_its_start_is_quoted(kind: type[ZooKeeperProcess],
 
 
 @pytest.mark.parametrize(
-    ("kind", "found"), [(EmbeddedZooKeeper, STANDALONE_DIRECTORY), (StandaloneZooKeeper, APACHE_DIRECTORY)]
+    ("kind", "found", "goes_on"),
+    [
+        (EmbeddedZooKeeper, STANDALONE_DIRECTORY, "that one: leave out --zookeeper"),
+        (StandaloneZooKeeper, APACHE_DIRECTORY, "it: --zookeeper apache:DIR"),
+    ],
 )
 def test_a_directory_with_the_data_of_the_other_kind_is_refused(
-    kind: type[ZooKeeperProcess], found: str, tmp_path: Path
+    kind: type[ZooKeeperProcess], found: str, goes_on: str, tmp_path: Path
 ):
     """It would start empty beside them."""
     (tmp_path / found).mkdir(parents=True)
     (tmp_path / found / "log.1").touch()
-    with pytest.raises(ConfigError, match=rf"data_dir={tmp_path}: it holds the data of .* \({found}\): go on with "):
+    with pytest.raises(
+        ConfigError, match=rf"data_dir={tmp_path}: it holds the data of .* \({found}\): go on with {goes_on}, or "
+    ):
         kind(tmp_path).start()
 
 

@@ -46,8 +46,8 @@ class _Server:
 
     def __init__(self) -> None:
         chosen = os.environ["METAQ_KAZOO_SERVER"]
-        make: type[ZooKeeperProcess] = {"standalone": StandaloneZooKeeper, "apache": _Apache}[chosen]
-        self._server = make(tempfile.mkdtemp(prefix="zk-kazoo-"))
+        kinds: dict[str, type[ZooKeeperProcess]] = {"standalone": StandaloneZooKeeper, "apache": _Apache}
+        self._server = kinds[chosen](tempfile.mkdtemp(prefix="zk-kazoo-"))
 
     @property
     def address(self) -> str:
