@@ -22,6 +22,12 @@ FEW_BUSY = 2
 BUSY_READS = 8
 """A connection that had more to do than one turn counts as busy for so many further reads."""
 
+LARGE_WORK_BYTES = 128 << 10
+"""A request that keeps so much, and takes more than a slice, begins only when there is a place for it."""
+
+MAX_LARGE_WORKS = 16
+"""Of these are under way at once: 65,536 messages take some 6 MiB beside their frame while they are stored."""
+
 WRITE_BYTES = 64 << 10
 """Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
 

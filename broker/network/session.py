@@ -107,6 +107,10 @@ def _memory(request: WireRequest) -> int:
     return request.body_bytes if type(request) is PutRun else 0
 
 
+def _is_large(request: WireRequest) -> bool:
+    return _memory(request) >= tuning.LARGE_WORK_BYTES
+
+
 @final
 class _Admitted(NamedTuple):
     """A request that passed the gate and waits: it does not pass it again."""
@@ -439,13 +443,18 @@ class Session(Protocol):
         while True:
             answer = self._gate.go_on(request, work)
             if not isinstance(answer, GeneratorType):
+                if _is_large(request):
+                    self._turns.end_large()
                 self._answer(verb, request, cast(Answer, answer))
                 return
             if self._seconds() >= turn_end:
                 break
+        self._put_aside(verb, request, work)
+        self._yield_turn()
+
+    def _put_aside(self, verb: Verb, request: WireRequest, work: Work) -> None:
         self._work = verb, request, work
         self._pending += 1
-        self._yield_turn()
 
     def _serve_one(self, verb: Verb | None, request: WireRequest | Parkable) -> None:
         if verb is None or isinstance(request, Parkable):
@@ -455,7 +464,11 @@ class Session(Protocol):
         if isinstance(served, Parkable):
             self._serve_pull(served)
         elif isinstance(served, GeneratorType):
-            self._work_off(verb, request, served)
+            if _is_large(request) and not self._turns.begin_large(self._go_on):
+                self._put_aside(verb, request, served)
+                self._yielding = True
+            else:
+                self._work_off(verb, request, served)
         else:
             self._answer(verb, request, cast(Answer, served))
 

@@ -24,6 +24,8 @@ class ConnectionTurns:
         self._seconds = reactor.seconds
         self._waiting: deque[Callable[[], None]] = deque()
         self._busy: deque[Callable[[], None]] = deque()
+        self._large = 0
+        self._not_begun: deque[Callable[[], None]] = deque()
         self._timed = False  # the iteration is one whose time counts: `_take_turns` comes at the beginning of the next
         self._until = 0.0  # which takes nothing more then
 
@@ -31,6 +33,21 @@ class ConnectionTurns:
         """Call this in one of the next iterations. Of the same connection nothing may wait."""
         (self._busy if busy else self._waiting).append(turn)
         self._time()
+
+    def begin_large(self, turn: Callable[[], None]) -> bool:
+        """Whether work that takes much memory may begin; else `turn` is called when it may. `end_large` follows."""
+        if self._large < tuning.MAX_LARGE_WORKS:
+            self._large += 1
+            return True
+        self._not_begun.append(turn)
+        return False
+
+    def end_large(self) -> None:
+        """It is done, and its place goes to the next one."""
+        if self._not_begun:
+            self.wait(self._not_begun.popleft(), 1)
+        else:
+            self._large -= 1
 
     def defers(self, busy: int) -> bool:
         """Whether a connection that has something to do is to `wait` with it."""

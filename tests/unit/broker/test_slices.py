@@ -248,3 +248,52 @@ def test_an_answer_has_a_bounded_number_of_records(peer, harness, monkeypatch):
         counts.append(len(frame.body) // 25)
         offset = int(frame.ext["nextOffset"])
     assert (counts, offset) == ([10, 10, 5], 625)
+
+
+# --- large requests ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_large(monkeypatch):
+    """Of requests of more than a kilobyte one is under way at once."""
+    monkeypatch.setattr("metaq.broker.tuning.LARGE_WORK_BYTES", 1 << 10)
+    monkeypatch.setattr("metaq.broker.tuning.MAX_LARGE_WORKS", 1)
+
+
+def large(number):
+    return many([("t", 0, [record(b"%d.%d" % (number, part) + bytes(300))]) for part in range(5)])
+
+
+def test_few_large_requests_are_under_way_at_once_and_small_ones_do_not_wait_for_them(harness, slices, one_large):
+    senders = [harness.connect() for _ in range(4)]
+    for number, sender in enumerate(senders):
+        sender.send(large(number))
+    small = harness.connect()
+    small.send(many([("t", 1, [record(b"small")])] * 3))
+    answered: list[object] = []
+
+    def between(turn):
+        answered.extend(name for name, peer in (*enumerate(senders), ("small", small)) if peer.received())
+
+    turns(harness, between)
+    between(0)
+    assert answered.count("small") == 1
+    assert answered.index("small") < 2
+    assert [each for each in answered if each != "small"] == [0, 1, 2, 3]
+    parts = [body.rstrip(b"\0") for body in stored(harness, 0)]
+    assert parts == [b"%d.%d" % (number, part) for number in range(4) for part in range(5)]
+
+
+def test_a_large_request_of_a_client_that_left_is_stored_and_gives_its_place_to_the_next(harness, slices, one_large):
+    first, second, third = (harness.connect() for _ in range(3))
+    for number, sender in enumerate((first, second, third)):
+        sender.send(large(number))
+    first.lose()
+    second.lose()
+    turns(harness)
+    assert third.received()
+    assert len(stored(harness, 0)) == 15
+    fourth = harness.connect()
+    fourth.send(large(3))
+    turns(harness)
+    assert fourth.received()
