@@ -656,6 +656,13 @@ class _MeasuredReactor(Clock):
         return bool(due)
 
 
+class _HttpTransport(StringTransport):
+    def unregisterProducer(self) -> None:  # noqa: N802
+        """A second time, too, as of real ones."""
+        if self.producer is not None:
+            super().unregisterProducer()  # type: ignore[no-untyped-call]
+
+
 class Worst:
     """A broker with much in it, and one request after the other."""
 
@@ -731,8 +738,7 @@ class Worst:
         )
         site = GuardedSite(root, OwnNames([]), Shares("connections", "", 100, 50), broker.reading, self.reactor)
         channel = site.buildProtocol(None)
-        transport = StringTransport()  # type: ignore[no-untyped-call]
-        channel.makeConnection(transport)
+        channel.makeConnection(_HttpTransport())  # type: ignore[no-untyped-call]
         return self._steps(channel, self._fed, channel, data)
 
     def _steps(self, peer: Any, feed: Callable[[Any, bytes], None], channel: Any, data: bytes) -> list[float]:

@@ -1,0 +1,144 @@
+"""`python -m bench.mutants --inputs 100000 --seed 1`: mutated requests of each verb, text command, page and gateway.
+
+They come to a broker in this process that has many partitions, groups and half messages (`bench.worst`), each on a
+connection of its own. Reported are the longest steps of the reactor in processor time with the inputs that took them,
+memory, and what the broker logged. A sample whose cost is high is drawn seldom: else most of the time would be its.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import random
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from metaq.protocol.statuses import RequestCode
+
+from .worst import FRAMES, LIMIT_MS, PAGES, TEXTS, Worst
+
+__all__ = ["main", "mutated"]
+
+_SMALL_BYTES = 8192
+"""Of the worst requests those are samples that are no larger."""
+
+_INSERTED = (b" ", b"-1", b"99999999999999999999", b"\r\n", b"\0", b"\xff", b"../../x", b"*", b'"', b"[", b"{", b"1e9")
+_SHOWN = 10
+_WARM_UP = 3
+"""Times that each sample comes as it is, before its cost counts."""
+
+
+class Sample(NamedTuple):
+    """A good request. port: "broker", or a port of PAGES."""
+
+    name: str
+    port: str
+    data: bytes
+
+
+def samples() -> list[Sample]:
+    """Small ones of each verb, text command and page."""
+    sources = [
+        *(("broker", RequestCode(code).name, requests) for code, requests in FRAMES.items()),
+        *(("broker", kind.__name__, requests) for kind, requests in TEXTS.items()),
+        *((port, port, requests) for port, requests in PAGES.items()),
+    ]
+    return [
+        Sample(f"{verb}, {name}", port, data)
+        for port, verb, requests in sources
+        for name, data in requests()
+        if isinstance(data, bytes) and len(data) <= _SMALL_BYTES
+    ]
+
+
+def mutated(rng: random.Random, sample: bytes, other: bytes) -> bytes:
+    """With bytes changed, cut, inserted, doubled, or joined to another one; seldom as it is."""
+    data = bytearray(sample)
+    kind = rng.randrange(7)
+    if kind == 0:
+        for _ in range(rng.randrange(1, 6)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    elif kind == 1:
+        del data[rng.randrange(len(data)) :]
+    elif kind == 2:
+        at = rng.randrange(len(data))
+        data[at:at] = rng.choice(_INSERTED)
+    elif kind == 3:
+        data += other[: rng.randrange(1, len(other) + 1)]
+    elif kind == 4:
+        at = rng.randrange(len(data))
+        data[at : at + rng.randrange(1, 9)] = rng.choice(_INSERTED)
+    elif kind == 5:
+        data *= rng.randrange(2, 4)
+    return bytes(data) or b"\0"
+
+
+class _Said(logging.Handler):
+    """What a broker logs as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(logging.Formatter().format(record))
+
+
+def _memory_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+def _steps(worst: Worst, port: str, data: bytes) -> list[float]:
+    return worst.do(data) if port == "broker" else worst.ask(port == "gateway", data)
+
+
+@click.command()
+@click.option("--inputs", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+def main(inputs: int, seed: int) -> None:
+    """Exit code 1 if a step took longer than the limit, or the broker logged an error."""
+    said = _Said()
+    logging.getLogger("metaq").addHandler(said)
+    rng = random.Random(seed)
+    longest: list[tuple[float, int, str, bytes]] = []
+    above = 0
+    with tempfile.TemporaryDirectory() as directory:
+        worst = Worst(Path(directory))
+        chosen = samples()
+        weights = []
+        for sample in chosen:
+            spent = [sum(_steps(worst, sample.port, sample.data)) for _ in range(_WARM_UP)]
+            weights.append(1 / max(0.0005, min(spent)))
+        click.echo(f"{len(chosen)} samples, {_memory_mib()} MiB")
+        began = time.monotonic()
+        for number in range(inputs):
+            sample, other = rng.choices(chosen, weights, k=2)
+            data = mutated(rng, sample.data, other.data)
+            step_ms = max(_steps(worst, sample.port, data), default=0.0) * 1e3
+            above += step_ms > LIMIT_MS
+            entry = (step_ms, number, sample.name, data[:200])
+            if len(longest) < _SHOWN:
+                heapq.heappush(longest, entry)
+            else:
+                heapq.heappushpop(longest, entry)
+            if not (number + 1) % 20_000:
+                click.echo(f"{number + 1} inputs, {time.monotonic() - began:.0f} s, {_memory_mib()} MiB")
+    for step_ms, number, name, data in sorted(longest, reverse=True):
+        click.echo(f"{step_ms:7.1f} ms  input {number}: {name}: {data!r}")
+    click.echo(
+        f"{inputs} inputs, seed {seed}: {above} above {LIMIT_MS:g} ms, longest {max(longest)[0]:.1f} ms,"
+        f" peak {_memory_mib()} MiB, {len(said.lines)} errors logged"
+    )
+    for line in said.lines[:_SHOWN]:
+        click.echo(line)
+    sys.exit(1 if above or said.lines else 0)
+
+
+if __name__ == "__main__":
+    main()
