@@ -78,8 +78,10 @@ component: $(STAMP) ## component tests only, on the checkout: real sockets and t
 integration: $(STAMP) java ## integration tests only, on the checkout
 	$(VENV)/bin/python -m pytest $(PARALLEL) tests/integration
 
-demo: $(STAMP) java ## the main job on real input: cluster, producers, rebalancing consumers, Spark
-	$(VENV)/bin/metaq demo
+demo: java | python ## the main job on real input: cluster, producers, rebalancing consumers, Spark
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@test -e $(STAMP) || { echo "metaq and the flights are installed into $(VENV):"; $(VENV)/bin/python -m pip install --editable '.[demo]'; }
+	$(VENV)/bin/metaq demo --install-spark
 
 bench: $(STAMP) java maven ## metaq beside Java metaq 1.4.6.2, Kafka, RocketMQ and Spark's Kafka source; writes bench/*.md
 	code=0; for each in bench bench.spark_memory bench.spark_peer; do $(VENV)/bin/python -m $$each || code=1; done; exit $$code

@@ -17,7 +17,7 @@ from .output import echo
 from .servers import locked_directory, stop_signal
 from .zookeepers import zookeeper_server_option
 
-__all__ = ["up"]
+__all__ = ["commands_to_try", "up"]
 
 DEFAULT_TOPIC = TopicSpec("test", 1)
 
@@ -140,11 +140,12 @@ def up(
             listed = ", ".join(f"{broker_id} at {address}" for broker_id, address in enumerate(cluster.addresses))
             names = [topic.name for topic in served]
             echo(f"zookeeper serves at {cluster.connect_string}; brokers {listed}; topics {', '.join(names)}")
-            echo(_to_try(cluster.connect_string, names[0]))
+            echo(commands_to_try(cluster.connect_string, names[0]))
             cluster.watch(stop.wait)
 
 
-def _to_try(connect_string: str, topic: str) -> str:
+def commands_to_try(connect_string: str, topic: str) -> str:
+    """For somebody who has a cluster now."""
     return f"""try, in another terminal:
   export METAQ_ZK={connect_string}
   echo hello | metaq produce --topic {topic}

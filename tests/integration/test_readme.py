@@ -46,7 +46,7 @@ def test_make_demo_is_the_demo_that_has_tests_of_its_own():
     told = subprocess.run(
         ["make", "--no-print-directory", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert told.splitlines()[-1] == ".venv/bin/metaq demo"
+    assert told.splitlines()[-1] == ".venv/bin/metaq demo --install-spark"
 
 
 @pytest.fixture(scope="module")

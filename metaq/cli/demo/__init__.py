@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -32,7 +34,11 @@ PIPE_COLUMNS = 100
     type=click.Path(path_type=Path),
     help="Keep data and logs there; default: a directory that is removed.",
 )
-def demo(flights: int | None, brokers: int, rate: int, data_dir: Path | None) -> int:
+@click.option("--keep", is_flag=True, help="Leave the cluster running until Ctrl-C, to play with.")
+@click.option(
+    "--install-spark", is_flag=True, help="Install PySpark (500 MB) while the demo has begun, if it is not there."
+)
+def demo(flights: int | None, brokers: int, rate: int, data_dir: Path | None, keep: bool, install_spark: bool) -> int:
     """Show the whole system at work on the flights that left New York City in 2013.
 
     Starts a cluster, sends all flights as JSON, consumes them with a group that one process joins and one dies in,
@@ -42,26 +48,33 @@ def demo(flights: int | None, brokers: int, rate: int, data_dir: Path | None) ->
     Example
       metaq demo
       metaq demo --flights 50000 --data-dir /tmp/metaq-demo
+      metaq demo --keep
     """
     signal.signal(signal.SIGTERM, _interrupt)
     if data_dir is not None:
-        return _play(flights, brokers, rate, data_dir)
+        return _play(flights, brokers, rate, data_dir, keep, install_spark)
     with tempfile.TemporaryDirectory(prefix="metaq-demo-") as directory:
-        return _play(flights, brokers, rate, Path(directory))
+        return _play(flights, brokers, rate, Path(directory), keep, install_spark)
 
 
-def _play(flights: int | None, brokers: int, rate: int, directory: Path) -> int:
+def _play(flights: int | None, brokers: int, rate: int, directory: Path, keep: bool, install_spark: bool) -> int:
     from ..output import console
     from ..servers import locked_directory
+    from ..up import commands_to_try
     from .flights import carrier_names
     from .report import Report
-    from .story import Script, play
+    from .story import FLIGHTS, Script, play
 
     report = Report(console(sys.stdout, pipe_columns=PIPE_COLUMNS))
     with locked_directory("--data-dir", directory):
-        outcome = play(Script(directory.resolve(), brokers=brokers, flights=flights, rate=rate), report)
-    report.carriers(outcome, carrier_names())
-    report.summary(outcome)
+        script = Script(directory.resolve(), brokers=brokers, flights=flights, rate=rate, install_spark=install_spark)
+        with play(script, report) as (outcome, connect_string):
+            report.carriers(outcome, carrier_names())
+            report.summary(outcome)
+            if keep:
+                report.say(f"the cluster serves until you press Ctrl-C; {commands_to_try(connect_string, FLIGHTS)}")
+                with suppress(KeyboardInterrupt):
+                    threading.Event().wait()
     return 1 if outcome.failures else 0
 
 

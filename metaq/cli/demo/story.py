@@ -28,6 +28,7 @@ from .flights import FLIGHTS as FLIGHT_COUNT
 from .flights import CarrierDelay, delays_in, flights_table, json_messages, mean_delays
 from .group import ConsumerGroup, GroupSettings, Rebalance
 from .report import DemoFigures, Report
+from .spark_install import INSTALL_SECONDS, SparkInstallation, is_missing
 
 __all__ = ["Script", "play"]
 
@@ -53,19 +54,32 @@ class Script:
     session_seconds: float = 4.0
     join_at: float = 0.25
     kill_at: float = 0.5
+    install_spark: bool = False
+    """Install PySpark meanwhile, if it is not there."""
 
 
-def play(script: Script, report: Report) -> DemoFigures:
-    """Run everything below `script.directory`; all processes have ended when it returns or raises."""
+@contextmanager
+def play(script: Script, report: Report) -> Iterator[tuple[DemoFigures, str]]:
+    """Run everything below `script.directory`. Yields the figures, and the connect string of the cluster, which serves
+    until the block ends; then all processes have ended, as they have if it raises."""
     began = time.monotonic()
+    with _spark_installation(script, report) as installation, _cluster(script, report) as local:
+        figures = _play(script, report, local, installation, began)
+        yield figures, local.connect_string
+
+
+def _play(
+    script: Script, report: Report, local: LocalCluster, installation: SparkInstallation | None, began: float
+) -> DemoFigures:
     table = flights_table().head(script.flights or FLIGHT_COUNT)
-    with _cluster(script, report) as local, Cluster(local.connect_string) as cluster:
+    with Cluster(local.connect_string) as cluster:
         send_rate = _send(local.connect_string, table, report)
         settings = GroupSettings(
             local.connect_string, GROUP, FLIGHTS, script.directory, script.rate, script.session_seconds
         )
         histories, rebalances = _consume(ConsumerGroup(cluster, settings), cluster, script, len(table), report)
         lag = _lag(cluster, GROUP)
+        _wait_for(installation, began + INSTALL_SECONDS, report)
         spark_seconds = _run_spark(cluster, local.connect_string, script.directory, report)
         by_spark = _read_delays(cluster)
     return DemoFigures(
@@ -79,6 +93,26 @@ def play(script: Script, report: Report) -> DemoFigures:
         by_pandas=mean_delays(table),
         seconds=time.monotonic() - began,
     )
+
+
+@contextmanager
+def _spark_installation(script: Script, report: Report) -> Iterator[SparkInstallation | None]:
+    if not (script.install_spark and is_missing()):
+        yield None
+        return
+    report.say("PySpark (500 MB), for the last step, is installed meanwhile")
+    installation = SparkInstallation(script.directory)
+    try:
+        yield installation
+    finally:
+        installation.stop()
+
+
+def _wait_for(installation: SparkInstallation | None, deadline: float, report: Report) -> None:
+    if installation is not None:
+        with report.waiting("PySpark is being installed"):
+            ended = wait_until(lambda: not installation.running, deadline)
+        installation.finish(report, ended)
 
 
 @contextmanager

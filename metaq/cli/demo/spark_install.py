@@ -1,0 +1,61 @@
+"""PySpark, installed while the demo has begun: its 500 MB are needed for the last step only."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.metadata import requires
+from importlib.util import find_spec
+from pathlib import Path
+
+from metaq.protocol.errors import ClientError, RequestTimedOut
+
+from ..servers import Child
+from .report import Report
+
+__all__ = ["SparkInstallation", "is_missing", "main", "requirements"]
+
+INSTALL_SECONDS = 1800.0
+"""Longest time from the demo's begin: a slow network is none of the demo's faults."""
+
+
+def is_missing() -> bool:
+    """Whether a module of the extra `spark` is not there."""
+    return any(find_spec(module) is None for module in ("pyspark", "pyarrow", "pandas"))
+
+
+def requirements(extra: str) -> list[str]:
+    """What this metaq says that it needs for one of its extras."""
+    marked = (each.partition(";") for each in requires("metaq") or ())
+    return [name.strip() for name, _, marker in marked if f"extra == '{extra}'" in marker.replace('"', "'")]
+
+
+class SparkInstallation:
+    """pip as a child process, from now on. Main thread."""
+
+    def __init__(self, directory: Path) -> None:
+        """directory: for its log."""
+        self._pip = Child("pip", requirements("spark"), directory / "pip.log", module=__name__)
+
+    def finish(self, report: Report, ended: bool) -> None:
+        """Raises ClientError if it failed, RequestTimedOut if it has not `ended`."""
+        if not ended:
+            raise RequestTimedOut(f"PySpark was not installed within {INSTALL_SECONDS:.0f} s: {self._pip.last_words()}")
+        if code := self._pip.stop():
+            raise ClientError(f"pip ended with exit code {code}: {self._pip.last_words()} (log: {self._pip.log})")
+        report.say("PySpark is installed")
+
+    @property
+    def running(self) -> bool:
+        return self._pip.running
+
+    def stop(self) -> None:
+        """End it, if it runs still."""
+        self._pip.stop()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """What the child does: `pip install ARGUMENT …`."""
+    sys.argv = ["pip", "install", "--disable-pip-version-check", *arguments]
+    runpy.run_module("pip", run_name="__main__", alter_sys=True)
