@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests
 
-.PHONY: help venv wheel check test unit component integration demo bench proof cuts failovers histories clean types python java maven
+.PHONY: help venv wheel check test unit component integration demo bench proof cuts failovers standalone histories clean types python java maven
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,7 +95,7 @@ FAILOVERS ?= 10
 JAVA_FAILOVERS ?= 20
 ROLLING_RESTARTS ?= 5
 FAILOVER_FILES ?= .failovers
-proof: cuts failovers ## both of the following: hours
+proof: cuts failovers standalone ## all of the following: hours
 
 cuts: $(STAMP) ## thousands of power cuts and every byte damaged: make cuts CUTS=3000 FLIPS=0 SEED=1 (FLIPS=0: every byte)
 	$(VENV)/bin/python -m tests.power --cuts $(CUTS) --flips $(FLIPS) --seed $(SEED) --jobs $(JOBS)
@@ -105,6 +105,9 @@ failovers: $(STAMP) java maven ## broker sets whose leaders fail or are restarte
 	$(VENV)/bin/python -m tests.failovers --rolling --java --nodes 2 --seed $(SEED) --failovers $(ROLLING_RESTARTS) \
 	  --directory $(FAILOVER_FILES)/rolling
 	$(VENV)/bin/python -m tests.failovers.java --failovers $(JAVA_FAILOVERS) --directory $(FAILOVER_FILES)
+
+standalone: $(STAMP) java ## integration tests on the standalone ZooKeeper; `make integration` has them on Apache's
+	METAQ_TEST_ZOOKEEPER=standalone $(VENV)/bin/python -m pytest $(PARALLEL) tests/integration
 
 RUNS ?= 20
 RUN_SECONDS ?= 60

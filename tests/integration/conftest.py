@@ -13,7 +13,8 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq import Producer
-from metaq.coordination.embedded import QUICK_JVM_OPTIONS, EmbeddedZooKeeper
+from metaq.coordination.embedded import QUICK_JVM_OPTIONS
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.session import ZkSession
 from tests.broker_process import RunningBroker
 from tests.integration.cli_helpers import Up, start_up, stop
@@ -22,6 +23,7 @@ from tests.integration.coordination_helpers import make_chroot, session_at
 from tests.integration.installation import build_distributions
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
+from tests.zookeepers import zookeeper_process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,10 +84,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    """ZooKeeper's own server on a free port; `.connect_string`. Ticks of 100 ms: sessions may expire after 0.2 s."""
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperProcess]:
+    """A server on a free port; `.connect_string`. Ticks of 100 ms: sessions may expire after 0.2 s."""
     directory: Path = tmp_path_factory.mktemp("zookeeper")
-    with EmbeddedZooKeeper(directory, tick_time_ms=100) as server:
+    with zookeeper_process(directory, tick_time_ms=100) as server:
         yield server
 
 
@@ -137,7 +139,7 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def chroot(zookeeper: EmbeddedZooKeeper) -> str:
+def chroot(zookeeper: ZooKeeperProcess) -> str:
     """Connect string with a chroot of this test's own."""
     return make_chroot(f"{zookeeper.connect_string}/test-{next(_numbers)}")
 
@@ -186,7 +188,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module", params=KINDS)
 def side(
-    request: pytest.FixtureRequest, zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Side]:
     """A broker of either kind, configured by the module's TOPICS and SYSTEM, and an application of the Java client."""
     require_java()

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from metaq.coordination.brokers import ClusterView
-from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.protocol.record import checksum
 from metaq.protocol.text import encode_get, encode_put, parse_put_result
 from tests.broker_process import RunningBroker, server_ini
 from tests.waiting import DEADLINE, eventually
+from tests.zookeepers import zookeeper_process
 
 
 def put(topic, body=b"hello"):
@@ -58,7 +58,7 @@ def test_a_stopping_broker_leaves_zookeeper_first_and_serves_a_little_longer(tmp
 
 
 def test_a_second_signal_ends_the_grace_also_while_the_broker_still_leaves_zookeeper(tmp_path):
-    with EmbeddedZooKeeper(tmp_path / "zk") as zookeeper:
+    with zookeeper_process(tmp_path / "zk") as zookeeper:
         assert zookeeper.pid is not None
         ini = zookeeper_ini(tmp_path, zookeeper.connect_string, {"t": ""}, grace_seconds=10 * DEADLINE)
         with RunningBroker(tmp_path, ini) as broker:

@@ -7,7 +7,8 @@ import pytest
 
 from metaq import HalfOutcome, Producer, TopicPartition
 from metaq.client.questions.cluster import Cluster
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from tests.zookeepers import zookeeper_process
 
 from .cli_helpers import Operator, start, stop
 from .client_cluster import Brokers, running_brokers
@@ -25,14 +26,14 @@ def _undecided(_message: object) -> HalfOutcome:
 
 
 @pytest.fixture(scope="module")
-def patient_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+def patient_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperProcess]:
     directory = tmp_path_factory.mktemp("zookeeper")
-    with EmbeddedZooKeeper(directory, max_session_timeout_ms=int(SESSION_SECONDS * 1000)) as server:
+    with zookeeper_process(directory, max_session_timeout_ms=int(SESSION_SECONDS * 1000)) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def brokers(patient_zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+def brokers(patient_zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     connect = patient_zookeeper.connect_string
     directory = tmp_path_factory.mktemp("brokers")
     with running_brokers(connect, directory, {"trades": 2, "probes": 1}, 2, session_seconds=SESSION_SECONDS) as brokers:

@@ -15,9 +15,10 @@ import pytest
 from metaq import Consumer, ConsumerConfig, LocalMessageStore, OrderedProducer, Producer, ProducerConfig, TopicBrowser
 from metaq.client.questions.cluster import Cluster
 from metaq.client.timers import END_SECONDS
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.waiting import DEADLINE, assert_within, eventually
+from tests.zookeepers import zookeeper_process
 
 TIMEOUT = 2.0
 BOUND = TIMEOUT + END_SECONDS + 0.5
@@ -27,21 +28,21 @@ Hung = Callable[[], list[int]]
 
 
 @pytest.fixture(scope="module")
-def own_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+def own_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperProcess]:
     """Not the one of all tests: it is stopped here."""
-    with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), tick_time_ms=500) as server:
+    with zookeeper_process(tmp_path_factory.mktemp("zookeeper"), tick_time_ms=500) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def brokers(own_zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+def brokers(own_zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     directory = tmp_path_factory.mktemp("brokers")
     with running_brokers(own_zookeeper.connect_string, directory, {"t": 4}, session_seconds=30.0) as brokers:
         yield brokers
 
 
 @pytest.fixture(params=["zookeeper", "broker", "both"])
-def hung(request: pytest.FixtureRequest, own_zookeeper: EmbeddedZooKeeper, brokers: Brokers) -> Hung:
+def hung(request: pytest.FixtureRequest, own_zookeeper: ZooKeeperProcess, brokers: Brokers) -> Hung:
     def pids() -> list[int]:
         assert own_zookeeper.pid is not None
         zookeeper, broker = own_zookeeper.pid, brokers.running[0].process.pid

@@ -10,31 +10,32 @@ import pytest
 
 from metaq.client.consumer.watches import SessionWatch
 from metaq.client.timers import Timers
-from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.group import GroupMembership
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.session import ZkSession
 from tests.integration.coordination_helpers import Relay, session_at
 from tests.waiting import eventually
+from tests.zookeepers import zookeeper_process
 
 ASKED_SECONDS = 30.0
 GRANTED_SECONDS = 3.0
 
 
 @pytest.fixture
-def strict_server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
+def strict_server(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
     longest = int(GRANTED_SECONDS * 1000)
-    with EmbeddedZooKeeper(tmp_path / "zk", tick_time_ms=100, max_session_timeout_ms=longest) as server:
+    with zookeeper_process(tmp_path / "zk", tick_time_ms=100, max_session_timeout_ms=longest) as server:
         yield server
 
 
 @pytest.fixture
-def relay(strict_server: EmbeddedZooKeeper) -> Iterator[Relay]:
+def relay(strict_server: ZooKeeperProcess) -> Iterator[Relay]:
     relay = Relay(strict_server.connect_string)
     yield relay
     relay.close()
 
 
-def test_the_session_timeout_is_the_one_that_was_granted(strict_server: EmbeddedZooKeeper) -> None:
+def test_the_session_timeout_is_the_one_that_was_granted(strict_server: ZooKeeperProcess) -> None:
     session = ZkSession(strict_server.connect_string, session_timeout=ASKED_SECONDS)
     assert session.session_timeout == ASKED_SECONDS
     with session:
@@ -42,7 +43,7 @@ def test_the_session_timeout_is_the_one_that_was_granted(strict_server: Embedded
 
 
 def test_a_member_that_is_cut_off_hands_nothing_out_when_another_can_own_its_partitions(
-    strict_server: EmbeddedZooKeeper, relay: Relay
+    strict_server: ZooKeeperProcess, relay: Relay
 ) -> None:
     timers = Timers("test")
     with (

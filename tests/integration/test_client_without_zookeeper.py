@@ -1,16 +1,16 @@
 """A consumer whose ZooKeeper is gone for so long that its partitions may be another's."""
 
 from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
-from metaq.coordination.embedded import EmbeddedZooKeeper
 from tests.integration.client_cluster import read, running_brokers
 from tests.waiting import eventually
+from tests.zookeepers import zookeeper_process
 
 SESSION_SECONDS = 30.0
 
 
 def test_nothing_is_handed_out_after_a_third_of_the_session_without_zookeeper_and_it_goes_on_afterwards(tmp_path):
     config = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS)
-    server = EmbeddedZooKeeper(tmp_path / "zookeeper")
+    server = zookeeper_process(tmp_path / "zookeeper")
     server.start()
     try:
         connect = server.connect_string

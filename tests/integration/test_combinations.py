@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.server_ini import Topics
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from tests.integration.combinations.declared import KINDS, Combination, declared
 from tests.integration.combinations.world import World
 from tests.integration.java_peers import require_java
@@ -53,7 +53,7 @@ class Prepared:
 
 @pytest.fixture(scope="module")
 def prepared(
-    request: pytest.FixtureRequest, zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prepared]:
     require_java()
     functions: list[Any] = [item for item in request.session.items if item.path == request.path]

@@ -13,8 +13,8 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from metaq.cli import app
 from metaq.coordination import kazoo_client
-from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.group import GroupMembership
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import SessionEvent, ZkSession
@@ -25,12 +25,13 @@ from tests.integration.client_cluster import running_brokers
 from tests.integration.coordination_helpers import SESSION_TIMEOUT, expire, make_chroot, session_at, wait_for
 from tests.integration.gate import Gate
 from tests.waiting import DEADLINE, assert_within
+from tests.zookeepers import zookeeper_process
 
 
 @pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
+def own_server(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
     """A server that the test may stop."""
-    with EmbeddedZooKeeper(tmp_path / "zk", tick_time_ms=100) as server:
+    with zookeeper_process(tmp_path / "zk", tick_time_ms=100) as server:
         yield server
 
 
@@ -50,7 +51,7 @@ class Recorder:
 # --- starting and ending ----------------------------------------------------------------------------------------------
 
 
-def test_a_missing_chroot_is_created_with_its_parents_for_brokers_only(zookeeper: EmbeddedZooKeeper, chroot: str):
+def test_a_missing_chroot_is_created_with_its_parents_for_brokers_only(zookeeper: ZooKeeperProcess, chroot: str):
     connect = chroot + "/a/b"
     node = connect.removeprefix(zookeeper.connect_string)
     with session_at(zookeeper.connect_string) as other:
@@ -190,7 +191,7 @@ def test_the_command_line_waits_as_long_as_it_is_told(
     assert "--zk-timeout" in capsys.readouterr().err
 
 
-def test_a_broker_waits_for_a_zookeeper_that_is_started_with_it_and_says_so(own_server: EmbeddedZooKeeper, caplog):
+def test_a_broker_waits_for_a_zookeeper_that_is_started_with_it_and_says_so(own_server: ZooKeeperProcess, caplog):
     own_server.stop()
     session = ZkSession(own_server.connect_string)
 
@@ -237,7 +238,7 @@ def test_closing_ends_the_session_on_the_server_at_once(session: ZkSession, chro
         assert not other.alive
 
 
-def test_closing_is_bounded_when_no_server_answers(own_server: EmbeddedZooKeeper):
+def test_closing_is_bounded_when_no_server_answers(own_server: ZooKeeperProcess):
     def attempt() -> float:
         session = ZkSession(own_server.connect_string, session_timeout=60.0)
         session.start()
@@ -252,7 +253,7 @@ def test_closing_is_bounded_when_no_server_answers(own_server: EmbeddedZooKeeper
     assert_within(8, attempt)
 
 
-def test_leaving_does_not_wait_for_a_zookeeper_that_is_away(own_server: EmbeddedZooKeeper, caplog):
+def test_leaving_does_not_wait_for_a_zookeeper_that_is_away(own_server: ZooKeeperProcess, caplog):
     def attempt() -> float:
         with session_at(own_server.connect_string, timeout=60.0) as session:
             broker = BrokerRegistration(session, BrokerAddress(0, None, "127.0.0.1", 8123))
@@ -286,7 +287,7 @@ def test_an_expiry_is_told_in_order_on_our_own_thread(session: ZkSession):
     assert session.session_id != before
 
 
-def test_a_restart_of_zookeeper_keeps_the_session_and_its_nodes(own_server: EmbeddedZooKeeper):
+def test_a_restart_of_zookeeper_keeps_the_session_and_its_nodes(own_server: ZooKeeperProcess):
     with session_at(own_server.connect_string, timeout=60.0) as session:
         seen, before = Recorder(session), session.session_id
         session.nodes.write(before, [create_ephemeral("/mine", b"")])
@@ -382,7 +383,7 @@ def test_a_watch_survives_the_expiry_of_its_session(session: ZkSession, chroot: 
     children.wait_for("a", "b")
 
 
-def test_a_watch_survives_a_restart_of_zookeeper_and_sees_what_happened_meanwhile(own_server: EmbeddedZooKeeper):
+def test_a_watch_survives_a_restart_of_zookeeper_and_sees_what_happened_meanwhile(own_server: ZooKeeperProcess):
     with session_at(own_server.connect_string, timeout=60.0) as session:
         session.nodes.ensure(["/w/a"])
         children = Children(session, "/w")
@@ -413,7 +414,7 @@ def test_a_write_of_an_expired_session_is_refused_and_changes_nothing(session: Z
     assert session.nodes.get("/late") is None
 
 
-def test_a_write_queued_without_a_connection_is_not_sent_on_the_next_session(own_server: EmbeddedZooKeeper):
+def test_a_write_queued_without_a_connection_is_not_sent_on_the_next_session(own_server: ZooKeeperProcess):
     """kazoo keeps it in its queue over the expiry of the session and would send it."""
     with session_at(own_server.connect_string, timeout=2.0) as session:
         fence = session.session_id
@@ -440,7 +441,7 @@ def test_a_write_queued_without_a_connection_is_not_sent_on_the_next_session(own
         assert not node.data
 
 
-def test_a_write_that_waited_too_long_is_not_sent_later(own_server: EmbeddedZooKeeper):
+def test_a_write_that_waited_too_long_is_not_sent_later(own_server: ZooKeeperProcess):
     with session_at(own_server.connect_string, timeout=60.0) as session:
         session.nodes.ensure(["/target"])
         session.nodes._timeout = 0.5
@@ -493,7 +494,7 @@ def test_thousands_of_nodes_are_written_and_read_in_pipelines(session: ZkSession
     assert session.nodes.get_many([*paths, "/missing"]) == [(None, 0)] * 2_500 + [None]
 
 
-def test_requests_time_out_with_the_connect_string(own_server: EmbeddedZooKeeper):
+def test_requests_time_out_with_the_connect_string(own_server: ZooKeeperProcess):
     with session_at(own_server.connect_string, timeout=SESSION_TIMEOUT) as session:
         session.nodes._timeout = 0.5
         own_server.stop()

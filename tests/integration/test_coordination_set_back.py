@@ -9,11 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 from metaq import Consumer, ConsumerConfig, Message, Producer, ProducerConfig, SharedConfig, SharedConsumer, browse
-from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.protocol.errors import MetaqError
 from tests.integration.client_cluster import running_brokers
 from tests.integration.set_nodes import set_nodes
 from tests.waiting import eventually
+from tests.zookeepers import data_of, zookeeper_process
 
 SESSION_SECONDS = 2.0
 POLLED = 20
@@ -68,7 +68,7 @@ class Sender:
 
 
 def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_copy(tmp_path: Path) -> None:
-    server = EmbeddedZooKeeper(tmp_path / "zk", tick_time_ms=100)
+    server = zookeeper_process(tmp_path / "zk", tick_time_ms=100)
     config = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
     server.start()
     with running_brokers(
@@ -117,7 +117,7 @@ def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_cop
                 return time.monotonic() - began
 
             goes_on()
-            data, copy = server.data_dir / "data", tmp_path / "copy"
+            data, copy = data_of(server), tmp_path / "copy"
             server.stop()
             shutil.copytree(data, copy)
             shutil.rmtree(data)
@@ -148,7 +148,7 @@ def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_cop
 
 def test_a_broker_set_waits_for_an_operators_choice_which_its_living_nodes_carry_out(tmp_path: Path) -> None:
     """Nobody knows who was in sync. (Some seconds: real nodes must live through a ZooKeeper that is emptied.)"""
-    server = EmbeddedZooKeeper(tmp_path / "zk", tick_time_ms=100)
+    server = zookeeper_process(tmp_path / "zk", tick_time_ms=100)
     server.start()
     with set_nodes(tmp_path, server.connect_string, {"t": ""}) as nodes:
         nodes.start("a", "b")
@@ -156,7 +156,7 @@ def test_a_broker_set_waits_for_an_operators_choice_which_its_living_nodes_carry
         with Producer(nodes.connect) as producer:
             producer.send("t", b"before")
         server.stop()
-        shutil.rmtree(server.data_dir / "data")
+        shutil.rmtree(data_of(server))
         server.start()
         eventually(lambda: set(nodes.view().nodes) == {"a", "b"}, what="the nodes' return")
         view = nodes.view()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.server_ini import Topics
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import Connection
@@ -27,7 +27,7 @@ TOPICS: Topics = {
 
 
 @pytest.fixture(scope="module")
-def ours(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
+def ours(zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
     require_java()
     directory: Path = tmp_path_factory.mktemp("administered")
     modules = directory / "modules"

@@ -12,7 +12,7 @@ from bench.javapeer import JavaClient
 from bench.processes import Server
 from bench.server_ini import Topics
 from metaq import Producer
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import Broker, Side, running_side
 from tests.waiting import eventually
@@ -29,7 +29,7 @@ JAVA_DEFAULT_MAX_DELAY_MS = 5000  # a pause of half a second after each 301
 
 
 @pytest.fixture(scope="module")
-def ours(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
+def ours(zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
     require_java()
     directory: Path = tmp_path_factory.mktemp("filters")
     modules = directory / "modules"

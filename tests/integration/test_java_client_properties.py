@@ -8,7 +8,7 @@ import pytest
 
 from bench.server_ini import Topics
 from metaq import Consumer, Producer, ProducerConfig
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import Side, running_side
 from tests.waiting import DEADLINE, eventually
@@ -18,7 +18,7 @@ LONG = b"again and again " * 200
 
 
 @pytest.fixture(scope="module")
-def ours(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
+def ours(zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
     require_java()
     connect = f"{zookeeper.connect_string}/java-properties"
     with running_side("ours", connect, tmp_path_factory.mktemp("ours") / "side", TOPICS) as side:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from bench.javapeer import JavaBroker
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from tests.integration.coordination_helpers import make_chroot
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import ON_DISK_WHEN_ANSWERED, Application, OurBroker, decoded
@@ -29,7 +29,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     require_java()
     directory = tmp_path_factory.mktemp("pair")
     connect = f"{zookeeper.connect_string}/{directory.name}"

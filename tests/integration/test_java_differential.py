@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.protocol.record import checksum
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
@@ -175,7 +175,7 @@ def comparable(side: Side, request: bytes, answer: bytes | None) -> bytes | None
 
 
 @pytest.fixture(scope="module")
-def sides(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Side]]:
+def sides(zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Side]]:
     require_java()
     directory = tmp_path_factory.mktemp("differential")
     paths: list[Path] = [directory / kind for kind in KINDS]

@@ -12,7 +12,7 @@ import pytest
 
 from metaq import AtKey, AtMessage, Consumer, Last, Producer, SendResult, TopicPartition
 from metaq.client.questions.cluster import Cluster
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.protocol.errors import MessageNotFound
 from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import Brokers, read, running_brokers
@@ -88,7 +88,7 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     directory = tmp_path_factory.mktemp("brokers")
     chroot = f"{zookeeper.connect_string}/found"
     with running_brokers(chroot, directory, {"orders": 2}, 2, SEGMENT_BYTES) as brokers:

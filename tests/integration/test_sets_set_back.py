@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_records import SetState, format_set_state
 from metaq.coordination.znodes import set_data
@@ -19,6 +19,7 @@ from tests.integration.cli_helpers import Operator
 from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.integration.test_sets_identity import elect, in_sync, says, send, stored
 from tests.waiting import eventually
+from tests.zookeepers import data_of, zookeeper_process
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -29,7 +30,7 @@ STAND_SECONDS = 3.0
 class Cluster:
     """A set, and its ZooKeeper, whose data are copied and put back."""
 
-    def __init__(self, directory: Path, server: EmbeddedZooKeeper, nodes: SetNodes) -> None:
+    def __init__(self, directory: Path, server: ZooKeeperProcess, nodes: SetNodes) -> None:
         self.nodes = nodes
         self.operator = Operator(nodes.connect)
         self._server = server
@@ -37,13 +38,13 @@ class Cluster:
 
     def copy(self) -> None:
         self._server.stop()
-        shutil.copytree(self._server.data_dir / "data", self._copy)
+        shutil.copytree(data_of(self._server), self._copy)
         self._server.start()
 
     def set_back(self) -> None:
         self._server.stop()
-        shutil.rmtree(self._server.data_dir / "data")
-        shutil.copytree(self._copy, self._server.data_dir / "data")
+        shutil.rmtree(data_of(self._server))
+        shutil.copytree(self._copy, data_of(self._server))
         self._server.start()
 
     def pause(self, name: str) -> None:
@@ -68,7 +69,7 @@ class Cluster:
 
 @contextmanager
 def cluster(directory: Path, *names: str) -> Iterator[Cluster]:
-    server = EmbeddedZooKeeper(directory / "zk", tick_time_ms=100)
+    server = zookeeper_process(directory / "zk", tick_time_ms=100)
     server.start()
     with set_nodes(directory, server.connect_string, {"t": "numPartitions=1"}) as nodes:
         nodes.start(*names)
