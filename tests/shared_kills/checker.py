@@ -8,17 +8,19 @@ from typing import NamedTuple
 
 __all__ = ["Confirmed", "Event", "Handed", "Released", "parse", "problems"]
 
-SLACK_SECONDS = 1.0
-"""A lease begins when the broker decides, and its member hears of it later: at most so much on a busy machine."""
+SLACK_SECONDS = 2.0
+"""A lease begins when the broker decides; its member hears of it when that is on the disk, so much later at most."""
 
 
 class Handed(NamedTuple):
-    """A message was handed to a member."""
+    """A message was handed to a member. until: when the lease ends, as far as the member knows; the message may have
+    waited in the member before."""
 
     member: str
     offset: int
     attempts: int
     time: float
+    until: float
 
 
 class Released(NamedTuple):
@@ -49,7 +51,7 @@ def parse(member: str, lines: Iterable[str]) -> list[Event]:
             break
         kind, offset, *rest = line.split()
         if kind == "H":
-            events.append(Handed(member, int(offset), int(rest[0]), float(rest[1])))
+            events.append(Handed(member, int(offset), int(rest[0]), float(rest[1]), float(rest[2])))
         elif kind == "R":
             events.append(Released(member, int(offset), float(rest[0]), float(rest[1])))
         else:
@@ -57,7 +59,7 @@ def parse(member: str, lines: Iterable[str]) -> list[Event]:
     return events
 
 
-def problems(events: Sequence[Event], sent: Iterable[int], lease: float) -> list[str]:
+def problems(events: Sequence[Event], sent: Iterable[int]) -> list[str]:
     """One text for each. sent: the offsets of acknowledged messages; all of them have been acknowledged by members, as
     the broker says."""
     by_offset: dict[int, list[Event]] = defaultdict(list)
@@ -65,18 +67,18 @@ def problems(events: Sequence[Event], sent: Iterable[int], lease: float) -> list
         by_offset[event.offset].append(event)
     found = [f"message @{each} was never handed to anybody" for each in sent if not by_offset.get(each)]
     for offset, history in by_offset.items():
-        found += _of_one(offset, history, lease)
+        found += _of_one(offset, history)
     return found
 
 
-def _next_attempts(last: Handed, released: Released | None, time: float, lease: float) -> range:
+def _next_attempts(last: Handed, released: Released | None, time: float) -> range:
     """A release counts; the end of a lease does if the member had nothing else. A release may come after that, if the
     broker was away, or never, if its member was killed."""
-    is_counted = released is not None and time < last.time + lease - SLACK_SECONDS
+    is_counted = released is not None and time < last.until - SLACK_SECONDS
     return range(last.attempts + is_counted, last.attempts + 2)
 
 
-def _of_one(offset: int, history: Sequence[Event], lease: float) -> list[str]:
+def _of_one(offset: int, history: Sequence[Event]) -> list[str]:
     found: list[str] = []
     last: Handed | None = None
     released: Released | None = None
@@ -89,14 +91,15 @@ def _of_one(offset: int, history: Sequence[Event], lease: float) -> list[str]:
         else:
             if confirmed is not None:
                 found.append(f"@{offset} was handed to {event.member} after {confirmed.member} had acknowledged it")
-            if last is not None and event.attempts not in _next_attempts(last, released, event.time, lease):
+            if last is not None and event.attempts not in _next_attempts(last, released, event.time):
                 found.append(f"@{offset} came with attempt {event.attempts} after {last.attempts}")
             if released is not None:
                 if event.time < released.time + released.delay:
                     found.append(f"@{offset} came {released.time + released.delay - event.time:.3f} s too early")
-            elif last is not None and event.time < last.time + lease - SLACK_SECONDS:
+            elif last is not None and event.time < last.until - SLACK_SECONDS:
                 found.append(
-                    f"@{offset} was handed to {event.member} {event.time - last.time:.3f} s after {last.member} got it"
+                    f"@{offset} was handed to {event.member} {last.until - event.time:.3f} s before the lease of "
+                    f"{last.member} ended"
                 )
             last, released = event, None
     return found

@@ -1,8 +1,8 @@
 """A member in a process of its own, which writes what it does to a file: one line for each, before it goes on.
 
-H offset attempts time     a message was handed to it
-R offset delay time        it is going to release it
-C offset time              its acknowledgement was confirmed
+H offset attempts time until  a message was handed to it
+R offset delay time           it is going to release it
+C offset time                 its acknowledgement was confirmed
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def main(port: int, path: str, lease: float, seed: int) -> None:
             acknowledged = []
             lost = consumer.counts[1]
             for message in consumer.poll(1.0, 5):
-                said.write(f"H {message.offset} {message.attempts} {time.monotonic():.6f}\n")
+                until = message.lease_until
+                said.write(f"H {message.offset} {message.attempts} {time.monotonic():.6f} {until:.6f}\n")
                 if rng.random() < 0.1:
                     said.write(f"R {message.offset} 0.3 {time.monotonic():.6f}\n")
                     consumer.release(message, delay=0.3)

@@ -24,7 +24,7 @@ from .member import GROUP, TOPIC
 
 __all__ = ["Outcome", "run"]
 
-LEASE_SECONDS = 3.0
+LEASE_SECONDS = 4.0
 RATE = 300.0
 BROKER_SHARE = 0.4
 """Of the kills; the others are members'."""
@@ -126,7 +126,7 @@ def run(directory: Path, seed: int, kills: int, members: int = 4, topic: str = "
     events = group.events()
     handed = [event for event in events if hasattr(event, "attempts")]
     return Outcome(
-        problems(events, sent, LEASE_SECONDS),
+        problems(events, sent),
         len(sent),
         len(handed),
         len(handed) - len({event.offset for event in handed}),
