@@ -103,7 +103,9 @@ LIMIT_MS = 20.0
 
 PARTITIONS = 10_240
 GROUPS = 10_000
-PENDINGS = 50_000
+HALVES = 50_000
+TIMERS = 1_000_000
+"""Delayed messages."""
 
 Requests: TypeAlias = Iterator[tuple[str, "bytes | Callable[[Worst], bytes]"]]
 """What it is, and its bytes, or what prepares the broker and gives them. A read brings as many small requests as fit:
@@ -565,7 +567,13 @@ def filled_topics(partitions: int) -> dict[str, int]:
     return {"many": partitions, "closed": partitions, "tagged": 1, "wide": 1, "keyed": 1}
 
 
-def fill(do: Callable[[bytes, str], object], partitions: int, groups: int, pendings: int) -> None:
+def _pending(properties: Mapping[str, str]) -> bytes:
+    flag, attribute = encode_attributes(reserved=properties)
+    flag |= DELAYED_FLAG
+    return encode_record(encode_body(b"", flag, attribute), 0, flag)
+
+
+def fill(do: Callable[[bytes, str], object], partitions: int, groups: int, halves: int, timers: int) -> None:
     """Much of everything. do(data, host): sends it from that address, and waits until it is done."""
 
     def send(topic: str, partition: int, records: list[bytes]) -> None:
@@ -586,10 +594,9 @@ def fill(do: Callable[[bytes, str], object], partitions: int, groups: int, pendi
         send("keyed", 0, keyed[start : start + 50_000])
     flag, attribute = encode_attributes(properties={f"p{number:x}": "" for number in range(8000)})
     send("wide", 0, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 200)
-    for name in ({"metaq.delay": "3600000"}, {"metaq.half": "bank"}):
-        flag, attribute = encode_attributes(reserved=name)
-        flag |= DELAYED_FLAG
-        send("t", 1, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * pendings)
+    for start in range(0, timers, 50_000):
+        send("t", 1, [_pending({"metaq.delay": f"{7_200_000 + start}"})] * min(50_000, timers - start))
+    send("t", 1, [_pending({"metaq.half": "bank"})] * halves)
     requests = [
         AcquireRequest("many", group % partitions, f"g{group}", "m", 1, 1 << 20, 60_000) for group in range(groups)
     ]
@@ -666,14 +673,21 @@ class _HttpTransport(StringTransport):
 class Worst:
     """A broker with much in it, and one request after the other."""
 
-    def __init__(self, directory: Path, partitions: int = PARTITIONS, groups: int = GROUPS, pendings: int = PENDINGS):
+    def __init__(
+        self,
+        directory: Path,
+        partitions: int = PARTITIONS,
+        groups: int = GROUPS,
+        halves: int = HALVES,
+        timers: int = TIMERS,
+    ):
         self.reactor = _MeasuredReactor()
         topics = "".join(
             f"[topic={name}]\nnumPartitions={count}\n" for name, count in filled_topics(partitions).items()
         )
         limits = f"[limits]\nsharedGroups={2 * groups}\n"  # those of the cases, too
         self.harness = Harness(directory, topics=topics + limits, reactor=self.reactor)
-        fill(self.do, partitions, groups, pendings)
+        fill(self.do, partitions, groups, halves, timers)
         self.harness.time += 3600  # the first checks are due
 
     # --- what a case needs --------------------------------------------------------------------------------------------

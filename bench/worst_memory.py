@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from bench.processes import free_port
-from bench.worst import FRAMES, GROUPS, PAGES, PARTITIONS, PENDINGS, TEXTS, fill, filled_topics
+from bench.worst import FRAMES, GROUPS, HALVES, PAGES, PARTITIONS, TEXTS, fill, filled_topics
 from metaq.broker.account import SPACE_READ_BYTES, Quotas
 from metaq.broker.configuration.settings import DEFAULT_MAX_PENDING_PUT_BYTES
 from metaq.broker.requests.reading import MAX_UNSENT_BYTES
@@ -210,7 +210,7 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="metaq-worst-memory-") as directory:
         broker = _Broker(Path(directory))
         with broker.running:
-            fill(broker.do, PARTITIONS, GROUPS, PENDINGS)
+            fill(broker.do, PARTITIONS, GROUPS, HALVES, HALVES)
             rest = broker.memory("VmRSS")
             print(f"at rest {rest / MEGABYTE:.0f} MB; above that:", flush=True)
             for case in _cases(words):
