@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 __all__ = ["did_you_mean", "published_nowhere", "topic_meant"]
@@ -11,6 +10,8 @@ __all__ = ["did_you_mean", "published_nowhere", "topic_meant"]
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
     """`did you mean 'trades'?`, or `otherwise` if no name is near."""
+    from difflib import get_close_matches  # only a mistake needs it
+
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 

@@ -11,19 +11,11 @@ from metaq.coordination.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, CorruptRecord, OffsetOutOfRange
 from metaq.protocol.limits import INT32_MAX
 
-from .config import (
-    BROWSE_BYTES,
-    ConsumerConfig,
-    check_call_backs,
-    check_number,
-    check_offset,
-    check_protocol,
-    check_where,
-    config_or_default,
-)
+from .config import BROWSE_BYTES, check_call_backs, check_number, check_offset, check_protocol, config_or_default
 from .consumer.core import Accept, ConsumerCore, OnDamaged
 from .consumer.fetcher import Fetcher
 from .consumer.polling import Poller
+from .consumer_config import ConsumerConfig, check_where
 from .durations import Duration, check_timeout, check_wait
 from .message import Message
 from .metadata import parse_address

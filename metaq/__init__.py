@@ -13,14 +13,14 @@ from .version import __version__
 if TYPE_CHECKING:
     from metaq import errors as errors
     from metaq.client.config import ConnectionConfig as ConnectionConfig
-    from metaq.client.config import ConsumerConfig as ConsumerConfig
     from metaq.client.config import ProducerConfig as ProducerConfig
-    from metaq.client.config import SharedConfig as SharedConfig
     from metaq.client.consumer.consumer import Consumer as Consumer
     from metaq.client.consumer.listener import RetryLater as RetryLater
     from metaq.client.consumer.rejected import LocalRecoverStore as LocalRecoverStore
     from metaq.client.consumer.rejected import drop_message as drop_message
     from metaq.client.consumer.retry import Retry as Retry
+    from metaq.client.consumer_config import ConsumerConfig as ConsumerConfig
+    from metaq.client.consumer_config import SharedConfig as SharedConfig
     from metaq.client.dead_letters import DeadLetter as DeadLetter
     from metaq.client.dead_letters import DeadLetters as DeadLetters
     from metaq.client.dead_letters import Redriven as Redriven
@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from metaq.protocol.transactions import XaVote as XaVote
 
 _NAMES = {
-    "client.config": ("ConnectionConfig", "ConsumerConfig", "ProducerConfig", "SharedConfig"),
+    "client.config": ("ConnectionConfig", "ProducerConfig"),
+    "client.consumer_config": ("ConsumerConfig", "SharedConfig"),
     "client.consumer.consumer": ("Consumer",),
     "client.consumer.listener": ("RetryLater",),
     "client.consumer.rejected": ("LocalRecoverStore", "drop_message"),

@@ -16,7 +16,8 @@ from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from metaq.client.config import ConnectionConfig, check_where
+from metaq.client.config import ConnectionConfig
+from metaq.client.consumer_config import check_where
 from metaq.client.values import TopicPartition
 from metaq.coordination.paths import DEFAULT_ROOT, Paths
 from metaq.coordination.session import check_connect

@@ -16,8 +16,8 @@ from metaq.protocol.refusals import frame_error, text_error
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get
 
-from ..config import ConsumerConfig
 from ..connection import Build, Endpoint, Reply
+from ..consumer_config import ConsumerConfig
 from ..questions.records import damaged_bytes
 from .chunk import Chunk
 from .cursor import Request

@@ -25,20 +25,18 @@ from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 from ..config import (
     BROWSE_BYTES,
     MAX_RETRIES,
-    ConsumerConfig,
     ProducerConfig,
     check_call_back,
     check_call_backs,
     check_number,
     check_offset,
     check_protocol,
-    check_tags,
     check_texts,
     check_threads,
-    check_where,
     config_or_default,
 )
 from ..connection import Connection
+from ..consumer_config import ConsumerConfig, check_tags, check_where
 from ..durations import Duration, check_timeout, check_wait
 from ..message import Message
 from ..pool import ConnectionPool

@@ -46,8 +46,8 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.own_topics import RETRY_PREFIX
 from metaq.protocol.where import Where
 
-from ..config import ConsumerConfig
 from ..connection import Endpoint, Reply
+from ..consumer_config import ConsumerConfig
 from ..decoding import WRONG_LENGTH
 from ..message import Message, ValueMessage
 from ..questions.places import Locate

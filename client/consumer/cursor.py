@@ -31,7 +31,7 @@ from typing import NamedTuple
 from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import MetaqError
 
-from ..config import ConsumerConfig
+from ..consumer_config import ConsumerConfig
 from ..questions.places import Locate
 from ..values import TopicPartition
 from .chunk import Chunk

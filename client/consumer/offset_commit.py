@@ -19,7 +19,7 @@ from metaq.coordination.offset_store import (
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError, MetaqError
 
-from ..config import ConsumerConfig
+from ..consumer_config import ConsumerConfig
 from ..questions.finding import MessageFinder
 from ..questions.partitions import max_offset
 from ..questions.places import Locate, Position, locate

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, TypedDict, cast
 
@@ -40,6 +39,7 @@ from metaq.protocol.record import (
 from ..config import MAX_BATCH_BODY_BYTES
 from ..durations import Duration, check_ttl
 from ..message import Message
+from ..nearest import did_you_mean
 from ..values import TopicPartition
 from ..wall_clock import now_ms
 from .delays import delay_properties, timing_of
@@ -321,8 +321,7 @@ def _check_outlives(ttl: float, deliver_at: datetime | None, delay: Duration | N
 
 def _no_option(name: str) -> TypeError:
     names = ("timeout", *SendOptions.__annotations__)
-    near = get_close_matches(name, names, 1)
-    meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    meant = did_you_mean(name, names, f"there are {', '.join(names)}")
     return TypeError(f"a message has no option {name!r}: {meant}")
 
 

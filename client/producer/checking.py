@@ -7,7 +7,7 @@ can find out (own_halves.py).
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class Checker:
         self._lock = threading.Lock()
         self._calls = threading.Lock()  # one check at a time
         self._checks: dict[tuple[str, str], Check] = {}  # by group and topic
-        self.producer = secrets.token_hex(8)
+        self.producer = os.urandom(8).hex()
         """Its name in half messages and questions."""
         self.own = OwnHalves()
         self._pool: ConnectionPool | None = None

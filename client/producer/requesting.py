@@ -10,7 +10,7 @@ restarted or led by another node is read on. It joins no group and leaves no tra
 from __future__ import annotations
 
 import itertools
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,13 +24,12 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, NoPartition, RequestTimedOut
 from metaq.protocol.record import CORRELATION, REPLY_TO, Buffer, payload_bytes
 
-from ..config import ConsumerConfig, ProducerConfig, Protocol
+from ..config import ProducerConfig, Protocol
 from ..connection import Endpoint
 from ..message import Message, ValueMessage
 from ..metadata import UNKNOWN, Metadata
 from ..pool import ConnectionPool
 from ..questions.asking import READER_GROUP
-from ..questions.partitions import max_offset
 from ..serializers.base import ValueReader
 from ..timers import END_SECONDS, Timers
 from ..values import TopicPartition
@@ -113,6 +112,10 @@ class Requester:
     ) -> None:
         """begin: sends a message that no thread is blocked for (Driver.begin). random: chooses among the partitions of
         the reply topic."""
+        from ..consumer.core import ConsumerCore  # a producer that never asks does without them
+        from ..consumer.fetcher import Fetcher
+        from ..consumer_config import ConsumerConfig
+
         self.late = 0
         self._config = config
         self._metadata = metadata
@@ -120,7 +123,7 @@ class Requester:
         self._packer = packer
         self._clock = clock
         self._random = random
-        self._inbox = secrets.token_hex(8)
+        self._inbox = os.urandom(8).hex()
         self._numbers = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
         self._home: TopicPartition | None = None
@@ -130,9 +133,6 @@ class Requester:
         reading = ConsumerConfig(connection=config.connection, damage="skip", error_max_seconds=_RETRY_SECONDS)
         self._pool = ConnectionPool(config.connection, protocol)
         self._timers = Timers("metaq-requests")
-        from ..consumer.core import ConsumerCore  # a producer that never asks does without them
-        from ..consumer.fetcher import Fetcher
-
         self._core = ConsumerCore(READER_GROUP, reading, tags=frozenset((self._inbox,)), follow=self._pool.follow)
         self._fetcher = Fetcher(self._core, self._pool, self._endpoint_of, self._timers)
         self._thread: BackgroundThread | None = None
@@ -178,6 +178,8 @@ class Requester:
     def _opened(self, deadline: float) -> TopicPartition:
         """The partition that replies to the next request go to, which is read from before that on. One thread at a
         time; where no interrupt comes."""
+        from ..questions.partitions import max_offset
+
         with self._lock:
             if self._closed:
                 raise ClientError("this producer is closed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -255,7 +255,7 @@ class Sender:
 
 def new_producer_id() -> int:
     """63 bits of the system's randomness, so that no fork and no seed repeats them; not 0."""
-    return secrets.randbits(63) or 1
+    return int.from_bytes(os.urandom(8)) >> 1 or 1
 
 
 def _not_kept(turns: Sequence[Turn], connection: Connection) -> list[FailedTurn]:

@@ -31,19 +31,17 @@ from metaq.protocol.shared import STARTS
 
 from ..config import (
     ProducerConfig,
-    SharedConfig,
     check_call_back,
     check_call_backs,
     check_number,
-    check_tags,
     check_texts,
     check_threads,
-    check_where,
     config_or_default,
 )
 from ..consumer.listener import RetryLater
 from ..consumer.retry import Retry
 from ..consumer.retrying import FailedMessages, FailedSender
+from ..consumer_config import SharedConfig, check_tags, check_where
 from ..durations import Duration, check_wait, seconds_of
 from ..metadata import LentMetadata, Metadata
 from ..pool import ConnectionPool

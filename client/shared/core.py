@@ -18,7 +18,7 @@ from metaq.protocol.record import EXPIRES_FLAG, MAX_PRIORITY, priority_of
 from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
 from metaq.protocol.where import Where
 
-from ..config import SharedConfig
+from ..consumer_config import SharedConfig
 from ..serializers.base import ValueReader
 from ..values import TopicPartition
 from ..wall_clock import WallClock, now_ms

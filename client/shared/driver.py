@@ -33,8 +33,8 @@ from metaq.protocol.shared import (
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 
-from ..config import SharedConfig
 from ..connection import Connection, Endpoint
+from ..consumer_config import SharedConfig
 from ..message import Message, as_original
 from ..metadata import Metadata
 from ..pool import ConnectionPool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import metaq.client.config
 from metaq import ConnectionConfig, ConsumerConfig, ProducerConfig, SharedConfig
 from metaq.broker.configuration.config import REPLICATION_KEYS, SYSTEM_KEYS, ZOOKEEPER_KEYS, parse_config
 from metaq.broker.configuration.settings import BrokerConfig
@@ -25,14 +25,14 @@ Each is a keyword argument of the class that heads its table; a `ConnectionConfi
 `ConfigError`, which names the setting and the remedy. [client.md](client.md) describes how they work
 together; the broker's settings are in [broker.md](broker.md#serverini), with a [sample server.ini](server.ini).
 
-This page is made from `client/config.py`, where the defaults are, by `python -m tests.unit.test_docs_settings`.
+This page is made from `client/config.py` and `client/consumer_config.py`, where the defaults are, by
+`python -m tests.unit.test_docs_settings`.
 """
 
 
 def settings(cls: Any) -> Iterator[tuple[list[str], str]]:
     """Names and their text. A name without a text of its own shares that of the next one."""
-    assert metaq.client.config.__file__
-    tree = ast.parse(Path(metaq.client.config.__file__).read_text())
+    tree = ast.parse(Path(inspect.getfile(cls)).read_text())
     (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
     names: list[str] = []
     for node in body:

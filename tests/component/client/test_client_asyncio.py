@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from metaq.client.config import ConsumerConfig, ProducerConfig
+from metaq.client.config import ProducerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Request
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.producer.answers import FlightCodec
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.outgoing import GatheredBatch, Outgoing

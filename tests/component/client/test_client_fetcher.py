@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import PartitionCursor
 from metaq.client.consumer.fetcher import Fetcher
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
 from metaq.client.questions.partitions import (

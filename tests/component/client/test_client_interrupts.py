@@ -29,7 +29,7 @@ from metaq.client import reading_role as reading_role_module
 from metaq.client import timers as timers_module
 from metaq.client import waiting as waiting_module
 from metaq.client import wire as wire_module
-from metaq.client.config import ConnectionConfig, ConsumerConfig
+from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.consumer import core as core_module
 from metaq.client.consumer import cursor as cursor_module
@@ -37,6 +37,7 @@ from metaq.client.consumer import fetcher as fetcher_module
 from metaq.client.consumer import listener as listener_module
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.cursor import Ask, PartitionCursor, Request
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.message import Message
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import answers as answers_module

@@ -5,12 +5,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.fetcher import Fetcher
 from metaq.client.consumer.listener import Handling, Listener, RetryLater, accepting
 from metaq.client.consumer.notices import Notice
 from metaq.client.consumer.watches import PollWatch
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.pool import ConnectionPool
 from metaq.client.timers import Timers
 from metaq.protocol.errors import CorruptRecord

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from metaq.client.config import ConsumerConfig
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.message import Message
 from metaq.client.reading import PartitionReader
 from metaq.client.values import TopicPartition

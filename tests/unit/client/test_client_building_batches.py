@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from metaq import Message, ProducerConfig, TopicPartition
-from metaq.client.config import check_tags
+from metaq.client.consumer_config import check_tags
 from metaq.client.producer.building import build_batch, build_body, build_half
 from metaq.client.producer.delays import Timing, timing_of
 from metaq.client.producer.packing import Packer

@@ -5,10 +5,11 @@ import pyarrow as pa
 import pytest
 
 from metaq.client.arrow import decode_columns, record_batch
-from metaq.client.config import ConsumerConfig, ProducerConfig
+from metaq.client.config import ProducerConfig
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, Request
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.decoding import Records
 from metaq.client.local_store import StoredMessage
 from metaq.client.message import Message

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import PartitionCursor
 from metaq.client.consumer.fetcher import Fetcher
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.values import TopicPartition
 from metaq.client.waiting import Waiter
 from metaq.coordination.interrupts import Bell

@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, PartitionCursor, Request
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord

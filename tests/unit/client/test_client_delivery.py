@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.client.arrow import SCHEMA, record_batch
-from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, Request
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.decoding import decode_sized, decode_walking
 from metaq.client.message import Message
 from metaq.client.questions.records import damaged_bytes

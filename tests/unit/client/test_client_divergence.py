@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import PartitionCursor
 from metaq.client.consumer.fetcher import Fetcher
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.questions.divergence import diverged_at
 from metaq.client.questions.partitions import bounds_behind
 from metaq.protocol.message_id import UNKNOWN_ID

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, Request
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.durations import check_ttl
 from metaq.client.producer.building import build_batch, build_body
 from metaq.client.values import TopicPartition

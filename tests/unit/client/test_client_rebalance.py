@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from metaq.client.config import ConsumerConfig
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.beginnings import Beginnings
 from metaq.client.consumer.core import ConsumerCore
@@ -15,6 +14,7 @@ from metaq.client.consumer.cursor import Ask
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition, committer_for
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.questions.partitions import max_offset
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes

@@ -8,10 +8,10 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 from google.protobuf.wrappers_pb2 import StringValue
 
-from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, Request
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.message import Message
 from metaq.client.producer.building import build_body
 from metaq.client.producer.typed import TypedProducer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client.config import SharedConfig
+from metaq.client.consumer_config import SharedConfig
 from metaq.client.message import Message
 from metaq.client.serializers import deserializers
 from metaq.client.shared.core import Acquiring, Settle, SharedCore

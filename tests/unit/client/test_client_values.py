@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from metaq import errors
-from metaq.client.config import ConnectionConfig, ConsumerConfig, ProducerConfig, check_protocol
+from metaq.client.config import ConnectionConfig, ProducerConfig, check_protocol
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.message import Message
 from metaq.client.values import BatchResults, SendResult, TopicPartition
 from metaq.protocol.message_id import EPOCH_MS, counter_at, message_id, message_ids_from

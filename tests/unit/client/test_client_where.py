@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from metaq import Consumer, PartitionReader, TopicBrowser, browse
 from metaq.client.arrow import columns_of, decode_columns
-from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.answers import PullCodec
 from metaq.client.consumer.chunk import Chunk
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, PartitionCursor, Request
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.decoding import Records, decode_sized, decode_walking, in_bytes, joined
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from metaq.client.config import ConsumerConfig
 from metaq.client.consumer.zones import ByZone
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.group_view import GroupZones
 from metaq.protocol.errors import ConfigError

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from metaq.client.config import ConnectionConfig, ConsumerConfig, ProducerConfig
+from metaq.client.config import ConnectionConfig, ProducerConfig
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, Request
+from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.metadata import TopicView
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.outgoing import GatheredBatch, Outgoing
