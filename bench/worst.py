@@ -596,7 +596,8 @@ def fill(do: Callable[[bytes, str], object], partitions: int, groups: int, halve
     send("wide", 0, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 200)
     for start in range(0, timers, 50_000):
         send("t", 1, [_pending({"metaq.delay": f"{7_200_000 + start}"})] * min(50_000, timers - start))
-    send("t", 1, [_pending({"metaq.half": "bank"})] * halves)
+    for start in range(0, halves, 50_000):
+        send("t", 1, [_pending({"metaq.half": "bank"})] * min(50_000, halves - start))
     requests = [
         AcquireRequest("many", group % partitions, f"g{group}", "m", 1, 1 << 20, 60_000) for group in range(groups)
     ]
