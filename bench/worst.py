@@ -56,19 +56,15 @@ from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import DELAYED_FLAG, checksum, encode_attributes, encode_body, encode_record
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
-    CompleteTransactionRequest,
     HandOverRequest,
     MessageCountsRequest,
     MoveRequest,
     OpenPartitionsRequest,
     PartitionRequest,
-    PreparedTransactionsRequest,
     QueryMessageRequest,
     SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
-    TransactionOutcomeRequest,
-    TransactionRequest,
     ViewMessageRequest,
 )
 from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendRequest, encode_parts
@@ -93,6 +89,12 @@ from metaq.protocol.text import (
     TransactionCommand,
     Version,
     encode_put,
+)
+from metaq.protocol.transaction_requests import (
+    CompleteTransactionRequest,
+    PreparedTransactionsRequest,
+    TransactionOutcomeRequest,
+    TransactionRequest,
 )
 from tests.unit.broker.harness import Harness, Peer
 

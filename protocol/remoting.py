@@ -1,7 +1,7 @@
-"""What else the framed protocol asks and answers: bounds, searches, statistics, transactions, partitions' state.
+"""What else the framed protocol asks and answers: bounds, searches, statistics, partitions' state.
 
 Each class is one set of extFields (docs/protocol.md), written and read as fields.py says. Sending and pulling are in
-sends.py and pulls.py.
+sends.py and pulls.py, transactions in transaction_requests.py.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ from struct import Struct
 from typing import Annotated, NamedTuple, Self
 
 from .errors import RemoteProtocolError
-from .fields import INT64_MIN, Ext, ExtFields, Field, PartitionField, TopicField, choice, flag, number
+from .fields import INT64_MIN, Ext, ExtFields, Field, PartitionField, TopicField, flag, number
 from .limits import INT32_MAX, INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS, MAX_NAME_BYTES, check_node
 from .message_id import UNKNOWN_ID
 from .record import HEADER_BYTES
-from .transactions import NULL_KEY, TX_KEY, TransactionType, parse_key, parse_own_key
 
 __all__ = [
     "ALL_PARTITIONS",
-    "COMPLETE_ACTIONS",
     "DEFAULT_FOUND_MESSAGES",
     "FOUND_ROW_BYTES",
     "ClosePartitionsRequest",
-    "CompleteTransactionRequest",
     "FoundReply",
     "FoundRow",
     "HandOverRequest",
@@ -34,12 +31,10 @@ __all__ = [
     "OffsetReply",
     "OpenPartitionsRequest",
     "PartitionRequest",
-    "PreparedTransactionsRequest",
     "QueryMessageRequest",
     "SearchByCountRequest",
     "SearchByTimeRequest",
     "StatsRequest",
-    "TransactionRequest",
     "ViewMessageRequest",
     "decode_found",
     "encode_found",
@@ -123,65 +118,6 @@ class StatsRequest(ExtFields):
     """STATS: the reply's body is the text of the 1.x command `stats <item>`. item: "" = the figures of the process."""
 
     item: Annotated[str, Field("item", _check_item)] = ""
-
-
-def _or_null(key: str | None) -> str:
-    return NULL_KEY if key is None else key
-
-
-@dataclass(slots=True)
-class TransactionRequest(ExtFields):
-    """TRANSACTION: a verb of 1.x's `transaction` (wire.md §3), docs/transactions.md.
-
-    tx_key: None for RECOVER. type: a name of TransactionType. timeout_seconds: 0 = none; for BEGIN. qualifier: for
-    RECOVER, "" = all.
-    """
-
-    tx_key: Annotated[str | None, Field(TX_KEY, parse_key, _or_null, missing=None)]
-    type: Annotated[str, choice("type", TransactionType.__members__)]
-    session_id: Annotated[str, Field("sessionId")] = ""
-    timeout_seconds: Annotated[int, number("timeoutSeconds", 0, INT32_MAX)] = 0
-    qualifier: Annotated[str, Field("qualifier")] = ""
-
-
-@dataclass(slots=True)
-class TransactionOutcomeRequest(ExtFields):
-    """TRANSACTION_OUTCOME: whether a local transaction is committed; it is rolled back if it is open.
-
-    first_id: id of its first message.
-    """
-
-    tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]
-    first_id: Annotated[int, number("firstId", 0, INT64_MAX)]
-
-
-@dataclass(slots=True)
-class TransactionOutcomeReply(ExtFields):
-    """committed: its messages can be read; otherwise nothing of it ever can."""
-
-    committed: Annotated[bool, flag("committed")]
-
-
-COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
-
-
-@dataclass(slots=True)
-class PreparedTransactionsRequest(ExtFields):
-    """PREPARED_TRANSACTIONS. active: also transactions that are open and not prepared, those with most bytes."""
-
-    active: Annotated[bool, flag("active", left_out=True)] = False
-
-
-@dataclass(slots=True)
-class CompleteTransactionRequest(ExtFields):
-    """COMPLETE_TRANSACTION: an operator's decision on a prepared XA transaction.
-
-    action: commit, rollback (also of a transaction that is open and not prepared), complete (give it up without saying
-    which) or forget (drop the note of such a decision).
-    """
-
-    tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]
-    action: Annotated[str, choice("action", COMPLETE_ACTIONS)]
 
 
 @dataclass(slots=True)

@@ -17,16 +17,16 @@ from metaq.protocol.flags import meant_of
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.record import DELAYED_FLAG, HEADER, HEADER_BYTES, Buffer
-from metaq.protocol.remoting import (
+from metaq.protocol.sends import SendBatchRequest, SendRequest, send_reply, split_batch
+from metaq.protocol.statuses import Status
+from metaq.protocol.text import Put, TransactionCommand, TransactionType, encode_put_result, encode_result
+from metaq.protocol.transaction_requests import (
     CompleteTransactionRequest,
     PreparedTransactionsRequest,
     TransactionOutcomeReply,
     TransactionOutcomeRequest,
     TransactionRequest,
 )
-from metaq.protocol.sends import SendBatchRequest, SendRequest, send_reply, split_batch
-from metaq.protocol.statuses import Status
-from metaq.protocol.text import Put, TransactionCommand, TransactionType, encode_put_result, encode_result
 from metaq.protocol.transactions import NULL_KEY, XaVote
 
 from ..transactions.transactions import Transactions

@@ -30,19 +30,15 @@ from metaq.protocol.limits import (
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
-    CompleteTransactionRequest,
     HandOverRequest,
     MessageCountsRequest,
     MoveRequest,
     OpenPartitionsRequest,
     PartitionRequest,
-    PreparedTransactionsRequest,
     QueryMessageRequest,
     SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
-    TransactionOutcomeRequest,
-    TransactionRequest,
     ViewMessageRequest,
 )
 from metaq.protocol.sends import announced_parts, announced_topics
@@ -60,6 +56,12 @@ from metaq.protocol.text import (
     Version,
     encode_result,
     encode_result_line,
+)
+from metaq.protocol.transaction_requests import (
+    CompleteTransactionRequest,
+    PreparedTransactionsRequest,
+    TransactionOutcomeRequest,
+    TransactionRequest,
 )
 
 from ..account import NOBODY, WAITING_BYTES

@@ -51,11 +51,11 @@ from .requesting import Requester, reply_options
 from .routing import PartitionSelector, Router, check_selector
 from .transaction import Transaction, Transactional
 from .typed import TypedProducer
-from .xa import XaResource
 
 if TYPE_CHECKING:
     from ..serializers.base import Deserializer, Serializer
     from ..zookeeper import ZooKeeperMetadata
+    from .xa import XaResource
 
 __all__ = ["Producer"]
 
@@ -489,6 +489,8 @@ class Producer(Closing):
         prepared transaction has none. Raises ConfigError, InvalidName.
         """
         self._guard.check()
+        from .xa import XaResource
+
         return XaResource(self._transactional, topics, qualifier, self._transaction_seconds(timeout_seconds), self)
 
     def _transaction_seconds(self, given: int | timedelta | None) -> int:

@@ -36,10 +36,10 @@ from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
 from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import Buffer
 from metaq.protocol.refusals import frame_error, is_success, transaction_refusal
-from metaq.protocol.remoting import TransactionOutcomeReply, TransactionOutcomeRequest, TransactionRequest
 from metaq.protocol.sends import CopiedReply, SendRequest, SentReply
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, encode_transaction
+from metaq.protocol.transaction_requests import TransactionOutcomeReply, TransactionOutcomeRequest, TransactionRequest
 from metaq.protocol.transactions import TransactionType, XaCode
 
 from ..config import ProducerConfig
@@ -48,7 +48,6 @@ from ..durations import Duration, check_timeout
 from ..message import Message
 from ..metadata import Metadata
 from ..pool import ConnectionPool
-from ..questions.admin import set_status
 from ..questions.asking import LEADER_SECONDS, ask
 from ..values import SendResult, TopicPartition
 from .answers import batch_frame, put_result
@@ -459,6 +458,8 @@ class Transaction(TransactionSends):
         The node is asked for its role, because a lost answer to that leaves no doubt, as one to the commit would.
         Raises TransactionLost: the node leads no longer, so it has dropped the transaction.
         """
+        from ..questions.admin import set_status
+
         calls = self._calls
         pause = calls.follow(refusal) or 0.0
         backoff = Backoff(0.01, 0.2)

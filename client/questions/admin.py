@@ -14,15 +14,9 @@ import simplejson
 from metaq.protocol.errors import MetaqError, RemoteProtocolError, RequestRefused, TopicNotAccepted
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.refusals import is_success, transaction_refusal
-from metaq.protocol.remoting import (
-    ClosePartitionsRequest,
-    CompleteTransactionRequest,
-    HandOverRequest,
-    MoveRequest,
-    OpenPartitionsRequest,
-    PreparedTransactionsRequest,
-)
+from metaq.protocol.remoting import ClosePartitionsRequest, HandOverRequest, MoveRequest, OpenPartitionsRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.transaction_requests import CompleteTransactionRequest, PreparedTransactionsRequest
 
 from .asking import Asked, as_frame, need_frames
 
@@ -76,7 +70,7 @@ def prepared_transactions(
 
 
 def complete_transaction(connection: Asked, tx_key: str, action: str, timeout: float | None = None) -> None:
-    """Decide a prepared XA transaction in its coordinator's place; action: one of remoting.COMPLETE_ACTIONS.
+    """Decide a prepared XA transaction in its coordinator's place; action: one of COMPLETE_ACTIONS.
 
     Raises TransactionRefused for one that the broker does not know, or that is not prepared.
     """

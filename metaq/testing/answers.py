@@ -55,7 +55,6 @@ from metaq.protocol.remoting import (
     SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
-    TransactionRequest,
 )
 from metaq.protocol.requests import WireRequest
 from metaq.protocol.sends import (
@@ -83,6 +82,7 @@ from metaq.protocol.text import (
     encode_result,
     encode_value_line,
 )
+from metaq.protocol.transaction_requests import TransactionRequest
 from metaq.protocol.where import parse_where
 
 from .delays import FakeDelays

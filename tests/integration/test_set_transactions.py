@@ -12,8 +12,8 @@ import pytest
 
 from metaq.broker.sets.transaction_mirror import is_mirrored
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.remoting import CompleteTransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.transaction_requests import CompleteTransactionRequest
 from tests.broker_process import Connection, RunningBroker
 from tests.integration.load import Load, kill_under
 from tests.integration.set_nodes import SetNodes, set_nodes

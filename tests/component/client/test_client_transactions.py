@@ -18,9 +18,9 @@ from metaq.protocol.errors import (
     XaRefused,
 )
 from metaq.protocol.frames import Frame
-from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import TransactionCommand
+from metaq.protocol.transaction_requests import TransactionRequest
 from metaq.protocol.transactions import TransactionType, XaCode
 from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE

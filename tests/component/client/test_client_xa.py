@@ -13,9 +13,9 @@ from metaq.client.config import ConnectionConfig
 from metaq.client.producer.xa import Recovered
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, NoPartition, XaError
 from metaq.protocol.frames import Frame
-from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import TransactionCommand
+from metaq.protocol.transaction_requests import TransactionRequest
 from metaq.protocol.transactions import TransactionType, parse_key, qualifier_of
 from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE, eventually

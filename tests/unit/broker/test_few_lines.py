@@ -11,8 +11,8 @@ from twisted.internet.task import Clock
 from metaq.broker.runtime.few_lines import PERIOD_LINES, PERIOD_SECONDS, FewLines
 from metaq.broker.runtime.log_format import LogFormat
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.statuses import RequestCode
+from metaq.protocol.transaction_requests import TransactionRequest
 from tests.unit.broker.harness import Harness
 
 LOG = logging.getLogger("few")

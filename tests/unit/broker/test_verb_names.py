@@ -19,7 +19,6 @@ from metaq.protocol.pulls import PullRequest
 from metaq.protocol.put_run import LEAST_PUTS, PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
-    CompleteTransactionRequest,
     HandOverRequest,
     MessageCountsRequest,
     MoveRequest,
@@ -29,8 +28,6 @@ from metaq.protocol.remoting import (
     SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
-    TransactionOutcomeRequest,
-    TransactionRequest,
     ViewMessageRequest,
 )
 from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendRequest
@@ -46,6 +43,11 @@ from metaq.protocol.text import (
     TooLargePut,
     TransactionCommand,
     Version,
+)
+from metaq.protocol.transaction_requests import (
+    CompleteTransactionRequest,
+    TransactionOutcomeRequest,
+    TransactionRequest,
 )
 from tests.unit.broker.harness import put, worked_off
 

@@ -9,7 +9,6 @@ from metaq.protocol.pulls import PullReply, PullRequest, decode_runs, encode_run
 from metaq.protocol.record import encode_record
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
-    CompleteTransactionRequest,
     FoundReply,
     MessageCountsReply,
     MessageCountsRequest,
@@ -20,7 +19,6 @@ from metaq.protocol.remoting import (
     SearchByCountRequest,
     SearchByTimeRequest,
     StatsRequest,
-    TransactionRequest,
     ViewMessageRequest,
 )
 from metaq.protocol.requests import RequestReader
@@ -39,6 +37,7 @@ from metaq.protocol.sends import (
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.text import Version
 from metaq.protocol.topic_partition import TopicPartition
+from metaq.protocol.transaction_requests import CompleteTransactionRequest, TransactionRequest
 from tests.frames import FrameReader
 from tests.unit.protocol.decoding import assert_decodes
 

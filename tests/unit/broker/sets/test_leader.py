@@ -19,7 +19,6 @@ from metaq.broker.sets.transaction_mirror import BEGIN, END, SAME, WRITTEN, log_
 from metaq.protocol.errors import DiskFull, NotLeader
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import encode_record
-from metaq.protocol.remoting import TransactionRequest
 from metaq.protocol.sends import (
     SendBatchRequest,
     SendManyRequest,
@@ -39,6 +38,7 @@ from metaq.protocol.stream import (
     parse_committed,
     parse_ping,
 )
+from metaq.protocol.transaction_requests import TransactionRequest
 from tests.unit.broker.harness import Harness, Peer, StreamTransport, put
 
 TOPICS = """

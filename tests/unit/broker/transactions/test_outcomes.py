@@ -11,9 +11,9 @@ from metaq.broker.transactions import outcomes
 from metaq.broker.transactions.outcomes import Outcomes
 from metaq.protocol.errors import MetaqError, NotLeader, TransactionRefused, XaRefused
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.remoting import TransactionOutcomeReply, TransactionOutcomeRequest, TransactionRequest
 from metaq.protocol.sends import SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.transaction_requests import TransactionOutcomeReply, TransactionOutcomeRequest, TransactionRequest
 from tests.unit.broker.harness import Harness
 from tests.unit.broker.transactions.conversation import XID, bodies
 

@@ -8,9 +8,9 @@ import pytest
 from metaq.broker.account import Account, Quotas
 from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.record import checksum, encode_record
-from metaq.protocol.remoting import CompleteTransactionRequest, TransactionRequest
 from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.transaction_requests import CompleteTransactionRequest, TransactionRequest
 from tests.unit.broker.harness import Harness
 from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
 
