@@ -27,7 +27,8 @@ class StandaloneZooKeeper(ZooKeeperProcess):
             self._refuse_apache()
             self.port = ready_port("port", self.port, self.host)
             settings = (self.data_dir.resolve(), self.host, self.port, self._tick_time_ms, self._max_session_timeout_ms)
-            self._run([sys.executable, "-m", "metaq.broker.standalone", *map(str, settings)], timeout)
+            program = [sys.executable, "-P", "-m", "metaq.broker.standalone"]  # -P: no modules of the user's directory
+            self._run([*program, *map(str, settings)], timeout)
         except BaseException:
             self.stop()
             raise

@@ -5,6 +5,8 @@ The names below are loaded when first used, so that the command line and the bro
 
 from __future__ import annotations
 
+import os.path
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,12 @@ if TYPE_CHECKING:
     from metaq.protocol.halves import HalfOutcome as HalfOutcome
     from metaq.protocol.transactions import XaCode as XaCode
     from metaq.protocol.transactions import XaVote as XaVote
+
+# Python looks first in the directory where it is started. In a checkout that has this folder, without the packages that
+# lie beside it (see pyproject.toml): the installed ones are meant.
+if not os.path.isdir(os.path.join(__path__[0], "client")):
+    _installed = [os.path.join(entry, "metaq") for entry in sys.path]
+    __path__ = [home for home in _installed if os.path.isdir(os.path.join(home, "client"))] or __path__
 
 _NAMES = {
     "client.config": ("ConnectionConfig", "ProducerConfig"),

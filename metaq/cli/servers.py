@@ -118,7 +118,8 @@ class Child:
         """name: for messages. module: whose main to call; by default the command line."""
         self.name = name
         self.log = log
-        command = [sys.executable, "-m", "metaq.cli.servers", str(os.getpid()), module, *arguments]
+        # -P: not the modules that happen to lie in the user's directory
+        command = [sys.executable, "-P", "-m", "metaq.cli.servers", str(os.getpid()), module, *arguments]
         with log.open("ab") as sink:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True

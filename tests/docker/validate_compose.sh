@@ -11,7 +11,7 @@ work=$(mktemp --directory)
 readonly work
 
 if docker compose version >/dev/null 2>&1; then compose=(docker compose); else compose=(docker-compose); fi
-compose+=(--project-name metaq-validate)
+compose+=(--project-name metaq-validate --profile spark)
 
 say() { printf '%s\n' "$*"; }
 fail() { say "FAILED: $*"; exit 1; }
@@ -49,9 +49,9 @@ compare() { # group; every message sent so far, exactly once
 }
 
 say "building"
-"${compose[@]}" build > "$work/log" 2>&1 || fail "the image does not build"
+"${compose[@]}" build > "$work/log" 2>&1 || fail "an image does not build"
 say "starting"
-"${compose[@]}" up --detach --no-build > "$work/log" 2>&1 || fail "the cluster did not get healthy"
+"${compose[@]}" up --detach --no-build client > "$work/log" 2>&1 || fail "the cluster did not get healthy"
 
 leader=
 for server in zookeeper-1 zookeeper-2 zookeeper-3; do
@@ -72,7 +72,7 @@ consume after "$((2 * per_phase))"
 compare after
 
 say "counting in Spark"
-counted=$(in_client python3 - "$topic" 2> "$work/log" <<'PROGRAM'
+counted=$("${compose[@]}" run --rm --no-deps -T spark python3 - "$topic" 2> "$work/log" <<'PROGRAM'
 import os, sys
 from pyspark.sql import SparkSession
 from metaq.spark_connector import register

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -59,22 +60,33 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return environment
 
 
+def installed_bytes(home: Path) -> int:
+    """Of the libraries, without pip, setuptools and what Python compiles."""
+    tools = ("pip", "setuptools", "pkg_resources", "_distutils_hack")
+    (libraries,) = home.glob("lib/python*/site-packages")
+    kept = [each for each in libraries.iterdir() if not each.name.startswith(tools)]
+    found = (path for each in kept for path in (each.rglob("*") if each.is_dir() else [each]))
+    return sum(path.stat().st_size for path in found if path.is_file() and path.suffix != ".pyc")
+
+
 def test_sixty_seconds_need_nothing_but_python(tmp_path):
     environment = Environment(tmp_path / "venv")
     install, up, export, *commands = lines("In sixty seconds")
     assert install == lines("Install")[0] == "pip install ."
     assert export == f"export METAQ_ZK={HERE}"
-    environment.succeed(f"{install} --quiet", cwd=copy_of_the_sources(tmp_path / "sources"))
+    sources = copy_of_the_sources(tmp_path / "sources")  # and a reader stays in this directory
+    environment.succeed(f"{install} --quiet", cwd=sources)
+    assert installed_bytes(tmp_path / "venv") < 115e6
     no_java = {"JAVA_HOME": str(tmp_path), "PATH": f"{tmp_path / 'venv' / 'bin'}:/bin"}
     log = tmp_path / "up.log"
-    with environment.serve(f"{up} {FREE_PORTS}", log, "metaq topics list", cwd=tmp_path, **no_java) as server:
+    with environment.serve(f"{up} {FREE_PORTS}", log, "metaq topics list", cwd=sources, **no_java) as server:
         (zookeeper,) = re.findall(r"zookeeper serves at (\S+);", server.log.read_text())
         assert f"export METAQ_ZK={zookeeper}\n" in server.log.read_text()
-        printed = [environment.succeed(command, cwd=tmp_path, METAQ_ZK=zookeeper) for command in commands]
+        printed = [environment.succeed(command, cwd=sources, METAQ_ZK=zookeeper) for command in commands]
         assert printed[-1] == "hello\n"
-        script = tmp_path / "example.py"
+        script = sources / "example.py"
         script.write_text(program("In sixty seconds").replace(HERE, zookeeper))
-        with environment.serve(f"python {script}", tmp_path / "example.log", "from Python", cwd=tmp_path) as example:
+        with environment.serve(f"python {script}", tmp_path / "example.log", "from Python", cwd=sources) as example:
             assert sorted(example.log.read_text().split("\n")) == ["", "b'from Python'", "b'hello'"]
 
 
