@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -107,7 +108,7 @@ def bound_bytes(case: _Case) -> int:
 class _Broker:
     """A broker process with much in it, and a connection of ours from an address that brings nothing else."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, children: ExitStack) -> None:
         topics = {name: f"numPartitions={count}" for name, count in filled_topics(PARTITIONS).items()}
         topics |= {"t": "numPartitions=3", "safe": "numPartitions=2\nunflushThreshold=0"}
         pages, gateway = free_port(), free_port()
@@ -117,7 +118,7 @@ class _Broker:
         plugin = directory / "gateway.properties"
         plugin.write_text(f"serverPort={gateway}\n")
         module = ("-m", "metaq", "broker", f"-FjettyBroker={plugin}", "-f")
-        self.running = RunningBroker(directory, ini, module=module)
+        self.running = children.enter_context(RunningBroker(directory, ini, module=module))
         self.ports = {"pages": pages, "gateway": gateway}
         self._own = self._connect(OWN_ADDRESS)
         self._ask(self._own, b"")
@@ -206,25 +207,25 @@ def _press(port: int, case: _Case, worked: Callable[[], float]) -> None:
 
 def main(words: list[str]) -> int:
     """The peak of each case beside its bound, MB; whether none is above it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the broker ends too
     failed = 0
-    with tempfile.TemporaryDirectory(prefix="metaq-worst-memory-") as directory:
-        broker = _Broker(Path(directory))
-        with broker.running:
-            fill(broker.do, PARTITIONS, GROUPS, HALVES, HALVES)
-            rest = broker.memory("VmRSS")
-            print(f"at rest {rest / MEGABYTE:.0f} MB; above that:", flush=True)
-            for case in _cases(words):
-                peak, left, settled = broker.measure(case)
-                bound = bound_bytes(case)
-                above = peak - rest > bound
-                failed += above or settled > SETTLED_SECONDS
-                mark = "  above" if above else "  not done" if settled > SETTLED_SECONDS else ""
-                figures = [f"{size / MEGABYTE:6.0f}" for size in (peak - rest, bound, left - rest)]
-                print(
-                    f"{figures[0]} of {figures[1]} MB,{figures[2]} left after {settled:5.1f} s, "
-                    f"{case.addresses:2} addresses  {case.verb}, {case.name}{mark}",
-                    flush=True,
-                )
+    with tempfile.TemporaryDirectory(prefix="metaq-worst-memory-") as directory, ExitStack() as children:
+        broker = _Broker(Path(directory), children)
+        fill(broker.do, PARTITIONS, GROUPS, HALVES, HALVES)
+        rest = broker.memory("VmRSS")
+        print(f"at rest {rest / MEGABYTE:.0f} MB; above that:", flush=True)
+        for case in _cases(words):
+            peak, left, settled = broker.measure(case)
+            bound = bound_bytes(case)
+            above = peak - rest > bound
+            failed += above or settled > SETTLED_SECONDS
+            mark = "  above" if above else "  not done" if settled > SETTLED_SECONDS else ""
+            figures = [f"{size / MEGABYTE:6.0f}" for size in (peak - rest, bound, left - rest)]
+            print(
+                f"{figures[0]} of {figures[1]} MB,{figures[2]} left after {settled:5.1f} s, "
+                f"{case.addresses:2} addresses  {case.verb}, {case.name}{mark}",
+                flush=True,
+            )
     return 1 if failed else 0
 
 

@@ -60,12 +60,19 @@ class RunningBroker:
                 stderr=errors,
                 cwd=directory,
             )
-        line = self._first_line(started + deadline)
+        try:
+            self.port = self._await_ready(started + deadline)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _await_ready(self, deadline: float) -> int:
+        """Its port."""
+        line = self._first_line(deadline)
         ready = READY.match(line)
         if ready is None:
-            self.kill()
             raise AssertionError(f"the broker said {line!r} instead of being ready; {self.errors.read_text()}")
-        self.port = int(ready[2])
+        return int(ready[2])
 
     def _first_line(self, deadline: float) -> str:
         stdout = self.process.stdout
@@ -73,7 +80,6 @@ class RunningBroker:
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
             if not selector.select(max(0.0, deadline - time.monotonic())):
-                self.kill()
                 raise AssertionError(f"the broker was not ready in time; {self.errors.read_text()}")
         return stdout.readline().decode()
 
