@@ -249,8 +249,10 @@ class Session(Protocol):
             self._received_bytes = self._reader.held_bytes
             if self._work is not None:
                 self._received_bytes += _memory(self._work[1])
-        held, fresh = self._received_bytes, self._fresh
-        self._fresh = False
+        # what waits for this broker, or is under way, keeps its place in front of others; not what its client holds up
+        done = self._work is None and (self._full or not waits)
+        held, fresh = self._received_bytes, self._fresh and done
+        self._fresh = self._fresh and not done
         if held == self._held_bytes and not (held and fresh):
             return
         self._held_bytes = held

@@ -16,6 +16,7 @@ from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.ports import GuardedSite
 from metaq.broker.network.server import SessionFactory
+from metaq.broker.runtime.turns import ConnectionTurns
 from metaq.broker.shared.rows import SharedKey
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import encode_frame
@@ -26,6 +27,7 @@ from metaq.protocol.sends import SendManyRequest, encode_parts
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import Harness, Peer, pull, put
+from tests.unit.broker.test_slices import step
 
 # --- one budget -------------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,7 @@ def test_a_network_of_ipv6_is_one_address(host, address):
 # --- unfinished requests ----------------------------------------------------------------------------------------------
 
 FRAME = 1 << 20
+READ = 10_000
 
 
 def begun(size):
@@ -171,10 +174,13 @@ def under_way(small, monkeypatch):
     """A connection, and a request that is done in slices."""
     monkeypatch.setattr(tuning, "TURN_SECONDS", -1.0)
     monkeypatch.setattr(tuning, "SEND_SLICE_SECONDS", -1.0)
-    record = encode_record(b"hello", 0, 0)
-    body = encode_parts([(0, 0, 1), (0, 1, 1)] * 200, [len(record)] * 400) + record * 400
-    request = encode_frame(RequestCode.SEND_MANY, 1, SendManyRequest(("t",), 400, 400).to_ext(), len(body)) + body
-    return small.connect(), request
+    return small.connect(), in_slices(b"hello")
+
+
+def in_slices(message, parts=400):
+    record = encode_record(message, 0, 0)
+    body = encode_parts([(0, 0, 1), (0, 1, 1)] * (parts // 2), [len(record)] * parts) + record * parts
+    return encode_frame(RequestCode.SEND_MANY, 1, SendManyRequest(("t",), parts, parts).to_ext(), len(body)) + body
 
 
 def test_a_request_under_way_counts_until_it_is_done_though_its_client_has_gone(small, under_way):
@@ -187,6 +193,48 @@ def test_a_request_under_way_counts_until_it_is_done_though_its_client_has_gone(
         small.turn()
     assert used(small) == 0
     assert small.broker.account.unfinished._begun == {}
+
+
+def test_requests_under_way_let_no_others_in_beyond_the_bound(small, under_way, monkeypatch):
+    """The oldest goes on without room, so that one completes: the next one when that is done, not when it has come."""
+    monkeypatch.setattr(tuning, "SEND_PARTS", 1)
+    request = in_slices(bytes(2000))
+    peers = [small.connect() for _ in range(20)]
+    unsent = dict.fromkeys(peers, request)
+    most = 0
+    while any(unsent.values()) or small.reactor.getDelayedCalls():
+        for peer in [peer for peer, rest in unsent.items() if rest and reading(peer)]:
+            peer.send(unsent[peer][:READ])
+            unsent[peer] = unsent[peer][READ:]
+            most = max(most, used(small))
+        if small.reactor.getDelayedCalls():
+            step(small)
+    assert [len(peer.frames()) for peer in peers] == [1] * 20
+    assert used(small) == 0
+    assert most <= 4 * FRAME + 2 * len(request) + 20 * READ
+
+
+def test_whole_requests_that_wait_for_their_turn_let_no_others_in_beyond_the_bound(small, monkeypatch):
+    peers = [small.connect() for _ in range(20)]
+    for peer in peers:
+        peer.send(begun(FRAME)[:READ])
+    waiting: list[Any] = []
+    monkeypatch.setattr(ConnectionTurns, "defers", lambda self, busy: True)
+    monkeypatch.setattr(ConnectionTurns, "wait", lambda self, turn, busy: waiting.append(turn))
+    coming = {peer: FRAME - READ for peer in peers}
+    most = 0
+    while any(coming.values()) or waiting:
+        if not (ready := [peer for peer, left in coming.items() if left and reading(peer)]):
+            waiting.pop(0)()
+        for peer in ready:
+            count = min(len(peer.session.space), coming[peer], READ)
+            coming[peer] -= count
+            peer.session.received(count)
+        most = max(most, used(small))
+        small.turn()
+    assert most <= 6 * FRAME
+    assert used(small) == 0
+    assert [len(peer.frames()) for peer in peers] == [1] * 20
 
 
 def test_who_has_nothing_left_is_read_again_though_there_is_no_room(small, under_way):

@@ -34,14 +34,19 @@ def stored(harness, partition, topic="t"):
     return [data[each.end - each.length : each.end] for each in iter_headers(data)]
 
 
+def step(harness):
+    """What the reactor was asked first to do."""
+    harness.reactor.calls.sort(key=lambda call: call.getTime())
+    call = harness.reactor.calls.pop(0)
+    call.called = 1
+    call.func(*call.args, **call.kw)
+
+
 def turns(harness, between: Callable[[int], None] = lambda turn: None):
     count = 0
     while harness.reactor.getDelayedCalls() and count < 1000:
         between(count)
-        harness.reactor.calls.sort(key=lambda call: call.getTime())
-        call = harness.reactor.calls.pop(0)
-        call.called = 1
-        call.func(*call.args, **call.kw)
+        step(harness)
         count += 1
     return count
 
