@@ -20,7 +20,7 @@ import numpy as np
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
-from metaq.broker.account import SPACE_READ_BYTES, Shares
+from metaq.broker.account import SPACE_READ_BYTES
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
@@ -194,6 +194,9 @@ def _send_batch() -> Requests:
         yield name, begin + _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, count).to_ext() | ext, body)
     body = _sized([encode_record(bytes(MAX_BODY_BYTES // 8), 0, 0)] * 15)
     yield "large records", _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, 15).to_ext(), body)
+    record = encode_record(bytes(MAX_BODY_BYTES * 2 // MAX_BATCH_RECORDS - 40), 0, 0)
+    body = _sized([record] * MAX_BATCH_RECORDS)
+    yield "the most", _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, MAX_BATCH_RECORDS).to_ext(), body)
     flag, attribute = encode_attributes(tag="a")
     records = [encode_record(encode_body(b"%d" % n, flag, attribute), 0, flag) for n in range(MAX_BATCH_RECORDS)]
     yield "tags", _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, len(records)).to_ext(), _sized(records))
@@ -753,7 +756,7 @@ class Worst:
             if gateway
             else Dashboard(broker, self.harness.gate, lambda: None, RecentLog()).resource()
         )
-        site = GuardedSite(root, OwnNames([]), Shares("connections", "", 100, 50), broker.reading, self.reactor)
+        site = GuardedSite(root, OwnNames([]), broker, self.reactor)
         channel = site.buildProtocol(None)
         channel.makeConnection(_HttpTransport())  # type: ignore[no-untyped-call]
         return self._steps(channel, self._fed, channel, data)

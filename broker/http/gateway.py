@@ -7,6 +7,7 @@ the body what the text protocol would have answered.
 from __future__ import annotations
 
 import logging
+from io import BytesIO
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred
@@ -91,8 +92,7 @@ class Gateway(Resource):
         return answer
 
     def _put(self, request: Request) -> Answer:
-        content = request.content
-        body: bytes = b"" if content is None else content.read()
+        body = cast(BytesIO, request.content).getvalue()  # a whole one is not copied
         length = _integer(request, "length")
         if length != len(body):
             raise RemoteProtocolError(f"length={length}, but the body has {len(body)} bytes")

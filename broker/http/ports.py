@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from io import BytesIO
+from typing import Any, Protocol, cast
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.error import CannotListenError
@@ -20,10 +21,11 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BODY_BYTES
 
 from .. import tuning
-from ..account import Shares, account_address
+from ..account import Account, account_address
 from ..broker import Broker
 from ..requests.gate import Gate
 from ..requests.reading import Reading
+from ..runtime.few_lines import FewLines
 from ..runtime.log_format import LogFormat
 from .browsers import OwnNames
 from .dashboard import Dashboard, RecentLog
@@ -37,23 +39,75 @@ IDLE_SECONDS = 60
 """A connection is closed that sends nothing for this long, or that takes nothing of an answer."""
 
 
+class _Services(Protocol):
+    """What the connections of both ports share."""
+
+    account: Account
+    reading: Reading
+    closed_lines: FewLines
+
+
 class _Channel(HTTPChannel):
-    """A connection: counted, and cut when its answers are not taken."""
+    """A connection: counted, with the body of its request, and cut when its answers are not taken."""
 
     address: str
-    connections: Shares
-    reading: Reading
+    shared: _Services
+    transport: Any
     _cut: Any = None
     _unsent = _last_size = 0
+    _crowded = False  # its address, or all, have too many bytes of unfinished requests
+    _whole = False  # the request is being worked on
 
     def makeConnection(self, transport: Any) -> None:  # noqa: N802
         transport.bufferSize = tuning.HTTP_READ_BYTES
         super().makeConnection(transport)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
-        self.connections.add(self.address, -1)
+        self.shared.account.http.add(self.address, -1)
+        self.shared.account.unfinished.drop(self, self.address)
         self._taken()
         super().connectionLost(reason)
+
+    def holds(self, body_bytes: int) -> None:
+        """So much has come of the body of its request: it counts until the request is done."""
+        unfinished = self.shared.account.unfinished
+        if unfinished.has(self, self.address, body_bytes, False, self._cut_slow):
+            self._crowded = self._crowded and body_bytes > 0
+        elif not self._crowded:
+            self._crowded = True
+            self.transport.pauseProducing()
+            unfinished.wait(self, self.address, self._let_in)
+
+    def _let_in(self) -> None:
+        self._crowded = False
+        self.shared.account.unfinished.read_again(self, self.address)
+        self.resetTimeout()
+        if self._cut is None:
+            self.transport.resumeProducing()
+
+    def timeoutConnection(self) -> None:  # noqa: N802
+        """Its client sends nothing, unless it is not read."""
+        if self._crowded:
+            self.setTimeout(IDLE_SECONDS)
+        else:
+            super().timeoutConnection()
+
+    def _cut_slow(self, why: str) -> bool:
+        if self._whole or self._cut is not None:  # what is not read cannot come
+            return False
+        peer = self.transport.getPeer()
+        self.shared.closed_lines.info(f"HTTP connection from {peer.host}:{peer.port} closed: {why}")
+        self.transport.abortConnection()
+        return True
+
+    def allContentReceived(self) -> None:  # noqa: N802
+        self._whole = True
+        super().allContentReceived()
+
+    def requestDone(self, request: Request) -> None:  # noqa: N802
+        self._whole = False
+        self.holds(0)
+        super().requestDone(request)
 
     def write(self, data: bytes) -> None:
         self._last_size = len(data)
@@ -72,6 +126,8 @@ class _Channel(HTTPChannel):
     def resumeProducing(self) -> None:  # noqa: N802
         self._taken()
         super().resumeProducing()
+        if self._crowded:
+            self.transport.pauseProducing()
 
     def loseConnection(self) -> None:  # noqa: N802
         """When the rest is taken: nobody tells whether more of it is."""
@@ -81,12 +137,12 @@ class _Channel(HTTPChannel):
     def _wait(self) -> None:
         if self._cut is None:
             self._unsent = self._last_size
-            self.reading.unsent_bytes += self._unsent
+            self.shared.reading.unsent_bytes += self._unsent
             self._cut = self.callLater(IDLE_SECONDS, self.forceAbortClient)
 
     def _taken(self) -> None:
         if self._cut is not None:
-            self.reading.unsent_bytes -= self._unsent
+            self.shared.reading.unsent_bytes -= self._unsent
             if self._cut.active():
                 self._cut.cancel()
             self._cut = None
@@ -98,24 +154,21 @@ class GuardedSite(Site):
     noisy = False
     protocol = cast(Any, _Channel)
 
-    def __init__(
-        self, root: IResource, own_names: OwnNames, connections: Shares, reading: Reading, reactor: Any
-    ) -> None:
+    def __init__(self, root: IResource, own_names: OwnNames, shared: _Services, reactor: Any) -> None:
         super().__init__(cast(Any, root), requestFactory=_GuardedRequest, timeout=IDLE_SECONDS, reactor=reactor)
         self.own_names = own_names
-        self._connections = connections
-        self._reading = reading
+        self._shared = shared
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: N802
         """A connection's protocol, or None to close it at once."""
         address = account_address(getattr(addr, "host", "?"))
-        connections = self._connections
+        connections = self._shared.account.http
         if not connections.take(address):
             if connections.refused.bit_count() == 1:  # the first one, and ever fewer
                 _log.warning("an HTTP connection is refused: %s", connections.refusal(address))
             return None
         channel = cast(_Channel, super().buildProtocol(cast(Any, addr)))
-        channel.address, channel.connections, channel.reading = address, connections, self._reading
+        channel.address, channel.shared = address, self._shared
         return channel
 
 
@@ -125,13 +178,17 @@ class _GuardedRequest(Request):
     _refused = False
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
-        super().gotLength(length)
+        """What the account bounds is kept in memory. Twisted would make a file for a large body, whose descriptor
+        nobody counts."""
+        self.content = BytesIO()
         self._check(length or 0)
 
     def handleContentChunk(self, data: bytes) -> None:  # noqa: N802
-        self._check(cast(Any, self.content).tell() + len(data))
+        body_bytes = cast(BytesIO, self.content).tell() + len(data)
+        self._check(body_bytes)
         if not self._refused:
             super().handleContentChunk(data)
+            cast(_Channel, self.channel).holds(body_bytes)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:  # noqa: N802
         """Parameters are in the address alone. Twisted would parse a body whose type is that of a form, which is that
@@ -215,8 +272,7 @@ class HttpPorts:
             raise
 
     def _listen(self, name: str, root: Any, option: str, port: int, reactor: Any, interface: str) -> None:
-        broker = self._broker
-        site = GuardedSite(root, self._own_names, broker.account.http, broker.reading, reactor)
+        site = GuardedSite(root, self._own_names, self._broker, reactor)
         listening = _listen_http(site, option, port, reactor, interface)
         self._ports.append(listening)
         _log.info("%s at http://%s:%d/", name, interface or "*", listening.getHost().port)

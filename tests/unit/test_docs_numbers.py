@@ -120,7 +120,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "({broker/tuning.WRITE_BYTES:bytes}, or one record)",
         "A table has {PAGE_ROWS} rows of a page, with links to the others (`?from={PAGE_ROWS}`)",
         "| a client of the HTTP ports that takes nothing of an answer, or not the last of it | {ports.IDLE_SECONDS:s}",
-        "by HTTP that has not come whole | {MAX_BODY_BYTES:bytes}, of which",
+        "| the body of a request by HTTP | {MAX_BODY_BYTES:bytes}; until",
+        "some 6 MB, and {MAX_LARGE_WORKS} large requests",
         "| pages and metrics that are made and sent at once | {MAX_PAGES} |",
         "| pages that wait for ZooKeeper | {Quotas.waiting_pages}, or",
         "| `httpConnections` | {Quotas.http_connections:plain} |",
@@ -286,10 +287,8 @@ underscore in front, wherever it stands; `module.NAME`, `folder/module.NAME` or 
 OTHERS: Mapping[str, tuple[str, ...]] = {
     "README.md": ("yes, up to 5 s |",),  # Java's
     "docs/broker.md": (
-        "bodies of less than 100,000 bytes are in memory",  # Twisted's
-        "one of 65,536 empty messages some 6 MB, and 200 connections that send nothing else took 1.3 GB.",
+        "one of 65,536 empty messages some 6 MB",
         "A connection without traffic takes 4.5 KB, and 6 KB with a pull that waits, measured with 4,000.",
-        "take at most 100 MB of memory, and 8 GiB of the file system of `TMPDIR`, with 1,024 connections.",
         "2,048 at most",  # in store/files.py's default_open_limit
         "Measured with 10,240 partitions: 4 to 5 KB of memory for each (120 MB in all at rest, with ZooKeeper), 14 "
         "open files after a start, and 2 s of processor time from the start of the process to serving, with 10 GB",

@@ -221,7 +221,7 @@ def test_whole_requests_that_wait_for_their_turn_let_no_others_in_beyond_the_bou
     waiting: list[Any] = []
     monkeypatch.setattr(ConnectionTurns, "defers", lambda self, busy: True)
     monkeypatch.setattr(ConnectionTurns, "wait", lambda self, turn, busy: waiting.append(turn))
-    coming = {peer: FRAME - READ for peer in peers}
+    coming = dict.fromkeys(peers, FRAME - READ)
     most = 0
     while any(coming.values()) or waiting:
         if not (ready := [peer for peer, left in coming.items() if left and reading(peer)]):
@@ -485,7 +485,7 @@ def test_the_http_ports_have_a_part_of_the_connections(harness):
     SessionFactory(harness.broker, harness.gate, 1000, http=True)
     account = harness.broker.account
     assert (account.connections.limit, account.http.limit) == (750, 250)
-    site = GuardedSite(cast(Any, Resource()), OwnNames([]), account.http, harness.broker.reading, Clock())
+    site = GuardedSite(cast(Any, Resource()), OwnNames([]), harness.broker, Clock())
     channels = [site.buildProtocol(address("10.0.0.1")) for _ in range(300)]
     assert channels.count(None) == 300 - 235
     transport: Any = StringTransport()

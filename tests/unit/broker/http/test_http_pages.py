@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 import simplejson
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 
-from metaq.broker.account import Shares
+from metaq.broker.account import Account, Quotas
 from metaq.broker.configuration.reload_plan import ReloadReport
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
@@ -35,14 +38,16 @@ CHUNKED = {"transfer_encoding": "chunked"}
 
 
 class Browser:
-    """reactor: turns of it are taken until an answer is whole."""
+    """reactor: turns of it are taken until an answer is whole. shared: a broker's, to look at."""
 
-    def __init__(self, root: Any, connections: Shares | None = None, reactor: Clock | None = None) -> None:
+    def __init__(self, root: Any, reactor: Clock | None = None, shared: Any = None, host: str = "10.0.0.1") -> None:
         self.reactor = reactor or Clock()
-        self.reading = cast(Any, SimpleNamespace(unsent_bytes=0))
+        self.shared = shared or SimpleNamespace(
+            account=Account(Quotas(), self.reactor), reading=SimpleNamespace(unsent_bytes=0), closed_lines=None
+        )
+        self._address: Any = IPv4Address("TCP", host, 1)
         names = OwnNames(["Broker.Example", "alias.example"])
-        connections = connections or Shares("connections", "", 100, 50)
-        self._site = GuardedSite(root, names, connections, self.reading, self.reactor)
+        self._site = GuardedSite(root, names, self.shared, self.reactor)
 
     def ask(self, method: str, target: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
         transport = self.send(method, target, body, **headers)
@@ -54,7 +59,7 @@ class Browser:
 
     def send(self, method: str, target: str, body: bytes = b"", **headers: str) -> Any:
         transport: Any = StringTransport()
-        channel = transport.protocol = self._site.buildProtocol(None)
+        channel = transport.protocol = self._site.buildProtocol(self._address)
         channel.makeConnection(transport)
         fields = {"host": "127.0.0.1:8120", "connection": "close", "content_length": str(len(body))} | headers
         fields = {name: value for name, value in fields.items() if value}
@@ -213,6 +218,113 @@ def test_a_body_above_the_limit_closes_the_connection_before_it_is_kept(gateway)
         assert (refused.disconnected, refused.value()) == (True, b"")
     fitting = gateway.send("POST", target, b"%x\r\n" % MAX_BODY_BYTES + bytes(MAX_BODY_BYTES), **CHUNKED)
     assert not fitting.disconnected
+
+
+# --- bodies in the account --------------------------------------------------------------------------------------------
+
+BODY = 1 << 20
+
+
+@pytest.fixture
+def small(harness):
+    """A gateway whose broker takes four bodies of unfinished requests."""
+    harness.broker.account = Account(Quotas(unfinished_bytes=4 * BODY - 1000), harness.reactor)
+    gateway = Gateway(harness.gate, harness.broker.pending_puts, harness.broker.account)
+    return Browser(gateway, harness.reactor, harness.broker)
+
+
+def used(browser):
+    return dict(browser.shared.account.budgets())["unfinished_bytes"].used
+
+
+def bringing(browser, body_bytes=BODY - 10, topic="t", **headers):
+    """A put of BODY bytes of which so many have come."""
+    target = f"/put/0?topic={topic}&partition=1&flag=0&length={BODY}"
+    return browser.send("POST", target, bytes(body_bytes), content_length=str(BODY), **headers)
+
+
+def goes_on(transport):
+    return transport.producerState == "producing"
+
+
+def test_a_body_counts_until_its_request_is_answered(small, harness):
+    transport = bringing(small, topic="safe", connection="keep-alive")
+    assert used(small) == BODY - 10
+    transport.protocol.dataReceived(bytes(10))
+    assert (used(small), transport.value()) == (BODY, b"")
+    harness.threads.run()
+    assert parsed(transport.value())[0] == 200
+    assert used(small) == 0
+
+
+def test_the_body_of_a_client_that_leaves_counts_no_longer(small):
+    bringing(small).protocol.connectionLost(Failure(ConnectionDone()))
+    assert used(small) == 0
+
+
+def test_a_body_makes_no_file_however_large_it_is(gateway, monkeypatch):
+    """Twisted's takes a descriptor, and room of a file system that nobody counts."""
+    monkeypatch.setattr("tempfile.TemporaryFile", None)
+    assert put(gateway, bytes(BODY))[0] == 200
+    assert (
+        gateway.ask("POST", "/put/0?topic=t&partition=1&flag=0&length=1", b"1\r\nx\r\n0\r\n\r\n", **CHUNKED)[0] == 200
+    )
+
+
+def test_bodies_beyond_the_bound_are_not_read_but_for_the_oldest(small):
+    brought = [bringing(small) for _ in range(5)]
+    assert [goes_on(each) for each in brought] == [True, True, True, False, False]
+    for each in brought[:2]:
+        each.protocol.dataReceived(bytes(10))
+        small.reactor.advance(0)
+        assert parsed(each.value())[0] == 200
+    assert [goes_on(each) for each in brought[2:]] == [True, True, False]
+    brought[2].protocol.dataReceived(bytes(10))
+    small.reactor.advance(0)
+    assert goes_on(brought[4])
+
+
+def test_a_body_that_may_not_come_waits_for_longer_than_a_client_may_be_silent(small):
+    oldest, *others = [bringing(small, connection="keep-alive") for _ in range(5)]
+    small.reactor.pump([1] * 50)
+    oldest.protocol.dataReceived(bytes(1))
+    small.reactor.pump([1] * 50)
+    assert [each.disconnecting for each in others] == [True, True, False, False]
+    for each in others[:2]:
+        each.protocol.connectionLost(Failure(ConnectionDone()))
+    small.reactor.advance(0)
+    small.reactor.pump([1] * 59)
+    assert [(goes_on(each), each.disconnecting) for each in others[2:]] == [(True, False), (False, False)]
+    small.reactor.pump([1] * 2)
+    assert [each.disconnecting for each in others[2:]] == [True, False]
+
+
+def test_a_reader_that_takes_its_answer_brings_no_body_that_has_to_wait(small):
+    transport = bringing(small, connection="keep-alive")
+    for _ in range(4):
+        bringing(small)
+    late = bringing(small, connection="keep-alive")
+    late.protocol.pauseProducing()
+    late.protocol.resumeProducing()
+    assert not goes_on(late)
+    late.protocol.pauseProducing()
+    transport.protocol.connectionLost(Failure(ConnectionDone()))
+    small.reactor.advance(0)
+    assert not goes_on(late)
+
+
+def test_a_body_that_comes_too_slowly_ends_its_connection(small, caplog):
+    caplog.set_level("INFO")
+    slow, answered = bringing(small, 100), bringing(small, topic="safe")
+    answered.protocol.dataReceived(bytes(10))  # its message waits for the disk
+    unfinished = small.shared.account.unfinished
+    for _ in range(6):
+        unfinished.look()
+        slow.protocol.dataReceived(bytes(100))
+    assert not slow.disconnected
+    unfinished.look()
+    assert (slow.disconnected, answered.disconnected) == (True, False)
+    assert "HTTP connection from 192.168.1.1:54321 closed: for 30 s a request came at less than 16384" in caplog.text
 
 
 ADDRESSES = ["/", "/dashboard", "/topics", "/topics/t", "/stats", "/stats/offsets", "/config", "/logging"]

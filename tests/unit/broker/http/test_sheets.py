@@ -104,7 +104,7 @@ def test_a_page_that_a_reader_does_not_take_is_not_made(harness, one_by_one):
 def test_a_reader_that_takes_nothing_for_a_minute_is_cut(harness, closing):
     browser, transport = asked(harness, Pieces(100, 40_000), connection=closing)
     transport.protocol.pauseProducing()
-    assert browser.reading.unsent_bytes > 80_000
+    assert browser.shared.reading.unsent_bytes > 80_000
     harness.reactor.advance(59)
     assert not transport.disconnected
     harness.reactor.advance(2)
@@ -118,7 +118,7 @@ def test_a_reader_that_leaves_the_last_bytes_of_a_closing_connection_is_cut(harn
     harness.reactor.advance(61)
     assert transport.disconnected
     transport.protocol.connectionLost(Failure(ConnectionDone()))
-    assert browser.reading.unsent_bytes == 0
+    assert browser.shared.reading.unsent_bytes == 0
 
 
 def test_a_reader_that_leaves_ends_the_work(harness, one_by_one):
@@ -127,7 +127,7 @@ def test_a_reader_that_leaves_ends_the_work(harness, one_by_one):
     transport.protocol.connectionLost(Failure(ConnectionDone()))
     turns(harness)
     assert pieces.made == 1
-    assert browser.reading.unsent_bytes == 0
+    assert browser.shared.reading.unsent_bytes == 0
 
 
 def test_a_page_that_fails_at_once_says_so(harness):
@@ -252,9 +252,7 @@ def test_metrics_hold_nothing_that_is_changed_while_they_are_made(harness):
 def test_answers_of_the_gateway_that_nobody_takes_count_with_those_of_the_port(harness):
     peer = harness.connect()
     peer.send(put("t", 0, bytes(900)))
-    browser = Browser(Gateway(harness.gate, harness.broker.pending_puts, harness.broker.account))
-    browser.reading = harness.broker.reading
-    browser._site._reading = harness.broker.reading
+    browser = Browser(Gateway(harness.gate, harness.broker.pending_puts, harness.broker.account), shared=harness.broker)
     transport = browser.send("GET", "/get/0?topic=t&partition=0&offset=0&group=g&maxsize=1000", connection="keep-alive")
     transport.protocol.pauseProducing()
     assert harness.broker.reading.unsent_bytes >= 900
