@@ -483,10 +483,7 @@ class Session(Protocol):
             self._answer_later(answer, pull.max_bytes, ordered=False)
         elif not isinstance(answer, (Step, Loading)):
             self._write(answer)
-        elif isinstance(answer, Loading):
-            self._waits(pull)
-            answer.done.addCallbacks(lambda _: self._come_back(pull), lambda failure: self._broken(failure.value))
-        elif pull.expired or self._half_closed:
+        elif not isinstance(answer, Loading) and (pull.expired or self._half_closed):
             self._write(self._gate.give_up(pull))
         elif len(self._parked) >= MAX_PARKED_PULLS:
             self._write(self._gate.too_many_pulls(pull, "too many pulls wait on this connection"))
@@ -494,7 +491,9 @@ class Session(Protocol):
             self._write(self._gate.too_many_pulls(pull, why))
         else:
             self._waits(pull)
-            if answer is Step.AGAIN:
+            if isinstance(answer, Loading):
+                answer.done.addCallbacks(lambda _: self._come_back(pull), lambda failure: self._broken(failure.value))
+            elif answer is Step.AGAIN:
                 self._reactor.callLater(0, self._come_back, pull)
             else:
                 self._all_parked.park(pull, lambda: self._come_back(pull))
@@ -514,10 +513,13 @@ class Session(Protocol):
             self._waits_no_more(pull)
         if self._closing:
             return
-        if self._queue or self._blocked or self._yielding:
+        if not (self._queue or self._blocked or self._yielding):
+            self._serve_pull(pull)
+        elif pull.put_aside() and not self._blocked:
+            self._write(self._gate.give_up(pull))
+        else:
             self._queue.append(pull)
             return
-        self._serve_pull(pull)
         self._finish_turn()
 
     # --- answers ------------------------------------------------------------------------------------------------------

@@ -67,6 +67,11 @@ class Parkable:
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
         """The answer, or why there is none yet. Raises MetaqError."""
 
+    def put_aside(self) -> bool:
+        """It waits until other requests of its connection are served: forget what can be read again. Whether it has
+        something to give already, which it had better give now, as `nothing`."""
+        return False
+
     @abstractmethod
     def nothing(self) -> Bytes:
         """The answer when the wait has ended. Raises MetaqError."""

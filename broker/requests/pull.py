@@ -144,6 +144,12 @@ class Pull(Parkable):
             return self._step_all(log)
         return self._step_filtered(log, filter_)
 
+    def put_aside(self) -> bool:
+        """As Parkable: any number of pulls may wait so."""
+        self._stretch = None
+        self._was_loaded = False
+        return self._selection is not None and bool(self._selection.chosen.runs)
+
     def nothing(self) -> Bytes:
         """The answer when the wait has ended without data; what was looked at need not be looked at again. What a
         filter by content has chosen by then is given."""
@@ -330,6 +336,8 @@ class Pull(Parkable):
         stretch, self._stretch = self._stretch, None
         if self._was_loaded:
             self._was_loaded = False
+        elif selection.chosen.runs and self._reading.where_time.is_over:
+            return self._given()
         elif (turn := self._reading.where_time.turn()) is not None:
             return Loading(turn)  # what was read is read again then: pulls that wait hold no records
         if stretch is None or int(stretch.units[0]["offset"]) != int(found[0]["offset"]):

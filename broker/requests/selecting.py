@@ -56,9 +56,14 @@ class TurnTime:
         self._waiting: deque[Deferred[None]] = deque()
         self._is_handing_out = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether who wants to judge has to wait."""
+        return self._left <= 0 or (bool(self._waiting) and not self._is_handing_out)
+
     def turn(self) -> Deferred[None] | None:
         """None: judge at least one slice now. Else do so when this fires."""
-        if self._left > 0 and (self._is_handing_out or not self._waiting):
+        if not self.is_over:
             return None
         waiting: Deferred[None] = Deferred()
         self._waiting.append(waiting)

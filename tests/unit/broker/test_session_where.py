@@ -1,17 +1,23 @@
 """PULL with a filter by content: what is given, how far a pull gets, and for how long it may work (docs/filters.md)."""
 
+import gc
 import sys
 import types
 from typing import Any
 
+import pytest
+
 from metaq.broker import tuning
+from metaq.broker.requests.pull import Pull
 from metaq.broker.requests.selecting import Selection
+from metaq.protocol.frames import Frame
 from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import encode_record, iter_headers, payload_start
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_version
 from tests.properties import LISTED, body_with
 from tests.unit.broker.harness import Harness, pull, raw_batch
+from tests.unit.broker.test_slices import step
 
 SUCCESS, NOTHING = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND
 
@@ -216,3 +222,70 @@ def test_a_groups_own_filter_sees_what_is_left(tmp_path, monkeypatch):
     frame = turns_of(harness, peer, pull("orders", 0, 0, group="g", where="n = 5"))
     assert (frame.code, reply(frame).next_offset) == (NOTHING, offsets[-1])
     harness.close()
+
+
+# --- what pulls hold --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow(peer, harness, monkeypatch):
+    """How many pulls hold messages. A slice is one of 100 messages, and takes more than a millisecond."""
+    time = 0.0
+
+    def seconds():
+        nonlocal time
+        time += 0.0005
+        return time
+
+    monkeypatch.setattr(tuning, "WHERE_SLICE_RECORDS", 1)
+    monkeypatch.setattr(tuning, "WHERE_LEAST_SLICE", 1)
+    send(peer, [{"n": number} for number in range(100)])
+    monkeypatch.setattr(harness.reactor, "seconds", seconds)
+    peer.session._seconds = seconds
+
+    def holding():
+        pulls: list[Any] = [
+            each for each in gc.get_objects() if type(each) is Pull and each._reading is harness.broker.reading
+        ]
+        assert pulls
+        return sum(each._stretch is not None or bool(each._selection.chosen.runs) for each in pulls)
+
+    return holding
+
+
+def most_held(harness, peer, holding):
+    most = 0
+    for _ in range(200):
+        most = max(most, holding())
+        if not harness.reactor.getDelayedCalls():
+            break
+        step(harness)
+    return most
+
+
+@pytest.mark.parametrize("where", ["n < 0", "n >= 0", "n = 1"])
+def test_pulls_that_wait_for_a_turn_hold_no_records(peer, harness, slow, where):
+    peer.send(b"".join(pull("t", 0, 0, where=where, wait_ms=60_000, opaque=number) for number in range(40)))
+    assert most_held(harness, peer, slow) <= 6
+
+
+def test_pulls_that_wait_for_a_turn_come_to_the_end(peer, harness, slow):
+    peer.send(b"".join(pull("t", 0, 0, where="n = 99", opaque=number) for number in range(10)))
+    frames: list[Frame] = []
+    while len(frames) < 10:
+        step(harness)
+        frames += peer.frames()
+    assert {frame.code for frame in frames} == {SUCCESS}
+
+
+def test_pulls_that_wait_for_the_time_to_judge_are_bounded(peer, harness, monkeypatch):
+    monkeypatch.setattr("metaq.broker.network.session.MAX_PARKED_PULLS", 5)
+    send(peer, [{"n": number} for number in range(100)])
+    time = harness.broker.reading.where_time
+    time.used_until(time.deadline() - 1)
+    peer.send(b"".join(pull("t", 0, 0, where="n = 99", opaque=number) for number in range(8)))
+    refused = peer.frames()
+    assert [(frame.opaque, frame.code) for frame in refused] == [(n, ResponseCode.SYSTEM_BUSY) for n in (5, 6, 7)]
+    assert "too many pulls wait on this connection" in refused[0].remark
+    harness.turn()
+    assert [frame.code for frame in peer.frames()] == [SUCCESS] * 5
