@@ -28,6 +28,9 @@ LARGE_WORK_BYTES = 128 << 10
 MAX_LARGE_WORKS = 16
 """Of these are under way at once: 65,536 messages take some 6 MiB beside their frame while they are stored."""
 
+MAX_LISTINGS = 16
+"""Answers that list all there is, and are made in slices, are in the making at once: 3 MB each of 10,000 groups."""
+
 WRITE_BYTES = 64 << 10
 """Answers are handed to the transport in between when they have grown to this; smaller ones are joined."""
 

@@ -47,7 +47,7 @@ from ..requests.put import PutGroup
 from ..requests.reading import Reading
 from ..runtime.few_lines import FewLines
 from ..runtime.reactor import ReactorTime, Transport
-from ..runtime.turns import ConnectionTurns
+from ..runtime.turns import ConnectionTurns, WorkPlaces
 from ..shared.acquire import Acquire
 from .long_poll import ParkedPulls
 from .pending_puts import PendingPuts
@@ -105,10 +105,6 @@ def _memory(request: WireRequest) -> int:
     if type(request) is Frame:
         return memoryview(request.body.obj).nbytes
     return request.body_bytes if type(request) is PutRun else 0
-
-
-def _is_large(request: WireRequest) -> bool:
-    return _memory(request) >= tuning.LARGE_WORK_BYTES
 
 
 @final
@@ -433,7 +429,10 @@ class Session(Protocol):
             self._work = None
             self._fresh = True
             self._pending -= 1
-            self._work_off(verb, request, work)
+            if self._lost and verb.lists:  # for nobody
+                self._turns.listing.end()
+            else:
+                self._work_off(verb, request, work)
             if self._lost:
                 self._count_held()
         if not self._lost and not self._yielding:
@@ -445,14 +444,20 @@ class Session(Protocol):
         while True:
             answer = self._gate.go_on(request, work)
             if not isinstance(answer, GeneratorType):
-                if _is_large(request):
-                    self._turns.end_large()
+                if (places := self._places(verb, request)) is not None:
+                    places.end()
                 self._answer(verb, request, cast(Answer, answer))
                 return
             if self._seconds() >= turn_end:
                 break
         self._put_aside(verb, request, work)
         self._yield_turn()
+
+    def _places(self, verb: Verb, request: WireRequest) -> WorkPlaces | None:
+        """What work on it needs one of; None: nothing."""
+        if verb.lists:
+            return self._turns.listing
+        return self._turns.large if _memory(request) >= tuning.LARGE_WORK_BYTES else None
 
     def _put_aside(self, verb: Verb, request: WireRequest, work: Work) -> None:
         self._work = verb, request, work
@@ -466,7 +471,8 @@ class Session(Protocol):
         if isinstance(served, Parkable):
             self._serve_pull(served)
         elif isinstance(served, GeneratorType):
-            if _is_large(request) and not self._turns.begin_large(self._go_on):
+            places = self._places(verb, request)
+            if places is not None and not places.begin(self._go_on):
                 self._put_aside(verb, request, served)
                 self._yielding = True
             else:

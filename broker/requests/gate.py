@@ -110,6 +110,8 @@ class Verb(NamedTuple):
     """It brings messages: it is not served while too many of them wait for the disk."""
     gathers: bool = False
     """It may be served with its neighbours, in a PutGroup."""
+    lists: bool = False
+    """It changes nothing, and its answer, of much that there is, is made in slices."""
     admin: bool = False
     """It is for operators."""
     topics: Callable[[Any], Iterable[str | None]] = _named_topic

@@ -171,7 +171,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         Get: Verb(partial(answer_get, reading), lambda get: get.max_size),
         OffsetQuery: Verb(lookups.nearest),
         TransactionCommand: Verb(transactions.text),
-        Stats: Verb(stats, nodes=Nodes.ALL),
+        Stats: Verb(stats, lists=True, nodes=Nodes.ALL),
         Version: Verb(version, nodes=Nodes.ALL),
         IgnoredAnswer: Verb(lambda answer, caller: None, nodes=Nodes.ALL),
         PageRequest: Verb(lambda page, caller: page.show(), nodes=Nodes.ALL),
@@ -205,7 +205,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.VIEW_MESSAGE_BY_ID: _read(ViewMessageRequest.from_ext, searches.by_id, found_frame),
         RequestCode.QUERY_MESSAGE: _read(QueryMessageRequest.from_ext, searches.by_key, found_frame),
         RequestCode.HEARTBEAT: _framed(_nothing, lambda _: None, _empty_frame, nodes=Nodes.ALL),
-        RequestCode.STATS: Verb(stats_frame, _body_bytes, nodes=Nodes.ALL),
+        RequestCode.STATS: Verb(stats_frame, _body_bytes, lists=True, nodes=Nodes.ALL),
         RequestCode.TRANSACTION: Verb(
             lambda frame, caller: _answer(
                 frame, transactions.perform(TransactionRequest.from_ext(frame.ext), caller), _text_frame
@@ -236,7 +236,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame, caller)),
         RequestCode.SETTLE: Verb(lambda frame, caller: answer_settle(broker.shared, frame), _body_bytes),
         RequestCode.SHARED_STATUS: Verb(
-            lambda frame, caller: answer_status(broker.shared, broker.now_ms, frame), _body_bytes
+            lambda frame, caller: answer_status(broker.shared, broker.now_ms, frame), _body_bytes, lists=True
         ),
         RequestCode.SHARED_FORGET: _admin(
             SharedForgetRequest.from_ext, lambda request: broker.shared.forget(request.group)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from .. import tuning
 from .reactor import ReactorTime
 
-__all__ = ["ConnectionTurns"]
+__all__ = ["ConnectionTurns", "WorkPlaces"]
 
 
 class ConnectionTurns:
@@ -24,8 +24,10 @@ class ConnectionTurns:
         self._seconds = reactor.seconds
         self._waiting: deque[Callable[[], None]] = deque()
         self._busy: deque[Callable[[], None]] = deque()
-        self._large = 0
-        self._not_begun: deque[Callable[[], None]] = deque()
+        self.large = WorkPlaces(self, lambda: tuning.MAX_LARGE_WORKS)
+        """For requests that take much memory while they are worked on."""
+        self.listing = WorkPlaces(self, lambda: tuning.MAX_LISTINGS)
+        """For those whose answers do."""
         self._timed = False  # the iteration is one whose time counts: `_take_turns` comes at the beginning of the next
         self._until = 0.0  # which takes nothing more then
 
@@ -33,21 +35,6 @@ class ConnectionTurns:
         """Call this in one of the next iterations. Of the same connection nothing may wait."""
         (self._busy if busy else self._waiting).append(turn)
         self._time()
-
-    def begin_large(self, turn: Callable[[], None]) -> bool:
-        """Whether work that takes much memory may begin; else `turn` is called when it may. `end_large` follows."""
-        if self._large < tuning.MAX_LARGE_WORKS:
-            self._large += 1
-            return True
-        self._not_begun.append(turn)
-        return False
-
-    def end_large(self) -> None:
-        """It is done, and its place goes to the next one."""
-        if self._not_begun:
-            self.wait(self._not_begun.popleft(), 1)
-        else:
-            self._large -= 1
 
     def defers(self, busy: int) -> bool:
         """Whether a connection that has something to do is to `wait` with it."""
@@ -75,3 +62,28 @@ class ConnectionTurns:
         self._timed = False
         if self._waiting or self._busy:
             self._time()
+
+
+class WorkPlaces:
+    """So much work of one kind is under way at once; further ones begin in their order. Reactor thread."""
+
+    def __init__(self, turns: ConnectionTurns, most: Callable[[], int]) -> None:
+        self._turns = turns
+        self._most = most
+        self._taken = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def begin(self, turn: Callable[[], None]) -> bool:
+        """Whether it may begin; else `turn` is called when it may. `end` follows."""
+        if self._taken < self._most():
+            self._taken += 1
+            return True
+        self._waiting.append(turn)
+        return False
+
+    def end(self) -> None:
+        """It is done, and its place goes to the next one."""
+        if self._waiting:
+            self._turns.wait(self._waiting.popleft(), 1)
+        else:
+            self._taken -= 1

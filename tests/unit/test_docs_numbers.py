@@ -122,6 +122,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| a client of the HTTP ports that takes nothing of an answer, or not the last of it | {ports.IDLE_SECONDS:s}",
         "| the body of a request by HTTP | {MAX_BODY_BYTES:bytes}; until",
         "some 6 MB, and {MAX_LARGE_WORKS} large requests",
+        "to a SHARED_STATUS that are made at once | {MAX_LISTINGS}, as",
         "| pages and metrics that are made and sent at once | {MAX_PAGES} |",
         "| pages that wait for ZooKeeper | {Quotas.waiting_pages}, or",
         "| `httpConnections` | {Quotas.http_connections:plain} |",

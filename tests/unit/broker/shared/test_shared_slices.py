@@ -9,6 +9,8 @@ import simplejson
 
 from metaq.broker import tuning
 from metaq.broker.http.dashboard import Dashboard, RecentLog
+from metaq.broker.shared import status
+from metaq.broker.shared.queue import SharedQueue
 from metaq.broker.shared.state import SharedState
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import MAX_ACQUIRED, MAX_LISTED_GROUPS
@@ -303,6 +305,38 @@ def test_what_is_leased_is_counted_some_at_a_time(slices: None) -> None:
     figures = state.figures()
     next(figures)
     assert worked_off(figures) == (1, 1, {"a": 1, "b": 2})
+
+
+def test_few_lists_are_in_the_making_at_once_and_none_for_a_client_that_left(
+    harness: Harness, groups: list[str], slices: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps what it has: 3 MB of 10,000 groups."""
+    monkeypatch.setattr(tuning, "MAX_LISTINGS", 1)
+    described: list[str] = []
+    describe = status._described
+
+    def counted(queue: SharedQueue, now_ms: int) -> Any:
+        described.append(queue.key.group)
+        return describe(queue, now_ms)
+
+    monkeypatch.setattr(status, "_described", counted)
+    peers = [harness.connect() for _ in range(5)]
+    for peer in peers:
+        peer.send(STATUS)
+    peers[1].lose()
+    peers[3].lose()
+    turns(harness)
+    names = described[: len(groups)]
+    assert sorted(names) == sorted(groups)
+    assert described == names * 3
+    assert [len(peer.frames()) for peer in peers] == [1, 0, 1, 0, 1]
+    peers[0].send(STATUS)
+    peers[0].lose()
+    turns(harness)
+    assert len(described) <= 3 * len(names) + 1
+    peers[2].send(STATUS)
+    turns(harness)
+    assert len(peers[2].frames()) == 1
 
 
 def test_a_page_of_figures_is_made_in_turns(harness: Harness, peer: Peer, groups: list[str], slices: None) -> None:
