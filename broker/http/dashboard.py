@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
 from twisted.internet.defer import Deferred, ensureDeferred, fail, maybeDeferred
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
@@ -30,10 +31,10 @@ from metaq.protocol.limits import check_group
 from ..account import NOBODY
 from ..broker import Broker
 from ..requests.gate import Gate, HttpPeer, PageRequest
-from ..requests.stats import stats_lines
+from ..requests.stats import Lines, stats_lines
 from ..store.partition_log import PartitionLog
 from .browsers import header_of
-from .metrics import CONTENT_TYPE, exposition
+from .metrics import CONTENT_TYPE, TopicTotals, exposition, topic_totals
 from .pages import Button, Cell, Page, Table, Text, to_html, to_json
 from .sheets import Sheet, write_sheet
 
@@ -84,25 +85,27 @@ class Dashboard:
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
-    def index(self) -> Page:
+    def index(self) -> Deferred[Page]:
+        return ensureDeferred(self._index())
+
+    async def _index(self) -> Page:
         broker = self.broker
-        lines = [line for line in stats_lines(broker, "") if line is not None]
+        lines = await self._in_turns(_all_lines(stats_lines(broker, "")))
         rows = [tuple(line.split(" ", 1)) for line in lines[1:-1]]
         rows += [("url", broker.url), ("data", ", ".join(broker.store.data_paths)), ("working_directory", os.getcwd())]
         return Page(f"Broker {broker.config.broker_id}", [Table(("figure", "value"), rows), *self._broker_set()])
 
-    def topics(self) -> Page:
-        config, partitions = self.broker.config, self.broker.partitions
-        logs: defaultdict[str, list[PartitionLog]] = defaultdict(list)
-        for log in self.broker.store.logs():
-            logs[log.topic].append(log)
-        stored = partitions.stored_topics()
+    def topics(self) -> Deferred[Page]:
+        return ensureDeferred(self._topics())
+
+    async def _topics(self) -> Page:
+        totals = await self._in_turns(topic_totals(self.broker))
+        config, stored = self.broker.config, self.broker.partitions.stored_topics()
 
         def cells(topic: str) -> Sequence[Cell]:
-            segments = [log.segments for log in logs[topic]]
-            messages, size = sum(each.message_count for each in segments), sum(each.size_bytes for each in segments)
-            settings = stored[topic]
-            return topic, len(segments), messages, size, settings.accept_publish, settings.accept_subscribe
+            total, settings = totals.get(topic, TopicTotals()), stored[topic]
+            accepts = settings.accept_publish, settings.accept_subscribe
+            return topic, total.partitions, total.messages, total.size, *accepts
 
         columns = ("topic", "partitions", "messages", "bytes", "accept_publish", "accept_subscribe")
         table = Table(columns, list(stored), cells=cells, links={"topic": "/topics/"})
@@ -225,6 +228,15 @@ class Dashboard:
         logs = (log for log in self.broker.store.logs() if log.topic == topic)
         return sorted(logs, key=lambda log: log.partition)
 
+    async def _in_turns(self, work: Generator[None, None, T]) -> T:
+        """What it returns. Others may be served at each `yield`."""
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return cast(T, end.value)
+            await deferLater(cast(Any, self.broker.reactor), 0)
+
     async def _in_thread(self, asks: Callable[[], T]) -> T:
         """The result of a function that asks ZooKeeper. Raises AccountSpent while too many pages wait for theirs: they
         would keep the threads from syncing messages while ZooKeeper is silent."""
@@ -326,6 +338,16 @@ def _not_found() -> Page:
 def _argument(request: Request, name: bytes) -> str:
     """Of the address; "" without it."""
     return cast(dict[bytes, list[bytes]], request.args).get(name, [b""])[0].decode("utf-8", "replace")
+
+
+def _all_lines(lines: Lines) -> Generator[None, None, list[str]]:
+    found = []
+    for line in lines:
+        if line is None:
+            yield
+        else:
+            found.append(line)
+    return found
 
 
 def _partition_cells(log: PartitionLog) -> Sequence[Cell]:

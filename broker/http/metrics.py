@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from metaq.protocol.limits import is_utf8
@@ -19,7 +20,7 @@ from .pages import Pieces
 if TYPE_CHECKING:
     from ..moving.moves import MoveFigures
 
-__all__ = ["CONTENT_TYPE", "exposition"]
+__all__ = ["CONTENT_TYPE", "TopicTotals", "exposition", "topic_totals"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -36,8 +37,32 @@ class _Metric(NamedTuple):
     samples: Iterable[tuple[Sequence[str], float]]
 
 
-_Metrics: TypeAlias = Iterator["_Metric | None"]
+_Metrics: TypeAlias = Generator["_Metric | None", None, None]
 """None: others may be served."""
+
+
+@dataclass(slots=True)
+class TopicTotals:
+    """Of a topic: messages and bytes kept, partitions with a log, and those closed by a failed write or sync."""
+
+    messages: int = 0
+    size: int = 0
+    partitions: int = 0
+    read_only: int = 0
+
+
+def topic_totals(broker: Broker) -> Generator[None, None, Mapping[str, TopicTotals]]:
+    """Others may be served at each `yield`."""
+    totals: defaultdict[str, TopicTotals] = defaultdict(TopicTotals)
+    for number, log in enumerate(list(broker.store.logs()), 1):
+        total = totals[log.topic]
+        total.messages += log.segments.message_count
+        total.size += log.segments.size_bytes
+        total.partitions += 1
+        total.read_only += log.read_only is not None
+        if not number % tuning.PAGE_LOGS:
+            yield
+    return totals
 
 
 def exposition(broker: Broker) -> Pieces:
@@ -190,25 +215,15 @@ def _filter_failures(broker: Broker) -> _Metric:
 
 
 def _topics(broker: Broker) -> _Metrics:
-    messages: defaultdict[str, int] = defaultdict(int)
-    size: defaultdict[str, int] = defaultdict(int)
-    partitions: defaultdict[str, int] = defaultdict(int)
-    read_only: defaultdict[str, int] = defaultdict(int)
-    for number, log in enumerate(list(broker.store.logs())):
-        if not number % tuning.PAGE_LOGS:
-            yield None
-        messages[log.topic] += log.segments.message_count
-        size[log.topic] += log.segments.size_bytes
-        partitions[log.topic] += 1
-        read_only[log.topic] += log.read_only is not None
+    totals = yield from topic_totals(broker)
     families = (
-        ("metaq_topic_messages", "Messages kept", messages),
-        ("metaq_topic_bytes", "Bytes kept", size),
-        ("metaq_topic_partitions", "Partitions with a log", partitions),
-        ("metaq_topic_read_only_partitions", "Partitions closed by a failed write or sync", read_only),
+        ("metaq_topic_messages", "Messages kept", "messages"),
+        ("metaq_topic_bytes", "Bytes kept", "size"),
+        ("metaq_topic_partitions", "Partitions with a log", "partitions"),
+        ("metaq_topic_read_only_partitions", "Partitions closed by a failed write or sync", "read_only"),
     )
-    for name, text, values in families:
-        yield _gauges(name, text, "topic", sorted(values.items()))
+    for name, text, figure in families:
+        yield _gauges(name, text, "topic", [(topic, getattr(totals[topic], figure)) for topic in sorted(totals)])
 
 
 def _shared(broker: Broker) -> _Metrics:

@@ -22,7 +22,7 @@ from metaq.broker.http.sheets import Sheet, encoded, write_sheet
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
-from tests.unit.broker.harness import put
+from tests.unit.broker.harness import Harness, put
 from tests.unit.broker.http.test_http_pages import Browser, dashboard, parsed
 from tests.unit.broker.test_slices import turns
 
@@ -258,3 +258,17 @@ def test_answers_of_the_gateway_that_nobody_takes_count_with_those_of_the_port(h
     assert harness.broker.reading.unsent_bytes >= 900
     transport.protocol.resumeProducing()
     assert harness.broker.reading.unsent_bytes == 0
+
+
+@pytest.mark.parametrize("path", ["/", "/topics"])
+def test_partitions_are_counted_in_turns(tmp_path, monkeypatch, path):
+    monkeypatch.setattr(tuning, "PAGE_LOGS", 2)
+    monkeypatch.setattr(tuning, "STATS_LINES", 2)
+    harness = Harness(tmp_path, topics="[topic=many]\nnumPartitions=32\n")
+    peer = harness.connect()
+    for partition in range(32):
+        peer.ask(put("many", partition, b"x", partition))
+    transport = dashboard(harness).send("GET", path)
+    assert turns(harness) >= 16
+    status, _, body = parsed(transport.value())
+    assert (status, b">32<" in body) == (200, True)
