@@ -78,7 +78,7 @@ component: $(STAMP) ## component tests only, on the checkout: real sockets and t
 integration: $(STAMP) java ## integration tests only, on the checkout
 	$(VENV)/bin/python -m pytest $(PARALLEL) tests/integration
 
-demo: java | python ## the main job on real input: cluster, producers, rebalancing consumers, Spark
+demo: | python ## the main job on real input: cluster, producers, rebalancing consumers, Spark
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@test -e $(STAMP) || { echo "metaq and the flights are installed into $(VENV):"; $(VENV)/bin/python -m pip install --editable '.[demo]'; }
 	$(VENV)/bin/metaq demo --install-spark

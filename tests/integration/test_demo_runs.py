@@ -55,6 +55,14 @@ def test_the_demo_loses_nothing_says_so_and_leaves_its_cluster_to_play_with(tmp_
     assert processes_below(tmp_path) == []
 
 
+def test_the_demo_leaves_spark_out_without_java():
+    ran = run("demo", "--flights", "2000", env={"JAVA_HOME": "/none"})
+    assert ran.code == 0, ran.err
+    assert re.search(r"Spark, is left out: java=none in JAVA_HOME=/none: Java 17 or newer is needed", ran.out), ran.out
+    assert "│ Spark job    │ left out" in ran.out
+    assert ran.out.splitlines()[-1] == "OK nothing lost"
+
+
 def test_ctrl_c_ends_the_demo_and_all_its_processes(tmp_path):
     process = start("demo", env={"TMPDIR": str(tmp_path)})
     assert process.stdout is not None

@@ -15,8 +15,9 @@ import pandas as pd
 from metaq import Producer
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
+from metaq.coordination.embedded import find_java
 from metaq.coordination.ports import ready_ports
-from metaq.protocol.errors import ClientError, RequestTimedOut
+from metaq.protocol.errors import ClientError, ConfigError, RequestTimedOut
 
 from ..direct_read import read_topic
 from ..groups import group_partitions
@@ -25,9 +26,9 @@ from ..options import TopicSpec
 from ..servers import Child, wait_until
 from .delivery import History, check_delivery
 from .flights import FLIGHTS as FLIGHT_COUNT
-from .flights import CarrierDelay, delays_in, flights_table, json_messages, mean_delays
+from .flights import delays_in, flights_table, json_messages, mean_delays
 from .group import ConsumerGroup, GroupSettings, Rebalance
-from .report import DemoFigures, Report
+from .report import BySpark, DemoFigures, Report
 from .spark_install import INSTALL_SECONDS, SparkInstallation, is_missing
 
 __all__ = ["Script", "play"]
@@ -63,13 +64,19 @@ def play(script: Script, report: Report) -> Iterator[tuple[DemoFigures, str]]:
     """Run everything below `script.directory`. Yields the figures, and the connect string of the cluster, which serves
     until the block ends; then all processes have ended, as they have if it raises."""
     began = time.monotonic()
-    with _spark_installation(script, report) as installation, _cluster(script, report) as local:
-        figures = _play(script, report, local, installation, began)
+    with_spark = _has_java(report)
+    with _spark_installation(script, with_spark, report) as installation, _cluster(script, report) as local:
+        figures = _play(script, report, local, with_spark, installation, began)
         yield figures, local.connect_string
 
 
 def _play(
-    script: Script, report: Report, local: LocalCluster, installation: SparkInstallation | None, began: float
+    script: Script,
+    report: Report,
+    local: LocalCluster,
+    with_spark: bool,
+    installation: SparkInstallation | None,
+    began: float,
 ) -> DemoFigures:
     table = flights_table().head(script.flights or FLIGHT_COUNT)
     with Cluster(local.connect_string) as cluster:
@@ -80,14 +87,12 @@ def _play(
         histories, rebalances = _consume(ConsumerGroup(cluster, settings), cluster, script, len(table), report)
         lag = _lag(cluster, GROUP)
         _wait_for(installation, began + INSTALL_SECONDS, report)
-        spark_seconds = _run_spark(cluster, local.connect_string, script.directory, report)
-        by_spark = _read_delays(cluster)
+        by_spark = _run_spark(cluster, local.connect_string, script.directory, report) if with_spark else None
     return DemoFigures(
         delivery=check_delivery(len(table), histories),
         rebalances=rebalances,
         send_rate=send_rate,
         receive_rate=_receive_rate(histories),
-        spark_seconds=spark_seconds,
         lag=lag,
         by_spark=by_spark,
         by_pandas=mean_delays(table),
@@ -95,9 +100,19 @@ def _play(
     )
 
 
+def _has_java(report: Report) -> bool:
+    """Whether Spark can run."""
+    try:
+        find_java()
+    except ConfigError as error:
+        report.say(f"the last step, Spark, is left out: {error}")
+        return False
+    return True
+
+
 @contextmanager
-def _spark_installation(script: Script, report: Report) -> Iterator[SparkInstallation | None]:
-    if not (script.install_spark and is_missing()):
+def _spark_installation(script: Script, with_spark: bool, report: Report) -> Iterator[SparkInstallation | None]:
+    if not (with_spark and script.install_spark and is_missing()):
         yield None
         return
     report.say("PySpark (500 MB), for the last step, is installed meanwhile")
@@ -202,8 +217,8 @@ def _receive_rate(histories: list[History]) -> float:
     return len(times) / max(1e-9, float(times.max() - times.min()) / 1e9) if len(times) else 0.0
 
 
-def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report) -> float:
-    """Set a second group's offsets to the begin, run the job from them; return its seconds."""
+def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report) -> BySpark:
+    """Set a second group's offsets to the begin, run the job from them; what it wrote."""
     report.step(f"Spark: from the offsets of group {SPARK_GROUP} in ZooKeeper to topic {DELAYS}")
     partitions = cluster.partitions(FLIGHTS)
     begins = {each: cluster.ask(each, partial(partition_bounds, partition=each)).first for each in partitions}
@@ -222,9 +237,4 @@ def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report
         raise ClientError(f"the Spark job ended with exit code {code}: {job.last_words()}")
     seconds = time.monotonic() - began
     report.say(f"the job took {seconds:.1f} s, Spark's start included")
-    return seconds
-
-
-def _read_delays(cluster: Cluster) -> dict[str, CarrierDelay]:
-    """What the job wrote."""
-    return delays_in(message.payload for message in read_topic(cluster, DELAYS, "earliest"))
+    return BySpark(seconds, delays_in(message.payload for message in read_topic(cluster, DELAYS, "earliest")))

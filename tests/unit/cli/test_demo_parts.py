@@ -10,7 +10,7 @@ from rich.console import Console
 from metaq.cli.demo.delivery import Delivery
 from metaq.cli.demo.flights import CarrierDelay, delays_in, json_messages, mean_delays
 from metaq.cli.demo.group import Rebalance, Throttle, history_of
-from metaq.cli.demo.report import DemoFigures, Report
+from metaq.cli.demo.report import BySpark, DemoFigures, Report
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 
@@ -27,9 +27,8 @@ GOOD = DemoFigures(
     rebalances=[Rebalance("c3 joins", 0.25, {"c1": ["0-0"], "c3": ["0-1"]})],
     send_rate=1000.0,
     receive_rate=500.0,
-    spark_seconds=3.0,
     lag={"0-0": 0, "0-1": 0},
-    by_spark=MEANS,
+    by_spark=BySpark(3.0, MEANS),
     by_pandas=MEANS,
     seconds=9.0,
 )
@@ -95,8 +94,8 @@ def test_a_good_outcome_has_no_failures():
         {"delivery": Delivery(10, 10, 0, 0, 0, 0, 1, [])},
         {"lag": {"0-0": 0, "0-1": 1}},
         {"lag": {"0-0": None}},
-        {"by_spark": {**MEANS, "AA": CarrierDelay(3, 1.6)}},
-        {"by_spark": {"AA": MEANS["AA"]}},
+        {"by_spark": BySpark(3.0, {**MEANS, "AA": CarrierDelay(3, 1.6)})},
+        {"by_spark": BySpark(3.0, {"AA": MEANS["AA"]})},
     ],
 )
 def test_anything_lost_left_or_different_is_a_failure(changed):
@@ -121,8 +120,15 @@ def test_report_shows_every_figure_in_80_columns():
     assert "FAILED" not in shown
 
 
+def test_a_report_without_spark_does_not_say_that_its_figures_are_equal():
+    shown = printed(replace(GOOD, by_spark=None))
+    assert "left out" in shown
+    assert "OK nothing lost" in shown
+    assert "equal" not in shown
+
+
 def test_report_of_a_failed_run_says_so():
-    shown = printed(replace(GOOD, by_spark={"AA": CarrierDelay(4, 1.5)}))
+    shown = printed(replace(GOOD, by_spark=BySpark(3.0, {"AA": CarrierDelay(4, 1.5)})))
     assert "FAILED" in shown
     assert "differs" in shown
     assert "missing" in shown
