@@ -373,7 +373,9 @@ def test_a_wrong_duration_is_a_type_error_too(given: Given) -> None:
         given.producer.flush("5")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("wrong", "said"), [("ky", "did you mean key"), ("timout", "timeout"), ("xyz", "there are ")])
+@pytest.mark.parametrize(
+    ("wrong", "said"), [("ky", "did you mean 'key'"), ("timout", "timeout"), ("xyz", "there are ")]
+)
 def test_an_option_that_there_is_not_is_named_with_the_nearest_one(given: Given, wrong: str, said: str) -> None:
     for name in ("send", "send_async", "produce", "send_batch", "send_batch_async"):
         payload = [b"x"] if "batch" in name else b"x"
