@@ -95,7 +95,7 @@ FAILOVERS ?= 10
 JAVA_FAILOVERS ?= 20
 ROLLING_RESTARTS ?= 5
 FAILOVER_FILES ?= .failovers
-proof: cuts failovers standalone ## all of the following: hours
+proof: cuts failovers integration standalone ## all of the following: hours
 
 cuts: $(STAMP) ## thousands of power cuts and every byte damaged: make cuts CUTS=3000 FLIPS=0 SEED=1 (FLIPS=0: every byte)
 	$(VENV)/bin/python -m tests.power --cuts $(CUTS) --flips $(FLIPS) --seed $(SEED) --jobs $(JOBS)
