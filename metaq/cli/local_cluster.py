@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from metaq.broker import inspection
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_admin import write_state
@@ -204,6 +203,8 @@ class LocalCluster:
     def _choose_data(self, session: ZkSession, broker_id: int, state: SetState, view: SetView) -> None:
         """If no directory has the data that were in sync, somebody has removed it: the node leads that has seen the
         highest epoch. What only the other one had went with its directory. Raises StoreError."""
+        from metaq.broker import inspection  # as in earlier_starts.py
+
         nodes = [each for each in self.plan.nodes() if each.broker_id == broker_id]
         stored = {node.node or "": inspection.stored_node(node.directory / "data") for node in nodes}
         having = {name: found for name, found in stored.items() if found is not None}
