@@ -309,7 +309,8 @@ class StandaloneServer:
         if operation == OpCode.AUTH:
             self._authenticate(connection, xid, reader)
         elif operation == OpCode.SASL:
-            reader.buffer()
+            if reader.buffer() is None:
+                raise Malformed("no token")  # as Apache's, where it is an error of its own
             self.reply(connection, xid, 0, encode_buffer(None), zxid=0)  # Apache's answer if SASL is not configured
         elif session is not None and not session.closing:
             self.sessions.touch(session, self.now.ms)

@@ -327,6 +327,11 @@ def test_sasl_is_answered_with_nothing(client: Client):
     assert (reply.code, reply.reader.buffer(), client.closed) == (0, None, False)
 
 
+def test_sasl_without_a_token_ends_the_connection(client: Client):
+    client.post(OpCode.SASL, encode_buffer(None))
+    assert client.closed
+
+
 # --- access -----------------------------------------------------------------------------------------------------------
 
 
