@@ -202,7 +202,7 @@ def page(runs: Mapping[str, Sequence[Run]]) -> str:
         f"{count} runs in turns and their range, with empty caches. Python and Java are there already.",
         "Kafka's server comes by Maven, with Maven's own plugins. NATS has JetStream on, and keeps its messages, too.",
         "",
-        f"{machine['processor']}, of which {len(os.sched_getaffinity(0))} used; Python {machine['python']}.",
+        f"{machine['processor']} ({len(os.sched_getaffinity(0))} used); Python {machine['python']}.",
         "",
         "| system | step | seconds |",
         "|---|---|---|",

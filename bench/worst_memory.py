@@ -211,7 +211,7 @@ def main(words: list[str]) -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="metaq-worst-memory-") as directory, ExitStack() as children:
         broker = _Broker(Path(directory), children)
-        fill(broker.do, PARTITIONS, GROUPS, HALVES, HALVES)
+        fill(broker.do, PARTITIONS, GROUPS, halves=HALVES, timers=HALVES)
         rest = broker.memory("VmRSS")
         print(f"at rest {rest / MEGABYTE:.0f} MB; above that:", flush=True)
         for case in _cases(words):

@@ -162,8 +162,8 @@ class SharedConfig:
     lease_seconds: float = 30.0
     """How long a message is this member's; after that, unless the lease is extended, another one may get it."""
     prefetch: int = 256
-    """Most messages leased ahead of those who work on them. Fewer are while each takes long: what a fifth of a second
-    is enough for."""
+    """Most messages leased ahead of the work. While each message takes long, fewer are leased: as many as a fifth of a
+    second is enough for."""
     fetch_max_bytes: int = 1 << 20
     """Bytes that one request leases; one message may be larger."""
     long_poll_ms: int = 15_000

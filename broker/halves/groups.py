@@ -494,7 +494,7 @@ class Groups(Generic[T]):
     def _serve(
         self, lane: _Lane, now: float, give: Callable[[Poll[T], list[Half]], None], goes_on: Callable[[], bool]
     ) -> None:
-        """Give what is due in a lane to those who wait for it. Without any, it stays there for whoever asks next."""
+        """Give a lane's due half messages to the polls that wait. With no poll left they stay for whoever asks next."""
         group = self._groups[lane.group]
         while lane.first_at <= now and (poll := group._taker(lane)) is not None:
             if halves := self.take(poll, now):

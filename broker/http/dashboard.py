@@ -31,7 +31,7 @@ from metaq.protocol.limits import check_group
 from ..account import NOBODY
 from ..broker import Broker
 from ..requests.gate import Gate, HttpPeer, PageRequest
-from ..requests.stats import Lines, stats_lines
+from ..requests.stats import all_lines, stats_lines
 from ..store.partition_log import PartitionLog
 from .browsers import header_of
 from .metrics import CONTENT_TYPE, TopicTotals, exposition, topic_totals
@@ -90,7 +90,7 @@ class Dashboard:
 
     async def _index(self) -> Page:
         broker = self.broker
-        lines = await self._in_turns(_all_lines(stats_lines(broker, "")))
+        lines = await self._in_turns(all_lines(stats_lines(broker, "")))
         rows = [tuple(line.split(" ", 1)) for line in lines[1:-1]]
         rows += [("url", broker.url), ("data", ", ".join(broker.store.data_paths)), ("working_directory", os.getcwd())]
         return Page(f"Broker {broker.config.broker_id}", [Table(("figure", "value"), rows), *self._broker_set()])
@@ -338,16 +338,6 @@ def _not_found() -> Page:
 def _argument(request: Request, name: bytes) -> str:
     """Of the address; "" without it."""
     return cast(dict[bytes, list[bytes]], request.args).get(name, [b""])[0].decode("utf-8", "replace")
-
-
-def _all_lines(lines: Lines) -> Generator[None, None, list[str]]:
-    found = []
-    for line in lines:
-        if line is None:
-            yield
-        else:
-            found.append(line)
-    return found
 
 
 def _partition_cells(log: PartitionLog) -> Sequence[Cell]:

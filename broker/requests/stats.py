@@ -15,7 +15,7 @@ from ..metrics import KINDS
 from ..shared.status import messages_left
 from ..store.partition_log import PartitionLog
 
-__all__ = ["stats_lines", "stats_text"]
+__all__ = ["all_lines", "stats_lines", "stats_text"]
 
 _HELP = (
     "*EMPTY* Returns broker info.",
@@ -37,12 +37,7 @@ def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
     what is so when it is made. Raises NotLeader."""
     if item == "config":
         return broker.config.source
-    lines = []
-    for line in stats_lines(broker, item):
-        if line is not None:
-            lines.append(line)
-        if line is None or not len(lines) % tuning.STATS_LINES:
-            yield
+    lines = yield from all_lines(stats_lines(broker, item))
     return "\r\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
 
 
@@ -56,6 +51,17 @@ def stats_lines(broker: Broker, item: str) -> Lines:
     yield "STATS"
     yield from _topic_lines(broker, item) if make is None else make(broker)
     yield "END"
+
+
+def all_lines(lines: Lines) -> Generator[None, None, list[str]]:
+    """Others may be served at each `yield`."""
+    found = []
+    for line in lines:
+        if line is not None:
+            found.append(line)
+        if line is None or not len(found) % tuning.STATS_LINES:
+            yield
+    return found
 
 
 def _system_lines(broker: Broker) -> Lines:

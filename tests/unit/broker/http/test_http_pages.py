@@ -238,7 +238,7 @@ def used(browser):
 
 
 def bringing(browser, body_bytes=BODY - 10, topic="t", **headers):
-    """A put of BODY bytes of which so many have come."""
+    """A put of BODY bytes; body_bytes of them have come."""
     target = f"/put/0?topic={topic}&partition=1&flag=0&length={BODY}"
     return browser.send("POST", target, bytes(body_bytes), content_length=str(BODY), **headers)
 
