@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from metaq.coordination.brokers import BrokerNodes
 from metaq.coordination.group import remove_group, remove_offsets
@@ -30,9 +30,11 @@ from ..timers import TimeLeft
 from ..values import TopicPartition
 from .asking import following
 from .brokers import Source, Survey, endpoint_at
-from .finding import MessageFinder
 from .left_out import LeftOut, left_out
 from .steady import SteadyView
+
+if TYPE_CHECKING:
+    from .finding import MessageFinder
 
 __all__ = ["Cluster"]
 
@@ -203,6 +205,8 @@ class Cluster:
 
     def finder(self) -> MessageFinder:
         """Searches for messages by id and by key."""
+        from .finding import MessageFinder  # most questions do without it
+
         return MessageFinder(self.view, self.connect, self._pool.follow)
 
     # --- groups -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,15 @@
 """The command line `metaq`: one file per command, each loaded only when it is called."""
 
-from .app import main
+import gc
+from typing import NoReturn
 
 __all__ = ["main"]
+
+
+def main() -> NoReturn:
+    """The program `metaq`: run the process's command line and exit with its code."""
+    # until the command is loaded: modules make no garbage, and looking for it takes a tenth of a short command's time
+    gc.disable()
+    from .app import main as run_program
+
+    run_program()

@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 the command failed; 2 the command line is wrong; 130 inter
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -79,6 +80,7 @@ class CommandTable(click.Group):
             raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
         if ctx.params.get("zk") is not None and command is not None and not _takes_zk(command):
             raise click.UsageError(f"--zk is not for `metaq {name}`, which asks no cluster: leave it out", ctx)
+        _collect_garbage()
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -90,6 +92,13 @@ class CommandTable(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _collect_garbage() -> None:
+    """From now on, but never of what was loaded until now, if the program has begun with that."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _takes_zk(command: click.Command) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -161,6 +162,7 @@ def broker(
       metaq broker -f conf/server.ini --node a
     """
     # these, and Twisted: only for this command
+    gc.disable()  # run() has garbage collected once the broker has started
     from metaq.broker.configuration.settings import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerOptions
     from metaq.broker.main import run
 

@@ -25,9 +25,10 @@ from metaq.protocol.limits import check_node
 from .ahead import Ahead, ahead_of, commanded, diverged_groups, readable_ends, set_back
 from .cluster import open_cluster, zk_timeout
 from .options import Parsed, json_option, zk_option
-from .output import echo, moment, print_json, print_table, say, show
+from .output import echo, moment, print_json, say, show
 from .servers import wait_until
 from .set_look import SetLook, Told, ask_nodes, connected, is_led, look_at_sets, told_differences
+from .tables import print_table
 
 __all__ = ["elect_node", "forget_broker_set", "hand_over_set", "list_sets", "prefer_node"]
 

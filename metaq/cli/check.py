@@ -21,7 +21,8 @@ from metaq.broker.inspection import (
 from metaq.protocol.errors import ConfigError
 
 from .options import json_option
-from .output import byte_size, counted, echo, print_json, print_table, progress
+from .output import byte_size, counted, echo, print_json
+from .tables import print_table, progress
 
 __all__ = ["check"]
 

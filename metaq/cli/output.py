@@ -11,23 +11,16 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import simplejson
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from metaq.protocol.previews import Preview
-from metaq.protocol.printable import one_line, printable
+from metaq.protocol.printable import printable
 from metaq.protocol.properties import PropertyValue, property_text
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
-
     from metaq.client.message import Message
 
 __all__ = [
@@ -35,7 +28,6 @@ __all__ = [
     "UNKNOWN",
     "byte_size",
     "compile_format",
-    "console",
     "counted",
     "echo",
     "field_text",
@@ -44,8 +36,6 @@ __all__ = [
     "moment",
     "preview_fields",
     "print_json",
-    "print_table",
-    "progress",
     "say",
     "show",
     "show_warnings",
@@ -53,27 +43,6 @@ __all__ = [
 
 UNKNOWN = "unknown"
 """The cell for a number that is not known, which is not 0."""
-
-_GAP, _NARROW_GAP = 3, 1
-"""Blanks between two columns, and where they are scarce."""
-_FOLDED_WIDTH = 9
-"""No column of text is made narrower."""
-
-_PIPE_COLUMNS = 200
-_ANY_WIDTH = 1_000_000
-"""Width of tables that go to a file or pipe: there is no terminal to wrap for."""
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave the exit code to app.py; rich would make it 1."""
-        raise  # called where the BrokenPipeError is handled
-
-
-def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) -> Console:
-    """A console on `stream` (default stdout): as wide as the terminal, or `pipe_columns` and plain without one."""
-    target = stream or sys.stdout
-    return _Console(file=target, width=None if target.isatty() else pipe_columns, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -108,6 +77,8 @@ def show(as_json: bool, value: Any, columns: Sequence[str], rows: Iterable[Seque
     if as_json:
         print_json(value)
     else:
+        from .tables import print_table  # not for commands that show none
+
         print_table(columns, rows)
 
 
@@ -117,50 +88,6 @@ def say(as_json: bool, value: Any, text: str) -> None:
         print_json(value)
     else:
         echo(text)
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print `rows` under `columns` on stdout; integers are grouped by thousands and set to the right, None is `-`.
-
-    On a terminal it is as wide as that: text is folded, never numbers; where that is not enough each row becomes lines
-    of name and value. Elsewhere each row is one line, whole.
-    """
-    cells = [list(row) for row in rows]
-    numeric = [bool(cells) and all(_is_right(row[index]) for row in cells) for index in range(len(columns))]
-    texts = [[_cell(value) for value in row] for row in cells]
-    widths = [max(map(cell_len, column)) for column in zip(columns, *texts, strict=True)]
-    narrowest = [width if right else min(width, _FOLDED_WIDTH) for width, right in zip(widths, numeric, strict=True)]
-    target = console(pipe_columns=_ANY_WIDTH)
-    for gap in (_GAP, _NARROW_GAP):
-        if sum(narrowest) + gap * len(columns) <= target.width:
-            target.print(_table(columns, texts, numeric, narrowest, gap))
-            return
-    for row in texts:
-        target.print(_table(("NAME", "VALUE"), list(zip(columns, row, strict=True)), (False, False), (0, 0), _GAP))
-
-
-def _table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numeric: Sequence[bool],
-    narrowest: Sequence[int],
-    gap: int,
-) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1) if gap == _GAP else (0, 0))
-    for column, right, width in zip(columns, numeric, narrowest, strict=True):
-        table.add_column(
-            column, justify="right" if right else "left", overflow="fold", no_wrap=right, min_width=width or None
-        )
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def progress(*columns: ProgressColumn) -> Progress:
-    """A line on stderr if that is a terminal, which is gone at its end; nothing elsewhere."""
-    from rich.progress import Progress  # not for commands that show none
-
-    return Progress(*columns, console=console(sys.stderr), transient=True, disable=not sys.stderr.isatty())
 
 
 def byte_size(count: float) -> str:
@@ -182,22 +109,6 @@ def counted(number: int | None, noun: str) -> str:
 def moment(ms: int | None) -> str | None:
     """Unix milliseconds in ISO 8601; None for 0 and None, which stand for never."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_right(value: object) -> bool:
-    return value is None or value == UNKNOWN or _is_number(value)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if _is_number(value):
-        return f"{value:,}"
-    return one_line(str(value))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from metaq import Producer, ProducerConfig
 from metaq.client.batches import split_batches
@@ -33,7 +32,7 @@ from metaq.protocol.statuses import ResponseCode
 
 from .cluster import naming_topics, open_cluster, zk_timeout
 from .options import POSITIVE_SECONDS, TOPIC, Parsed, json_option, zk_option
-from .output import byte_size, console, counted, echo, print_json
+from .output import byte_size, counted, echo, print_json
 
 __all__ = ["parse_property", "produce"]
 
@@ -296,7 +295,21 @@ def _split_key(line: bytes, separator: bytes) -> tuple[str, bytes]:
 @contextmanager
 def _progress_bar(title: str, total_bytes: int | None) -> Iterator[Callable[[Progressed], None]]:
     """A bar on stderr if that is a terminal and the input is not typed into it; yields what moves it."""
-    shown = sys.stderr.isatty() and not (total_bytes is None and sys.stdin.isatty())
+    if not sys.stderr.isatty() or (total_bytes is None and sys.stdin.isatty()):
+        yield lambda _: None
+        return
+    # not for commands that show no bar
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    from .tables import console
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -305,7 +318,7 @@ def _progress_bar(title: str, total_bytes: int | None) -> Iterator[Callable[[Pro
         TextColumn("{task.fields[messages]:,} messages"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console(sys.stderr), disable=not shown) as bar:
+    with Progress(*columns, console=console(sys.stderr)) as bar:
         task = bar.add_task(title, total=total_bytes, messages=0)
         yield lambda progressed: bar.update(task, completed=progressed.read_bytes, messages=progressed.messages)
 

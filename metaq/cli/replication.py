@@ -11,7 +11,8 @@ from metaq.client.questions.admin import replication_status, restart_replication
 
 from .cluster import Target, target_options
 from .options import dry_run_option, json_option
-from .output import echo, moment, print_json, print_table
+from .output import echo, moment, print_json
+from .tables import print_table
 
 __all__ = ["replication"]
 

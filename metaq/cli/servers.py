@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -169,6 +170,7 @@ class Child:
 
 def _run_child() -> None:
     """What `python -m` of this module does: PARENT_PID MODULE ARGUMENT …"""
+    gc.disable()  # as the command line does (cli/__init__.py); the standalone ZooKeeper never collects
     parent_pid, module, *arguments = sys.argv[1:]
     die_with_parent(int(parent_pid))
     import_module(module).main(arguments)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from metaq.client.questions.brokers import Survey
-from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.values import TopicPartition
 from metaq.protocol.own_topics import OWN_MARK
 
 from .cluster import check_complete, open_cluster, tell_absent
 from .options import TOPIC, json_option, zk_option
 from .output import UNKNOWN, show
+
+if TYPE_CHECKING:
+    from metaq.client.questions.partitions import Bounds
 
 __all__ = ["topics"]
 
@@ -67,6 +70,8 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
     Example
       metaq topics describe trades
     """
+    from metaq.client.questions.partitions import partition_bounds  # `list` does without it
+
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
         partitions = cluster.choose_partitions(topic)
