@@ -208,7 +208,6 @@ COMMON_NAMES = (
     "includePriority",
     "tags",
     "where",
-    "pushFilters",
     "metaq.root",
     "metaq.protocol",
     "metaq.fetch.bytes",
@@ -216,7 +215,7 @@ COMMON_NAMES = (
     "metaq.connect.timeout.seconds",
     "metaq.request.timeout.seconds",
 )
-BATCH_NAMES = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+BATCH_NAMES = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushFilters")
 STREAM_NAMES = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 READ_NAMES = COMMON_NAMES + BATCH_NAMES + STREAM_NAMES
 _LISTED = (
@@ -382,9 +381,12 @@ def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:
             raise ConfigError("assign", text, f'{topic} needs a list of partitions, like {{"{topic}":["0-0"]}}')
         for name in names:
             try:
-                found[TopicPartition.parse(topic, name)] = None
+                partition = TopicPartition.parse(topic, name)
             except (ValueError, TypeError) as error:
                 raise ConfigError("assign", text, f"{name!r} is not a partition: write <broker>-<number>") from error
+            if partition in found:
+                raise ConfigError("assign", text, f"names {topic} {partition} twice: name it once")
+            found[partition] = None
     if not found:
         raise ConfigError("assign", text, 'names no partition: give JSON like {"trades":["0-0","0-1"]}')
     return tuple(found)
@@ -471,7 +473,7 @@ def _once(option: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ConfigError(option, text, f"names {name} twice")
+            raise ConfigError(option, text, f"names {name} twice: name it once")
         found[name] = value
     return found
 
@@ -537,7 +539,10 @@ def _tags(values: OptionValues) -> tuple[str, ...]:
     if not values.given("tags"):
         return ()
     text = values.get("tags", "")
-    tags = tuple(dict.fromkeys(tag.strip() for tag in text.split(",")))
+    tags = tuple(dict.fromkeys(text.split(",")))
+    if any(tag != tag.strip() for tag in tags):
+        said = "write A,B without blanks; for tags that begin or end with one use the option where: TAGS IN ('A ', 'B')"
+        raise ConfigError("tags", repr(text), said)
     if any(map(is_tag_expression, tags)):
         raise ConfigError("tags", text, f"{TAG_EXPRESSION} A,B")
     if not all(tags) or len(tags) > MAX_TAGS:

@@ -98,6 +98,7 @@ def test_wrong_value_is_refused_with_option_value_and_choices(name, value, choic
     [
         ("endingOffsets", "latest", "of batch reads only"),
         ("endingTimestamp", "5", "of batch reads only"),
+        ("pushFilters", "true", "of batch reads only"),
         ("maxOffsetsPerTrigger", "0", "from 1 to"),
         ("maxBytesPerTrigger", "1k", "from 1 to"),
         ("minOffsetsPerTrigger", "-1", "from 1 to"),
@@ -206,6 +207,6 @@ def test_an_unknown_option_is_answered_with_those_of_each_kind():
     with pytest.raises(ConfigError) as refused:
         ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", "offsets": "1"})
     common, batch, stream = re.split(", for batch queries also |, for streams also ", str(refused.value))
-    assert batch == "endingOffsets, endingTimestamp, endingOffsetsByTimestamp"
+    assert batch == "endingOffsets, endingTimestamp, endingOffsetsByTimestamp, pushFilters"
     assert set(stream.split(", ")) == set(STREAM_NAMES)
     assert "startingOffsets" in common
