@@ -89,5 +89,10 @@ def _chosen_columns(schema: StructType) -> pa.Schema:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("metaq")` known to `spark`; once per session. Executors need the package metaq installed."""
+    """Make `format("metaq")` known to `spark`, and `spark` the active session of this thread.
+
+    Once per session, and in each other thread that writes: Spark 4.3 looks for a Python data source in the thread's
+    active session when it writes, and also to see whether a name is taken. Executors need the package metaq installed.
+    """
+    spark.createDataFrame([], "value BINARY")  # PySpark's only public call that makes a session the active one
     spark.dataSource.register(MetaqDataSource)

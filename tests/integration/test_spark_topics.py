@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, timedelta
 from uuid import uuid4
@@ -18,6 +19,7 @@ from metaq.client.questions.partitions import partition_bounds
 from metaq.client.questions.records import BegunPull, Pulled
 from metaq.client.values import TopicPartition
 from metaq.spark_connector import reader as reader_module
+from metaq.spark_connector import register
 from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.reader import FilteringReader
 from metaq.spark_connector.schema import SPARK_SCHEMA
@@ -41,6 +43,7 @@ TOPICS = [
     "big:1",
     "head:1",
     "table:1",
+    "threads:1",
 ]
 OPTIONS = ("--brokers", "2", "--flush", "async")
 PARTITIONS = 2
@@ -295,6 +298,24 @@ def test_rows_may_name_their_topic(spark, cluster):
     frame.write.format("metaq").option("zookeeper", cluster.zookeeper).mode("append").save()
     assert "row for a" in values(read(spark, cluster, "a"))
     assert "row for b" in values(read(spark, cluster, "b"))
+
+
+def test_threads_and_further_sessions_write_once_they_have_registered(spark, cluster):
+    """Spark looks a Python data source up in the thread's active session, and a Python thread begins without one."""
+
+    def write(session, value):
+        frame = session.range(1).selectExpr(f"'{value}' as value")
+        frame.write.format("metaq").options(zookeeper=cluster.zookeeper, topic="threads").mode("append").save()
+
+    def register_and_write():
+        another = spark.newSession()
+        for session, value in ((spark, "first"), (another, "other session"), (spark, "second")):
+            register(session)
+            write(session, value)
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(register_and_write).result()
+    assert values(read(spark, cluster, "threads")) == ["first", "other session", "second"]
 
 
 @pytest.mark.parametrize(
