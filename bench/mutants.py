@@ -19,16 +19,39 @@ from typing import NamedTuple
 
 import click
 
+from metaq.protocol.frames import PREFIX_BYTES, encode_prefix
+from metaq.protocol.limits import MAX_FRAME_HEADER_BYTES
 from metaq.protocol.statuses import RequestCode
 
 from .worst import FRAMES, LIMIT_MS, PAGES, TEXTS, Worst
 
-__all__ = ["main", "mutated"]
+__all__ = ["main", "mutated", "swollen"]
 
 _SMALL_BYTES = 8192
 """Of the worst requests those are samples that are no larger."""
 
 _INSERTED = (b" ", b"-1", b"99999999999999999999", b"\r\n", b"\0", b"\xff", b"../../x", b"*", b'"', b"[", b"{", b"1e9")
+_REPEATED = (
+    rb"\"",
+    b"\\",
+    b'"',
+    b'"a":"b",',
+    b"[",
+    b"{",
+    b",",
+    b"9",
+    b" ",
+    b"a",
+    b"\xff",
+    rb"\ud83d",
+    b"\r\n",
+    b"a: b\r\n",
+    b"%",
+    b"'",
+)
+_SWOLLEN_BYTES = 1 << 10, 1 << 20
+_SWOLLEN_PART = 200
+"""One input of so many is a large one."""
 _SHOWN = 10
 _WARM_UP = 3
 """Times that each sample comes as it is, before its cost counts."""
@@ -79,6 +102,21 @@ def mutated(rng: random.Random, sample: bytes, other: bytes) -> bytes:
     return bytes(data) or b"\0"
 
 
+def swollen(rng: random.Random, sample: bytes) -> bytes:
+    """With something repeated in its midst until it is large, in a frame in its header: what takes the square of its
+    length shows there."""
+    unit = rng.choice(_REPEATED)
+    is_frame = not sample[0]
+    begin = PREFIX_BYTES if is_frame else 0
+    header = int.from_bytes(sample[5:8], "big") if is_frame else len(sample)
+    at = begin + rng.randrange(header)
+    size = min(rng.randrange(*_SWOLLEN_BYTES), MAX_FRAME_HEADER_BYTES - header)
+    data = sample[:at] + unit * (size // len(unit)) + sample[at:]
+    if not is_frame:
+        return data
+    return encode_prefix(header + len(data) - len(sample), len(sample) - PREFIX_BYTES - header) + data[PREFIX_BYTES:]
+
+
 class _Said(logging.Handler):
     """What a broker logs as an error."""
 
@@ -119,7 +157,10 @@ def main(inputs: int, seed: int) -> None:
         began = time.monotonic()
         for number in range(inputs):
             sample, other = rng.choices(chosen, weights, k=2)
-            data = mutated(rng, sample.data, other.data)
+            if rng.randrange(_SWOLLEN_PART):
+                data = mutated(rng, sample.data, other.data)
+            else:
+                data = swollen(rng, sample.data)
             step_ms = max(_steps(worst, sample.port, data), default=0.0) * 1e3
             above += step_ms > LIMIT_MS
             entry = (step_ms, number, sample.name, data[:200])

@@ -179,6 +179,12 @@ def _send() -> Requests:
     digits = b'{"code":10,"x":[' + b",".join([b"9" * 4000] * 260) + b"]}"
     yield "260 numbers of 4,000 digits", (4 + len(digits)).to_bytes(4, "big") + len(digits).to_bytes(4, "big") + digits
     key = SendRequest("t", 0, tx_key="TX:s:1").to_ext()
+    yield (
+        "new topics",
+        lambda worst: b"".join(
+            _frame(RequestCode.SEND, SendRequest(name, 0).to_ext()) for name in worst.new_topics(2000)
+        ),
+    )
     yield "in no transaction", _reads(_frame(RequestCode.SEND, key))
     begin = _frame(RequestCode.TRANSACTION, TransactionRequest("TX:s:1", "BEGIN").to_ext())
     yield "in a transaction", begin + _reads(_frame(RequestCode.SEND, key))[: -len(begin)]
@@ -224,9 +230,12 @@ def _send_batch() -> Requests:
         yield name, _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, count).to_ext(), _sized([record] * count))
 
 
-def _many(topics: tuple[str, ...], parts: list[tuple[int, int, int]], **more: Any) -> bytes:
-    count = sum(records for _, _, records in parts)
-    body = encode_parts(parts, [len(_LEAST)] * count) + _LEAST * count
+def _many(topics: tuple[str, ...], parts: list[tuple[int, ...]], record: bytes = _LEAST, **more: Any) -> bytes:
+    """parts: topic, partition, records, and a sequence."""
+    count = sum(part[2] for part in parts)
+    sequences = [part[3] for part in parts if len(part) > 3]
+    table = [(topic, partition, records) for topic, partition, records, *_ in parts]
+    body = encode_parts(table, [len(record)] * count, sequences) + record * count
     ext = SendManyRequest(topics, len(parts), count).to_ext() | more
     return _frame(RequestCode.SEND_MANY, ext, body)
 
@@ -243,6 +252,21 @@ def _send_many() -> Requests:
     yield "names of 150,000 topics", _many(names, [(0, 0, 1)])
     yield "empty names", _many(("t", *[""] * 1_000_000), [(0, 0, 1)])
     yield "repeats", _many(("t",), [(0, 0, 1)], repeats=",".join(["1"] * 500_000))
+    yield (
+        "all of them repeats",
+        _many(
+            ("nowhere",),
+            [(0, 0, 1, 1)] * MAX_PARTS,
+            producerId=7,
+            repeatMs=1,
+            repeats=",".join(map(str, range(MAX_PARTS))),
+        ),
+    )
+    yield "new topics", lambda worst: _many(worst.new_topics(5000), [(number, 0, 1) for number in range(5000)])
+    for name, properties in (("delayed", {"metaq.delay": "3600000"}), ("halves", {"metaq.half": "bank"})):
+        record = _pending(properties)
+        yield name, _many(("t",), [(0, 0, 1)] * MAX_PARTS, record)
+        yield f"most {name}", _many(("t",), [(0, 0, MAX_BATCH_RECORDS // MAX_PARTS)] * MAX_PARTS, record)
 
 
 def _pull() -> Requests:
@@ -304,6 +328,7 @@ def _transaction() -> Requests:
     )
     yield "RECOVER", _reads(_frame(RequestCode.TRANSACTION, TransactionRequest(None, "RECOVER").to_ext()))
     yield "commit", _committed()
+    yield "commit to all partitions", _committed_everywhere()
 
 
 def _committed() -> bytes:
@@ -312,6 +337,17 @@ def _committed() -> bytes:
     ext = SendBatchRequest("t", 0, MAX_TX_BATCH_RECORDS, tx_key="TX:c:1").to_ext()
     commit = _frame(RequestCode.TRANSACTION, TransactionRequest("TX:c:1", "COMMIT_ONE_PHASE").to_ext())
     return begin + _frame(RequestCode.SEND_BATCH, ext, body) * 128 + commit
+
+
+def _committed_everywhere() -> bytes:
+    begin = _frame(RequestCode.TRANSACTION, TransactionRequest("TX:c:2", "BEGIN").to_ext())
+    body = _sized([_LEAST])
+    sends = [
+        _frame(RequestCode.SEND_BATCH, SendBatchRequest("many", number, 1, tx_key="TX:c:2").to_ext(), body)
+        for number in range(PARTITIONS)
+    ]
+    commit = _frame(RequestCode.TRANSACTION, TransactionRequest("TX:c:2", "COMMIT_ONE_PHASE").to_ext())
+    return b"".join([begin, *sends, commit])
 
 
 def _end_halves() -> Requests:
@@ -484,6 +520,7 @@ def _runs() -> Requests:
     flag, attribute = encode_attributes(reserved={"metaq.delay": "3600000"})
     body = encode_body(b"", flag | DELAYED_FLAG, attribute)
     yield "delayed", _reads(encode_put("t", 0, flag | DELAYED_FLAG, checksum(body), 1, body))
+    yield "new topics", lambda worst: b"".join(encode_put(name, 0, 0, 0, 1, b"") for name in worst.new_topics(4000))
 
 
 def _gets() -> Requests:
@@ -688,15 +725,21 @@ class Worst:
         timers: int = TIMERS,
     ):
         self.reactor = _MeasuredReactor()
+        self._named = 0
         topics = "".join(
             f"[topic={name}]\nnumPartitions={count}\n" for name, count in filled_topics(partitions).items()
         )
-        limits = f"[limits]\nsharedGroups={2 * groups}\n"  # those of the cases, too
+        limits = f"[limits]\nsharedGroups={2 * groups}\nmadeTopics=1000000\n"  # those of the cases, too
         self.harness = Harness(directory, topics=topics + limits, reactor=self.reactor)
         fill(self.do, partitions, groups, halves, timers)
         self.harness.time += 3600  # the first checks are due
 
     # --- what a case needs --------------------------------------------------------------------------------------------
+
+    def new_topics(self, count: int) -> tuple[str, ...]:
+        """Names of topics that any broker makes when a message names them, and that it has not made yet."""
+        self._named += count
+        return tuple(f"%RETRY%{self._named - number:x}" for number in range(count))
 
     def leased(self, group: str, count: int = MAX_SETTLEMENTS, lease_ms: int = MAX_LEASE_MS) -> list[tuple[int, int]]:
         """Offset and token of so many messages that one member has leased."""
@@ -794,6 +837,8 @@ class Worst:
 
     def _fed(self, channel: Any, data: bytes) -> None:
         for position in range(0, len(data), HTTP_READ_BYTES):
+            if channel.transport.disconnecting:  # a socket would bring nothing more
+                return
             self.reactor.step(channel.dataReceived, data[position : position + HTTP_READ_BYTES])
 
     def _worked(self) -> bool:

@@ -21,6 +21,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.limits import check_made_topic, check_new_topic, check_topic
 
+from . import tuning
 from .account import NOBODY, Account
 from .configuration.config import BrokerConfig, TopicConfig
 from .moving.table import NO_MOVES, MoveTable
@@ -176,12 +177,16 @@ class Partitions:
             self._store.space.check(log.directory, journaled=log.waits)
         return log
 
-    def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog]:
-        """`for_put` of each topic and partition. Raises what refuses one of them."""
+    def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
+        """`for_put` of each topic and partition; None if more logs would have to be made than one turn may. Raises what
+        refuses one of them."""
         if not self._store.space.full:
-            found = list(map(self._writable.get, zip(topics, partitions, strict=True)))
+            places = list(zip(topics, partitions, strict=True))
+            found = list(map(self._writable.get, places))
             if all(found):
                 return cast(list[PartitionLog], found)
+            if len({place for place, log in zip(places, found, strict=True) if log is None}) > tuning.STEP_NEW_LOGS:
+                return None
         return list(map(self.for_put, topics, partitions))
 
     def for_replay(self, topic: str, partition: int) -> PartitionLog:

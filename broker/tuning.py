@@ -76,8 +76,14 @@ RUN_VIEW_BYTES = 1 << 10
 SEND_PARTS = 128
 """Parts of a SEND_MANY that are prepared together."""
 
+SEND_WAITING_PARTS = 8
+"""The same of one with parts that wait for their time: what is noted of each takes a quarter of a millisecond."""
+
 STEP_PARTITIONS = 64
 """Puts to so many partitions are appended before others are served, some milliseconds: each is a write of its own."""
+
+STEP_NEW_LOGS = 8
+"""Partitions whose files are made before others are served: each takes a third of a millisecond."""
 
 STEP_PUTS = 256
 """Of a run whose puts are taken one by one, as many at once."""

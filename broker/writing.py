@@ -162,12 +162,13 @@ class Writing:
         return log
 
     def logs(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """`log` of each, where none was chosen by the broker; None if one of them is refused, or with a slave."""
+        """`log` of each, where none was chosen by the broker; None if one of them is refused, with a slave, or if
+        these are to be taken one by one."""
         if self.slave is not None:
             return None
         try:
             logs = self.partitions.for_puts(topics, partitions)
-            if self.copies is not None:
+            if self.copies is not None and logs is not None:
                 for log in set(logs):
                     self.copies.check(log)
         except MetaqError:

@@ -8,6 +8,7 @@ pull that WAITs, and comes back at once, after other work, to one that must go o
 from __future__ import annotations
 
 from functools import partial
+from sys import getsizeof
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,6 @@ from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.statuses import ResponseCode
-from metaq.protocol.where import parse_where
 
 from .. import tuning
 from ..account import WAITING_BYTES
@@ -78,8 +78,10 @@ class Pull(Parkable):
         self._id_before = UNKNOWN_ID
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
         request.tags = ()  # up to a megabyte, which nobody needs any more
-        self.held_bytes = WAITING_BYTES + len(request.where) + (0 if self._hashes is None else self._hashes.nbytes)
-        self._selection = Selection(parse_where(request.where), reading.where_time) if request.where else None
+        hashes_bytes = 0 if self._hashes is None else self._hashes.nbytes
+        where_bytes = getsizeof(request.where) if request.where else 0
+        self.held_bytes = WAITING_BYTES + where_bytes + hashes_bytes
+        self._selection = Selection(request.where, reading.where_time) if request.where else None
         self._stretch: Stretch | None = None  # was read for the next step
         self._was_loaded = False  # it came from the disk, so a slice of it is judged at once
         self._scans_until: float | None = None  # while there is something to look at

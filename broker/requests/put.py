@@ -130,6 +130,7 @@ class PutGroup:
         "_all",
         "_answers",
         "_batches",
+        "_begun",
         "_caller",
         "_last",
         "_last_partition",
@@ -148,6 +149,7 @@ class PutGroup:
         self._all: list[_Batch] = []
         self._batches: dict[PartitionLog, _Batch] = {}  # the last of each partition, if other puts may join it
         self._waiting: dict[tuple[Delays, PartitionLog], _Batch] = {}  # those that are to wait for their time
+        self._begun = 0  # partitions whose first messages these are: their files are being made
         self._numbers = False  # whether a batch has one
         self._order: list[_Batch | bytes] = []  # per put: the batch that has its answer, or the answer
         # most reads bring puts to one partition
@@ -158,7 +160,7 @@ class PutGroup:
     @property
     def is_full(self) -> bool:
         """It has as much as others may wait for: further puts belong to another group, in a later turn."""
-        return len(self._all) >= tuning.STEP_PARTITIONS
+        return len(self._all) >= tuning.STEP_PARTITIONS or self._begun >= tuning.STEP_NEW_LOGS
 
     @property
     def held_bytes(self) -> int:
@@ -226,6 +228,7 @@ class PutGroup:
         if batch is None:
             batch = self._batches[log] = _Batch(log)
             self._all.append(batch)
+            self._begun += not log.end_offset
         if put.partition != ANY:
             self._last, self._last_topic, self._last_partition = batch, put.topic, partition
         return batch

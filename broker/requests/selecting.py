@@ -14,7 +14,7 @@ import numpy.typing as npt
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.record import HEADER_BYTES, Buffer, blank_headers, headers_at, matching_checksums
-from metaq.protocol.where import Where
+from metaq.protocol.where import Where, parse_where
 from metaq.protocol.where.columns import matching
 
 from .. import tuning
@@ -181,11 +181,12 @@ class ChosenRecords:
 class Selection:
     """The filter of one pull, and what it has chosen. Lives on the reactor thread."""
 
-    def __init__(self, where: Where, time: TurnTime) -> None:
+    def __init__(self, where: str, time: TurnTime) -> None:
+        """Raises InvalidWhere."""
         self.chosen = ChosenRecords()
-        self._where = where
+        self._text = where
         self._time = time
-        self._slice = slice_of(where)
+        self._slice = slice_of(parse_where(where))
         self._give_by: float | None = None
 
     def judge(self, stretch: Stretch, max_bytes: int) -> int:
@@ -195,13 +196,14 @@ class Selection:
         sizes = units["size"].astype(np.int64)
         ends = np.cumsum(sizes)
         deadline = self._time.deadline()
+        where = parse_where(self._text)
         begin = 0
         try:
             while begin < len(starts):
                 passed = int(ends[begin - 1]) if begin else 0
                 most = int(np.searchsorted(ends, passed + self._slice.size, "right"))
                 end = min(begin + self._slice.records, max(begin + 1, most))
-                wanted = begin + np.flatnonzero(wanted_of(self._where, data, starts[begin:end], sizes[begin:end]))
+                wanted = begin + np.flatnonzero(wanted_of(where, data, starts[begin:end], sizes[begin:end]))
                 taken = self._choose(stretch, wanted, sizes, max_bytes)
                 if taken < len(wanted):
                     return int(units[wanted[taken]]["offset"])

@@ -174,7 +174,7 @@ class _ManyParts:
         self._opaque = opaque
         self._count = request.parts
         self._producer = request.producer
-        self._repeats, self._repeat_ms = request.repeats, request.repeat_ms
+        self._repeats, self._repeat_ms = frozenset(request.repeats), request.repeat_ms
         self._caller = caller
         self._sequences = parts.sequences if writing.numbers else ()
         self._topics = [request.topics[number] for number in parts.topics]
@@ -223,7 +223,7 @@ class _ManyParts:
         """Append everything, once per part, in slices that share one sync. Then the answer, when it may be given."""
         waiting: list[Write] = []
         if self._delayed:
-            yield from self._pend()
+            yield from self._pend(seconds)
         while self._next < self._count:
             if self._next:
                 yield
@@ -234,9 +234,13 @@ class _ManyParts:
         del self._stamped  # an answer that waits for the disk needs no more
         return self._writing.answer(waiting, lambda: self._encoded(first_ids))
 
-    def _pend(self) -> Generator[None, None, None]:
+    def _pend(self, seconds: Callable[[], float]) -> Generator[None, None, None]:
         """Prepare the parts that are to wait."""
+        until = seconds() + tuning.SEND_SLICE_SECONDS
         for number in self._delayed:
+            if seconds() >= until:
+                yield
+                until = seconds() + tuning.SEND_SLICE_SECONDS
             topic, asked = self._topics[number], self._partitions[number]
             first, last = int(self._starts[number]), int(self._ends[number])
             try:
@@ -251,15 +255,18 @@ class _ManyParts:
         """What can be appended until then, and a chunk at least."""
         data = self._stamped.data
         while self._next < self._count:
-            first, last = self._next, min(self._next + tuning.SEND_PARTS, self._count)
+            first = self._next
+            most = tuning.SEND_PARTS if not self._pended else tuning.SEND_WAITING_PARTS
+            logs = self._logs(first, min(first + most, self._count), seconds, until)
+            last = first + len(logs)
             starts, ends = self._starts[first:last].tolist(), self._ends[first:last].tolist()
             byte_starts, byte_ends = self._byte_starts[first:last], self._byte_ends[first:last]
             sizes = (byte_ends - byte_starts).tolist()
             self._count_puts(first, starts, ends, sizes)
-            writes = self._made(first, last)
-            for number in self._pended if self._pended else ():
-                if first <= number < last and (pended := self._pended[number].pended) is not None:
-                    sizes[number - first] = pended.size
+            writes = self._made(first, logs)
+            for number in range(first, last) if self._pended else ():
+                if (waits := self._pended.get(number)) is not None and waits.pended is not None:
+                    sizes[number - first] = waits.pended.size
             bases = self._places(writes, sizes)
             units = self._stamped.units[starts[0] : ends[-1]]
             counts = self._ends[first:last] - self._starts[first:last]
@@ -289,21 +296,22 @@ class _ManyParts:
         for topic, (count, body_bytes) in asked.items():
             self._writing.metrics.put(topic, count, body_bytes)
 
-    def _made(self, first: int, last: int) -> list[Write | None]:
+    def _made(self, first: int, logs: Sequence[PartitionLog | None]) -> list[Write | None]:
         """The writes of a chunk's parts, still without data. None: a part is refused, or a repeated one."""
-        made = [None if log is None else Write(log, (), b"") for log in self._logs(first, last)]
+        last = first + len(logs)
+        made = [None if log is None else Write(log, (), b"") for log in logs]
         if self._pended:
-            for number, pended in self._pended.items():
-                if first <= number < last and made[number - first] is not None:
-                    made[number - first] = pended
+            made = [
+                None if write is None else self._pended.get(number, write) for number, write in enumerate(made, first)
+            ]
         if self._sequences:
             columns = self._sequences[first:last], self._first_ids[first:last], self._counts[first:last]
             for write, sequence, first_id, count in zip(made, *columns, strict=True):
                 if write is not None:
                     write.first_id = first_id
                     self._writing.number(write, self._producer, sequence, count)
-            for number in self._repeats:
-                if first <= number < last and (repeated := made[number - first]) is not None:
+            for number in self._repeats and self._repeats.intersection(range(first, last)):
+                if (repeated := made[number - first]) is not None:
                     repeated.repeat_ms = self._repeat_ms
         self._chunk = {number: write for number, write in enumerate(made, first) if write is not None}
         self._writes.update(self._chunk)
@@ -326,8 +334,9 @@ class _ManyParts:
             bases.append(base)
         return bases
 
-    def _logs(self, first: int, last: int) -> Sequence[PartitionLog | None]:
-        """Of the parts `first` … `last` - 1; None: it is refused."""
+    def _logs(self, first: int, last: int, seconds: Callable[[], float], until: float) -> Sequence[PartitionLog | None]:
+        """Of the parts `first` … `last` - 1, or of fewer of them if time is over: to make one takes a third of a
+        millisecond. None: it is refused."""
         failed = self._failed
         failed.update((write.log, write.error) for write in self._chunk.values() if write.error is not None)
         if not (failed or self._damaged or self._packed or self._chooses or self._delayed):
@@ -336,6 +345,8 @@ class _ManyParts:
                 return logs
         found: list[PartitionLog | None] = []
         for number in range(first, last):
+            if found and seconds() >= until:
+                break
             try:
                 if number in self._damaged:
                     raise ChecksumMismatch

@@ -6,6 +6,7 @@ out is only done if all members agree that nobody wants it. No I/O, no clock.
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import NamedTuple
 
 import simplejson
@@ -45,6 +46,11 @@ class GroupFilter(NamedTuple):
             parts.append(f"tags={list(self.tags)}")
         text = ", ".join([*parts, f"ordered_by_key={self.ordered}"])
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes."""
+        return sum(map(getsizeof, (self.where, self.tags, *self.tags))) if self.where or self.tags else 0
 
     def check(self) -> None:
         """Raises InvalidWhere."""

@@ -16,14 +16,17 @@ from itertools import count
 from math import ceil
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import InvalidWhere, MetaqError, NotLeader, NotMaster, SharedRefused
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
+from metaq.protocol.record import tag_hash
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
 
 from .. import tuning
-from ..account import NOBODY, Account
+from ..account import NOBODY, Account, Shares
 from ..network.long_poll import ParkedPulls, ParkedRequest
 from ..partitions import Partitions
 from ..requests.reading import Reading
@@ -103,11 +106,45 @@ class _Gathered:
 
 
 class _SharedTopic:
-    """A group on a topic of this broker."""
+    """A group on a topic of this broker. memory, address: its filter counts there, once it has a queue."""
 
-    def __init__(self, agreed: TopicFilter) -> None:
+    def __init__(self, agreed: TopicFilter, memory: Shares, address: str = NOBODY) -> None:
         self.agreed = agreed
         self.queues: list[SharedQueue] = []
+        self._memory = memory
+        self._address = address
+        self._counted = 0
+        self._tag_hashes: npt.NDArray[np.uint32] | None = None
+
+    def why_not(self, wanted: GroupFilter, address: str) -> str | None:
+        """Why there is no room for another filter than it has."""
+        more = 0 if wanted == self.agreed.filter else wanted.held_bytes
+        return self._memory.why_not(address, more) if more else None
+
+    def add(self, queue: SharedQueue) -> None:
+        if not self.queues:
+            self._count()
+        self.queues.append(queue)
+        if self.agreed.filter is not None:
+            queue.take_filter(self.agreed.filter, self._tag_hashes)
+
+    def take_filter(self, agreed: GroupFilter) -> None:
+        """It was agreed on, in place of another one."""
+        if self.queues:
+            self._count()
+        for queue in self.queues:
+            queue.take_filter(agreed, self._tag_hashes)
+
+    def drop(self) -> None:
+        """It is not used any more."""
+        self._memory.add(self._address, -self._counted)
+        self._counted = 0
+
+    def _count(self) -> None:
+        agreed = self.agreed.filter or GroupFilter()
+        self._tag_hashes = np.fromiter(map(tag_hash, agreed.tags), np.uint32) if agreed.tags else None
+        self._memory.add(self._address, agreed.held_bytes - self._counted)
+        self._counted = agreed.held_bytes
 
 
 class _SharedGroup:
@@ -238,7 +275,7 @@ class SharedGroups:
             raise NotMaster(self._partitions.broker_id, "in metaq 1.x's replication, which copies no leases")
         key = SharedKey(request.group, request.topic, request.partition)
         log = self._partitions.find(request.topic, request.partition)
-        topic = self._agree(request)
+        topic = self._agree(request, address)
         queue = self._queues.get(key)
         if queue is None:
             if (why := self._places.why_not(address)) is not None:
@@ -254,18 +291,19 @@ class SharedGroups:
             self.watch(log)
         return queue
 
-    def _agree(self, request: AcquireRequest) -> _SharedTopic:
+    def _agree(self, request: AcquireRequest, address: str) -> _SharedTopic:
         """What the group takes of the topic is what this member wants. Raises SharedRefused, InvalidWhere."""
         place = request.group, request.topic
         now = self._reactor.seconds()
         topic = self._topics.get(place)
         if topic is None:
-            topic = _SharedTopic(TopicFilter(*place, now))  # it is kept with its first partition
+            topic = _SharedTopic(TopicFilter(*place, now), self._memory, address)  # kept with its first partition
         wanted = GroupFilter.of(request)
+        if (why := topic.why_not(wanted, address)) is not None:
+            raise SharedRefused(f"{why}: remove groups that nobody uses with `metaq shared delete`")
         has_leases = wanted != topic.agreed.filter and self._has_leases(topic, now)
         if topic.agreed.agree(wanted, request.member, now, has_leases=has_leases):
-            for queue in topic.queues:
-                queue.take_filter(wanted)
+            topic.take_filter(wanted)
         return topic
 
     def _has_leases(self, topic: _SharedTopic, now: float) -> bool:
@@ -609,7 +647,7 @@ class SharedGroups:
             place = key.group, key.topic
             topic = self._topics.get(place)
             if topic is None:
-                topic = _SharedTopic(TopicFilter(*place, now, filters.get(place)))
+                topic = _SharedTopic(TopicFilter(*place, now, filters.get(place)), self._memory)
             state.crew = self._groups.setdefault(key.group, _SharedGroup()).crew
             partition = self._store.find(key.topic, key.partition)
             changed = state.clip(0 if partition is None else partition.end_offset)
@@ -641,6 +679,8 @@ class SharedGroups:
         self._led += 1
         for queue in self._queues.values():
             queue.drop()
+        for topic in self._topics.values():
+            topic.drop()
         self._queues.clear()
         for address in self._makers.values():
             self._places.add(address, -1)
@@ -668,10 +708,8 @@ class SharedGroups:
         queue.count()
         self._queues[key] = queue
         self._topics[key.group, key.topic] = topic
-        topic.queues.append(queue)
+        topic.add(queue)
         self._groups[key.group].queues.append(queue)
-        if topic.agreed.filter is not None:
-            queue.take_filter(topic.agreed.filter)
         self._by_partition.setdefault((key.topic, key.partition), []).append(queue)
         return queue
 
@@ -768,7 +806,8 @@ class SharedGroups:
             queue.drop()
             self._places.add(self._makers.pop(queue.key), -1)
             self._groups.pop(queue.key.group, None)
-            self._topics.pop((queue.key.group, queue.key.topic), None)
+            if (topic := self._topics.pop((queue.key.group, queue.key.topic), None)) is not None:
+                topic.drop()
             self._by_partition[queue.key.topic, queue.key.partition].remove(queue)
         assert gathered is not None
         count = len(queues)

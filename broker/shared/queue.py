@@ -26,9 +26,8 @@ from metaq.protocol.record import (
     headers_at,
     key_hash,
     keys_of_attribute,
-    tag_hash,
 )
-from metaq.protocol.where import Where, parse_where
+from metaq.protocol.where import parse_where
 
 from .. import tuning
 from ..account import Shares
@@ -107,7 +106,6 @@ class SharedQueue:
         self._memory = memory
         self._address = address
         self._counted = 0
-        self._where: Where | None = None
         self._tag_hashes: npt.NDArray[np.uint32] | None = None  # None: all
         self._filter_is_new = False  # what waits was chosen by another one
         self._looking = False
@@ -115,11 +113,10 @@ class SharedQueue:
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
-    def take_filter(self, found: GroupFilter) -> None:
-        """The group has this filter from now on, which can be read."""
-        self._where = parse_where(found.where) if found.where else None
-        self._tag_hashes = np.fromiter(map(tag_hash, found.tags), np.uint32) if found.tags else None
+    def take_filter(self, found: GroupFilter, tag_hashes: npt.NDArray[np.uint32] | None) -> None:
+        """The group has this filter from now on, which can be read. tag_hashes: of its tags; None: all are wanted."""
         self.filter = found
+        self._tag_hashes = tag_hashes
         self.is_filter_written = False
         self._filter_is_new = True
         self._epoch += 1
@@ -147,6 +144,11 @@ class SharedQueue:
     def is_asked(self) -> bool:
         """Whether a member asked not long ago."""
         return self._reactor.seconds() - self._asked_at < tuning.SHARED_MEMBER_SECONDS
+
+    @property
+    def _where(self) -> str:
+        """The filter by content; "": none."""
+        return "" if self.filter is None else self.filter.where
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -233,10 +235,10 @@ class SharedQueue:
             most = tuning.SHARED_SCAN_ORDERED
         if state.scarce:
             most = min(most, tuning.SHARED_SCARCE)
-        if self._where is not None:
+        if where := self._where:
             if (turn := self._reading.where_time.turn()) is not None:
                 return turn
-            judged, size = slice_of(self._where)
+            judged, size = slice_of(parse_where(where))
             most = min(most, judged)
             most_bytes = min(most_bytes, size)
         units = log.lookup.units(start, most_bytes, most)
@@ -288,7 +290,7 @@ class SharedQueue:
         state = self.state
         if epoch != self._epoch or state.scanned != start:
             return
-        if self._where is not None or self._tag_hashes is not None:
+        if self._where or self._tag_hashes is not None:
             units = self._leave_out(units, start, data)
         offsets = units["offset"].astype(np.int64)
         sizes = units["size"].astype(np.int32)
@@ -307,10 +309,10 @@ class SharedQueue:
         rest = np.flatnonzero(~wanted)
         if self._tag_hashes is not None and "tag" in (units.dtype.names or ()):  # else it is in no index
             rest = rest[np.isin(units["tag"][rest], self._tag_hashes)]
-        if self._where is not None and len(rest):
+        if self._where and len(rest):
             time = self._reading.where_time
             deadline = time.deadline()
-            rest = rest[wanted_of(self._where, data, offsets[rest] - start, sizes[rest])]
+            rest = rest[wanted_of(parse_where(self._where), data, offsets[rest] - start, sizes[rest])]
             time.used_until(deadline)
         wanted[rest] = True
         left_out = np.flatnonzero(~wanted)

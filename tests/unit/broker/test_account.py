@@ -1,5 +1,6 @@
 """What clients may have of a broker's memory and places, together and from one address."""
 
+from sys import getsizeof
 from typing import Any, cast
 
 import pytest
@@ -405,9 +406,12 @@ def test_a_pull_that_waits_counts_what_it_says(harness):
     assert waiting(harness) == WAITING_BYTES
     peer.send(pull("t", 0, 0, wait_ms=1000, tags=tuple(map(str, range(1000)))))
     assert waiting(harness) == 2 * WAITING_BYTES + 4000
+    where = f"x IN ({', '.join(map(repr, map('é{}'.format, range(400))))})"
+    peer.send(pull("t", 0, 0, wait_ms=1000, where=where))
+    assert waiting(harness) == 3 * WAITING_BYTES + 4000 + getsizeof(where)
     harness.reactor.advance(2)
     assert waiting(harness) == 0
-    assert len(peer.frames()) == 2
+    assert len(peer.frames()) == 3
     peer.send(pull("t", 0, 0, wait_ms=1000) * 3)
     peer.send(put("t", 0))
     harness.turn()

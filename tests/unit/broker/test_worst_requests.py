@@ -93,6 +93,8 @@ EXPENSIVE = {
     "nested": '{"code":10,"x":' + "[" * (ROOM // 2) + "]" * (ROOM // 2) + "}",
     "numbers": '{"code":10,"x":[' + ",".join(["9" * 4000] * 250) + "]}",
     "no end": '{"code":10,"x":"' + "a" * ROOM,
+    "quotes without an end": '{"code":10,"x":"' + r"\"" * (ROOM // 2),
+    "quotes and half an escape": '{"code":10,"x":"' + r"\"" * (ROOM // 2 - 1) + "\\",
     "quotes": '{"code":10,"x":[' + '"",' * (ROOM // 3) + "0]}",
 }
 
@@ -104,7 +106,7 @@ def test_a_large_header_of_many_values_is_refused_before_it_is_decoded(monkeypat
 
     monkeypatch.setattr(frames_module, "_decode_json", decode)
     data = header(text)
-    with pytest.raises(RemoteProtocolError, match=r"names and values|beside its texts"):
+    with pytest.raises(RemoteProtocolError, match=r"names and values|beside its texts|within a text"):
         parse_frame(data, 0, len(data))
 
 
