@@ -88,6 +88,8 @@ class Quotas:
     """Of what shared groups know of messages; beyond it each still leases and looks at a few."""
     made_topics: int = 10_000
     """Topics without a section of their own, which a client's message makes: by a pattern, or of metaq itself."""
+    half_messages: int = 1 << 18
+    """That wait for their outcome."""
     address_share: int = 50
     """Percent of each limit that one address may have while others have something, too."""
 
@@ -338,6 +340,7 @@ class Account:
         self.shared_groups = Shares("shared groups", "sharedGroups", limits.shared_groups, share)
         self.shared_bytes = Shares("bytes of shared groups", "sharedBytes", limits.shared_bytes, share)
         self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
+        self.half_messages = Shares("half messages", "halfMessages", limits.half_messages, share)
         self.asker = NOBODY
         """The address whose requests are served, or were served last."""
         self.transaction_bytes = Shares(
@@ -365,6 +368,7 @@ class Account:
         yield "shared_groups", self.shared_groups
         yield "shared_bytes", self.shared_bytes
         yield "made_topics", self.made_topics
+        yield "half_messages", self.half_messages
         yield "unfinished_bytes", self._unfinished_bytes
         yield "waiting_bytes", self.waiting
         yield "transaction_bytes", self.transaction_bytes

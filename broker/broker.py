@@ -146,6 +146,7 @@ class Broker:
             clock,
             reactor,
             self.in_thread,
+            self.account,
             first_seconds=options.half_check_seconds,
             checks=options.half_checks,
             enabled=alone,

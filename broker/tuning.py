@@ -164,9 +164,6 @@ DELAYED_LATENESS = 1 << 13
 
 # --- half messages: broker/halves -------------------------------------------------------------------------------------
 
-HALVES_MOST = 1 << 18
-"""Half messages that wait; more are refused. Each whose first check is due takes some 250 bytes of memory."""
-
 HALVES_MOST_PAUSE_SECONDS = 3600.0
 """Pauses between the checks of a half message double up to this."""
 

@@ -387,7 +387,7 @@ class DelayRefused(StoreError):
 
 
 class HalfRefused(DelayRefused):
-    """A half message is not taken together with what else was asked for, or as many wait as may."""
+    """A half message is not taken together with what else was asked for, or a connection asks for too many groups."""
 
 
 class StaleSequence(StoreError):

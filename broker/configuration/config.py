@@ -176,6 +176,7 @@ _LIMITS: Mapping[str, _Key] = {
     "shared_groups": _Key("sharedGroups", _positive),
     "shared_bytes": _Key("sharedBytes", _integer(1 << 20)),
     "made_topics": _Key("madeTopics", _positive),
+    "half_messages": _Key("halfMessages", _positive),
     "address_share": _Key("addressShare", _integer(1, 100)),
 }
 _CHECKED: Mapping[str, ReadValue] = {

@@ -11,10 +11,13 @@ from metaq.protocol.halves import EndHalfReply, HalfOutcome
 from metaq.protocol.message_id import message_id_list
 
 from .. import tuning
+from ..account import Shares
 from ..delays.contents import DelayedLog, Find
 from ..delays.table import DelayTable
 from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Sizes
+from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
+from .senders import Senders
 
 __all__ = ["Decision", "HalfLog", "Questions"]
 
@@ -45,7 +48,9 @@ class Decision(NamedTuple):
 class HalfLog(DelayedLog):
     """One of the two logs. Reactor thread. `table` has those whose first check is not due."""
 
-    def __init__(self, log: PartitionLog) -> None:
+    def __init__(self, log: PartitionLog, places: Shares) -> None:
+        """places: for those that wait."""
+        self.senders = Senders(places)
         self.asked = DelayTable()
         """Those whose first check is due, or was."""
         self.questions: dict[int, Questions] = {}
@@ -63,6 +68,7 @@ class HalfLog(DelayedLog):
         self.asked.clear()
         self.questions.clear()
         self.decided.clear()
+        self.senders.clear()
 
     def set_due(self, ids: Ids) -> None:
         """The first check of these is due."""
@@ -72,7 +78,14 @@ class HalfLog(DelayedLog):
         if self.questions:
             for half_id in ids.tolist():
                 self.questions.pop(half_id, None)
-        return super().remove(place, ids, sizes)
+        offsets = super().remove(place, ids, sizes)
+        self.senders.went(ids, len(offsets))
+        return offsets
+
+    def _take_pending(self, place: DelayTarget, anew: bool, units: UnitArray) -> None:
+        before = len(self)
+        super()._take_pending(place, anew, units)
+        self.senders.found(len(self) - before)
 
     # --- marks --------------------------------------------------------------------------------------------------------
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from twisted.internet.defer import Deferred, ensureDeferred
 
-from metaq.protocol.errors import HalfRefused, NotLeader
+from metaq.protocol.errors import AccountSpent, HalfRefused, NotLeader
 from metaq.protocol.halves import (
     CheckedHalf,
     CheckHalvesRequest,
@@ -31,8 +31,9 @@ from metaq.protocol.limits import HALF_GRACE_SECONDS
 from metaq.protocol.record import Buffer
 
 from .. import tuning
+from ..account import Account
 from ..delays.contents import DelayedLog, read_records
-from ..delays.delays import Delays
+from ..delays.delays import Delays, Pended
 from ..delays.table import NOWHERE
 from ..runtime.reactor import ReactorTime
 from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
@@ -69,6 +70,7 @@ class Halves(Delays):
         clock: Callable[[], float],
         reactor: ReactorTime,
         in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
+        account: Account,
         *,
         first_seconds: float,
         checks: int,
@@ -77,6 +79,7 @@ class Halves(Delays):
         """first_seconds: the first check comes so long after its message. checks: questions for each of them. The rest:
         as for Delays."""
         self.first_seconds = first_seconds
+        self._account = account
         self._groups: Groups[Checked] = Groups(checks, tuning.HALVES_SILENT_SECONDS, HALF_GRACE_SECONDS)
         self._given: dict[object, dict[str, list[Half]]] = {}  # by caller and group, since its last question
         self._lost: deque[tuple[list[Half], float]] = deque()  # given to callers that are gone, and when others get it
@@ -94,16 +97,33 @@ class Halves(Delays):
         return now_ms + (int(self.first_seconds * 1000) if after is None else after)
 
     def check(self, target: PartitionLog) -> None:
-        """As Delays.check; HalfRefused if too many wait."""
-        if len(self) >= tuning.HALVES_MOST:
-            raise HalfRefused(
-                f"{len(self)} half messages of this broker wait for their outcome: see `metaq halves list`, and start "
-                "a producer that checks them"
-            )
+        """As Delays.check; AccountSpent if too many wait."""
+        self._check_room(1)
         super().check(target)
 
+    def pend_in_slices(
+        self,
+        target: PartitionLog,
+        flags: Sequence[int],
+        checksums: Sequence[int],
+        bodies: Sequence[Buffer],
+        taken: Sequence[int],
+    ) -> Generator[None, None, Pended]:
+        self._check_room(len(bodies))
+        return (yield from super().pend_in_slices(target, flags, checksums, bodies, taken))
+
+    def _check_room(self, count: int) -> None:
+        if (why := self._account.half_messages.why_not(self._account.asker, count)) is not None:
+            raise AccountSpent(
+                f"{why}; those wait for their outcome: see `metaq halves list`, and start a producer that checks them"
+            )
+
+    def noted(self, pended: Pended, base: int) -> None:
+        super().noted(pended, base)
+        cast(HalfLog, pended.log).senders.came(self._account.asker, np.array(pended.ids, np.int64))
+
     def _new_contents(self, log: PartitionLog) -> DelayedLog:
-        return HalfLog(log)
+        return HalfLog(log, self._account.half_messages)
 
     def _half_logs(self) -> Iterator[HalfLog]:
         for contents in self._logs.values():
@@ -446,6 +466,8 @@ class Halves(Delays):
             self._refuse(deque(self._groups.clear()))
             self._given.clear()
             self._lost.clear()
+            for contents in self._half_logs():
+                contents.forget()
         super().follow()
 
     def _refuse(self, polls: deque[Poll[Checked]]) -> None:

@@ -108,6 +108,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| producer groups in the answer to a LIST_HALVES | {MAX_LISTED_GROUPS} |",
         "counted by partition | {Quotas.shared_groups}, or",
         "of their own | {Quotas.made_topics}, or",
+        "| half messages that wait for their outcome | {Quotas.half_messages}, or",
+        "| `halfMessages` | {Quotas.half_messages:plain} |",
         "| connections of the HTTP ports | {Quotas.http_connections}, or",
         "wait for their turn ({Quotas.unfinished_bytes:bytes}, space for as much again of large frames that come, and "
         "twice {MAX_FRAME_BYTES:bytes+1} for each address), "

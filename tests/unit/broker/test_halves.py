@@ -7,6 +7,7 @@ import pytest
 import simplejson
 
 from metaq.broker import tuning
+from metaq.broker.account import Shares
 from metaq.broker.configuration.settings import BrokerOptions
 from metaq.broker.store.internal_logs import HALVES_TOPIC, INTERNAL_TOPICS, InternalTopic
 from metaq.protocol.frames import encode_frame
@@ -34,6 +35,7 @@ from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import NOW, Harness
+from tests.unit.broker.test_send_many import many, rows
 
 OK, ILLEGAL = ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL
 COMMIT, ROLL_BACK = HalfOutcome.COMMITTED, HalfOutcome.ROLLED_BACK
@@ -433,15 +435,70 @@ def test_wrong_properties_are_refused(lives, wrong):
     assert frame.code == ILLEGAL
 
 
-def test_too_many_half_messages_are_refused_with_a_remedy(lives, monkeypatch):
-    monkeypatch.setattr(tuning, "HALVES_MOST", 2)
+def test_too_many_half_messages_are_refused_for_now_with_a_remedy(lives):
+    limit(lives, 32)
     first = lives.sent(b"one")
-    lives.sent(b"two")
-    frame = lives.ask(send(b"three"))
-    assert frame.code == ILLEGAL
+    assert lives.ask(batch([half(b"more")] * 28)).code == OK
+    lives.sent(b"last")
+    frame = lives.ask(send(b"too many"))
+    assert frame.code == ResponseCode.SYSTEM_BUSY
+    assert "30 of at most 32, 30 of them from" in frame.remark
+    assert "halfMessages=32" in frame.remark
     assert "metaq halves list" in frame.remark
     lives.end(first, ROLL_BACK)
+    assert lives.ask(batch([half(b"more")] * 2)).code == ResponseCode.SYSTEM_BUSY
+    (row,) = rows(lives.ask(many([("t", 0, [encode_record(body, 0, flag) for flag, body in [half(b"more")] * 2])])))
+    assert row.code == ResponseCode.SYSTEM_BUSY
+    lives.sent(b"four")
+    assert lives.harness.broker.account.half_messages.used == len(lives.halves) == 30
+
+
+def limit(lives, most):
+    """Before any is counted."""
+    lives.harness.broker.account.half_messages = Shares("half messages", "halfMessages", most, 50)
+
+
+def test_one_address_does_not_have_all_places_of_half_messages(lives):
+    limit(lives, 32)
+    crowd, other = lives.harness.connect("10.0.0.1"), lives.harness.connect("10.0.0.2")
+    assert lives.ask(batch([half(b"crowd")] * 30), crowd).code == OK
+    assert lives.ask(send(b"mine"), other).code == OK
+    assert lives.ask(send(b"crowd"), crowd).code == ResponseCode.SYSTEM_BUSY
+    assert lives.ask(send(b"mine"), other).code == OK
+    places = lives.harness.broker.account.half_messages
+    assert (places.used, places.largest) == (32, 30)
+
+
+@pytest.mark.parametrize("outcome", [COMMIT, ROLL_BACK])
+def test_places_of_half_messages_are_given_back_with_their_outcomes(lives, outcome):
+    crowd, other = lives.harness.connect("10.0.0.1"), lives.harness.connect("10.0.0.2")
+    ids: list[int] = []
+    for peer, count in ((crowd, 3), (other, 2)):
+        frame = lives.ask(batch([half(b"one")] * count), peer)
+        first = SendReply.from_ext(frame.ext).message_id
+        ids += range(first, first + count)
+    places = lives.harness.broker.account.half_messages
+    assert (places.used, places.largest) == (5, 3)
+    lives.end_many(*((each, outcome) for each in ids[:2]))
+    assert (places.used, places.largest) == (3, 2)
+    lives.wait(7)
+    lives.end_many(*((each, outcome) for each in ids[2:]))
+    assert (places.used, places.largest) == (0, 0)
+
+
+@pytest.mark.parametrize("end", ["kill", "restart"])
+def test_half_messages_of_before_a_start_have_places_that_no_address_pays(lives, end):
+    first = lives.sent(b"one")
+    lives.sent(b"two")
+    getattr(lives, end)()
+    places = lives.harness.broker.account.half_messages
+    assert (places.used, places.room("127.0.0.1")) == (2, places.limit // 2)
     lives.sent(b"three")
+    assert places.used == 3
+    lives.end(first, COMMIT)
+    assert places.used == len(lives.halves) == 2
+    lives.halves.follow()
+    assert (places.used, places.largest) == (0, 0)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
