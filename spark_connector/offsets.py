@@ -6,6 +6,7 @@ micro-batch are shared among the partitions in proportion to what waits in each,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +36,7 @@ __all__ = [
     "plan_ranges",
     "position",
     "shares",
+    "shown",
     "started_of",
     "time_wanted",
     "to_json",
@@ -63,7 +65,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The messages of one partition that begin in [start, end), in bytes. Sent to an executor.
+    """The messages of one partition that begin in [start, end), in bytes; one ends at `end`. Sent to an executor.
 
     nodes: where the nodes of the broker set listened when this was planned; empty if the broker is no set.
     planned_ms: since 1970; messages that had expired by then are left out, however often the task is repeated. 0: none.
@@ -96,9 +98,9 @@ class DataLoss(OffsetOutOfRange):
         super().__init__(lost[0].start, first, end)
         self.lost = tuple(lost)
         self.args = (
-            f"{len(lost)} ranges are not readable: {'; '.join(map(str, lost))}: messages were deleted or the topic "
-            "made anew; call load() again for a batch query, whose plan is as old as its DataFrame's first action, or "
-            "set failOnDataLoss=false to read what is there",
+            f"{len(lost)} ranges are not readable: {'; '.join(map(str, lost))}: messages were deleted, the topic was "
+            "made anew, or an option gave an offset at which no message begins; call load() again for a batch query, "
+            "whose plan is as old as its DataFrame's first action, or set failOnDataLoss=false to read what is there",
         )
 
 
@@ -130,7 +132,7 @@ def plan_ranges(
             inverted += _inverted(options, state, start, end)
     if inverted:
         said = f"ends before {options.starting_option} starts: {'; '.join(inverted)}: choose a later end"
-        raise ConfigError(options.ending_option, _shown(options.ending), said)
+        raise ConfigError(options.ending_option, shown(options.ending), said)
     if lost:
         raise OffsetLost(lost)
     return [found for found in ranges if found.start < found.end]
@@ -162,14 +164,14 @@ def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int)
     return [f"{state.id.topic} {state.id} from {start} to {end}"] if start > end else []
 
 
-def _shown(bounds: RangeEnds) -> object:
-    """What an option says, for an error."""
+def shown(bounds: RangeEnds) -> object:
+    """What an option says, for an error: JSON as JSON."""
     if isinstance(bounds, At):
         return bounds.time_ms
     if isinstance(bounds, str):
         return bounds
     named = bounds.offsets if isinstance(bounds, Explicit) else bounds.times
-    return {topic: dict(names) for topic, names in named.items()}
+    return json.dumps({topic: dict(names) for topic, names in named.items()}, separators=(",", ":"))
 
 
 def _starting(options: ReadOptions, state: PartitionState) -> int:
@@ -244,7 +246,7 @@ def check_partitions(
         said = [f"{len(missing)} missing ({', '.join(missing[:5])})"] if missing else []
         said += [f"{len(unknown)} unknown ({', '.join(unknown[:5])})"] if unknown else []
         wrong = f"partitions {' and '.join(said)}: name every partition of the topics once"
-        raise ConfigError(option, _shown(bounds), wrong)
+        raise ConfigError(option, shown(bounds), wrong)
 
 
 # --- splitting and narrowing ------------------------------------------------------------------------------------------

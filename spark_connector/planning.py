@@ -5,32 +5,43 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from metaq.client.config import check_protocol
-from metaq.client.connection import Connection
+from metaq.client.connection import Connection, Endpoint
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.left_out import LeftOut, why_away, without
 from metaq.client.questions.partitions import offset_after, offset_at_time, partition_bounds
+from metaq.client.questions.records import read_bytes
 from metaq.client.values import TopicPartition
 from metaq.client.wall_clock import now_ms
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.move_records import MoveState
-from metaq.protocol.errors import BrokerUnavailable, NoPartition, NotLeader, RequestTimedOut
+from metaq.protocol.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    CorruptRecord,
+    NoMessageBegins,
+    NoPartition,
+    NotLeader,
+    RequestTimedOut,
+)
 from metaq.protocol.limits import INT64_MAX
 
-from .offsets import OffsetRange, PartitionState, cut, followed, narrow, parts_of, plan_ranges, time_wanted
-from .options import ReadOptions, WriteOptions
+from .offsets import OffsetRange, PartitionState, cut, followed, narrow, parts_of, plan_ranges, shown, time_wanted
+from .options import Explicit, RangeEnds, ReadOptions, WriteOptions
 from .pushdown import Pushed
 
 __all__ = [
     "FAILOVER_SECONDS",
     "PLANNING_SECONDS",
+    "check_begins",
     "check_complete",
     "check_published",
+    "ending_behind",
     "for_tasks",
     "left_out",
     "look",
@@ -82,6 +93,7 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
             found, away = select(cluster, options, seen)
             check_complete(cluster, options, away)
             planned = plan_ranges(options, look(cluster, options, found), [each.partition for each in away])
+            planned = _between_messages(cluster, options, planned)
             ranges = [_push(cluster, each, pushed) for each in planned if pushed.wants(each.id)]
             ranges = [] if pushed.nothing else [each for each in ranges if each.start < each.end]
             return split(cluster, options, ranges)
@@ -257,6 +269,54 @@ def _state(
     return PartitionState(*place, committed.get(partition), starting, ending)
 
 
+def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """The same, whose offsets given as JSON are where messages begin. Raises as check_begins if failOnDataLoss is true;
+    else ends that are not move behind their message, and the tasks begin with the next one."""
+    if options.fail_on_data_loss:
+        starts = [(each.endpoint, each.id, each.start) for each in ranges]
+        ends = [(each.endpoint, each.id, each.end) for each in ranges]
+        check_begins(cluster, options.starting_option, options.starting, starts)
+        check_begins(cluster, options.ending_option, options.ending, ends)
+    elif isinstance(options.ending, Explicit):
+        return [cluster.ask_at(each.endpoint, partial(ending_behind, found=each, offset=each.end)) for each in ranges]
+    return list(ranges)
+
+
+def check_begins(
+    cluster: Cluster, option: str, bounds: RangeEnds, places: Iterable[tuple[Endpoint, TopicPartition, int]]
+) -> None:
+    """Raise ConfigError where offsets that the option gives as JSON lie inside messages. The text protocol, and so a
+    Java broker, cannot tell: there the task fails."""
+    if not isinstance(bounds, Explicit):
+        return
+    inside = []
+    for endpoint, partition, offset in places:
+        begin = cluster.ask_at(endpoint, partial(_begin, partition=partition, offset=offset))
+        if begin != offset:
+            inside.append(f"{partition.topic} {partition} at byte {offset} (one does at {begin})")
+    if inside:
+        said = f"no message begins in {', '.join(inside)}: give offsets as in the column offset"
+        raise ConfigError(option, shown(bounds), f"{said}, or, if the topic was made anew, set failOnDataLoss=false")
+
+
+def _begin(connection: Connection, partition: TopicPartition, offset: int) -> int:
+    """`offset` if a message begins there, or the partition ends; else where one does."""
+    if not connection.speaks_frames or offset_after(connection, partition, offset, 0) == offset:
+        return offset
+    try:  # while an index is made anew the answer above is none
+        read_bytes(connection, partition, offset, 1)
+    except CorruptRecord as error:
+        return error.begin if isinstance(error, NoMessageBegins) else offset
+    return offset
+
+
+def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> OffsetRange:
+    """`found` up to the end of the message in which the byte in front of `offset` lies, where the broker can tell."""
+    if found.start < offset < found.end:
+        offset = offset_after(connection, found.id, offset - 1, 1) if connection.speaks_frames else found.end
+    return narrow(found, None, offset)
+
+
 def _push(cluster: Cluster, found: OffsetRange, pushed: Pushed) -> OffsetRange:
     """`found` without what filters on offset and timestamp exclude."""
     return cluster.ask_at(found.endpoint, partial(_narrowed, found=found, pushed=pushed))
@@ -271,7 +331,7 @@ def _narrowed(connection: Connection, found: OffsetRange, pushed: Pushed) -> Off
         if pushed.min_offset is not None and found.start < pushed.min_offset:
             skipped = pushed.min_offset - found.start
             found = narrow(found, offset_after(connection, found.id, found.start, max_bytes=skipped), None)
-    return narrow(found, None, pushed.max_offset)
+    return found if pushed.max_offset is None else ending_behind(connection, found, pushed.max_offset)
 
 
 def split(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:

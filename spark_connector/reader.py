@@ -142,6 +142,8 @@ class RangeReader:
             if ahead and pulled.next_offset is not None:
                 coming = self._ask(connection, pulled.next_offset)
             blocks, damage = self._blocks(pulled)
+            if blocks and blocks[-1].end > end:
+                self._lose(Lost(self._planned.id, self._planned.start, end), partition_bounds(connection, self.place))
             following = pulled.next_offset
             if following is None:
                 following = blocks[-1].end if blocks else self.position
@@ -214,7 +216,7 @@ class RangeReader:
         self._lose(Lost(self._planned.id, offset, following), partition_bounds(connection, self.place), inside)
         return following
 
-    def _lose(self, lost: Lost, bounds: Bounds, error: MetaqError) -> None:
+    def _lose(self, lost: Lost, bounds: Bounds, error: MetaqError | None = None) -> None:
         """Note it, or raise DataLoss."""
         if self._options.fail_on_data_loss:
             raise DataLoss([lost], bounds.first, bounds.end) from error

@@ -50,6 +50,7 @@ from .offsets import (
 )
 from .options import BatchLimits, Explicit, ReadOptions
 from .planning import (
+    check_begins,
     check_complete,
     for_tasks,
     left_out,
@@ -98,7 +99,12 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found, away = select(cluster, self.options, seen)
             named = [each.partition for each in away]  # they join when their broker is back
             check_partitions(self.options.starting_option, self.options.starting, found, named)
-            return {state.id: position(self.options, state) for state in look(cluster, self.options, found)}
+            states = look(cluster, self.options, found)
+            positions = {state.id: position(self.options, state) for state in states}
+            if self.options.fail_on_data_loss:
+                places = [(state.endpoint, state.id, positions[state.id]) for state in states]
+                check_begins(cluster, self.options.starting_option, self.options.starting, places)
+            return positions
 
         return to_json(through_failover(cluster, begin), now_ms())
 

@@ -318,6 +318,10 @@ def test_threads_and_further_sessions_write_once_they_have_registered(spark, clu
     assert values(read(spark, cluster, "threads")) == ["first", "other session", "second"]
 
 
+def everywhere(offset: int) -> str:
+    return json.dumps({"read": dict.fromkeys(("0-0", "0-1", "1-0", "1-1"), offset)})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -329,10 +333,9 @@ def test_threads_and_further_sessions_write_once_they_have_registered(spark, clu
         ({"subscribe": "a/b"}, "use a name without '/'"),
         ({"subscribe": "nowhere"}, "topic 'nowhere' is published by no live broker"),
         ({"startingOffsets": '{"read":{"0-0":0}}'}, "3 missing"),
-        (
-            {"startingOffsets": json.dumps({"read": dict.fromkeys(("0-0", "0-1", "1-0", "1-1"), 10**9)})},
-            "failOnDataLoss",
-        ),
+        ({"startingOffsets": everywhere(10**9)}, "failOnDataLoss"),
+        ({"startingOffsets": everywhere(7)}, "no message begins in read 0-0 at byte 7 (one does at "),
+        ({"endingOffsets": everywhere(7)}, "no message begins in read 0-0 at byte 7 (one does at "),
     ],
 )
 def test_a_wrong_option_fails_on_the_driver_before_any_task(spark, cluster, options, said):

@@ -1,14 +1,18 @@
 """A task's reader when its broker goes away: it goes on where it was, at the master again or at a slave."""
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from metaq.client.config import ConnectionConfig, Protocol
+from metaq.client.connection import open_connection
 from metaq.client.questions.brokers import Source
 from metaq.client.values import TopicPartition
 from metaq.coordination.move_records import Move, MoveState
@@ -17,8 +21,8 @@ from metaq.protocol.errors import BrokerUnavailable, ConfigError, CorruptRecord
 from metaq.protocol.record import COMPRESSED_FLAG, HEADER_BYTES, encode_attributes, encode_body
 from metaq.spark_connector import reader as module
 from metaq.spark_connector.offsets import DataLoss, OffsetRange
-from metaq.spark_connector.options import ReadOptions
-from metaq.spark_connector.planning import FAILOVER_SECONDS
+from metaq.spark_connector.options import Explicit, ReadOptions
+from metaq.spark_connector.planning import FAILOVER_SECONDS, check_begins, ending_behind
 from metaq.spark_connector.reader import Failover, read_partition
 from metaq.spark_connector.schema import SPARK_SCHEMA_WITH_HEADERS
 from metaq.spark_connector.source import MetaqDataSource
@@ -255,13 +259,63 @@ def test_a_position_inside_a_message_of_a_topic_made_anew_is_data_loss(monkeypat
     with brokers(10) as (broker,):
         registered(monkeypatch, broker.endpoint)
         inside = InputPartition(OffsetRange(ZERO, broker.endpoint, 2 * SIZE + 7, 10 * SIZE))
-        said = rf"t 0-0: \[{2 * SIZE + 7}, {3 * SIZE}\).*made anew; .* or set failOnDataLoss=false"
+        said = rf"t 0-0: \[{2 * SIZE + 7}, {3 * SIZE}\).*made anew, .* or set failOnDataLoss=false"
         with pytest.raises(DataLoss, match=said):
             list(read_partition(OPTIONS, inside))
         assert rows(read_partition(replace(OPTIONS, fail_on_data_loss=False), inside)) == PAYLOADS[3:10]
         assert f"lost while reading: t 0-0: [{2 * SIZE + 7}, {3 * SIZE})" in caplog.text
         at_the_end = InputPartition(OffsetRange(ZERO, broker.endpoint, 9 * SIZE + 1, 9 * SIZE + 5))
         assert rows(read_partition(replace(OPTIONS, fail_on_data_loss=False), at_the_end)) == []
+
+
+@pytest.mark.parametrize("given", [{}, {"metaq.protocol": "text"}, {"where": "TRUE"}, {"metaq.fetch.bytes": "1048576"}])
+def test_a_topic_made_anew_in_whose_messages_the_planned_range_ends_is_data_loss(now, caplog, given):
+    """Rows of the new topic came for those of the old one, and nobody said so."""
+    options = ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", "metaq.fetch.bytes": "4096", **given})
+    with brokers(100) as (broker,):
+        inside = InputPartition(OffsetRange(ZERO, broker.endpoint, 0, 50 * SIZE + 1))
+        with pytest.raises(DataLoss, match=rf"t 0-0: \[0, {50 * SIZE + 1}\).*made anew.*call load\(\) again"):
+            list(read_partition(options, inside))
+        assert rows(read_partition(replace(options, fail_on_data_loss=False), inside)) == PAYLOADS[:51]
+    assert f"lost while reading: t 0-0: [0, {50 * SIZE + 1})" in caplog.text
+
+
+def ask(broker, question, protocol: Protocol = "auto"):
+    """What a cluster's `ask_at` answers."""
+    with closing(open_connection(broker.endpoint, ConnectionConfig(), protocol)) as connection:
+        return question(connection)
+
+
+@pytest.mark.parametrize("offset", [7, 3 * SIZE + 400])
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_an_offset_given_inside_a_message_is_refused_on_the_driver(option, offset):
+    """A task told of deleted messages and of a topic made anew, and an end was taken as it was."""
+    bounds = Explicit({"t": {"0-0": offset, "0-1": SIZE}})
+    with brokers(100) as (broker,):
+        cluster: Any = SimpleNamespace(ask_at=lambda endpoint, question: ask(broker, question))
+        check_begins(cluster, option, bounds, [(broker.endpoint, ZERO, good) for good in (0, SIZE, 100 * SIZE)])
+        check_begins(cluster, option, "earliest", [(broker.endpoint, ZERO, offset)])
+        with pytest.raises(ConfigError) as refused:
+            check_begins(cluster, option, bounds, [(broker.endpoint, ZERO, offset), (broker.endpoint, ZERO, SIZE)])
+    assert refused.value.option == option
+    said = (
+        f'{option}={{"t":{{"0-0":{offset},"0-1":{SIZE}}}}}: no message begins in t 0-0 at byte {offset} (one does at '
+    )
+    assert said in str(refused.value)
+    assert "offsets as in the column offset, or, if the topic was made anew, set failOnDataLoss=false" in str(
+        refused.value
+    )
+
+
+@pytest.mark.parametrize(("offset", "end"), [(-5, -5), (0, 0), (7, SIZE), (SIZE, SIZE), (99 * SIZE + 1, 100 * SIZE)])
+def test_a_range_that_a_filter_cuts_inside_a_message_ends_behind_it(offset, end):
+    """The same check would take it for a topic made anew; the text protocol cannot tell, and Spark filters again."""
+    with brokers(100) as (broker,):
+        whole = OffsetRange(ZERO, broker.endpoint, 0, 100 * SIZE)
+        cut = ask(broker, partial(ending_behind, found=whole, offset=offset))
+        as_text = ask(broker, partial(ending_behind, found=whole, offset=offset), "text")
+    assert (cut.start, cut.end) == (0, end)
+    assert as_text.end == (whole.end if offset > 0 else offset)
 
 
 @pytest.mark.parametrize("protocol", ["auto", "text"])

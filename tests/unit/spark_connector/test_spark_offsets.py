@@ -162,7 +162,7 @@ def time(number):
 @pytest.mark.parametrize(
     ("start", "end", "said"),
     [
-        (offset(300), offset(100), "endingOffsets={'trades': {'0-0': 100}}: ends before startingOffsets starts: "),
+        (offset(300), offset(100), 'endingOffsets={"trades":{"0-0":100}}: ends before startingOffsets starts: '),
         (offset(300), At(6), "endingTimestamp=6: ends before startingOffsets starts: trades 0-0 from 300 to 200"),
         (At(7), At(6), "endingTimestamp=6: ends before startingTimestamp starts: trades 0-0 from 7 to 6: choose"),
         (time(7), At(6), "endingTimestamp=6: ends before startingOffsetsByTimestamp starts: trades 0-0 from 7 to 6"),
