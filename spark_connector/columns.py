@@ -278,7 +278,9 @@ def _headers(batch: pa.RecordBatch, typed: bool) -> list[_Headers | None] | None
         return None
     column = batch.column("headers")
     pairs: Callable[[Any], tuple[Any, Any]] = (
-        tuple if pa.types.is_map(column.type) else lambda entry: (entry["key"], entry["value"])
+        tuple
+        if pa.types.is_map(column.type)
+        else lambda entry: (entry["key"], entry["value"]) if entry else (None, None)
     )
     return [None if row is None else _named(map(pairs, row), typed) for row in column.to_pylist()]
 
@@ -287,8 +289,12 @@ def _named(pairs: Iterator[tuple[Any, Any]], typed: bool) -> _Headers:
     """UTF-8 is text, and other bytes are bytes; typed: or what it stands for."""
     found = _Headers({}, {})
     for name, value in pairs:
-        if name is None or value is None or name in found.properties:
-            raise ClientError(f"column headers has {name!r} twice, or null: each header is a name and a value, once")
+        if name is None:
+            raise ClientError("column headers: a name is null: give each header a name and a value")
+        if value is None:
+            raise ClientError(f"column headers: {name!r} has no value, but null: give it one, or leave the header out")
+        if name in found.properties:
+            raise ClientError(f"column headers has {name!r} twice: give each header once")
         try:
             text = value.decode("utf-8") if isinstance(value, bytes) else value
         except UnicodeDecodeError:

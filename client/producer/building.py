@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypedDict, cast
@@ -56,7 +56,7 @@ class SendOptions(TypedDict, total=False):
     """What may be said of a message, or of all messages of a batch. Producer.send describes each."""
 
     tag: str | None
-    keys: Sequence[str]
+    keys: Sequence[str] | None
     attribute: str | None
     properties: Mapping[str, PropertyValue] | None
     ttl: Duration | None
@@ -231,7 +231,7 @@ def _encode_more(
     tag: str | None,
     key: str | bytes | None,
     *,
-    keys: Sequence[str] = (),
+    keys: Sequence[str] | None = (),
     attribute: str | None = None,
     properties: Mapping[str, PropertyValue] | None = None,
     priority: int = 0,
@@ -239,6 +239,8 @@ def _encode_more(
 ) -> tuple[int, bytes]:
     """As `_encode`."""
     reserved = _own_properties(**own) if own else None
+    if keys is None:
+        keys = ()
     _check_options(tag, keys, attribute, properties)
     if key is not None:
         keys = [*keys, *(word for word in _words(key) if word not in keys)]
@@ -334,13 +336,15 @@ def _words(key: str | bytes) -> list[str]:
     return [] if any(mark in text for mark in _SEPARATORS) else list(dict.fromkeys(text.split()))
 
 
-def _check_options(tag: object, keys: Sequence[object], attribute: object, properties: Any) -> None:
+def _check_options(tag: object, keys: object, attribute: object, properties: Any) -> None:
     """Raises TypeError for what has a wrong type, with its name, its value and what to write."""
     for name, value in (("tag", tag), ("attribute", attribute)):
         if value is not None and not isinstance(value, str):
             raise no_text(name, value)
     if isinstance(keys, (str, bytes)):
         raise TypeError(f"keys={keys!r}: keys is a list of texts: write keys=[{keys!r}], or key={keys!r}")
+    if not isinstance(keys, Iterable):
+        raise TypeError(f"keys={keys!r} is no list of texts but {type(keys).__name__}: write keys=[{str(keys)!r}]")
     for key in keys:
         if not isinstance(key, str):
             raise no_text("keys", key)

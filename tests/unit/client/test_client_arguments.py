@@ -23,6 +23,7 @@ from metaq import (
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint
 from metaq.client.metadata import TopicView
+from metaq.client.producer.building import SendOptions, build_body
 from metaq.client.producer.outgoing import ASKED, GatheredBatch
 from metaq.client.producer.xa import Xid
 from metaq.errors import ConfigError, CoordinationUnavailable, NoPartition, XaError
@@ -154,6 +155,7 @@ def send(producer: Any, kind: str, topic: Any = "t", **options: Any) -> object:
         ({"topic": b"t"}, TypeError, "topic=b't' is no text (str) but bytes: decode it, for example b't'.decode()"),
         ({"topic": None}, TypeError, "topic=None is no text (str) but NoneType: give it a name"),
         ({"topic": 5, "key": "k"}, TypeError, "topic=5 is no text"),
+        ({"keys": 5}, TypeError, "keys=5 is no list of texts but int: write keys=['5']"),
         ({"timeout": "5"}, TypeError, "timeout='5' is no number of seconds but str: write it as one"),
         ({"timeout": True}, TypeError, "timeout=True is no number of seconds but bool"),
         ({"timeout": -1}, ConfigError, "timeout=-1: choose 0 or more seconds, or leave it out"),
@@ -163,6 +165,14 @@ def send(producer: Any, kind: str, topic: Any = "t", **options: Any) -> object:
 def test_a_wrong_argument_of_a_send_is_named_with_a_remedy(producer, kind, wrong, error, words):
     with pytest.raises(error, match=re.escape(words)):
         send(producer, kind, **wrong)
+
+
+@pytest.mark.parametrize("option", SendOptions.__annotations__)
+@pytest.mark.parametrize("others", [{}, {"tag": "a", "key": "k"}])
+def test_none_is_as_if_the_option_were_left_out(option, others):
+    given: Any = {name: value for name, value in others.items() if name != option}
+    named: Any = {**given, option: None}
+    assert build_body(b"x", named) == build_body(b"x", given)
 
 
 @pytest.mark.parametrize("wrong", [{"partition": 3}, {"timeout": "5"}, {"topic": 5}])

@@ -199,7 +199,22 @@ def test_rows_go_to_their_topics_in_order(sent):
         ("value string", {"value": ["a", None]}, "column value is null"),
         ("topic string,value string", {"topic": ["a", None], "value": ["1", "2"]}, "column topic is null"),
         ("key binary,value string", {"key": [b"\xff"], "value": ["1"]}, "column key is not UTF-8"),
-        ("value string", {"value": ["1"], "headers": [[{"key": "h", "value": None}]]}, "has 'h' twice, or null"),
+        (
+            "value string",
+            {"value": ["1"], "headers": [[{"key": "h", "value": None}]]},
+            "column headers: 'h' has no value, but null",
+        ),
+        (
+            "value string",
+            {"value": ["1"], "headers": [[{"key": None, "value": b"v"}]]},
+            "column headers: a name is null",
+        ),
+        ("value string", {"value": ["1"], "headers": [[None]]}, "column headers: a name is null"),
+        (
+            "value string",
+            {"value": ["1"], "headers": [[{"key": "h", "value": b"1"}, {"key": "h", "value": b"2"}]]},
+            "column headers has 'h' twice",
+        ),
         ("value string", {"value": ["1"], "headers": [[{"key": "metaq.x", "value": b"v"}]]}, "'metaq.x' is reserved"),
         ("value string", {"value": ["1"], "headers": [[{"key": "a\x01", "value": "1"}]]}, "0x01 or 0x02"),
     ],
