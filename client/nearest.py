@@ -19,6 +19,8 @@ def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
 def published_nowhere(topic: str, known: Collection[str]) -> str:
     """That no live broker has `topic`, with the pattern that takes it, or the nearest of the topics that one has."""
     new = f"`metaq topics list` shows those that are; a new one is [topic={topic}] in a broker's server.ini"
+    if not known:
+        new += "; no topic at all is published there, so check ZooKeeper's address with its chroot, and metaq's root"
     return f"topic {topic!r} is published by no live broker: {topic_meant(topic, known, new)}"
 
 
