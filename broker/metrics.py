@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["KINDS", "Counter", "Metrics", "format_number"]
+__all__ = ["KINDS", "OTHERS", "Counter", "Metrics", "format_number"]
 
 KINDS = ("put", "get", "offset", "get_miss", "put_failed", "message_size")
 """Realtime counters, in the order they are printed. message_size counts body bytes, the others count 1 each."""
+
+OTHERS = "*"
+"""Where a group or topic is named: all that have no figures of their own. No name has this character."""
 
 RESET_SECONDS = 30 * 60
 """Realtime counters start again after this long, as in 1.x."""

@@ -58,6 +58,9 @@ PAGE_ROWS = 500
 PAGE_LOGS = 512
 """Partitions that `/metrics` looks at before others may be served: a millisecond."""
 
+PAGE_GROUPS = 1000
+"""Groups that `/metrics` has rows of: with the longest names a megabyte."""
+
 STATS_LINES = 64
 """Lines of an answer to STATS that are made before others may be served: a millisecond."""
 
@@ -183,6 +186,9 @@ HALVES_TURN_BYTES = 1 << 20
 
 HALVES_CALLER_GROUPS = 1024
 """Producer groups that one connection may ask for; a producer asks for one."""
+
+HALVES_COUNTED = 1 << 10
+"""Producer groups that are counted before others are served: some milliseconds."""
 
 HALVES_DECIDED = 1 << 16
 """Outcomes that are remembered for each internal log, so that a repeated answer is told what was decided."""

@@ -309,9 +309,16 @@ class Groups(Generic[T]):
         half = self._halves.get(half_id)
         return half is not None and half.lane is lane and half.at == at
 
-    def first(self, most: int | None) -> list[tuple[str, AskedGroup[T]]]:
+    def first(self, most: int) -> list[tuple[str, AskedGroup[T]]]:
         """The groups, sorted by name. most: of more than that, those that have been known for longest."""
         return sorted(islice(self._groups.items(), most))
+
+    def slices(self, size: int) -> Iterator[list[tuple[str, AskedGroup[T]]]]:
+        """So many groups at a time; what comes meanwhile is in none."""
+        names = list(self._groups)
+        for start in range(0, len(names), size):
+            chosen = names[start : start + size]
+            yield [(name, group) for name in chosen if (group := self._groups.get(name)) is not None]
 
     # --- lanes --------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
+from operator import add
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -35,6 +36,7 @@ from ..account import Account
 from ..delays.contents import DelayedLog, read_records
 from ..delays.delays import Delays, Pended
 from ..delays.table import NOWHERE
+from ..metrics import OTHERS
 from ..runtime.reactor import ReactorTime
 from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
 from ..store.internal_logs import HALVES_TOPIC
@@ -42,7 +44,7 @@ from ..store.partition_log import PartitionLog
 from ..store.store import Store
 from ..writing import Write
 from .contents import Decision, HalfLog, Questions
-from .groups import NEVER, Groups, Half, Poll
+from .groups import NEVER, AskedGroup, Groups, Half, Poll
 
 __all__ = ["HalfFigures", "Halves"]
 
@@ -58,6 +60,14 @@ class HalfFigures(NamedTuple):
     asked: int
     parked: int
     askers: int
+
+
+def _figures(group: AskedGroup[Checked]) -> HalfFigures:
+    return HalfFigures(group.asked, group.parked, len(group.polls))
+
+
+def _waiting(row: tuple[str, HalfFigures]) -> int:
+    return row[1].asked + row[1].parked
 
 
 class Halves(Delays):
@@ -480,11 +490,23 @@ class Halves(Delays):
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
-    def figures(self, most: int | None = None) -> dict[str, HalfFigures]:
+    def figures(self, most: int) -> dict[str, HalfFigures]:
         """By group. most: of more groups than that, those that have been known for longest."""
-        return {
-            name: HalfFigures(group.asked, group.parked, len(group.polls)) for name, group in self._groups.first(most)
-        }
+        return {name: _figures(group) for name, group in self._groups.first(most)}
+
+    def largest(self, most: int) -> Generator[None, None, dict[str, HalfFigures]]:
+        """By group, sorted by name. most: of more groups than that, those with most half messages, and the sum of the
+        others under OTHERS. Others may be served at each `yield`."""
+        largest: list[tuple[str, HalfFigures]] = []
+        others = HalfFigures(0, 0, 0)
+        for groups in self._groups.slices(tuning.HALVES_COUNTED):
+            largest += [(name, _figures(group)) for name, group in groups]
+            largest.sort(key=_waiting, reverse=True)
+            for _, figures in largest[most:]:
+                others = HalfFigures(*map(add, others, figures))
+            del largest[most:]
+            yield
+        return dict(sorted(largest)) | ({OTHERS: others} if any(others) else {})
 
     def states(self) -> Counter[HalfState]:
         """How many half messages there are of each."""

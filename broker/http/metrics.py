@@ -6,12 +6,14 @@ import resource
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from metaq.protocol.limits import is_utf8
 
 from .. import tuning
 from ..broker import Broker
+from ..metrics import OTHERS
 from ..replication.status import CopyState, ReplicationStatus
 from ..sets.member_state import ROLES
 from ..shared.status import messages_left
@@ -198,7 +200,7 @@ def _halves(broker: Broker) -> _Metrics:
     text = "Half messages: waiting for their producer, asked for, or parked until an operator decides"
     states = sorted((state.value, count) for state, count in halves.states().items())
     yield _gauges("metaq_halves", text, "state", states)
-    figures = halves.figures().items()
+    figures = (yield from halves.largest(tuning.PAGE_GROUPS)).items()
     for state in ("asked", "parked"):
         counts = ((name, getattr(each, state)) for name, each in figures)
         yield _gauges(f"metaq_halves_{state}", f"Half messages that are {state}", "group", counts)
@@ -244,8 +246,21 @@ def _shared(broker: Broker) -> _Metrics:
         leased[names] += queue.state.leased
         yield None
     labels = ("group", "topic")
-    yield _Metric("metaq_shared_left_messages", "gauge", "Messages that are not acknowledged", labels, left.items())
-    yield _Metric("metaq_shared_leased_messages", "gauge", "Messages that members have now", labels, leased.items())
+    for name, text, values in (
+        ("metaq_shared_left_messages", "Messages that are not acknowledged", left),
+        ("metaq_shared_leased_messages", "Messages that members have now", leased),
+    ):
+        yield None
+        yield _Metric(name, "gauge", text, labels, _largest(values))
+
+
+def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str, str], int]]:
+    """The largest values, by group and topic, and the sum of the others."""
+    if len(values) <= tuning.PAGE_GROUPS:
+        return list(values.items())
+    order = sorted(values.items(), key=itemgetter(1), reverse=True)
+    others = sum(value for _, value in order[tuning.PAGE_GROUPS :])
+    return [*order[: tuning.PAGE_GROUPS], ((OTHERS, OTHERS), others)]
 
 
 def _replication(status: ReplicationStatus) -> _Metrics:

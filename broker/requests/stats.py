@@ -158,7 +158,7 @@ def _halves_lines(broker: Broker) -> Lines:
     yield f"rolled_back {halves.rolled_back}"
     yield f"questions {halves.questions}"
     yield f"damaged {halves.damaged}"
-    for name, figures in halves.figures(_MAX_NAMED).items():
+    for name, figures in (yield from halves.largest(_MAX_NAMED)).items():
         yield f"group:{name} asked {figures.asked} parked {figures.parked} askers {figures.askers}"
 
 

@@ -143,6 +143,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "(by hand or after {RESET_SECONDS:minutes})",
         "Each turn delivers at most {DELAYED_TURN_RECORDS} messages or {DELAYED_TURN_BYTES:bytes};",
         "is tried again after {DELAYED_RETRY_SECONDS:range};",
+        "messages, `/metrics` {PAGE_GROUPS}, and the group",
+        "(the {PAGE_GROUPS} largest values; the group",
         "The oldest segment ({DELAYED_SEGMENT_BYTES:bytes}) goes when",
         "a log of more than {DELAYED_LOG_BYTES:bytes} is of",
         "looks at the clock after {DELAYED_SLEEP_SECONDS:s} at the latest",

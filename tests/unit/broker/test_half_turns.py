@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 from twisted.internet.defer import Deferred
 
+from metaq.broker import tuning
 from metaq.broker.halves.groups import _LOOKED_AT, _MOVED_ENTRIES, NEVER, Groups, Half, Poll, _Entries
+from metaq.broker.http.metrics import exposition
+from metaq.broker.requests import stats
 
 
 def test_entries_come_in_their_order_and_none_costs_much() -> None:
@@ -52,6 +55,25 @@ def halves(groups: Groups[None], count: int, producer: str = "") -> list[Half]:
     for half in found:
         groups.add(half, 0.0)
     return found
+
+
+def test_metrics_have_rows_of_the_largest_groups_in_slices_and_a_sum_of_the_others(harness, monkeypatch):
+    monkeypatch.setattr(tuning, "PAGE_GROUPS", 3)
+    monkeypatch.setattr(tuning, "HALVES_COUNTED", 5)
+    groups = harness.broker.halves._groups
+    numbers = iter(range(1000))
+    for group in range(20):
+        for _ in range(group):
+            groups.add(Half(next(numbers), f"g{group}", ("t", 0), 0, 0.0, 0), 0.0)
+    assert sum(1 for _ in harness.broker.halves.largest(3)) == 4
+    text = "".join(filter(None, exposition(harness.broker)))
+    assert [line for line in text.splitlines() if line.startswith("metaq_halves_asked{")] == [
+        f'metaq_halves_asked{{group="{group}"}} {count}.0'
+        for group, count in (("g17", 17), ("g18", 18), ("g19", 19), ("*", sum(range(17))))
+    ]
+    monkeypatch.setattr(stats, "_MAX_NAMED", 1)
+    lines = [line for line in stats.stats_lines(harness.broker, "halves") if line and line.startswith("group:")]
+    assert lines == ["group:g19 asked 19 parked 0 askers 0", f"group:* asked {sum(range(19))} parked 0 askers 0"]
 
 
 def poll(caller: object, *, limit: int = 10, ends_at: float = NEVER, producer: str = "") -> Poll[None]:

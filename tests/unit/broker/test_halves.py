@@ -657,7 +657,7 @@ def test_half_message_that_is_decided_is_not_asked_for_again(lives):
     lives.end(half_id, COMMIT)
     lives.wait(20)
     assert lives.asked() == []
-    assert lives.halves.figures() == {}
+    assert lives.halves.figures(10) == {}
 
 
 def test_follower_is_no_more_asked_and_says_who_leads(lives):

@@ -21,6 +21,7 @@ from metaq.broker.http.pages import Page, Table, Text, to_html, to_json
 from metaq.broker.http.sheets import Sheet, encoded, write_sheet
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import encode_frame
+from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode
 from tests.unit.broker.harness import Harness, put
 from tests.unit.broker.http.test_http_pages import Browser, dashboard, parsed
@@ -247,6 +248,23 @@ def test_metrics_hold_nothing_that_is_changed_while_they_are_made(harness):
         peer.send(put(f"wild{number}", 0))
         made.append(piece)
     assert 'metaq_topic_messages{topic="t"} 1.0\n' in made
+
+
+def test_metrics_have_rows_of_the_largest_shared_groups_and_a_sum_of_the_others(harness, monkeypatch):
+    monkeypatch.setattr(tuning, "PAGE_GROUPS", 2)
+    peer = harness.connect()
+    for _ in range(10):
+        peer.ask(put("t", 0))
+    for number in range(5):
+        request = AcquireRequest("t", 0, f"g{number}", "m", 1 + number, 1 << 20, 60_000)
+        peer.send(encode_frame(RequestCode.ACQUIRE, 1, request.to_ext()))
+        harness.turn()
+    text = "".join(filter(None, exposition(harness.broker)))
+    assert [line for line in text.splitlines() if line.startswith("metaq_shared_leased_messages{")] == [
+        f'metaq_shared_leased_messages{{group="{group}",topic="{topic}"}} {count}.0'
+        for group, topic, count in (("g4", "t", 5), ("g3", "t", 4), ("*", "*", 6))
+    ]
+    assert text.count("metaq_shared_left_messages{") == 3
 
 
 def test_answers_of_the_gateway_that_nobody_takes_count_with_those_of_the_port(harness):
