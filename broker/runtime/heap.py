@@ -1,5 +1,5 @@
 """The C library's heap: little memory for many threads, and none given back that is needed again at once. And the
-garbage collector, which does not look at what the start has made."""
+garbage collector, which looks at everything once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ __all__ = ["collect_later", "give_back", "keep_for_good", "set_up_heap"]
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
+
+_OLDEST = 2
+"""A collection of this generation is a full one."""
 
 
 def set_up_heap() -> bool:
@@ -46,8 +49,14 @@ def collect_later() -> None:
 
 
 def keep_for_good() -> None:
-    """Collect garbage from now on, but never look at what there is now. To be called once, when all has been read:
-    a look at the objects of ten thousand partitions and groups takes half a second
+    """Collect garbage from now on, but never look at what there is now, nor twice at what comes. To be called once,
+    when all has been read: a look at the objects of ten thousand partitions and groups takes half a second
     (docs/decisions/115-the-collector-leaves-the-start-alone.md)."""
     gc.freeze()
+    gc.callbacks.append(_put_aside)
     gc.enable()
+
+
+def _put_aside(phase: str, info: dict[str, int]) -> None:
+    if phase == "stop" and info["generation"] == _OLDEST:
+        gc.freeze()
