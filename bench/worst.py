@@ -327,8 +327,16 @@ def _transaction() -> Requests:
         ),
     )
     yield "RECOVER", _reads(_frame(RequestCode.TRANSACTION, TransactionRequest(None, "RECOVER").to_ext()))
+    yield "a connection with 90,000 of them", _begun(90_000)
     yield "commit", _committed()
     yield "commit to all partitions", _committed_everywhere()
+
+
+def _begun(count: int) -> bytes:
+    return b"".join(
+        _frame(RequestCode.TRANSACTION, TransactionRequest(f"TX:l:{number}", "BEGIN").to_ext())
+        for number in range(count)
+    )
 
 
 def _committed() -> bytes:

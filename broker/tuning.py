@@ -94,6 +94,10 @@ STEP_PUTS = 256
 SEND_SLICE_SECONDS = 0.003
 """Appending goes on for so long before others may be served: a part is a write of its own."""
 
+WORK_SLICE_SECONDS = 0.003
+"""The same of what follows no single request: commits, answers that waited for one sync, a lost connection's
+transactions."""
+
 # --- numbered sends, docs/client.md promises the first two; memory and the next start depend on the others -----------
 
 SEQUENCE_SECONDS = 24 * 3600.0

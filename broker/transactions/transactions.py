@@ -8,7 +8,7 @@ has the promises, commit.py the order of writes, recovery.py what happens at the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..partitions import ANY, Partitions
 from ..runtime.few_lines import FewLines
 from ..runtime.reactor import ReactorTime
+from ..runtime.slices import SlicedWork
 from ..store.partition_log import PartitionLog
 from .changes import LogCopies
 from .checkpoints import Heuristic
@@ -95,6 +96,7 @@ class Transactions:
         self._is_open = False
         self._copies: LogCopies | None = None
         self._outcomes = Outcomes(INT64_MAX, {})
+        self._lost = SlicedWork(reactor)  # rollbacks of what connections that are gone had open
         self._deciding: set[OpenTransaction] = set()  # whose fate, which an operator has decided, is being written
         self._unfinished: set[str] = set()  # XA transactions whose commit a broken partition keeps from ending
 
@@ -137,6 +139,7 @@ class Transactions:
 
     def close(self) -> None:
         """Write everything to the disk, waiting for it. Nothing may follow."""
+        self._lost.finish()
         self._open.close()
         if self._is_open:
             self._log.close()
@@ -151,6 +154,7 @@ class Transactions:
         if not self._is_open:
             return succeed(None)
         self._is_open = False
+        self._lost.clear()
         self._open.close()
         self._open = self._new_registry()
         return self._log.abandon(why)
@@ -294,10 +298,19 @@ class Transactions:
         return self._outcomes.ask(key, first_id)
 
     def connection_lost(self, connection: object) -> None:
-        """Roll back the local transactions of a connection that is gone."""
-        for transaction in self._open.of_connection(connection):
-            self._ended_lines.info(f"{transaction.key} is rolled back: its connection is closed")
-            self._give_up(transaction)
+        """Roll back the local transactions of a connection that is gone. Until that is done they count, and nobody else
+        can begin one with such a key."""
+        if lost := self._open.of_connection(connection):
+            self._lost.add(self._give_up_lost(lost))
+
+    def _give_up_lost(self, lost: list[OpenTransaction]) -> Iterator[None]:
+        while lost:
+            transaction = lost.pop()
+            if self._open.get(transaction.key) is transaction:
+                self._ended_lines.info(f"{transaction.key} is rolled back: its connection is closed")
+                self._give_up(transaction)
+                if self._lost.is_over:
+                    yield
 
     def holding(self, log: PartitionLog) -> list[str]:
         """What may still bring messages to a partition that takes no new ones: keys of transactions, or `a commit`."""

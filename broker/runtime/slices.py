@@ -1,0 +1,74 @@
+"""Work that is done bit by bit, so that others are served in between."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from math import inf
+
+from .. import tuning
+from .reactor import ReactorTime
+
+__all__ = ["SlicedWork"]
+
+
+class SlicedWork:
+    """Works of one kind, one after the other, in slices of WORK_SLICE_SECONDS. Reactor thread.
+
+    A work is an iterator that pauses (`yield`) when `is_over`. The first slice is done at once, unless another work
+    is under way.
+    """
+
+    def __init__(self, reactor: ReactorTime) -> None:
+        self._reactor = reactor
+        self._works: deque[Iterator[None]] = deque()
+        self._until = 0.0
+        self._going_on = False  # now, or it is scheduled
+
+    def __bool__(self) -> bool:
+        """Whether any work is not done."""
+        return bool(self._works)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the slice is."""
+        return self._reactor.seconds() >= self._until
+
+    def add(self, work: Iterator[None]) -> None:
+        """Do this behind what was added before."""
+        self._works.append(work)
+        if not self._going_on:
+            self._going_on = True
+            self._go_on()
+
+    def finish(self) -> None:
+        """Do all of it now. For shutdown; no work may call it."""
+        self._until = inf
+        while self._works:
+            self._work()
+
+    def clear(self) -> None:
+        """Drop what is not done; no work may call it."""
+        self._works.clear()
+
+    def _go_on(self) -> None:
+        self._until = self._reactor.seconds() + tuning.WORK_SLICE_SECONDS
+        try:
+            while self._works and self._work() and not self.is_over:
+                pass
+        finally:
+            self._going_on = bool(self._works)
+            if self._going_on:
+                self._reactor.callLater(0, self._go_on)
+
+    def _work(self) -> bool:
+        """Go on with the first one; whether it is done."""
+        done = True
+        try:
+            for _ in self._works[0]:
+                done = False
+                break
+        finally:
+            if done:
+                self._works.popleft()
+        return done
