@@ -274,7 +274,7 @@ def parse_json(payload: memoryview) -> dict[str, Any]:
     """Raises RemoteProtocolError."""
     try:
         value = simplejson.loads(bytes(payload))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"a message of {len(payload)} bytes is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise RemoteProtocolError(f"a message is {type(value).__name__}, not an object")

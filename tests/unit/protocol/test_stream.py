@@ -152,3 +152,9 @@ def test_a_block_that_is_cut_is_refused(size: int) -> None:
     sent = b"".join(map(bytes, encode_block(7, (5, 3), [StreamEntry(b"t-0", 0, 0, 0, b"", [b"data"])])))
     with pytest.raises(RemoteProtocolError):
         parse_block(memoryview(sent)[5 : 5 + size])
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 40_000, "9" * 5000])
+def test_a_hello_that_python_cannot_read_is_refused_as_one_that_is_not_json(text: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="is not JSON"):
+        parse_hello(memoryview(text.encode()))
