@@ -148,8 +148,12 @@ class Delays:
         return due_of(flag, body, now_ms)
 
     def check(self, target: PartitionLog) -> None:
-        """Raise DiskFull or StoreError if nothing can wait for this partition now."""
+        """Raise DiskFull or StoreError if nothing can wait for this partition now, AccountSpent if too much waits."""
+        self._check_room(1)
         self._contents(target.waits)
+
+    def _check_room(self, count: int) -> None:
+        """Raise AccountSpent if so many more may not wait; here they always may."""
 
     def pend(
         self,
@@ -179,6 +183,7 @@ class Delays:
         taken: Sequence[int],
     ) -> Generator[None, None, Pended]:
         """The same with pauses, for messages that nobody has looked at. Raises what `due` and `check` do."""
+        self._check_room(len(bodies))
         now_ms = self.now_ms()
         dues: list[int] = []
         for start in range(0, len(bodies), tuning.DELAYED_SLICE_RECORDS):

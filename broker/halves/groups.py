@@ -501,7 +501,7 @@ class Groups(Generic[T]):
     def _serve(
         self, lane: _Lane, now: float, give: Callable[[Poll[T], list[Half]], None], goes_on: Callable[[], bool]
     ) -> None:
-        """Give a lane's due half messages to the polls that wait. With no poll left they stay for whoever asks next."""
+        """Give the half messages of a lane that are due to the polls that wait. What none takes waits for the next."""
         group = self._groups[lane.group]
         while lane.first_at <= now and (poll := group._taker(lane)) is not None:
             if halves := self.take(poll, now):

@@ -106,22 +106,6 @@ class Halves(Delays):
         after = half_of(flag, body).check_after_ms
         return now_ms + (int(self.first_seconds * 1000) if after is None else after)
 
-    def check(self, target: PartitionLog) -> None:
-        """As Delays.check; AccountSpent if too many wait."""
-        self._check_room(1)
-        super().check(target)
-
-    def pend_in_slices(
-        self,
-        target: PartitionLog,
-        flags: Sequence[int],
-        checksums: Sequence[int],
-        bodies: Sequence[Buffer],
-        taken: Sequence[int],
-    ) -> Generator[None, None, Pended]:
-        self._check_room(len(bodies))
-        return (yield from super().pend_in_slices(target, flags, checksums, bodies, taken))
-
     def _check_room(self, count: int) -> None:
         if (why := self._account.half_messages.why_not(self._account.asker, count)) is not None:
             raise AccountSpent(
