@@ -39,6 +39,7 @@ class InProcessZooKeeper(LocalZooKeeper):
         )
         self._keeps = data_dir is not None
         self._driver: ServerDriver | None = None
+        self._stopped = threading.Event()
         self._reactor: Any = None
 
     @property
@@ -67,7 +68,8 @@ class InProcessZooKeeper(LocalZooKeeper):
             self.port = ready_port("port", self.port, self.host)
             self._reactor = shared_reactor()
             place = ServerPlace(directory, self.host, self.port, self._tick_time_ms, self._max_session_timeout_ms)
-            self._driver = call(self._reactor, lambda: _listen(place, self._reactor))
+            self._stopped.clear()
+            self._driver = call(self._reactor, lambda: _listen(place, self._reactor, self._stopped))
         except OSError as error:
             self.stop()
             raise ConfigError("data_dir", self.data_dir, f"{error}: choose a directory that can be written") from error
@@ -78,16 +80,15 @@ class InProcessZooKeeper(LocalZooKeeper):
     def stop(self, timeout: float = 10.0) -> None:
         """Cut all connections and stop serving. Does nothing if it does not serve. timeout: ignored."""
         driver, self._driver = self._driver, None
-        if driver is not None and driver.failure is None:
-            stopped = threading.Event()
-            driver.stopped = stopped.set
+        if driver is not None:
             call(self._reactor, driver.close)
-            stopped.wait()
+            self._stopped.wait()  # also if it has stopped by itself: it may listen for a moment longer
         self._leave_directory()
 
 
-def _listen(place: ServerPlace, reactor: Any) -> ServerDriver:
+def _listen(place: ServerPlace, reactor: Any, stopped: threading.Event) -> ServerDriver:
     driver = open_server(place, reactor)
+    driver.stopped = stopped.set
     try:
         driver.listen(place.host, place.port)
     except ConfigError:

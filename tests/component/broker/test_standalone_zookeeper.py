@@ -235,6 +235,23 @@ def test_a_log_that_cannot_be_written_ends_the_server_and_acknowledges_nothing(
     assert client.retry(client.exists, "/safe")
 
 
+def test_a_server_that_stopped_by_itself_starts_again_at_its_port(server: InProcessZooKeeper):
+    driver, failed = server._driver, threading.Event()
+    assert driver is not None
+
+    def fail() -> None:
+        driver._failed(OSError(28, "No space left on device"))
+        failed.set()
+        time.sleep(0.2)  # it listens until the reactor goes on
+
+    server._reactor.callFromThread(fail)
+    failed.wait()
+    assert not server.running
+    server.stop()
+    server.start()
+    assert server.running
+
+
 def test_snapshots_are_made_while_clients_write(
     server: InProcessZooKeeper, client: KazooClient, monkeypatch: pytest.MonkeyPatch
 ):
