@@ -84,13 +84,9 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
         self._heap_mb = heap_mb
         self._jars = jars
 
-    def start(self, timeout: float = 30.0) -> None:
-        """Start the server and return once it serves.
-
-        Raises ConfigError (no Java or an old one, no jars or those of an old server, port in use, data directory not
-        writable or of the standalone ZooKeeper), DirectoryInUse, CoordinationUnavailable (it ended, or does not serve
-        within `timeout` seconds).
-        """
+    def launch(self) -> None:
+        """Raises ConfigError (no Java or an old one, no jars or those of an old server, port in use, data directory not
+        writable or of the standalone ZooKeeper), DirectoryInUse."""
         java, jars = find_java(), find_jars(_JARS) if self._jars is None else server_jars(self._jars)
         self._take_directory()
         try:
@@ -106,7 +102,7 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
                 _MAIN,
                 str(self._write_config()),
             ]
-            self._run(command, timeout)
+            self._run(command)
         except BaseException:
             self.stop()
             raise

@@ -131,6 +131,32 @@ class ZooKeeperProcess(LocalZooKeeper):
         """Of the server process, once it was started."""
         return self._process.pid if self._process else None
 
+    def start(self, timeout: float = 30.0) -> None:
+        """Start the server and return once it serves. Raises what `launch` and `wait_until_serving` raise."""
+        self.launch()
+        self.wait_until_serving(timeout)
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Start the server and return before it serves."""
+
+    def wait_until_serving(self, timeout: float = 30.0) -> None:
+        """After `launch`. Raises CoordinationUnavailable if the server ends or does not serve within `timeout` seconds:
+        then it is stopped."""
+        deadline = time.monotonic() + timeout
+        try:
+            while not _serves(self.host, self.port):
+                if not self.running:
+                    last_words = f"{self._last_words()} (log: {self.log})"
+                    raise CoordinationUnavailable(f"ZooKeeper ended at its start: {last_words}")
+                if time.monotonic() >= deadline:
+                    where = f"ZooKeeper at {self.connect_string}"
+                    raise CoordinationUnavailable(f"{where} does not serve yet: see {self.log}")
+                time.sleep(_POLL)
+        except BaseException:
+            self.stop()
+            raise
+
     def stop(self, timeout: float = 10.0) -> None:
         """Send SIGTERM, and SIGKILL after `timeout` seconds. Does nothing if the server does not run."""
         if self._process is not None and self._process.poll() is None:
@@ -142,18 +168,8 @@ class ZooKeeperProcess(LocalZooKeeper):
                 self._process.wait()
         self._leave_directory()
 
-    def _run(self, command: list[str], timeout: float) -> None:
-        """Start the server and return once it serves. Raises CoordinationUnavailable."""
+    def _run(self, command: list[str]) -> None:
         self._process = _start_bound(command, self.log)
-        self._wait_until_serving(time.monotonic() + timeout)
-
-    def _wait_until_serving(self, deadline: float) -> None:
-        while not _serves(self.host, self.port):
-            if not self.running:
-                raise CoordinationUnavailable(f"ZooKeeper ended at its start: {self._last_words()} (log: {self.log})")
-            if time.monotonic() >= deadline:
-                raise CoordinationUnavailable(f"ZooKeeper at {self.connect_string} does not serve yet: see {self.log}")
-            time.sleep(_POLL)
 
     def _last_words(self) -> str:
         with self.log.open(encoding="utf-8", errors="replace") as lines:

@@ -16,19 +16,15 @@ class StandaloneZooKeeper(ZooKeeperProcess):
     data_dir: holds zookeeper.log and the server's data.
     """
 
-    def start(self, timeout: float = 30.0) -> None:
-        """Start the server and return once it serves.
-
-        Raises ConfigError (port in use, data directory not writable or of Apache's ZooKeeper), DirectoryInUse,
-        CoordinationUnavailable (it ended, or does not serve within `timeout` seconds).
-        """
+    def launch(self) -> None:
+        """Raises ConfigError (port in use, data directory not writable or of Apache's ZooKeeper), DirectoryInUse."""
         self._take_directory()
         try:
             self._refuse_apache()
             self.port = ready_port("port", self.port, self.host)
             settings = (self.data_dir.resolve(), self.host, self.port, self._tick_time_ms, self._max_session_timeout_ms)
             program = [sys.executable, "-P", "-m", "metaq.broker.standalone"]  # -P: no modules of the user's directory
-            self._run([*program, *map(str, settings)], timeout)
+            self._run([*program, *map(str, settings)])
         except BaseException:
             self.stop()
             raise

@@ -172,13 +172,16 @@ class LocalCluster:
 
         Raises CoordinationUnavailable or BrokerUnavailable with the last words of the process that failed.
         """
-        self._zookeeper.start()
+        self._zookeeper.launch()
+        if self.plan.replicas == 1:  # while they load, ZooKeeper starts; a set needs its state there first
+            self._start_brokers()
+        self._zookeeper.wait_until_serving()
         session = ZkSession(self.connect_string)
         session.start()
         try:
             if self.plan.replicas > 1:
                 self._found_sets(session)
-            self.brokers = [self._start_broker(node) for node in self.plan.nodes()]
+                self._start_brokers()
             self._wait_for_brokers(session)
         finally:
             session.close()
@@ -217,6 +220,9 @@ class LocalCluster:
             lost = " and ".join(state.in_sync)
             gone = f"the data of node {lost}, which was in sync last, are gone"
             self._on_restart(f"broker {broker_id}: {gone}: node {chosen} leads with what it has")
+
+    def _start_brokers(self) -> None:
+        self.brokers = [self._start_broker(node) for node in self.plan.nodes()]
 
     def _start_broker(self, node: PlannedNode) -> Child:
         (node.directory / "data").mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ class Ensemble:
     def start(self) -> None:
         """Start all; returns once there is a leader and everybody serves. Raises AssertionError."""
         for server in self.servers:
-            server.start()
+            server.launch()
         self.await_health()
 
     def await_health(self) -> None:
@@ -59,7 +59,7 @@ class Ensemble:
     def restart(self, index: int) -> None:
         """Start it again, without waiting until it serves."""
         if not self.servers[index].running:
-            self.servers[index].start()
+            self.servers[index].launch()
 
     def copy(self, index: int, to: Path) -> None:
         """What one server has, which does not run."""
@@ -92,7 +92,7 @@ class Ensemble:
 
 
 class _Server(EmbeddedZooKeeper):
-    """One of several; start() does not wait, because one alone never serves."""
+    """One of several; one alone never serves, so they are launched, and the ensemble waits for all."""
 
     def __init__(self, directory: Path, port: int, number: int, peers: str) -> None:
         super().__init__(directory, port, tick_time_ms=TICK_MS, heap_mb=128)
@@ -121,6 +121,3 @@ class _Server(EmbeddedZooKeeper):
         with config.open("a", encoding="utf-8") as lines:
             lines.write(f"initLimit=40\nsyncLimit=10\n{self._peers}")
         return config
-
-    def _wait_until_serving(self, deadline: float) -> None:
-        """The ensemble waits for all of its servers."""
