@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from metaq.protocol.compression import check_packed
 from metaq.protocol.errors import (
     CompressionNotAccepted,
     DelayRefused,
@@ -204,9 +205,12 @@ class Writing:
                 records |= HALF_ROW
         write.producer, write.sequence, write.records = producer, sequence, records
 
-    def check_flags(self, topic: str, flags: int) -> None:
-        """flags: the bits that any of the messages has. Raises CompressionNotAccepted."""
-        if flags & COMPRESSED_FLAG and not self.partitions.takes_compressed(topic):
+    def check_packed(self, topic: str, flag: int, body: Buffer, meant: int = COMPRESSED_FLAG) -> None:
+        """Of each record with COMPRESSED_FLAG. meant: what `meant_of` says of a text put, whose bit may mean nothing,
+        as to 1.x, where nothing is compressed. Raises CompressionNotAccepted, PayloadUnreadable."""
+        if self.partitions.takes_compressed(topic):
+            check_packed(body, flag)
+        elif meant & COMPRESSED_FLAG:
             raise CompressionNotAccepted(topic)
 
     def append(self, writes: Iterable[Write]) -> list[Write]:

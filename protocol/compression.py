@@ -14,13 +14,25 @@ from .errors import PayloadUnreadable
 from .limits import MAX_BODY_BYTES, MAX_PAYLOAD_BYTES
 from .record import COMPRESSED_FLAG, Buffer, payload_start
 
-__all__ = ["compress", "decompress", "payload_of", "unpacked_body", "unpacked_bytes", "unpacked_if_fitting"]
+__all__ = [
+    "begins_frame",
+    "check_packed",
+    "compress",
+    "decompress",
+    "payload_of",
+    "unpacked_body",
+    "unpacked_bytes",
+    "unpacked_if_fitting",
+]
 
 # zstandard's objects serve one thread at a time, and to make one costs more than to use it. Each user takes one out and
 # puts it back: as many are made as there are threads at once, and an interrupt loses one to the garbage collector.
 _compressors: dict[int, deque[Any]] = {}
 """By level."""
 _decompressors: deque[Any] = deque()
+
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+"""How each frame begins (RFC 8878)."""
 
 
 def compress(payload: Buffer, level: int) -> bytes:
@@ -39,15 +51,25 @@ def compress(payload: Buffer, level: int) -> bytes:
     return packed
 
 
+def begins_frame(payload: Buffer) -> bool:
+    """Whether this may be a compressed payload."""
+    return bytes(payload[: len(_ZSTANDARD)]) == _ZSTANDARD
+
+
 def unpacked_bytes(packed: Buffer) -> int:
-    """How large the payload is that `packed` was made of, by what it says. Raises PayloadUnreadable: it says nothing,
-    or more than MAX_PAYLOAD_BYTES."""
+    """How large the payload is that `packed` was made of, by the header of its frame. Raises PayloadUnreadable: there
+    is none, it says nothing, or more than MAX_PAYLOAD_BYTES, or it needs a dictionary."""
     import zstandard
 
     try:
-        size: int = zstandard.get_frame_parameters(packed).content_size
+        if not begins_frame(packed):
+            raise zstandard.ZstdError("it does not begin as one")
+        frame = zstandard.get_frame_parameters(packed)
     except zstandard.ZstdError as error:
         raise PayloadUnreadable(f"its payload is said to be compressed, and is no Zstandard frame ({error})") from None
+    if frame.dict_id:
+        raise PayloadUnreadable(f"its compressed payload needs a dictionary, number {frame.dict_id}")
+    size: int = frame.content_size
     if size == zstandard.CONTENTSIZE_UNKNOWN:
         raise PayloadUnreadable("its compressed payload does not say how large it is")
     if size > MAX_PAYLOAD_BYTES:
@@ -74,6 +96,12 @@ def decompress(packed: Buffer) -> bytes:
         raise PayloadUnreadable(f"its compressed payload is damaged ({error})") from None
     _decompressors.append(decompressor)
     return payload
+
+
+def check_packed(body: Buffer, flag: int) -> None:
+    """Of a record with COMPRESSED_FLAG: look at the header of its frame, not at what is behind it. Raises
+    PayloadUnreadable."""
+    unpacked_bytes(memoryview(body)[payload_start(body, flag) :])
 
 
 def payload_of(body: bytes, flag: int) -> bytes:

@@ -3,6 +3,7 @@ ours counts only in a record that has what belongs to it."""
 
 from __future__ import annotations
 
+from .compression import begins_frame
 from .record import (
     ATTRIBUTE_FLAG,
     COMPRESSED_FLAG,
@@ -21,8 +22,6 @@ __all__ = ["meant_of"]
 
 _LIST = ATTRIBUTE_FLAG | PROPERTIES_FLAG
 _TIMES = tuple(name.encode() for name in (DUE_PROPERTY, DELAY_PROPERTY, HALF_PROPERTY))
-_ZSTANDARD = b"\x28\xb5\x2f\xfd"
-"""How each frame begins (RFC 8878)."""
 
 
 def meant_of(flag: int, body: Buffer) -> int:
@@ -32,8 +31,6 @@ def meant_of(flag: int, body: Buffer) -> int:
         attribute = attribute_of(body, flag)
         if attribute is not None and any(property_of(attribute, name) is not None for name in _TIMES):
             meant = DELAYED_FLAG
-    if flag & COMPRESSED_FLAG:
-        start = payload_start(bytes(body), flag)
-        if body[start : start + len(_ZSTANDARD)] == _ZSTANDARD:
-            meant |= COMPRESSED_FLAG
+    if flag & COMPRESSED_FLAG and begins_frame(memoryview(body)[payload_start(body, flag) :]):
+        meant |= COMPRESSED_FLAG
     return meant

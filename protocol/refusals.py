@@ -27,6 +27,7 @@ from .errors import (
     OffsetOutOfRange,
     PartitionClosed,
     PartitionNotFound,
+    PayloadUnreadable,
     RemoteProtocolError,
     RequestRefused,
     SearchesBusy,
@@ -82,6 +83,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     HalfRefused: ResponseCode.MESSAGE_ILLEGAL,
     MessageTooLarge: ResponseCode.MESSAGE_ILLEGAL,
     CompressionNotAccepted: ResponseCode.MESSAGE_ILLEGAL,
+    PayloadUnreadable: ResponseCode.MESSAGE_ILLEGAL,
     OffsetOutOfRange: ResponseCode.PULL_OFFSET_MOVED,
 }
 

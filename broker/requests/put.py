@@ -194,8 +194,8 @@ class PutGroup:
                 if batch.dues:
                     batch.dues.pop()
                 raise ChecksumMismatch
-            if asked & COMPRESSED_FLAG:
-                self._writing.check_flags(put.topic, asked)
+            if flag & COMPRESSED_FLAG:
+                self._writing.check_packed(put.topic, flag, body, asked)
         except MetaqError as error:
             self._writing.metrics.put(put.topic, 1, len(body))
             if (repeated := self._repeated(put)) is not None:

@@ -8,7 +8,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from metaq.protocol.errors import ChecksumMismatch, CompressionNotAccepted, MetaqError, RemoteProtocolError
+from metaq.protocol.errors import ChecksumMismatch, MetaqError, RemoteProtocolError
 from metaq.protocol.frames import Frame
 from metaq.protocol.message_id import message_ids_from
 from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, Buffer, headers_at
@@ -55,7 +55,10 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: SendingPeer | None
         stamped = yield from stamp_in_slices(records, sizes, message_ids_from(first_id, count))
         if not stamped.intact.all():
             raise ChecksumMismatch
-        writing.check_flags(topic, stamped.flags)
+        for refusal in _refused_packed(writing, stamped, [topic], np.zeros(count, np.intp)):
+            if refusal is not None:
+                raise refusal[1]
+            yield
         log = writing.log(topic, partition, asked)  # others may have been served meanwhile
         write = None
         if stamped.flags & DELAYED_FLAG:
@@ -94,6 +97,26 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: SendingPeer | None
         return encode_sent_reply(frame.opaque, *place, write.replicas)
 
     return writing.answer(waiting, encode)
+
+
+def _refused_packed(
+    writing: Writing, stamped: StampedRecords, topics: Sequence[str], numbers: npt.NDArray[np.intp]
+) -> Iterator[tuple[int, MetaqError] | None]:
+    """Of each record that is said to be compressed, and is refused: the number of its topic, and why; and None now and
+    then, when others may be served. numbers: of each record, that of its topic."""
+    if not stamped.flags & COMPRESSED_FLAG:
+        return
+    data, starts, ends, *_ = stamped
+    flags = headers_at(data, starts)["flag"]
+    chosen = np.flatnonzero(flags & COMPRESSED_FLAG)
+    columns = numbers[chosen].tolist(), flags[chosen].tolist(), _Bodies(data, starts[chosen], ends[chosen])
+    for place, (number, flag, body) in enumerate(zip(*columns, strict=True), 1):
+        try:
+            writing.check_packed(topics[number], flag, body)
+        except MetaqError as error:
+            yield number, error
+        if not place % tuning.PACKED_SLICE_RECORDS:
+            yield None
 
 
 def _keeper(writing: Writing, stamped: StampedRecords, first: int) -> Delays:
@@ -186,9 +209,9 @@ class _ManyParts:
         self._byte_starts = stamped.starts[self._starts]
         self._byte_ends = stamped.ends[self._ends - 1]
         self._damaged = self._damaged_parts()
-        self._delayed = self._delayed_parts()
+        self._delayed: Sequence[int] = ()
         self._pended: dict[int, Write] = {}  # of those
-        self._packed = self._packed_parts()
+        self._packed: dict[int, MetaqError] = {}  # of the parts that are refused for a compressed message
         self._first_ids: list[int] = stamped.units["id"][self._starts].tolist() if self._sequences else []
         self._counts: list[int] = parts.counts.tolist()
         self._next = 0
@@ -205,12 +228,16 @@ class _ManyParts:
 
     def _delayed_parts(self) -> Sequence[int]:
         """The parts with a record that is to wait for its time."""
-        return sorted(self._parts_with(DELAYED_FLAG) - self._damaged)
+        return sorted(self._parts_with(DELAYED_FLAG) - self._damaged - self._packed.keys())
 
-    def _packed_parts(self) -> set[int]:
-        """The parts with a compressed message whose topics do not take such."""
-        takes = self._writing.partitions.takes_compressed
-        return {number for number in self._parts_with(COMPRESSED_FLAG) if not takes(self._topics[number])}
+    def _find_packed(self) -> Generator[None, None, None]:
+        """Look at the compressed messages."""
+        numbers = np.repeat(np.arange(self._count), self._ends - self._starts)
+        for refusal in _refused_packed(self._writing, self._stamped, self._topics, numbers):
+            if refusal is None:
+                yield
+            else:
+                self._packed.setdefault(*refusal)
 
     def _parts_with(self, flag: int) -> set[int]:
         """The parts with a record that has the flag."""
@@ -222,6 +249,8 @@ class _ManyParts:
     def work(self, seconds: Callable[[], float]) -> Work:
         """Append everything, once per part, in slices that share one sync. Then the answer, when it may be given."""
         waiting: list[Write] = []
+        yield from self._find_packed()
+        self._delayed = self._delayed_parts()
         if self._delayed:
             yield from self._pend(seconds)
         while self._next < self._count:
@@ -351,7 +380,7 @@ class _ManyParts:
                 if number in self._damaged:
                     raise ChecksumMismatch
                 if number in self._packed:
-                    raise CompressionNotAccepted(self._topics[number])
+                    raise self._packed[number]
                 if number in self._errors:
                     raise self._errors[number]
                 log = self._log(number)

@@ -16,7 +16,7 @@ from metaq.protocol.errors import DelayRefused, MetaqError, RemoteProtocolError,
 from metaq.protocol.flags import meant_of
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
-from metaq.protocol.record import DELAYED_FLAG, HEADER, HEADER_BYTES, Buffer
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.sends import SendBatchRequest, SendRequest, send_reply, split_batch
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Put, TransactionCommand, TransactionType, encode_put_result, encode_result
@@ -158,7 +158,9 @@ class TransactionVerbs:
                 raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
             if meant & DELAYED_FLAG:
                 raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
-            self._writing.check_flags(topic, meant)
+            for flag, _, body in puts:
+                if flag & COMPRESSED_FLAG:
+                    self._writing.check_packed(topic, flag, body, meant)
             return self._transactions.put(connection, key or NULL_KEY, topic, partition, puts, opaque)
         except MetaqError:
             self._writing.metrics.put_refused(topic, len(puts))

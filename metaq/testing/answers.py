@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from metaq.protocol.compression import check_packed
 from metaq.protocol.delays import CancelDelayedReply, CancelDelayedRequest
 from metaq.protocol.errors import (
     CompressionNotAccepted,
@@ -217,11 +218,15 @@ class Answers:
         """Whether the topic has acceptCompressed=true; what is older does not look."""
         return topic in self.accept_compressed and self.speaks_frames and self.knows_compressed
 
-    def _check_flags(self, topic: str, flags: Iterable[int]) -> None:
-        """flags: of records that are sent. Raises CompressionNotAccepted."""
-        looks = self.speaks_frames and self.knows_compressed and topic not in self.accept_compressed
-        if looks and any(flag & COMPRESSED_FLAG for flag in flags):
-            raise CompressionNotAccepted(topic)
+    def _check_packed(self, topic: str, records: Iterable[tuple[int, Buffer]]) -> None:
+        """records: flags and bodies that are sent. Raises CompressionNotAccepted, PayloadUnreadable."""
+        if not (self.speaks_frames and self.knows_compressed):
+            return
+        for flag, body in records:
+            if flag & COMPRESSED_FLAG:
+                if topic not in self.accept_compressed:
+                    raise CompressionNotAccepted(topic)
+                check_packed(body, flag)
 
     def _asked(self, frame: Frame) -> MemoryLog:
         request = PartitionRequest.from_ext(frame.ext)
@@ -240,7 +245,7 @@ class Answers:
         log = self._open(sent.topic, partition)
         if isinstance(sent, SendRequest) and sent.checksum not in (-1, checksum(body)):
             raise RemoteProtocolError("checksum")
-        self._check_flags(sent.topic, (sent.flag,))
+        self._check_packed(sent.topic, [(sent.flag, body)])
         self.sends += 1
         if (first_id := self._wait(sent.topic, partition, [(sent.flag, body)], sent.tx_key)) is not None:
             return send_reply(first_id, partition, -1, self.replicas)
@@ -346,9 +351,9 @@ class Answers:
         log = self._open(request.topic, partition)
         sizes, records = split_batch(frame.body, request.records)
         found = checked(records, sizes.tolist())
-        self._check_flags(request.topic, (each.flag for each in found))
-        self.sends += 1
         waiting = [(each.flag, records[each.start + HEADER_BYTES : each.end]) for each in found]
+        self._check_packed(request.topic, waiting)
+        self.sends += 1
         if (first_id := self._wait(request.topic, partition, waiting, request.tx_key)) is not None:
             return _Reply(send_reply(first_id, partition, -1, self.replicas).to_ext())
         ids = [self._new_id() for _ in found]
@@ -366,8 +371,8 @@ class Answers:
             here, found = found[:count], found[count:]
             try:
                 log = self._open(request.topics[topic], partition)
-                self._check_flags(request.topics[topic], (each.flag for each in here))
                 waiting = [(each.flag, parts.records[each.start + HEADER_BYTES : each.end]) for each in here]
+                self._check_packed(request.topics[topic], waiting)
                 first_id = self._wait(request.topics[topic], partition, waiting, None)
             except MetaqError as error:
                 rows.append((0, 0, partition, response_code(error)))

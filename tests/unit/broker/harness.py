@@ -253,9 +253,9 @@ def batch(topic: str, partition: int, bodies: list[bytes], opaque: int = 1, tag:
     return raw_batch(topic, partition, records, opaque)
 
 
-def raw_batch(topic: str, partition: int, records: list[bytes], opaque: int = 1) -> bytes:
+def raw_batch(topic: str, partition: int, records: list[bytes], opaque: int = 1, tx_key: str | None = None) -> bytes:
     payload = np.array([len(record) for record in records], ">u4").tobytes() + b"".join(records)
-    ext = SendBatchRequest(topic, partition, len(records)).to_ext()
+    ext = SendBatchRequest(topic, partition, len(records), tx_key).to_ext()
     return encode_frame(RequestCode.SEND_BATCH, opaque, ext, len(payload)) + payload
 
 

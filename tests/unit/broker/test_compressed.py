@@ -2,17 +2,19 @@
 
 import pytest
 
+from metaq.broker import tuning
 from metaq.broker.filters.message import FilteredMessage
 from metaq.protocol.compression import compress
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, encode_record, iter_headers
 from metaq.protocol.sends import SendRequest, decode_rows
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
-from metaq.protocol.text import Value, encode_get
+from metaq.protocol.text import Value, encode_get, encode_put
 from tests.unit.broker.harness import Harness, put, raw_batch
 from tests.unit.broker.test_send_many import many
 
 PACKED = COMPRESSED_FLAG
+FRAME = compress(b"x" * 1000, 3)
 
 
 @pytest.fixture
@@ -28,13 +30,13 @@ def stored(harness, topic, partition=0):
     return [] if log is None else [each.flag for each in iter_headers(log.segments.read(0, 1 << 20))]
 
 
-def send(topic, opaque, transaction=None):
-    ext = SendRequest(topic, 0, PACKED, checksum(b"x"), transaction).to_ext()
-    return encode_frame(RequestCode.SEND, opaque, ext, 1) + b"x"
+def send(topic, opaque, transaction=None, body=FRAME):
+    ext = SendRequest(topic, 0, PACKED, checksum(body), transaction).to_ext()
+    return encode_frame(RequestCode.SEND, opaque, ext, len(body)) + body
 
 
-def batch(topic, *flags):
-    return raw_batch(topic, 0, [encode_record(b"x", 0, flag) for flag in flags])
+def batch(topic, *flags, body=FRAME):
+    return raw_batch(topic, 0, [encode_record(body, 0, flag) for flag in flags])
 
 
 def test_the_version_says_that_compressed_messages_are_known(peer):
@@ -90,7 +92,7 @@ def test_a_batch_with_a_compressed_message_is_taken_or_refused_as_a_whole(harnes
 
 
 def test_of_many_parts_only_those_are_refused_that_have_a_compressed_message(harness, peer):
-    plain, packed = encode_record(b"x", 0, 0), encode_record(b"x", 0, PACKED)
+    plain, packed = encode_record(b"x", 0, 0), encode_record(FRAME, 0, PACKED)
     parts = [("t", 0, [plain]), ("t", 1, [plain, packed]), ("packed", 0, [packed]), ("t", 2, [plain])]
     answer = peer.ask_frame(many(parts))
     codes = decode_rows(answer.body, 4).codes
@@ -109,6 +111,43 @@ def test_a_transaction_refuses_the_send(peer):
     refused = peer.ask_frame(send("t", 2, "TX:s:1"))
     assert (refused.code, "acceptCompressed" in refused.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
     assert peer.ask_frame(send("packed", 3, "TX:s:1")).code == ResponseCode.SUCCESS
+
+
+NO_FRAMES = {
+    "no frame": (b"x", "no Zstandard frame"),
+    "empty": (b"", "no Zstandard frame"),
+    "cut in its header": (FRAME[:5], "no Zstandard frame"),
+    "skippable": (b"\x50\x2a\x4d\x18\4\0\0\0abcd", "no Zstandard frame"),
+    "too large": (FRAME[:4] + b"\xe0" + (1 << 40).to_bytes(8, "little") + b"\1\0\0", "more than the"),
+    "of no known size": (FRAME[:4] + b"\0\x58\1\0\0", "does not say how large"),
+    "with a dictionary": (FRAME[:4] + b"\x21\7\1\1\0\0", "dictionary, number 7"),
+}
+
+
+@pytest.mark.parametrize(("body", "said"), NO_FRAMES.values(), ids=NO_FRAMES)
+@pytest.mark.parametrize("way", ["send", "batch", "many", "text", "transaction", "batch in one", "text in one"])
+def test_what_is_no_frame_is_refused_by_each_way_in_since_no_consumer_could_read_it(harness, peer, way, body, said):
+    peer.ask(b"transaction TX:s:1 s BEGIN 1\r\n")
+    record = encode_record(body, 0, PACKED)
+    if way.startswith("text"):
+        key = None if way == "text" else "TX:s:1"
+        answer = peer.ask(encode_put("packed", 0, PACKED, checksum(body), 5, body, key))
+        assert (answer.code, said in answer.text) == (Status.ERROR, True)
+    elif way == "many":
+        answer = peer.ask_frame(many([("packed", 0, [record]), ("t", 0, [encode_record(b"x", 0, 0)])]))
+        assert (*decode_rows(answer.body, 2).codes, said in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, 0, True)
+    else:
+        key = None if way in ("send", "batch") else "TX:s:1"
+        packed = raw_batch("packed", 0, [record], tx_key=key) if "batch" in way else send("packed", 2, key, body)
+        answer = peer.ask_frame(packed)
+        assert (answer.code, said in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
+    assert stored(harness, "packed") == []
+
+
+def test_many_compressed_messages_of_one_batch_are_looked_at_in_slices(harness, peer):
+    flags = [PACKED] * (2 * tuning.PACKED_SLICE_RECORDS + 1)
+    assert peer.ask_frame(batch("packed", *flags)).code == ResponseCode.SUCCESS
+    assert stored(harness, "packed") == flags
 
 
 def test_a_1x_client_is_refused_the_topic_with_a_clear_text_and_ours_is_not(peer):
