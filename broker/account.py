@@ -2,7 +2,8 @@
 
 The limits are `Quotas`, [limits] of server.ini. Each limited thing has one `Shares`, which knows how much of it each
 address holds. An address that is alone may hold everything but a reserve; while others hold something, it may hold its
-share, half by default. So one host with all connections works, and a host that comes later finds room.
+share, half by default. So one host with all connections works, and a host that comes later finds room. What is there
+when the broker starts has no address any more: it does not use up the reserve, which may go beyond a limit.
 
 Only what lasts is counted (a connection, a request that waits, an incomplete frame), never a message that is answered
 at once. Reactor thread.
@@ -139,7 +140,8 @@ class Shares:
         """How much more it may have; not more than 0 if it may have nothing more."""
         mine = self._by_address.get(address, 0)
         most = self._alone if mine == self.used else self._share
-        return min(most - mine, self.limit - self.used)
+        nobodys_reserve = max(0, self._by_address.get(NOBODY, 0) - self._alone)
+        return min(most - mine, self.limit - self.used + nobodys_reserve)
 
     def add(self, address: str, amount: int) -> None:
         """It has so much more, or less, whatever the limits say."""

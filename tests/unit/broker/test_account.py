@@ -12,7 +12,16 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
 from metaq.broker import tuning
-from metaq.broker.account import LOST_BYTES, SPACE_READ_BYTES, WAITING_BYTES, Account, Quotas, Shares, account_address
+from metaq.broker.account import (
+    LOST_BYTES,
+    NOBODY,
+    SPACE_READ_BYTES,
+    WAITING_BYTES,
+    Account,
+    Quotas,
+    Shares,
+    account_address,
+)
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.ports import GuardedSite
@@ -40,6 +49,17 @@ def test_an_address_that_is_alone_has_all_but_the_reserve():
     assert budget.take("b", 10)
     assert budget.used == 160
     assert budget.refused == 1
+
+
+def test_what_was_there_at_the_start_does_not_use_up_the_reserve():
+    budget = Shares("cups", "cups", 160, 50)
+    budget.add(NOBODY, 160)
+    assert budget.room("a") == 10
+    assert budget.take("a", 4)
+    assert (budget.room("a"), budget.room("b")) == (6, 6)
+    assert not budget.take("b", 7)
+    budget.add(NOBODY, -100)
+    assert (budget.room("a"), budget.room("b")) == (76, 80)
 
 
 def test_an_address_beside_others_has_its_share():
@@ -551,6 +571,19 @@ def test_one_address_does_not_make_all_topics(harness):
     assert crowd.ask(put("%RETRY%g1", 0)).code == 200
     assert crowd.ask(put("t", 0)).code == 200
     assert harness.broker.account.made_topics.used == 16
+
+
+def test_a_group_that_is_new_after_a_restart_still_gets_its_topics(tmp_path):
+    one = Harness(tmp_path, topics="[limits]\nmadeTopics=16\n")
+    for number in range(16):
+        assert one.connect(f"10.0.0.{1 + number % 2}").ask(put(f"%RETRY%g{number}", 0)).code == 200
+    one.close()
+    again = Harness(tmp_path, topics="[limits]\nmadeTopics=16\n")
+    try:
+        assert again.broker.account.made_topics.used == 16
+        assert again.connect("10.0.0.3").ask(put("%RETRY%new", 0)).code == 200
+    finally:
+        again.close()
 
 
 def test_an_item_of_stats_that_is_none_is_not_repeated_at_length(harness):
