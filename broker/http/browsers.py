@@ -8,6 +8,7 @@ send no Origin, and as Host what they were told to connect to.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -15,6 +16,9 @@ from urllib.parse import urlsplit
 from twisted.web.server import Request
 
 __all__ = ["OwnNames", "header_of"]
+
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/?#@]+))(?::[0-9]*)?", re.ASCII)
+"""An IPv6 address in brackets, or a name or another address; and a port (RFC 9112)."""
 
 
 def header_of(request: Request, name: str) -> str | None:
@@ -33,6 +37,8 @@ class OwnNames:
 
     def refusal(self, request: Request) -> str | None:
         """Why the request is not answered; None: it is. A header that the request does not have refuses nothing."""
+        if len(request.requestHeaders.getRawHeaders(b"host", ())) > 1:
+            return "the request has more than one Host"
         host = header_of(request, "host")
         if host is not None and not self._is_own(host):
             return f"this broker is not {host}: start it with --http-name to be asked for by this name"
@@ -42,12 +48,9 @@ class OwnNames:
         return None
 
     def _is_own(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname
-        except ValueError:  # as "[" is
+        if (found := _HOST.fullmatch(host)) is None:
             return False
-        if not name:
-            return False
+        name = (found[1] or found[2]).lower()
         try:
             ipaddress.ip_address(name)
         except ValueError:
