@@ -183,7 +183,7 @@ def _topic_lines(broker: Broker, topic: str) -> Lines:
     logs = [log for log in broker.store.logs() if log.topic == topic]
     yield None
     messages, size = yield from _sums(logs)
-    yield topic
+    yield "".join(each if each.isprintable() else ascii(each)[1:-1] for each in topic)  # which may be any text
     yield f"resultCode {_HAS_DATA if logs else _EMPTY if topic in broker.config.topics else _UNKNOWN}"
     yield f"partitions {len(logs)}"
     yield f"message_count {messages}"

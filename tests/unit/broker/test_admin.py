@@ -10,7 +10,7 @@ from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.errors import DirectoryInUse
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.remoting import ClosePartitionsRequest, OpenPartitionsRequest
+from metaq.protocol.remoting import ClosePartitionsRequest, OpenPartitionsRequest, StatsRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
 from tests.unit.broker.harness import put
@@ -202,3 +202,9 @@ def test_every_node_of_a_set_closes_and_opens_partitions(harness):
     """Else the next leader serves what an operator has closed."""
     for code in (RequestCode.CLOSE_PARTITIONS, RequestCode.OPEN_PARTITIONS, RequestCode.RELOAD_CONFIG):
         assert harness.gate.frames[code].nodes is Nodes.ALL
+
+
+def test_a_stats_item_cannot_end_the_answer(peer):
+    ext = StatsRequest("x\r\nEND\r\n\u2028y").to_ext()
+    lines = bytes(peer.ask_frame(encode_frame(RequestCode.STATS, 1, ext)).body).decode().splitlines()
+    assert (lines[1], lines.index("END")) == (r"x\r\nEND\r\n\u2028y", len(lines) - 1)
