@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ from .pushdown import Pushed
 __all__ = [
     "FAILOVER_SECONDS",
     "PLANNING_SECONDS",
+    "WARNING_SECONDS",
     "check_begins",
     "check_complete",
     "check_published",
@@ -55,6 +57,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+WARNING_SECONDS = 10.0
+"""So often a line of the log says that a query waits."""
 
 PLANNING_SECONDS = 10.0
 """How long a query waits while it is planned: until each broker set that has a node has a leader with all its topics,
@@ -111,6 +116,7 @@ def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = F
     backoff = Backoff(0.1, 0.5)
     begun: float | None = None
     patience = FAILOVER_SECONDS if runs else 0.0
+    next_warning = -math.inf
     while True:
         try:
             return work()
@@ -125,7 +131,9 @@ def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = F
                 if isinstance(error, NoPartition):
                     raise
                 raise BrokerUnavailable(f"the query could not be planned for {patience:g} s: {error}") from error
-            log.warning("planning begins anew, for %g s at most: %s", begun + patience - now, error)
+            if now >= next_warning:
+                log.warning("planning begins anew, for %g s at most: %s", begun + patience - now, error)
+                next_warning = now + WARNING_SECONDS
             time.sleep(pause)
 
 

@@ -16,6 +16,7 @@ from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.planning import (
     FAILOVER_SECONDS,
     PLANNING_SECONDS,
+    WARNING_SECONDS,
     check_complete,
     select,
     through_failover,
@@ -157,3 +158,12 @@ def test_planning_waits_for_brokers_as_tasks_do_and_not_for_a_topic_that_there_i
         assert ended.value is NOWHERE
     else:
         assert str(ended.value) == f"the query could not be planned for {seconds:g} s: {errors[-1]}"
+
+
+def test_one_line_in_some_seconds_says_that_planning_begins_anew(
+    now: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BrokerUnavailable), caplog.at_level(logging.WARNING):
+        through_failover(cluster([[]]), failing(BrokerUnavailable("dead")))
+    lines = [each for each in caplog.messages if "planning begins anew" in each]
+    assert 2 <= len(lines) <= FAILOVER_SECONDS / WARNING_SECONDS
