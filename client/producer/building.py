@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, TypeVar, cast
 
 from isal.isal_zlib import crc32
 
@@ -47,8 +47,18 @@ from .outgoing import Outgoing, OutgoingBatch
 from .packing import Packer
 from .routing import key_bytes
 
-__all__ = ["OwnOptions", "SendOptions", "build_batch", "build_body", "build_half", "build_message", "with_body"]
+__all__ = [
+    "OwnOptions",
+    "SendOptions",
+    "build_batch",
+    "build_body",
+    "build_half",
+    "build_message",
+    "list_of",
+    "with_body",
+]
 
+_T = TypeVar("_T")
 _SEPARATORS = ("\x01", "\x02")  # of the record's properties
 
 
@@ -72,6 +82,13 @@ class OwnOptions(SendOptions, total=False):
     """With what only metaq itself says of a message. reserved: properties by their whole names."""
 
     reserved: Mapping[str, str] | None
+
+
+def list_of(payloads: Iterable[_T], what: str = "payloads") -> list[_T]:
+    """What a batch is made of. Raises TypeError: one message is no batch."""
+    if isinstance(payloads, Iterable) and not isinstance(payloads, str | bytes | bytearray | memoryview):
+        return list(payloads)
+    raise TypeError(f"{what} of a batch are a list or another iterable, not {type(payloads).__name__}")
 
 
 def build_message(

@@ -35,7 +35,7 @@ from ..serializers.base import deserializers
 from ..timers import END_SECONDS, TimeLeft
 from ..unclosed import Closing
 from ..values import SendResult, TopicPartition
-from .building import SendOptions, build_batch, build_body, build_message
+from .building import SendOptions, build_batch, build_body, build_message, list_of
 from .cancelling import cancel_delayed
 from .checking import Checker
 from .delays import timing_of
@@ -285,7 +285,7 @@ class Producer(Closing):
         batch is larger than one frame: send it in parts.
         """
         self._guard.check()
-        items = list(payloads)
+        items = list_of(payloads)
         if not items:
             return []
         outgoing = build_batch(topic, items, self._deadline(timeout), options, self._packer)
@@ -305,7 +305,7 @@ class Producer(Closing):
         partition keep their order. Blocks as `send_async` does; a store for `undelivered` messages has no part in it.
         """
         self._guard.check()
-        items = list(payloads)
+        items = list_of(payloads)
         future: SendFuture[Sequence[SendResult]] = SendFuture()
         if not items:
             future.set_result([])

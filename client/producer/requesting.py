@@ -68,7 +68,10 @@ class ReplyTo(NamedTuple):
 
 
 def reply_options(request: Message, options: SendOptions) -> tuple[ReplyTo, OwnOptions]:
-    """Where the reply to `request` goes, and its options. Raises ClientError: it is no request; ConfigError."""
+    """Where the reply to `request` goes, and its options. Raises ClientError (it is no request),
+    ConfigError, TypeError."""
+    if not hasattr(request, "attributes"):
+        raise TypeError(f"{request!r:.80} is no Message: give the request that a consumer has handed out")
     own = request.attributes.reserved
     try:
         to, correlation = ReplyTo.parse(own[REPLY_TO]), own[CORRELATION]

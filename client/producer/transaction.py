@@ -51,7 +51,7 @@ from ..pool import ConnectionPool
 from ..questions.asking import LEADER_SECONDS, ask
 from ..values import SendResult, TopicPartition
 from .answers import batch_frame, put_result
-from .building import SendOptions, build_batch, build_message
+from .building import SendOptions, build_batch, build_message, list_of
 from .delays import refuse_delay
 from .futures import refuse_in_callback
 from .outgoing import Outgoing, OutgoingBatch
@@ -282,7 +282,7 @@ class TransactionSends(ABC):
 
         Arguments as for Producer.send_batch.
         """
-        items = list(payloads)
+        items = list_of(payloads)
         if not items:
             return []
         refuse_delay(options)

@@ -13,7 +13,7 @@ from ..durations import Duration
 from ..message import Message
 from ..serializers.base import Deserializer, Serializer
 from ..values import SendResult
-from .building import SendOptions
+from .building import SendOptions, list_of
 from .outgoing import OnDelivery
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class TypedSends(TypedSend[T]):
         self, topic: str, values: Iterable[T], *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Sequence[SendResult]:
         """As Producer.send_batch."""
-        payloads = list(map(self._serializer.dumps, values))
+        payloads = list(map(self._serializer.dumps, list_of(values, "values")))
         return self._sends.send_batch(topic, payloads, timeout=timeout, **self._options(options))
 
 
@@ -133,5 +133,5 @@ class TypedProducer(TypedSends[T]):
         self, topic: str, values: Iterable[T], *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Future[Sequence[SendResult]]:
         """As Producer.send_batch_async."""
-        payloads = list(map(self._serializer.dumps, values))
+        payloads = list(map(self._serializer.dumps, list_of(values, "values")))
         return self._producer.send_batch_async(topic, payloads, timeout=timeout, **self._options(options))

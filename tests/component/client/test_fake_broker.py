@@ -14,6 +14,7 @@ from metaq.protocol.pulls import PullRequest
 from metaq.protocol.record import checksum
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import encode_get, encode_put
+from metaq.serializers import Json
 from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import eventually
 
@@ -123,3 +124,20 @@ def test_a_client_of_metaq_1x_gets_nothing_of_a_topic_that_accepts_them(packing)
         lines = client.makefile("rb")
         client.sendall(encode_get("plain", "java", 0, 0, 1000, 1))
         assert lines.readline().startswith(b"value ")
+
+
+@pytest.mark.parametrize("given", [None, 5, b"one", "one"])
+def test_what_is_no_batch_is_named(packing, given):
+    said = f"of a batch are a list or another iterable, not {type(given).__name__}"
+    with Producer(metadata=FakeCluster([packing])) as producer:
+        typed = producer.typed(Json())
+        for send in (producer.send_batch, producer.send_batch_async, typed.send_batch, typed.send_batch_async):
+            with pytest.raises(TypeError, match=said):
+                send("plain", given)
+        with producer.transaction() as tx, pytest.raises(TypeError, match=said):
+            tx.send_batch("plain", given)
+
+
+def test_what_is_no_message_cannot_be_replied_to(packing):
+    with Producer(metadata=FakeCluster([packing])) as producer, pytest.raises(TypeError, match="None is no Message"):
+        producer.reply(None, b"x")  # type: ignore[arg-type]
