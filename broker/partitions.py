@@ -89,9 +89,13 @@ class Partitions:
             check(name)  # it becomes a directory and a znode
         return self._settings(name)
 
-    def stored_topics(self) -> dict[str, TopicConfig]:
-        """Topics that have a log, sorted; those found on the disk only have [system]'s settings."""
-        return {name: self._settings(name) for name in sorted(self._stored)}
+    def stored_topics(self) -> list[str]:
+        """Topics that have a log, sorted."""
+        return sorted(self._stored)
+
+    def settings(self, topic: str) -> TopicConfig:
+        """Of a topic that has a log: those of [system] if it was found on the disk only. In slices for many."""
+        return self._settings(topic)
 
     def served_topics(self) -> dict[str, TopicConfig]:
         """What clients are offered: the configured topics, patterns among them, and then those that have a log."""

@@ -100,16 +100,17 @@ class Dashboard:
 
     async def _topics(self) -> Page:
         totals = await self._in_turns(topic_totals(self.broker))
-        config, stored = self.broker.config, self.broker.partitions.stored_topics()
+        partitions = self.broker.partitions
+        stored = partitions.stored_topics()
 
         def cells(topic: str) -> Sequence[Cell]:
-            total, settings = totals.get(topic, TopicTotals()), stored[topic]
+            total, settings = totals.get(topic, TopicTotals()), partitions.settings(topic)
             accepts = settings.accept_publish, settings.accept_subscribe
             return topic, total.partitions, total.messages, total.size, *accepts
 
         columns = ("topic", "partitions", "messages", "bytes", "accept_publish", "accept_subscribe")
-        table = Table(columns, list(stored), cells=cells, links={"topic": "/topics/"})
-        empty = [f"{topic}\n" for topic in sorted(set(config.topics) - stored.keys())]
+        table = Table(columns, stored, cells=cells, links={"topic": "/topics/"})
+        empty = [f"{topic}\n" for topic in sorted(set(self.broker.config.topics).difference(stored))]
         return Page("Topics", [table, Text(empty or ["none"], "Configured, without data")])
 
     def topic(self, topic: str, group: str) -> Page | Deferred[Page]:

@@ -85,7 +85,7 @@ def _system_lines(broker: Broker) -> Lines:
     yield f"put_failed {metrics.put_failed}"
     messages, _ = yield from _sums(list(broker.store.logs()))
     yield f"total_messages {messages}"
-    yield f"topics {len(broker.partitions.stored_topics().keys() | broker.config.topics.keys())}"
+    yield f"topics {len(broker.config.topics.keys() | set(broker.partitions.stored_topics()))}"
     yield f"config_checksum {broker.config.checksum}"
 
 
@@ -98,13 +98,14 @@ def _topics_lines(broker: Broker) -> Lines:
     yield None
     logs = _logs_by_topic(broker)
     yield None
-    for name, config in stored.items():
+    for name in stored:
+        config = broker.partitions.settings(name)
         messages, size = yield from _sums(logs[name])
         yield (
             f"{name} partitions {len(logs[name])} message_count {messages} message_bytes {size} "
             f"accept_publish {_java(config.accept_publish)} accept_subscribe {_java(config.accept_subscribe)}"
         )
-    yield from (f"{name} *Empty*" for name in sorted(broker.config.topics) if name not in stored)
+    yield from (f"{name} *Empty*" for name in sorted(set(broker.config.topics).difference(stored)))
 
 
 def _offsets_lines(broker: Broker) -> Lines:

@@ -6,6 +6,7 @@ import pytest
 
 from metaq.broker.requests.admin import admits
 from metaq.broker.requests.gate import Nodes
+from metaq.broker.requests.stats import stats_lines
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.errors import DirectoryInUse
@@ -208,3 +209,24 @@ def test_a_stats_item_cannot_end_the_answer(peer):
     ext = StatsRequest("x\r\nEND\r\n\u2028y").to_ext()
     lines = bytes(peer.ask_frame(encode_frame(RequestCode.STATS, 1, ext)).body).decode().splitlines()
     assert (lines[1], lines.index("END")) == (r"x\r\nEND\r\n\u2028y", len(lines) - 1)
+
+
+@pytest.mark.parametrize("item", ["", "topics"])
+def test_stats_of_many_topics_make_the_settings_of_a_few_at_a_time(harness, peer, monkeypatch, item):
+    for number in range(50):
+        peer.ask(put(f"%RETRY%g{number}", 0))
+    made = []
+    partitions = harness.broker.partitions
+    settings = partitions._settings
+
+    def counted(name):
+        made.append(name)
+        return settings(name)
+
+    monkeypatch.setattr(partitions, "_settings", counted)
+    steps = []
+    for _ in stats_lines(harness.broker, item):
+        steps.append(len(made))
+        made.clear()
+    assert max(steps) <= 1
+    assert sum(steps) == (50 if item else 0)

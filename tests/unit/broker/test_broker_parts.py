@@ -277,7 +277,7 @@ def test_topics_of_our_own_are_taken_without_a_section_and_have_one_partition(ha
         with pytest.raises(WrongPartition):
             partitions.for_put(name, 1)
     assert appeared == [("%RETRY%audit", 1), ("%DEAD%audit", 1), ("%REPLY%", 1)]
-    assert partitions.stored_topics()["%DEAD%audit"].partitions == 1
+    assert partitions.settings("%DEAD%audit").partitions == 1
 
 
 @pytest.mark.parametrize("name", ["%RETRY%", "%RETRY%a%b", "%RETRY%a/b", "%DEAD%" + "g" * 240, "%REPLY%x", "%OTHER%a"])
