@@ -175,7 +175,7 @@ class Broker:
                 config.transactions,
                 store.data_paths,
                 run_in_thread=threads.disk,
-                seconds=reactor.seconds,
+                reactor=reactor,
                 now_ms=self.now_ms,
                 writing=self.writing,
                 files=store.files,

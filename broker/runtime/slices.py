@@ -52,9 +52,12 @@ class SlicedWork:
         self._works.clear()
 
     def _go_on(self) -> None:
+        if not self._works:  # finished, or cleared
+            self._going_on = False
+            return
         self._until = self._reactor.seconds() + tuning.WORK_SLICE_SECONDS
         try:
-            while self._works and self._work() and not self.is_over:
+            while self._work() and self._works and not self.is_over:
                 pass
         finally:
             self._going_on = bool(self._works)

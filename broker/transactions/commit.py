@@ -12,13 +12,15 @@ records then, so that a crash leaves messages of a transaction that nobody commi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
-from metaq.protocol.errors import MetaqError, NotEnoughReplicas
+from metaq.protocol.errors import MetaqError, NotEnoughReplicas, StoreError
 
+from ..runtime.reactor import ReactorTime
+from ..runtime.slices import SlicedWork
 from ..store.batch import packed_units
 from ..store.index import UNIT_DTYPE
 from ..store.partition_log import PartitionLog
@@ -58,13 +60,67 @@ class EncodedBlock(Write):
         self.base = base
 
 
+class _Commit:
+    """One that is under way."""
+
+    __slots__ = (
+        "_settled",
+        "appended",
+        "blocks",
+        "error",
+        "file",
+        "missing",
+        "operation",
+        "parts",
+        "record_end",
+        "transaction",
+    )
+
+    def __init__(self, transaction: OpenTransaction, was_prepared: bool, settled: Settled) -> None:
+        assert transaction.file is not None
+        self.transaction = transaction
+        self.file = transaction.file
+        kind = OperationType.XA_COMMIT if transaction.is_xa else OperationType.LOCAL_COMMIT
+        self.operation = Operation(transaction.key, kind, was_prepared)
+        self.blocks = transaction.finish()
+        """Of each partition, until the record is queued."""
+        self.parts: list[EncodedBlock] = []
+        self.record_end = 0
+        """Of the queued record: byte offset in its file."""
+        self.appended = 0
+        """So many of the parts are appended, or have errors."""
+        self.error: MetaqError | None = None
+        """The first one of a part."""
+        self.missing = 1
+        """That all is appended, and that what each slice has appended is safe: then it is answered."""
+        self._settled: Settled | None = settled
+
+    def settle(self, failure: str | None, error: MetaqError | None) -> None:
+        """Tell the one who waits, unless that is done."""
+        settled, self._settled = self._settled, None
+        if settled is not None:
+            settled(failure, error)
+
+    def arrived(self, parts: Sequence[EncodedBlock]) -> None:
+        """One thing less is missing: these parts are safe, or have errors; none: all are appended."""
+        self.error = self.error or _failure(parts)
+        self.missing -= 1
+        if not self.missing:
+            self.settle(None, self.error)
+
+
 class Committer:
-    """Runs the commits of one broker. Lives on the reactor thread."""
+    """Runs the commits of one broker. Lives on the reactor thread.
+
+    A transaction may have messages for thousands of partitions: its record is made in slices, and in slices they are
+    appended. Both are done in the order of the commits.
+    """
 
     def __init__(
         self,
         writer: RedoWriter,
         writing: Writing,
+        reactor: ReactorTime,
         now_ms: Callable[[], int],
         on_settled: Callable[[OpenTransaction], None],
     ) -> None:
@@ -73,89 +129,170 @@ class Committer:
         self._writing = writing
         self._now_ms = now_ms
         self._on_settled = on_settled
-        self._promised: defaultdict[PartitionLog, int] = defaultdict(int)  # bytes of commits not yet appended
+        self._recording = SlicedWork(reactor)
+        self._appending = SlicedWork(reactor)
+        self._settling = SlicedWork(reactor)
+        self._unrecorded: dict[str, _Commit] = {}  # by key: those whose record is not queued
+        self._decided: dict[_Commit, None] = {}  # those whose record is written, and that are not appended
+        self._promised: defaultdict[PartitionLog, int] = defaultdict(int)  # bytes of both, and of those in between
         self._unsynced: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = {}
+        self._abandoned: StoreError | None = None
 
     def commit(self, transaction: OpenTransaction, was_prepared: bool, settled: Settled) -> None:
         """Commit a transaction with messages; `settled` is called once."""
-        file = transaction.file
-        assert file is not None
-        parts = []
-        now_ms = self._now_ms()
-        for block in transaction.finish():
-            parts.append(EncodedBlock(block, block.log.end_offset + self._promised[block.log], now_ms))
-            self._promised[block.log] += block.size
-        kind = OperationType.XA_COMMIT if transaction.is_xa else OperationType.LOCAL_COMMIT
-        attachment = encode_locations([part.location for part in parts])
-        operation = Operation(transaction.key, kind, was_prepared)
-        record = sealed_operation_record(operation, file.size, transaction.messages, transaction.content, attachment)
-        record_end = self._writer.append(file, record)
-        self._writer.when_written(partial(self._decided, transaction, parts, record_end, settled))
+        commit = _Commit(transaction, was_prepared, settled)
+        self._unrecorded[transaction.key] = commit
+        self._recording.add(self._record(commit))
 
-    def _decided(
-        self,
-        transaction: OpenTransaction,
-        parts: list[EncodedBlock],
-        record_end: int,
-        settled: Settled,
-        failure: str | None,
-    ) -> None:
-        for part in parts:
-            self._promised[part.log] -= part.size
-            if not self._promised[part.log]:
-                del self._promised[part.log]
-        if failure is not None:
-            settled(failure, None)
+    def _record(self, commit: _Commit) -> Iterator[None]:
+        now_ms = self._now_ms()
+        locations = []
+        for log, block in commit.blocks.items():
+            if self._abandoned is not None:
+                return
+            part = EncodedBlock(block, log.end_offset + self._promised[log], now_ms)
+            self._promised[log] += part.size
+            commit.parts.append(part)
+            locations.append(encode_locations([part.location]))
+            if len(locations) < len(commit.blocks) and self._recording.is_over:
+                yield
+        if self._abandoned is not None:
             return
+        transaction, file = commit.transaction, commit.file
+        counted = transaction.messages, transaction.content
+        record = sealed_operation_record(commit.operation, file.size, *counted, b"".join(locations))
+        commit.record_end = self._writer.append(file, record)
+        commit.blocks = {}
+        del self._unrecorded[transaction.key]
+        self._writer.when_written(partial(self._written, commit))
+
+    def _written(self, commit: _Commit, failure: str | None) -> None:
+        if failure is None and self._abandoned is None:
+            self._decided[commit] = None
+            self._appending.add(self._append(commit))
+            return
+        for part in commit.parts:
+            self._keep_promise(part)
+        commit.settle(failure, self._abandoned if failure is None else None)
+
+    def _append(self, commit: _Commit) -> Iterator[None]:
+        parts = commit.parts
         predicted = [part.base for part in parts]
-        waiting = self._writing.append(_placed(parts))
+        while commit.appended < len(parts):
+            if self._abandoned is not None:
+                return
+            first = commit.appended
+            waiting = self._writing.append(self._placed(commit))
+            appended = parts[first : commit.appended]
+            commit.error = commit.error or _failure(appended)
+            if waiting:
+                commit.missing += 1
+                self._writing.when_safe(waiting, partial(commit.arrived, appended))  # in the same turn: see Copies
+            if commit.appended < len(parts):
+                yield
         if [part.base for part in parts] != predicted:
-            assert transaction.file is not None
-            attachment = encode_locations([part.location for part in parts])
-            self._writer.patch(transaction.file, *attachment_patch(record_end, attachment, sealed=True))
+            locations = []
+            for part in parts:
+                if self._abandoned is not None:
+                    return
+                locations.append(encode_locations([part.location]))
+                if self._appending.is_over:
+                    yield
+            self._writer.patch(commit.file, *attachment_patch(commit.record_end, b"".join(locations), sealed=True))
             self._writer.flush()
-        if (error := _failure(parts)) is not None:  # stays unsettled: the next start appends what is missing
-            settled(None, error)
+        if self._abandoned is not None:
             return
-        self._unsynced[transaction] = [(part.log, part.end) for part in parts]
-        self._writing.when_safe(waiting, lambda: settled(None, _failure(parts)))
+        del self._decided[commit]
+        if commit.error is not None:  # stays unsettled: the next start appends what is missing
+            commit.settle(None, commit.error)
+            return
+        self._unsynced[commit.transaction] = [(part.log, part.end) for part in parts]
+        commit.arrived(())
+
+    def _placed(self, commit: _Commit) -> Iterator[EncodedBlock]:
+        """What is to be appended next, until the slice is over."""
+        while commit.appended < len(commit.parts):
+            part = commit.parts[commit.appended]
+            commit.appended += 1
+            self._keep_promise(part)
+            if part.log.end_offset != part.base:  # something came in between
+                part.move(part.log.end_offset)
+            part.log.durability.committed(part.base + part.size)
+            yield part
+            if commit.appended < len(commit.parts) and self._appending.is_over:
+                return
+
+    def _keep_promise(self, part: EncodedBlock) -> None:
+        """It is about to be appended, or never is."""
+        self._promised[part.log] -= part.size
+        if not self._promised[part.log]:
+            del self._promised[part.log]
+
+    def abandon(self, why: str) -> None:
+        """Append nothing any more, and tell those who wait. Nothing may follow, but that the writer is abandoned."""
+        self._abandoned = StoreError(why)
+        for commit in self._decided:
+            commit.settle(None, self._abandoned)
+        for commit in self._unrecorded.values():
+            commit.settle(why, None)
+
+    def is_recording(self, key: str) -> bool:
+        """Whether a transaction of this key is being committed and its record is not queued: no other record of the
+        key may come before."""
+        return key in self._unrecorded
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the record of a commit is being made, or the messages of a decided one appended."""
+        return bool(self._unrecorded or self._decided)
 
     def promised(self, log: PartitionLog) -> bool:
         """Whether a commit that is decided, or about to be, has messages for this partition that are not appended."""
-        return log in self._promised
+        return log in self._promised or any(log in commit.blocks for commit in self._unrecorded.values())
 
     def settle(self) -> None:
         """Find out which committed transactions are on the disk by now; the oldest ones first, not all at once."""
-        done, misses = [], 0
-        for transaction, ends in self._unsynced.items():
-            if all(log.synced_end >= end for log, end in ends):
-                done.append(transaction)
+        if not self._settling:
+            self._settling.add(self._settle())
+
+    def _settle(self) -> Iterator[None]:
+        misses = 0
+        for transaction in list(self._unsynced):
+            ends = self._unsynced[transaction]
+            while ends and ends[-1][0].synced_end >= ends[-1][1]:
+                ends.pop()
+                if self._settling.is_over:
+                    yield
+            if self._abandoned is not None:
+                return
+            if not ends:
+                del self._unsynced[transaction]
+                self._on_settled(transaction)
             elif (misses := misses + 1) > _MAX_MISSES:
-                break
-        for transaction in done:
-            del self._unsynced[transaction]
-            self._on_settled(transaction)
+                return
+            if self._settling.is_over:
+                yield
+
+    def finish_records(self) -> None:
+        """Queue the records of all commits. For shutdown, before the writer finishes."""
+        self._recording.finish()
 
     def finish(self) -> None:
-        """Sync the partitions that committed transactions wait for, on this thread. For shutdown."""
+        """Append what is decided, and sync the partitions that committed transactions wait for, on this thread. For
+        shutdown, when the writer has finished."""
+        self._appending.finish()
         for log in dict.fromkeys(log for ends in self._unsynced.values() for log, _ in ends):
             log.sync_now()
+        self._settling.finish()
         self.settle()
+        self._settling.finish()
 
     def wait_for_disk(self, transaction: OpenTransaction, ends: list[tuple[PartitionLog, int]]) -> None:
         """Have a transaction that was committed before the start settled like the others."""
         self._unsynced[transaction] = ends
 
 
-def _placed(parts: list[EncodedBlock]) -> Iterator[EncodedBlock]:
-    for part in parts:
-        if part.log.end_offset != part.base:  # something came in between
-            part.move(part.log.end_offset)
-        part.log.durability.committed(part.base + part.size)
-        yield part
-
-
-def _failure(parts: list[EncodedBlock]) -> MetaqError | None:
+def _failure(parts: Sequence[EncodedBlock]) -> MetaqError | None:
     """That too few nodes of a set are in sync by now is none: a decided commit cannot be taken back, and is whole."""
     errors = (part.error for part in parts if not isinstance(part.error, NotEnoughReplicas))
     return next((error for error in errors if error is not None), None)

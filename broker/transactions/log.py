@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import ConfigError, DiskFull, LogReadOnly, StoreError
 
+from ..runtime.reactor import ReactorTime
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES, Files
 from ..store.partition_log import PartitionLog
@@ -50,17 +51,17 @@ class TransactionLog:
         data_paths: Sequence[str],
         *,
         run_in_thread: RunInThread,
-        seconds: Callable[[], float],
+        reactor: ReactorTime,
         now_ms: Callable[[], int],
         writing: Writing,
         files: Files = REAL_FILES,
     ) -> None:
-        """data_paths: those the store has locked already. seconds: a monotonic clock. now_ms: Unix milliseconds."""
+        """data_paths: those the store has locked already. now_ms: Unix milliseconds."""
         self.directory = os.path.join(os.path.realpath(config.log_path), DIRECTORY)
         self._config = config
         self._data_paths = data_paths
         self._run_in_thread = run_in_thread
-        self._seconds = seconds
+        self._reactor = reactor
         self._now_ms = now_ms
         self._files = files
         self._writing = writing
@@ -86,7 +87,7 @@ class TransactionLog:
             if isinstance(error, OSError):
                 raise StoreError(f"the transaction log {self.directory} cannot be read: {error}") from error
             raise
-        self._ticked = self._checkpointed = self._seconds()
+        self._ticked = self._checkpointed = self._reactor.seconds()
         return state
 
     def _read(self, logs: Logs, copies: LogCopies | None) -> Replayed:
@@ -109,13 +110,14 @@ class TransactionLog:
             files,
             self.directory,
             self._run_in_thread,
+            self._reactor,
             sync=self._config.flush is FlushTxLog.AT_COMMIT,
             redo_files=replayed.files,
             # Java ignores files below its last checkpoint's
             next_number=1 + max(0 if last is None else last.number, 0 if saved is None else saved.number - 1, 0),
             copies=copies,
         )
-        self._committer = Committer(self._writer, self._writing, self._now_ms, self.settle)
+        self._committer = Committer(self._writer, self._writing, self._reactor, self._now_ms, self.settle)
         for transaction, ends in replayed.committed.items():
             self._committer.wait_for_disk(transaction, ends)
         self._saved = saved or self._writer.replay_from
@@ -143,6 +145,7 @@ class TransactionLog:
 
     def close(self) -> None:
         """Write and sync everything, note where a replay may begin, unlock. Waits for the disk."""
+        self._committer.finish_records()
         self._writer.finish()
         self._committer.finish()
         self._checkpoint()
@@ -153,6 +156,7 @@ class TransactionLog:
         """Write nothing any more, as if the broker had died; it stays locked. Who waits is told `why`, which is no
         answer to whether it has happened. Fires when no worker uses the files any more: it may be opened again then."""
         deferred: Deferred[None] = Deferred()
+        self._committer.abandon(why)
         self._writer.abandon(why, lambda: deferred.callback(None))
         return deferred
 
@@ -166,8 +170,9 @@ class TransactionLog:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a prepare, a commit or a rollback waits for its record. While it is open."""
-        return self._writer.is_waited_for
+        """Whether a prepare, a commit or a rollback waits for its record, or a commit for its messages to be appended.
+        While it is open."""
+        return self._writer.is_waited_for or self._committer.is_busy
 
     def lock(self) -> None:
         """Lock the directory, unless that was done. Raises ConfigError, DirectoryInUse."""
@@ -185,13 +190,15 @@ class TransactionLog:
             self._files.close(self._lock)
             self._lock = None
 
-    def check(self, log: PartitionLog) -> None:
-        """Raise why a commit that has messages for this partition cannot be taken now: LogReadOnly, and in a broker set
-        NotLeader, NotEnoughReplicas."""
-        if log.read_only is not None:
-            raise LogReadOnly(log.directory, log.read_only)
-        if self._writing.copies is not None:
-            self._writing.copies.check(log)
+    def check(self, logs: Iterable[PartitionLog]) -> None:
+        """Raise why a commit that has messages for these partitions cannot be taken now: LogReadOnly, and in a broker
+        set NotLeader, NotEnoughReplicas."""
+        copies = self._writing.copies
+        for log in logs:
+            if (cause := log.durability.read_only) is not None:
+                raise LogReadOnly(log.directory, cause)
+            if copies is not None:
+                copies.check(log)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -237,6 +244,10 @@ class TransactionLog:
         """See Committer.commit."""
         self._committer.commit(transaction, was_prepared, settled)
 
+    def is_recording(self, key: str) -> bool:
+        """See Committer.is_recording."""
+        return self._committer.is_recording(key)
+
     def settle(self, transaction: OpenTransaction) -> None:
         """A replay need not see this transaction again."""
         assert transaction.file is not None
@@ -262,7 +273,7 @@ class TransactionLog:
 
     def tick(self) -> None:
         """Write what waits, once a second; checkpoints, when they are due."""
-        now = self._seconds()
+        now = self._reactor.seconds()
         if now - self._ticked < _TICK_SECONDS or self.failure is not None:
             return
         self._ticked = now

@@ -154,14 +154,14 @@ class OpenTransaction:
         self.messages += 1
         self.size += HEADER_BYTES + len(body)
 
-    def finish(self) -> Iterable[Block]:
+    def finish(self) -> dict[PartitionLog, Block]:
         """Nothing more may come; return the messages and let go of them."""
         self.state = TransactionState.FINISHED
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
         blocks, self.blocks = self.blocks, {}
-        return blocks.values()
+        return blocks
 
 
 class Registry:

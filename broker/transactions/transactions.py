@@ -37,7 +37,7 @@ from .config import TransactionConfig
 from .log import TransactionLog
 from .open_transactions import OpenTransaction, Registry, TransactionState
 from .outcomes import Outcomes, check_first
-from .refusals import AFTER_RESTART, bare, decided, ignore_refusal, incomplete, log_failed
+from .refusals import AFTER_RESTART, bare, decided, ignore_refusal, incomplete, log_failed, refusal
 
 __all__ = ["PreparedTransaction", "Transactions"]
 
@@ -165,7 +165,7 @@ class Transactions:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a prepare, a commit or a rollback waits for its record."""
+        """Whether a prepare, a commit or a rollback waits for its record, or a commit to be appended."""
         return self._is_open and self._log.is_waited_for
 
     @property
@@ -190,6 +190,8 @@ class Transactions:
             self._metrics.tx_xa_begin += 1
             self._check_decided(key)
         self._check_log(key)
+        if self._log.is_recording(key):
+            raise refusal(key, f"'{key}' is being committed: begin it when that is answered", XaCode.XAER_DUPID)
         if self.ending is not None and self._open.get(key) is None:
             raise self.ending
         self._open.begin(connection, key, timeout_seconds)
@@ -425,11 +427,10 @@ class Transactions:
         return self._log_commit(transaction)
 
     def _check_partitions(self, transaction: OpenTransaction) -> None:
-        for log in transaction.blocks:
-            try:
-                self._log.check(log)
-            except LogReadOnly as error:
-                raise XaRefused(XaCode.XAER_RMFAIL, f"{log.directory} takes no writes: {error.cause}") from None
+        try:
+            self._log.check(transaction.blocks)
+        except LogReadOnly as error:
+            raise XaRefused(XaCode.XAER_RMFAIL, f"{error.directory} takes no writes: {error.cause}") from None
 
     def _log_commit(self, transaction: OpenTransaction) -> Deferred[None]:
         deferred: Deferred[None] = Deferred()

@@ -15,12 +15,14 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
 from metaq.protocol.errors import DiskFull, StoreError
 from metaq.protocol.record import Buffer
 
+from ..runtime.reactor import ReactorTime
+from ..runtime.slices import SlicedWork
 from ..store.disk_space import no_room
 from ..store.files import Files, check_named, write_all
 from ..store.threads import RunInThread, call_safely
@@ -172,6 +174,7 @@ class RedoWriter:
         files: Files,
         directory: str,
         run_in_thread: RunInThread,
+        reactor: ReactorTime,
         *,
         sync: bool,
         redo_files: Sequence[RedoFile] = (),
@@ -192,6 +195,8 @@ class RedoWriter:
         self._current = redo_files[-1] if redo_files else self._new_file()
         self._queued_bytes = 0
         self._waiters: list[OnWritten] = []
+        self._to_tell: deque[tuple[OnWritten, str | None]] = deque()  # who waits no longer, in order
+        self._telling = SlicedWork(reactor)
         self._works: list[tuple[LogChange, RedoFile | None]] = []
         self._sync_wanted = False
         self._running: _Job | None = None
@@ -248,8 +253,8 @@ class RedoWriter:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for a record to be written, also on the other nodes."""
-        return bool(self._waiters) or any(job.waiters for job in self._uncopied)
+        """Whether somebody waits for a record to be written, also on the other nodes, or to be told of it."""
+        return bool(self._waiters or self._to_tell) or any(job.waiters for job in self._uncopied)
 
     def flush(self, *, sync: bool = False) -> None:
         """Start writing what is queued, without anybody waiting for it; try again what waits for room."""
@@ -309,10 +314,12 @@ class RedoWriter:
         self.failure = why
         self._abandoned = idle
         waiters = [done for job in self._uncopied for done in job.waiters] + self._waiters
+        told = [*self._to_tell, *((done, why) for done in waiters)]
+        self._to_tell.clear()
         self._uncopied.clear()
         self._waiters = []
-        for done in waiters:
-            call_safely(done, why)
+        for done, failure in told:
+            call_safely(done, failure)
         self.when_idle(self._forget)
 
     def _forget(self) -> None:
@@ -333,6 +340,7 @@ class RedoWriter:
             self._failed(job, error)
         else:
             self._succeeded(job)
+        self._telling.finish()
 
     def _start(self) -> None:
         if self._running is None:
@@ -362,14 +370,25 @@ class RedoWriter:
         if why is not None:
             self._failed(job, why)
             return
-        job.missing -= 1
-        self._tell()
+        self._done_once_more(job)
 
-    def _tell(self) -> None:
-        """Tell those who wait for jobs that are done everywhere, in order."""
+    def _done_once_more(self, job: _Job) -> None:
+        """Here, or on the other nodes: tell those who wait for jobs that are done everywhere, in order."""
+        job.missing -= 1
         while self._uncopied and not self._uncopied[0].missing:
-            for done in self._uncopied.popleft().waiters:
-                call_safely(done, None)
+            self._tell(self._uncopied.popleft().waiters, None)
+
+    def _tell(self, waiters: Iterable[OnWritten], why: str | None) -> None:
+        """In slices: of one sync there may be thousands."""
+        self._to_tell.extend([(done, why) for done in waiters])
+        if not self._telling:
+            self._telling.add(self._tell_all())
+
+    def _tell_all(self) -> Iterator[None]:
+        while self._to_tell:
+            call_safely(*self._to_tell.popleft())
+            if self._to_tell and self._telling.is_over:
+                yield
 
     def _ended(self, job: _Job, result: object) -> None:
         if self._running is not job:
@@ -409,11 +428,9 @@ class RedoWriter:
         for file in job.to_sync:
             file.dirty = file.new = False
         if self._copies is not None:
-            job.missing -= 1
-            self._tell()
-            return
-        for done in job.waiters:
-            call_safely(done, None)
+            self._done_once_more(job)
+        else:
+            self._tell(job.waiters, None)
 
     def _failed(self, job: _Job, cause: BaseException | str) -> None:
         self.failure = f"the transaction log {self.directory} cannot be written: {cause}"
@@ -425,8 +442,7 @@ class RedoWriter:
         self._uncopied.clear()
         waiters = [done for each in jobs for done in each.waiters] + self._waiters
         self._waiters = []
-        for done in waiters:
-            call_safely(done, self.failure)
+        self._tell(waiters, self.failure)
 
     # --- files --------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import os
 import shutil
 
 import pytest
+from twisted.internet.task import Clock
 
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.transactions.writer import RedoWriter
@@ -550,7 +551,7 @@ def test_a_leader_gives_up_for_want_of_room_only_where_a_write_lacked_it(tmp_pat
     files = FaultyFiles(error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     threads, copies = Threads(), Copies()
     told: list[str | None] = []
-    writer = RedoWriter(files, str(tmp_path / "transactions"), threads, sync=True, copies=copies)
+    writer = RedoWriter(files, str(tmp_path / "transactions"), threads, Clock(), sync=True, copies=copies)
     if call != "open":
         writer.append(writer.file_for("before"), [b"before"])
         writer.when_written(told.append)
