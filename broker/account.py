@@ -39,6 +39,10 @@ NOBODY = ""
 RESERVE_PART = 16
 """What no address gets alone is the limit divided by this."""
 
+MAX_PREPARED_BYTES = 12 << 20
+"""Of the list of prepared transactions: with MAX_ACTIVE_BYTES of others it fits into one frame. A coordinator takes
+what is not in the list for ended, so there is no part of it."""
+
 MAX_SEARCHES = 64
 """Of messages, by their id or a key, that wait or run."""
 
@@ -349,6 +353,7 @@ class Account:
             "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share
         )
         self.transactions = Shares("open transactions", "openTransactions", limits.open_transactions, share)
+        self.prepared = Shares("bytes in the list of prepared transactions", "", MAX_PREPARED_BYTES, share)
         self.waiting = Shares("bytes of requests that wait", "waitingBytes", limits.waiting_bytes, share)
 
     def use_descriptors(self, connections: int, *, http: bool = False) -> None:
@@ -375,3 +380,4 @@ class Account:
         yield "waiting_bytes", self.waiting
         yield "transaction_bytes", self.transaction_bytes
         yield "open_transactions", self.transactions
+        yield "prepared_bytes", self.prepared

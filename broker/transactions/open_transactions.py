@@ -10,11 +10,12 @@ from enum import Enum
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
+import simplejson
 from isal.isal_zlib import crc32
 
-from metaq.protocol.errors import TransactionRefused
+from metaq.protocol.errors import TransactionRefused, XaRefused
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, Buffer, tag_hash_of_body
-from metaq.protocol.transactions import is_xa, qualifier_of
+from metaq.protocol.transactions import XaCode, is_xa, qualifier_of
 
 from ..account import NOBODY, Account, address_of
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
@@ -26,7 +27,7 @@ from .refusals import not_started, refusal, timed_out
 if TYPE_CHECKING:
     from .writer import RedoFile
 
-__all__ = ["Block", "OpenTransaction", "Registry", "TransactionState"]
+__all__ = ["Block", "OpenTransaction", "Registry", "TransactionState", "listed_bytes"]
 
 _TIMED_OUT_REMEMBERED = 1_000
 """Transactions of which the broker still says that they have timed out."""
@@ -35,6 +36,15 @@ _TIMED_OUT_REMEMBERED = 1_000
 _JOINED_BUFFERS = 1024
 _JOINED_BYTES = 1 << 20
 """So many buffers become one, unless they have more bytes: then a copy costs more than it saves."""
+
+
+_ROW_BYTES = 256
+"""Of a row of PREPARED_TRANSACTIONS, beside its texts."""
+
+
+def listed_bytes(key: str, topics: Iterable[str] = ()) -> int:
+    """What its row of PREPARED_TRANSACTIONS takes at most; RECOVER names only the key."""
+    return _ROW_BYTES + sum(len(simplejson.dumps(text)) + 2 for text in (key, *topics))
 
 
 class TransactionState(Enum):
@@ -98,6 +108,7 @@ class OpenTransaction:
         "file",
         "has_timeout",
         "key",
+        "listed",
         "messages",
         "owner",
         "prepared_at_ms",
@@ -127,6 +138,8 @@ class OpenTransaction:
         self.prepared_at_ms: int | None = None
         """Unix milliseconds; set when the preparation is on the disk."""
         self.timer: Timer | None = None
+        self.listed = 0
+        """Bytes of the list of prepared transactions that are counted for it."""
 
     @property
     def is_xa(self) -> bool:
@@ -241,6 +254,9 @@ class Registry:
         self._open[transaction.key] = transaction
         self._account.transactions.add(transaction.address, 1)
         self._account.transaction_bytes.add(transaction.address, transaction.held_bytes)
+        if transaction.state is TransactionState.PREPARED:
+            transaction.listed = listed_bytes(transaction.key, transaction.topics)
+            self._account.prepared.add(transaction.address, transaction.listed)
         if not transaction.is_xa:
             self._of_connection.setdefault(transaction.owner, {})[transaction.key] = transaction
 
@@ -250,6 +266,14 @@ class Registry:
         if not budget.take(transaction.address, size):
             raise TransactionRefused(f"{budget.refusal(transaction.address)}: commit sooner")
         transaction.used_at = self._reactor.seconds()
+
+    def list_prepared(self, transaction: OpenTransaction) -> None:
+        """Count it in the list of prepared transactions. Raises XaRefused if that is full."""
+        size = listed_bytes(transaction.key, transaction.topics)
+        if (why := self._account.prepared.why_not(transaction.address, size)) is not None:
+            raise XaRefused(XaCode.XAER_RMERR, f"{why}: commit or roll back what is prepared first")
+        transaction.listed = size
+        self._account.prepared.add(transaction.address, size)
 
     def remove(self, transaction: OpenTransaction) -> None:
         """Out of everybody's reach; its messages stay with it. Nothing happens if it is so already."""
@@ -267,6 +291,8 @@ class Registry:
     def _give_back(self, transaction: OpenTransaction) -> None:
         self._account.transactions.add(transaction.address, -1)
         self._account.transaction_bytes.add(transaction.address, -transaction.held_bytes)
+        self._account.prepared.add(transaction.address, -transaction.listed)
+        transaction.listed = 0
 
     def of_connection(self, connection: object) -> list[OpenTransaction]:
         """The local transactions of a connection."""

@@ -21,7 +21,7 @@ from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.text import NO_CHECKSUM
 from metaq.protocol.transactions import NULL_KEY, XaCode, XaVote, is_xa, qualifier_of
 
-from ..account import Account
+from ..account import NOBODY, Account
 from ..message_ids import MessageIds
 from ..metrics import Metrics
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
@@ -35,7 +35,7 @@ from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
 from .config import TransactionConfig
 from .log import TransactionLog
-from .open_transactions import OpenTransaction, Registry, TransactionState
+from .open_transactions import OpenTransaction, Registry, TransactionState, listed_bytes
 from .outcomes import Outcomes, check_first
 from .refusals import AFTER_RESTART, bare, decided, ignore_refusal, incomplete, log_failed, refusal
 
@@ -47,6 +47,9 @@ _UNKNOWN_TIME = 0
 
 MAX_LISTED = 1000
 """Open transactions of one list."""
+
+MAX_ACTIVE_BYTES = 3 << 20
+"""Of the rows of those that are not prepared."""
 
 
 class PreparedTransaction(NamedTuple):
@@ -85,6 +88,7 @@ class Transactions:
         self._partitions = partitions
         self._message_ids = message_ids
         self._metrics = metrics
+        self._account = account
         self._ended_lines = FewLines(_log, "transactions rolled back", reactor)
         self._now_ms = now_ms
         self.refusal: Callable[[], MetaqError | None] = lambda: None
@@ -120,6 +124,8 @@ class Transactions:
         recovered = self._log.open(self._partitions, copies)
         self._is_open = True
         self._copies = copies
+        for key in self._log.heuristics:
+            self._account.prepared.add(NOBODY, listed_bytes(key))
         self._message_ids.begin_above(recovered.max_message_id)
         first_id = recovered.first_message_id
         known_from = self._message_ids.next(1) if first_id is None else first_id
@@ -154,6 +160,8 @@ class Transactions:
         if not self._is_open:
             return succeed(None)
         self._is_open = False
+        for key in self._log.heuristics:
+            self._account.prepared.add(NOBODY, -listed_bytes(key))
         self._lost.clear()
         self._open.close()
         self._open = self._new_registry()
@@ -244,6 +252,7 @@ class Transactions:
             self._open.remove(transaction)
             return XaVote.READ_ONLY
         self._check_log(transaction.key)
+        self._open.list_prepared(transaction)
         transaction.state = TransactionState.PREPARED
         self._open.stop_timer(transaction)
         operation = Operation(transaction.key, OperationType.XA_PREPARE, was_prepared=False)
@@ -279,7 +288,7 @@ class Transactions:
         self._check_served()
         if key is None or not is_xa(key):
             raise XaRefused(XaCode.XAER_NOTA, f"{key or NULL_KEY} is not a valid xid")
-        return self._log.set_heuristic(key, None) if key in self._log.heuristics else None
+        return self._forget(key) if key in self._log.heuristics else None
 
     def outcome(self, key: str, first_id: int) -> bool | Deferred[bool]:
         """Whether a local transaction is committed, now or when that is known. It is rolled back if it is open, so that
@@ -325,9 +334,9 @@ class Transactions:
 
     def prepared(self, *, active: bool = False) -> list[PreparedTransaction]:
         """Everything that RECOVER would list, with figures. active: behind these MAX_LISTED open ones that are not
-        prepared, those with most bytes."""
+        prepared, those with most bytes; fewer if their rows have more than MAX_ACTIVE_BYTES."""
         self._check_served()
-        chosen = [*self._open.prepared(), *(self._open.active(MAX_LISTED) if active else ())]
+        chosen = [*self._open.prepared(), *(self._most_active() if active else ())]
         found = [
             PreparedTransaction(
                 each.key, each.prepared_at_ms or None, each.messages, each.size, each.topics, each.state.value
@@ -339,6 +348,14 @@ class Transactions:
             for key, decision in self._log.heuristics.items()
         ]
 
+    def _most_active(self) -> Iterator[OpenTransaction]:
+        left = MAX_ACTIVE_BYTES
+        for each in self._open.active(MAX_LISTED):
+            left -= listed_bytes(each.key, each.topics)
+            if left < 0:
+                return
+            yield each
+
     def complete(self, key: str, action: str) -> Deferred[None] | None:
         """An operator's decision on a prepared XA transaction, or `forget`, or the end of an open transaction
         (remoting.CompleteTransactionRequest)."""
@@ -346,7 +363,7 @@ class Transactions:
         if action == "forget":
             if key not in self._log.heuristics:
                 raise XaRefused(XaCode.XAER_NOTA, f"there is no decision about '{key}' to forget")
-            return self._log.set_heuristic(key, None)
+            return self._forget(key)
         open_one = self._open.get(key)
         if open_one is not None and open_one.state is TransactionState.ACTIVE and action == "rollback":
             _log.warning("%s is rolled back by an operator", key)
@@ -361,6 +378,7 @@ class Transactions:
             self._check_partitions(transaction)
         self._open.remove(transaction)  # nobody else may decide it any more
         self._deciding.add(transaction)
+        self._account.prepared.add(NOBODY, listed_bytes(key))
 
         def written(result: Any) -> Any:
             self._deciding.discard(transaction)
@@ -368,6 +386,10 @@ class Transactions:
 
         noted = self._log.set_heuristic(key, action).addBoth(written)
         return noted.addCallback(lambda _: self._execute(transaction, action))
+
+    def _forget(self, key: str) -> Deferred[None]:
+        self._account.prepared.add(NOBODY, -listed_bytes(key))
+        return self._log.set_heuristic(key, None)
 
     def _execute(self, transaction: OpenTransaction, decision: Heuristic) -> Deferred[None] | None:
         return self._log_commit(transaction) if decision == "commit" else self._log_rollback(transaction)

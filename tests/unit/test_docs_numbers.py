@@ -277,6 +277,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "That is about {STATE_BYTES:bytes} at most",
         "| open transactions | {Quotas.open_transactions}, or",
         "held in memory | {Quotas.transaction_bytes:bytes}, or",
+        "list of prepared transactions | {MAX_PREPARED_BYTES:bytes}; each has its key, its topics and "
+        "{open_transactions.ROW_BYTES} bytes in it",
         "| length of a key | {MAX_TX_KEY_CHARACTERS} characters",
     ),
     "docs/compatibility.md": (

@@ -5,12 +5,21 @@ import json
 import numpy as np
 import pytest
 
-from metaq.broker.account import Account, Quotas
+from metaq.broker.account import MAX_PREPARED_BYTES, Account, Quotas
+from metaq.broker.requests.answers import encode_json
+from metaq.broker.requests.transaction import TransactionVerbs
+from metaq.broker.transactions.open_transactions import listed_bytes
+from metaq.broker.transactions.transactions import MAX_ACTIVE_BYTES
 from metaq.protocol.frames import ONE_WAY, encode_frame
+from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.record import checksum, encode_record
 from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from metaq.protocol.transaction_requests import CompleteTransactionRequest, TransactionRequest
+from metaq.protocol.transaction_requests import (
+    CompleteTransactionRequest,
+    PreparedTransactionsRequest,
+    TransactionRequest,
+)
 from tests.unit.broker.harness import Harness
 from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
 
@@ -285,6 +294,87 @@ def test_a_prepared_transaction_does_not_end(harness, frames):
     assert frames.tx(XID, "PREPARE")[0] == ResponseCode.SUCCESS
     harness.reactor.advance(6000)
     assert [each["key"] for each in frames.prepared()] == [XID]
+
+
+def prepared_bytes(harness):
+    return harness.broker.account.prepared.used
+
+
+def test_no_transaction_is_prepared_that_would_not_fit_into_the_list(harness, frames):
+    """A coordinator takes what the list does not name for ended: there is no part of it."""
+    keys = [f"XID:1:0{number}:0b:{'q' * 900}" for number in range(3)]
+    for key in keys:
+        assert frames.tx(key, "BEGIN") == OK
+        assert frames.send(key, "t", 0, b"abc").code == ResponseCode.SUCCESS
+    assert frames.tx(keys[0], "PREPARE")[0] == ResponseCode.SUCCESS
+    harness.broker.account.prepared._alone = 2 * prepared_bytes(harness)
+    assert frames.tx(keys[1], "PREPARE")[0] == ResponseCode.SUCCESS
+    code, reason, _ = frames.tx(keys[2], "PREPARE")
+    assert code == REFUSED
+    assert "XAException:code=-3,msg=too many bytes in the list of prepared transactions" in reason
+    assert "commit or roll back what is prepared first" in reason
+    assert [each["key"] for each in frames.prepared()] == keys[:2]
+    assert frames.tx(keys[0], "COMMIT_TWO_PHASE")[0] == ResponseCode.SUCCESS
+    assert frames.tx(keys[2], "PREPARE")[0] == ResponseCode.SUCCESS
+    assert frames.tx(keys[2], "ROLLBACK")[0] == ResponseCode.SUCCESS
+    assert frames.tx(keys[1], "ROLLBACK")[0] == ResponseCode.SUCCESS
+    assert prepared_bytes(harness) == 0
+
+
+def test_what_an_operator_has_decided_counts_in_the_list_until_it_is_forgotten(harness, frames, tmp_path):
+    assert frames.tx(XID, "BEGIN") == OK
+    assert frames.send(XID, "t", 0, b"abc").code == ResponseCode.SUCCESS
+    assert frames.tx(XID, "PREPARE")[0] == ResponseCode.SUCCESS
+    prepared = prepared_bytes(harness)
+    assert frames.complete(XID, "rollback") == (ResponseCode.SUCCESS, "")
+    assert 0 < prepared_bytes(harness) < prepared
+    decided = prepared_bytes(harness)
+    harness.broker.transactions.abandon("another node leads")
+    assert prepared_bytes(harness) == 0
+    harness.broker.transactions.open()
+    assert prepared_bytes(harness) == decided
+    assert frames.complete(XID, "forget") == (ResponseCode.SUCCESS, "")
+    assert prepared_bytes(harness) == 0
+
+
+def test_prepared_transactions_of_an_earlier_life_count_in_the_list(harness, frames):
+    assert frames.tx(XID, "BEGIN") == OK
+    assert frames.send(XID, "t", 0, b"abc").code == ResponseCode.SUCCESS
+    assert frames.tx(XID, "PREPARE")[0] == ResponseCode.SUCCESS
+    before = prepared_bytes(harness)
+    harness.broker.transactions.abandon("another node leads")
+    harness.broker.transactions.open()
+    assert prepared_bytes(harness) == before > 0
+    assert frames.tx(XID, "ROLLBACK")[0] == ResponseCode.SUCCESS
+    assert prepared_bytes(harness) == 0
+
+
+@pytest.mark.parametrize("qualifier", ["tm", "\N{SNOWMAN}" * 300, "\N{ROCKET}" * 300, '"\\' * 200])
+def test_no_row_is_larger_than_what_is_counted_for_it(harness, frames, qualifier):
+    key = f"XID:2147483647:ff:ff:{qualifier}"
+    assert frames.tx(key, "BEGIN") == OK
+    for topic, partition in (("t", 0), ("safe", 1)):
+        assert frames.send(key, topic, partition, bytes(5000)).code == ResponseCode.SUCCESS
+    assert frames.tx(key, "PREPARE")[0] == ResponseCode.SUCCESS
+    rows = TransactionVerbs(harness.broker.transactions, harness.broker.writing).prepared(PreparedTransactionsRequest())
+    counted = prepared_bytes(harness)
+    assert len(encode_json(rows)) <= counted
+    assert len(key.encode()) + 2 <= counted
+    assert frames.complete(key, "rollback") == (ResponseCode.SUCCESS, "")
+    rows = TransactionVerbs(harness.broker.transactions, harness.broker.writing).prepared(PreparedTransactionsRequest())
+    assert len(encode_json(rows)) <= prepared_bytes(harness) < counted
+
+
+def test_a_full_list_fits_into_one_frame():
+    assert MAX_PREPARED_BYTES + MAX_ACTIVE_BYTES + (64 << 10) < MAX_FRAME_BYTES
+
+
+def test_open_transactions_that_are_not_prepared_have_a_bounded_part_of_the_list(harness, frames, monkeypatch):
+    for number in range(3):
+        assert frames.tx(f"TX:s:{number}", "BEGIN") == OK
+    assert len(frames.active()) == 3
+    monkeypatch.setattr("metaq.broker.transactions.transactions.MAX_ACTIVE_BYTES", 2 * listed_bytes("TX:s:1"))
+    assert len(frames.active()) == 2
 
 
 def test_one_address_does_not_take_all_memory_of_transactions(harness, frames):
