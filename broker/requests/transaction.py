@@ -31,7 +31,7 @@ from metaq.protocol.transactions import NULL_KEY, XaVote
 
 from ..transactions.transactions import Transactions
 from ..writing import Writing
-from .answers import Answer, Bytes, reply_frame, then
+from .answers import Answer, Bytes, Work, body_frame, encode_json, reply_frame, then
 
 __all__ = ["TransactionVerbs"]
 
@@ -168,19 +168,26 @@ class TransactionVerbs:
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
-    def prepared(self, request: PreparedTransactionsRequest) -> Any:
-        """What becomes the JSON of PREPARED_TRANSACTIONS."""
-        return [
-            {
-                "key": each.key,
-                "prepared_at_ms": each.prepared_at_ms,
-                "messages": each.messages,
-                "bytes": each.size,
-                "topics": each.topics,
-                "state": each.state,
-            }
-            for each in self._transactions.prepared(active=request.active)
-        ]
+    def prepared(self, frame: Frame) -> Work:
+        """PREPARED_TRANSACTIONS: rows of JSON. Raises RemoteProtocolError, NotLeader."""
+        request = PreparedTransactionsRequest.from_ext(frame.ext)
+        rows = []
+        for each in self._transactions.prepared(active=request.active):
+            if each is not None:
+                rows.append(
+                    encode_json(
+                        {
+                            "key": each.key,
+                            "prepared_at_ms": each.prepared_at_ms,
+                            "messages": each.messages,
+                            "bytes": each.size,
+                            "topics": each.topics,
+                            "state": each.state,
+                        }
+                    )
+                )
+            yield
+        return body_frame(frame.opaque, b"[%b]" % b", ".join(rows))
 
     def complete(self, request: CompleteTransactionRequest) -> Deferred[None] | None:
         """Raises TransactionRefused."""

@@ -59,7 +59,6 @@ from metaq.protocol.text import (
 )
 from metaq.protocol.transaction_requests import (
     CompleteTransactionRequest,
-    PreparedTransactionsRequest,
     TransactionOutcomeRequest,
     TransactionRequest,
 )
@@ -241,7 +240,9 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.SHARED_FORGET: _admin(
             SharedForgetRequest.from_ext, lambda request: broker.shared.forget(request.group)
         ),
-        RequestCode.PREPARED_TRANSACTIONS: _admin(PreparedTransactionsRequest.from_ext, transactions.prepared),
+        RequestCode.PREPARED_TRANSACTIONS: Verb(
+            lambda frame, caller: transactions.prepared(frame), _body_bytes, lists=True, admin=True
+        ),
         RequestCode.COMPLETE_TRANSACTION: _admin(
             CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from enum import Enum
 from heapq import nlargest
 from typing import TYPE_CHECKING
@@ -37,6 +37,9 @@ _JOINED_BUFFERS = 1024
 _JOINED_BYTES = 1 << 20
 """So many buffers become one, unless they have more bytes: then a copy costs more than it saves."""
 
+
+_COMPARED = 1 << 12
+"""Open transactions of which the largest are found at once: some milliseconds."""
 
 _ROW_BYTES = 256
 """Of a row of PREPARED_TRANSACTIONS, beside its texts."""
@@ -193,6 +196,7 @@ class Registry:
         self._account = account
         self._on_expired = on_expired
         self._open: dict[str, OpenTransaction] = {}
+        self._prepared: dict[str, OpenTransaction] = {}  # of these, also those whose preparation is being written
         self._of_connection: dict[object, dict[str, OpenTransaction]] = {}
         self._timeouts = 0
         self._timed_out: OrderedDict[str, int] = OrderedDict()
@@ -255,8 +259,7 @@ class Registry:
         self._account.transactions.add(transaction.address, 1)
         self._account.transaction_bytes.add(transaction.address, transaction.held_bytes)
         if transaction.state is TransactionState.PREPARED:
-            transaction.listed = listed_bytes(transaction.key, transaction.topics)
-            self._account.prepared.add(transaction.address, transaction.listed)
+            self._list(transaction, listed_bytes(transaction.key, transaction.topics))
         if not transaction.is_xa:
             self._of_connection.setdefault(transaction.owner, {})[transaction.key] = transaction
 
@@ -272,8 +275,12 @@ class Registry:
         size = listed_bytes(transaction.key, transaction.topics)
         if (why := self._account.prepared.why_not(transaction.address, size)) is not None:
             raise XaRefused(XaCode.XAER_RMERR, f"{why}: commit or roll back what is prepared first")
+        self._list(transaction, size)
+
+    def _list(self, transaction: OpenTransaction, size: int) -> None:
         transaction.listed = size
         self._account.prepared.add(transaction.address, size)
+        self._prepared[transaction.key] = transaction
 
     def remove(self, transaction: OpenTransaction) -> None:
         """Out of everybody's reach; its messages stay with it. Nothing happens if it is so already."""
@@ -291,8 +298,8 @@ class Registry:
     def _give_back(self, transaction: OpenTransaction) -> None:
         self._account.transactions.add(transaction.address, -1)
         self._account.transaction_bytes.add(transaction.address, -transaction.held_bytes)
-        self._account.prepared.add(transaction.address, -transaction.listed)
-        transaction.listed = 0
+        if self._prepared.pop(transaction.key, None) is not None:
+            self._account.prepared.add(transaction.address, -transaction.listed)
 
     def of_connection(self, connection: object) -> list[OpenTransaction]:
         """The local transactions of a connection."""
@@ -300,14 +307,20 @@ class Registry:
 
     def prepared(self, qualifier: str | None = None) -> Iterable[OpenTransaction]:
         """Those whose preparation is on the disk, with this qualifier or any."""
-        for key, transaction in self._open.items():
+        for key, transaction in self._prepared.items():
             if transaction.prepared_at_ms is not None and (qualifier is None or qualifier_of(key) == qualifier):
                 yield transaction
 
-    def active(self, most: int) -> list[OpenTransaction]:
-        """Those that are not prepared, at most so many, those with most bytes."""
-        found = (each for each in self._open.values() if each.state is TransactionState.ACTIVE)
-        return nlargest(most, found, key=lambda each: each.held_bytes)
+    def active_in_slices(self, most: int) -> Generator[None, None, list[OpenTransaction]]:
+        """Those that are not prepared, at most so many, those with most bytes. Pauses every few milliseconds."""
+        found: list[OpenTransaction] = []
+        left = list(self._open.values())
+        while left:
+            some, left = left[:_COMPARED], left[_COMPARED:]
+            found += (each for each in some if each.state is TransactionState.ACTIVE)
+            found = nlargest(most, found, key=lambda each: each.held_bytes)
+            yield
+        return found
 
     def holding(self, log: PartitionLog) -> list[str]:
         """Keys of the transactions that have messages for a partition."""

@@ -332,29 +332,23 @@ class Transactions:
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
-    def prepared(self, *, active: bool = False) -> list[PreparedTransaction]:
-        """Everything that RECOVER would list, with figures. active: behind these MAX_LISTED open ones that are not
-        prepared, those with most bytes; fewer if their rows have more than MAX_ACTIVE_BYTES."""
+    def prepared(self, *, active: bool = False) -> Iterator[PreparedTransaction | None]:
+        """Everything that RECOVER would list, with figures, each as it is when its turn comes; None where a caller may
+        pause, too. active: behind the prepared ones MAX_LISTED open ones that are not, those with most bytes; fewer if
+        their rows have more than MAX_ACTIVE_BYTES."""
         self._check_served()
-        chosen = [*self._open.prepared(), *(self._most_active() if active else ())]
-        found = [
-            PreparedTransaction(
-                each.key, each.prepared_at_ms or None, each.messages, each.size, each.topics, each.state.value
-            )
-            for each in chosen
-        ]
-        return found + [
-            PreparedTransaction(key, None, 0, 0, [], f"heuristic_{decision}")
-            for key, decision in self._log.heuristics.items()
-        ]
-
-    def _most_active(self) -> Iterator[OpenTransaction]:
-        left = MAX_ACTIVE_BYTES
-        for each in self._open.active(MAX_LISTED):
-            left -= listed_bytes(each.key, each.topics)
-            if left < 0:
-                return
-            yield each
+        chosen, left = list(self._open.prepared()), MAX_ACTIVE_BYTES
+        if active:
+            for each in (yield from self._open.active_in_slices(MAX_LISTED)):
+                if (left := left - listed_bytes(each.key, each.topics)) < 0:
+                    break
+                chosen.append(each)
+        for each in chosen:
+            if self._open.get(each.key) is each:
+                figures = each.messages, each.size, each.topics, each.state.value
+                yield PreparedTransaction(each.key, each.prepared_at_ms or None, *figures)
+        for key, decision in list(self._log.heuristics.items()):
+            yield PreparedTransaction(key, None, 0, 0, [], f"heuristic_{decision}")
 
     def complete(self, key: str, action: str) -> Deferred[None] | None:
         """An operator's decision on a prepared XA transaction, or `forget`, or the end of an open transaction

@@ -7,7 +7,6 @@ import pytest
 
 from metaq.broker.account import MAX_PREPARED_BYTES, Account, Quotas
 from metaq.broker.requests.answers import encode_json
-from metaq.broker.requests.transaction import TransactionVerbs
 from metaq.broker.transactions.open_transactions import listed_bytes
 from metaq.broker.transactions.transactions import MAX_ACTIVE_BYTES
 from metaq.protocol.frames import ONE_WAY, encode_frame
@@ -21,6 +20,7 @@ from metaq.protocol.transaction_requests import (
     TransactionRequest,
 )
 from tests.unit.broker.harness import Harness
+from tests.unit.broker.test_slices import step
 from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
 
 
@@ -356,13 +356,11 @@ def test_no_row_is_larger_than_what_is_counted_for_it(harness, frames, qualifier
     for topic, partition in (("t", 0), ("safe", 1)):
         assert frames.send(key, topic, partition, bytes(5000)).code == ResponseCode.SUCCESS
     assert frames.tx(key, "PREPARE")[0] == ResponseCode.SUCCESS
-    rows = TransactionVerbs(harness.broker.transactions, harness.broker.writing).prepared(PreparedTransactionsRequest())
     counted = prepared_bytes(harness)
-    assert len(encode_json(rows)) <= counted
+    assert len(encode_json(frames.prepared())) <= counted
     assert len(key.encode()) + 2 <= counted
     assert frames.complete(key, "rollback") == (ResponseCode.SUCCESS, "")
-    rows = TransactionVerbs(harness.broker.transactions, harness.broker.writing).prepared(PreparedTransactionsRequest())
-    assert len(encode_json(rows)) <= prepared_bytes(harness) < counted
+    assert len(encode_json(frames.prepared())) <= prepared_bytes(harness) < counted
 
 
 def test_a_full_list_fits_into_one_frame():
@@ -375,6 +373,29 @@ def test_open_transactions_that_are_not_prepared_have_a_bounded_part_of_the_list
     assert len(frames.active()) == 3
     monkeypatch.setattr("metaq.broker.transactions.transactions.MAX_ACTIVE_BYTES", 2 * listed_bytes("TX:s:1"))
     assert len(frames.active()) == 2
+
+
+def test_the_list_is_made_in_slices_and_names_what_is_there_when_its_turn_comes(harness, frames, monkeypatch):
+    monkeypatch.setattr("metaq.broker.transactions.open_transactions._COMPARED", 1)
+    keys = [f"XID:1:0{number}:0b:tm" for number in range(5)]
+    for key in keys:
+        assert frames.tx(key, "BEGIN") == OK
+        assert frames.send(key, "t", 0, bytes(10)).code == ResponseCode.SUCCESS
+    for key in keys[:3]:
+        assert frames.tx(key, "PREPARE")[0] == ResponseCode.SUCCESS
+    monkeypatch.setattr("metaq.broker.tuning.TURN_SECONDS", 0.0)
+    other = Frames(harness)
+    ext = PreparedTransactionsRequest(active=True).to_ext()
+    frames.peer.send(encode_frame(RequestCode.PREPARED_TRANSACTIONS, 1, ext))
+    assert other.complete(keys[1], "rollback") == (ResponseCode.SUCCESS, "")
+    turns = 0
+    while not (answers := frames.peer.frames()):
+        step(harness)
+        turns += 1
+    assert turns >= 5
+    found = [(each["key"], each["state"]) for each in json.loads(bytes(answers[0].body))]
+    expected = [(keys[number], state) for number, state in enumerate(["prepared", "", "prepared", "active", "active"])]
+    assert found == [each for each in expected if each[1]] + [(keys[1], "heuristic_rollback")]
 
 
 def test_one_address_does_not_take_all_memory_of_transactions(harness, frames):
