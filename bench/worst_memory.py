@@ -28,7 +28,6 @@ from bench.processes import free_port
 from bench.worst import FRAMES, GROUPS, HALVES, PAGES, PARTITIONS, TEXTS, fill, filled_topics
 from metaq.broker.account import SPACE_READ_BYTES, Quotas
 from metaq.broker.configuration.settings import DEFAULT_MAX_PENDING_PUT_BYTES
-from metaq.broker.requests.reading import MAX_UNSENT_BYTES
 from metaq.broker.tuning import HEAP_KEPT_BYTES, LARGE_READ_BYTES, WRITE_BYTES
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
@@ -97,7 +96,7 @@ def bound_bytes(case: _Case) -> int:
     """What docs/broker.md says that the limits imply, for requests of this verb, beside what the broker has at rest."""
     limits = Quotas()
     bound = 2 * limits.unfinished_bytes + 2 * case.addresses * MAX_FRAME_BYTES + limits.waiting_bytes
-    bound += DEFAULT_MAX_PENDING_PUT_BYTES + MAX_UNSENT_BYTES + HEAP_KEPT_BYTES + CONNECTIONS * CONNECTION_BYTES
+    bound += DEFAULT_MAX_PENDING_PUT_BYTES + limits.unsent_bytes + HEAP_KEPT_BYTES + CONNECTIONS * CONNECTION_BYTES
     if case.verb in _TRANSACTIONS:
         bound += limits.transaction_bytes
     if case.verb in _SHARED:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
+from typing import Protocol
 
 from metaq.protocol.errors import AccountSpent
 
@@ -24,11 +25,14 @@ from .store.threads import call_safely
 __all__ = [
     "LOST_BYTES",
     "NOBODY",
+    "REFUSED_ANSWER_BYTES",
+    "SCARCE_ANSWER_BYTES",
     "SPACE_READ_BYTES",
     "Account",
     "Quotas",
     "Shares",
     "Unfinished",
+    "Unsent",
     "account_address",
     "address_of",
 ]
@@ -50,10 +54,16 @@ MAX_PAGES = 32
 """Pages and metrics that are made or sent: each knows what is still to come, and up to some megabytes."""
 
 UNFINISHED_BYTES_PER_SECOND = 16 << 10
-"""A request that comes faster has more time than `requestSeconds`."""
+"""A request that comes faster has more time than `requestSeconds`, and so has an answer that is taken faster."""
 
 SCAN_SECONDS = 5
 """How often unfinished requests are looked at."""
+
+SCARCE_ANSWER_BYTES = 64 << 10
+"""Data of an answer while its address has no room for unsent ones; one record may be larger."""
+
+REFUSED_ANSWER_BYTES = 80 << 10
+"""An answer of more is refused then: that is the data, and what is said of them."""
 
 WAITING_BYTES = 1 << 10
 """What a request that waits counts, beside what it says."""
@@ -76,6 +86,8 @@ class Quotas:
     more are not read, but for one of each address."""
     request_seconds: int = 30
     """So long a request may come slower than UNFINISHED_BYTES_PER_SECOND."""
+    unsent_bytes: int = 64 << 20
+    """Of answers that clients do not take, and one answer. Beyond it answers have REFUSED_ANSWER_BYTES at most."""
     waiting_bytes: int = 64 << 20
     """Of requests that wait for what is not there yet; WAITING_BYTES each, and what they say."""
     transaction_bytes: int = 256 << 20
@@ -323,6 +335,82 @@ class Unfinished:
             yield from (begun for who, begun in mine.items() if who not in self._waiting)
 
 
+class Receiver(Protocol):
+    """A connection that answers are sent to."""
+
+    address: str
+
+    @property
+    def sent_bytes(self) -> int:
+        """What its client was sent while its transport was full, since the connection was made."""
+
+    def abort(self, why: str) -> None: ...
+
+
+class _Untaken:
+    """age: how many looks found its client too slow. seen: `sent_bytes` at the last look."""
+
+    __slots__ = ("age", "seen", "size")
+
+    def __init__(self, seen: int) -> None:
+        self.seen = seen
+        self.age = self.size = 0
+
+
+class Unsent:
+    """The answers that wait in full transports, of all connections.
+
+    While an address has no room for more, its answers are small: larger ones are refused. Connections whose clients
+    take theirs too slowly are cut then. Time counts in looks, as for Unfinished.
+    """
+
+    def __init__(self, budget: Shares, seconds: int) -> None:
+        self._budget = budget
+        self._seconds = seconds
+        self._untaken: dict[Receiver, _Untaken] = {}
+
+    def data_bytes(self, address: str, limit: int) -> int:
+        """How much data an answer may carry that could have `limit` bytes."""
+        return limit if self._budget.room(address) > 0 else min(limit, SCARCE_ANSWER_BYTES)
+
+    def why_not(self, address: str, size: int) -> str | None:
+        """Why it gets no answer of this size now; None: it does."""
+        return self._budget.why_not(address) if size > REFUSED_ANSWER_BYTES else None
+
+    def hold(self, address: str, change: int) -> None:
+        """A connection that is cut by others holds so much more, or less."""
+        self._budget.add(address, change)
+
+    def add(self, who: Receiver, size: int) -> None:
+        """So much more was written to its transport, which is full."""
+        untaken = self._untaken.get(who)
+        if untaken is None:
+            untaken = self._untaken[who] = _Untaken(who.sent_bytes)
+        untaken.size += size
+        self._budget.add(who.address, size)
+
+    def taken(self, who: Receiver) -> None:
+        """All of it was sent, or the connection is gone."""
+        untaken = self._untaken.pop(who, None)
+        if untaken is not None:
+            self._budget.add(who.address, -untaken.size)
+
+    def look(self) -> None:
+        """To be called every SCAN_SECONDS: cut who takes too little, if that keeps its address from more."""
+        late = []
+        for who, untaken in self._untaken.items():
+            sent = who.sent_bytes
+            untaken.age = untaken.age + 1 if sent - untaken.seen < SCAN_SECONDS * UNFINISHED_BYTES_PER_SECOND else 0
+            untaken.seen = sent
+            if untaken.age * SCAN_SECONDS > self._seconds and self._budget.room(who.address) <= 0:
+                late.append(who)
+        for who in late:
+            who.abort(
+                f"for {self._seconds} s it took less than {UNFINISHED_BYTES_PER_SECOND} bytes a second of its answers, "
+                "and others wait for their room (see unsentBytes and requestSeconds in [limits] of server.ini)"
+            )
+
+
 class Account:
     """All budgets of a broker."""
 
@@ -336,6 +424,9 @@ class Account:
             limits.unfinished_bytes // 8,
         )
         self.unfinished = Unfinished(self._unfinished_bytes, limits.request_seconds, reactor)
+
+        self._unsent_bytes = Shares("bytes of unsent answers", "unsentBytes", limits.unsent_bytes, share)
+        self.unsent = Unsent(self._unsent_bytes, limits.request_seconds)
 
         self.limits = limits
         self.connections = Shares("connections", "", 0, share)
@@ -377,6 +468,7 @@ class Account:
         yield "made_topics", self.made_topics
         yield "half_messages", self.half_messages
         yield "unfinished_bytes", self._unfinished_bytes
+        yield "unsent_bytes", self._unsent_bytes
         yield "waiting_bytes", self.waiting
         yield "transaction_bytes", self.transaction_bytes
         yield "open_transactions", self.transactions

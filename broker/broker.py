@@ -135,6 +135,7 @@ class Broker:
             self.metrics,
             reactor,
             config,
+            self.account,
             lambda: self.url,
         )
         self.run_in_thread = threads.disk

@@ -167,6 +167,7 @@ _REPLICATION: Mapping[str, _Key] = {
 _LIMITS: Mapping[str, _Key] = {
     "unfinished_bytes": _Key("unfinishedBytes", _integer(1 << 24)),
     "request_seconds": _Key("requestSeconds", _positive),
+    "unsent_bytes": _Key("unsentBytes", _integer(1 << 20)),
     "waiting_bytes": _Key("waitingBytes", _integer(1 << 20)),
     "transaction_bytes": _Key("transactionBytes", _integer(1 << 20)),
     "open_transactions": _Key("openTransactions", _positive),

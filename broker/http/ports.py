@@ -24,7 +24,6 @@ from .. import tuning
 from ..account import Account, account_address
 from ..broker import Broker
 from ..requests.gate import Gate
-from ..requests.reading import Reading
 from ..runtime.few_lines import FewLines
 from ..runtime.log_format import LogFormat
 from .browsers import OwnNames
@@ -43,7 +42,6 @@ class _Services(Protocol):
     """What the connections of both ports share."""
 
     account: Account
-    reading: Reading
     closed_lines: FewLines
 
 
@@ -137,12 +135,12 @@ class _Channel(HTTPChannel):
     def _wait(self) -> None:
         if self._cut is None:
             self._unsent = self._last_size
-            self.shared.reading.unsent_bytes += self._unsent
+            self.shared.account.unsent.hold(self.address, self._unsent)
             self._cut = self.callLater(IDLE_SECONDS, self.forceAbortClient)
 
     def _taken(self) -> None:
         if self._cut is not None:
-            self.shared.reading.unsent_bytes -= self._unsent
+            self.shared.account.unsent.hold(self.address, -self._unsent)
             if self._cut.active():
                 self._cut.cancel()
             self._cut = None

@@ -45,16 +45,16 @@ class SessionFactory(Factory):
         self._refused = 0
         self._refusal = ""
         self._idle_scan = LoopingCall(self._cut_idle)
-        self._unfinished_scan = LoopingCall(self._cut_unfinished)
-        for scan in (self._idle_scan, self._unfinished_scan):
+        self._slow_scan = LoopingCall(self._cut_slow)
+        for scan in (self._idle_scan, self._slow_scan):
             scan.clock = cast(Any, broker.reactor)
 
     def startFactory(self) -> None:  # noqa: N802
         self._idle_scan.start(_IDLE_SCAN_SECONDS, now=False)
-        self._unfinished_scan.start(SCAN_SECONDS, now=False)
+        self._slow_scan.start(SCAN_SECONDS, now=False)
 
     def stopFactory(self) -> None:  # noqa: N802
-        for scan in (self._idle_scan, self._unfinished_scan):
+        for scan in (self._idle_scan, self._slow_scan):
             if scan.running:
                 scan.stop()
 
@@ -82,8 +82,9 @@ class SessionFactory(Factory):
             self._broker.account.connections.add(address, -1)
         self._broker.connections = len(self._sessions)
 
-    def _cut_unfinished(self) -> None:
+    def _cut_slow(self) -> None:
         self._broker.account.unfinished.look()
+        self._broker.account.unsent.look()
 
     def _cut_idle(self) -> None:
         if self._refused:

@@ -39,12 +39,11 @@ from metaq.protocol.text import Quit
 
 from .. import tuning
 from ..account import Account, account_address
-from ..requests.answers import Answer, Bytes, Work
+from ..requests.answers import Answer, Bytes, Work, answer_bytes
 from ..requests.gate import Gate, Verb
 from ..requests.parkable import Loading, Parkable, Step
 from ..requests.pull import Pull
 from ..requests.put import PutGroup
-from ..requests.reading import Reading
 from ..runtime.few_lines import FewLines
 from ..runtime.reactor import ReactorTime, Transport
 from ..runtime.turns import ConnectionTurns, WorkPlaces
@@ -71,7 +70,6 @@ class SessionServices(Interface):
     account: Account
     parked: ParkedPulls
     pending_puts: PendingPuts
-    reading: Reading
     closed_lines: FewLines
 
 
@@ -94,10 +92,6 @@ class _Slot:
         self.answer = answer
         self.held = held
         self.put = put
-
-
-def _size(answer: Bytes) -> int:
-    return sum(map(len, answer)) if isinstance(answer, list) else len(answer)
 
 
 def _memory(request: WireRequest) -> int:
@@ -155,7 +149,6 @@ class Session(Protocol):
         self._account = shared.account
         self.address = "?"
         """What it counts as in the account."""
-        self._reading_parts = shared.reading
         self._closed_lines = shared.closed_lines
         self._seconds = shared.reactor.seconds
         self._on_lost = on_lost
@@ -168,7 +161,6 @@ class Session(Protocol):
         self._pending_bytes = 0
         self._parked: set[Parkable] = set()
         self._full = False  # the transport wants no more data
-        self._unsent = 0  # at most so many bytes wait in a full transport
         self._serving = False  # nothing overtakes what is still to be served
         self._yielding = False  # the rest of the queue waits for the connection's next turn
         self._busy = 0  # it has lately had more to do than one turn; each read takes one off
@@ -289,7 +281,7 @@ class Session(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lost = self._closing = True
         self._queue.clear()
-        self._count_unsent(-self._unsent)
+        self._account.unsent.taken(self)
         self._all_parked.wake(self._parked)  # to wait no more
         self._pending_puts.drop(self)
         self._account.unfinished.drop(self, self.address)
@@ -307,7 +299,7 @@ class Session(Protocol):
     def resumeProducing(self) -> None:  # noqa: N802
         """The transport has sent everything."""
         self._full = False
-        self._count_unsent(-self._unsent)
+        self._account.unsent.taken(self)
         self.last_active = self._seconds()
         self._resume()
 
@@ -484,11 +476,14 @@ class Session(Protocol):
         self._answer(self._gate.group, group, group.commit())
 
     def _serve_pull(self, pull: Parkable) -> None:
+        self._account.asker = self.address
         answer = self._gate.step(pull)
         if isinstance(answer, Deferred):
+            if pull.repeatable:
+                answer.addCallback(partial(self._if_room, pull))
             self._answer_later(answer, pull.max_bytes, ordered=False)
         elif not isinstance(answer, (Step, Loading)):
-            self._write(answer)
+            self._write(self._if_room(pull, answer))
         elif not isinstance(answer, Loading) and (pull.expired or self._half_closed):
             self._write(self._gate.give_up(pull))
         elif len(self._parked) >= MAX_PARKED_PULLS:
@@ -532,15 +527,25 @@ class Session(Protocol):
 
     def _answer(self, verb: Verb, request: WireRequest | PutGroup, answer: Answer) -> None:
         ordered = type(request) is not Frame
+        repeatable = cast(WireRequest, request) if verb.repeatable or verb.lists else None
         if isinstance(answer, bytes | list):
+            if repeatable is not None:
+                answer = self._if_room(repeatable, answer)
             if ordered and self._ordered:
-                slot = _Slot(_size(answer), answer)
+                slot = _Slot(answer_bytes(answer), answer)
                 self._ordered.append(slot)
                 self._pending_bytes += slot.held
             else:
                 self._write(answer)
         elif answer is not None:
+            if repeatable is not None:
+                answer.addCallback(partial(self._if_room, repeatable))
             self._answer_later(answer, verb.held(request), ordered=ordered, put=verb.stores)
+
+    def _if_room(self, request: WireRequest | Parkable, answer: Bytes) -> Bytes:
+        """The answer, or a refusal if it is large and there is no room for what its client may not take."""
+        why = self._account.unsent.why_not(self.address, answer_bytes(answer))
+        return answer if why is None else self._gate.refuse(request, why)
 
     def _answer_later(self, answer: Deferred[Bytes], held: int, *, ordered: bool, put: bool = False) -> None:
         """held: bytes in memory while the answer is not there yet. put: they are a put's."""
@@ -566,7 +571,7 @@ class Session(Protocol):
         if not ordered:
             self._write(answer)
         else:
-            slot.answer, slot.held = answer, _size(answer)
+            slot.answer, slot.held = answer, answer_bytes(answer)
             self._pending_bytes += slot.held
             self._write_ordered()
         self._resume()
@@ -605,11 +610,12 @@ class Session(Protocol):
         else:
             self._transport.writeSequence(out)
         if self._full:
-            self._count_unsent(size)
+            self._account.unsent.add(self, size)
 
-    def _count_unsent(self, change: int) -> None:
-        self._unsent += change
-        self._reading_parts.unsent_bytes += change
+    @property
+    def sent_bytes(self) -> int:
+        """As Receiver."""
+        return self._transport.sent_bytes
 
     # --- state --------------------------------------------------------------------------------------------------------
 

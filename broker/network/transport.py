@@ -67,6 +67,16 @@ class PlainConnection(tcp.Server):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
         super().__init__(sock, *others)
 
+    sent_bytes = 0
+    """What was buffered first, as nothing else waits for the client."""
+
+    def writeSomeData(self, data: bytes) -> int | ConnectionLost:  # noqa: N802
+        """Twisted's, which gives the number of bytes or why there are none."""
+        sent = super().writeSomeData(data)
+        if isinstance(sent, int):
+            self.sent_bytes += sent
+        return sent
+
     def write(self, data: Buffer) -> None:
         """Twisted's takes bytes alone."""
         super().write(bytes(data))  # type: ignore[no-untyped-call]
@@ -142,6 +152,7 @@ class FastConnection(PlainConnection):
                 return CONNECTION_LOST
             self._tempDataBuffer = cast(list[bytes], _rest(buffers, sent))
             self._tempDataLen -= sent
+            self.sent_bytes += sent
             if self._tempDataLen:
                 return None
         return super().doWrite()  # type: ignore[no-untyped-call]

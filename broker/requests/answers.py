@@ -24,6 +24,7 @@ __all__ = [
     "Answer",
     "Bytes",
     "Work",
+    "answer_bytes",
     "answer_frame",
     "body_frame",
     "encode_json",
@@ -52,6 +53,11 @@ class ReplyFields(Protocol):
     """A reply of protocol/."""
 
     def to_ext(self) -> dict[str, str | int]: ...
+
+
+def answer_bytes(answer: Bytes) -> int:
+    """The size of an answer."""
+    return sum(map(len, answer)) if isinstance(answer, list) else len(answer)
 
 
 def then(result: T | Deferred[T], convert: Callable[[T], U]) -> U | Deferred[U]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import MetaqError
+from metaq.protocol.errors import AccountSpent, MetaqError
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.requests import WireRequest
@@ -112,6 +112,8 @@ class Verb(NamedTuple):
     """It may be served with its neighbours, in a PutGroup."""
     lists: bool = False
     """It changes nothing, and its answer, of much that there is, is made in slices."""
+    repeatable: bool = False
+    """A large answer may be left out: who asks again is told the same, or what is there then."""
     admin: bool = False
     """It is for operators."""
     topics: Callable[[Any], Iterable[str | None]] = _named_topic
@@ -233,6 +235,10 @@ class Gate:
     def too_many_pulls(self, pull: Parkable, why: str) -> Bytes:
         """The answer to a pull that would have to wait while too many others wait."""
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, why)
+
+    def refuse(self, request: WireRequest | Parkable, why: str) -> Bytes:
+        """The answer in place of one that there is no room for."""
+        return _failed(request, AccountSpent(why))
 
 
 def _settled(request: WireRequest, answer: Answer) -> Answer:

@@ -43,6 +43,9 @@ class Parkable:
 
     __slots__ = ()
 
+    repeatable = True
+    """As Verb.repeatable."""
+
     opaque: int
     key: Hashable
     deadline: float

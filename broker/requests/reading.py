@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred, fail
 from metaq.protocol.errors import FiltersBusy
 from metaq.protocol.limits import MAX_PULL_BYTES
 
+from ..account import Account
 from ..configuration.config import BrokerConfig
 from ..filters.places import RememberedPlaces
 from ..filters.table import FilterTable
@@ -19,13 +20,7 @@ from ..runtime.reactor import ReactorTime
 from .cold_reads import ColdReads, Examinations
 from .selecting import TurnTime
 
-__all__ = ["MAX_FILTER_CALLS", "MAX_UNSENT_BYTES", "SCARCE_ANSWER_BYTES", "Reading"]
-
-MAX_UNSENT_BYTES = 64 << 20
-"""Answers waiting in full transports above which further ones are small: a thousand stalled consumers cost 130 MB."""
-
-SCARCE_ANSWER_BYTES = 64 << 10
-"""Data of an answer then; one record may be larger."""
+__all__ = ["MAX_FILTER_CALLS", "Reading"]
 
 MAX_FILTER_CALLS = 256
 """Requests that may wait for users' filters; further ones are refused, so that a hanging filter costs no memory."""
@@ -48,6 +43,7 @@ class Reading:
         metrics: Metrics,
         reactor: ReactorTime,
         config: BrokerConfig,
+        account: Account,
         url: Callable[[], str],
     ) -> None:
         """in_filter_thread: for users' filters. url: this broker's, as registered in ZooKeeper."""
@@ -65,14 +61,13 @@ class Reading:
         self.moves_past_end = config.move_consumers_past_end
         """Whether the answer to a `get` beyond the end is the end."""
         self.url = url
-        self.unsent_bytes = 0
-        """Answers that wait in full transports, for consumers that do not take them; kept by the sessions."""
+        self._account = account
         self._in_filter_thread = in_filter_thread
         self._filter_calls = 0
 
     @property
     def max_answer_bytes(self) -> int:
-        """Data of one answer: less while consumers that do not read hold too much of the memory."""
+        """Data of one answer: less while consumers of the address that asks take too little of theirs."""
         return self._answer_bytes(self.max_transfer_bytes)
 
     @property
@@ -81,7 +76,11 @@ class Reading:
         return self._answer_bytes(max(self.max_transfer_bytes, MAX_PULL_BYTES))
 
     def _answer_bytes(self, limit: int) -> int:
-        return limit if self.unsent_bytes <= MAX_UNSENT_BYTES else min(limit, SCARCE_ANSWER_BYTES)
+        return self._account.unsent.data_bytes(self._account.asker, limit)
+
+    def why_no_answer(self, size: int, address: str) -> str | None:
+        """Why an answer of so many bytes is not given to this address now; None: it is."""
+        return self._account.unsent.why_not(address, size)
 
     def in_filter_thread(self, function: Callable[[], T]) -> Deferred[T]:
         """The result of a function that calls a filter. Fails with FiltersBusy when too many wait already."""

@@ -167,9 +167,9 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         PutRun: Verb(partial(answer_run, writing, answers), _run_bytes, stores=True, topics=_run_topics),
         TooLargePut: Verb(lambda put, caller: answers.too_large(put), nodes=Nodes.ALL),
         Sync: Verb(partial(answer_sync, writing, answers, broker.now_ms), _put_bytes, stores=True),
-        Get: Verb(partial(answer_get, reading), lambda get: get.max_size),
+        Get: Verb(partial(answer_get, reading), lambda get: get.max_size, repeatable=True),
         OffsetQuery: Verb(lookups.nearest),
-        TransactionCommand: Verb(transactions.text),
+        TransactionCommand: Verb(transactions.text, repeatable=True),  # recover alone may be large
         Stats: Verb(stats, lists=True, nodes=Nodes.ALL),
         Version: Verb(version, nodes=Nodes.ALL),
         IgnoredAnswer: Verb(lambda answer, caller: None, nodes=Nodes.ALL),
@@ -208,20 +208,24 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.TRANSACTION: Verb(
             lambda frame, caller: _answer(
                 frame, transactions.perform(TransactionRequest.from_ext(frame.ext), caller), _text_frame
-            )
+            ),
+            repeatable=True,  # RECOVER alone may be large
         ),
         RequestCode.TRANSACTION_OUTCOME: _framed(TransactionOutcomeRequest.from_ext, transactions.outcome),
         RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel),
         RequestCode.LIST_DELAYED: _framed(
-            ListDelayedRequest.from_ext, partial(list_delayed, broker.delays), body_frame
+            ListDelayedRequest.from_ext, partial(list_delayed, broker.delays), body_frame, repeatable=True
         ),
         RequestCode.END_HALF: _framed(EndHalfRequest.from_ext, broker.halves.end),
         RequestCode.END_HALVES: Verb(
             lambda frame, caller: _answer(frame, end_halves(broker.halves, frame), ended_frame), _body_bytes
         ),
-        RequestCode.CHECK_HALVES: Verb(check_halves),
+        RequestCode.CHECK_HALVES: Verb(check_halves, repeatable=True),
         RequestCode.LIST_HALVES: _framed(
-            ListHalvesRequest.from_ext, lambda request: list_halves(broker.halves, request), body_frame
+            ListHalvesRequest.from_ext,
+            lambda request: list_halves(broker.halves, request),
+            body_frame,
+            repeatable=True,
         ),
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions, nodes=Nodes.ALL),
@@ -270,15 +274,20 @@ def _framed(
     *,
     admin: bool = False,
     nodes: Nodes = Nodes.LEADER,
+    repeatable: bool = False,
 ) -> Verb:
     """A frame whose request is all in its extFields. What `act` gives may come later."""
     return Verb(
-        lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode), _body_bytes, admin=admin, nodes=nodes
+        lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode),
+        _body_bytes,
+        admin=admin,
+        nodes=nodes,
+        repeatable=repeatable,
     )
 
 
 def _read(decode: Callable[[Ext], Any], act: Callable[[Any], Any], encode: Encoder = reply_frame) -> Verb:
-    return _framed(decode, act, encode, nodes=Nodes.READERS)
+    return _framed(decode, act, encode, nodes=Nodes.READERS, repeatable=True)
 
 
 def _admin(

@@ -48,7 +48,10 @@ def measures_elapsed_time(reactor: Any) -> Any:
 
 
 class Transport(Protocol):
-    """One TCP connection as a session sees it. Twisted's StringTransport is one."""
+    """One TCP connection as a session sees it."""
+
+    sent_bytes: int
+    """What was buffered first, and is sent."""
 
     def write(self, data: Buffer) -> None: ...
     def writeSequence(self, iovec: Iterable[Buffer]) -> None: ...  # noqa: N802

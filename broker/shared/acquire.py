@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, maybeDeferred
 from twisted.python.failure import Failure
 
+from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.record import Buffer
@@ -47,6 +48,8 @@ class Acquire(Parkable):
     """
 
     __slots__ = ("_caller", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
+
+    repeatable = False  # what it answers was leased
 
     def __init__(self, groups: SharedGroups, reading: Reading, frame: Frame, caller: Caller | None) -> None:
         """Raises RemoteProtocolError, InvalidName for a frame that is no ACQUIRE."""
@@ -102,6 +105,9 @@ class Acquire(Parkable):
         if self._has_ended:
             self._groups.give_back(self.key, grants, leases.token)
             return self.nothing()
+        if (why := self._reading.why_no_answer(sum(map(len, parts)), address_of(self._caller))) is not None:
+            self._groups.give_back(self.key, grants, leases.token)
+            raise AccountSpent(why)
         reply = AcquireReply(len(grants), leases.waiting, leases.damaged_bytes, leases.suspicion)
         if not grants:  # all of them were damaged: there may be others
             return answer_frame(self.opaque, reply.to_ext(), ResponseCode.PULL_NOT_FOUND)

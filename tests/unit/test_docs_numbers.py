@@ -77,7 +77,11 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "with their connection or their timeout | {PERIOD_LINES} in {PERIOD_SECONDS:s} of each kind",
         "| an incomplete request | {Quotas.request_seconds:s} at less than {UNFINISHED_BYTES_PER_SECOND:bytes} per",
         "| unsent answers of a connection | {broker/tuning.WRITE_BYTES:bytes} and one answer |",
-        "do not read | {MAX_UNSENT_BYTES:bytes} | each answer carries {SCARCE_ANSWER_BYTES:bytes} of data",
+        "do not read, and one answer | {Quotas.unsent_bytes:bytes}, or",
+        "an answer carries {SCARCE_ANSWER_BYTES:bytes} of data;",
+        "one record of more than {REFUSED_ANSWER_BYTES:bytes} is refused",
+        "that take less than {UNFINISHED_BYTES_PER_SECOND:bytes} a second for `requestSeconds`",
+        "| `unsentBytes` | {Quotas.unsent_bytes:plain} |",
         "or one slice of a large request | {broker/tuning.TURN_SECONDS:ms} |",
         "in one round of the event loop | {ITERATION_SECONDS:ms}, and as much for requests that come in |",
         "| cold reads at once, of all consumers | {MAX_COLD_READS} |",
@@ -115,7 +119,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "twice {MAX_FRAME_BYTES:bytes+1} for each address), "
         "requests that wait for messages ({Quotas.waiting_bytes:bytes})",
         "puts that wait for their sync ({DEFAULT_MAX_PENDING_PUT_BYTES:bytes}),",
-        "unsent answers ({MAX_UNSENT_BYTES:bytes})",
+        "unsent answers ({Quotas.unsent_bytes:bytes})",
         "transactions ({Quotas.transaction_bytes:bytes}), shared groups ({Quotas.shared_bytes:bytes})",
         "the heap keeps ({HEAP_KEPT_BYTES:bytes}), and for each connection one read ({LARGE_READ_BYTES:bytes}), "
         "space for {SPACE_READ_BYTES:bytes} of a large frame, and one answer "

@@ -93,6 +93,8 @@ class Threads:
 class Transport(StringTransport):
     """Keeps each write apart, and can be full."""
 
+    sent_bytes = 0
+
     def __init__(self, peerAddress: Any = None) -> None:  # noqa: N803
         super().__init__(peerAddress=peerAddress)
         self.writes: list[bytes] = []
@@ -114,6 +116,12 @@ class StreamTransport(Transport):
 
     def setTcpNoDelay(self, enabled: bool) -> None:  # noqa: N802
         """Every connection has it."""
+
+
+def unsent_bytes(broker: Any) -> int:
+    """Of answers that wait in full transports."""
+    used: int = dict(broker.account.budgets())["unsent_bytes"].used
+    return used
 
 
 class Peer:

@@ -55,6 +55,15 @@ def test_a_cold_pull_of_a_half_closed_connection_is_answered_before_that_ends(pe
     assert peer.transport.disconnecting
 
 
+@pytest.mark.parametrize("by_text", [False, True])
+def test_a_cold_answer_is_refused_when_unsent_ones_have_taken_all_room_meanwhile(peer, harness, monkeypatch, by_text):
+    monkeypatch.setattr("metaq.broker.account.REFUSED_ANSWER_BYTES", 2 * RECORD)
+    peer.send(encode_get("t", "g", 0, RECORD, 3 * RECORD, 1) if by_text else pull("t", 0, RECORD, 3 * RECORD))
+    harness.broker.account.unsent.hold("127.0.0.1", harness.broker.account.limits.unsent_bytes)
+    harness.threads.run()
+    assert [each.code for each in (peer.answers() if by_text else peer.frames())] == [503 if by_text else 2]
+
+
 def test_a_cold_pull_waits_for_its_index_and_its_data_in_worker_threads(peer, harness, files):
     peer.send(pull("t", 0, RECORD, 3 * RECORD))
     assert peer.received() == b""

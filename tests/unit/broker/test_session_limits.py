@@ -2,9 +2,9 @@
 
 import pytest
 
-from metaq.broker.account import WAITING_BYTES
+from metaq.broker import account as account_module
+from metaq.broker.account import SCAN_SECONDS, WAITING_BYTES, Shares
 from metaq.broker.network import session as session_module
-from metaq.broker.requests import reading as reading_module
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Value, encode_get
@@ -180,9 +180,17 @@ def test_what_comes_while_a_connection_waits_for_its_turn_stays_in_order(peer, h
     assert peer.transport.disconnecting
 
 
-def test_consumers_that_do_not_read_make_answers_small_until_they_are_gone(full, harness, monkeypatch):
-    monkeypatch.setattr(reading_module, "MAX_UNSENT_BYTES", 100)
-    monkeypatch.setattr(reading_module, "SCARCE_ANSWER_BYTES", 30)
+@pytest.fixture
+def scarce(harness, monkeypatch):
+    """So many bytes of unsent answers there may be: 100, 94 of them for an address that is alone. An answer carries 30
+    bytes of data then, and has 500 bytes at most."""
+    harness.broker.account.unsent._budget = Shares("bytes of unsent answers", "unsentBytes", 100, 50)
+    monkeypatch.setattr(account_module, "SCARCE_ANSWER_BYTES", 30)
+    monkeypatch.setattr(account_module, "REFUSED_ANSWER_BYTES", 500)
+    return harness.broker.account.unsent
+
+
+def test_consumers_that_do_not_read_make_answers_small_until_they_are_gone(full, harness, scarce, monkeypatch):
     monkeypatch.setattr("metaq.broker.tuning.WRITE_BYTES", 1)
     healthy = harness.connect()
     for _ in range(4):
@@ -193,26 +201,72 @@ def test_consumers_that_do_not_read_make_answers_small_until_they_are_gone(full,
 
     assert pulled() == 5 * 25
     full.send(pull("t", 0, 0))
-    assert harness.broker.reading.unsent_bytes > 125
+    assert scarce._budget.used > 125
     assert pulled() == 25
     healthy.send(encode_get("t", "g", 0, 0, 1000, 1))
     assert [len(answer.data) for answer in healthy.answers()] == [30]
     full.session.resumeProducing()
-    assert harness.broker.reading.unsent_bytes == 0
+    assert scarce._budget.used == 0
     assert pulled() == 5 * 25
     full.send(pull("t", 0, 0))
     full.lose()
-    assert harness.broker.reading.unsent_bytes == 0
+    assert scarce._budget.used == 0
 
 
-def test_a_record_larger_than_a_small_answer_is_given_whole(full, harness, monkeypatch):
-    monkeypatch.setattr(reading_module, "MAX_UNSENT_BYTES", -1)
-    monkeypatch.setattr(reading_module, "SCARCE_ANSWER_BYTES", 10)
+def test_a_record_larger_than_a_small_answer_is_given_whole(full, harness, scarce, monkeypatch):
+    monkeypatch.setattr(account_module, "SCARCE_ANSWER_BYTES", 10)
+    scarce.hold("127.0.0.1", 100)
     healthy = harness.connect()
     healthy.send(encode_get("t", "g", 0, 0, 1000, 1))
     harness.threads.run()
     assert [len(answer.data) for answer in healthy.answers()] == [25]
     assert len(healthy.ask_frame(pull("t", 0, 0)).body) == 25
+
+
+def test_large_answers_are_refused_while_what_is_not_read_has_all_room(peer, harness, scarce):
+    peer.ask(put("t", 0, bytes(600)))
+    scarce.hold("127.0.0.1", 94)
+    frame = peer.ask_frame(pull("t", 0, 0))
+    assert (frame.code, "unsentBytes=100" in frame.remark) == (2, True)
+    peer.send(encode_get("t", "g", 0, 0, 1000, 1))
+    harness.threads.run()
+    (answer,) = peer.answers()
+    assert (answer.code, "unsentBytes=100" in answer.text) == (503, True)
+    scarce.hold("127.0.0.1", -1)
+    assert len(peer.ask_frame(pull("t", 0, 0)).body) > 600
+
+
+def test_what_was_done_is_told_whatever_waits(peer, harness, scarce, monkeypatch):
+    monkeypatch.setattr(account_module, "REFUSED_ANSWER_BYTES", 1)
+    scarce.hold("127.0.0.1", 100)
+    assert peer.ask(put("t", 0)).code == 200
+
+
+def test_one_address_does_not_have_all_room_for_unsent_answers(peer, harness, scarce):
+    peer.ask(put("t", 0, bytes(600)))
+    scarce.hold("127.0.0.2", 40)
+    scarce.hold("127.0.0.1", 50)
+    assert peer.ask_frame(pull("t", 0, 0)).code == 2
+    other = harness.connect("127.0.0.2")
+    assert len(other.ask_frame(pull("t", 0, 0)).body) > 600
+
+
+@pytest.mark.parametrize(("bytes_a_second", "cut"), [(0, True), (1000, True), (17 << 10, False)])
+def test_who_takes_too_little_is_cut_while_others_want_the_room(full, harness, scarce, bytes_a_second, cut):
+    full.send(pull("t", 0, 0))
+    scarce.hold("127.0.0.1", 100)
+    for _ in range(40 // SCAN_SECONDS):
+        full.transport.sent_bytes += SCAN_SECONDS * bytes_a_second
+        scarce.look()
+    assert full.transport.aborted == cut
+
+
+def test_who_takes_nothing_stays_while_there_is_room(full, harness, scarce):
+    scarce._budget.limit = scarce._budget._alone = 1000
+    full.send(pull("t", 0, 0))
+    for _ in range(100):
+        scarce.look()
+    assert not full.transport.aborted
 
 
 def test_pulls_that_wait_are_bounded_over_all_connections(peer, harness, monkeypatch):

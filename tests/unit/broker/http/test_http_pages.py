@@ -42,9 +42,7 @@ class Browser:
 
     def __init__(self, root: Any, reactor: Clock | None = None, shared: Any = None, host: str = "10.0.0.1") -> None:
         self.reactor = reactor or Clock()
-        self.shared = shared or SimpleNamespace(
-            account=Account(Quotas(), self.reactor), reading=SimpleNamespace(unsent_bytes=0), closed_lines=None
-        )
+        self.shared = shared or SimpleNamespace(account=Account(Quotas(), self.reactor), closed_lines=None)
         self._address: Any = IPv4Address("TCP", host, 1)
         names = OwnNames(["Broker.Example", "alias.example"])
         self._site = GuardedSite(root, names, self.shared, self.reactor)

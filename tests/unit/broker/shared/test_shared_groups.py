@@ -244,6 +244,21 @@ def test_what_was_leased_to_a_member_whose_connection_has_ended_goes_to_others_a
     assert [frame for frame in gone.frames() if frame.code == ResponseCode.SUCCESS] == []
 
 
+def test_what_there_is_no_room_to_answer_goes_to_others_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = make()
+    peer = filled(harness, 2)
+    monkeypatch.setattr("metaq.broker.account.REFUSED_ANSWER_BYTES", 1)
+    unsent = harness.broker.account.unsent
+    unsent.hold("127.0.0.1", harness.broker.account.limits.unsent_bytes)
+    peer.send(acquire("a"))
+    harness.turn()
+    (refused,) = peer.frames()
+    assert (refused.code, "unsentBytes" in refused.remark) == (ResponseCode.SYSTEM_BUSY, True)
+    unsent.hold("127.0.0.1", -harness.broker.account.limits.unsent_bytes)
+    again = leased(harness, peer, acquire("b"))
+    assert [(body, each.attempts) for body, each in zip(bodies(again), again, strict=True)] == [(b"0", 1), (b"1", 1)]
+
+
 def test_members_that_wait_share_what_comes(make: Make) -> None:
     harness = make()
     filled(harness, 1)
