@@ -409,7 +409,7 @@ class Session(Protocol):
 
     def _wait_turn(self) -> None:
         self._yielding = True
-        self._turns.wait(self._go_on, self._busy)
+        self._turns.wait(self._go_on, self._busy, self.address)
 
     @_or_close
     def _go_on(self) -> None:
@@ -464,7 +464,7 @@ class Session(Protocol):
             self._serve_pull(served)
         elif isinstance(served, GeneratorType):
             places = self._places(verb, request)
-            if places is not None and not places.begin(self._go_on):
+            if places is not None and not places.begin(self._go_on, self.address):
                 self._put_aside(verb, request, served)
                 self._yielding = True
             else:

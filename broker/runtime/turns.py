@@ -11,9 +11,33 @@ from .reactor import ReactorTime
 __all__ = ["ConnectionTurns", "WorkPlaces"]
 
 
+class _Queue:
+    """Turns that wait: each address has one in its turn, however many connections it has."""
+
+    def __init__(self) -> None:
+        self._by_address: dict[str, deque[Callable[[], None]]] = {}  # the next one first
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, address: str, turn: Callable[[], None]) -> None:
+        self._by_address.setdefault(address, deque()).append(turn)
+        self._length += 1
+
+    def popleft(self) -> tuple[str, Callable[[], None]]:
+        address = next(iter(self._by_address))
+        turns = self._by_address.pop(address)
+        turn = turns.popleft()
+        if turns:
+            self._by_address[address] = turns
+        self._length -= 1
+        return address, turn
+
+
 class ConnectionTurns:
     """The turns of all connections: one iteration of the reactor takes some of them, and the others come in the next
-    ones, in their order. Reactor thread.
+    ones, those of an address in their order. Reactor thread.
 
     A connection is *busy*, not 0, if it has lately had more to do than one turn. The others go first, so that a single
     request does not wait for all who send thousands; of both each iteration takes one at least.
@@ -22,8 +46,8 @@ class ConnectionTurns:
     def __init__(self, reactor: ReactorTime) -> None:
         self._reactor = reactor
         self._seconds = reactor.seconds
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._busy: deque[Callable[[], None]] = deque()
+        self._waiting = _Queue()
+        self._busy = _Queue()
         self.large = WorkPlaces(self, lambda: tuning.MAX_LARGE_WORKS)
         """For requests that take much memory while they are worked on."""
         self.listing = WorkPlaces(self, lambda: tuning.MAX_LISTINGS)
@@ -31,9 +55,9 @@ class ConnectionTurns:
         self._timed = False  # the iteration is one whose time counts: `_take_turns` comes at the beginning of the next
         self._until = 0.0  # which takes nothing more then
 
-    def wait(self, turn: Callable[[], None], busy: int) -> None:
+    def wait(self, turn: Callable[[], None], busy: int, address: str) -> None:
         """Call this in one of the next iterations. Of the same connection nothing may wait."""
-        (self._busy if busy else self._waiting).append(turn)
+        (self._busy if busy else self._waiting).append(address, turn)
         self._time()
 
     def defers(self, busy: int) -> bool:
@@ -56,7 +80,8 @@ class ConnectionTurns:
         chosen = [(queue, len(queue)) for queue in (self._waiting, self._busy)]  # what comes meanwhile is not
         for queue, count in chosen:
             for _ in range(count):
-                queue.popleft()()
+                _, turn = queue.popleft()
+                turn()
                 if self._seconds() >= until:
                     break
         self._timed = False
@@ -65,25 +90,26 @@ class ConnectionTurns:
 
 
 class WorkPlaces:
-    """So much work of one kind is under way at once; further ones begin in their order. Reactor thread."""
+    """So much work of one kind is under way at once; further ones begin in the order of turns. Reactor thread."""
 
     def __init__(self, turns: ConnectionTurns, most: Callable[[], int]) -> None:
         self._turns = turns
         self._most = most
         self._taken = 0
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting = _Queue()
 
-    def begin(self, turn: Callable[[], None]) -> bool:
+    def begin(self, turn: Callable[[], None], address: str) -> bool:
         """Whether it may begin; else `turn` is called when it may. `end` follows."""
         if self._taken < self._most():
             self._taken += 1
             return True
-        self._waiting.append(turn)
+        self._waiting.append(address, turn)
         return False
 
     def end(self) -> None:
         """It is done, and its place goes to the next one."""
         if self._waiting:
-            self._turns.wait(self._waiting.popleft(), 1)
+            address, turn = self._waiting.popleft()
+            self._turns.wait(turn, 1, address)
         else:
             self._taken -= 1

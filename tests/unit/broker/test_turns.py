@@ -65,7 +65,7 @@ def spend(reactor, turns):
 
 def test_an_iteration_takes_what_its_time_allows_and_the_next_ones_the_others_in_order(reactor, turns, done):
     for number in range(5):
-        turns.wait(turn(reactor, done, number, tuning.ITERATION_SECONDS / 2), busy=0)
+        turns.wait(turn(reactor, done, number, tuning.ITERATION_SECONDS / 2), busy=0, address="a")
     iteration(reactor)
     assert done == [0, 1]
     iteration(reactor)
@@ -77,9 +77,9 @@ def test_an_iteration_takes_what_its_time_allows_and_the_next_ones_the_others_in
 
 def test_busy_connections_come_behind_the_others_and_one_comes_in_each_iteration(reactor, turns, done):
     for number in range(2):
-        turns.wait(turn(reactor, done, f"busy {number}"), busy=1)
+        turns.wait(turn(reactor, done, f"busy {number}"), busy=1, address="a")
     for number in range(3):
-        turns.wait(turn(reactor, done, number), busy=0)
+        turns.wait(turn(reactor, done, number), busy=0, address="a")
     iteration(reactor)
     assert done == [0, "busy 0"]
     iteration(reactor)
@@ -88,13 +88,37 @@ def test_busy_connections_come_behind_the_others_and_one_comes_in_each_iteration
     assert done[4:] == [2]
 
 
+def test_each_address_has_a_turn_however_many_connections_another_one_has(reactor, turns, done):
+    for number in range(5):
+        turns.wait(turn(reactor, done, f"many {number}"), busy=0, address="many")
+    turns.wait(turn(reactor, done, "one"), busy=0, address="one")
+    for count in range(1, 7):
+        iteration(reactor)
+        assert len(done) == count
+    assert done == ["many 0", "one", *(f"many {number}" for number in range(1, 5))]
+    assert not reactor.getDelayedCalls()
+
+
+def test_places_for_work_go_to_each_address_in_its_turn(reactor, turns, done, monkeypatch):
+    monkeypatch.setattr(tuning, "MAX_LISTINGS", 1)
+    places = turns.listing
+    assert places.begin(lambda: None, "many")
+    for number in range(3):
+        assert not places.begin(turn(reactor, done, f"many {number}"), "many")
+    assert not places.begin(turn(reactor, done, "one"), "one")
+    for _ in range(4):
+        places.end()
+        iteration(reactor)
+    assert done == ["many 0", "one", "many 1", "many 2"]
+
+
 def test_who_waits_again_has_no_second_turn_in_the_same_iteration(reactor, turns, done):
     def again():
         done.append("again")
         if len(done) < 3:
-            turns.wait(again, busy=1)
+            turns.wait(again, busy=1, address="a")
 
-    turns.wait(again, busy=0)
+    turns.wait(again, busy=0, address="a")
     for count in (1, 2, 3):
         iteration(reactor)
         assert len(done) == count
@@ -115,7 +139,7 @@ def test_who_comes_when_the_iteration_has_no_time_left_waits_and_a_busy_one_when
     assert not turns.defers(0)
     assert not turns.defers(1)
     for number in range(tuning.FEW_BUSY):
-        turns.wait(turn(reactor, done, number), busy=1)
+        turns.wait(turn(reactor, done, number), busy=1, address="a")
     assert not turns.defers(0)
     assert turns.defers(1)
     reactor.work(tuning.ITERATION_SECONDS)
