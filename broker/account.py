@@ -17,6 +17,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Protocol
 
 from metaq.protocol.errors import AccountSpent
+from metaq.protocol.limits import MAX_FRAME_BYTES
 
 from .runtime.heap import give_back
 from .runtime.reactor import ReactorTime
@@ -63,7 +64,7 @@ SCARCE_ANSWER_BYTES = 64 << 10
 """Data of an answer while its address has no room for unsent ones; one record may be larger."""
 
 REFUSED_ANSWER_BYTES = 80 << 10
-"""An answer of more is refused then: that is the data, and what is said of them."""
+"""An answer of more is refused then: these data, and what an answer says of its data."""
 
 WAITING_BYTES = 1 << 10
 """What a request that waits counts, beside what it says."""
@@ -87,7 +88,7 @@ class Quotas:
     request_seconds: int = 30
     """So long a request may come slower than UNFINISHED_BYTES_PER_SECOND."""
     unsent_bytes: int = 64 << 20
-    """Of answers that clients do not take, and one answer. Beyond it answers have REFUSED_ANSWER_BYTES at most."""
+    """Of answers that clients do not take. Beyond it answers have REFUSED_ANSWER_BYTES at most."""
     waiting_bytes: int = 64 << 20
     """Of requests that wait for what is not there yet; WAITING_BYTES each, and what they say."""
     transaction_bytes: int = 256 << 20
@@ -151,6 +152,10 @@ class Shares:
     def largest(self) -> int:
         """What the address has that has most."""
         return max(self._by_address.values(), default=0)
+
+    def has(self, address: str) -> bool:
+        """Whether it has something."""
+        return address in self._by_address
 
     def room(self, address: str) -> int:
         """How much more it may have; not more than 0 if it may have nothing more."""
@@ -371,11 +376,20 @@ class Unsent:
 
     def data_bytes(self, address: str, limit: int) -> int:
         """How much data an answer may carry that could have `limit` bytes."""
-        return limit if self._budget.room(address) > 0 else min(limit, SCARCE_ANSWER_BYTES)
+        said = REFUSED_ANSWER_BYTES - SCARCE_ANSWER_BYTES
+        return min(limit, max(SCARCE_ANSWER_BYTES, self._room(address) - said))
 
     def why_not(self, address: str, size: int) -> str | None:
         """Why it gets no answer of this size now; None: it does."""
-        return self._budget.why_not(address) if size > REFUSED_ANSWER_BYTES else None
+        if size <= REFUSED_ANSWER_BYTES or size <= self._room(address):
+            return None
+        self._budget.refused += 1
+        return self._budget.refusal(address)
+
+    def _room(self, address: str) -> int:
+        """For one answer. If there is any and nothing of the address waits, every answer fits."""
+        room = self._budget.room(address)
+        return MAX_FRAME_BYTES if room > 0 and not self._budget.has(address) else room
 
     def hold(self, address: str, change: int) -> None:
         """A connection that is cut by others holds so much more, or less."""
@@ -425,7 +439,9 @@ class Account:
         )
         self.unfinished = Unfinished(self._unfinished_bytes, limits.request_seconds, reactor)
 
-        self._unsent_bytes = Shares("bytes of unsent answers", "unsentBytes", limits.unsent_bytes, share)
+        self._unsent_bytes = Shares(
+            "bytes of unsent answers", "unsentBytes", limits.unsent_bytes, share, limits.unsent_bytes // 4
+        )
         self.unsent = Unsent(self._unsent_bytes, limits.request_seconds)
 
         self.limits = limits

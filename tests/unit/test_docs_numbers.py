@@ -77,7 +77,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "with their connection or their timeout | {PERIOD_LINES} in {PERIOD_SECONDS:s} of each kind",
         "| an incomplete request | {Quotas.request_seconds:s} at less than {UNFINISHED_BYTES_PER_SECOND:bytes} per",
         "| unsent answers of a connection | {broker/tuning.WRITE_BYTES:bytes} and one answer |",
-        "do not read, and one answer | {Quotas.unsent_bytes:bytes}, or",
+        "do not read | {Quotas.unsent_bytes:bytes}, or `unsentBytes`",
         "an answer carries {SCARCE_ANSWER_BYTES:bytes} of data;",
         "one record of more than {REFUSED_ANSWER_BYTES:bytes} is refused",
         "that take less than {UNFINISHED_BYTES_PER_SECOND:bytes} a second for `requestSeconds`",

@@ -232,7 +232,7 @@ def test_large_answers_are_refused_while_what_is_not_read_has_all_room(peer, har
     harness.threads.run()
     (answer,) = peer.answers()
     assert (answer.code, "unsentBytes=100" in answer.text) == (503, True)
-    scarce.hold("127.0.0.1", -1)
+    scarce.hold("127.0.0.1", -94)
     assert len(peer.ask_frame(pull("t", 0, 0)).body) > 600
 
 
@@ -247,7 +247,7 @@ def test_one_address_does_not_have_all_room_for_unsent_answers(peer, harness, sc
     scarce.hold("127.0.0.2", 40)
     scarce.hold("127.0.0.1", 50)
     assert peer.ask_frame(pull("t", 0, 0)).code == 2
-    other = harness.connect("127.0.0.2")
+    other = harness.connect("127.0.0.3")
     assert len(other.ask_frame(pull("t", 0, 0)).body) > 600
 
 
