@@ -365,24 +365,29 @@ class _Untaken:
 class Unsent:
     """The answers that wait in full transports, of all connections.
 
-    While an address has no room for more, its answers are small: larger ones are refused. Connections whose clients
-    take theirs too slowly are cut then. Time counts in looks, as for Unfinished.
+    While an address has no room for more, its answers are small: larger ones are refused. Connections of all addresses
+    whose clients take theirs too slowly are cut then. Time counts in looks, as for Unfinished.
     """
 
     def __init__(self, budget: Shares, seconds: int) -> None:
         self._budget = budget
         self._seconds = seconds
         self._untaken: dict[Receiver, _Untaken] = {}
+        self._short = False  # somebody lacked room since the last look
 
     def data_bytes(self, address: str, limit: int) -> int:
         """How much data an answer may carry that could have `limit` bytes."""
-        said = REFUSED_ANSWER_BYTES - SCARCE_ANSWER_BYTES
-        return min(limit, max(SCARCE_ANSWER_BYTES, self._room(address) - said))
+        room = self._room(address) - (REFUSED_ANSWER_BYTES - SCARCE_ANSWER_BYTES)
+        if room > SCARCE_ANSWER_BYTES:
+            return min(limit, room)
+        self._short = True
+        return min(limit, SCARCE_ANSWER_BYTES)
 
     def why_not(self, address: str, size: int) -> str | None:
         """Why it gets no answer of this size now; None: it does."""
         if size <= REFUSED_ANSWER_BYTES or size <= self._room(address):
             return None
+        self._short = True
         self._budget.refused += 1
         return self._budget.refusal(address)
 
@@ -410,14 +415,15 @@ class Unsent:
             self._budget.add(who.address, -untaken.size)
 
     def look(self) -> None:
-        """To be called every SCAN_SECONDS: cut who takes too little, if that keeps its address from more."""
+        """To be called every SCAN_SECONDS: cut who takes too little, if somebody lacks the room."""
         late = []
         for who, untaken in self._untaken.items():
             sent = who.sent_bytes
             untaken.age = untaken.age + 1 if sent - untaken.seen < SCAN_SECONDS * UNFINISHED_BYTES_PER_SECOND else 0
             untaken.seen = sent
-            if untaken.age * SCAN_SECONDS > self._seconds and self._budget.room(who.address) <= 0:
+            if untaken.age * SCAN_SECONDS > self._seconds and self._short:
                 late.append(who)
+        self._short = False
         for who in late:
             who.abort(
                 f"for {self._seconds} s it took less than {UNFINISHED_BYTES_PER_SECOND} bytes a second of its answers, "

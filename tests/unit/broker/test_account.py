@@ -241,7 +241,7 @@ def test_whole_requests_that_wait_for_their_turn_let_no_others_in_beyond_the_bou
         peer.send(begun(FRAME)[:READ])
     waiting: list[Any] = []
     monkeypatch.setattr(ConnectionTurns, "defers", lambda self, busy: True)
-    monkeypatch.setattr(ConnectionTurns, "wait", lambda self, turn, busy: waiting.append(turn))
+    monkeypatch.setattr(ConnectionTurns, "wait", lambda self, turn, busy, address: waiting.append(turn))
     coming = dict.fromkeys(peers, FRAME - READ)
     most = 0
     while any(coming.values()) or waiting:

@@ -255,14 +255,15 @@ def test_one_address_does_not_have_all_room_for_unsent_answers(peer, harness, sc
 def test_who_takes_too_little_is_cut_while_others_want_the_room(full, harness, scarce, bytes_a_second, cut):
     full.send(pull("t", 0, 0))
     scarce.hold("127.0.0.1", 100)
+    healthy = harness.connect()
     for _ in range(40 // SCAN_SECONDS):
         full.transport.sent_bytes += SCAN_SECONDS * bytes_a_second
+        healthy.ask_frame(pull("t", 0, 0))
         scarce.look()
     assert full.transport.aborted == cut
 
 
 def test_who_takes_nothing_stays_while_there_is_room(full, harness, scarce):
-    scarce._budget.limit = scarce._budget._alone = 1000
     full.send(pull("t", 0, 0))
     for _ in range(100):
         scarce.look()
