@@ -26,6 +26,7 @@ from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.ports import GuardedSite
 from metaq.broker.requests.gate import PageRequest
+from metaq.broker.runtime.heap import keep_for_good
 from metaq.broker.tuning import HTTP_READ_BYTES, LARGE_READ_BYTES
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.frames import encode_frame
@@ -898,6 +899,7 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory() as directory:
         started = time.monotonic()
         worst = Worst(Path(directory))
+        keep_for_good()  # as a broker does that has started
         print(f"filled in {time.monotonic() - started:.0f} s")
         for name, measure in _cases(words):
             steps = measure(worst)
