@@ -139,7 +139,7 @@ class Broker:
             lambda: self.url,
         )
         self.run_in_thread = threads.disk
-        self.sequences = Sequences(store, Write, clock, enabled=alone)
+        self.sequences = Sequences(store, Write, clock, reactor, enabled=alone)
         self.delays = Delays(store, Write, clock, reactor, self.in_thread, enabled=alone)
         self.halves = Halves(
             store,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -31,6 +31,8 @@ from metaq.protocol.record import HEADER, Buffer
 
 from . import tuning
 from .last_rows import READ_BYTES, LastRows
+from .runtime.reactor import ReactorTime
+from .runtime.slices import SlicedWork
 from .store.internal_logs import SEQUENCES_TOPIC
 from .store.partition_log import PartitionLog
 from .store.sequence_rows import (
@@ -124,6 +126,7 @@ class Sequences(Generic[W]):
         store: Store,
         make: Callable[[PartitionLog, Sequence[Buffer], Buffer], W],
         clock: Callable[[], float],
+        reactor: ReactorTime,
         *,
         enabled: bool = True,
     ) -> None:
@@ -142,6 +145,7 @@ class Sequences(Generic[W]):
         self._unsafe: PartitionLog | None = None  # has rows for which answers have to wait
         self._restated: dict[_Key, None] = {}  # the newest row of each says what did not happen
         self._compacting: dict[PartitionLog, tuple[int, int]] = {}  # where its snapshot begins and ends
+        self._works = SlicedWork(reactor)  # sweeps and compactions
         self._next_sweep = self._next_compaction = 0.0
         self._rebuilt = (0.0, 0.0)
         """When the logs were read, and the time of the newest row that was there; seconds since 1970."""
@@ -328,6 +332,7 @@ class Sequences(Generic[W]):
 
         Rows of writes that are not in their partitions are taken back, in the log too. Raises StoreError.
         """
+        self._works.clear()
         self._table.clear()
         self._addresses.clear()
         self._restated.clear()
@@ -404,9 +409,7 @@ class Sequences(Generic[W]):
         now = self._clock()
         if now >= self._next_sweep:
             self._next_sweep = now + tuning.SEQUENCES_SWEEP_SECONDS
-            oldest = self._oldest_ms()
-            for key in [key for key, stored in self._table.items() if _time_ms(stored) < oldest]:
-                self._drop(key)
+            self._works.add(self._sweep(self._oldest_ms()))
         for log, (start, end) in list(self._compacting.items()):
             if log.synced_end >= end:
                 del self._compacting[log]
@@ -414,17 +417,29 @@ class Sequences(Generic[W]):
         if not self.enabled:
             for log in self._store.followed_internal_logs(SEQUENCES_TOPIC):
                 self._read_on(log, READ_BYTES)
-        elif now >= self._next_compaction:
+        elif now >= self._next_compaction and not self._works:
             for log in self._store.internal_logs(SEQUENCES_TOPIC):
                 size = log.end_offset - log.first_offset
                 if log not in self._compacting and size > self._most_bytes() and log.read_only is None:
-                    self._compact(log, now)
+                    self._works.add(self._compact(log, now))
+
+    def _sweep(self, oldest_ms: float) -> Iterator[None]:
+        """Forget what was used before then."""
+        keys = iter(list(self._table))
+        while some := tuple(islice(keys, tuning.SEQUENCES_SWEPT)):
+            for key in some:
+                stored = self._table.get(key)
+                if stored is not None and _time_ms(stored) < oldest_ms:
+                    self._drop(key)
+            if self._works.is_over:
+                yield
 
     def _most_bytes(self) -> int:
         return max(tuning.SEQUENCE_LOG_BYTES, 4 * ROW_BYTES * len(self._table))
 
-    def _compact(self, log: PartitionLog, now: float) -> None:
-        """Write all that is known to a new segment; those before it go once that is on the disk."""
+    def _compact(self, log: PartitionLog, now: float) -> Iterator[None]:
+        """Write all that is known to a new segment; those before it go once that is on the disk. What becomes known
+        meanwhile is written behind it, as ever."""
         try:
             log.roll()
         except (OSError, MetaqError) as error:
@@ -442,6 +457,10 @@ class Sequences(Generic[W]):
                 _log.warning("%s is not made shorter now: %s", log.directory, append.error)
                 self._next_compaction = now + tuning.SEQUENCES_SWEEP_SECONDS
                 return
+            if self._works.is_over:
+                yield
+                if not self.enabled:
+                    return
         self._compacting[log] = start, log.end_offset
         log.checkpoint()
 

@@ -118,13 +118,16 @@ FEW_SEQUENCES = 8
 REPEAT_LATE_SECONDS = 15 * 60.0
 """How long a repeated send may have been on its way, beside the time that its producer says. TCP gives up before."""
 
+SEQUENCES_SWEPT = 1 << 9
+"""Looked at between two looks at the clock."""
+
 SEQUENCES_SWEEP_SECONDS = 60.0
 """How often the old ones are looked for, some 10 ms if there are as many as there may be."""
 
 SEQUENCE_LOG_BYTES = 16 << 20
 """An internal log that has grown to this, and to four times what is remembered, is replaced by that."""
 
-SEQUENCE_ROWS = 1 << 12
+SEQUENCE_ROWS = 1 << 10
 """Rows of one record of that."""
 
 # --- delayed messages: `python -m bench.delays`; docs/broker.md promises the first ones ------------------------------

@@ -320,6 +320,15 @@ def invent(lives, first, count, host="127.0.0.1"):
         place(peer.ask_frame(batch("t", 0, [b"a"], producer, 1)))
 
 
+@pytest.fixture
+def slices(monkeypatch):
+    """Each bit of a work is a slice of its own."""
+    monkeypatch.setattr(tuning, "WORK_SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "SEQUENCE_ROWS", 2)
+    monkeypatch.setattr(tuning, "SEQUENCES_SWEPT", 1)
+    monkeypatch.setattr(tuning, "SEQUENCE_LOG_BYTES", 4096)
+
+
 def compact(lives):
     """The logs are replaced by what is known."""
     for _ in range(2):
@@ -510,3 +519,64 @@ def test_clients_see_nothing_of_the_internal_logs(lives):
     assert list(lives.harness.broker.partitions.stored_topics()) == ["safe"]
     for name in ("/sequences", "metaqsequences"):
         assert lives.ask(batch(name, 1, [b"x"], ALICE, 9)).code != OK
+
+
+def test_others_send_while_the_log_is_replaced_slice_by_slice(lives, slices):
+    topic, peer, works = "t", lives.harness.connect(), lives.harness.broker.sequences._works
+    places = {producer: place(lives.ask(batch(topic, 0, [b"a"], producer, 1))) for producer in range(1, 60)}
+    for number in range(2, 100):
+        places[1] = place(lives.ask(batch(topic, 0, [b"a"], 1, number)))
+    (log,) = lives.harness.store.internal_logs(SEQUENCES_TOPIC)
+    before, first = log.end_offset - log.first_offset, log.first_offset
+    for _ in range(2):  # the first one looks for what is to be forgotten
+        lives.harness.turn()
+        lives.harness.broker.sequences.tick()
+    turns = 0
+    while works:
+        turns += 1
+        places[turns] = place(peer.ask_frame(batch(topic, 0, [b"b"], turns, 200)))
+        works._go_on()
+    assert 28 <= turns < 60
+    for _ in range(2):
+        lives.harness.threads.run()
+        lives.harness.broker.sequences.tick()
+    assert log.first_offset > first
+    assert log.end_offset - log.first_offset < before
+    lives.kill()
+    for producer, found in places.items():
+        number = 200 if producer <= turns else 1
+        assert place(lives.ask(batch(topic, 0, [b"c"], producer, number))) == found
+
+
+@pytest.mark.parametrize("leads_again", [False, True])
+def test_a_node_that_leads_no_more_does_not_go_on_replacing_the_log(lives, slices, leads_again):
+    invent(lives, 1, 20)
+    for number in range(2, 200):
+        lives.ask(batch("t", 0, [b"a"], 20, number))
+    (log,) = lives.harness.store.internal_logs(SEQUENCES_TOPIC)
+    sequences = lives.harness.broker.sequences
+    for _ in range(2):
+        lives.harness.turn()
+        sequences.tick()
+    assert sequences._works
+    sequences.enabled = False
+    end = log.end_offset
+    if leads_again:
+        sequences.rebuild()
+        sequences.enabled = True
+    for _ in range(200):
+        lives.harness.turn()
+    assert log.end_offset == end
+    assert not sequences._works
+    assert len(sequences) == 20
+
+
+def test_producers_are_forgotten_slice_by_slice(lives, slices):
+    invent(lives, 1, 50)
+    lives.harness.time += tuning.SEQUENCE_SECONDS + 1
+    lives.harness.broker.sequences.tick()
+    assert len(lives.harness.broker.sequences) == 49
+    lives.ask(batch("t", 0, [b"a"], 50, 2))
+    for _ in range(60):
+        lives.harness.turn()
+    assert len(lives.harness.broker.sequences) == 1
