@@ -476,7 +476,6 @@ class Session(Protocol):
         self._answer(self._gate.group, group, group.commit())
 
     def _serve_pull(self, pull: Parkable) -> None:
-        self._account.asker = self.address
         answer = self._gate.step(pull)
         if isinstance(answer, Deferred):
             if pull.repeatable:
@@ -515,6 +514,7 @@ class Session(Protocol):
         if self._closing:
             return
         if not (self._queue or self._blocked or self._yielding):
+            self._account.asker = self.address
             self._serve_pull(pull)
         elif pull.put_aside() and not self._blocked:
             self._write(self._gate.give_up(pull))
