@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,10 @@ def test_a_backlog_comes_whole_and_in_order_and_is_committed_to_its_end(ours: Si
         known.extend(numbers_of(ours.app.payloads("again", 0)))
         return known[-1] == count + 18
 
-    eventually(all_came, 20, "the rest")
+    with suppress(AssertionError):  # what came instead tells more
+        eventually(all_came, 20, "the rest")
+    log = (ours.directory / "client.log").read_text("utf-8", "replace")[-3000:]
+    assert known[-1] == count + 18, f"{known[-20:]} came; the client's log ends with {log}"
     assert set(known) >= set(range(count + 10, count + 20, 2))
     ours.app.unsubscribe("again")
 
