@@ -397,7 +397,7 @@ class Unsent:
         return MAX_FRAME_BYTES if room > 0 and not self._budget.has(address) else room
 
     def hold(self, address: str, change: int) -> None:
-        """A connection that is cut by others holds so much more, or less."""
+        """So much more, or less, waits for an HTTP connection, which has a time limit of its own."""
         self._budget.add(address, change)
 
     def add(self, who: Receiver, size: int) -> None:

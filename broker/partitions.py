@@ -94,7 +94,8 @@ class Partitions:
         return sorted(self._stored)
 
     def settings(self, topic: str) -> TopicConfig:
-        """Of a topic that has a log: those of [system] if it was found on the disk only. In slices for many."""
+        """Of a topic that has a log: those of [system] if it was found on the disk only. Takes microseconds: thousands
+        of topics are asked for in slices."""
         return self._settings(topic)
 
     def served_topics(self) -> dict[str, TopicConfig]:

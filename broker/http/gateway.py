@@ -7,7 +7,6 @@ the body what the text protocol would have answered.
 from __future__ import annotations
 
 import logging
-from functools import partial
 from io import BytesIO
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put
 
 from ..account import Account
 from ..network.pending_puts import PendingPuts
-from ..requests.answers import Answer, Bytes, answer_bytes
+from ..requests.answers import Answer, Bytes
 from ..requests.gate import Gate, HttpPeer
 
 __all__ = ["Gateway"]
@@ -87,18 +86,12 @@ class Gateway(Resource):
         self._account.asker = peer.address
         answer = cast(Answer, self._gate.serve(verb, command, None))
         if verb.repeatable:
-            fit = partial(self._if_room, command, peer.address)
-            return answer.addCallback(fit) if isinstance(answer, Deferred) else fit(cast(Bytes, answer))
+            return self._gate.if_room(command, peer.address, cast("Bytes | Deferred[Bytes]", answer))
         if verb.stores and isinstance(answer, Deferred):
             held = verb.held(command)
             pending.add(held)
             answer.addBoth(_settle, pending, held)
         return answer
-
-    def _if_room(self, command: Get | OffsetQuery | Put, address: str, answer: Bytes) -> Bytes:
-        """As Session._if_room."""
-        why = self._account.unsent.why_not(address, answer_bytes(answer))
-        return answer if why is None else self._gate.refuse(command, why)
 
     def _put(self, request: Request) -> Answer:
         body = cast(BytesIO, request.content).getvalue()  # a whole one is not copied

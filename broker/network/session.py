@@ -479,10 +479,10 @@ class Session(Protocol):
         answer = self._gate.step(pull)
         if isinstance(answer, Deferred):
             if pull.repeatable:
-                answer.addCallback(partial(self._if_room, pull))
+                self._gate.if_room(pull, self.address, answer)
             self._answer_later(answer, pull.max_bytes, ordered=False)
         elif not isinstance(answer, (Step, Loading)):
-            self._write(self._if_room(pull, answer))
+            self._write(cast(Bytes, self._gate.if_room(pull, self.address, answer)))
         elif not isinstance(answer, Loading) and (pull.expired or self._half_closed):
             self._write(self._gate.give_up(pull))
         elif len(self._parked) >= MAX_PARKED_PULLS:
@@ -527,10 +527,9 @@ class Session(Protocol):
 
     def _answer(self, verb: Verb, request: WireRequest | PutGroup, answer: Answer) -> None:
         ordered = type(request) is not Frame
-        repeatable = cast(WireRequest, request) if verb.repeatable or verb.lists else None
+        if answer is not None and (verb.repeatable or verb.lists):
+            answer = self._gate.if_room(cast(WireRequest, request), self.address, answer)
         if isinstance(answer, bytes | list):
-            if repeatable is not None:
-                answer = self._if_room(repeatable, answer)
             if ordered and self._ordered:
                 slot = _Slot(answer_bytes(answer), answer)
                 self._ordered.append(slot)
@@ -538,14 +537,7 @@ class Session(Protocol):
             else:
                 self._write(answer)
         elif answer is not None:
-            if repeatable is not None:
-                answer.addCallback(partial(self._if_room, repeatable))
             self._answer_later(answer, verb.held(request), ordered=ordered, put=verb.stores)
-
-    def _if_room(self, request: WireRequest | Parkable, answer: Bytes) -> Bytes:
-        """The answer, or a refusal if it is large and there is no room for what its client may not take."""
-        why = self._account.unsent.why_not(self.address, answer_bytes(answer))
-        return answer if why is None else self._gate.refuse(request, why)
 
     def _answer_later(self, answer: Deferred[Bytes], held: int, *, ordered: bool, put: bool = False) -> None:
         """held: bytes in memory while the answer is not there yet. put: they are a put's."""

@@ -68,7 +68,7 @@ class PlainConnection(tcp.Server):
         super().__init__(sock, *others)
 
     sent_bytes = 0
-    """What was buffered first, as nothing else waits for the client."""
+    """Of answers that had to wait in the buffer: what goes out at once does not count."""
 
     def writeSomeData(self, data: bytes) -> int | ConnectionLost:  # noqa: N802
         """Twisted's, which gives the number of bytes or why there are none."""

@@ -24,8 +24,8 @@ from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import NO_OPAQUE, IgnoredAnswer, Put, TransactionCommand, encode_result
 from metaq.protocol.transactions import TX_KEY, TransactionType
 
-from ..account import account_address
-from .answers import Answer, Bytes, Work, answer_frame, error_frame, error_result
+from ..account import Unsent, account_address
+from .answers import Answer, Bytes, Work, answer_bytes, answer_frame, error_frame, error_result
 from .parkable import Loading, Parkable, Step
 from .put import PutGroup, answer_one_by_one
 
@@ -141,13 +141,16 @@ class Gate:
         new_group: Callable[[Caller | None], PutGroup],
         admits: Callable[[str], bool],
         connection_lost: Callable[[Caller], None],
+        unsent: Unsent,
         check: Check | None = None,
     ) -> None:
         """texts: by the type of the command, with that of pages. frames: by their code. admits(host): whether
-        operators' requests are accepted from there. connection_lost: forgets what belongs to a caller."""
+        operators' requests are accepted from there. connection_lost: forgets what belongs to a caller. unsent: knows
+        which answers there is room for."""
         self.texts = texts
         self.frames = frames
         self._admits = admits
+        self._unsent = unsent
         self.check = check
         """Asked about every request; None while there is nothing to ask."""
         self.check_pull: Callable[[Parkable], None] | None = None
@@ -236,9 +239,16 @@ class Gate:
         """The answer to a pull that would have to wait while too many others wait."""
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, why)
 
-    def refuse(self, request: WireRequest | Parkable, why: str) -> Bytes:
-        """The answer in place of one that there is no room for."""
-        return _failed(request, AccountSpent(why))
+    def if_room(
+        self, request: WireRequest | Parkable, address: str, answer: Bytes | Deferred[Bytes]
+    ) -> Bytes | Deferred[Bytes]:
+        """The answer, or a refusal if it is large and its address has no room for what a client may not take."""
+        fit = partial(self._if_room, request, address)
+        return answer.addCallback(fit) if isinstance(answer, Deferred) else fit(answer)
+
+    def _if_room(self, request: WireRequest | Parkable, address: str, answer: Bytes) -> Bytes:
+        why = self._unsent.why_not(address, answer_bytes(answer))
+        return answer if why is None else _failed(request, AccountSpent(why))
 
 
 def _settled(request: WireRequest, answer: Answer) -> Answer:

@@ -257,6 +257,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         new_group,
         lambda host: admits(broker.admin_from, host, broker.config.listen),
         connection_lost,
+        broker.account.unsent,
         check,
     )
 

@@ -51,7 +51,7 @@ class Transport(Protocol):
     """One TCP connection as a session sees it."""
 
     sent_bytes: int
-    """What was buffered first, and is sent."""
+    """What was sent of answers that had to wait in its buffer."""
 
     def write(self, data: Buffer) -> None: ...
     def writeSequence(self, iovec: Iterable[Buffer]) -> None: ...  # noqa: N802

@@ -134,7 +134,7 @@ class Committer:
         self._settling = SlicedWork(reactor)
         self._unrecorded: dict[str, _Commit] = {}  # by key: those whose record is not queued
         self._decided: dict[_Commit, None] = {}  # those whose record is written, and that are not appended
-        self._promised: defaultdict[PartitionLog, int] = defaultdict(int)  # bytes of both, and of those in between
+        self._promised: defaultdict[PartitionLog, int] = defaultdict(int)  # bytes that commits are going to append
         self._unsynced: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = {}
         self._abandoned: StoreError | None = None
 

@@ -39,7 +39,7 @@ _JOINED_BYTES = 1 << 20
 
 
 _COMPARED = 1 << 12
-"""Open transactions of which the largest are found at once: some milliseconds."""
+"""So many open transactions are compared in one slice, which takes some milliseconds."""
 
 _ROW_BYTES = 256
 """Of a row of PREPARED_TRANSACTIONS, beside its texts."""
@@ -315,9 +315,8 @@ class Registry:
         """Those that are not prepared, at most so many, those with most bytes. Pauses every few milliseconds."""
         found: list[OpenTransaction] = []
         left = list(self._open.values())
-        while left:
-            some, left = left[:_COMPARED], left[_COMPARED:]
-            found += (each for each in some if each.state is TransactionState.ACTIVE)
+        for start in range(0, len(left), _COMPARED):
+            found += (each for each in left[start : start + _COMPARED] if each.state is TransactionState.ACTIVE)
             found = nlargest(most, found, key=lambda each: each.held_bytes)
             yield
         return found

@@ -49,7 +49,7 @@ MAX_LISTED = 1000
 """Open transactions of one list."""
 
 MAX_ACTIVE_BYTES = 3 << 20
-"""Of the rows of those that are not prepared."""
+"""The list of prepared transactions names those that are not prepared in at most so many bytes, if it is asked to."""
 
 
 class PreparedTransaction(NamedTuple):

@@ -528,7 +528,7 @@ def test_others_send_while_the_log_is_replaced_slice_by_slice(lives, slices):
         places[1] = place(lives.ask(batch(topic, 0, [b"a"], 1, number)))
     (log,) = lives.harness.store.internal_logs(SEQUENCES_TOPIC)
     before, first = log.end_offset - log.first_offset, log.first_offset
-    for _ in range(2):  # the first one looks for what is to be forgotten
+    for _ in range(2):  # the first tick forgets old producers, the second one replaces the log
         lives.harness.turn()
         lives.harness.broker.sequences.tick()
     turns = 0
