@@ -139,7 +139,6 @@ class Broker:
             lambda: self.url,
         )
         self.run_in_thread = threads.disk
-        self.sequences = Sequences(store, Write, clock, reactor, enabled=alone)
         self.delays = Delays(store, Write, clock, reactor, self.in_thread, enabled=alone)
         self.halves = Halves(
             store,
@@ -152,6 +151,8 @@ class Broker:
             checks=options.half_checks,
             enabled=alone,
         )
+        # behind those that look what is in the partitions: it makes some
+        self.sequences = Sequences(store, Write, clock, reactor, self.partitions.for_waiting, enabled=alone)
         self.writing = Writing(
             store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays, self.halves
         )

@@ -82,12 +82,15 @@ class Partitions:
 
     def topic(self, name: str) -> TopicConfig:
         """Settings of an accepted topic. Raises TopicNotAccepted, InvalidName."""
-        if self._config.topic(name) is None and not (self._config.node is not None and name in self._stored):
+        if not self._accepts(name):
             raise TopicNotAccepted(name)
         if name not in self._stored:
             check = check_new_topic if name in self._config.topics else check_made_topic
             check(name)  # it becomes a directory and a znode
         return self._settings(name)
+
+    def _accepts(self, topic: str) -> bool:
+        return self._config.topic(topic) is not None or (self._config.node is not None and topic in self._stored)
 
     def stored_topics(self) -> list[str]:
         """Topics that have a log, sorted."""
@@ -202,6 +205,16 @@ class Partitions:
         log = self._store.get_or_create(topic, partition)
         self._learn(log)
         return log
+
+    def for_waiting(self, topic: str, partition: int) -> PartitionLog | None:
+        """The log of a partition for which messages wait, made if there is none: no node copies a partition before it
+        has a message, and a power cut may take an empty one away. None if its topic is not accepted any more.
+
+        Raises StoreError.
+        """
+        if (log := self._store.find(topic, partition)) is not None or not self._accepts(topic):
+            return log
+        return self.for_replay(topic, partition)
 
     def stored(self, topic: str, partition: int) -> PartitionLog | None:
         """The log of a partition that has one, whatever the configuration says."""

@@ -127,11 +127,14 @@ class Sequences(Generic[W]):
         make: Callable[[PartitionLog, Sequence[Buffer], Buffer], W],
         clock: Callable[[], float],
         reactor: ReactorTime,
+        for_waiting: Callable[[str, int], PartitionLog | None],
         *,
         enabled: bool = True,
     ) -> None:
-        """store: open. make: makes a write of an internal log, to be waited for. clock: seconds since 1970."""
+        """store: open. make: makes a write of an internal log, to be waited for. clock: seconds since 1970.
+        for_waiting: as `Partitions.for_waiting`."""
         self.enabled = enabled
+        self._for_waiting = for_waiting
         self.repeated: list[W] = []
         """Those that `admit` has found to be stored already, since somebody emptied this."""
         self._store = store
@@ -342,7 +345,10 @@ class Sequences(Generic[W]):
             read = self._read_on(log)
             forgotten_ms = max(forgotten_ms, read.forgotten_ms)
             for (producer, topic, number), rows in read.items():
-                if (partition := self._store.find(topic, number)) is not None:
+                partition = self._store.find(topic, number)
+                if partition is None and any(map(self._waits, rows)):
+                    partition = self._for_waiting(topic, number)
+                if partition is not None:
                     found[producer, partition] += rows
         newest_ms = max((row.time_ms for rows in found.values() for row in rows), default=0.0)
         newest_ms = max(newest_ms, forgotten_ms)
@@ -372,11 +378,16 @@ class Sequences(Generic[W]):
         if self._restated:
             self._restate()
 
+    def _waits(self, row: SequenceRow) -> bool:
+        """Whether a row tells of messages that came to wait for their time, which need not have a partition yet."""
+        return bool(row.records & DELAYED_ROW) and _is_there(row, self._pending_log(row.records)) is not None
+
+    def _pending_log(self, records: int) -> PartitionLog:
+        return self._store.internal_log(*pending_log(records))
+
     def _place(self, records: int, partition: PartitionLog) -> PartitionLog:
         """The log that has what a row tells of: the partition, or that of what waits for its time."""
-        if not records & DELAYED_ROW:
-            return partition
-        return self._store.internal_log(*pending_log(records))
+        return self._pending_log(records) if records & DELAYED_ROW else partition
 
     def read_ahead(self) -> None:
         """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises

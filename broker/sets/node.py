@@ -579,9 +579,9 @@ class SetMember:
                 for log in list(store.logs()):
                     visible.enter_context(log.all_visible())
                 self._transactions.open(leader)
-                broker.sequences.rebuild()
                 broker.delays.lead()
                 broker.halves.lead()
+                broker.sequences.rebuild()
                 broker.shared.rebuild()
         except MetaqError as error:
             self._disk_failed(error)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -161,14 +161,14 @@ class Sender(threading.Thread):
         eventually(lambda: len(self.acknowledged) >= goal, what=f"{more} more messages")
 
 
-def delivered(segments: dict[str, bytes]) -> Iterator[tuple[bytes, int]]:
-    """Payloads, and when each was given to its partition."""
-    for data in segments.values():
+def delivered(segments: dict[str, bytes]) -> Iterator[tuple[bytes, int, str]]:
+    """Payloads, when each was given to its partition, Unix ms, and where it lies."""
+    for path, data in segments.items():
         for header in iter_headers(data):
             body = data[header.start + HEADER_BYTES : header.end]
             attribute = attribute_of(body, header.flag)
             assert attribute is not None
-            yield body[4 + len(attribute) :], store_time_ms(header.id) or 0
+            yield body[4 + len(attribute) :], store_time_ms(header.id) or 0, f"{path}:{header.start}"
 
 
 def test_a_new_leader_delivers_what_the_old_one_took_and_nothing_twice(nodes: SetNodes) -> None:
@@ -189,12 +189,16 @@ def test_a_new_leader_delivers_what_the_old_one_took_and_nothing_twice(nodes: Se
     sender.join(DEADLINE)
     assert sender.errors == []
 
-    def found() -> Counter[bytes]:
-        return Counter(payload for payload, _ in delivered(nodes.segments("b")))
+    def found() -> dict[bytes, list[tuple[int, str]]]:
+        places: defaultdict[bytes, list[tuple[int, str]]] = defaultdict(list)
+        for payload, time_ms, place in delivered(nodes.segments("b")):
+            places[payload].append((time_ms, place))
+        return places
 
     eventually(lambda: not sender.acknowledged.keys() - found().keys(), what="all to be delivered")
-    assert [payload for payload, count in found().items() if count > 1] == []
-    for payload, time_ms in delivered(nodes.segments("b")):
+    twice = {payload: places for payload, places in found().items() if len(places) > 1}
+    assert twice == {}, [sender.acknowledged.get(payload) for payload in twice]
+    for payload, time_ms, _ in delivered(nodes.segments("b")):
         if payload in sender.acknowledged:
             due = sender.acknowledged[payload].due
             assert due is not None

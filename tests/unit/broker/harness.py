@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -116,6 +117,16 @@ class StreamTransport(Transport):
 
     def setTcpNoDelay(self, enabled: bool) -> None:  # noqa: N802
         """Every connection has it."""
+
+
+def lose_partition(lives: Any, topic: str) -> None:
+    """Another life of a broker, without the directory of partition 0, which has had no message."""
+    log = lives.harness.store.get(topic, 0)
+    assert log.end_offset == 0
+    lives.files.kill()
+    shutil.rmtree(log.directory)
+    lives.files.heal()
+    lives.start()
 
 
 def unsent_bytes(broker: Any) -> int:

@@ -26,7 +26,7 @@ from metaq.protocol.record import (
 from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendReply, SendRequest, decode_rows, encode_parts
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from tests.doubles.store import FaultyFiles
-from tests.unit.broker.harness import NOW, Harness, put
+from tests.unit.broker.harness import NOW, Harness, lose_partition, put
 
 OK, ILLEGAL = ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL
 NOW_MS = int(NOW * 1000)
@@ -77,8 +77,8 @@ class Lives:
         self.time = NOW
         self.start()
 
-    def start(self):
-        self.harness = Harness(self.directory, files=self.files)
+    def start(self, topics=""):
+        self.harness = Harness(self.directory, files=self.files, topics=topics)
         self.harness.time = self.time
         self.peer = self.harness.connect()
 
@@ -509,6 +509,33 @@ def test_a_repeated_send_waits_once_and_is_answered_as_the_first(lives, kind, to
     assert answered(kind, lives.ask(numbered(kind, topic, b"b", 9))) == second
     lives.wait(3)
     assert len(lives.payloads(topic)) == (3 if kind == "one" else 5)
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize("kind", ["one", "batch", "many"])
+def test_a_repeated_send_waits_once_on_a_node_that_has_no_such_partition(lives, kind, topic):
+    """An empty partition is not copied to other nodes, and a power cut may take it away."""
+    first = answered(kind, lives.ask(numbered(kind, topic, b"a", 7)))
+    lose_partition(lives, topic)
+    assert answered(kind, lives.ask(numbered(kind, topic, b"a", 7))) == first
+    lives.wait(3)
+    assert lives.payloads(topic) == ([b"a"] if kind == "one" else [b"a", b"a2"])
+
+
+def test_a_cancelled_send_stays_so_on_a_node_that_has_no_such_partition(lives):
+    first = place(lives.ask(numbered("one", "t", b"a", 7)))
+    assert cancel(lives, "t", 0, first[0]) == "cancelled"
+    lose_partition(lives, "t")
+    assert place(lives.ask(numbered("one", "t", b"a", 7))) == first
+    assert len(lives.delays) == 0
+
+
+def test_no_partition_is_made_of_a_topic_that_is_not_accepted_any_more(lives):
+    lives.harness.close()
+    lives.start(topics="\n[topic=gone]\n")
+    place(lives.ask(numbered("one", "gone", b"a", 7)))
+    lose_partition(lives, "gone")
+    assert lives.harness.store.find("gone", 0) is None
 
 
 @pytest.mark.parametrize("kind", ["one", "batch", "many"])

@@ -34,7 +34,7 @@ from metaq.protocol.record import (
 from metaq.protocol.sends import SendBatchRequest, SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.doubles.store import FaultyFiles
-from tests.unit.broker.harness import NOW, Harness
+from tests.unit.broker.harness import NOW, Harness, lose_partition
 from tests.unit.broker.test_send_many import many, rows
 
 OK, ILLEGAL = ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL
@@ -395,6 +395,8 @@ def test_repeated_numbered_half_message_is_kept_once(lives):
     first = lives.sent(b"one", producer=ALICE, sequence=1)
     assert lives.sent(b"one", producer=ALICE, sequence=1) == first
     lives.kill()
+    assert lives.sent(b"one", producer=ALICE, sequence=1) == first
+    lose_partition(lives, "t")
     assert lives.sent(b"one", producer=ALICE, sequence=1) == first
     lives.end(first, COMMIT)
     assert lives.sent(b"one", producer=ALICE, sequence=1) == first
