@@ -12,4 +12,5 @@ def main() -> NoReturn:
     gc.disable()
     from .app import main as run_program
 
+    gc.freeze()  # a help text ends here, and the interpreter's last look for garbage would take a sixth of its time
     run_program()

@@ -67,6 +67,7 @@ class CommandTable(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        show_warnings()  # not of a help text, which has none
         name = cmd_name.replace("-", "_")
         command: click.Command = getattr(import_module(f".{name}", __package__), name)
         return command
@@ -142,7 +143,6 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run one command line; return the exit code. Errors of the user or the cluster become one line on stderr."""
-    show_warnings()
     try:
         result: Any = cli.main(args, prog_name="metaq", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_text:

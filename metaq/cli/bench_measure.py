@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import SpinnerColumn, TextColumn
 
-from .tables import progress
+from .terminal import progress
 
 __all__ = ["Durations", "Limit", "Run", "RunFigures", "Tally", "measure"]
 

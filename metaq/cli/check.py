@@ -22,7 +22,8 @@ from metaq.protocol.errors import ConfigError
 
 from .options import json_option
 from .output import byte_size, counted, echo, print_json
-from .tables import print_table, progress
+from .tables import print_table
+from .terminal import progress
 
 __all__ = ["check"]
 

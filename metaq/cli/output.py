@@ -6,7 +6,6 @@ through this module: clients have chosen many of the texts, and a terminal would
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -14,14 +13,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
-import simplejson
 
-from metaq.protocol.previews import Preview
 from metaq.protocol.printable import printable
 from metaq.protocol.properties import PropertyValue, property_text
 
 if TYPE_CHECKING:
     from metaq.client.message import Message
+    from metaq.protocol.previews import Preview
 
 __all__ = [
     "FORMAT_HELP",
@@ -52,6 +50,8 @@ def print_json(value: Any) -> None:
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """`value` as JSON, in ASCII and without control characters."""
+    import simplejson  # not for tables
+
     text: str = simplejson.dumps(value, indent=indent)
     return text.replace("\x7f", "\\u007f")  # the only one that JSON leaves as it is
 
@@ -61,15 +61,16 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     click.echo(printable(text), err=err, nl=nl)
 
 
-class _Shown(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
 def show_warnings() -> None:
     """Have what the client warns of, on stderr where nobody has set up logging, without what a terminal obeys."""
+    import logging  # not for a help text
+
+    class Shown(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return printable(super().format(record))
+
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_Shown())
+        logging.lastResort.setFormatter(Shown())
 
 
 def show(as_json: bool, value: Any, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -308,7 +308,7 @@ def _progress_bar(title: str, total_bytes: int | None) -> Iterator[Callable[[Pro
         TransferSpeedColumn,
     )
 
-    from .tables import console
+    from .terminal import console
 
     columns = (
         TextColumn("{task.description}"),

@@ -1,47 +1,22 @@
-"""Tables and progress bars of the command line, by rich: a module of its own, because loading rich takes a fifth of a
-short command's time."""
+"""Tables of the command line. Those for a pipe or file are written here: rich, which fits tables to a terminal, takes a
+third of a short command's time to load."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING
+from typing import TextIO
 
-from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from metaq.protocol.printable import one_line
 
 from .output import UNKNOWN
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
+__all__ = ["print_table"]
 
-__all__ = ["console", "print_table", "progress"]
-
-_GAP, _NARROW_GAP = 3, 1
-"""Blanks between two columns, and where they are scarce."""
-_FOLDED_WIDTH = 9
-"""No column of text is made narrower."""
-
-_PIPE_COLUMNS = 200
-_ANY_WIDTH = 1_000_000
-"""Width of tables that go to a file or pipe: there is no terminal to wrap for."""
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave the exit code to app.py; rich would make it 1."""
-        raise  # called where the BrokenPipeError is handled
-
-
-def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) -> Console:
-    """A console on `stream` (default stdout): as wide as the terminal, or `pipe_columns` and plain without one."""
-    target = stream or sys.stdout
-    return _Console(file=target, width=None if target.isatty() else pipe_columns, highlight=False)
+_GAP = " " * 3
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -54,38 +29,33 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     numeric = [bool(cells) and all(_is_right(row[index]) for row in cells) for index in range(len(columns))]
     texts = [[_cell(value) for value in row] for row in cells]
     widths = [max(map(cell_len, column)) for column in zip(columns, *texts, strict=True)]
-    narrowest = [width if right else min(width, _FOLDED_WIDTH) for width, right in zip(widths, numeric, strict=True)]
-    target = console(pipe_columns=_ANY_WIDTH)
-    for gap in (_GAP, _NARROW_GAP):
-        if sum(narrowest) + gap * len(columns) <= target.width:
-            target.print(_table(columns, texts, numeric, narrowest, gap))
-            return
-    for row in texts:
-        target.print(_table(("NAME", "VALUE"), list(zip(columns, row, strict=True)), (False, False), (0, 0), _GAP))
+    if _is_plain(sys.stdout):
+        print(*_lines(columns, texts, numeric, widths), sep="\n")
+    else:
+        from .terminal import print_fitting  # not for a pipe
+
+        print_fitting(columns, texts, numeric, widths)
 
 
-def _table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numeric: Sequence[bool],
-    narrowest: Sequence[int],
-    gap: int,
-) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1) if gap == _GAP else (0, 0))
-    for column, right, width in zip(columns, numeric, narrowest, strict=True):
-        table.add_column(
-            column, justify="right" if right else "left", overflow="fold", no_wrap=right, min_width=width or None
-        )
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+def _is_plain(stream: TextIO) -> bool:
+    """Whether it shows no bold letters, and the line below the head."""
+    encoding = stream.encoding or "utf-8"
+    return encoding.lower().startswith("utf") and not stream.isatty() and "FORCE_COLOR" not in os.environ
 
 
-def progress(*columns: ProgressColumn) -> Progress:
-    """A line on stderr if that is a terminal, which is gone at its end; nothing elsewhere."""
-    from rich.progress import Progress  # not for tables
+def _lines(
+    columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
+) -> list[str]:
+    """As rich draws a SIMPLE_HEAD box where there is room for all."""
+    line = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
+    blank = " " * (len(line) + 2)
+    head, *body = (f" {_GAP.join(map(_padded, row, numeric, widths))} " for row in (columns, *texts))
+    return [blank, head, f" {line} ", *body, blank]
 
-    return Progress(*columns, console=console(sys.stderr), transient=True, disable=not sys.stderr.isatty())
+
+def _padded(text: str, right: bool, width: int) -> str:
+    blanks = " " * (width - cell_len(text))
+    return blanks + text if right else text + blanks
 
 
 def _is_number(value: object) -> bool:

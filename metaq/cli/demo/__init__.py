@@ -60,7 +60,7 @@ def demo(flights: int | None, brokers: int, rate: int, data_dir: Path | None, ke
 
 def _play(flights: int | None, brokers: int, rate: int, directory: Path, keep: bool, install_spark: bool) -> int:
     from ..servers import locked_directory
-    from ..tables import console
+    from ..terminal import console
     from ..up import commands_to_try
     from .flights import carrier_names
     from .report import Report

@@ -7,7 +7,7 @@ import pytest
 from metaq.cli.demo import spark_install
 from metaq.cli.demo.report import Report
 from metaq.cli.demo.spark_install import SparkInstallation, requirements
-from metaq.cli.tables import console
+from metaq.cli.terminal import console
 from metaq.protocol.errors import ClientError, RequestTimedOut
 from tests.waiting import eventually
 

@@ -7,11 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import metaq.cli
+from metaq.cli import tables
 from metaq.cli.output import UNKNOWN, echo, print_json, say
 from metaq.cli.stats import _shown
-from metaq.cli.tables import console, print_table
+from metaq.cli.tables import print_table
+from metaq.cli.terminal import console
 from metaq.protocol.printable import has_control, printable
 
 COLUMNS = ("TOPIC", "PARTITION", "OWNER", "COMMITTED", "END", "LAG BYTES", "MESSAGES", "SECONDS")
@@ -56,6 +60,40 @@ def test_elsewhere_a_row_is_one_line_with_everything_in_it(monkeypatch):
     assert any(line.split() == ["b", "12,345"] for line in lines)
 
 
+CELLS = st.none() | st.integers() | st.floats(allow_nan=False) | st.booleans() | st.just(UNKNOWN) | st.text(max_size=20)
+TABLES = st.integers(1, 5).flatmap(lambda width: st.lists(st.tuples(*[CELLS] * width), max_size=6))
+
+
+@given(TABLES)
+def test_a_table_in_a_pipe_is_what_rich_would_print_there(rows):
+    columns = COLUMNS[: len(rows[0]) if rows else 3]
+    written = []
+    for plain in (True, False):
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stream:
+            patch.setattr(tables, "_is_plain", lambda _, plain=plain: plain)
+            print_table(columns, rows)
+        written.append(stream.getvalue())
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_where_its_line_cannot_be_encoded_a_table_has_one_that_can(monkeypatch, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr("sys.stdout", stream)
+    print_table(("NAME", "VALUE"), [("a", 1)])
+    stream.flush()
+    assert b"a" in stream.buffer.getvalue()
+
+
+def test_a_table_in_a_pipe_has_bold_letters_where_they_are_asked_for(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stdout", stream)
+    print_table(("NAME", "VALUE"), [("a", 1)])
+    assert "\x1b[1m" in stream.getvalue()
+
+
 EVIL = "\x1b[2J\x1b[31mOWNED\x07\u202e\x9b31m\x7f\r\u2028\u2066\udcff"
 SHOWN = r"\x1b[2J\x1b[31mOWNED\x07\u202e\x9b31m\x7f\x0d\u2028\u2066\udcff"
 
@@ -93,7 +131,7 @@ def test_no_command_prints_past_the_output_layer():
     sources = {path.name: path.read_text("utf-8") for path in Path(metaq.cli.__path__[0]).glob("*.py")}
     assert len(sources) > 30
     past = [name for name, source in sources.items() if re.search(r"(?<!\w)(click\.echo|click\.secho|print)\(", source)]
-    assert sorted(past) == ["output.py", "tables.py"]
+    assert sorted(past) == ["output.py", "tables.py", "terminal.py"]
 
 
 def test_numbers_that_are_names_keep_their_digits_together():

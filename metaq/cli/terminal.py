@@ -1,0 +1,78 @@
+"""Tables and progress bars on a terminal, by rich: a module of its own, because loading rich takes a third of a short
+command's time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import IO, TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
+__all__ = ["console", "print_fitting", "progress"]
+
+_GAP, _NARROW_GAP = 3, 1
+"""Blanks between two columns, and where they are scarce."""
+_FOLDED_WIDTH = 9
+"""No column of text is made narrower."""
+
+_PIPE_COLUMNS = 200
+_ANY_WIDTH = 1_000_000
+"""Width of tables that go to a file or pipe: there is no terminal to wrap for."""
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave the exit code to app.py; rich would make it 1."""
+        raise  # called where the BrokenPipeError is handled
+
+
+def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) -> Console:
+    """A console on `stream` (default stdout): as wide as the terminal, or `pipe_columns` and plain without one."""
+    target = stream or sys.stdout
+    return _Console(file=target, width=None if target.isatty() else pipe_columns, highlight=False)
+
+
+def print_fitting(
+    columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
+) -> None:
+    """Print `texts` under `columns` on stdout, as wide as the terminal. numeric: columns that are set to the right and
+    not folded. widths: of each column's widest text."""
+    narrowest = [width if right else min(width, _FOLDED_WIDTH) for width, right in zip(widths, numeric, strict=True)]
+    target = console(pipe_columns=_ANY_WIDTH)
+    for gap in (_GAP, _NARROW_GAP):
+        if sum(narrowest) + gap * len(columns) <= target.width:
+            target.print(_table(columns, texts, numeric, narrowest, gap))
+            return
+    for row in texts:
+        target.print(_table(("NAME", "VALUE"), list(zip(columns, row, strict=True)), (False, False), (0, 0), _GAP))
+
+
+def _table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numeric: Sequence[bool],
+    narrowest: Sequence[int],
+    gap: int,
+) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1) if gap == _GAP else (0, 0))
+    for column, right, width in zip(columns, numeric, narrowest, strict=True):
+        table.add_column(
+            column, justify="right" if right else "left", overflow="fold", no_wrap=right, min_width=width or None
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """A line on stderr if that is a terminal, which is gone at its end; nothing elsewhere."""
+    from rich.progress import Progress  # not for tables
+
+    return Progress(*columns, console=console(sys.stderr), transient=True, disable=not sys.stderr.isatty())
