@@ -202,9 +202,11 @@ class ConsumerCore:
             cursor.lose()
 
     def cursor(self, partition: TopicPartition) -> PartitionCursor:
-        """Of a partition that is ours. Raises NotOwner."""
+        """Of a partition that is ours. Raises NotOwner, TypeError."""
         cursor = self.owned.get(partition)
         if cursor is None:
+            if not isinstance(partition, TopicPartition):
+                raise TypeError(f"{partition!r:.80} is no TopicPartition: give one of assignment()")
             raise NotOwner(f"{partition.topic} {partition} is not assigned to this consumer: see assignment()")
         return cursor
 

@@ -101,6 +101,8 @@ class Driver:
 
     def send_stored(self, message: StoredMessage, deadline: float, retry: bool) -> SendResult:
         """As Producer.send_stored."""
+        if not isinstance(message, StoredMessage):
+            raise TypeError(f"{message!r:.80} is no StoredMessage: give one that a LocalMessageStore has")
         if type(message.body) is not bytes:
             message = message._replace(body=payload_bytes(message.body))
         flag, body = message.flag, message.body

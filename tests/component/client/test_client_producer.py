@@ -584,6 +584,8 @@ def test_a_stored_message_is_sent_as_it_was(broker, producer):
     broker.log("t", 1).closed = True
     with pytest.raises(PartitionClosed):
         producer.send_stored(StoredMessage("t", b"", 0, there), retry=False)
+    with pytest.raises(TypeError, match="None is no StoredMessage"):
+        producer.send_stored(None)
 
 
 def test_which_topics_there_are_is_not_asked_for_messages_that_are_taken(broker, monkeypatch):

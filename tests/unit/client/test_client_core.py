@@ -16,7 +16,7 @@ from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.values import TopicPartition
 from metaq.client.waiting import Waiter
 from metaq.coordination.interrupts import Bell
-from metaq.protocol.errors import NotLeader
+from metaq.protocol.errors import NotLeader, NotOwner
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import encode_record
 from metaq.protocol.statuses import ResponseCode
@@ -153,6 +153,14 @@ def test_a_wait_that_an_exception_ended_leaves_the_bell_in_order(fetcher):
 
 
 # --- broker sets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, 1.5, "t", object()])
+def test_what_is_no_partition_is_named(core, given):
+    with pytest.raises(TypeError, match="is no TopicPartition: give one of assignment"):
+        core.cursor(given)
+    with pytest.raises(NotOwner):
+        core.cursor(TopicPartition("t", 0, 0))
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.2])
