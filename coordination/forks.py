@@ -7,7 +7,6 @@ whatever owns such things has a ForkGuard, asks it before it takes a lock, and d
 
 from __future__ import annotations
 
-import ctypes
 import os
 
 from metaq.protocol.errors import ClientError
@@ -44,6 +43,8 @@ class ForkGuard:
 
 def keep_for_ever(thing: object) -> None:
     """Have it never freed, not even when the interpreter ends."""
+    import ctypes  # only local stores keep anything
+
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

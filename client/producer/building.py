@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from isal.isal_zlib import crc32
 
 from metaq.protocol.arrays import np
 from metaq.protocol.compression import unpacked_if_fitting
 from metaq.protocol.errors import ConfigError, LocalProtocolError
-from metaq.protocol.halves import HalfTerms
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES, no_text
 from metaq.protocol.own_topics import OWN_MARK
 from metaq.protocol.properties import PropertyValue
@@ -46,6 +45,9 @@ from .delays import delay_properties, timing_of
 from .outgoing import Outgoing, OutgoingBatch
 from .packing import Packer
 from .routing import key_bytes
+
+if TYPE_CHECKING:
+    from metaq.protocol.halves import HalfTerms
 
 __all__ = [
     "OwnOptions",

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metaq.coordination.interrupts import Bells, begin_elsewhere, may_be_interrupted
 from metaq.coordination.logs import get_log
@@ -15,7 +15,6 @@ from metaq.protocol.errors import MetaqError, NoPartition
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, payload_bytes
 
 from ..config import ProducerConfig
-from ..local_store import LocalMessageStore, StoredMessage
 from ..metadata import Metadata
 from ..pool import ConnectionPool
 from ..timers import TimeLeft, Timers
@@ -28,9 +27,12 @@ from .futures import Outcome, refuse_in_callback
 from .losses import Losses
 from .outgoing import ASKED, GatheredBatch, OnDelivery, Outgoing, call_back, check_on_delivery
 from .queues import Flight, PartitionQueue
-from .resending import Undelivered
 from .routing import Router, no_partition
 from .sending import Sender, new_producer_id
+
+if TYPE_CHECKING:
+    from ..local_store import LocalMessageStore, StoredMessage
+    from .resending import Undelivered
 
 __all__ = ["Driver"]
 
@@ -89,6 +91,8 @@ class Driver:
         self._lost_at_exit: Losses | None = None
         self._undelivered: Undelivered | None = None
         if store is not None:
+            from .resending import Undelivered  # who has no store does without
+
             self._undelivered = Undelivered(store, self._send_again, config.recover_interval_seconds, clock)
         metadata.on_change(self._view_changed)
 

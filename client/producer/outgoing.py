@@ -12,7 +12,6 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.arrays import np
 from metaq.protocol.delays import pending_ids, wait_of
 from metaq.protocol.errors import MetaqError
-from metaq.protocol.halves import half_of
 from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, checksum, checksums, header_dtype
 
@@ -455,6 +454,8 @@ def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
     if timing is Timing.HALF:
         return [0] * len(records)
     if timing is Timing.CHECKED_HALF:
+        from metaq.protocol.halves import half_of  # who sends none does without
+
         return [half_of(flag, body).check_after_ms or 0 for flag, body in records]
     return [wait_of(flag, body) for flag, body in records]
 

@@ -27,34 +27,31 @@ from ..config import (
     config_or_default,
 )
 from ..durations import Duration, check_timeout, check_wait, milliseconds_of, whole_seconds
-from ..local_store import LocalMessageStore, StoredMessage
-from ..message import Message
 from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
 from ..pool import ConnectionPool
-from ..serializers.base import deserializers
 from ..timers import END_SECONDS, TimeLeft
 from ..unclosed import Closing
 from ..values import SendResult, TopicPartition
 from .building import SendOptions, build_batch, build_body, build_message, list_of
-from .cancelling import cancel_delayed
-from .checking import Checker
 from .delays import timing_of
 from .driver import Driver
-from .ending import Ender
 from .futures import SendFuture, refuse_in_callback, refuse_in_handler
-from .halves import Execute, HalfTransactions, TransactionResult
 from .losses import AtExit, Losses
 from .outgoing import ASKED, OnDelivery
-from .own_halves import Check
 from .packing import Packer
-from .requesting import Requester, reply_options
 from .routing import PartitionSelector, Router, check_selector
-from .transaction import Transaction, Transactional
-from .typed import TypedProducer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what not every producer needs is loaded where it is used first
+    from ..local_store import LocalMessageStore, StoredMessage
+    from ..message import Message
     from ..serializers.base import Deserializer, Serializer
     from ..zookeeper import ZooKeeperMetadata
+    from .halves import Execute, TransactionResult
+    from .own_halves import Check
+    from .requesting import Requester
+    from .transacting import Transacting
+    from .transaction import Transaction
+    from .typed import TypedProducer
     from .xa import XaResource
 
 __all__ = ["Producer"]
@@ -71,6 +68,8 @@ class Producer(Closing):
     At least once: a message whose answer is lost (its broker died, the request timed out) is sent again and may then be
     stored twice. Order holds within a partition for messages of one thread that share a key or a partition.
     """
+
+    _made: Transacting | None = None
 
     def __init__(
         self,
@@ -132,24 +131,10 @@ class Producer(Closing):
         self._router = Router(self._metadata, self._pool, selector, default_topic, clock, random)
         self._seconds = self._config.delivery_timeout_seconds
         self._packer = Packer.of(self._config)
-        pool = partial(ConnectionPool, self._config.connection, self._protocol, clock=clock, random=random)
         self._driver = Driver(
             self._config, self._metadata, self._pool, self._router, undelivered, clock, random, gathers=selector is None
         )
         self._core = self._driver.core
-        self._transactional = Transactional(
-            self._metadata, self._pool, self._router, self._config, clock, self._core.partition_of
-        )
-        request_seconds = self._config.connection.request_timeout_seconds
-        self._halves = HalfTransactions(
-            self._driver,
-            Checker(self._metadata, pool, self._config, clock),
-            Ender(self._transactional.connect, self._pool.follow, request_seconds, clock),
-            self._config.producer_group,
-            self._config.transaction_threads,
-            self._packer,
-            clock,
-        )
         # what compresses its payloads has each built, and none joins a batch as it is
         self._join = self._core.join if self._packer is None else _join_none
         self._closing = False
@@ -338,6 +323,8 @@ class Producer(Closing):
         them short. Raises NoPartition (nobody has the reply topic), BrokerUnavailable, RequestTimedOut, and as `send`.
         """
         self._guard.check()
+        from ..serializers.base import deserializers
+
         reader = None if deserializer is None else deserializers("deserializer", deserializer)
         deadline = self._deadline(timeout)
         requester = self._requester or self._requesting.do(self._make_requester)
@@ -356,6 +343,8 @@ class Producer(Closing):
         Raises ClientError (the message is no request), ConfigError (such an option), and as `send`.
         """
         self._guard.check()
+        from .requesting import reply_options
+
         to, own = reply_options(request, options)
         outgoing = build_message(to.partition.topic, payload, self._deadline(timeout), own, self._packer)
         return self._driver.send_and_wait(outgoing)  # type: ignore[no-any-return]
@@ -368,6 +357,8 @@ class Producer(Closing):
     def _make_requester(self) -> Requester:
         if self._closing:
             raise ClientError("this producer is closed")
+        from .requesting import Requester
+
         if self._requester is None:
             begin = self._driver.begin
             self._requester = Requester(
@@ -385,6 +376,8 @@ class Producer(Closing):
 
     def typed(self, serializer: Serializer[T]) -> TypedProducer[T]:
         """The same producer for values, which `serializer` makes payloads of. Raises ConfigError."""
+        from .typed import TypedProducer
+
         return TypedProducer(self, serializer)
 
     def transaction(self, *, timeout_seconds: int | timedelta | None = None) -> Transaction:
@@ -394,7 +387,9 @@ class Producer(Closing):
         ConfigError.
         """
         self._guard.check()
-        return Transaction(self._transactional, self._transaction_seconds(timeout_seconds), self)
+        from .transaction import Transaction
+
+        return Transaction(self._transacting().calls, self._transaction_seconds(timeout_seconds), self)
 
     def send_in_transaction(
         self,
@@ -431,7 +426,7 @@ class Producer(Closing):
         self._guard.check()
         refuse_in_callback("send_in_transaction()")
         seconds = self._seconds if timeout is None else check_timeout(timeout)
-        return self._halves.run(topic, payload, execute, check, group, check_after, seconds, options)
+        return self._transacting().halves.run(topic, payload, execute, check, group, check_after, seconds, options)
 
     def send_in_transaction_async(
         self,
@@ -458,7 +453,7 @@ class Producer(Closing):
         """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
-        return self._halves.begin(topic, payload, execute, check, group, check_after, seconds, options)
+        return self._transacting().halves.begin(topic, payload, execute, check, group, check_after, seconds, options)
 
     def check_transactions(self, check: Check, topics: Iterable[str], *, group: str | None = None) -> None:
         """From now on answer the questions of all brokers of these topics: what became of transactions of this group,
@@ -470,13 +465,14 @@ class Producer(Closing):
         ProducerConfig.producer_group. Raises ConfigError, InvalidName.
         """
         self._guard.check()
-        name = self._halves.group(group)
+        halves = self._transacting().halves
+        name = halves.group(group)
         check_call_back("check", check)
         chosen = check_texts("topics", topics)
         if not chosen:
             raise ConfigError("topics", repr(topics), "name the topics of the transactions")
         for topic in tuple(map(check_zookeeper_topic, chosen)):
-            self._halves.checker.use(name, topic, check)
+            halves.checker.use(name, topic, check)
 
     def xa(
         self, topics: Iterable[str], *, qualifier: str | None = None, timeout_seconds: int | timedelta | None = None
@@ -491,7 +487,26 @@ class Producer(Closing):
         self._guard.check()
         from .xa import XaResource
 
-        return XaResource(self._transactional, topics, qualifier, self._transaction_seconds(timeout_seconds), self)
+        calls, seconds = self._transacting().calls, self._transaction_seconds(timeout_seconds)
+        return XaResource(calls, topics, qualifier, seconds, self)
+
+    def _transacting(self) -> Transacting:
+        """On any thread, and interrupted perhaps: one that was made beside another is left to nobody."""
+        if self._made is None:
+            from .transacting import Transacting
+
+            pool = partial(
+                ConnectionPool, self._config.connection, self._protocol, clock=self._clock, random=self._random
+            )
+            made = Transacting(
+                *(self._config, self._metadata, self._pool, self._router, self._driver, self._packer),
+                *(pool, self._clock),
+            )
+            kept: Transacting = vars(self).setdefault("_made", made)
+            if self._closing:  # close() may have looked for it before
+                kept.close(TimeLeft(0.0, self._clock))
+            return kept
+        return self._made
 
     def _transaction_seconds(self, given: int | timedelta | None) -> int:
         return self._config.transaction_timeout_seconds if given is None else whole_seconds("timeout_seconds", given)
@@ -507,7 +522,9 @@ class Producer(Closing):
         """
         self._guard.check()
         refuse_in_callback("cancel()")
-        connect, deadline = self._transactional.connect, self._deadline(timeout)
+        from .cancelling import cancel_delayed
+
+        connect, deadline = self._transacting().calls.connect, self._deadline(timeout)
         return cancel_delayed(connect, self._pool.follow, result, deadline, self._clock)
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
@@ -569,13 +586,13 @@ class Producer(Closing):
         try:
             self._driver.end(timeout)
         finally:
-            self._closing = self._transactional.closed = True
+            self._closing = True
             if self._requester is not None:
                 self._requester.close()
             left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
             self._at_exit.cancel()
-            self._halves.close(left.part(0.2))
-            self._halves.checker.close(left.seconds)
+            if self._made is not None:
+                self._made.close(left)
             self._driver.close(left)
             self._metadata.close(left.seconds)
 

@@ -12,7 +12,7 @@ PIPED = "import metaq.cli.topics\nfrom metaq.cli.output import show\nshow(False,
 @pytest.mark.parametrize(
     ("imports", "loaded"),
     [
-        ("from metaq import Producer", ["simplejson"]),
+        ("from metaq import Producer", []),
         ("from metaq import Message, ProducerConfig, TopicPartition", []),
         ("import metaq.cli.app", []),
         (PIPED, ["kazoo.client"]),
