@@ -61,6 +61,9 @@ _READS = 500
 _RETRY_PAUSE = 0.05
 """Seconds between two looks at a connection that is being renewed."""
 
+_LINGER_SECONDS = 0.05
+"""Reads follow each other within less, where one asks for what the one before it has found."""
+
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
 """Answers to the operations before and behind the one that failed."""
 
@@ -114,7 +117,7 @@ class Znodes:
         self._timeout = timeout
         self._server_reads_many = True  # until it says that it does not
         self._guard = ForkGuard("ZooKeeper session")
-        self._aside = Aside("metaq zookeeper request", drops=True)
+        self._aside = Aside("metaq zookeeper request", drops=True, lingers=_LINGER_SECONDS)
 
     # --- reads ------------------------------------------------------------------------------------------------------
 

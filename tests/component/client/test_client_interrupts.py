@@ -580,11 +580,13 @@ def test_who_is_interrupted_while_it_waits_for_a_future_keeps_nobody_from_settin
 
 
 @storms
-def test_what_an_interrupted_call_asked_for_is_done_before_the_next(storm):
+@pytest.mark.parametrize("lingers", [0.0, 0.05])
+def test_what_an_interrupted_call_asked_for_is_done_before_the_next(storm, lingers):
     files = frozenset({interrupts_module.__file__})
 
     def scenario(interrupter: Interrupter) -> None:
-        aside, done = interrupts_module.Aside("metaq-test"), list[int]()
+        aside, done = interrupts_module.Aside("metaq-test", lingers=lingers), list[int]()
+        aside.do(done.clear)
         interrupter.run(lambda: aside.do(done.append, 1))
         aside.do(done.append, 2)
         aside.do(done.append, 3)
@@ -596,20 +598,34 @@ def test_what_an_interrupted_call_asked_for_is_done_before_the_next(storm):
 
 
 @storms
-def test_what_an_interrupted_call_asked_for_is_done_although_nothing_is_asked_for_after_it(storm):
+@pytest.mark.parametrize("lingers", [0.0, 0.05])
+def test_what_an_interrupted_call_asked_for_is_done_although_nothing_is_asked_for_after_it(storm, lingers):
     files = frozenset({interrupts_module.__file__, threading.__file__})
 
     def scenario(interrupter: Interrupter) -> None:
-        aside, done = interrupts_module.Aside("metaq-test"), SimpleQueue[int]()
+        aside, done = interrupts_module.Aside("metaq-test", lingers=lingers), SimpleQueue[int]()
+        aside.do(done.qsize)
         interrupter.run(lambda: aside.do(done.put, 1))
         eventually(aside._todo.empty, what="the end of what was asked for")
 
     assert len(at_each_point(scenario, files, storm=storm)) > 5
 
 
+def test_a_thread_that_lingers_does_what_is_asked_for_next():
+    aside = interrupts_module.Aside("metaq-lingers", lingers=1.0)
+    assert len({aside.do(threading.get_ident) for _ in range(50)}) == 1
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("metaq-lingers") == 1
+
+
+def test_what_is_asked_for_while_a_thread_ends_is_done():
+    aside = interrupts_module.Aside("metaq-test", lingers=1e-5)
+    assert [aside.do(int, number, seconds=DEADLINE) for number in range(3000)] == list(range(3000))
+
+
 def test_an_action_that_had_not_begun_when_its_caller_was_interrupted_is_dropped_where_that_is_asked_for():
     """So the next call waits for one that hangs, not for all that gave up waiting behind it."""
-    aside, done = interrupts_module.Aside("metaq-test", drops=True), list[int]()
+    aside, done = interrupts_module.Aside("metaq-hangs", drops=True), list[int]()
     begun, go_on = SimpleQueue[None](), SimpleQueue[None]()
 
     def hang() -> None:
@@ -629,7 +645,7 @@ def test_an_action_that_had_not_begun_when_its_caller_was_interrupted_is_dropped
         signal.signal(signal.SIGALRM, before)
     begun.get(timeout=DEADLINE)
     names = [thread.name for thread in threading.enumerate()]
-    assert names.count("metaq-test") == 1
+    assert names.count("metaq-hangs") == 1
     go_on.put(None)
     aside.do(done.append, 3)
     assert done == [3]
