@@ -105,6 +105,8 @@ class Driver:
 
     def send_stored(self, message: StoredMessage, deadline: float, retry: bool) -> SendResult:
         """As Producer.send_stored."""
+        from ..local_store import StoredMessage  # who has no store does without
+
         if not isinstance(message, StoredMessage):
             raise TypeError(f"{message!r:.80} is no StoredMessage: give one that a LocalMessageStore has")
         if type(message.body) is not bytes:
