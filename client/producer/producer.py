@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -143,6 +144,7 @@ class Producer(Closing):
         self._unreported = Losses()
         self._requester: Requester | None = None
         self._requesting = Aside("metaq-producer-requests")
+        self._making_requester = threading.Lock()  # taken where no interrupt comes
         self._at_exit = AtExit(self, self._driver, self._unreported, self._config.deliver_at_exit_seconds, clock)
 
     @classmethod
@@ -355,16 +357,17 @@ class Producer(Closing):
         return 0 if self._requester is None else self._requester.late
 
     def _make_requester(self) -> Requester:
-        if self._closing:
-            raise ClientError("this producer is closed")
         from .requesting import Requester
 
-        if self._requester is None:
-            begin = self._driver.begin
-            self._requester = Requester(
-                self._config, self._metadata, self._protocol, begin, self._packer, self._clock, self._random
-            )
-        return self._requester
+        with self._making_requester:
+            if self._closing:
+                raise ClientError("this producer is closed")
+            if self._requester is None:
+                begin = self._driver.begin
+                self._requester = Requester(
+                    self._config, self._metadata, self._protocol, begin, self._packer, self._clock, self._random
+                )
+            return self._requester
 
     def send_stored(self, message: StoredMessage, *, timeout: Duration | None = None, retry: bool = True) -> SendResult:
         """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = one try only.
@@ -587,8 +590,10 @@ class Producer(Closing):
             self._driver.end(timeout)
         finally:
             self._closing = True
-            if self._requester is not None:
-                self._requester.close()
+            with self._making_requester:
+                requester = self._requester
+            if requester is not None:
+                requester.close()
             left = TimeLeft(max(left.seconds, END_SECONDS), self._clock)
             self._at_exit.cancel()
             if self._made is not None:

@@ -645,3 +645,30 @@ def test_broker_without_half_messages_is_named_with_the_remedy(broker, old):
     ):
         producer.send_in_transaction("t", b"a", execute=commits)
     assert payloads(broker) == []
+
+
+def test_threads_that_begin_the_first_transactions_at_the_same_time_share_one_answerer(broker):
+    with new_producer(broker) as producer:
+        begin, made = threading.Barrier(8), []
+
+        def first():
+            begin.wait()
+            producer.check_transactions(commits, ["t"])
+            made.append(producer._transacting())
+
+        threads = [threading.Thread(target=first) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(made) == 8
+        assert len(set(map(id, made))) == 1
+
+
+def test_a_closed_producer_answers_no_questions_that_it_is_given_then(broker):
+    with new_producer(broker) as producer:
+        pass
+    producer.check_transactions(commits, ["t"])
+    assert not [each for each in threading.enumerate() if each.name.startswith("metaq-check")]
+    with pytest.raises(ClientError):
+        producer.transaction().send("t", b"x")

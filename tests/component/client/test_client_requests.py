@@ -14,6 +14,7 @@ import pytest
 from metaq.client.config import ProducerConfig
 from metaq.client.message import Message
 from metaq.client.producer import Producer
+from metaq.client.producer import requesting as requesting_module
 from metaq.client.producer.requesting import ReplyTo
 from metaq.client.reading import PartitionReader
 from metaq.client.values import TopicPartition
@@ -294,3 +295,31 @@ def test_where_a_reply_goes_is_written_and_read() -> None:
     to = ReplyTo(TopicPartition("%REPLY%", 7, 0), "abc")
     assert ReplyTo.parse(str(to)) == to
     assert str(to) == "%REPLY% 7-0 abc"
+
+
+def test_threads_that_ask_first_at_the_same_time_share_what_reads_the_replies(
+    cluster: FakeCluster, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the one of the thread that came first would be closed by nobody."""
+    both, made = threading.Barrier(2), list[object]()
+
+    class Meeting(requesting_module.Requester):
+        def __init__(self, *arguments: Any) -> None:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.3)
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(requesting_module, "Requester", Meeting)
+    with Producer(metadata=cluster, config=CONFIG) as producer, serving(cluster, broker):
+        replies: list[bytes] = []
+        threads = [
+            threading.Thread(target=lambda: replies.append(producer.request("t", b"r").result(DEADLINE).payload))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE)
+    assert replies == [b"R", b"R"]
+    assert len(made) == 1
