@@ -127,6 +127,10 @@ def _reads(request: bytes) -> bytes:
     return request * (LARGE_READ_BYTES // len(request))
 
 
+_MANY = 100
+"""Of requests each of which takes many steps: thousands of them take minutes, and no step of them is another one."""
+
+
 def _small(code: int, request: Any = None, body: bytes = b"") -> Callable[[], Requests]:
     """A request whose size no client chooses: the most of them that one read brings, and one whose header is full."""
 
@@ -315,7 +319,7 @@ def _stats() -> Requests:
     for item in ("", "topics", "offsets", "realtime", "config", "disk", "delayed", "halves", "journal", "shared"):
         yield item or "broker", _frame(RequestCode.STATS, StatsRequest(item).to_ext())
     yield "many", _frame(RequestCode.STATS, StatsRequest("many").to_ext())
-    yield "a read full", _reads(_frame(RequestCode.STATS, StatsRequest("").to_ext()))
+    yield "a hundred", _frame(RequestCode.STATS, StatsRequest("").to_ext()) * _MANY
     yield "a long word", _frame(RequestCode.STATS, StatsRequest("x" * 1_000_000).to_ext())
 
 
@@ -539,7 +543,7 @@ def _gets() -> Requests:
 
 def _stats_lines() -> Requests:
     for item in ("", "topics", "offsets", "shared"):
-        yield item or "broker", _reads(f"stats {item}\r\n".encode())
+        yield item or "broker", f"stats {item}\r\n".encode() * _MANY
 
 
 def _versions() -> Requests:
