@@ -1,6 +1,5 @@
 """A real ZooKeeper server for all integration tests, and a fresh tree in it for each."""
 
-import importlib.util
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from tests.integration.coordination_helpers import make_chroot, session_at
 from tests.integration.installation import build_distributions
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
+from tests.integration.spark_home import quick_spark
 from tests.zookeepers import zookeeper_process
 
 if TYPE_CHECKING:
@@ -111,30 +111,12 @@ def quick_processes() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """SPARK_HOME for all Sparks of the tests: PySpark as it is installed, its pyspark.zip unpacked.
-
-    Spark gives the Python process of a stream 10 seconds, which no option changes, to import PySpark and call back.
-    From the zip, which has no bytecode, that takes four times as much of the processor as from the installed package:
-    too long beside other tests.
-    """
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        yield
-        return
-    installed, home = Path(spec.origin).parent, tmp_path_factory.mktemp("spark-home")
-    for each in installed.iterdir():
-        if each.name != "python":
-            (home / each.name).symlink_to(each)
-    libraries = home / "python" / "lib"
-    libraries.mkdir(parents=True)
-    for each in (installed / "python" / "lib").iterdir():
-        (libraries / each.name).symlink_to(each)
-    (libraries / "pyspark.zip").unlink()
-    (libraries / "pyspark.zip").mkdir()  # on the path of each Python process
-    (libraries / "pyspark.zip" / "pyspark").symlink_to(installed)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SPARK_HOME", str(home))
+def spark_home(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The environment of all Sparks of the tests."""
+    wanted = any("spark" in item.path.stem for item in request.session.items)
+    with quick_spark(archive=wanted) as variables, pytest.MonkeyPatch.context() as environment:
+        for name, value in variables.items():
+            environment.setenv(name, value)
         yield
 
 

@@ -1,6 +1,7 @@
 """metaq-spark by spark-submit on a standalone cluster whose Pythons know metaq from the wheel in --py-files only."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -8,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from bench.processes import Server
@@ -17,8 +17,13 @@ from metaq import Producer, browse
 from .cli_helpers import start_up, stop
 from .doc_examples import blocks
 from .installation import Environment
+from .spark_home import OPTIONS
 
-HOME = Path(pyspark.__file__).parent
+
+def home() -> Path:
+    return Path(os.environ["SPARK_HOME"])
+
+
 SUBMIT_SECONDS = 280.0
 
 
@@ -28,8 +33,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     python = Environment(tmp_path_factory.mktemp("python") / "venv", pip=False, libraries=True)
     missing = python.run("python -c 'import numpy, kazoo, metaq'")
     assert "No module named 'metaq'" in missing.output
-    inherited = {name: value for name, value in python.variables.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    return inherited | {"PYSPARK_PYTHON": python.python, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(HOME)}
+    quick = os.environ[OPTIONS]
+    return python.variables | {
+        "PYSPARK_PYTHON": python.python,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_JAVA_OPTS": quick,
+        "SPARK_HOME": str(home()),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +53,7 @@ def wheel(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def master(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a cluster of two workers with a core each."""
     directory = tmp_path_factory.mktemp("cluster")
-    java = ["env", *(f"{name}={value}" for name, value in environment.items()), str(HOME / "bin" / "spark-class")]
+    java = ["env", *(f"{name}={value}" for name, value in environment.items()), str(home() / "bin" / "spark-class")]
     with ExitStack() as stack:
         command = [*java, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0"]
         server = stack.enter_context(
@@ -64,7 +74,8 @@ def submit(environment: dict[str, str], master: str, wheel: Path, directory: Pat
     """The job's result."""
     (launcher,) = [block for block in blocks("spark.md", "python") if "spark_connector.job" in block]
     (directory / "job.py").write_text(launcher)
-    command = [str(HOME / "bin" / "spark-submit"), "--master", master, "--py-files", str(wheel)]
+    command = [str(home() / "bin" / "spark-submit"), "--master", master, "--py-files", str(wheel)]
+    command += ["--conf", f"spark.executor.extraJavaOptions={environment[OPTIONS]}"]
     command += ["--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"]
     command += ["--conf", "spark.log.level=WARN", "--conf", "spark.sql.shuffle.partitions=2"]
     command += [str(directory / "job.py"), *arguments]
