@@ -206,7 +206,7 @@ HALVES_DECIDED = 1 << 16
 # --- pulls: `consume`, `consume-arrow`, `latency` --------------------------------------------------------------------
 
 WAKING_SECONDS = 0.003
-"""Pulls that wait are resumed for so long before others are served: there may be sixteen thousand for one message."""
+"""Pulls that wait are resumed for so long before others are served: there may be 65,536 for one message."""
 
 PULL_SCAN_BYTES = 64 << 20
 """Bytes of records that one step of a filtered pull looks at, by their units only."""

@@ -14,27 +14,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from ..runtime.timed_entries import TimedEntries
 from ..store.delayed_records import DelayTarget
 
 __all__ = ["NEVER", "AskedGroup", "Groups", "Half", "Poll"]
 
 T = TypeVar("T")
-E = TypeVar("E", bound=tuple[Any, ...])
 
 NEVER = float("inf")
 _GONE = -NEVER
 _ANYBODY = ""
 """Instead of a producer: the lane that every asker may take from."""
 
-_MOVED_ENTRIES = 4
-"""Old entries that one push looks at: two would be enough to be done before there are too many new ones."""
-
 _LOOKED_AT = 512
-"""Entries that one poll looks at before others are served: some 3 ms. More than one answer takes."""
+"""TimedEntries that one poll looks at before others are served: some 3 ms. More than one answer takes."""
 
 
 class Half:
@@ -70,48 +67,6 @@ class Poll(NamedTuple, Generic[T]):
     producer: str = ""
 
 
-class _Entries(Generic[E]):
-    """A heap of entries that may be out of date. When there are twice as many as there are things, it becomes the old
-    part, which goes into a new one a few entries at a push: none costs more because there are many."""
-
-    __slots__ = ("_new", "_old")
-
-    def __init__(self) -> None:
-        self._new: list[E] = []
-        self._old: list[E] = []
-
-    def __len__(self) -> int:
-        return len(self._new) + len(self._old)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._new, self._old = [], []
-
-    @property
-    def first(self) -> E:
-        """The smallest one of at least one."""
-        return self._first_heap()[0]
-
-    def pop(self) -> E:
-        """Take it out."""
-        return heappop(self._first_heap())
-
-    def push(self, entry: E, things: int, is_current: Callable[[E], bool]) -> None:
-        """things: how many current entries there may be."""
-        heappush(self._new, entry)
-        for _ in range(min(_MOVED_ENTRIES, len(self._old))):
-            each = self._old.pop()  # without its last entry a heap is one still
-            if is_current(each):
-                heappush(self._new, each)
-        if not self._old and len(self._new) > 2 * (things + 32):
-            self._new, self._old = [], self._new
-
-    def _first_heap(self) -> list[E]:
-        if not self._old or (self._new and self._new[0] < self._old[0]):
-            return self._new
-        return self._old
-
-
 class _Lane:
     """Half messages of a group and topic that this producer is asked for, or anybody. due: (at, id); what has moved is
     left in it. count: that are in it. alarm_at: of its alarm; NEVER without one."""
@@ -122,7 +77,7 @@ class _Lane:
         self.group = group
         self.topic = topic
         self.producer = producer
-        self.due: _Entries[tuple[float, int]] = _Entries()
+        self.due: TimedEntries[tuple[float, int]] = TimedEntries()
         self.count = 0
         self.alarm_at = NEVER
 
@@ -210,7 +165,7 @@ class Groups(Generic[T]):
         self._groups: dict[str, AskedGroup[T]] = {}
         self._halves: dict[int, Half] = {}
         self._callers: dict[object, dict[str, str]] = {}  # group → producer, of their last polls
-        self._alarms: _Entries[_Alarm] = _Entries()
+        self._alarms: TimedEntries[_Alarm] = TimedEntries()
         self._numbers = count()
         self._timed = 0  # polls, lanes and askers that there are: each has an alarm at most
         self.asked = self.parked = 0

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import count
+from math import inf
 from typing import Protocol
 
 from .. import tuning
 from ..runtime.reactor import ReactorTime, Timer
+from ..runtime.timed_entries import TimedEntries
 from ..store.partition_log import PartitionLog
 
 __all__ = ["ParkedPulls", "ParkedRequest"]
+
+_FEW = 512
+"""TimedEntries that are dropped at once: less than a millisecond."""
 
 
 class ParkedRequest(Protocol):
@@ -22,27 +28,41 @@ class ParkedRequest(Protocol):
 
 
 class _Parked:
-    __slots__ = ("resume", "timer", "waiter")
+    """resume: None when it waits no more."""
+
+    __slots__ = ("resume", "waiter")
 
     def __init__(self, waiter: ParkedRequest, resume: Callable[[], None]) -> None:
-        self.waiter = waiter
-        self.resume = resume
-        self.timer: Timer | None = None
+        self.waiter: ParkedRequest | None = waiter
+        self.resume: Callable[[], None] | None = resume
+
+
+_Deadline = tuple[float, int, _Parked]
+
+
+def _is_current(entry: _Deadline) -> bool:
+    return entry[2].resume is not None
 
 
 class ParkedPulls:
     """All parked pulls of a broker, by partition. Lives on the reactor thread.
 
     Waking is put off to the reactor's next turn, so that all that one turn appended is answered at once, and puts are
-    answered before the pulls they wake. Very many are woken in several turns.
+    answered before the pulls they wake. Very many are woken in several turns. All deadlines have one timer: the reactor
+    would do all that are due in one turn, and looks at all of its own when half are cancelled.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
         self._reactor = reactor
         self._parked: dict[Hashable, dict[ParkedRequest, _Parked]] = {}
         self._count = 0
-        self._ready: dict[Hashable, None] = {}  # as an ordered set
-        self._woken: deque[_Parked] = deque()  # that are resumed next, unless they are gone by then
+        self._deadlines: TimedEntries[_Deadline] = TimedEntries()
+        self._numbers = count()
+        self._timer: Timer | None = None
+        self._timer_at = inf
+        self._ready: dict[Hashable, None] = {}  # as an ordered set: all that wait for one are resumed
+        self._resuming: deque[_Parked] = deque()  # those of the last one
+        self._woken: deque[ParkedRequest] = deque()  # that are resumed before these, if they wait then
         self._wakes = False  # `_wake` comes in the next turn
 
     def __len__(self) -> int:
@@ -51,30 +71,18 @@ class ParkedPulls:
     def park(self, waiter: ParkedRequest, resume: Callable[[], None]) -> None:
         """Call `resume` once, when the partition shows more data or the deadline has come."""
         parked = _Parked(waiter, resume)
-        delay = max(0.0, waiter.deadline - self._reactor.seconds())
-        parked.timer = self._reactor.callLater(delay, self._expired, parked)
         self._parked.setdefault(waiter.key, {})[waiter] = parked
         self._count += 1
-
-    def drop(self, waiter: ParkedRequest) -> bool:
-        """Forget a parked pull, whose connection is gone or must not wait. Returns whether it was parked here."""
-        parked = self._parked.get(waiter.key, {}).get(waiter)
-        if parked is None:
-            return False
-        if parked.timer is not None:
-            parked.timer.cancel()
-        self._remove(waiter)
-        return True
+        self._deadlines.push((waiter.deadline, next(self._numbers), parked), self._count, _is_current)
+        self._set_timer(waiter.deadline)
 
     def end(self, key: Hashable, chosen: Callable[[ParkedRequest], bool]) -> None:
         """In the next turn resume those that wait for this and are chosen, as if their deadline had come."""
         now = self._reactor.seconds()
-        for waiter, parked in self._parked.get(key, {}).items():
-            if chosen(waiter):
-                waiter.deadline = min(waiter.deadline, now)
-                if parked.timer is not None:
-                    parked.timer.cancel()
-                parked.timer = self._reactor.callLater(0, self._expired, parked)
+        ended = [waiter for waiter in self._parked.get(key, ()) if chosen(waiter)]
+        for waiter in ended:
+            waiter.deadline = min(waiter.deadline, now)
+        self.wake(ended)
 
     def wake_all(self) -> None:
         """Resume every parked pull soon: what it is answered may be another thing now."""
@@ -84,8 +92,7 @@ class ParkedPulls:
 
     def wake(self, waiters: Iterable[ParkedRequest]) -> None:
         """Resume those of these that are parked soon, in their order."""
-        found = [self._parked.get(waiter.key, {}).get(waiter) for waiter in waiters]
-        self._woken.extend(parked for parked in found if parked is not None)
+        self._woken.extend(waiters)
         if self._woken:
             self._wake_soon()
 
@@ -103,12 +110,8 @@ class ParkedPulls:
             if not wanted():
                 return waiters[number:]
             parked = self._parked.get(key, {}).get(waiter)
-            if parked is None:  # dropped by what another one led to
-                continue
-            if parked.timer is not None:
-                parked.timer.cancel()
-            self._remove(waiter)
-            parked.resume()
+            if parked is not None:  # else dropped by what another one led to
+                self._resume(parked)
         return ()
 
     def watch(self, log: PartitionLog) -> None:
@@ -130,31 +133,59 @@ class ParkedPulls:
 
     def _wake(self) -> None:
         self._wakes = False
-        for key in self._ready:
-            self._woken.extend(self._parked.get(key, {}).values())
-        self._ready.clear()
-        until = self._reactor.seconds() + tuning.WAKING_SECONDS
-        while self._woken:
-            parked = self._woken.popleft()
-            if self._parked.get(parked.waiter.key, {}).get(parked.waiter) is not parked:
-                continue  # dropped, or resumed and perhaps parked anew
-            if parked.timer is not None:
-                parked.timer.cancel()
-            self._remove(parked.waiter)
-            parked.resume()
+        now = self._reactor.seconds()
+        until = now + tuning.WAKING_SECONDS
+        for parked in self._due(now):
+            if parked is not None:
+                self._resume(parked)
             if self._reactor.seconds() >= until:
                 break
-        if self._woken:
+        if self._woken or self._resuming or self._ready or (self._deadlines and self._deadlines.first[0] <= now):
             self._wake_soon()
+        elif self._deadlines:
+            self._set_timer(self._deadlines.first[0])
 
-    def _expired(self, parked: _Parked) -> None:
-        parked.timer = None
-        self._woken.append(parked)
-        self._wake_soon()
+    def _due(self, now: float) -> Iterator[_Parked | None]:
+        """What is to be resumed, as long as there is any. Some wait no more, or never did."""
+        while True:
+            if self._woken:
+                waiter = self._woken.popleft()
+                yield self._parked.get(waiter.key, {}).get(waiter)
+            elif self._deadlines and self._deadlines.first[0] <= now:
+                yield self._deadlines.pop()[2]
+            elif self._resuming:
+                yield self._resuming.popleft()
+            elif self._ready:
+                key = next(iter(self._ready))
+                del self._ready[key]
+                self._resuming.extend(self._parked.get(key, {}).values())
+            else:
+                return
 
-    def _remove(self, waiter: ParkedRequest) -> None:
+    def _resume(self, parked: _Parked) -> None:
+        """Unless it waits no more."""
+        waiter, resume = parked.waiter, parked.resume
+        if waiter is None or resume is None:
+            return
+        parked.waiter = parked.resume = None
         waiting = self._parked[waiter.key]
         del waiting[waiter]
-        self._count -= 1
         if not waiting:
             del self._parked[waiter.key]
+        self._count -= 1
+        if not self._count and len(self._deadlines) <= _FEW:
+            self._deadlines.clear()  # not the timer: mostly the next one comes before that
+        resume()
+
+    def _set_timer(self, at: float) -> None:
+        """For this deadline, unless it comes before."""
+        if at < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = at
+            self._timer = self._reactor.callLater(max(0.0, at - self._reactor.seconds()), self._time_has_come)
+
+    def _time_has_come(self) -> None:
+        self._timer, self._timer_at = None, inf
+        if self._deadlines:
+            self._wake_soon()

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from twisted.internet.defer import Deferred
 
 from metaq.broker import tuning
-from metaq.broker.halves.groups import _LOOKED_AT, _MOVED_ENTRIES, NEVER, Groups, Half, Poll, _Entries
+from metaq.broker.halves.groups import _LOOKED_AT, NEVER, Groups, Half, Poll
 from metaq.broker.http.metrics import exposition
 from metaq.broker.requests import stats
+from metaq.broker.runtime.timed_entries import MOVED_ENTRIES, TimedEntries
 
 
 def test_entries_come_in_their_order_and_none_costs_much() -> None:
     rng = random.Random(7)
-    entries: _Entries[tuple[float, int]] = _Entries()
+    entries: TimedEntries[tuple[float, int]] = TimedEntries()
     current: dict[int, float] = {}
     looks = [0]
 
@@ -29,7 +30,7 @@ def test_entries_come_in_their_order_and_none_costs_much() -> None:
         looks.append(0)
         entries.push((at, item), 300, is_current)
         assert len(entries) <= 4 * (300 + 32)
-    assert max(looks) <= _MOVED_ENTRIES
+    assert max(looks) <= MOVED_ENTRIES
     found = [entries.pop() for _ in range(len(entries))]
     assert found == sorted(found)
     assert [each for each in found if current[each[1]] == each[0]] == sorted((at, item) for item, at in current.items())

@@ -36,6 +36,12 @@ def filtered(frame):
     return found
 
 
+def assert_idle(harness):
+    """Nothing but the timer of pulls that have waited."""
+    harness.reactor.advance(0.5)
+    assert harness.reactor.getDelayedCalls() == []
+
+
 def test_a_pull_gives_whole_records_and_where_to_go_on(peer):
     peer.send(b"".join(put("t", 0, b"body%d" % number) for number in range(5)))
     peer.received()
@@ -188,7 +194,7 @@ def test_all_that_wait_are_woken_by_one_put_and_none_is_left(harness):
     harness.turn()
     assert [len(peer.frames()) for peer in peers] == [3] * 5
     assert len(harness.broker.parked) == 0
-    assert harness.reactor.getDelayedCalls() == []
+    assert_idle(harness)
 
 
 @pytest.mark.parametrize("why", ["a message", "their time", "the connection's end", "the end of its half"])
@@ -216,7 +222,51 @@ def test_very_many_are_resumed_in_several_turns(peer, harness, monkeypatch, why)
         left.append(len(harness.broker.parked))
     assert left == [3, 2, 1, 0]
     assert len(peer.frames()) == (0 if why == "the connection's end" else 4)
+    assert_idle(harness)
+
+
+def test_all_that_wait_have_one_timer_for_the_first_deadline(peer, harness):
+    for opaque, wait_ms in enumerate((500, 300, 400, 300)):
+        peer.send(pull("t", 0, 0, wait_ms=wait_ms, opaque=opaque))
+        assert len(harness.reactor.getDelayedCalls()) == 1
+    ended = []
+    for _ in range(5):
+        harness.reactor.advance(0.1)
+        harness.turn()
+        ended.append([frame.opaque for frame in peer.frames()])
+        assert len(harness.reactor.getDelayedCalls()) <= 1
+    assert ended == [[], [], [1, 3], [2], [0]]
     assert harness.reactor.getDelayedCalls() == []
+
+
+def test_deadlines_of_pulls_that_wait_no_more_are_forgotten(peer, harness):
+    other = harness.connect()
+    peer.send(pull("t", 1, 0, wait_ms=60_000))
+    for number in range(300):
+        peer.send(pull("t", 0, 21 * number, wait_ms=60_000))
+        other.send(put("t", 0, b"x"))
+        harness.turn()
+    assert len(peer.frames()) == 300
+    assert len(harness.broker.parked) == 1
+    assert len(harness.broker.parked._deadlines) < 150
+    harness.reactor.advance(60)
+    harness.turn()
+    assert len(peer.frames()) == 1
+    assert harness.reactor.getDelayedCalls() == []
+
+
+def test_puts_while_very_many_are_resumed_keep_nothing_of_them_twice(peer, harness, monkeypatch):
+    monkeypatch.setattr(tuning, "WAKING_SECONDS", 0.0)
+    other, parked = harness.connect(), harness.broker.parked
+    peer.send(pull("t", 0, 0, wait_ms=500) * 50)
+    for left in range(49, -1, -1):
+        other.send(put("t", 0))
+        (call,) = harness.reactor.getDelayedCalls()[:1]
+        harness.reactor.calls.remove(call)
+        call.func(*call.args)
+        assert len(parked) == left
+        assert len(parked._woken) + len(parked._resuming) == left
+    assert len(peer.frames()) == 50
 
 
 def test_one_that_is_dropped_before_its_turn_is_not_resumed(peer, harness, monkeypatch):
@@ -237,7 +287,7 @@ def test_a_lost_connection_takes_its_waiting_pulls_with_it(peer, harness):
     peer.lose()
     harness.turn()
     assert len(harness.broker.parked) == 0
-    assert harness.reactor.getDelayedCalls() == []
+    assert_idle(harness)
     harness.connect().ask(put("t", 0))
     harness.turn()
     assert peer.received() == b""

@@ -1,0 +1,56 @@
+"""What has times that may change, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, Generic, TypeVar
+
+__all__ = ["MOVED_ENTRIES", "TimedEntries"]
+
+E = TypeVar("E", bound=tuple[Any, ...])
+
+MOVED_ENTRIES = 4
+"""Old entries that one push looks at: two would be enough to be done before there are too many new ones."""
+
+
+class TimedEntries(Generic[E]):
+    """A heap of entries that may be out of date. When there are twice as many as there are things, it becomes the old
+    part, which goes into a new one a few entries at a push: none costs more because there are many."""
+
+    __slots__ = ("_new", "_old")
+
+    def __init__(self) -> None:
+        self._new: list[E] = []
+        self._old: list[E] = []
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._old)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._new, self._old = [], []
+
+    @property
+    def first(self) -> E:
+        """The smallest one of at least one."""
+        return self._first_heap()[0]
+
+    def pop(self) -> E:
+        """Take it out."""
+        return heappop(self._first_heap())
+
+    def push(self, entry: E, things: int, is_current: Callable[[E], bool]) -> None:
+        """things: how many current entries there may be."""
+        heappush(self._new, entry)
+        for _ in range(min(MOVED_ENTRIES, len(self._old))):
+            each = self._old.pop()  # without its last entry a heap is one still
+            if is_current(each):
+                heappush(self._new, each)
+        if not self._old and len(self._new) > 2 * (things + 32):
+            self._new, self._old = [], self._new
+
+    def _first_heap(self) -> list[E]:
+        if not self._old or (self._new and self._new[0] < self._old[0]):
+            return self._new
+        return self._old
