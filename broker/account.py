@@ -107,7 +107,7 @@ class Quotas:
     made_topics: int = 10_000
     """Topics without a section of their own, which a client's message makes: by a pattern, or of metaq itself."""
     half_messages: int = 1 << 18
-    """That wait for their outcome."""
+    """That wait for their outcome: 1.5 KB each in memory, if each has a group and a producer of its own, else less."""
     address_share: int = 50
     """Percent of each limit that one address may have while others have something, too."""
 

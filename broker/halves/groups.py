@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
 
@@ -31,7 +31,7 @@ _ANYBODY = ""
 """Instead of a producer: the lane that every asker may take from."""
 
 _LOOKED_AT = 512
-"""TimedEntries that one poll looks at before others are served: some 3 ms. More than one answer takes."""
+"""Entries that one poll looks at before others are served: some 3 ms. More than one answer takes."""
 
 
 class Half:
@@ -100,23 +100,29 @@ class _Asker:
         self.topics: frozenset[str] | None = None
 
 
+_NONE: dict[Any, Any] = {}
+"""Never changed: most of very many groups have nobody who asks."""
+
+
 class AskedGroup(Generic[T]):
-    """One producer group."""
+    """One producer group: a kilobyte with its first half message."""
 
     __slots__ = ("_askers", "_by_producer", "_by_topic", "_lanes", "asked", "parked", "polls")
 
     def __init__(self) -> None:
-        self.polls: dict[object, Poll[T]] = {}
+        self.polls: dict[object, Poll[T]] = _NONE
         """That wait, by caller."""
-        self._by_topic: dict[str | None, dict[object, Poll[T]]] = {}
-        self._by_producer: dict[str, Poll[T]] = {}
-        self._askers: dict[str, _Asker] = {}
+        self._by_topic: dict[str | None, dict[object, Poll[T]]] = _NONE
+        self._by_producer: dict[str, Poll[T]] = _NONE
+        self._askers: dict[str, _Asker] = _NONE
         self._lanes: dict[str, dict[str, _Lane]] = {}  # by producer and topic
         self.asked = 0
         """Half messages that may be handed out, now or later."""
         self.parked = 0
 
     def _put(self, poll: Poll[T]) -> None:
+        if not self.polls:
+            self.polls, self._by_topic, self._by_producer = {}, {}, {}
         self.polls[poll.caller] = poll
         for topic in poll.topics or (None,):
             self._by_topic.setdefault(topic, {})[poll.caller] = poll
@@ -132,6 +138,8 @@ class AskedGroup(Generic[T]):
                 del self._by_topic[topic]
         if self._by_producer.get(poll.producer) is poll:
             del self._by_producer[poll.producer]
+        if not self.polls:
+            self.polls = self._by_topic = self._by_producer = _NONE
 
     def _taker(self, lane: _Lane) -> Poll[T] | None:
         """A poll that waits and may take from this lane, the one that has waited longest if there are several."""
@@ -176,15 +184,12 @@ class Groups(Generic[T]):
     def __len__(self) -> int:
         return len(self._halves)
 
-    def clear(self) -> list[Poll[T]]:
-        """Forget all; those who waited."""
-        polls = [poll for group in self._groups.values() for poll in group.polls.values()]
-        self._groups.clear()
-        self._halves.clear()
-        self._callers.clear()
-        self._alarms.clear()
+    def clear(self) -> Iterator[Poll[T] | None]:
+        """Forget all; those who waited. Where it gives None others may be served: to drop very many takes long."""
+        left = _left(self._groups, self._halves, self._callers, self._alarms)
+        self._groups, self._halves, self._callers, self._alarms = {}, {}, {}, TimedEntries()
         self._timed = self.asked = self.parked = 0
-        return polls
+        return left
 
     # --- half messages ------------------------------------------------------------------------------------------------
 
@@ -360,6 +365,7 @@ class Groups(Generic[T]):
     def _expect(self, group: AskedGroup[T], name: str, producer: str, until: float) -> _Asker:
         asker = group._askers.get(producer)
         if asker is None:
+            group._askers = group._askers or {}
             asker = group._askers[producer] = _Asker(name, producer, until)
             self._timed += 1
         asker.until = until
@@ -501,3 +507,22 @@ class Groups(Generic[T]):
         group = self._groups.get(name)
         if group is not None and not (group.polls or group.asked or group.parked or group._askers):
             del self._groups[name]
+
+
+def _left(
+    groups: dict[str, AskedGroup[T]],
+    halves: dict[int, Half],
+    callers: dict[object, dict[str, str]],
+    alarms: TimedEntries[_Alarm],
+) -> Iterator[Poll[T] | None]:
+    """As Groups.clear."""
+    while groups:
+        yield from groups.popitem()[1].polls.values()
+        yield None
+    for each in (halves, callers):
+        while each:
+            each.popitem()
+            yield None
+    while alarms:
+        alarms.drop()
+        yield None

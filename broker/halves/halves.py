@@ -9,7 +9,7 @@ broker that was started again, goes on counting.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from operator import add
@@ -38,6 +38,7 @@ from ..delays.delays import Delays, Pended
 from ..delays.table import NOWHERE
 from ..metrics import OTHERS
 from ..runtime.reactor import ReactorTime
+from ..runtime.slices import SlicedWork
 from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
 from ..store.internal_logs import HALVES_TOPIC
 from ..store.partition_log import PartitionLog
@@ -95,6 +96,7 @@ class Halves(Delays):
         self._lost: deque[tuple[list[Half], float]] = deque()  # given to callers that are gone, and when others get it
         self._reading: dict[tuple[object, str], Poll[Checked]] = {}  # a worker thread reads what they are to get
         self._ran, self._seen_at = 0.0, reactor.seconds()
+        self._works = SlicedWork(reactor)  # of what another node leads now
         self._ending: dict[int, list[Deferred[None]]] = {}  # outcomes that are not safe yet: who else waits for them
         self.committed = self.rolled_back = self.questions = 0
         """Half messages, and questions for one, since the start."""
@@ -457,20 +459,31 @@ class Halves(Delays):
 
     def follow(self) -> None:
         if self.enabled:
-            self._refuse(deque(self._groups.clear()))
-            self._given.clear()
-            self._lost.clear()
+            self._works.add(self._refuse(self._groups.clear()))
             for contents in self._half_logs():
+                self._works.add(self._drop(contents.questions, contents.decided))
+                contents.questions, contents.decided = {}, OrderedDict()
                 contents.forget()
+            self._works.add(self._drop(self._given))
+            self._given = {}
+            self._lost.clear()
         super().follow()
 
-    def _refuse(self, polls: deque[Poll[Checked]]) -> None:
+    def _refuse(self, left: Iterator[Poll[Checked] | None]) -> Iterator[None]:
         """Tell those who waited that another node leads."""
-        until = self.seconds() + tuning.TURN_SECONDS
-        while polls and self.seconds() < until:
-            polls.popleft().answer.errback(NotLeader(self.writing.partitions.broker_id, ""))
-        if polls:
-            self.call_later(0, self._refuse, polls)
+        for poll in left:
+            if poll is not None:
+                poll.answer.errback(NotLeader(self.writing.partitions.broker_id, ""))
+            if self._works.is_over:
+                yield
+
+    def _drop(self, *known: dict[Any, Any]) -> Iterator[None]:
+        """Forget these, which may be very many."""
+        for each in known:
+            while each:
+                each.popitem()
+                if self._works.is_over:
+                    yield
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from ..store.partition_log import PartitionLog
 __all__ = ["ParkedPulls", "ParkedRequest"]
 
 _FEW = 512
-"""TimedEntries that are dropped at once: less than a millisecond."""
+"""Entries that are dropped at once: less than a millisecond."""
 
 
 class ParkedRequest(Protocol):

@@ -13,6 +13,9 @@ E = TypeVar("E", bound=tuple[Any, ...])
 MOVED_ENTRIES = 4
 """Old entries that one push looks at: two would be enough to be done before there are too many new ones."""
 
+_NONE: list[Any] = []
+"""Never changed: mostly there are no old ones."""
+
 
 class TimedEntries(Generic[E]):
     """A heap of entries that may be out of date. When there are twice as many as there are things, it becomes the old
@@ -22,14 +25,14 @@ class TimedEntries(Generic[E]):
 
     def __init__(self) -> None:
         self._new: list[E] = []
-        self._old: list[E] = []
+        self._old: list[E] = _NONE
 
     def __len__(self) -> int:
         return len(self._new) + len(self._old)
 
     def clear(self) -> None:
         """Forget all."""
-        self._new, self._old = [], []
+        self._new, self._old = [], _NONE
 
     @property
     def first(self) -> E:
@@ -39,6 +42,10 @@ class TimedEntries(Generic[E]):
     def pop(self) -> E:
         """Take it out."""
         return heappop(self._first_heap())
+
+    def drop(self) -> None:
+        """Take any one out."""
+        (self._old or self._new).pop()
 
     def push(self, entry: E, things: int, is_current: Callable[[E], bool]) -> None:
         """things: how many current entries there may be."""

@@ -12,6 +12,7 @@ from metaq.broker.halves.groups import _LOOKED_AT, NEVER, Groups, Half, Poll
 from metaq.broker.http.metrics import exposition
 from metaq.broker.requests import stats
 from metaq.broker.runtime.timed_entries import MOVED_ENTRIES, TimedEntries
+from metaq.protocol.halves import CheckHalvesRequest
 
 
 def test_entries_come_in_their_order_and_none_costs_much() -> None:
@@ -183,3 +184,24 @@ def test_a_connection_that_asks_by_another_name_is_known_by_that() -> None:
         groups.wait(asks)
     assert groups.lost(1, 0.0) == [asks]
     assert groups.next_at() == 1.0
+
+
+def test_what_another_node_leads_now_is_forgotten_in_turns(harness, monkeypatch):
+    known = harness.broker.halves
+    for number in range(40):
+        known._groups.add(Half(number, f"g{number}", ("t", 0), 0, 0.0, 0), 0.0)
+    answers = [known.checks(CheckHalvesRequest(f"h{number}", 1, 1000), number) for number in range(40)]
+    refused = [0]
+    for answer in answers:
+        answer.addErrback(lambda _: refused.append(refused[-1] + 1))
+    monkeypatch.setattr(tuning, "WORK_SLICE_SECONDS", 0.0)
+    known.follow()
+    assert len(known) == len(known._groups) == 0
+    turns = 0
+    while known._works:
+        turns += 1
+        before = refused[-1]
+        known._works._go_on()
+        assert refused[-1] - before <= 1
+    assert refused[-1] == 40
+    assert turns > 200  # 80 groups, 40 half messages, callers and alarms
