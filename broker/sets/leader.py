@@ -32,6 +32,7 @@ from metaq.protocol.stream import (
 
 from ..broker import Broker
 from ..configuration.settings import Promise
+from ..runtime.slices import SlicedWork
 from ..runtime.timers import repeat
 from ..store.internal_logs import is_internal
 from ..store.partition_log import PartitionLog
@@ -39,7 +40,7 @@ from ..writing import Write
 from . import tuning
 from .connections import StreamProtocol
 from .copying import Copying, copy_pace
-from .leading import Leading, Mark
+from .leading import Leading, Mark, OnCommitted
 from .rules import counted_until, is_caught_up
 from .safe_blocks import SafeBlocks
 
@@ -135,6 +136,7 @@ class Leader:
         self._internal_from: dict[PartitionLog, int] = {}
         self._promises: dict[PartitionLog, tuple[Lane, Promise, int]] = {}
         self._pace = copy_pace(broker)
+        self._showing = SlicedWork(broker.reactor)  # an acknowledgement may be for ten thousand partitions
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -208,9 +210,7 @@ class Leader:
             if group:
                 missing += 1
                 number = self.core.number + bool(self._gathered_marks)  # the block that is being gathered
-                answered = partial(copied, lane, number, group)
-                if not self.core.wait(lane, number, answered):
-                    answered(None)
+                self._when_shown(lane, number, partial(copied, lane, number, group))
         arrived()
 
     def _too_few(self, write: Write) -> MetaqError | None:
@@ -262,8 +262,7 @@ class Leader:
             self._flush_due = True
             self._reactor.callLater(0, self._flush)
         gathering = bool(self._gathered_marks or self._others)
-        if not self.core.wait(lane, self.core.number + gathering, done):
-            done(None)
+        self._when_shown(lane, self.core.number + gathering, done)
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
@@ -319,18 +318,42 @@ class Leader:
         core = self.core
         core.own_safe = self._own.number
         core.advance(self._reactor.seconds())
-        marks = {mark.log: mark for mark in core.take_committed()}
-        for log, end, count in marks.values():
-            log.raise_bound(end, count)
-        for answered in core.take_answers():
-            answered(None)
+        marks, answers = core.take_committed(), core.take_answers()
         if marks and not self._tell_due:
             self._tell_due = True
             wait = self._told_at + tuning.TELL_SECONDS - self._reactor.seconds()
             self._reactor.callLater(max(0.0, wait), self._tell)
+        established: Callable[[], None] | None = None
         if self._on_established is not None and min(core.committed) >= 1:
             established, self._on_established = self._on_established, None
+        if marks or answers or established is not None:
+            self._showing.add(self._show(marks, answers, established))
+
+    def _show(
+        self, marks: Iterable[Mark], answers: Iterable[OnCommitted], established: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        """Have readers see what is committed, and then tell those who wait."""
+        for log, end, count in {mark.log: mark for mark in marks}.values():
+            if self._ended:  # the next leader says what they see; those who wait may be told
+                break
+            log.raise_bound(end, count)
+            if self._showing.is_over:
+                yield
+        for answered in answers:
+            answered(None)
+            if self._showing.is_over:
+                yield
+        if established is not None and not self._ended:
             established()
+
+    def _when_shown(self, lane: Lane, number: int, answered: OnCommitted) -> None:
+        """Call this when the block is committed, and readers see it."""
+        if self.core.wait(lane, number, answered):
+            return
+        if self._showing:
+            self._showing.add(self._show((), (answered,)))
+        else:
+            answered(None)
 
     def _tell(self) -> None:
         """Have followers show what is committed, unless a block has just told them."""

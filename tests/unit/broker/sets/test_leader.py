@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionLost
 from twisted.python.failure import Failure
 
+from metaq.broker import tuning as broker_tuning
 from metaq.broker.sets import tuning
 from metaq.broker.sets.connections import StreamProtocol
 from metaq.broker.sets.leader import Leader
@@ -31,6 +32,7 @@ from metaq.protocol.statuses import RequestCode
 from metaq.protocol.stream import (
     Ack,
     Kind,
+    Lane,
     StreamReader,
     encode_ack,
     encode_json,
@@ -47,6 +49,8 @@ minInSync=2
 [topic=early]
 ack=leader
 """
+
+PLACES = [("t", 0), ("t", 1), ("t", 2), ("two", 0)]
 
 
 class Set:
@@ -430,3 +434,57 @@ def test_a_copy_keeps_its_pace_until_blocks_wait_for_it(harness: Harness, monkey
     assert copied[:3] == [0, 1, 1]
     assert copied[3] >= 3
     assert not nodes.leader._links["b"].held
+
+
+def test_what_is_committed_of_very_many_partitions_is_shown_in_turns_and_then_answered(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Set(harness, "a", "b")
+    nodes.acknowledge("b")
+    peer = nodes.peer
+    peer.send(b"".join(put(topic, partition) for topic, partition in PLACES))
+    monkeypatch.setattr(broker_tuning, "WORK_SLICE_SECONDS", 0.0)
+    harness.turn()
+    nodes.core.acknowledged("b", Ack(nodes.core.number, nodes.core.number, 0))
+    shown = [0]
+    nodes.leader._advance()
+    while nodes.leader._showing:
+        shown.append(sum(harness.store.get(*place).visible_end > 0 for place in PLACES))
+        assert shown[-1] - shown[-2] <= 1
+        assert not peer.received() or shown[-1] == len(PLACES)
+        nodes.leader._showing._go_on()
+    assert shown[-1] == len(PLACES)
+
+
+def test_a_leader_that_has_ended_shows_no_more_and_answers_what_was_committed(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Set(harness, "a", "b")
+    nodes.acknowledge("b")
+    peer = nodes.peer
+    peer.send(b"".join(put(topic, partition) for topic, partition in PLACES))
+    monkeypatch.setattr(broker_tuning, "WORK_SLICE_SECONDS", 0.0)
+    harness.turn()
+    nodes.core.acknowledged("b", Ack(nodes.core.number, nodes.core.number, 0))
+    nodes.leader._advance()
+    nodes.leader.stop(NotLeader(0))
+    harness.turn()
+    assert sum(harness.store.get(*place).visible_end > 0 for place in PLACES) == 1
+    assert [answer.code for answer in peer.answers()] == [200] * len(PLACES)
+
+
+def test_a_repeated_send_is_answered_when_readers_see_the_first_one(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Set(harness, "a", "b")
+    nodes.acknowledge("b")
+    nodes.peer.send(b"".join(put(topic, partition) for topic, partition in PLACES))
+    monkeypatch.setattr(broker_tuning, "WORK_SLICE_SECONDS", 0.0)
+    harness.turn()
+    nodes.core.acknowledged("b", Ack(nodes.core.number, nodes.core.number, 0))
+    nodes.leader._advance()
+    answered: list[int] = []
+    nodes.leader.replicate((), Lane.MEMORY, lambda error: answered.append(nodes.end(PLACES[-1][0])[0]))
+    assert answered == []
+    harness.turn()
+    assert answered == [25]
