@@ -42,7 +42,7 @@ def lock_data_path(files: Files, path: str) -> int:
     """
     lock_path = os.path.join(path, LOCK_NAME)
     try:
-        files.make_directory(path)
+        _make(files, path)
         fd = files.lock(lock_path)
     except BlockingIOError:
         raise DirectoryInUse(
@@ -53,6 +53,18 @@ def lock_data_path(files: Files, path: str) -> int:
         remedy = f"cannot be used ({error.strerror}): make it a writable directory or set another dataPath"
         raise ConfigError("dataPath", path, remedy) from error
     return fd
+
+
+def _make(files: Files, path: str) -> None:
+    """Make what is missing of the path, each with its name on the disk: what is synced in a directory is there after a
+    power cut only if the directory is. Raises OSError."""
+    missing, above = [], os.path.abspath(path)
+    while not files.is_directory(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    files.make_directory(path)
+    for made in missing:
+        files.fsync_directory(os.path.dirname(made))
 
 
 def lock_empty_path(files: Files, path: str) -> int:

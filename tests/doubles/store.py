@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -69,7 +70,8 @@ class FaultyFiles(Files):
     write then leaves half of its bytes behind. `fail(name)`: every call of that kind raises until `heal`.
     `kill()` forgets all descriptors, as the end of the process does. `lose_power()` does that and then puts every file
     back to its last successful sync; files in directories that were never synced since are gone, and those that were
-    removed or renamed since are back under their old names. A renamed directory stays so.
+    removed or renamed since are back under their old names. So are directories that were made in one that was never
+    synced since. A renamed directory stays so.
     """
 
     def __init__(self, fail_at: int | None = None, error: OSError | None = None) -> None:
@@ -91,6 +93,7 @@ class FaultyFiles(Files):
         self._entries: set[str] = set()
         self._created: set[str] = set()
         self._moved: dict[str, bytes] = {}
+        self._made: set[str] = set()
 
     @property
     def open_descriptors(self) -> int:
@@ -121,18 +124,26 @@ class FaultyFiles(Files):
         """The same disk and page cache, after a kill, without faults."""
         files = FaultyFiles()
         files._synced, files._entries, files._created = self._synced, self._entries, self._created
-        files._moved = self._moved
+        files._moved, files._made = self._moved, self._made
         return files
 
     def lose_power(self, kept: Collection[str] = ()) -> None:
         """Kill, then forget everything that no sync has covered, but for the names `kept`, there by chance."""
         self.kill()
         for path in self._created | set(self._synced):
+            if not os.path.isdir(os.path.dirname(path)):
+                continue  # that was removed
             if path in self._entries or path in kept:
                 with open(path, "wb") as file:
                     file.write(self._synced.get(path, b""))
             elif os.path.exists(path):
                 os.unlink(path)
+        for path in self._made:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def on_disk(self, path: str) -> bytes:
+        """What the last sync has left of a file; its name may not be there yet."""
+        return self._synced.get(path, b"")
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
@@ -178,11 +189,13 @@ class FaultyFiles(Files):
         self._change("fsync_directory")
         self._entries = {entry for entry in self._entries if os.path.dirname(entry) != path}
         self._entries.update(os.path.join(path, name) for name in os.listdir(path))
+        self._made = {made for made in self._made if os.path.dirname(made) != path}
         for target in [each for each in self._moved if os.path.dirname(each) == path]:
             self._synced[target] = self._moved.pop(target)
 
     def sync_filesystem_of(self, fd: int) -> None:
         self._change("sync_filesystem")
+        self._made.clear()
         for known in [each for each in self._created | set(self._synced) if os.path.exists(each)]:
             self._remember(known)
 
@@ -192,6 +205,8 @@ class FaultyFiles(Files):
 
     def make_directory(self, path: str) -> None:
         self._change("make_directory")
+        if not os.path.isdir(path):
+            self._made.add(path)
         super().make_directory(path)
 
     def rename(self, source: str, target: str) -> None:
@@ -227,6 +242,7 @@ class FaultyFiles(Files):
             return target + path.removeprefix(source) if path.startswith(source) else path
 
         self._created = {new(path) for path in self._created}
+        self._made = {new(path) for path in self._made if path + "/" != source}
         self._entries = {new(path) for path in self._entries}
         self._synced = {new(path): data for path, data in self._synced.items()}
         self._paths = {fd: new(path) for fd, path in self._paths.items()}

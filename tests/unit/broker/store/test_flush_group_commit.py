@@ -56,6 +56,8 @@ def test_appends_during_a_sync_share_the_next_one(harness: StoreHarness, answers
 
 def test_the_first_sync_of_a_new_partition_syncs_its_directories_too(harness: StoreHarness, answers: Answers) -> None:
     harness.group_commit = True
+    harness.open()
+    harness.files.calls.clear()
     put(harness, answers, b"a")
     harness.threads.run_all()
     assert harness.files.calls["fsync_directory"] == 2

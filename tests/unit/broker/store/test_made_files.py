@@ -1,0 +1,39 @@
+"""Files and directories that the store makes or replaces are there after a power cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from metaq.broker.store.directories import lock_data_path
+from metaq.broker.store.files import replace_file
+from metaq.protocol.errors import LogReadOnly
+from tests.doubles.store import FaultyFiles
+from tests.doubles.store_harness import StoreHarness
+
+
+def test_a_replaced_file_has_what_replaced_it(tmp_path: Path) -> None:
+    files, path = FaultyFiles(), tmp_path / "state"
+    for content in (b"old", b"new"):
+        replace_file(files, str(path), content)
+        files.lose_power()
+        assert path.read_bytes() == content
+
+
+def test_a_data_directory_and_those_above_it_stay(tmp_path: Path) -> None:
+    files, path = FaultyFiles(), tmp_path / "broker" / "data"
+    files.close(lock_data_path(files, str(path)))
+    files.lose_power()
+    assert path.is_dir()
+
+
+def test_a_partition_that_takes_no_writes_begins_no_segment(harness: StoreHarness) -> None:
+    harness.append(b"a")
+    harness.files.fail("fdatasync")
+    harness.log.flush()
+    harness.threads.run_all()
+    names = harness.names()
+    with pytest.raises(LogReadOnly):
+        harness.log.roll()
+    assert harness.names() == names
