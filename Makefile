@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAPPED := protocol coordination broker client spark_connector
 FORMATTED := metaq $(MAPPED) bench tests
 
-.PHONY: help venv wheel check test unit component integration demo bench proof cuts failovers standalone histories clean types python java maven
+.PHONY: help venv wheel check test unit component integration demo bench proof mutants cuts failovers standalone histories clean types python java maven
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,7 @@ check: types ## formatting, lint and types
 test: wheel java ## unit and component tests, then integration tests on real processes and the installed wheel
 	$(VENV)/bin/python -m pytest -n auto tests/unit
 	$(VENV)/bin/python -m pytest $(SPREAD) tests/component
+	$(VENV)/bin/python -m tests.guards check --number 8 --seed $$(date +%Y%j)
 	$(RUN_INSTALLED) -m pytest $(PARALLEL) --override-ini=pythonpath= tests/integration
 
 unit: $(STAMP) ## unit tests only, on the checkout: no process, no port, seconds
@@ -96,6 +97,10 @@ JAVA_FAILOVERS ?= 20
 ROLLING_RESTARTS ?= 5
 FAILOVER_FILES ?= .failovers
 proof: cuts failovers integration standalone ## all of the following: hours
+
+MUTANTS ?= 150
+mutants: $(STAMP) ## does the test still find that its guard is gone? rows of tests/guards/guards.tsv: make mutants MUTANTS=150 SEED=1
+	$(VENV)/bin/python -m tests.guards --jobs $(JOBS) check --number $(MUTANTS) --seed $(SEED)
 
 cuts: $(STAMP) ## thousands of power cuts and every byte damaged: make cuts CUTS=3000 FLIPS=0 SEED=1 (FLIPS=0: every byte)
 	$(VENV)/bin/python -m tests.power --cuts $(CUTS) --flips $(FLIPS) --seed $(SEED) --jobs $(JOBS)

@@ -1,0 +1,153 @@
+"""A pytest plugin, `-p tests.guards.plugin`, that loads modules of the product otherwise than they are written.
+
+    METAQ_GUARD=SITE        the module of this guard is loaded without it
+    METAQ_GUARD_MARKS=DIR   every guard notes that it did its work; a file for each worker says in which tests
+    METAQ_GUARD_TESTS=FILE  of what is collected, the tests with these node ids run, in this order, or all of such files
+    METAQ_GUARD_REPORT=FILE gets a line when a test begins, and when it or the import of its file has failed
+
+It is for unit and component tests. A process that a test forks has what its parent has loaded; one that it starts anew
+has the product as it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+import pytest
+
+from .sites import ROOT, module_of, product_sites, with_marks, without
+
+__all__ = ["Changed"]
+
+Change = Callable[[str, str], ast.Module]
+"""Of a path from the root on, and its source."""
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, change: Change) -> None:
+        super().__init__(name, path)
+        self._change = change
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Neither read from bytecode nor kept as that."""
+        path = Path(self.path)
+        tree = self._change(str(path.relative_to(ROOT)), path.read_text("utf-8"))
+        return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
+
+
+class Changed(MetaPathFinder):
+    """Finds modules as the other finders do, and has some of them loaded with a change; `only` names one, else all."""
+
+    def __init__(self, change: Change, only: str | None = None) -> None:
+        self._change = change
+        self._only = only
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        is_wanted = fullname == self._only if self._only is not None else fullname.partition(".")[0] == "metaq"
+        if not is_wanted:
+            return None
+        for finder in sys.meta_path:
+            spec = finder.find_spec(fullname, path, target) if finder is not self else None
+            if spec is not None:
+                if isinstance(spec.loader, SourceFileLoader):
+                    loader: Loader = _Loader(fullname, spec.loader.path, self._change)
+                    spec.loader = loader
+                return spec
+        return None
+
+
+class _Marks:
+    """Which guards have done their work since the last test began: by their number among all."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._numbers = {site.name: number for number, site in enumerate(product_sites())}
+        self._now: set[int] = set()
+        self._tests: dict[str, tuple[float, list[int]]] = {}
+        vars(builtins)["_metaq_guard_mark"] = self._now.add  # as quick as can be: some stand in inner loops
+
+    def change(self, path: str, source: str) -> ast.Module:
+        numbers = self._numbers
+        return with_marks(path, source, lambda site: f"_metaq_guard_mark({numbers.get(site.name, -1)})")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            return (yield)
+        finally:
+            self._tests[item.nodeid] = time.monotonic() - began, sorted(self._now)
+            self._now.clear()
+
+    def pytest_sessionfinish(self) -> None:
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+        content = {"guards": list(self._numbers), "tests": self._tests}
+        (self._directory / f"{worker}-{os.getpid()}.json").write_text(json.dumps(content))
+
+
+def _install() -> _Marks | None:
+    """At the import of this plugin, which is before that of any conftest."""
+    if loaded := [name for name in sys.modules if name.startswith("metaq.")]:
+        raise pytest.UsageError(f"guards: loaded before they could be changed: {loaded}")
+    if name := os.environ.get("METAQ_GUARD"):
+        path = name.partition(":")[0]
+        changed = without(path, (ROOT / path).read_text("utf-8"), name)
+        sys.meta_path.insert(0, Changed(lambda path, source: changed, module_of(path)))
+    elif directory := os.environ.get("METAQ_GUARD_MARKS"):
+        marks = _Marks(Path(directory))
+        sys.meta_path.insert(0, Changed(marks.change))
+        return marks
+    return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _marks is not None:
+        config.pluginmanager.register(_marks)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if file := os.environ.get("METAQ_GUARD_TESTS"):
+        places = {name: place for place, name in enumerate(Path(file).read_text("utf-8").splitlines())}
+        chosen = [
+            (places[name], item)
+            for item in items
+            for name in (item.nodeid, item.nodeid.partition("::")[0])
+            if name in places
+        ]
+        items[:] = [item for _, item in sorted(chosen, key=lambda each: each[0])]
+
+
+def _report(word: str, test: str) -> None:
+    if file := os.environ.get("METAQ_GUARD_REPORT"):
+        with Path(file).open("a", encoding="utf-8") as lines:
+            lines.write(f"{word} {test}\n")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _report("began", nodeid)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _report("failed", report.nodeid)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        _report("failed", report.nodeid)
+
+
+_marks = _install() if {"METAQ_GUARD", "METAQ_GUARD_MARKS"} & os.environ.keys() else None
