@@ -230,3 +230,11 @@ def test_stats_of_many_topics_make_the_settings_of_a_few_at_a_time(harness, peer
         made.clear()
     assert max(steps) <= 1
     assert sum(steps) == (50 if item else 0)
+
+
+@pytest.mark.parametrize("code", [RequestCode.HAND_OVER, RequestCode.RESTART_REPLICATION])
+def test_a_broker_by_itself_has_no_replication_to_hand_over_or_restart(peer, code):
+    peer.send(request(code))
+    (frame,) = peer.frames()
+    assert frame.code != ResponseCode.SUCCESS
+    assert "start it with --node" in frame.remark

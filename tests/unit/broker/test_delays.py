@@ -11,6 +11,7 @@ import pytest
 from metaq.broker import tuning
 from metaq.broker.store.internal_logs import DELAYED_TOPIC
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest, due_ms, pending_ids
+from metaq.protocol.errors import DiskFull
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import (
@@ -450,6 +451,48 @@ def test_a_cancellation_is_answered_when_it_is_safe(lives):
     for peer in (lives.peer, other):
         (frame,) = peer.frames()
         assert frame.ext["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+def test_a_cancellation_that_cannot_be_written_is_none(lives, topic):
+    message_id, _ = place(lives.ask(send(topic, 0, b"x", delay=1000)))
+    lives.files.fail("pwritev")
+    frame = lives.ask(encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest(topic, 0, message_id).to_ext()))
+    assert frame.code != OK
+    assert lives.delays.count((topic, 0)) == 1
+    lives.kill()
+    lives.wait(2)
+    assert lives.payloads(topic) == [b"x"]
+
+
+def test_a_cancellation_that_is_not_on_the_disk_is_not_answered_as_one(lives):
+    message_id, _ = place(lives.ask(send("safe", 0, b"x", delay=1000)))
+    lives.files.fail("fdatasync")
+    frame = lives.ask(encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest("safe", 0, message_id).to_ext()))
+    assert frame.code != OK
+
+
+def test_a_full_disk_takes_no_delayed_message_of_a_topic_that_has_another_disk(lives):
+    lives.harness.close()
+    lives.start(topics=f"\n[topic=other]\ndataPath={lives.directory}/other\n")
+    store = lives.harness.store
+    store.space.full[store.data_paths[0]] = DiskFull(store.data_paths[0], "0 MiB are free")
+    assert lives.ask(send("other", 0, b"x", delay=100)).code == ResponseCode.DISK_FULL
+    assert len(lives.delays) == 0
+
+
+def test_what_was_read_for_a_delivery_is_not_delivered_when_another_node_has_begun_to_lead(lives):
+    place(lives.ask(send("t", 0, b"x", delay=1000)))
+    lives.kill()
+    lives.harness.threads.run()
+    lives.files.page_cache_empty = True
+    for _ in range(60):
+        lives.time = lives.harness.time = lives.harness.time + 0.05
+        lives.harness.reactor.advance(0.05)
+    assert len(lives.harness.threads.waiting) == 1
+    lives.delays.follow()
+    lives.work()
+    assert lives.payloads() == []
 
 
 def listed(lives, **request):

@@ -1,5 +1,7 @@
 """Partitions, send results, messages, back-off: plain values."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,9 @@ def test_the_time_of_a_message_is_in_its_id_unless_a_java_broker_made_it():
     assert (java.timestamp_ms, java.timestamp) == (None, None)
 
 
+ANYWHERE: Any = "anywhere"
+
+
 @pytest.mark.parametrize(
     ("make", "option"),
     [
@@ -83,6 +88,7 @@ def test_the_time_of_a_message_is_in_its_id_unless_a_java_broker_made_it():
         (lambda: ConsumerConfig(rebalance_min_seconds=1), "rebalance_min_seconds"),
         (lambda: ConsumerConfig(retry_step_seconds=6), "retry_step_seconds"),
         (lambda: ConsumerConfig(text_idle_step_ms=501), "text_idle_step_ms"),
+        (lambda: ConsumerConfig(read_from=ANYWHERE), "read_from"),
         (lambda: check_protocol("http"), "protocol"),
     ],
 )

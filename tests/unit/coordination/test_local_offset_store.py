@@ -1,6 +1,7 @@
 """The file of broadcast consumers' offsets (storage.md §8)."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,23 @@ def test_a_failed_rename_keeps_the_old_offsets(path: Path, monkeypatch: pytest.M
 def test_an_empty_commit_writes_nothing(path: Path):
     LocalOffsetStore(path).commit("g", {}, None)
     assert not path.exists()
+
+
+def test_the_new_offsets_are_on_the_disk_before_they_take_the_place_of_the_old_ones(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    done: list[str] = []
+    replace, fsync = Path.replace, os.fsync
+
+    def synced(fd: int) -> None:
+        done.append(Path(f"/proc/self/fd/{fd}").resolve().read_text())
+        fsync(fd)
+
+    def replaced(self: Path, target: Path) -> Path:
+        done.append("replaced")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    LocalOffsetStore(path).commit("g", {("orders", "0-3"): Offset(-5, 44)}, fence=1)
+    assert done == [path.read_text(), "replaced"]

@@ -64,3 +64,11 @@ def test_nonsense_ends_the_connection_and_whoever_waits_hears_of_it(connection: 
     assert connection.transport.aborted
     connection.ask()
     assert isinstance(connection.found[1][1], PeerLost)
+
+
+def test_a_lost_connection_is_told_once_with_its_first_reason(connection: Open):
+    connection.peer.dataReceived(b"HTTP/1.1 400\r\n")
+    connection.peer.connectionLost()
+    (lost,) = connection.lost
+    assert connection.peer.lost is lost
+    assert "HTTP/1.1 400" in str(lost)

@@ -247,3 +247,16 @@ def test_what_was_told_to_be_committed_is_cut_only_for_a_node_that_an_operator_h
     assert ["the leader c lacks acknowledged messages that b has, in t-0" in each for each in failures] == (
         [] if chosen else [True]
     )
+
+
+def test_a_follower_that_has_stopped_takes_and_grants_nothing(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = LeaderSide(harness, monkeypatch)
+    leader.go_live(0)
+    harness.threads.run()
+    leader.acks()
+    asked = list(leader.asked)
+    leader.follower.stop()
+    leader.follower._messages(StreamReader().receive(encode_ping(Ping(9, (0, 0)))))
+    assert (leader.acks(), leader.asked) == ([], asked)

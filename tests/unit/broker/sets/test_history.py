@@ -10,6 +10,7 @@ from metaq.broker.sets.history import EpochHistory, NodeFile
 from metaq.broker.sets.rules import common_epoch
 from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.errors import StoreError
+from tests.doubles.store import FaultyFiles
 
 
 def test_an_epoch_ends_where_the_next_one_began() -> None:
@@ -108,6 +109,17 @@ def test_a_node_finds_what_it_wrote(tmp_path: Path) -> None:
     again.read()
     assert (again.instance, again.epoch, again.history.changes) == (file.instance, 3, file.history.changes)
     assert NodeFile(REAL_FILES, str(tmp_path)).instance != file.instance
+
+
+def test_a_power_cut_does_not_take_the_first_epoch_that_a_node_has_told(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    file = NodeFile(files, str(tmp_path / "meta"))
+    (tmp_path / "meta").mkdir()
+    file.write(3, EpochHistory().begin(3, {"t-0": 7}), {"t-0": 7})
+    files.lose_power()
+    again = NodeFile(REAL_FILES, str(tmp_path / "meta"))
+    again.read()
+    assert (again.instance, again.epoch) == (file.instance, 3)
 
 
 def test_epochs_of_one_number_are_told_apart() -> None:

@@ -488,3 +488,24 @@ def test_a_repeated_send_is_answered_when_readers_see_the_first_one(
     assert answered == []
     harness.turn()
     assert answered == [25]
+
+
+def test_what_comes_late_on_a_connection_that_another_has_replaced_counts_for_nothing(harness: Harness) -> None:
+    nodes = Set(harness, "a")
+    old = nodes.join("b")
+    nodes.join("b")
+    *_, (_, asked) = old.heard()
+    new = nodes.core.followers["b"]
+    known = new.safe, new.granted_until
+    late = StreamReader().receive(encode_ack(Ack(7, 7, parse_ping(asked).number)))
+    nodes.leader.received("b", old.connection, late)
+    assert (new.safe, new.granted_until) == known
+
+
+def test_a_leader_that_drains_sends_at_once_what_it_has_taken(harness: Harness) -> None:
+    nodes = Set(harness, "a")
+    joined = nodes.join("b")
+    joined.heard()
+    nodes.peer.send(put("t", 0, b"x"))
+    nodes.leader.drain_to("b")
+    assert [kind for kind, _ in joined.heard()][:1] == [Kind.BLOCK]

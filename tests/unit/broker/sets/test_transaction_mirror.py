@@ -305,3 +305,38 @@ def test_writing_back_leaves_the_failures_to_the_sync_that_counts(tmp_path: Path
     node.ready()
     node.take([entry(SAME)])
     assert isinstance(node.safe(), StoreError)
+
+
+def write(files: FaultyFiles, path: Path, data: bytes) -> None:
+    fd = files.open(str(path), os.O_RDWR | os.O_CREAT)
+    files.pwritev(fd, [data], 0)
+    files.close(fd)
+
+
+@pytest.mark.parametrize(
+    "change", [copy(redo_1=b"5678"), [entry(REPLACED - 1, "redo.1", b"5678")], [entry(REMOVED - 1, "redo.1")]]
+)
+def test_what_the_partitions_have_is_on_the_disk_before_a_replay_passes_it_over(
+    tmp_path: Path, change: list[StreamEntry]
+) -> None:
+    """The leader's log says nothing any more of what the leader's partitions have on their disk."""
+    files = FaultyFiles()
+    node = Node(tmp_path / "data", files)
+    node.follow(redo_1=b"1234")
+    node.ready()
+    message = tmp_path / "data" / "00000000000000000000.meta"
+    write(files, message, b"committed")
+    node.take(change)
+    assert node.safe() is None
+    files.lose_power()
+    assert message.read_bytes() == b"committed"
+
+
+def test_a_copy_whose_bytes_the_disk_did_not_take_does_not_count(tmp_path: Path) -> None:
+    """The sync of a file system does not tell of that: those of its files do."""
+    files = FaultyFiles()
+    node = Node(tmp_path, files)
+    node.ready()
+    files.fail("fdatasync")
+    node.take(copy(redo_1=b"1234"))
+    assert isinstance(node.safe(), StoreError)

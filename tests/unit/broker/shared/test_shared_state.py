@@ -22,6 +22,7 @@ from metaq.broker.shared.rows import (
     suspects_section,
 )
 from metaq.broker.shared.state import Grant, HeldState, Limits, SharedState, Suspect
+from metaq.protocol.errors import StoreError
 from metaq.protocol.shared import SettleOutcome
 from tests.unit.broker.harness import worked_off
 
@@ -548,3 +549,10 @@ def test_by_chance_nothing_is_lost_leased_twice_or_counted_wrong_over_restarts(s
     for _ in range(600):
         model.step()
     model.drain()
+
+
+def test_a_record_that_ends_within_a_section_is_none() -> None:
+    body = encode_body(3, [done_section(KEY, [(0, 10)])])
+    assert [section.kind.name for section in sections(body)[1]] == ["DONE"]
+    with pytest.raises(StoreError, match="a part of a section"):
+        list(sections(body[:-1])[1])

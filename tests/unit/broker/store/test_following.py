@@ -187,6 +187,24 @@ def test_a_copy_that_had_begun_a_segment_takes_up_the_one_before_again(
     assert follower.bodies() == [b"a", b"b"]
 
 
+def test_a_segment_that_was_taken_up_again_does_not_overlap_after_a_power_cut(
+    harness: StoreHarness, follower: StoreHarness
+) -> None:
+    told = Told(harness)
+    harness.append(b"a")
+    harness.append(b"b")
+    log = follower.log
+    log.append((told.entries[0][4],), told.entries[0][5])  # rolls by size
+    follower.threads.run_all()
+    log.append((told.entries[1][4],), told.entries[1][5], 0)
+    log.flush()
+    follower.threads.run_all()
+    follower.lose_power()
+    assert follower.bodies() == [b"a", b"b"]
+    assert [each.first_offset for each in follower.log.segments] == [0]
+    assert follower.report().set_aside == ()
+
+
 @pytest.mark.parametrize("fault", [1, 2])
 def test_a_copy_that_cannot_take_up_its_segment_again_takes_no_more_writes(
     harness: StoreHarness, follower: StoreHarness, fault: int

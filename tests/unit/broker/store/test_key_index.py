@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from metaq.broker.store.key_index import (
 )
 from metaq.broker.store.scan import scan_bytes
 from metaq.protocol.record import (
+    Buffer,
     decode_attribute,
     encode_attributes,
     encode_body,
@@ -33,6 +35,7 @@ from metaq.protocol.record import (
     key_hashes,
     keys_of_attribute,
 )
+from tests.doubles.store import FaultyFiles
 
 FIRST = 1000
 """Where the segment of these tests begins in its partition."""
@@ -117,6 +120,31 @@ def test_any_distribution_of_hashes_is_searched_rightly(
         for hashed in {*hashes[:50], 0, 7, 8, 2**32 - 1}:
             found = positions_of(entries_around(REAL_FILES, file.fileno(), block, hashed), hashed, 0, 1 << 31)
             assert found == [n for n, each in enumerate(hashes) if each == hashed]
+
+
+def test_the_entries_are_on_the_disk_before_the_header_that_vouches_for_them(tmp_path: Path) -> None:
+    class Watched(FaultyFiles):
+        synced: bytes | None = None
+
+        def pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+            if position == 0:
+                self.synced = self.on_disk(segment.keys)
+            return super().pwritev(fd, buffers, position)
+
+    segment, files = Segment(tmp_path, [record(1, "a"), record(2, "b")]), Watched()
+    covered = Covered(FIRST, FIRST + len(segment.data), segment.units)
+    entries = segment.entries(segment.units)
+    block = append_block(files, segment.keys, segment.fd, covered, entries, FIRST, 0)
+    assert files.synced is not None
+    assert files.synced[block.position :] == np.sort(entries).tobytes()
+
+
+def test_a_file_that_lost_its_end_since_it_was_looked_at_is_no_answer(tmp_path: Path) -> None:
+    segment = Segment(tmp_path, [record(1, "a"), record(2, "b")])
+    block = segment.write(0, 2)
+    os.truncate(segment.keys, block.position + 12)
+    with pytest.raises(OSError, match=r"the key file ends before byte"):
+        segment.positions(block, key_hash("a"))
 
 
 def test_the_positions_of_a_hash_leave_out_its_neighbours() -> None:

@@ -816,3 +816,18 @@ def test_recovered_partitions_behind_links_are_synced_on_their_own_disk(
     monkeypatch.setattr(FaultyFiles, "device", lambda _, path: 2 if os.path.islink(path) else 1)
     puts.harness._start_anew()
     assert puts.harness.files.calls["sync_filesystem"] == 2, "the links' disk, and the data path with their names"
+
+
+def test_the_journal_goes_when_it_is_turned_over_and_nobody_waits_for_it(harness: StoreHarness) -> None:
+    harness.group_commit = True
+    puts, journal = Puts(harness), harness.store._journal
+    puts.round("a")
+    assert journal.turn_over() is None, "a group is under way"
+    harness.threads.run_all()
+    number = journal.turn_over()
+    assert number is not None
+    assert journal.has_older(number)
+    for _ in range(3):
+        harness.threads.run_all()
+        harness.store.tick()
+    assert not journal.has_older(number)

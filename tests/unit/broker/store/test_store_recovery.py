@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from metaq.broker.store.index import UNIT_DTYPE
 from metaq.broker.store.scan import bound_java_times, find_record
-from metaq.protocol.errors import ConfigError, DirectoryInUse, StoreError
+from metaq.protocol.errors import ConfigError, DirectoryInUse, MetaqError, StoreError
 from metaq.protocol.message_id import EPOCH_MS, store_time_ms
 from metaq.protocol.record import HEADER, Buffer, encode_record
 from tests.doubles.store import FaultyFiles, check_invariants
@@ -200,6 +201,26 @@ def test_damage_before_good_records_is_copied_aside_and_its_range_reported(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     harness.append(b"goes on")
     assert harness.restart().segments.message_count == start // 25 + 1
+
+
+def test_wherever_the_power_goes_while_damage_is_cut_off_its_bytes_are_still_there(tmp_path: Path) -> None:
+    fault, is_open = 0, False
+    while not is_open:
+        fault += 1
+        harness = StoreHarness(tmp_path / str(fault))
+        harness.append(*THREE)
+        harness.files.kill()
+        data = bytearray(harness.data_file().read_bytes())
+        data[27] ^= 0x55
+        harness.data_file().write_bytes(data)
+        harness.files = FaultyFiles(fail_at=fault)
+        with suppress(OSError, MetaqError):
+            harness.open()
+            is_open = True
+        harness.files.lose_power()
+        kept = [path.read_bytes() for path in harness.data_file().parent.iterdir()]
+        assert any(bytes(data[25:]) in each for each in kept), f"the change {fault} of the disk"
+    assert fault > 5
 
 
 @pytest.mark.parametrize("kept", [56, 60, 74, 75, 76, SIZE - 1])

@@ -10,6 +10,8 @@ import pytest
 from twisted.internet.task import Clock
 
 from metaq.broker.store.files import REAL_FILES
+from metaq.broker.transactions.checkpoints import SavedState, read_state, write_state
+from metaq.broker.transactions.directory import RedoPosition
 from metaq.broker.transactions.writer import RedoWriter
 from metaq.protocol.errors import ConfigError, DiskFull, StoreError
 from metaq.protocol.record import checksum
@@ -669,3 +671,10 @@ def test_a_start_that_the_disk_fails_names_the_file(tmp_path, call, name, damage
     files.kill()
     harness = Harness(tmp_path)
     assert bodies(harness, "t", 0) == [b"x"], "nothing is lost once the disk is well"
+
+
+def test_a_state_that_no_broker_writes_is_not_believed(tmp_path):
+    write_state(REAL_FILES, str(tmp_path), SavedState(RedoPosition(1, -5)))
+    state = read_state(REAL_FILES, str(tmp_path))
+    assert state.replay_from is None
+    assert "an invalid decision or position" in str(state.damage)

@@ -244,6 +244,15 @@ def test_a_batch_above_the_limit_is_refused_with_the_limit(frames, monkeypatch):
     assert "at most 2 messages" in refused.remark
 
 
+@pytest.mark.parametrize("wrong", [b"\0\0\0\x02", b"\xff\xff\xff\xff"], ids=["longer", "negative"])
+def test_a_batch_with_a_record_of_another_length_is_refused(frames, wrong):
+    assert frames.tx("TX:s:1", "BEGIN") == OK
+    request, payload = batch("TX:s:1", "t", 0, [b"a", b"b"])
+    refused = frames(RequestCode.SEND_BATCH, request, payload[:8] + wrong + payload[12:])
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "the record at byte 0 does not have its announced size" in refused.remark
+
+
 def test_tiny_messages_count_with_the_memory_they_take(harness, frames):
     harness.broker.account.transaction_bytes._alone = 1000
     assert frames.tx("TX:s:1", "BEGIN") == OK
