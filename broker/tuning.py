@@ -101,6 +101,9 @@ WORK_SLICE_SECONDS = 0.003
 """The same of what follows no single request: commits, answers that waited for one sync, a lost connection's
 transactions."""
 
+COMMIT_SLICE_RECORDS = 1 << 16
+"""Messages of a commit whose index units are made before others are served: 3 ms."""
+
 # --- numbered sends, docs/client.md promises the first two; memory and the next start depend on the others -----------
 
 SEQUENCE_SECONDS = 24 * 3600.0

@@ -12,13 +12,14 @@ records then, so that a crash leaves messages of a transaction that nobody commi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
 from metaq.protocol.errors import MetaqError, NotEnoughReplicas, StoreError
 
+from .. import tuning
 from ..runtime.reactor import ReactorTime
 from ..runtime.slices import SlicedWork
 from ..store.batch import packed_units
@@ -42,11 +43,40 @@ class EncodedBlock(Write):
     """A block's bytes and index units, made for the place `base` (byte offset in the partition)."""
 
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
-        super().__init__(block.log, block.data, packed_units(base, block.ids, block.sizes, block.tags, now_ms))
+        """All of it now; `make` pauses."""
+        self._begin(block, base)
+        for _ in self._add_units(block, now_ms):
+            pass
+
+    @classmethod
+    def make(cls, block: Block, base: int, now_ms: int) -> Generator[None, None, EncodedBlock]:
+        """The same with pauses: it may have a million messages."""
+        made = cls.__new__(cls)
+        made._begin(block, base)
+        yield from made._add_units(block, now_ms)
+        return made
+
+    def _begin(self, block: Block, base: int) -> None:
+        super().__init__(block.log, block.data, b"")
         self.base = base
         self.store = block.store
         self.size = block.size
         self.checksum = block.checksum & 0x7FFFFFFF
+
+    def _add_units(self, block: Block, now_ms: int) -> Iterator[None]:
+        count, most = len(block.ids), tuning.COMMIT_SLICE_RECORDS
+        if count <= most:
+            self.units = packed_units(self.base, block.ids, block.sizes, block.tags, now_ms)
+            return
+        offset, units = self.base, bytearray()
+        for start in range(0, count, most):
+            if start:
+                yield
+            sizes = block.sizes[start : start + most]
+            columns = block.ids[start : start + most], sizes, block.tags[start : start + most]
+            units += packed_units(offset, *columns, now_ms)
+            offset += sum(sizes)
+        self.units = memoryview(units)
 
     @property
     def location(self) -> Location:
@@ -54,9 +84,11 @@ class EncodedBlock(Write):
 
     def move(self, base: int) -> None:
         """Make the index units fit another place."""
-        units = np.frombuffer(self.units, UNIT_DTYPE).copy()
+        units = np.frombuffer(self.units, UNIT_DTYPE)
+        if not units.flags.writeable:
+            units = units.copy()
         units["offset"] += base - self.base
-        self.units = units.tobytes()
+        self.units = units.view(np.uint8).data
         self.base = base
 
 
@@ -150,8 +182,9 @@ class Committer:
         for log, block in commit.blocks.items():
             if self._abandoned is not None:
                 return
-            part = EncodedBlock(block, log.end_offset + self._promised[log], now_ms)
-            self._promised[log] += part.size
+            base = log.end_offset + self._promised[log]
+            self._promised[log] += block.size
+            part = yield from EncodedBlock.make(block, base, now_ms)
             commit.parts.append(part)
             locations.append(encode_locations([part.location]))
             if len(locations) < len(commit.blocks) and self._recording.is_over:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from metaq.broker import tuning
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.transactions import open_transactions
 from metaq.broker.transactions.commit import EncodedBlock
@@ -16,8 +17,10 @@ NOW_MS = 1_700_000_000_000
 
 @pytest.mark.parametrize("count", [1, 3, 100, 5000])
 @pytest.mark.parametrize("joined_bytes", [1 << 10, 1 << 20])
-def test_its_records_and_units_are_those_of_single_puts(harness, monkeypatch, count, joined_bytes):
+@pytest.mark.parametrize("slice_records", [7, 1 << 16])
+def test_its_records_and_units_are_those_of_single_puts(harness, monkeypatch, count, joined_bytes, slice_records):
     monkeypatch.setattr(open_transactions, "_JOINED_BYTES", joined_bytes)
+    monkeypatch.setattr(tuning, "COMMIT_SLICE_RECORDS", slice_records)
     rng = random.Random(count)
     flag, attribute = encode_attributes(tag="red")
     bodies = [(0, bytes(rng.choice((0, 0, 1, 50)))) for _ in range(count)]
@@ -33,6 +36,8 @@ def test_its_records_and_units_are_those_of_single_puts(harness, monkeypatch, co
     assert encoded.units == units
     assert encoded.checksum == block_checksum(data)
     assert encoded.size == sum(map(len, data))
+    encoded.move(23_456)
+    assert encoded.units == encode_puts(puts, 23_456, ids, NOW_MS)[1]
 
 
 def test_a_hundred_thousand_records_are_few_buffers(harness):

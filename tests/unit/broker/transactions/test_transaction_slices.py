@@ -99,6 +99,23 @@ def holding(harness: Harness) -> list[list[str]]:
     return [harness.broker.transactions.holding(log) for log in logs]
 
 
+def test_others_are_served_while_a_commit_of_many_messages_of_one_partition_is_recorded(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metaq.broker.tuning.COMMIT_SLICE_RECORDS", 2)
+    asker, other = Asker(harness), harness.connect()
+    asker.ok(tx("TX:s:0", BEGIN), *(tx_put("TX:s:0", "t", 0, b"%d" % number) for number in range(9)))
+    asker.peer.send(tx("TX:s:0", COMMIT))
+    for turn in range(4):
+        assert other.ask(put("t", 0, b"other", turn)).code == 200
+        assert not harness.threads.waiting  # nothing is recorded before all of it is ready
+        step(harness)
+    work_off(harness)
+    assert bodies(harness, "t", 0) == [b"other"] * 4 + [b"%d" % number for number in range(9)]
+    assert holding(harness) == [[]] * PARTITIONS
+    assert bodies(started_again(Path(harness.store.data_paths[0]).parent), "t", 0) == bodies(harness, "t", 0)
+
+
 def test_others_are_served_while_a_commit_to_many_partitions_is_recorded_and_while_it_is_appended(
     harness: Harness,
 ) -> None:
