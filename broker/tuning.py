@@ -194,6 +194,10 @@ HALVES_STEP_SECONDS = 2.0
 """More than this between two looks at the clock: the broker itself stood still, and that does not count for the silence
 of producers. Less than HALF_GRACE_SECONDS (protocol/limits.py): nobody is gone by a pause of the broker alone."""
 
+HALVES_TURN_RECORDS = 256
+"""Half messages whose first check is due, before others are served: some 4 ms if each has a group of its own. As long
+again goes to those who ask."""
+
 HALVES_TURN_BYTES = 1 << 20
 """Of the records that one asker is given at once."""
 

@@ -138,6 +138,11 @@ class Delays:
         if enabled:
             self.lead()
 
+    @property
+    def turn_records(self) -> int:
+        """Messages that are done, when they are due, before others are served."""
+        return tuning.DELAYED_TURN_RECORDS
+
     # --- messages come ------------------------------------------------------------------------------------------------
 
     def due(self, flag: int, body: Buffer) -> int:
@@ -327,7 +332,7 @@ class Delays:
         if contents.reading or self.seconds() < self._retry_at:
             return
         due_before = pending_id(self.now_ms() + 1, 0)
-        ids, offsets = contents.table.until(due_before, tuning.DELAYED_TURN_RECORDS)
+        ids, offsets = contents.table.until(due_before, self.turn_records)
         safe = offsets < contents.log.durability.safe_end
         contents.table_unsafe = not safe.all()
         if contents.table_unsafe:
@@ -352,7 +357,7 @@ class Delays:
             self._pause(late, str(error))
             return
         late.pause = tuning.DELAYED_RETRY_SECONDS[0]
-        self._read(contents, *late.table.until(_ALL, tuning.DELAYED_TURN_RECORDS))
+        self._read(contents, *late.table.until(_ALL, self.turn_records))
 
     def _pause(self, late: Late, why: str) -> None:
         late.why = why

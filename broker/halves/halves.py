@@ -102,6 +102,10 @@ class Halves(Delays):
         """Half messages, and questions for one, since the start."""
         super().__init__(store, make_write, clock, reactor, in_thread, enabled=enabled, topic=HALVES_TOPIC)
 
+    @property
+    def turn_records(self) -> int:
+        return tuning.HALVES_TURN_RECORDS
+
     # --- half messages come -------------------------------------------------------------------------------------------
 
     def _due(self, flag: int, body: Buffer, now_ms: int) -> int:

@@ -514,6 +514,18 @@ def test_nobody_is_asked_before_the_first_check_is_due(lives):
     assert lives.asked() == [(b"one", 1)]
 
 
+def test_first_checks_that_are_due_at_once_become_so_in_turns(lives, monkeypatch):
+    monkeypatch.setattr(tuning, "HALVES_TURN_RECORDS", 2)
+    for number in range(5):
+        lives.sent(b"%d" % number)
+    lives.harness.time += 7
+    asked = []
+    for _ in range(3):
+        lives.halves._wake()
+        asked.append(lives.halves._groups.asked)
+    assert asked == [2, 4, 5]
+
+
 def test_message_says_itself_when_its_first_check_is(lives):
     lives.sent(b"soon", **{"metaq.check-after": "1000"})
     lives.sent(b"late", **{"metaq.check-after": "60000"})
