@@ -802,7 +802,7 @@ class Worst:
     def do(self, data: bytes, host: str = "127.0.0.1") -> list[float]:
         """The seconds of the steps that a request to the broker's port takes."""
         peer = self.harness.connect(host)
-        return self._steps(peer, self._received, peer, data)
+        return self._steps(peer.lose, self._received, peer, data)
 
     def ask(self, gateway: bool, data: bytes) -> list[float]:
         """Of one by HTTP."""
@@ -815,16 +815,18 @@ class Worst:
         site = GuardedSite(root, OwnNames([]), broker, self.reactor)
         channel = site.buildProtocol(None)
         channel.makeConnection(_HttpTransport())  # type: ignore[no-untyped-call]
-        return self._steps(channel, self._fed, channel, data)
+        return self._steps(channel.connectionLost, self._fed, channel, data)
 
-    def _steps(self, peer: Any, feed: Callable[[Any, bytes], None], channel: Any, data: bytes) -> list[float]:
+    def _steps(
+        self, end: Callable[[], None], feed: Callable[[Any, bytes], None], connection: Any, data: bytes
+    ) -> list[float]:
+        """end: what the end of the connection calls."""
         self.reactor.steps.clear()
         self.reactor.collecting = 0.0
-        feed(channel, data)
+        feed(connection, data)
         self._finish()
-        if isinstance(peer, Peer):
-            self.reactor.step(peer.lose)
-            self._finish()
+        self.reactor.step(end)
+        self._finish()
         return list(self.reactor.steps)
 
     def _received(self, peer: Peer, data: bytes) -> None:
