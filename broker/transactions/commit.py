@@ -82,12 +82,14 @@ class EncodedBlock(Write):
     def location(self) -> Location:
         return Location(self.store, self.base, self.size, self.checksum)
 
-    def move(self, base: int) -> None:
-        """Make the index units fit another place."""
+    def move(self, base: int, now_ms: int) -> None:
+        """Make the index units fit another place, behind what is there by now: the log would have to raise times that
+        are older than its last one."""
         units = np.frombuffer(self.units, UNIT_DTYPE)
         if not units.flags.writeable:
             units = units.copy()
         units["offset"] += base - self.base
+        units["time_ms"] = now_ms
         self.units = units.view(np.uint8).data
         self.base = base
 
@@ -249,7 +251,7 @@ class Committer:
             commit.appended += 1
             self._keep_promise(part)
             if part.log.end_offset != part.base:  # something came in between
-                part.move(part.log.end_offset)
+                part.move(part.log.end_offset, self._now_ms())
             part.log.durability.committed(part.base + part.size)
             yield part
             if commit.appended < len(commit.parts) and self._appending.is_over:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from metaq.broker.store.index_blocks import ordered_units
 from metaq.protocol.text import TransactionType
 from tests.unit.broker.harness import Harness, put
 from tests.unit.broker.test_slices import step, turns
@@ -114,6 +115,26 @@ def test_others_are_served_while_a_commit_of_many_messages_of_one_partition_is_r
     assert bodies(harness, "t", 0) == [b"other"] * 4 + [b"%d" % number for number in range(9)]
     assert holding(harness) == [[]] * PARTITIONS
     assert bodies(started_again(Path(harness.store.data_paths[0]).parent), "t", 0) == bodies(harness, "t", 0)
+
+
+def test_the_times_of_a_commit_need_not_be_raised_if_a_put_comes_in_between(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[int] = []
+
+    def noted(units: bytes, floor_ms: int) -> bytes:
+        raised.append(floor_ms)
+        return ordered_units(units, floor_ms)
+
+    monkeypatch.setattr("metaq.broker.store.writer.ordered_units", noted)
+    asker, other = Asker(harness), harness.connect()
+    asker.ok(tx("TX:s:0", BEGIN), *(tx_put("TX:s:0", "t", 0, b"%d" % number) for number in range(9)))
+    asker.peer.send(tx("TX:s:0", COMMIT))
+    harness.time += 5
+    other.ask(put("t", 0, b"other"))
+    work_off(harness)
+    assert bodies(harness, "t", 0) == [b"other"] + [b"%d" % number for number in range(9)]
+    assert raised == []
 
 
 def test_others_are_served_while_a_commit_to_many_partitions_is_recorded_and_while_it_is_appended(
