@@ -283,6 +283,17 @@ def test_commit_that_the_partition_refuses_leaves_the_half_message_waiting(lives
     assert lives.payloads() == [b"one"]
 
 
+def test_commit_that_cannot_be_written_leaves_the_half_message_waiting(lives):
+    half_id = lives.sent(b"one")
+    lives.files.fail("pwritev")
+    frame = lives.ask(encode_frame(RequestCode.END_HALF, 1, EndHalfRequest("t", 0, half_id, COMMIT).to_ext()))
+    assert frame.code != OK
+    assert lives.halves.count(("t", 0)) == 1
+    lives.kill()
+    assert lives.end(half_id, ROLL_BACK).outcome == ROLL_BACK
+    assert lives.payloads() == []
+
+
 # --- outcomes of several half messages --------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from metaq.spark_connector.planning import (
     WARNING_SECONDS,
     check_complete,
     select,
+    selected,
     through_failover,
 )
 
@@ -167,3 +168,8 @@ def test_one_line_in_some_seconds_says_that_planning_begins_anew(
         through_failover(cluster([[]]), failing(BrokerUnavailable("dead")))
     lines = [each for each in caplog.messages if "planning begins anew" in each]
     assert 2 <= len(lines) <= FAILOVER_SECONDS / WARNING_SECONDS
+
+
+def test_an_assigned_partition_that_there_is_not_is_an_error_that_lists_those_there_are() -> None:
+    with pytest.raises(NoPartition, match=r"assign: there is no partition t 1-0: choose from t 0-0"):
+        selected(cluster([[ZERO]]), options(assign='{"t": ["0-0", "1-0"]}'))

@@ -260,3 +260,10 @@ def test_a_follower_that_has_stopped_takes_and_grants_nothing(
     leader.follower.stop()
     leader.follower._messages(StreamReader().receive(encode_ping(Ping(9, (0, 0)))))
     assert (leader.acks(), leader.asked) == ([], asked)
+
+
+def test_a_leader_answers_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = LeaderSide(harness, monkeypatch)
+    leader.welcome()
+    leader.welcome()
+    assert "a second answer to FOLLOW" in str(leader.connection.lost)

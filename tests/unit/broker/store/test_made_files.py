@@ -8,6 +8,7 @@ import pytest
 
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import replace_file
+from metaq.broker.transactions.changes import REMOVED, LogChange, make_change
 from metaq.protocol.errors import LogReadOnly
 from tests.doubles.store import FaultyFiles
 from tests.doubles.store_harness import StoreHarness
@@ -37,3 +38,22 @@ def test_a_partition_that_takes_no_writes_begins_no_segment(harness: StoreHarnes
     with pytest.raises(LogReadOnly):
         harness.log.roll()
     assert harness.names() == names
+
+
+def test_a_file_of_the_transaction_log_that_was_removed_stays_so(tmp_path: Path) -> None:
+    files, path = FaultyFiles(), tmp_path / "redo.1"
+    replace_file(files, str(path), b"committed")
+    make_change(files, str(tmp_path), LogChange("redo.1", REMOVED))
+    files.lose_power()
+    assert not path.exists()
+
+
+def test_a_partition_that_takes_no_writes_takes_no_damaged_bytes_either(harness: StoreHarness) -> None:
+    harness.append(b"a")
+    harness.files.fail("fdatasync")
+    harness.log.flush()
+    harness.threads.run_all()
+    end = harness.log.end_offset
+    with pytest.raises(LogReadOnly):
+        harness.log.append_damaged((b"damaged",), 0)
+    assert harness.log.end_offset == end

@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
@@ -12,6 +14,8 @@ from twisted.internet.task import Clock
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.transactions.checkpoints import SavedState, read_state, write_state
 from metaq.broker.transactions.directory import RedoPosition
+from metaq.broker.transactions.placing import find_block
+from metaq.broker.transactions.redo import Location
 from metaq.broker.transactions.writer import RedoWriter
 from metaq.protocol.errors import ConfigError, DiskFull, StoreError
 from metaq.protocol.record import checksum
@@ -678,3 +682,14 @@ def test_a_state_that_no_broker_writes_is_not_believed(tmp_path):
     state = read_state(REAL_FILES, str(tmp_path))
     assert state.replay_from is None
     assert "an invalid decision or position" in str(state.damage)
+
+
+def test_what_becomes_of_a_damaged_transaction_is_on_the_disk_before_the_start_goes_on(harness, tmp_path):
+    log = harness.broker.transactions._log
+    log._decide(SavedState(RedoPosition(1, 0)), {XID: "rollback"})
+    assert read_state(REAL_FILES, str(transactions_directory(tmp_path))).heuristics == {XID: "rollback"}
+
+
+def test_a_block_that_is_larger_than_what_its_record_names_lies_nowhere():
+    block: Any = SimpleNamespace(size=10)
+    assert find_block(block, Location("t-0", 0, 9, 0), 0) is None

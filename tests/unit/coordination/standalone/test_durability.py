@@ -179,3 +179,23 @@ def test_a_node_without_a_parent_is_refused():
     client.post(OpCode.CREATE, create_body("/a/b"))
     with pytest.raises(Malformed, match="'/a' is missing"):
         restored(*server.log[-1].entries).tree()
+
+
+def test_the_end_of_a_session_is_in_the_log_when_it_is_answered(server: Server):
+    client = opened(server)
+    client.post(OpCode.CLOSE_SESSION)
+    server.sync()
+    assert [reply.code for reply in client.replies()] == [0]
+    assert not restored(*(entry for batch in server.log for entry in batch.entries)).sessions
+
+
+def test_nothing_goes_to_a_connection_behind_its_end(server: Server):
+    """Neither what is made after it, nor what waited for the disk meanwhile."""
+    client = opened(server)
+    client.post(OpCode.CREATE, create_body("/a"))
+    client.connection.closed = True
+    unsent = client.connection.unsent
+    server.core.outbox.send(client.connection, b"event", 0)
+    assert client.connection.unsent == unsent
+    server.sync()
+    assert client.replies() == []

@@ -176,10 +176,12 @@ def test_containers_go_once_they_are_empty_again(server: Server, client: Client)
     client.create2("/new", CONTAINER, OpCode.CREATE_CONTAINER)
     client.create2("/used", CONTAINER, OpCode.CREATE_CONTAINER)
     assert client.stat("/used").owner == 0
+    client.create2("/in use", CONTAINER, OpCode.CREATE_CONTAINER)
+    client.create("/in use/a")
     client.create("/used/a")
     client.delete("/used/a")
     keep_alive(server, client, 61_000)
-    assert (client.has("/new"), client.has("/used")) == (True, False)
+    assert (client.has("/new"), client.has("/in use"), client.has("/used")) == (True, True, False)
 
 
 def test_a_container_mode_without_the_operation_makes_a_plain_node(server: Server, client: Client):

@@ -1,0 +1,51 @@
+"""Guards of the client that decide by one look."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import metaq
+from metaq.client.consumer.group_member import GroupMember
+from metaq.client.dead_letters import _unending
+from metaq.client.message import Message
+from metaq.client.questions.moves import MovesOfCluster
+from metaq.client.values import TopicPartition
+from metaq.coordination.move_records import Move
+from metaq.protocol.errors import ConfigError
+
+
+def test_what_an_earlier_session_has_claimed_is_held_no_more():
+    """Until the consumer has heard that the session is over."""
+    new: Any = GroupMember.__new__
+    member = new(GroupMember)
+    member._core = SimpleNamespace(owned={TopicPartition("t", 0, 0): SimpleNamespace(fence=11)})
+    member._membership = SimpleNamespace(session_id=11)
+    member._checked = None, 0
+    assert member.holds_its_claims()
+    member._membership.session_id = 12
+    assert not member.holds_its_claims()
+
+
+def test_a_dead_letter_without_an_end_is_sent_as_it_is():
+    message = Message(TopicPartition("t", 0, 0), 0, 7, 0, b"x")
+    assert _unending(message) is message
+
+
+def test_the_same_move_again_goes_on_with_the_one_under_way_and_another_is_refused():
+    new: Any = MovesOfCluster.__new__
+    moves = new(MovesOfCluster)
+    under_way = Move("t", 0, 2, 2, 1, 1000)
+    moves._moves = SimpleNamespace(read_all=lambda: [SimpleNamespace(move=under_way)])
+    assert moves.plan("t", 0, 1, 500).move is under_way
+    assert moves.plan("t", 0, 1, 500, 2).is_under_way
+    for target, first in ((3, 2), (1, 1)):
+        with pytest.raises(ConfigError, match=r"is being moved already"):
+            moves.plan("t", 0, target, 500, first)
+
+
+def test_a_name_that_metaq_does_not_have_is_told_with_the_modules_name():
+    with pytest.raises(AttributeError, match=r"module 'metaq' has no attribute 'Broker'"):
+        metaq.Broker  # noqa: B018
