@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 import metaq
+from metaq.client.config import ConnectionConfig
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.dead_letters import _unending
 from metaq.client.message import Message
+from metaq.client.pool import ConnectionPool
 from metaq.client.questions.moves import MovesOfCluster
+from metaq.client.unclosed import Closing
 from metaq.client.values import TopicPartition
 from metaq.coordination.move_records import Move
 from metaq.protocol.errors import ConfigError
@@ -49,3 +52,31 @@ def test_the_same_move_again_goes_on_with_the_one_under_way_and_another_is_refus
 def test_a_name_that_metaq_does_not_have_is_told_with_the_modules_name():
     with pytest.raises(AttributeError, match=r"module 'metaq' has no attribute 'Broker'"):
         metaq.Broker  # noqa: B018
+
+
+def test_a_pool_that_is_closed_in_the_middle_of_a_round_looks_after_no_further_broker():
+    """It would connect to it again."""
+    pool: Any = ConnectionPool(ConnectionConfig())
+    looked: list[object] = []
+
+    def look_after(link: object) -> None:
+        looked.append(link)
+        pool._closed = True
+
+    pool._look_after = look_after
+    pool._wake = SimpleNamespace(wait=lambda seconds: None)
+    pool._pause = lambda: 0.0
+    pool._links = {1: "first", 2: "second"}
+    pool._keep_house()
+    assert looked == ["first"]
+
+
+def test_what_was_closed_is_dropped_without_a_word(recwarn: pytest.WarningsRecorder):
+    class Thing(Closing):
+        def close(self) -> None:
+            self._closes()
+
+    thing = Thing()
+    thing.close()
+    thing.__del__()
+    assert [each for each in recwarn if issubclass(each.category, ResourceWarning)] == []
