@@ -181,6 +181,12 @@ def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame, calle
     return (yield from _ManyParts(writing, frame.opaque, request, parts, stamped, caller).work(reactor.seconds))
 
 
+def _kept(error: MetaqError) -> MetaqError:
+    """Without its traceback, which has the frames of who raised it: 3 KB for each refused part, in a cycle that no
+    collection finds once it has survived one."""
+    return error.with_traceback(None)
+
+
 class _ManyParts:
     """One frame's parts. Lives until they are answered."""
 
@@ -237,7 +243,7 @@ class _ManyParts:
             if refusal is None:
                 yield
             else:
-                self._packed.setdefault(*refusal)
+                self._packed.setdefault(refusal[0], _kept(refusal[1]))
 
     def _parts_with(self, flag: int) -> set[int]:
         """The parts with a record that has the flag."""
@@ -278,7 +284,7 @@ class _ManyParts:
                 log = self._writing.log_for_delayed(topic, partition, asked, keeper)
                 self._pended[number] = yield from _pended(self._writing, keeper, log, self._stamped, first, last)
             except MetaqError as error:
-                self._errors[number] = error
+                self._errors[number] = _kept(error)
 
     def _written(self, seconds: Callable[[], float], until: float) -> Iterator[Write]:
         """What can be appended until then, and a chunk at least."""
@@ -391,7 +397,7 @@ class _ManyParts:
                 if self._is_repeated(number):
                     self._errors.pop(number, None)  # one that was to wait may have been refused before
                 else:
-                    self._errors[number] = error
+                    self._errors[number] = _kept(error)
                     self._writing.refused(self._topics[number], error, self._counts[number])
                 found.append(None)
         return found

@@ -23,6 +23,7 @@ from tests.integration.installation import build_distributions
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
 from tests.integration.spark_home import quick_spark
+from tests.processor_time import seconds
 from tests.zookeepers import zookeeper_process
 
 if TYPE_CHECKING:
@@ -43,44 +44,10 @@ for _number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
-LONGEST = (
-    "test_set_transactions",
-    "test_spark_writes_killed",
-    "test_readme",
-    "test_power_cuts",
-    "test_spark_cluster",
-    "test_installation",
-    "test_data_directory_both_ways",
-    "test_demo_runs",
-    "test_cli_docs",
-    "test_spark_streams",
-    "test_java_client_filters",
-    "test_cli_operator",
-    "test_spark_docs",
-    "test_replication_async",
-    "test_broker_kill9",
-    "test_combinations",
-    "test_spark_pipeline",
-    "test_broker_ten_thousand_partitions",
-    "test_spark_brokers",
-    "test_migration_slave",
-    "test_soak_mixed",
-    "test_spark_topics",
-    "test_cli_messages",
-    "test_cli_servers",
-    "test_spark_job",
-    "test_migration_in_place",
-    "test_bench_command",
-)
-"""The files that take longest. They begin first, those with Spark beside others: one that begins last would be waited
-for alone (pytest --durations=100 tells)."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {name: number for number, name in enumerate(LONGEST)}
-    missing = [name for name in LONGEST if not Path(__file__).with_name(f"{name}.py").exists()]
-    assert not missing, f"LONGEST names files that are not there: {missing}"
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    """The files that take longest begin first: one that begins last would be waited for alone."""
+    took = seconds()
+    items.sort(key=lambda item: -took.get(item.path.stem, 0.0))
 
 
 @pytest.fixture(scope="session")

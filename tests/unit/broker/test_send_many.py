@@ -1,5 +1,6 @@
 """SEND_MANY: parts of several partitions in one frame, each stored or refused on its own, answered together."""
 
+import gc
 from itertools import starmap
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from metaq.protocol.errors import RemoteProtocolError, SlaveDisconnected
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.record import HEADER_BYTES, encode_record, iter_headers
+from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, encode_record, iter_headers
 from metaq.protocol.sends import (
     SendManyRequest,
     decode_rows,
@@ -99,6 +100,25 @@ def test_a_refused_part_leaves_the_others_as_they_are(peer, harness):
     assert "Checksum failure" in answer.remark
     assert {log.partition: log.segments.message_count for log in harness.store.logs()} == {1: 2}
     assert harness.broker.metrics.put_failed == 4  # a closed partition is not counted
+
+
+@pytest.mark.parametrize("flag", [0, DELAYED_FLAG, COMPRESSED_FLAG])
+def test_nothing_is_left_of_refused_parts(peer, harness, flag):
+    """Else an error and the frames of its traceback hold each other, for each of them."""
+    frame = many([(f"nobodys-{number}", 0, [record(flag=flag)]) for number in range(300)])
+    peer.send(frame)
+    gc.collect()
+    gc.disable()
+    try:
+        peer.send(frame)
+        harness.threads.run()
+        left = gc.collect()
+    finally:
+        gc.enable()
+    first, second = peer.frames()
+    assert first.code == second.code == OK
+    assert OK not in [row.code for row in rows(second)]
+    assert left < 100
 
 
 def test_a_log_that_takes_no_writes_refuses_its_parts_only(peer, harness):
