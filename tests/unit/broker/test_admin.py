@@ -11,7 +11,7 @@ from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.errors import DirectoryInUse
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.remoting import ClosePartitionsRequest, OpenPartitionsRequest, StatsRequest
+from metaq.protocol.remoting import ClosePartitionsRequest, MoveRequest, OpenPartitionsRequest, StatsRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
 from tests.unit.broker.harness import put
@@ -238,3 +238,10 @@ def test_a_broker_by_itself_has_no_replication_to_hand_over_or_restart(peer, cod
     (frame,) = peer.frames()
     assert frame.code != ResponseCode.SUCCESS
     assert "start it with --node" in frame.remark
+
+
+def test_a_broker_by_itself_moves_nothing(peer):
+    peer.send(request(RequestCode.MOVE, MoveRequest("t", 0, 0).to_ext()))
+    (frame,) = peer.frames()
+    assert frame.code != ResponseCode.SUCCESS
+    assert "nothing can be moved" in frame.remark

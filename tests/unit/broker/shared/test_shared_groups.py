@@ -782,3 +782,12 @@ def test_a_filter_that_cannot_be_read_is_refused(make: Make) -> None:
     frame = peer.ask_frame(acquire(where="n >"))
     assert frame.code == ResponseCode.MESSAGE_ILLEGAL
     assert "where" in frame.remark
+
+
+def test_a_broker_in_the_replication_of_1_x_leases_nothing(make: Make) -> None:
+    harness = make()
+    peer = filled(harness, 1)
+    harness.broker.partitions.takes_puts = False
+    frame = peer.ask_frame(acquire())
+    assert frame.code != ResponseCode.SUCCESS
+    assert "in metaq 1.x's replication, which copies no leases" in frame.remark

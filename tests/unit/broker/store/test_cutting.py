@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.store.cut_files import CUT_NAME, CutUnfinished
+from metaq.broker.store.cut_files import CUT_NAME, Change, CutUnfinished, _check_boundary
+from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
 from metaq.broker.store.partition_log import PartitionLog
+from metaq.broker.store.segment import segment_files
 from metaq.protocol.errors import LogReadOnly, StoreError
 from tests.doubles.store import check_invariants
 from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
@@ -395,3 +397,26 @@ def test_a_cut_file_of_somebody_else_stops_the_start(filled: StoreHarness) -> No
     Path(filled.path, "t-0", CUT_NAME).write_text("scissors")
     with pytest.raises(StoreError, match="does not say where the partition ends"):
         filled.open()
+
+
+def test_a_cut_that_a_closing_store_has_not_begun_changes_nothing_and_tells_nobody(filled: StoreHarness) -> None:
+    done = Done()
+    filled.store.cut({filled.log: 5 * SIZE}, done)
+    cutting, names = filled.store._cutting, filled.names()
+    cutting.close()
+    assert "closed" in str(done.error())
+    made = cutting._work({filled.log: Change(5 * SIZE)}, 0)
+    assert (made.cuts, filled.names()) == ([], names)
+    cutting._worked(made)
+    assert len(done.calls) == 1
+
+
+def test_a_log_cannot_be_cut_in_front_of_its_first_file(filled: StoreHarness) -> None:
+    directory = Path(filled.path, "t-0")
+    filled.store.close()
+    for path in directory.glob(f"{0:020d}.*"):
+        path.unlink()
+    first = segment_files(REAL_FILES, str(directory))[0]
+    with pytest.raises(StoreError, match=r"there is nothing in front of"):
+        _check_boundary(REAL_FILES, first, first.first_offset - 1)
+    _check_boundary(REAL_FILES, first, first.first_offset)
