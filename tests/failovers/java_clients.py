@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,15 +174,18 @@ class JavaClients:
 
         end = time.monotonic() + seconds
         while not wait_until(lambda: not silent(), CUT_OFF_SECONDS, _LOOK_SECONDS) and time.monotonic() < end:
-            for name in silent():
-                if self._is_cut_off(name):
-                    self._start_again(name)
+            self._start_cut_off_again(silent())
         if not (found := silent()):
             return []
         with Cluster(self._connect) as cluster:
             owners = cluster.owners(GROUP, TOPIC)
         outcomes = Counter(each.partition or each.reason for each in self.attempts()[len(attempts) :])
         return [f"{name} (owners: {owners}; sends: {dict(outcomes)})" for name in found]
+
+    def _start_cut_off_again(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self._is_cut_off(name):
+                self._start_again(name)
 
     def _start_again(self, name: str) -> None:
         """As a process of its own: a consumer that is shut down in the middle of a rebalance stays in its group."""
@@ -217,11 +220,15 @@ class JavaClients:
         self.leave()
 
     def wait_until_received(self, texts: set[str], seconds: float) -> None:
-        """Until the group was handed all of these, or nothing new for so many seconds."""
-        moved, count = clock(), -1
+        """Until the group was handed all of these, or nothing new for so many seconds; before that members that are cut
+        off are started again, as in wait_until_all_receive()."""
+        moved, count, looked = clock(), -1, False
         while texts - (seen := {each.text for each in self.deliveries()}) and clock() - moved < seconds:
             if len(seen) != count:
-                count, moved = len(seen), clock()
+                count, moved, looked = len(seen), clock(), False
+            elif not looked and clock() - moved > CUT_OFF_SECONDS:
+                looked = True
+                self._start_cut_off_again(self.members)
             time.sleep(1.0)
 
 
