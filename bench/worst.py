@@ -128,7 +128,7 @@ def _reads(request: bytes) -> bytes:
 
 
 _MANY = 100
-"""Of requests each of which takes many steps: thousands of them take minutes, and no step of them is another one."""
+"""How often a request is repeated that takes many steps: thousands would take minutes and show the same steps."""
 
 
 def _small(code: int, request: Any = None, body: bytes = b"") -> Callable[[], Requests]:

@@ -203,7 +203,7 @@ class Aside:
             raise
 
     def _begin(self) -> None:
-        if self._lingers and self._lock.locked():  # whoever has it looks once more behind giving it back
+        if self._lingers and self._lock.locked():  # its holder looks for more once it has released it
             self._more.ring()
             return
         try:

@@ -49,7 +49,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        spent = [now - then for now, then in zip(_now(), before, strict=True)]
+        spent = [after - start for after, start in zip(_now(), before, strict=True)]
         worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
         with (Path(os.environ["METAQ_TIMES"]) / f"{worker}.tsv").open("a") as rows:
             print(item.nodeid, *(f"{each:.3f}" for each in spent), sep="\t", file=rows)

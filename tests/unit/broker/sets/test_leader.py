@@ -436,9 +436,9 @@ def test_a_copy_keeps_its_pace_until_blocks_wait_for_it(harness: Harness, monkey
     assert not nodes.leader._links["b"].held
 
 
-def test_what_is_committed_of_very_many_partitions_is_shown_in_turns_and_then_answered(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def with_puts_everywhere(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> tuple[Set, Peer]:
+    """A put in each of PLACES, which the follower has and readers do not see yet; a slice shows one of them. And who
+    waits for the answers."""
     nodes = Set(harness, "a", "b")
     nodes.acknowledge("b")
     peer = nodes.peer
@@ -446,6 +446,13 @@ def test_what_is_committed_of_very_many_partitions_is_shown_in_turns_and_then_an
     monkeypatch.setattr(broker_tuning, "WORK_SLICE_SECONDS", 0.0)
     harness.turn()
     nodes.core.acknowledged("b", Ack(nodes.core.number, nodes.core.number, 0))
+    return nodes, peer
+
+
+def test_what_is_committed_of_very_many_partitions_is_shown_in_turns_and_then_answered(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, peer = with_puts_everywhere(harness, monkeypatch)
     shown = [0]
     nodes.leader._advance()
     while nodes.leader._showing:
@@ -459,13 +466,7 @@ def test_what_is_committed_of_very_many_partitions_is_shown_in_turns_and_then_an
 def test_a_leader_that_has_ended_shows_no_more_and_answers_what_was_committed(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = Set(harness, "a", "b")
-    nodes.acknowledge("b")
-    peer = nodes.peer
-    peer.send(b"".join(put(topic, partition) for topic, partition in PLACES))
-    monkeypatch.setattr(broker_tuning, "WORK_SLICE_SECONDS", 0.0)
-    harness.turn()
-    nodes.core.acknowledged("b", Ack(nodes.core.number, nodes.core.number, 0))
+    nodes, peer = with_puts_everywhere(harness, monkeypatch)
     nodes.leader._advance()
     nodes.leader.stop(NotLeader(0))
     harness.turn()

@@ -166,16 +166,22 @@ def test_append_many_takes_the_segment_too(harness: StoreHarness, follower: Stor
     assert data_files(follower) == data_files(harness)
 
 
+def with_a_segment_of_its_own(harness: StoreHarness, follower: StoreHarness) -> Told:
+    """The follower has the first of two messages, and has begun a segment behind it; the leader has not."""
+    told = Told(harness)
+    harness.append(b"a")
+    harness.append(b"b")
+    follower.log.append((told.entries[0][4],), told.entries[0][5])  # rolls by size
+    follower.threads.run_all()
+    return told
+
+
 def test_a_copy_that_had_begun_a_segment_takes_up_the_one_before_again(
     harness: StoreHarness, follower: StoreHarness
 ) -> None:
     """As when it led, rolled, and another node, which had not, took over."""
-    told = Told(harness)
-    harness.append(b"a")
-    harness.append(b"b")
+    told = with_a_segment_of_its_own(harness, follower)
     log = follower.log
-    log.append((told.entries[0][4],), told.entries[0][5])  # rolls by size
-    follower.threads.run_all()
     assert [each.first_offset for each in log.segments] == [0, SIZE]
     log.append((told.entries[1][4],), told.entries[1][5], 0)
     check_invariants(log)
@@ -190,12 +196,8 @@ def test_a_copy_that_had_begun_a_segment_takes_up_the_one_before_again(
 def test_a_segment_that_was_taken_up_again_does_not_overlap_after_a_power_cut(
     harness: StoreHarness, follower: StoreHarness
 ) -> None:
-    told = Told(harness)
-    harness.append(b"a")
-    harness.append(b"b")
+    told = with_a_segment_of_its_own(harness, follower)
     log = follower.log
-    log.append((told.entries[0][4],), told.entries[0][5])  # rolls by size
-    follower.threads.run_all()
     log.append((told.entries[1][4],), told.entries[1][5], 0)
     log.flush()
     follower.threads.run_all()
