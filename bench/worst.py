@@ -828,9 +828,9 @@ class Worst:
         )
         site = GuardedSite(root, OwnNames([]), broker, self.reactor)
         channel = site.buildProtocol(None)
-        transport = _HttpTransport()
+        transport = _HttpTransport()  # type: ignore[no-untyped-call]
         transport.io = _Sent()
-        channel.makeConnection(transport)  # type: ignore[no-untyped-call]
+        channel.makeConnection(transport)
         return self._steps(channel.connectionLost, self._fed, channel, data)
 
     def _steps(
