@@ -14,6 +14,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy.ma  # noqa: F401 - else the first np.unique loads it: 14 ms of one request
 from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import deferLater
 from twisted.logger import STDLibLogObserver, globalLogBeginner

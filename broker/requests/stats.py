@@ -169,14 +169,20 @@ def _journal_lines(broker: Broker) -> Lines:
     yield f"state {'failed' if status.cause else 'ok'}"
     if status.cause:
         yield f"cause {status.cause}"
-    yield f"partitions {sum(log.waits for log in broker.store.logs())}"
+    waits, closed = 0, []
+    for number, log in enumerate(list(broker.store.logs()), 1):
+        waits += log.waits
+        if log.read_only:
+            closed.append((log.topic, log.partition, log.read_only))
+        if not number % tuning.STATS_LINES:
+            yield None
+    yield f"partitions {waits}"
     yield f"files {status.files}"
     yield f"bytes {status.size_bytes}"
     yield f"waiting_appends {status.waiting}"
     yield f"waiting_bytes {status.waiting_bytes}"
-    closed = sorted((log.topic, log.partition, log.read_only) for log in broker.store.logs() if log.read_only)
     yield f"read_only_partitions {len(closed)}"
-    for topic, partition, cause in closed[:_MAX_NAMED]:
+    for topic, partition, cause in sorted(closed)[:_MAX_NAMED]:
         yield f"read_only:{topic}-{partition} {cause}"
 
 
