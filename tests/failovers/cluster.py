@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.history import member
-from tests.history.children import Child, wait_until
-from tests.history.journal import read_journal
 from tests.history.watcher import CommitWatcher
+from tests.kills.children import Child, wait_until
+from tests.kills.journal import read_journal
 
 from . import java_clients, prober, ranges, sender
 from .java_clients import JavaClients

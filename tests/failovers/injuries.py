@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from tests.history.children import ROOT, wait_until
-from tests.history.journal import Journal, clock
+from tests.kills.children import ROOT, wait_until
+from tests.kills.journal import Journal, clock
 
 from .facts import Failover
 from .faults import Fault

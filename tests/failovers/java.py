@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.history.journal import Journal
+from tests.kills.journal import Journal
 
 from .facts import Failover
 from .faults import Fault

@@ -19,8 +19,8 @@ from bench.javapeer import CUT_OFF_SECONDS, JavaClient
 from metaq.client.questions.cluster import Cluster
 from metaq.coordination.records import format_broker_url
 from metaq.protocol.record import HEADER_BYTES, iter_headers
-from tests.history.children import wait_until
-from tests.history.journal import clock, read_journal
+from tests.kills.children import wait_until
+from tests.kills.journal import clock, read_journal
 from tests.soak.history import read_journal as read_deliveries
 
 __all__ = [

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.history.children import Child
+from tests.kills.children import Child
 
 from .isolation import is_isolated, tool
 

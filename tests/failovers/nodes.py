@@ -10,8 +10,8 @@ from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
 from metaq.protocol.errors import MetaqError
 from tests.broker_process import READY, server_ini
-from tests.history.children import Child, wait_until
-from tests.history.journal import Journal
+from tests.kills.children import Child, wait_until
+from tests.kills.journal import Journal
 from tests.segment_files import segments
 
 from .disks import Disk

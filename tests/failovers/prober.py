@@ -26,8 +26,8 @@ from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import AnswerReader, Result, encode_put, parse_put_result
 from tests.frames import FrameReader
 from tests.history.facts import Name
-from tests.history.journal import Journal, clock
-from tests.history.programs import ProgramTask, begin_program
+from tests.kills.journal import Journal, clock
+from tests.kills.programs import ProgramTask, begin_program
 
 __all__ = ["ASKED_TOPICS", "Task"]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from metaq.protocol.errors import MetaqError
 from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.reader import MetaqReader
-from tests.history.journal import Journal
-from tests.history.programs import ProgramTask, begin_program
+from tests.kills.journal import Journal
+from tests.kills.programs import ProgramTask, begin_program
 
 __all__ = ["Task"]
 

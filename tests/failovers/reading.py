@@ -14,9 +14,9 @@ from pathlib import Path
 from metaq.broker.sets.history import DIRECTORY
 from metaq.protocol.record import HEADER_BYTES, RecordHeader, iter_headers, payload_start
 from tests.history.facts import Ack, Call, History, Name, Owner, Place, Stored
-from tests.history.journal import clock, read_journal
 from tests.history.reading import member_files, member_name, owners_in
 from tests.history.watcher import commits_in
+from tests.kills.journal import clock, read_journal
 
 from .cluster import GROUP, MEMBER_SECONDS, READ_TOPICS, Cluster
 from .facts import Failover, Failovers, Got, Lead, Put, Sent, Transaction

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from tests.history.checkers import Problem
-from tests.history.children import Child, wait_until
 from tests.history.ending import Say, drain, stuck
-from tests.history.journal import Journal, clock
+from tests.kills.children import Child, wait_until
+from tests.kills.journal import Journal, clock
 
 from .checkers import judge
 from .cluster import GROUP, Cluster, Shape

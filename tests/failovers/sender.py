@@ -15,9 +15,9 @@ from pathlib import Path
 
 from metaq.errors import CommitIncomplete, CommitUnknown
 from metaq.protocol.errors import MetaqError
-from tests.history.journal import clock
-from tests.history.programs import ProgramTask
 from tests.history.sending import Load, Pipeline, Sender, Way, fixed, run_senders, sequential
+from tests.kills.journal import clock
+from tests.kills.programs import ProgramTask
 
 __all__ = ["LOOSE_TOPIC", "MEANT", "SAFE_TOPICS", "Task"]
 

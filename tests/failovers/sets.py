@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from metaq.coordination.ports import ready_ports
-from tests.history.children import Processes, wait_until
-from tests.history.journal import Journal
+from tests.kills.children import Processes, wait_until
+from tests.kills.journal import Journal
 
 from .isolation import is_isolated
 from .network import Network, OneHost

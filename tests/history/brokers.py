@@ -7,8 +7,7 @@ from pathlib import Path
 
 from metaq.coordination.ports import ready_port
 from tests.broker_process import READY, server_ini
-
-from .children import Child
+from tests.kills.children import Child
 
 __all__ = ["BrokerPlace"]
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from tests.kills.children import Child, Processes, wait_until
+from tests.kills.journal import read_journal
+
 from . import sender
 from .brokers import BrokerPlace
-from .children import Child, Processes, wait_until
 from .ensemble import Ensemble
 from .facts import TAGS
-from .journal import read_journal
 from .member import MODES, Task
 from .watcher import CommitWatcher
 

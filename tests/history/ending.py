@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tests.kills.children import Child
+from tests.kills.journal import clock
+
 from .checkers import Problem
-from .children import Child
 from .facts import Owner, Stored, required
-from .journal import clock
 from .reading import owned_in, seen_in
 
 __all__ = ["Say", "drain", "stuck"]

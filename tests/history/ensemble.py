@@ -12,8 +12,7 @@ from typing import Self
 from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.local_zookeeper import four_letter_word
 from metaq.coordination.ports import ready_ports
-
-from .children import wait_until
+from tests.kills.children import wait_until
 
 __all__ = ["Ensemble"]
 

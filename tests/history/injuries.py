@@ -9,12 +9,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tests.kills.journal import Journal, clock
+
 from .brokers import BrokerPlace
 from .cluster import PARTITIONS, SESSION_SECONDS, TOPICS, Cluster, Member
 from .ensemble import Ensemble
 from .facts import Done
 from .faults import SET_BACKS, Fault, faults, set_backs
-from .journal import Journal, clock
 from .sessions import end_session
 
 __all__ = ["Injuries"]

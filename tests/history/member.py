@@ -16,9 +16,8 @@ from typing import Any
 
 from metaq import Consumer, ConsumerConfig, Message, TopicPartition, drop_message
 from metaq.protocol.errors import MetaqError
-
-from .journal import Journal, clock
-from .programs import ProgramTask, begin_program
+from tests.kills.journal import Journal, clock
+from tests.kills.programs import ProgramTask, begin_program
 
 __all__ = ["MODES", "Task", "partition_text"]
 

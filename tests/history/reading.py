@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tests.kills.journal import Line, read_journal
+
 from .facts import Ack, Call, Name, Owner, Place, narrowed
-from .journal import Line, read_journal
 
 __all__ = ["acks_in", "member_files", "member_name", "owned_in", "owners_in", "seen_in"]
 

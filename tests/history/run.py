@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metaq import browse
+from tests.kills.journal import Journal, clock, read_journal
 
 from .checkers import Problem, judge
 from .cluster import SESSION_SECONDS, TOPICS, Cluster, Shape
 from .ending import Say, drain, stuck
 from .facts import Done, History, Name, Stored
 from .injuries import Injuries
-from .journal import Journal, clock, read_journal
 from .member import partition_text
 from .reading import acks_in, member_files, member_name, owners_in
 from .watcher import commits_in

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from metaq import SendResult
 from metaq.protocol.errors import MetaqError
+from tests.kills.journal import clock
+from tests.kills.programs import ProgramTask
 
-from .journal import clock
-from .programs import ProgramTask
 from .sending import Load, Pipeline, Sender, fixed, run_senders, sequential
 
 __all__ = ["Task"]

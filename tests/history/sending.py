@@ -17,11 +17,11 @@ from pathlib import Path
 
 from metaq import Producer, ProducerConfig, SendResult, TopicPartition
 from metaq.protocol.errors import MetaqError
+from tests.kills.journal import Journal, clock
+from tests.kills.programs import begin_program
 
 from .facts import Name
-from .journal import Journal, clock
 from .member import partition_text
-from .programs import begin_program
 
 __all__ = ["Load", "Pipeline", "Sender", "Way", "fixed", "run_senders", "sequential"]
 

@@ -13,9 +13,9 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from metaq.coordination.paths import Paths
 from metaq.coordination.records import parse_offset
+from tests.kills.journal import Journal, Line
 
 from .facts import Commit
-from .journal import Journal, Line
 
 __all__ = ["CommitWatcher", "commits_in"]
 

@@ -1,4 +1,4 @@
-"""Delayed messages of real brokers: through kills, on the command line, in broker sets."""
+"""Delayed messages of real brokers: on the command line, in moves, in broker sets; test_kills.py kills them."""
 
 import json
 import subprocess
@@ -16,20 +16,12 @@ from metaq import Consumer, PartitionReader, Producer, SendResult, TopicPartitio
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES, attribute_of, iter_headers
-from tests.delays.life import live
 from tests.integration.client_cluster import running_brokers
 from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 2}
 SET_TOPICS = {"t": "numPartitions=2", "safe": "numPartitions=2\nunflushThreshold=0"}
-
-
-def test_kills_of_the_broker_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    found = live(tmp_path, kills=4, seconds=1.0, seed=5)
-    assert found.acknowledged > 200
-    assert found.sender_kills >= 4
-    assert (found.lost, found.twice, found.early, found.came_although_cancelled) == ([], [], [], [])
 
 
 def test_a_consumer_gets_a_message_at_its_time(brokers, producer: Producer) -> None:

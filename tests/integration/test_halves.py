@@ -1,4 +1,4 @@
-"""Transactions with check-back of real brokers: through kills, on the command line, in broker sets."""
+"""Transactions with check-back of real brokers: on the command line, in broker sets; test_kills.py kills them."""
 
 import json
 import subprocess
@@ -15,7 +15,6 @@ import pytest
 from metaq import Consumer, HalfOutcome, Message, Producer, ProducerConfig
 from metaq.protocol.errors import MetaqError, TransactionTooLate
 from metaq.protocol.record import HEADER_BYTES, attribute_of, iter_headers
-from tests.halves.life import Life
 from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.waiting import DEADLINE, eventually
 
@@ -26,13 +25,6 @@ BANK = ProducerConfig(producer_group="bank")
 
 def said(outcome: bool | HalfOutcome, message: Message) -> bool | HalfOutcome:
     return outcome
-
-
-def test_kills_of_broker_and_producers_keep_the_promise(tmp_path: Path) -> None:
-    found = Life(tmp_path, seed=7).live(kills=3, seconds=1.0)
-    assert found.committed > 20
-    assert found.rolled_back > 5
-    assert found[5:] == ([], [], [], [])
 
 
 def test_consumers_see_committed_messages_alone(brokers) -> None:

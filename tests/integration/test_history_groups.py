@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.children import run_program
+from tests.kills.children import run_program
 
 SEED = 1
 SECONDS = 12

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.history.children import run_program
 from tests.integration.java_peers import require_java
+from tests.kills.children import run_program
 
 SEED = 1
 END_SECONDS = 800.0

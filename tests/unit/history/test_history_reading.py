@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from tests.history.facts import Ack, Name, Place
-from tests.history.journal import Journal, read_journal
 from tests.history.reading import acks_in, member_name, owners_in, seen_in
+from tests.kills.journal import Journal, read_journal
 
 P, Q = "t 0-0", "t 0-1"
 

@@ -8,8 +8,8 @@ import pytest
 from kazoo.exceptions import ConnectionLoss
 
 from tests.history import watcher
-from tests.history.journal import read_journal
 from tests.history.watcher import CommitWatcher, commits_in
+from tests.kills.journal import read_journal
 
 
 class Answer:

@@ -10,7 +10,7 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Self
 
-__all__ = ["ProgramTask", "begin_program"]
+__all__ = ["LifeTask", "ProgramTask", "begin_program"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,13 @@ class ProgramTask:
     def told(cls) -> Self:
         """That of this process."""
         return cls(**json.loads(sys.argv[1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeTask(ProgramTask):
+    """Of a program that is killed and started again: Crew.start() gives each life a journal of its own."""
+
+    journal: str = ""
 
 
 def begin_program() -> threading.Event:

@@ -6,7 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Confirmed", "Event", "Handed", "Released", "parse", "problems"]
+from tests.kills.journal import Line
+from tests.kills.outcome import Problem
+
+__all__ = ["Confirmed", "Event", "Handed", "Released", "events_in", "judge"]
 
 SLACK_SECONDS = 2.0
 """A lease begins when the broker decides; its member hears of it when that is on the disk, so much later at most."""
@@ -43,29 +46,27 @@ class Confirmed(NamedTuple):
 Event = Handed | Released | Confirmed
 
 
-def parse(member: str, lines: Iterable[str]) -> list[Event]:
-    """A member's file; a killed one may have written a part of its last line."""
+def events_in(member: str, lines: Iterable[Line]) -> list[Event]:
+    """Those of a member's journal."""
     events: list[Event] = []
-    for line in lines:
-        if not line.endswith("\n"):
-            break
-        kind, offset, *rest = line.split()
-        if kind == "H":
-            events.append(Handed(member, int(offset), int(rest[0]), float(rest[1]), float(rest[2])))
-        elif kind == "R":
-            events.append(Released(member, int(offset), float(rest[0]), float(rest[1])))
+    for kind, time, offset, *rest in lines:
+        if kind == "handed":
+            events.append(Handed(member, offset, rest[0], time, rest[1]))
+        elif kind == "release":
+            events.append(Released(member, offset, rest[0], time))
         else:
-            events.append(Confirmed(member, int(offset), float(rest[0])))
+            events.append(Confirmed(member, offset, time))
     return events
 
 
-def problems(events: Sequence[Event], sent: Iterable[int]) -> list[str]:
+def judge(events: Sequence[Event], sent: Iterable[int]) -> list[Problem]:
     """One text for each. sent: the offsets of acknowledged messages; all of them have been acknowledged by members, as
     the broker says."""
     by_offset: dict[int, list[Event]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.time):
         by_offset[event.offset].append(event)
-    found = [f"message @{each} was never handed to anybody" for each in sent if not by_offset.get(each)]
+    unseen = [each for each in sent if each not in by_offset]
+    found = [Problem("unseen", f"message @{each} was never handed to anybody") for each in unseen]
     for offset, history in by_offset.items():
         found += _of_one(offset, history)
     return found
@@ -78,8 +79,8 @@ def _next_attempts(last: Handed, released: Released | None, time: float) -> rang
     return range(last.attempts + is_counted, last.attempts + 2)
 
 
-def _of_one(offset: int, history: Sequence[Event]) -> list[str]:
-    found: list[str] = []
+def _of_one(offset: int, history: Sequence[Event]) -> list[Problem]:
+    found: list[Problem] = []
     last: Handed | None = None
     released: Released | None = None
     confirmed: Confirmed | None = None
@@ -90,16 +91,17 @@ def _of_one(offset: int, history: Sequence[Event]) -> list[str]:
             confirmed = event
         else:
             if confirmed is not None:
-                found.append(f"@{offset} was handed to {event.member} after {confirmed.member} had acknowledged it")
+                text = f"@{offset} was handed to {event.member} after {confirmed.member} had acknowledged it"
+                found.append(Problem("twice", text))
             if last is not None and event.attempts not in _next_attempts(last, released, event.time):
-                found.append(f"@{offset} came with attempt {event.attempts} after {last.attempts}")
+                text = f"@{offset} came with attempt {event.attempts} after {last.attempts}"
+                found.append(Problem("attempts", text))
             if released is not None:
                 if event.time < released.time + released.delay:
-                    found.append(f"@{offset} came {released.time + released.delay - event.time:.3f} s too early")
+                    text = f"@{offset} came {released.time + released.delay - event.time:.3f} s too early"
+                    found.append(Problem("early", text))
             elif last is not None and event.time < last.until - SLACK_SECONDS:
-                found.append(
-                    f"@{offset} was handed to {event.member} {last.until - event.time:.3f} s before the lease of "
-                    f"{last.member} ended"
-                )
+                text = f"@{offset} was handed to {event.member} {last.until - event.time:.3f} s before the lease of "
+                found.append(Problem("leased", f"{text}{last.member} ended"))
             last, released = event, None
     return found

@@ -1,8 +1,11 @@
 """The checker of histories of shared groups finds each kind of wrong, in histories written by hand."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.shared_kills.checker import Confirmed, Handed, Released, parse, problems
+from tests.kills.journal import read_journal
+from tests.kills.shared.checkers import Confirmed, Handed, Released, events_in, judge
 
 
 def test_a_history_without_fault_has_no_problems() -> None:
@@ -20,7 +23,7 @@ def test_a_history_without_fault_has_no_problems() -> None:
         Released("a", 150, 0.3, 1.1),  # it came too late: the broker was away
         Handed("b", 150, 1, 4.5, 7.5),
     ]
-    assert problems(history, [0, 50]) == []
+    assert judge(history, [0, 50]) == []
 
 
 @pytest.mark.parametrize(
@@ -39,10 +42,12 @@ def test_a_history_without_fault_has_no_problems() -> None:
     ],
 )
 def test_each_fault_is_found(history: list[Handed | Released | Confirmed], what: str) -> None:
-    found = problems(history, [0])
-    assert any(what in each for each in found), found
+    found = judge(history, [0])
+    assert any(what in each.text for each in found), found
 
 
-def test_the_last_line_of_a_killed_member_may_be_cut() -> None:
-    lines = ["H 0 1 1.000000 4.000000\n", "R 0 0.3 1.100000\n", "C 50 1.2\n", "H 99 "]
-    assert parse("m", lines) == [Handed("m", 0, 1, 1.0, 4.0), Released("m", 0, 0.3, 1.1), Confirmed("m", 50, 1.2)]
+def test_the_last_line_of_a_killed_member_may_be_cut(tmp_path: Path) -> None:
+    lines = ['["handed",1.0,0,1,4.0]', '["release",1.1,0,0.3]', '["confirmed",1.2,50]', '["handed",1.3,9']
+    (tmp_path / "m").write_text("\n".join(lines))
+    found = events_in("m", read_journal(tmp_path / "m"))
+    assert found == [Handed("m", 0, 1, 1.0, 4.0), Released("m", 0, 0.3, 1.1), Confirmed("m", 50, 1.2)]

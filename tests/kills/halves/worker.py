@@ -1,8 +1,8 @@
-"""A producer of the group `bank`, in a process of its own that may be killed at any moment.
+"""A producer of the group `bank`, in a process of its own: `python -m tests.kills.halves.worker JSON`, see Task.
 
-`python -m tests.halves.worker DIRECTORY NUMBER ADDRESS SEED [answers]`. It does transactions until stdin ends, and
-answers for all others; with `answers` it does no more than that. Its books: one line for each transaction whose local
-work is done, `<payload> commit` or `<payload> rollback`.
+It does transactions until SIGTERM, and answers for all others; with `answers` it does no more than that. A line of its
+journal for each transaction whose local work is done: `commit` or `rollback`, and the message, which begins with the
+journal's name.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ import sys
 import threading
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
 from metaq import ConnectionConfig, Message, Producer, ProducerConfig, TransactionResult
 from metaq.protocol.errors import MetaqError
+from tests.kills.journal import Journal, read_journal
+from tests.kills.programs import LifeTask, begin_program
+
+__all__ = ["TOPICS", "Task", "recorded"]
 
 TOPICS = {"loose": 2, "safe": 2}
 UNDER_WAY = 32
@@ -29,45 +34,41 @@ CONFIG = ProducerConfig(
 )
 
 
-def books_path(directory: Path, number: str) -> Path:
-    return directory / f"worker-{number}.books"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(LifeTask):
+    address: str
+    seed: int
+    answers: bool = False
 
 
-def recorded(directory: Path, number: str) -> dict[str, bool]:
-    """Payload → whether its transaction is committed, by the books of a worker."""
-    path = books_path(directory, number)
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {payload: word == "commit" for payload, word in (line.split() for line in lines)}
+def recorded(journal: Path) -> dict[str, bool]:
+    """Message → whether its transaction is committed, by the journal of a worker."""
+    return {message: kind == "commit" for kind, _, message in read_journal(journal)}
 
 
 def check(directory: Path, message: Message) -> bool:
-    """What the worker that began it has in its books. It does not ask whether that one lives: who is asked may say what
-    is in the books now."""
+    """What the worker that began it has in its journal. It does not ask whether that one lives: who is asked may say
+    what is in the journal now."""
     payload = message.payload.decode()
-    return recorded(directory, payload.split("/")[0]).get(payload, False)
+    return recorded(directory / f"{payload.split('/')[0]}.journal").get(payload, False)
 
 
 class Worker:
-    def __init__(self, directory: Path, number: str, address: str, seed: int) -> None:
-        self.directory = directory
-        self.number = number
-        self.random = random.Random(seed)
-        self.books = os.open(books_path(directory, number), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self.producer = Producer.direct(address, broker_id=0, partitions=TOPICS, config=CONFIG)
-        self.producer.check_transactions(lambda message: check(directory, message), list(TOPICS))
-        self.stopping = threading.Event()
-        threading.Thread(target=self._wait_for_end, daemon=True).start()
-
-    def _wait_for_end(self) -> None:
-        sys.stdin.read()
-        self.stopping.set()
+    def __init__(self, task: Task, stopping: threading.Event) -> None:
+        journal = Path(task.journal)
+        self.name = journal.stem
+        self.stopping = stopping
+        self.random = random.Random(task.seed)
+        self.journal = Journal(journal)
+        self.producer = Producer.direct(task.address, broker_id=0, partitions=TOPICS, config=CONFIG)
+        self.producer.check_transactions(lambda message: check(journal.parent, message), list(TOPICS))
 
     def work(self) -> None:
         count = 0
         under_way: deque[Future[TransactionResult]] = deque()
         while not self.stopping.is_set():
             count += 1
-            payload = f"{self.number}/{count}"
+            payload = f"{self.name}/{count}"
             topic = self.random.choice(list(TOPICS))
             try:
                 if self.random.random() < 0.1:
@@ -93,12 +94,13 @@ class Worker:
             raise ArithmeticError("nothing is done, and nobody is told")
         if self.random.random() < 0.01:
             os._exit(1)  # before the work
-        os.write(self.books, f"{message.payload.decode()} {'commit' if commit else 'rollback'}\n".encode())
+        self.journal.write("commit" if commit else "rollback", message.payload.decode())
         if self.random.random() < 0.01:
             os._exit(1)  # behind it
         return None if self.random.random() < 0.1 else commit
 
 
 if __name__ == "__main__":
-    worker = Worker(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
-    worker.answer() if "answers" in sys.argv else worker.work()
+    told = Task.told()
+    worker = Worker(told, begin_program())
+    worker.answer() if told.answers else worker.work()

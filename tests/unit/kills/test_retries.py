@@ -2,8 +2,20 @@
 
 import pytest
 
-from tests.retries.checkers import CHECKERS, judge, repeated
-from tests.retries.facts import ATTEMPTS, PAUSE, Call, Facts, Letter, Note, failures_of, payload_of, read_facts
+from tests.kills.journal import Journal, read_journal
+from tests.kills.retries.checkers import (
+    ATTEMPTS,
+    CHECKERS,
+    PAUSE,
+    Call,
+    Facts,
+    Letter,
+    facts_in,
+    failures_of,
+    judge,
+    payload_of,
+    repeated,
+)
 
 FINE, ONCE, TWICE, HOPELESS = 0, 4, 6, 7  # by their numbers: how often each fails
 
@@ -41,7 +53,7 @@ def test_an_attempt_that_was_begun_twice_may_have_ended_its_process_and_counts_t
     facts.calls += [*calls(FINE, 1), *calls(FINE, 2, began=300.0)]
     assert judge(facts) == []
     facts.calls += calls(FINE, 3, began=400.0)
-    assert [each.partition(":")[0] for each in judge(facts)] == ["attempts_count_from_one"]
+    assert [each.kind for each in judge(facts)] == ["attempts_count_from_one"]
 
 
 def test_a_run_that_is_not_over_tells_what_is_missing():
@@ -99,15 +111,15 @@ def early(facts):
 def test_each_checker_rejects_what_is_wrong(injure, checker):
     facts = good()
     injure(facts)
-    assert {problem.partition(":")[0] for problem in judge(facts)} == {checker}
+    assert {problem.kind for problem in judge(facts)} == {checker}
     assert checker in {each.__name__ for each in CHECKERS}
 
 
 def test_what_processes_have_noted_is_read_back(tmp_path):
-    for life in range(2):
-        Note(tmp_path / f"acked-producer-{life}").write(life * 8)
-    note = Note(tmp_path / "calls-consumer-0-1")
-    note.write("call", 8, 1, 12.5)
-    note.write("done", 8)
-    facts = read_facts(tmp_path)
-    assert facts == Facts({0, 8}, [Call(8, 1, 12.5)], {8})
+    journal = Journal(tmp_path / "journal")
+    for number in (0, 8):
+        journal.write("acked", number)
+    journal.write("call", 8, 1, at=12.5)
+    journal.write("done", 8)
+    journal.write("redriven", "0-0:0")
+    assert facts_in(read_journal(tmp_path / "journal")) == Facts({0, 8}, [Call(8, 1, 12.5)], {8})

@@ -11,15 +11,19 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from metaq.coordination import run_bound
 
-__all__ = ["ROOT", "Child", "Processes", "run_program", "wait_until"]
+from .programs import LifeTask
+
+__all__ = ["ROOT", "Child", "Crew", "Processes", "run_program", "wait_until"]
 
 ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.05
@@ -87,6 +91,54 @@ def run_program(words: Sequence[str], log: Path, seconds: float) -> int:
         child.wait(_END_SECONDS)
         child.kill()
     return child.process.returncode
+
+
+class Crew:
+    """Programs by name, each in one life after the other, with a journal and a log of its own for each life.
+
+    Use as a context manager, on one thread: nothing that it has started outlives it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """directory: gets the logs, and the journals as `<name>-<life>.journal`."""
+        self._directory = directory
+        self._lives: Counter[str] = Counter()
+        self._children: dict[str, Child] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._children.values():
+            child.kill()
+
+    def __getitem__(self, name: str) -> Child:
+        """The life of now, or the last one."""
+        return self._children[name]
+
+    def start(self, name: str, task: LifeTask) -> Child:
+        self._lives[name] += 1
+        path = self._directory / f"{name}-{self._lives[name]}"
+        words = replace(task, journal=f"{path}.journal").words()
+        self._children[name] = child = Child(words, path.with_suffix(".log"))
+        return child
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL. Raises AssertionError if one has ended by itself."""
+        for name in names:
+            child = self._children[name]
+            assert child.running, f"{name} has ended by itself, see {child.log}"
+            child.kill()
+
+    def end(self, name: str, seconds: float) -> None:
+        """SIGTERM, unless it has ended. Raises AssertionError if it does not end in time."""
+        child = self._children[name]
+        child.terminate()
+        assert child.wait(seconds), f"{name} does not end, see {child.log}"
+
+    def journals(self, name: str = "") -> list[Path]:
+        """Those of all lives of the names that begin so."""
+        return sorted(self._directory.glob(f"{name}*.journal"))
 
 
 class Processes(ABC):

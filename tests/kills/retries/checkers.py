@@ -1,13 +1,95 @@
-"""What is wrong with a run: each checker gives sentences, none if all is well."""
+"""How a message says what shall become of it, what the processes of a run have noted, and what is wrong with it."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
-from .facts import ATTEMPTS, PAUSE, Call, Facts, failures_of
+from tests.kills.journal import Line
+from tests.kills.outcome import Problem
 
-__all__ = ["CHECKERS", "judge", "repeated"]
+__all__ = [
+    "ATTEMPTS",
+    "CHECKERS",
+    "PAUSE",
+    "Call",
+    "Facts",
+    "Letter",
+    "facts_in",
+    "failures_of",
+    "judge",
+    "payload_of",
+    "repeated",
+]
+
+ATTEMPTS = 3
+PAUSE = 0.3
+"""Seconds between two attempts, without jitter, so that one that comes early shows."""
+
+_FAILURES = (0, 0, 0, 0, 1, 0, 2, ATTEMPTS)
+"""Of eight messages one becomes a dead letter."""
+
+
+def failures_of(number: int) -> int:
+    """How many attempts at a message fail; ATTEMPTS: all of them."""
+    return _FAILURES[number % len(_FAILURES)]
+
+
+def payload_of(number: int) -> bytes:
+    return b"%d %d" % (number, failures_of(number))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A handler got a message. began: when, by the journal's clock."""
+
+    number: int
+    attempt: int
+    began: float
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter. name: where it lies."""
+
+    number: int
+    attempts: int
+    name: str
+
+
+@dataclass
+class Facts:
+    """acked: numbers that the producer's sends of were acknowledged. calls: of all handlers. succeeded: numbers of
+    which a handler returned. letters: all that there are at the end."""
+
+    acked: set[int] = field(default_factory=set)
+    calls: list[Call] = field(default_factory=list)
+    succeeded: set[int] = field(default_factory=set)
+    letters: list[Letter] = field(default_factory=list)
+
+    def calls_by_number(self) -> dict[int, list[Call]]:
+        found: dict[int, list[Call]] = defaultdict(list)
+        for each in self.calls:
+            found[each.number].append(each)
+        return found
+
+    def unsettled(self) -> set[int]:
+        """Acknowledged messages that are neither processed nor dead yet."""
+        return self.acked - self.succeeded - {each.number for each in self.letters}
+
+
+def facts_in(lines: Iterable[Line]) -> Facts:
+    """What is noted so far, without the dead letters."""
+    facts = Facts()
+    for kind, time, value, *rest in lines:
+        if kind == "acked":
+            facts.acked.add(value)
+        elif kind == "call":
+            facts.calls.append(Call(value, rest[0], time))
+        elif kind == "done":
+            facts.succeeded.add(value)
+    return facts
 
 
 def nothing_is_lost(facts: Facts) -> Iterator[str]:
@@ -76,8 +158,8 @@ CHECKERS: tuple[Callable[[Facts], Iterator[str]], ...] = (
 )
 
 
-def judge(facts: Facts) -> list[str]:
-    return [f"{checker.__name__}: {each}" for checker in CHECKERS for each in checker(facts)]
+def judge(facts: Facts) -> list[Problem]:
+    return [Problem(checker.__name__, each) for checker in CHECKERS for each in checker(facts)]
 
 
 def repeated(facts: Facts) -> tuple[int, int]:

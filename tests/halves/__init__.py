@@ -1,1 +1,0 @@
-"""Transactions with check-back while their broker and their producers are killed: `python -m tests.halves`."""

@@ -1,0 +1,1 @@
+"""Transactions with check-back while their broker and their producers are killed."""

@@ -1,0 +1,53 @@
+"""The kinds of runs. Each is a function `run(directory, seed, say, **options)` that comes to an Outcome."""
+
+from __future__ import annotations
+
+import inspect
+from argparse import ArgumentParser, BooleanOptionalAction
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal, get_args, get_origin
+
+from .outcome import Outcome
+
+__all__ = ["SCENARIOS", "Scenario"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """module: where `run` is; it is imported when the scenario begins. Its options are the keywords of `run`, as its
+    docstring tells of them; the defaults make a run of about a minute."""
+
+    module: str
+
+    def load(self) -> ModuleType:
+        return import_module(self.module)
+
+    def add_options(self, parser: ArgumentParser) -> list[str]:
+        """Their names."""
+        run: Callable[..., Outcome] = self.load().run
+        parser.description = inspect.getdoc(run)
+        names = []
+        for each in inspect.signature(run, eval_str=True).parameters.values():
+            if each.kind is not inspect.Parameter.KEYWORD_ONLY:
+                continue
+            names.append(each.name)
+            words: dict[str, Any] = {"default": each.default, "help": f"default: {each.default}"}
+            if each.annotation is bool:
+                words["action"] = BooleanOptionalAction
+            elif get_origin(each.annotation) is Literal:
+                words["choices"] = get_args(each.annotation)
+            else:
+                words["type"] = each.annotation
+            parser.add_argument(f"--{each.name.replace('_', '-')}", **words)
+        return names
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "retries": Scenario("tests.kills.retries.run"),
+    "delays": Scenario("tests.kills.delays.run"),
+    "halves": Scenario("tests.kills.halves.run"),
+    "shared": Scenario("tests.kills.shared.run"),
+}
