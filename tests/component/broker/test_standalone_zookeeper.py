@@ -23,6 +23,7 @@ from metaq.broker.store.files import Files
 from metaq.coordination.diagnosis import examine
 from metaq.coordination.local_zookeeper import four_letter_word
 from metaq.protocol.errors import ConfigError, DirectoryInUse
+from tests.raising import raising
 from tests.waiting import eventually
 
 CREATE, GET_DATA, PING = 1, 4, 11
@@ -222,11 +223,8 @@ def test_a_log_that_cannot_be_written_ends_the_server_and_acknowledges_nothing(
 ):
     client.create("/safe")
 
-    def fail(_files: Files, _fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as broken:
-        broken.setattr(Files, "fdatasync", fail)
+        broken.setattr(Files, "fdatasync", raising(OSError(28, "No space left on device")))
         with pytest.raises(ConnectionLoss):
             client.create("/lost")
         eventually(lambda: not server.running)

@@ -67,6 +67,7 @@ from metaq.testing import FakeBroker, FakeCluster
 from tests.component.client.test_client_fetcher import Reader
 from tests.component.client.test_client_listener import Running
 from tests.component.client.test_client_produce import messages
+from tests.raising import raising
 from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConnectionConfig()
@@ -632,10 +633,7 @@ def test_an_action_that_had_not_begun_when_its_caller_was_interrupted_is_dropped
         begun.put(None)
         go_on.get()
 
-    def limit(*_: object) -> None:
-        raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, limit)
+    before = signal.signal(signal.SIGALRM, raising(Interrupt))
     try:
         for action in (hang, lambda: done.append(1), lambda: done.append(2)):
             signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -816,9 +814,6 @@ def test_a_poll_whose_answer_is_interrupted_twice_goes_on():
     with FakeBroker({"t": 1}) as broker:
 
         def scenario(interrupter: Interrupter) -> None:
-            def interrupted(*_: object) -> int:
-                raise Interrupt
-
             codec: Any
             before = broker.log("t", 0).end
             reader = Reader(broker)
@@ -826,7 +821,7 @@ def test_a_poll_whose_answer_is_interrupted_twice_goes_on():
             reader.open(before)
             eventually(lambda: len(reader.fetcher._connections) == 1)
             broker.append("t", 0, b"first")
-            read, codec.read = codec.read, interrupted
+            read, codec.read = codec.read, raising(Interrupt)
             with contextlib.suppress(Interrupt):
                 reader.read(1)
             codec.read = read

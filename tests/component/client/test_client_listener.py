@@ -14,6 +14,7 @@ from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.pool import ConnectionPool
 from metaq.client.timers import Timers
 from metaq.protocol.errors import CorruptRecord
+from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 2}
@@ -475,16 +476,13 @@ def test_what_was_taken_comes_again_when_an_interrupt_ends_the_waiting_for_handl
         inside.set()
         assert go_on.wait(DEADLINE)
 
-    def interrupted():
-        raise KeyboardInterrupt
-
     broker.append("t", 0, b"1", b"2", b"3")
     with Running(broker, slow) as running:
         try:
             assert inside.wait(DEADLINE)
             state = running.cursors[0]
             assert state.next_chunk() is None  # all of it is with the worker
-            running.listener._stop_workers = interrupted
+            running.listener._stop_workers = raising(KeyboardInterrupt)
             running.listener.stop()
             running.thread.join(DEADLINE)
             assert isinstance(running.error, KeyboardInterrupt)
@@ -544,11 +542,8 @@ def test_a_move_between_two_steps_of_a_worker_loses_nothing(broker):
 
 
 def test_an_exit_in_a_handler_ends_the_run_with_it(broker):
-    def leave(messages):
-        raise SystemExit(3)
-
     broker.append("t", 0, b"1")
-    with Running(broker, leave) as running:
+    with Running(broker, raising(SystemExit(3))) as running:
         running.thread.join(DEADLINE)
         assert isinstance(running.error, SystemExit)
         assert running.cursors[0].consumed is None

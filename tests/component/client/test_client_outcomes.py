@@ -16,6 +16,7 @@ from metaq import Producer, ProducerConfig
 from metaq.protocol.errors import DeliveryFailed, RequestTimedOut
 from metaq.protocol.statuses import RequestCode
 from metaq.testing import FakeBroker, FakeCluster
+from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
 
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
@@ -213,10 +214,7 @@ def test_what_a_signal_handler_raises_while_a_request_is_sent_reaches_the_caller
     class SoftLimit(Exception):
         """As that of a web worker."""
 
-    def handler(_number: int, _frame: object) -> None:
-        raise SoftLimit
-
-    before = signal.signal(signal.SIGALRM, handler)
+    before = signal.signal(signal.SIGALRM, raising(SoftLimit))
     try:
         with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
             producer.send("t", b"before")

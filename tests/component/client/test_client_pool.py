@@ -14,6 +14,7 @@ from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, NotLeader, Req
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 from metaq.testing import FakeBroker
+from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
 
 HERE = Endpoint("127.0.0.1", 1)
@@ -177,11 +178,8 @@ def test_timers_run_in_order_of_time_and_survive_a_failing_action(caplog):
         seen.append("late")
         done.set()
 
-    def fail() -> None:
-        raise ZeroDivisionError
-
     timers.call_later(0.02, last)
-    timers.call_later(0.01, fail)
+    timers.call_later(0.01, raising(ZeroDivisionError))
     timers.call_later(0.005, lambda: seen.append("early"))
     now = 1.0
     assert done.wait(DEADLINE)

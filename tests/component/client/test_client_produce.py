@@ -13,6 +13,7 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.record import iter_headers
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.testing import FakeBroker, FakeCluster
+from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
 
 FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
@@ -145,11 +146,8 @@ def test_each_message_may_have_a_call_back_of_its_own(producer):
 def test_a_call_back_that_fails_keeps_nothing_from_the_others(producer, caplog):
     reports = Reports()
 
-    def fail(error: Exception | None, result: SendResult | None) -> None:
-        raise StopIteration  # which would end a loop that is none of the user's
-
     for _ in range(100):
-        producer.produce("t", b"x", on_delivery=fail)
+        producer.produce("t", b"x", on_delivery=raising(StopIteration))  # it would end a loop that is not the user's
         producer.produce("t", b"x", on_delivery=reports)
     producer.flush(DEADLINE)
     assert len(reports.results) == 100

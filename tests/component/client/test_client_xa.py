@@ -18,6 +18,7 @@ from metaq.protocol.text import TransactionCommand
 from metaq.protocol.transaction_requests import TransactionRequest
 from metaq.protocol.transactions import TransactionType, parse_key, qualifier_of
 from metaq.testing import FakeBroker, FakeCluster
+from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
 
 CONFIG = ProducerConfig(connection=ConnectionConfig(request_timeout_seconds=2.0, connect_timeout_seconds=5.0))
@@ -209,11 +210,8 @@ def test_recover_tells_which_brokers_could_not_say(brokers, xa):
 
 
 def test_an_interrupted_start_leaves_an_xid_that_may_be_started(brokers, xa, monkeypatch):
-    def interrupted(*_arguments, **_options):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(xa, "_verb", interrupted)
+        patch.setattr(xa, "_verb", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             xa.start(ONE)
     with xa.start(ONE) as branch:

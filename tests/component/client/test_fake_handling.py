@@ -4,6 +4,7 @@ import pytest
 
 from metaq import Producer, Retry
 from metaq.testing import FakeCluster, dead_letters, handle_all
+from tests.raising import raising
 
 TOPICS = {"t": 2}
 
@@ -46,8 +47,5 @@ def test_in_order_a_message_is_tried_again_at_its_place(broker):
 def test_what_ends_a_program_ends_the_test(broker):
     broker.append("t", 0, b"1")
 
-    def handler(message):
-        raise SystemExit(3)
-
     with pytest.raises(SystemExit):
-        handle_all(broker, handler, group="g", topics=["t"], retry=Retry())
+        handle_all(broker, raising(SystemExit(3)), group="g", topics=["t"], retry=Retry())

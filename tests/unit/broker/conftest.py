@@ -8,8 +8,9 @@ from tests.unit.broker.harness import Harness
 
 
 @pytest.fixture
-def harness(tmp_path):
-    harness = Harness(tmp_path)
+def harness(request, tmp_path):
+    """With the module's TOPICS, as sections of a server.ini."""
+    harness = Harness(tmp_path, topics=getattr(request.module, "TOPICS", ""))
     yield harness
     harness.threads.run()
     harness.close()

@@ -10,19 +10,12 @@ from metaq.protocol.record import COMPRESSED_FLAG, checksum, encode_record, iter
 from metaq.protocol.sends import SendRequest, decode_rows
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Value, encode_get, encode_put
-from tests.unit.broker.harness import Harness, put, raw_batch
+from tests.unit.broker.harness import put, raw_batch
 from tests.unit.broker.test_send_many import many
 
+TOPICS = "[topic=packed]\nnumPartitions=2\nacceptCompressed=true\n"
 PACKED = COMPRESSED_FLAG
 FRAME = compress(b"x" * 1000, 3)
-
-
-@pytest.fixture
-def harness(tmp_path):
-    harness = Harness(tmp_path, topics="[topic=packed]\nnumPartitions=2\nacceptCompressed=true\n")
-    yield harness
-    harness.threads.run()
-    harness.close()
 
 
 def stored(harness, topic, partition=0):

@@ -5,17 +5,10 @@ import pytest
 from metaq.broker.store.internal_logs import DELAYED_TOPIC, HALVES_TOPIC, SEQUENCES_TOPIC, SHARED_TOPIC
 from metaq.protocol.delays import due_ms
 from tests.unit.broker import test_delays, test_halves, test_sequences
-from tests.unit.broker.harness import Harness, put
+from tests.unit.broker.harness import put
 from tests.unit.broker.shared.test_shared_groups import acquire
 
 ALICE = 1
-
-
-@pytest.fixture
-def harness(tmp_path):
-    harness = Harness(tmp_path)
-    yield harness
-    harness.close()
 
 
 def delayed(number):

@@ -35,14 +35,6 @@ def my_filters(monkeypatch):
     return module
 
 
-@pytest.fixture
-def harness(tmp_path):
-    made = Harness(tmp_path, topics=TOPICS)
-    yield made
-    made.threads.run()
-    made.store.close()
-
-
 class JavaClient:
     """A 1.x consumer of one partition on a connection of its own (SimpleFetchManager, FetchRequest of 1.4.6.2)."""
 
@@ -454,34 +446,36 @@ def test_damage_in_the_midst_ends_an_answer_and_is_then_the_clients_to_find(harn
     assert bytes(answer.data[: 2 * RECORD]) == log_of(harness).segments.snapshot().read(3 * RECORD, 2 * RECORD)
 
 
-def test_messages_that_retention_took_are_passed(tmp_path):
+@pytest.fixture
+def segmented(tmp_path):
+    """Many small segments."""
     harness = Harness(tmp_path, system="maxSegmentSize=500", topics=TOPICS)
     peer = harness.connect()
     for body in bodies("Ls" * 100):
         peer.ask(put("orders", 0, body))
-    client = JavaClient(harness, max_size=200)
+    yield harness
+    harness.store.close()
+
+
+def test_messages_that_retention_took_are_passed(segmented):
+    client = JavaClient(segmented, max_size=200)
     client.fetch()
-    log = log_of(harness)
+    log = log_of(segmented)
     log.segments.remove_first(5)
     assert client.fetch().code == 301
     assert client.offset == log.first_offset
     client.run()
     assert client.seen[8:] == [body for body in bodies("Ls" * 100)[log.first_offset // RECORD :] if body[0] == ord("L")]
-    harness.store.close()
 
 
-def test_retention_that_took_less_than_was_processed_changes_nothing(tmp_path):
-    harness = Harness(tmp_path, system="maxSegmentSize=500", topics=TOPICS)
-    peer = harness.connect()
-    for body in bodies("Ls" * 100):
-        peer.ask(put("orders", 0, body))
-    client = JavaClient(harness)
+def test_retention_that_took_less_than_was_processed_changes_nothing(segmented):
+    client = JavaClient(segmented)
     client.fetch()
-    log_of(harness).segments.remove_first(3)
-    assert client.offset < 3 * 500 or log_of(harness).first_offset <= client.offset
+    log = log_of(segmented)
+    log.segments.remove_first(3)
+    assert client.offset < 3 * 500 or log.first_offset <= client.offset
     client.run()
     assert client.seen == [body for body in bodies("Ls" * 100) if body.startswith(b"L")]
-    harness.store.close()
 
 
 # --- the filter changes -----------------------------------------------------------------------------------------------

@@ -11,14 +11,6 @@ from metaq.broker.store.sequence_rows import FORGOTTEN, encode_head, encode_row,
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
-from tests.unit.broker.harness import Harness
-
-
-@pytest.fixture
-def harness(tmp_path):
-    harness = Harness(tmp_path)
-    yield harness
-    harness.close()
 
 
 @pytest.fixture

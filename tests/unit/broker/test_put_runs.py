@@ -12,6 +12,7 @@ from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.put_run import LEAST_PUTS
 from metaq.protocol.record import HEADER_BYTES, encode_body, iter_headers, tag_hash
 from metaq.protocol.text import encode_put, parse_put_result
+from tests.raising import raising
 from tests.unit.broker.harness import NOW, Harness, put
 
 COUNT = 4 * LEAST_PUTS
@@ -139,10 +140,7 @@ def test_safe_puts_are_answered_after_their_sync_together(peer, harness, runs):
 def test_a_failed_sync_refuses_all_that_waited_for_it(peer, harness, monkeypatch):
     peer.send(b"".join(put("safe", number % 2, opaque=number) for number in range(COUNT)))
 
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(harness.store.files, "fdatasync", fail)
+    monkeypatch.setattr(harness.store.files, "fdatasync", raising(OSError(5, "Input/output error")))
     harness.threads.run()
     assert [(answer.code, answer.opaque) for answer in peer.answers()] == [(500, number) for number in range(COUNT)]
     assert harness.broker.metrics.put_failed == COUNT

@@ -20,6 +20,7 @@ from metaq.protocol.sends import (
     split_many,
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.raising import raising
 from tests.unit.broker.harness import put
 
 OK = ResponseCode.SUCCESS
@@ -154,10 +155,7 @@ def test_the_answer_waits_until_all_parts_are_safe(peer, harness):
 def test_a_failed_sync_refuses_the_parts_that_waited_for_it(peer, harness, monkeypatch):
     peer.send(many([("t", 0, [record()]), ("safe", 0, [record()])]))
 
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(harness.store.files, "fdatasync", fail)
+    monkeypatch.setattr(harness.store.files, "fdatasync", raising(OSError(5, "Input/output error")))
     harness.threads.run()
     (answer,) = peer.frames()
     assert [row.code for row in rows(answer)] == [OK, ResponseCode.SERVICE_NOT_AVAILABLE]

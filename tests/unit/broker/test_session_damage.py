@@ -12,6 +12,7 @@ from metaq.broker.store.store import TopicStoreConfig
 from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import checksum, iter_headers
 from metaq.protocol.statuses import ResponseCode
+from tests.raising import raising
 from tests.unit.broker.harness import Harness, batch, pull
 
 SUCCESS, NOTHING, MOVED = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
@@ -210,10 +211,7 @@ def test_a_record_larger_than_what_is_walked_at_once_is_given_whole(opened, monk
 def test_a_file_that_cannot_be_read_is_an_error_and_no_damage(opened, monkeypatch, caplog):
     harness = opened((3 * SIZE, b"?" * 60), kind="unindexed")
 
-    def fail(*_):
-        raise OSError(5, "broken disk")
-
-    monkeypatch.setattr("metaq.broker.store.scan.find_record", fail)
+    monkeypatch.setattr("metaq.broker.store.scan.find_record", raising(OSError(5, "broken disk")))
     frame = ask(harness, harness.connect(), 3 * SIZE)
     assert (frame.code, "broken disk" in frame.remark) == (ResponseCode.SYSTEM_ERROR, True)
     assert "is damaged in" not in caplog.text

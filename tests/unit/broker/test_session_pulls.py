@@ -13,6 +13,7 @@ from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import iter_headers
 from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode
+from tests.raising import raising
 from tests.unit.broker.harness import batch, pull, put
 
 SUCCESS, NOTHING, MOVED = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
@@ -416,10 +417,7 @@ def test_a_failing_disk_is_answered(tagged, harness, monkeypatch):
     log = harness.store.get("t", 0)
     monkeypatch.setattr(type(log.segments), "read", lambda *_: None)
 
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(type(harness.store.files), "pread", fail)
+    monkeypatch.setattr(type(harness.store.files), "pread", raising(OSError(5, "Input/output error")))
     tagged.send(pull("t", 0, 0))
     harness.threads.run()
     (frame,) = tagged.frames()
@@ -434,10 +432,7 @@ def test_pulls_that_wait_are_refused_when_the_node_leads_no_longer(peer, harness
     peer.send(pull("t", 0, 0, wait_ms=5000, opaque=1) + pull("t", 1, 0, wait_ms=5000, opaque=2))
     assert len(harness.broker.parked) == 2
 
-    def refuse(pull):
-        raise NotLeader(0, "meta://there:1")
-
-    harness.gate.check_pull = refuse
+    harness.gate.check_pull = raising(NotLeader(0, "meta://there:1"))
     harness.broker.parked.wake_all()
     harness.turn()
     refused = peer.frames()

@@ -10,6 +10,7 @@ from metaq.protocol.record import encode_record
 from metaq.protocol.sends import SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get, encode_put, parse_put_result
+from tests.raising import raising
 from tests.unit.broker.harness import NOW, batch, put, raw_batch
 
 
@@ -108,10 +109,7 @@ def test_puts_to_safe_and_fast_topics_in_one_read_are_answered_in_order(peer, ha
 def test_a_failed_sync_refuses_the_puts_that_waited_for_it(peer, harness, monkeypatch):
     peer.send(put("safe", 0))
 
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(harness.store.files, "fdatasync", fail)
+    monkeypatch.setattr(harness.store.files, "fdatasync", raising(OSError(5, "Input/output error")))
     harness.threads.run()
     (answer,) = peer.answers()
     assert answer.code == 500

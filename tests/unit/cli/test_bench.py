@@ -25,6 +25,7 @@ from metaq.cli.bench_measure import Durations, Limit, Run, Tally, measure
 from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.protocol.errors import RequestTimedOut
+from tests.raising import raising
 from tests.waiting import DEADLINE
 
 PLACE = TopicPartition("trades", 0, 0)
@@ -138,15 +139,12 @@ def test_all_threads_of_a_run_are_added_up():
 
 
 def test_the_first_failure_stops_the_other_threads_and_is_raised():
-    def fail(tally):
-        raise RequestTimedOut("no answer")
-
     def go_on(tally):
         assert run.stop.wait(DEADLINE)
 
     run = a_run()
     with pytest.raises(RequestTimedOut, match="no answer"):
-        measure("", run, [go_on, fail])
+        measure("", run, [go_on, raising(RequestTimedOut("no answer"))])
 
 
 # --- where messages go ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from metaq.client.config import IDLE_WARNING_SECONDS
 from metaq.client.consumer.watches import PollWatch
 from metaq.client.consumer_config import ConsumerConfig
 from metaq.protocol.errors import ConfigError
+from tests.raising import raising
 
 
 class Member:
@@ -105,11 +106,8 @@ def test_a_poll_that_waits_for_long_is_no_time_without_a_poll(caplog):
 def test_a_wait_that_an_exception_ends_is_over():
     world = World(limit=2.0)
 
-    def interrupted():
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        world.watch.wait(interrupted)
+        world.watch.wait(raising(KeyboardInterrupt))
     world.passes(4.0)
     assert world.member.calls == ["out"]
 

@@ -21,6 +21,7 @@ from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.group_view import GroupSnapshot
 from metaq.coordination.offset_store import Offset
 from metaq.protocol.errors import CoordinationUnavailable, LocalProtocolError, SessionLost
+from tests.raising import raising
 from tests.waiting import DEADLINE
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -741,10 +742,7 @@ def test_coming_back_that_an_exception_interrupts_is_made_good_by_the_next_poll(
     world.idle = False
     real = world.member._events
 
-    def interrupted(event):
-        raise KeyboardInterrupt
-
-    world.member._events = cast(Any, SimpleNamespace(put=interrupted))
+    world.member._events = cast(Any, SimpleNamespace(put=raising(KeyboardInterrupt)))
     with pytest.raises(KeyboardInterrupt):
         world.member.come_back()
     world.member._events = real

@@ -19,6 +19,7 @@ from metaq.client.message import Message
 from metaq.client.values import TopicPartition
 from metaq.coordination.offset_store import LocalOffsetStore
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull
+from tests.raising import raising
 
 FAILURE = ValueError("away")
 
@@ -216,11 +217,8 @@ def test_groups_of_one_name_in_two_clusters_share_no_messages(tmp_path, monkeypa
 
 
 def test_a_user_without_a_home_directory_has_left_nothing_and_is_told_the_options(monkeypatch):
-    def unknown(_):
-        raise KeyError
-
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwuid", raising(KeyError))
     assert left_of_cluster("zk:2181", "/meta", "g") is None
     with pytest.raises(ConfigError, match=r"^on_reject=None: .*no home directory.*drop_message.*max_retries=None"):
         of_cluster("zk:2181", "/meta", "g")

@@ -8,6 +8,7 @@ import pytest
 
 from metaq.coordination.offset_store import LocalOffsetStore, Offset
 from metaq.protocol.errors import CoordinationError
+from tests.raising import raising
 
 JAVA_FILE = (
     '{"g-172-17-0-1":[{"offset":44,"topic":"orders","partition":{"partition":0,"brokerId":0},"modified":true,'
@@ -93,10 +94,7 @@ def test_a_failed_rename_keeps_the_old_offsets(path: Path, monkeypatch: pytest.M
     store = LocalOffsetStore(path)
     store.commit("g", {("t", "0-0"): Offset(1, 2)}, None)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(Path, "replace", raising(OSError(28, "No space left on device")))
     with pytest.raises(CoordinationError, match="No space left"):
         store.commit("g", {("t", "0-0"): Offset(3, 4)}, None)
     assert store.load("g", "t", "0-0") == Offset(1, 2)

@@ -10,6 +10,7 @@ import pytest
 
 from metaq.coordination import logs
 from metaq.coordination.logs import get_log
+from tests.raising import raising
 from tests.waiting import DEADLINE
 
 NAME = "metaq.test of logs"
@@ -86,11 +87,8 @@ def test_an_exception_is_in_the_line_of_the_thread_that_caught_it(handler: Keepi
 def test_what_a_handler_raises_reaches_the_caller_and_holds_up_no_later_line(
     handler: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(record: logging.LogRecord) -> None:
-        raise OSError("no room for the log")
-
     with monkeypatch.context() as patched:
-        patched.setattr(handler, "emit", fail)
+        patched.setattr(handler, "emit", raising(OSError("no room for the log")))
         with pytest.raises(OSError, match="no room"):
             get_log(NAME).warning("lost")
     get_log(NAME).warning("next")

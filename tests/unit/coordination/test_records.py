@@ -1,6 +1,7 @@
 """Payloads of znodes, as 1.x writes and reads them (zookeeper.md §2)."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -220,12 +221,6 @@ def test_an_offset_is_cut_at_its_last_dash(data: bytes, expected: Offset):
     assert parse_offset("/p", data) == expected
 
 
-@pytest.mark.parametrize("data", [b"x", b"1-", b"a-1", b"1-b", b"1--2", b"1-99999999999999999999", b"1 - 2", b"\xff"])
-def test_a_damaged_offset_is_reported_with_its_path_and_data(data: bytes):
-    with pytest.raises(CoordinationError, match="/meta/consumers/g/offsets/t/0-0"):
-        parse_offset("/meta/consumers/g/offsets/t/0-0", data)
-
-
 @given(INT64, st.integers(0, (1 << 63) - 1))
 def test_each_offset_we_write_is_read_back(message_id: int, offset: int):
     assert parse_offset("/p", format_offset(Offset(message_id, offset))) == Offset(message_id, offset)
@@ -360,25 +355,11 @@ def test_filters_are_written_as_zk_paths_md_shows_them_and_later_fields_are_igno
     assert parse_consumer_filter("/p", None) == {}
 
 
-@pytest.mark.parametrize(
-    "data", [b"\xff", b"nonsense", b"[]", b"7", b'{"t":7}', b'{"t":{"tags":"a"}}', b'{"t":{"where":7}}']
-)
-def test_a_damaged_filter_of_a_consumer_is_an_error_that_names_the_znode(data: bytes):
-    with pytest.raises(CoordinationError, match="/meta/consumers/g/filters/g_c "):
-        parse_consumer_filter("/meta/consumers/g/filters/g_c", data)
-
-
 def test_begun_messages_are_written_as_zk_paths_md_shows_them_and_later_fields_are_ignored():
     assert format_begun(Begun(4096, 1)) == b'{"offset":4096,"alone":1}'
     assert format_begun(Begun()) == b"{}"
     assert parse_begun("/p", b'{"offset":4096,"alone":1,"rack":7}') == Begun(4096, 1)
     assert parse_begun("/p", b"{}") == parse_begun("/p", None) == Begun()
-
-
-@pytest.mark.parametrize("data", [b"\xff", b"nonsense", b"[]", b"7", b'{"offset":"4"}', b'{"offset":4,"alone":null}'])
-def test_a_damaged_begun_message_is_an_error_that_names_the_znode(data: bytes):
-    with pytest.raises(CoordinationError, match="/meta/consumers/g/begun/t/0-0 "):
-        parse_begun("/meta/consumers/g/begun/t/0-0", data)
 
 
 def test_without_data_there_is_no_zone():
@@ -390,62 +371,9 @@ def test_without_data_there_is_no_zone():
         )
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"nonsense", b"[]", b"7", b"{}", b'{"strategy":"zone","zone":7}'])
-def test_a_damaged_zone_of_a_consumer_is_an_error_that_names_the_znode(data: bytes):
-    with pytest.raises(CoordinationError, match="/meta/consumers/g/zones/g_c "):
-        parse_consumer_zone("/meta/consumers/g/zones/g_c", data)
-
-
-@pytest.mark.parametrize("data", [b"\xff", b"nonsense", b"[]", b"7", b'{"a":"east"}', b'{"0":7}'])
-def test_damaged_zones_of_a_group_are_an_error_that_names_the_znode(data: bytes):
-    with pytest.raises(CoordinationError, match="/meta/consumers/g/zones "):
-        parse_group_zones("/meta/consumers/g/zones", data)
-
-
 def test_a_set_without_data_has_no_state_and_a_node_without_data_is_none():
     assert [parse_set_state("/p", data) for data in (None, b"", b" ")] == [None] * 3
     assert [parse_set_node("/p", "a", data) for data in (None, b"", b" ")] == [None] * 3
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\xff",
-        b"nonsense",
-        b"[]",
-        b"7",
-        b'{"epoch":1,"leader":"a","inSync":{"a":"x"}}',
-        b'{"epoch":-1,"leader":"a","inSync":{"a":"x"},"preferred":""}',
-        b'{"epoch":true,"leader":"a","inSync":{"a":"x"},"preferred":""}',
-        b'{"epoch":"1","leader":"a","inSync":{"a":"x"},"preferred":""}',
-        b'{"epoch":1,"leader":null,"inSync":{"a":"x"},"preferred":""}',
-        b'{"epoch":1,"leader":"a","inSync":"ab","preferred":""}',
-        b'{"epoch":1,"leader":"a","inSync":["a"],"preferred":""}',
-        b'{"epoch":1,"leader":"a","inSync":{"":"x"},"preferred":""}',
-        b'{"epoch":1,"leader":"a","inSync":{"a":2},"preferred":""}',
-    ],
-)
-def test_a_damaged_state_of_a_set_is_an_error_that_names_the_znode(data: bytes):
-    with pytest.raises(CoordinationError, match="/meta/brokers/sets/0 "):
-        parse_set_state("/meta/brokers/sets/0", data)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"nonsense",
-        b"[]",
-        b'{"url":"meta://h:1","zone":""}',
-        b'{"url":"h:1","zone":"","instance":"x"}',
-        b'{"url":"meta://h:1","zone":null,"instance":"x"}',
-        b'{"url":"meta://h:1","zone":"","instance":""}',
-        b'{"url":"meta://h:1","zone":"","instance":7}',
-        b'{"url":"meta://h:1","zone":"","instance":"x","epoch":"7"}',
-    ],
-)
-def test_a_damaged_node_of_a_set_is_an_error_that_names_the_znode(data: bytes):
-    with pytest.raises(CoordinationError, match="/meta/brokers/sets/0/nodes/a "):
-        parse_set_node("/meta/brokers/sets/0/nodes/a", "a", data)
 
 
 # --- moves ------------------------------------------------------------------------------------------------------------
@@ -463,20 +391,82 @@ def test_a_move_reads_as_the_page_says_and_unknown_fields_are_ignored():
     assert parse_move("/p", "t", "0-2", None) is None
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"{}",
-        b"[]",
-        b"x",
-        b'{"state":"later","count":2,"to":"1-4","rate":1}',
-        b'{"state":"done","count":0,"to":"1-4","rate":1}',
-        b'{"state":"done","count":2,"to":"1-","rate":1}',
-        b'{"state":"done","count":2,"to":1,"rate":1}',
-        b'{"state":"done","count":2,"to":"1","rate":0}',
-        b'{"state":"done","count":2,"to":"1-4","rate":1,"ends":[-1]}',
-    ],
-)
-def test_a_damaged_move_is_an_error_that_names_the_znode(data: bytes):
-    with pytest.raises(CoordinationError, match="/p"):
-        parse_move("/p", "t", "0-2", data)
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+NO_OBJECT = [b"\xff", b"nonsense", b"[]", b"7"]
+
+DAMAGED: dict[str, tuple[Callable[[str, bytes], object], str, list[bytes]]] = {
+    "offset": (
+        parse_offset,
+        "/meta/consumers/g/offsets/t/0-0",
+        [b"x", b"1-", b"a-1", b"1-b", b"1--2", b"1-99999999999999999999", b"1 - 2", b"\xff"],
+    ),
+    "filter of a consumer": (
+        parse_consumer_filter,
+        "/meta/consumers/g/filters/g_c",
+        [*NO_OBJECT, b'{"t":7}', b'{"t":{"tags":"a"}}', b'{"t":{"where":7}}'],
+    ),
+    "begun message": (
+        parse_begun,
+        "/meta/consumers/g/begun/t/0-0",
+        [*NO_OBJECT, b'{"offset":"4"}', b'{"offset":4,"alone":null}'],
+    ),
+    "zone of a consumer": (
+        parse_consumer_zone,
+        "/meta/consumers/g/zones/g_c",
+        [*NO_OBJECT, b"{}", b'{"strategy":"zone","zone":7}'],
+    ),
+    "zones of a group": (parse_group_zones, "/meta/consumers/g/zones", [*NO_OBJECT, b'{"a":"east"}', b'{"0":7}']),
+    "state of a set": (
+        parse_set_state,
+        "/meta/brokers/sets/0",
+        [
+            *NO_OBJECT,
+            b'{"epoch":1,"leader":"a","inSync":{"a":"x"}}',
+            b'{"epoch":-1,"leader":"a","inSync":{"a":"x"},"preferred":""}',
+            b'{"epoch":true,"leader":"a","inSync":{"a":"x"},"preferred":""}',
+            b'{"epoch":"1","leader":"a","inSync":{"a":"x"},"preferred":""}',
+            b'{"epoch":1,"leader":null,"inSync":{"a":"x"},"preferred":""}',
+            b'{"epoch":1,"leader":"a","inSync":"ab","preferred":""}',
+            b'{"epoch":1,"leader":"a","inSync":["a"],"preferred":""}',
+            b'{"epoch":1,"leader":"a","inSync":{"":"x"},"preferred":""}',
+            b'{"epoch":1,"leader":"a","inSync":{"a":2},"preferred":""}',
+        ],
+    ),
+    "node of a set": (
+        lambda path, data: parse_set_node(path, "a", data),
+        "/meta/brokers/sets/0/nodes/a",
+        [
+            b"nonsense",
+            b"[]",
+            b'{"url":"meta://h:1","zone":""}',
+            b'{"url":"h:1","zone":"","instance":"x"}',
+            b'{"url":"meta://h:1","zone":null,"instance":"x"}',
+            b'{"url":"meta://h:1","zone":"","instance":""}',
+            b'{"url":"meta://h:1","zone":"","instance":7}',
+            b'{"url":"meta://h:1","zone":"","instance":"x","epoch":"7"}',
+        ],
+    ),
+    "move": (
+        lambda path, data: parse_move(path, "t", "0-2", data),
+        "/meta/moves/t/0-2",
+        [
+            b"{}",
+            b"[]",
+            b"x",
+            b'{"state":"later","count":2,"to":"1-4","rate":1}',
+            b'{"state":"done","count":0,"to":"1-4","rate":1}',
+            b'{"state":"done","count":2,"to":"1-","rate":1}',
+            b'{"state":"done","count":2,"to":1,"rate":1}',
+            b'{"state":"done","count":2,"to":"1","rate":0}',
+            b'{"state":"done","count":2,"to":"1-4","rate":1,"ends":[-1]}',
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("what", "data"), [(what, data) for what, (_, _, wrong) in DAMAGED.items() for data in wrong])
+def test_what_is_damaged_is_an_error_that_names_the_znode(what: str, data: bytes):
+    parse, path, _ = DAMAGED[what]
+    with pytest.raises(CoordinationError, match=f"{path} "):
+        parse(path, data)

@@ -11,6 +11,7 @@ from metaq.coordination.offset_store import OwnerCheckedStore
 from metaq.coordination.records import Offset
 from metaq.coordination.sql_offset_store import SqlOffsetStore
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
+from tests.raising import raising
 
 STYLES = ("qmark", "format", "numeric", "named", "pyformat")
 
@@ -117,10 +118,7 @@ def test_a_commit_that_fails_half_way_changes_nothing(path):
 
 
 def test_a_database_that_does_not_answer_is_said_with_its_reason():
-    def refuse():
-        raise ConnectionRefusedError("no server at db:3306")
-
-    store = SqlOffsetStore(refuse, paramstyle="qmark")
+    store = SqlOffsetStore(raising(ConnectionRefusedError("no server at db:3306")), paramstyle="qmark")
     with pytest.raises(CoordinationUnavailable, match="ConnectionRefusedError: no server at db:3306"):
         store.load("g", "t", "0-0")
 

@@ -3,16 +3,14 @@
 import pytest
 
 from metaq.spark_connector import job
+from tests.raising import raising
 
 WHERE = ["--zookeeper", "h:1"]
 
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch):
-    def start(master):
-        raise AssertionError("Spark was started")
-
-    monkeypatch.setattr(job, "_session", start)
+    monkeypatch.setattr(job, "_session", raising(AssertionError("Spark was started")))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from metaq.spark_connector.offsets import DataLoss, Lost, PartitionState, follow
 from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.planning import FAILOVER_SECONDS
 from metaq.spark_connector.stream import MetaqStreamReader
+from tests.raising import raising
 
 ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 WHERE = Endpoint("host", 1)
@@ -185,11 +186,8 @@ def test_a_partition_whose_broker_was_down_at_the_start_begins_where_the_start_s
 
 def test_a_new_partition_of_a_java_broker_is_read_from_its_begin(monkeypatch, caplog):
     made = reader({ZERO: (0, 50), ONE: (10, 60)}, monkeypatch, startingOffsets="latest")
-
-    def refuses(endpoint, question):
-        raise RequestRefused(1, "it has no index by time")
-
-    monkeypatch.setattr(made, "_open", lambda: SimpleNamespace(ask_at=refuses))
+    refused = raising(RequestRefused(1, "it has no index by time"))
+    monkeypatch.setattr(made, "_open", lambda: SimpleNamespace(ask_at=refused))
     joined = made.latestOffset(to_json({ZERO: 50}, STARTED_MS), ReadAllAvailable())
     assert joined == to_json({ZERO: 50, ONE: 10}, STARTED_MS)
     assert "t 1-0 came after the query's start" in caplog.text

@@ -32,6 +32,7 @@ from metaq.protocol.errors import MetaqError
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import checksum, encode_record
 from metaq.protocol.text import Get, OffsetQuery, Put
+from tests.raising import raising
 from tests.unit.broker.http.promlint import complaints
 
 CHUNKED = {"transfer_encoding": "chunked"}
@@ -119,11 +120,8 @@ def put(gateway, body=b"hello", **changed):
 
 
 def test_a_put_whose_answer_cannot_be_made_is_answered_500_and_counts_no_longer(gateway, harness, monkeypatch, caplog):
-    def broken(group):
-        raise RuntimeError("a bug")
-
     fields = "topic=safe&partition=1&flag=0&length=5"
-    monkeypatch.setattr(PutGroup, "_encoded", broken)
+    monkeypatch.setattr(PutGroup, "_encoded", raising(RuntimeError("a bug")))
     transport = gateway.send("POST", f"/put/0?{fields}", b"hello")
     assert harness.broker.pending_puts.bytes > 0
     harness.threads.run()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,14 +109,6 @@ class LeaderSide:
         data = self.transport.value()
         self.transport.clear()
         return [parse_ack(payload) for kind, payload in self._reader.receive(data) if kind is Kind.ACK]
-
-
-@pytest.fixture
-def harness(tmp_path: Path) -> Iterator[Harness]:
-    harness = Harness(tmp_path)
-    yield harness
-    harness.threads.run()
-    harness.close()
 
 
 def test_a_ping_is_granted_only_when_the_epoch_is_on_the_disk(

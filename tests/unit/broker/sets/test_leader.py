@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +126,6 @@ class Joined:
         """Of which kinds were the changes of the transaction log since the last call."""
         blocks = [parse_block(payload) for kind, payload in self.heard() if kind is Kind.BLOCK]
         return [entry.segment for block in blocks for entry in block.entries if entry.segment < 0]
-
-
-@pytest.fixture
-def harness(tmp_path: Path) -> Iterator[Harness]:
-    harness = Harness(tmp_path, topics=TOPICS)
-    yield harness
-    harness.threads.run()
-    harness.close()
 
 
 def test_alone_it_answers_and_shows_what_it_has(harness: Harness) -> None:

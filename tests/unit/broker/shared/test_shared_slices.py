@@ -1,7 +1,5 @@
 """What is asked of shared groups is done in slices, however much it is: counted here, measured by bench/worst.py."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,13 +37,6 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "SHARED_SLICE_SECONDS", 0.0)
     for name in ("SHARED_SETTLED", "SHARED_COUNTED", "STATS_LINES"):
         monkeypatch.setattr(tuning, name, 1)
-
-
-@pytest.fixture
-def harness(tmp_path: Path) -> Iterator[Harness]:
-    harness = Harness(tmp_path)
-    yield harness
-    harness.close()
 
 
 @pytest.fixture

@@ -263,33 +263,24 @@ def test_what_was_cut_can_be_read_as_a_partition_of_its_own(filled: StoreHarness
 # --- beginning anew ---------------------------------------------------------------------------------------------------
 
 
-def test_a_partition_begins_anew_behind_its_end(filled: StoreHarness) -> None:
-    done = Done()
-    filled.store.begin_anew({filled.log: 1000}, done)
+@pytest.mark.parametrize(
+    ("first", "start"), [(0, 1000), (4 * SIZE, 0)], ids=["behind its end", "in front of what it has"]
+)
+def test_a_partition_begins_anew(filled: StoreHarness, first: int, start: int) -> None:
     filled.settle()
-    assert done.kept() == [f"{first * SIZE:020d}.meta.damaged-{first * SIZE}" for first in (0, 4, 8)]
+    filled.store.drop_before(filled.log, first)
+    filled.settle()
+    done = Done()
+    filled.store.begin_anew({filled.log: start}, done)
+    filled.settle()
+    kept = [each * SIZE for each in (0, 4, 8) if each * SIZE >= first]
+    assert done.kept() == [f"{each:020d}.meta.damaged-{each}" for each in kept]
     check_invariants(filled.log)
-    assert (filled.log.first_offset, filled.log.visible_end, filled.log.end_offset) == (1000, 1000, 1000)
+    assert (filled.log.first_offset, filled.log.visible_end, filled.log.end_offset) == (start, start, start)
     filled.append(b"x")
     filled.settle()
     filled.restart()
-    assert filled.log.first_offset == 1000
-    assert filled.bodies() == [b"x"]
-
-
-def test_a_partition_begins_anew_in_front_of_what_it_has(filled: StoreHarness) -> None:
-    filled.settle()
-    filled.store.drop_before(filled.log, 4 * SIZE)
-    filled.settle()
-    done = Done()
-    filled.store.begin_anew({filled.log: 0}, done)
-    filled.settle()
-    assert done.kept() == [f"{first * SIZE:020d}.meta.damaged-{first * SIZE}" for first in (4, 8)]
-    check_invariants(filled.log)
-    assert (filled.log.first_offset, filled.log.visible_end, filled.log.end_offset) == (0, 0, 0)
-    filled.append(b"x")
-    filled.settle()
-    filled.restart()
+    assert filled.log.first_offset == start
     assert filled.bodies() == [b"x"]
 
 

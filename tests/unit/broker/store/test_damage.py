@@ -12,6 +12,7 @@ from metaq.protocol.errors import OffsetOutOfRange, StoreError
 from metaq.protocol.limits import MAX_RECORD_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
 from tests.doubles.store import ManualThreads
+from tests.raising import raising
 
 BODIES = [b"%02d" % number * 15 for number in range(20)]
 SIZE = 50
@@ -177,11 +178,8 @@ def test_a_file_that_is_gone_or_cannot_be_read_is_an_error(log, monkeypatch):
     partition = opened(log)
     look = partition.lookup.examination(0)
 
-    def fail(*_):
-        raise OSError(5, "broken disk")
-
     with monkeypatch.context() as patch:
-        patch.setattr(log.files, "pread", fail)
+        patch.setattr(log.files, "pread", raising(OSError(5, "broken disk")))
         with pytest.raises(StoreError, match="cannot be read"):
             look()
     partition.segments.remove_first(1)

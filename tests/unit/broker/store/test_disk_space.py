@@ -15,6 +15,7 @@ from metaq.protocol.errors import DiskFull, LogReadOnly
 from metaq.protocol.record import checksum
 from tests.doubles.store import FaultyFiles, ManualThreads, check_invariants
 from tests.doubles.store_harness import StoreHarness
+from tests.raising import raising
 
 GIB = 1 << 30
 
@@ -74,10 +75,7 @@ def test_one_look_is_under_way_at_a_time_and_a_failed_one_changes_nothing() -> N
     disk.space.look()
     assert len(disk.threads) == 1
 
-    def gone(path: str) -> tuple[int, int]:
-        raise OSError(errno.EIO, "Input/output error")
-
-    disk.files.space = gone  # type: ignore[method-assign]
+    disk.files.space = raising(OSError(errno.EIO, "Input/output error"))  # type: ignore[method-assign]
     disk.threads.run_all()
     assert disk.space.full
 

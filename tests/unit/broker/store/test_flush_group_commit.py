@@ -11,6 +11,7 @@ from metaq.protocol.errors import LogReadOnly, OffsetOutOfRange
 from metaq.protocol.record import encode_record
 from tests.doubles.store import check_invariants, run_inline
 from tests.doubles.store_harness import Answers, StoreHarness
+from tests.raising import raising
 
 
 def put(harness: StoreHarness, answers: Answers, body: bytes) -> None:
@@ -112,12 +113,9 @@ def test_on_visible_is_called_within_an_asynchronous_append(harness: StoreHarnes
 def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(
     harness: StoreHarness, answers: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(error: object) -> None:
-        raise RuntimeError("bug")
-
     harness.group_commit = True
     harness.append(b"a")
-    harness.log.when_safe(21, fail)
+    harness.log.when_safe(21, raising(RuntimeError("bug")))
     answers.expect(harness.log, 21, "second")
     harness.threads.run_all()
     assert answers.names == ["second"]

@@ -16,6 +16,7 @@ from metaq.protocol.errors import DiskFull, LogReadOnly, StoreError
 from metaq.protocol.record import Buffer
 from tests.doubles.store import check_invariants
 from tests.doubles.store_harness import NOW_MS, StoreHarness
+from tests.raising import raising
 
 SIZE = 21  # of a record with one byte
 
@@ -110,10 +111,7 @@ def test_it_is_told_before_anybody_reads_it_or_is_answered(harness: StoreHarness
 
 
 def test_a_listener_that_fails_costs_no_append(harness: StoreHarness, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(*arguments: object) -> None:
-        raise RuntimeError("bug of the listener")
-
-    harness.store.on_append = broken
+    harness.store.on_append = raising(RuntimeError("bug of the listener"))
     harness.append(b"a")
     assert harness.bodies() == [b"a"]
     assert "bug of the listener" in caplog.text

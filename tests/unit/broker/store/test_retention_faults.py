@@ -15,6 +15,7 @@ from metaq.broker.store.index import IndexDamaged
 from metaq.broker.store.topic_config import parse_delete_policy
 from tests.doubles.store import FaultyFiles, check_invariants
 from tests.doubles.store_harness import NOW_MS, StoreHarness
+from tests.raising import raising
 from tests.unit.broker.store.test_store_retention import HOUR, aged
 
 POLICIES = ["delete,10", "archive,10", "archive,10,true"]
@@ -104,11 +105,8 @@ def test_a_zip_that_has_no_room_leaves_nothing_and_the_segment_stays(
     harness.delete_policy = parse_delete_policy("archive,10,true")
     aged(harness, [30])
 
-    def no_room(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as full:
-        full.setattr(zipfile.ZipFile, "write", no_room)
+        full.setattr(zipfile.ZipFile, "write", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         harness.store.apply_retention()
         harness.threads.run_all()
     assert "No space left" in caplog.text

@@ -12,6 +12,7 @@ from metaq.broker.store import tuning
 from metaq.broker.store.sequential import SequentialReader
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
 from tests.doubles.store_harness import StoreHarness
+from tests.raising import raising
 
 PAGE = 4096
 RECORD = PAGE  # header included
@@ -109,9 +110,6 @@ def test_a_segment_that_retention_took_is_out_of_range(harness: StoreHarness, ad
 def test_a_disk_that_cannot_be_read_names_the_file(
     harness: StoreHarness, advice: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(fd: int, size: int, position: int) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(harness.files, "pread", broken)
+    monkeypatch.setattr(harness.files, "pread", raising(OSError(5, "Input/output error")))
     with pytest.raises(StoreError, match=r"0{20}\.meta cannot be read"):
         SequentialReader(harness.files).read(harness.log.segments.snapshot(), 0, PAGE)

@@ -16,6 +16,7 @@ from metaq.protocol.errors import LogReadOnly, StoreError
 from metaq.protocol.record import checksum
 from tests.doubles.store import check_invariants
 from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
+from tests.raising import raising
 
 BODIES = [b"message %d" % number for number in range(8)]
 CHANGES = {True: 30, False: 29}
@@ -136,13 +137,10 @@ def test_a_failed_sync_answers_all_with_an_error_and_is_never_repeated(harness: 
 def test_a_worker_that_fails_otherwise_is_answered_too(
     harness: StoreHarness, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(fd: int) -> None:
-        raise RuntimeError("bug in a worker")
-
     harness.group_commit = True
     harness.append(b"a")
     answers.expect(harness.log, 21, "a")
-    monkeypatch.setattr(harness.files, "fdatasync", broken)
+    monkeypatch.setattr(harness.files, "fdatasync", raising(RuntimeError("bug in a worker")))
     harness.threads.run_all()
     assert isinstance(answers.got[0][1], LogReadOnly)
     assert "bug in a worker" in str(harness.log.read_only)

@@ -13,6 +13,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import encode_record
 from tests.doubles.store_harness import NOW_MS, StoreHarness
+from tests.raising import raising
 
 RECORD = 25
 
@@ -56,10 +57,7 @@ def test_the_log_goes_on_if_its_last_unit_cannot_be_read(
     harness.append(b"12345")
     log = harness.restart()
 
-    def unreadable(*_: object) -> None:
-        raise StoreError("the index cannot be read")
-
-    monkeypatch.setattr(type(log.segments[0].index), "unit", unreadable)
+    monkeypatch.setattr(type(log.segments[0].index), "unit", raising(StoreError("the index cannot be read")))
     harness.log.append(*_packed(harness))
     assert "the index cannot be read" in caplog.text
 

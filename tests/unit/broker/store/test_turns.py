@@ -7,6 +7,7 @@ from typing import Any
 
 from metaq.broker.store.threads import Turns
 from tests.doubles.store import ManualThreads
+from tests.raising import raising
 
 
 def test_keys_take_turns_however_many_calls_one_of_them_has() -> None:
@@ -39,10 +40,7 @@ def test_a_callback_that_fails_does_not_stop_the_others() -> None:
     done: list[Any] = []
     turns = Turns(threads, 1)
 
-    def bad(result: object) -> None:
-        raise RuntimeError("bug")
-
-    turns.run("a", lambda: None, bad)
+    turns.run("a", lambda: None, raising(RuntimeError("bug")))
     turns.run("b", lambda: "b", done.append)
     try:
         threads.run_one()

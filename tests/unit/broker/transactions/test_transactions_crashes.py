@@ -12,6 +12,7 @@ import pytest
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.errors import MetaqError
 from tests.doubles.store import FaultyFiles
+from tests.raising import raising
 from tests.unit.broker.harness import Harness, put
 from tests.unit.broker.transactions.conversation import Asker, bodies, tx, tx_put
 from tests.unit.broker.transactions.dying import Died, DyingFiles, contents
@@ -249,16 +250,22 @@ def decided(tmp_path, topic):
     return files
 
 
+def found_behind_the_newest_name(files, tmp_path, topic):
+    """What the next broker has of the partition when of its names only the newest is left."""
+    files.lose_power(segments(tmp_path, topic)[-1:])
+    last = Harness(tmp_path)
+    last.threads.run()
+    found = bodies(last, topic, 0)
+    assert bodies(last, "t", 1) == [b"b"]
+    last.close()
+    return found
+
+
 @pytest.mark.parametrize("topic", ["t", "safe"])
 def test_a_cut_that_keeps_only_the_newest_name_of_a_partition_leaves_a_commit_whole(tmp_path, topic):
     """POSIX promises no order of names, and a newer segment alone looks like what retention leaves."""
     files = decided(tmp_path, topic)
-    files.lose_power(segments(tmp_path, topic)[-1:])
-    again = Harness(tmp_path)
-    again.threads.run()
-    assert bodies(again, topic, 0) == [b"a" * 60]
-    assert bodies(again, "t", 1) == [b"b"]
-    again.close()
+    assert found_behind_the_newest_name(files, tmp_path, topic) == [b"a" * 60]
 
 
 @pytest.mark.parametrize("topic", ["t", "safe"])
@@ -270,12 +277,7 @@ def test_a_cut_after_the_repair_that_keeps_only_the_newest_name_leaves_a_commit_
     files = files.next_life()
     again = SmallSegments(tmp_path, files=files)
     again.connect().send(put(topic, 0, b"c" * 60))
-    files.lose_power(segments(tmp_path, topic)[-1:])
-    last = Harness(tmp_path)
-    last.threads.run()
-    assert bodies(last, topic, 0)[0] == b"a" * 60
-    assert bodies(last, "t", 1) == [b"b"]
-    last.close()
+    assert found_behind_the_newest_name(files, tmp_path, topic)[0] == b"a" * 60
 
 
 @pytest.mark.parametrize("topic", ["t", "safe"])
@@ -283,18 +285,9 @@ def test_a_cut_during_the_repair_that_keeps_only_the_newest_name_leaves_a_commit
     files = decided(tmp_path, topic)
     files.lose_power()
     files = files.next_life()
-
-    def die(log):
-        raise Died
-
     with monkeypatch.context() as patch:
-        patch.setattr(PartitionLog, "sync_now", die)
+        patch.setattr(PartitionLog, "sync_now", raising(Died))
         with pytest.raises(Died):
             SmallSegments(tmp_path, files=files)
     assert os.path.getsize(segments(tmp_path, topic)[0])  # appended, and no sync has run
-    files.lose_power(segments(tmp_path, topic)[-1:])
-    last = Harness(tmp_path)
-    last.threads.run()
-    assert bodies(last, topic, 0) == [b"a" * 60]
-    assert bodies(last, "t", 1) == [b"b"]
-    last.close()
+    assert found_behind_the_newest_name(files, tmp_path, topic) == [b"a" * 60]
