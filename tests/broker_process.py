@@ -10,9 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from metaq.protocol.frames import Frame
 from metaq.protocol.text import Answer, AnswerReader
@@ -53,18 +53,17 @@ class RunningBroker:
         self.errors = directory / "stderr.log"
         started = time.monotonic()
         with self.errors.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, *module, str(self.ini)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=directory,
-            )
+            self.process = self._begin([*module, str(self.ini)], errors)
         try:
             self.port = self._await_ready(started + deadline)
         except BaseException:
             self.kill()
             raise
+
+    def _begin(self, words: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        """`python WORDS…`, with pipes to stdin and from stdout."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, *words], stdin=pipe, stdout=pipe, stderr=errors, cwd=self.directory)
 
     def _await_ready(self, deadline: float) -> int:
         """Its port."""

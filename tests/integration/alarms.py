@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
+from tests.raising import raising
+
 __all__ = ["Alarm", "Limit", "interrupted_behind"]
 
 _AGAIN_SECONDS = 1e-4
@@ -95,10 +97,7 @@ def interrupted_behind(action: Callable[[], object], passed: int) -> bool:
     it has so many. Count up from 0 to interrupt it wherever that is possible, the waits within a C function excepted.
     """
 
-    def end(_: int, frame: FrameType | None) -> None:
-        raise Limit
-
-    former = signal.signal(signal.SIGALRM, end)
+    former = signal.signal(signal.SIGALRM, raising(Limit))
     behind = _BehindCall(passed)
     try:
         sys.setprofile(behind)

@@ -11,13 +11,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.waiting import DEADLINE
 
-from .command_processes import CommandProcesses
+from .forked_processes import forked
 
 METAQ = [sys.executable, "-m", "metaq"]
 START_SECONDS = 2 * DEADLINE
@@ -33,14 +32,9 @@ class Ran(NamedTuple):
     err: str
 
 
-@cache
-def _processes() -> CommandProcesses:
-    return CommandProcesses()
-
-
 def run(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout: float = RUN_SECONDS) -> Ran:
-    """Run one command to its end, in a process that is spared the imports (command_processes.py)."""
-    code, out, err = _processes().run(arguments, stdin, {**os.environ, **(env or {})}, timeout)
+    """Run one command to its end, in a process that is spared the imports (forked_processes.py)."""
+    code, out, err = forked().run(arguments, stdin, {**os.environ, **(env or {})}, timeout)
     return Ran(code, out.decode(), err.decode())
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Self
 
 from metaq import Consumer, Message, PartitionReader, TopicPartition
 from tests.broker_process import RunningBroker, server_ini
+from tests.integration.forked_processes import ForkedBroker
 from tests.waiting import DEADLINE, eventually
 
 SESSION_SECONDS = 10.0
@@ -55,7 +58,7 @@ class Brokers:
         )
         if broker_id in self._ports:
             ini = ini.replace("serverPort=0", f"serverPort={self._ports[broker_id]}")
-        broker = RunningBroker(directory, ini)
+        broker = ForkedBroker(directory, ini)
         self.running[broker_id], self._ports[broker_id] = broker, broker.port
         return broker
 
@@ -163,3 +166,28 @@ class MemberProcess:
         self.process.wait(DEADLINE)
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+class Running:
+    """Consumer.run(handler, …) on a thread of its own. It ends with the block, and its error is the test's."""
+
+    def __init__(self, consumer: Consumer, handler: Callable[[Message], object], **arguments: Any) -> None:
+        self.consumer = consumer
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, args=(handler, arguments))
+        self.thread.start()
+
+    def _run(self, handler: Callable[[Message], object], arguments: dict[str, Any]) -> None:
+        try:
+            self.consumer.run(handler, **arguments)
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.consumer.close()
+        self.thread.join(DEADLINE)
+        assert not self.thread.is_alive()
+        assert self.error is None, self.error

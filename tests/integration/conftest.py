@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -15,13 +15,14 @@ from metaq import Producer
 from metaq.coordination.embedded import QUICK_JVM_OPTIONS
 from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.session import ZkSession
-from tests.broker_process import RunningBroker
 from tests.integration.cli_helpers import Up, start_up, stop
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.integration.coordination_helpers import make_chroot, session_at
+from tests.integration.forked_processes import forked
 from tests.integration.installation import build_distributions
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
+from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.integration.spark_home import quick_spark
 from tests.processor_time import seconds
 from tests.zookeepers import zookeeper_process
@@ -78,6 +79,13 @@ def quick_processes() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def forked_processes() -> Iterator[None]:
+    yield
+    if forked.cache_info().currsize:
+        forked().stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def spark_home(request: pytest.FixtureRequest) -> Iterator[None]:
     """The environment of all Sparks of the tests."""
     wanted = any("spark" in item.path.stem for item in request.session.items)
@@ -107,23 +115,45 @@ def brokers(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iter
 
 
 @pytest.fixture
+def nodes(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[SetNodes]:
+    """A broker set of two nodes in sync, "a" and "b", with the module's SET_TOPICS: lines of its section by topic; by
+    default four partitions of `t`. SET_SETTINGS are more arguments of set_nodes()."""
+    topics = getattr(request.module, "SET_TOPICS", {"t": "numPartitions=4"})
+    with set_nodes(tmp_path, chroot, topics, **getattr(request.module, "SET_SETTINGS", {})) as nodes:
+        nodes.start("a", "b")
+        nodes.wait_in_sync("a", "b")
+        yield nodes
+
+
+@pytest.fixture
 def producer(brokers: Brokers) -> Iterator[Producer]:
     with Producer(brokers.connect) as producer:
         yield producer
 
 
-@pytest.fixture(params=["ours", "java"])
-def server(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[RunningBroker | JavaBroker]:
-    """A broker of either kind with the module's TOPICS; `.port`. JAVA_SETTINGS are those of the Java broker alone."""
-    topics = request.module.TOPICS
+class OneServer(NamedTuple):
+    """A broker of either kind. data: its directory; connect: the ZooKeeper that it is registered at."""
+
+    port: int
+    data: Path
+    connect: str
+
+
+@pytest.fixture(scope="module", params=["ours", "java"])
+def server(
+    request: pytest.FixtureRequest, zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OneServer]:
+    """A broker of either kind with the module's TOPICS. JAVA_SETTINGS are those of the Java broker alone."""
+    connect = make_chroot(f"{zookeeper.connect_string}/test-{next(_numbers)}")
+    directory, topics = tmp_path_factory.mktemp(request.param), request.module.TOPICS
     if request.param == "ours":
-        with running_brokers(chroot, tmp_path, topics) as brokers:
-            yield brokers.running[0]
+        with running_brokers(connect, directory, topics) as brokers:
+            yield OneServer(brokers.running[0].port, directory / "broker-0" / "data", connect)
         return
     require_java()
     settings = {"unflushThreshold": 1} | getattr(request.module, "JAVA_SETTINGS", {})
-    with JavaBroker(tmp_path / "java", chroot, topics, settings) as broker:
-        yield broker
+    with JavaBroker(directory / "java", connect, topics, settings) as broker:
+        yield OneServer(broker.port, broker.data, connect)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.client_cluster import SESSION_SECONDS
+from tests.integration.forked_processes import ForkedBroker
 from tests.segment_files import segments
 
 
@@ -22,7 +23,7 @@ def broker(directory: Path, connect: str, topics: dict[str, int], *options: str,
         unflush_threshold=1,
         zookeeper=f"zk.zkConnect={connect}\nzk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}\nzk.zkSyncTimeMs=100",
     )
-    return RunningBroker(directory, ini, module=("-m", "metaq", "broker", *options, "-f"))
+    return ForkedBroker(directory, ini, module=("-m", "metaq", "broker", *options, "-f"))
 
 
 def slave(tmp_path: Path, connect: str, topics: dict[str, int], properties: str = "") -> RunningBroker:

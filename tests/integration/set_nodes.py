@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.client_cluster import SHORT_SESSION_SECONDS
+from tests.integration.forked_processes import ForkedBroker
 from tests.segment_files import segments
 from tests.waiting import eventually
 
@@ -20,12 +21,20 @@ __all__ = ["SetNodes", "set_nodes"]
 class SetNodes:
     """Nodes of one broker set by name. A node that is started again has its former port."""
 
-    def __init__(self, directory: Path, connect: str, topics: Mapping[str, str], **settings: object) -> None:
-        """topics: name -> lines of its section. settings: of server_ini()."""
+    def __init__(
+        self,
+        directory: Path,
+        connect: str,
+        topics: Mapping[str, str],
+        zones: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        """topics: name -> lines of its section. zones: those of nodes that have one. settings: of server_ini()."""
         self.connect = connect
         self.nodes: dict[str, RunningBroker] = {}
         self._directory = directory
         self._topics = topics
+        self._zones = zones or {}
         self._id = int(str(settings.get("broker_id", 0)))
         self._settings = settings
         self._ports: dict[str, int] = {}
@@ -42,9 +51,9 @@ class SetNodes:
                 zookeeper=f"zk.zkConnect={self.connect}\nzk.zkSessionTimeoutMs={session}\nzk.zkSyncTimeMs=100",
                 **self._settings,  # type: ignore[arg-type]
             ).replace("serverPort=0", f"serverPort={self._ports.get(name, 0)}")
-            self.nodes[name] = RunningBroker(
-                directory, ini, module=("-m", "metaq", "broker", "--node", name, *options, "-f")
-            )
+            zone = ("--zone", self._zones[name]) if name in self._zones else ()
+            words = ("-m", "metaq", "broker", "--node", name, *zone, *options, "-f")
+            self.nodes[name] = ForkedBroker(directory, ini, module=words)
             self._ports[name] = self.nodes[name].port
 
     def data(self, name: str) -> Path:
@@ -59,25 +68,41 @@ class SetNodes:
         state = self.view().state
         return state.leader if state else ""
 
+    @property
+    def epoch(self) -> int:
+        state = self.view().state
+        return state.epoch if state else 0
+
+    def wait_until(self, condition: Callable[[SetView], object], what: str) -> None:
+        """Until this holds for what ZooKeeper has of the set."""
+        with ZkSession(self.connect) as session:
+            eventually(lambda: condition(read_set(session, self._id)), what=what)
+
     def wait_for_leader(self, *names: str) -> None:
         """Until one of these leads."""
-        eventually(lambda: self.leader in names, what=f"one of {names} to lead")
+        self.wait_until(lambda view: view.state and view.state.leader in names, f"one of {names} to lead")
 
-    def wait_in_sync(self, *names: str) -> None:
-        """Until exactly these are in the in-sync set, and one of them leads and offers the topics."""
+    def wait_in_sync(self, *names: str, after: int = 0) -> None:
+        """Until exactly these are in the in-sync set, and one of them leads in a later epoch and offers the topics."""
         with ZkSession(self.connect) as session:
 
-            def settled() -> bool:
-                view = read_set(session, self._id)
+            def settled(view: SetView) -> bool:
                 return bool(
                     view.state
                     and list(view.state.in_sync) == sorted(names)
                     and view.master is not None
                     and view.state.leader in names
+                    and view.state.epoch > after
                     and all(session.nodes.children(session.paths.topic_pub(topic)) for topic in self._topics)
                 )
 
-            eventually(settled, what=f"the nodes {names} to be in sync")
+            self.wait_until(settled, f"the nodes {names} to be in sync")
+
+    def kill_leader(self) -> None:
+        """Until there is another one, which may be reached."""
+        epoch = self.epoch
+        self.kill(self.leader)
+        self.wait_until(lambda view: view.state and view.state.epoch > epoch and view.master, "an election")
 
     def signal(self, name: str, number: signal.Signals) -> None:
         self.nodes[name].process.send_signal(number)
@@ -101,8 +126,10 @@ class SetNodes:
 
 
 @contextmanager
-def set_nodes(directory: Path, connect: str, topics: Mapping[str, str], **settings: object) -> Iterator[SetNodes]:
-    nodes = SetNodes(directory, connect, topics, **settings)
+def set_nodes(
+    directory: Path, connect: str, topics: Mapping[str, str], zones: Mapping[str, str] | None = None, **settings: object
+) -> Iterator[SetNodes]:
+    nodes = SetNodes(directory, connect, topics, zones, **settings)
     try:
         yield nodes
     finally:

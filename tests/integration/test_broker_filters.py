@@ -5,8 +5,9 @@ import pytest
 from metaq import Consumer, Producer
 from metaq.protocol.record import checksum
 from metaq.protocol.text import Value, encode_get, encode_put
-from tests.broker_process import RunningBroker, server_ini
+from tests.broker_process import server_ini
 from tests.integration.client_cluster import read
+from tests.integration.forked_processes import ForkedBroker
 
 FILTERS = """
 import threading
@@ -25,7 +26,7 @@ def broker(tmp_path, chroot):
     topic = "numPartitions=1\ngroup.even=my_filters:even\ngroup.stuck=my_filters:hangs"
     zookeeper = f"zk.zkConnect={chroot}\nzk.zkSyncTimeMs=0"
     ini = server_ini(tmp_path / "data", {"t": topic}, system=f"appClassPath={tmp_path}", zookeeper=zookeeper)
-    with RunningBroker(tmp_path, ini) as running:
+    with ForkedBroker(tmp_path, ini) as running:
         yield running
 
 

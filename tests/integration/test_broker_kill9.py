@@ -11,7 +11,8 @@ from metaq.protocol.record import checksum, encode_record, iter_headers
 from metaq.protocol.sends import SendBatchRequest, SendReply
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import Result, encode_put, parse_put_result
-from tests.broker_process import RunningBroker, server_ini
+from tests.broker_process import server_ini
+from tests.integration.forked_processes import ForkedBroker
 from tests.integration.load import Load, kill_under
 
 ROUNDS = 10
@@ -106,7 +107,7 @@ def test_no_acknowledged_message_is_lost_or_torn_when_the_broker_is_killed_again
     ids_seen: set[int] = set()
     ini = server_ini(tmp_path / "data", TOPICS)
     for number in range(ROUNDS + 1):
-        with RunningBroker(tmp_path, ini) as broker:
+        with ForkedBroker(tmp_path, ini) as broker:
             verify(broker, acknowledged, read_up_to, ids_seen)
             if number == ROUNDS:
                 assert broker.stop() == 0
@@ -145,7 +146,7 @@ def test_start_after_a_kill_takes_less_than_two_seconds_of_a_processor_with_a_gi
     bodies = [b"%06d" % number + bytes(1018) for number in range(1000)]
     frame = batch_frame("big", 0, bodies)
     try:
-        with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        with ForkedBroker(tmp_path, ini) as broker, broker.connect() as connection:
             sent = 0
             while sent < 1 << 30:
                 for _ in range(4):
@@ -153,7 +154,7 @@ def test_start_after_a_kill_takes_less_than_two_seconds_of_a_processor_with_a_gi
                 sent += 4 * len(frame)
                 assert all(answer.code == ResponseCode.SUCCESS for answer in connection.frames(4))
             broker.kill()
-        with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        with ForkedBroker(tmp_path, ini) as broker, broker.connect() as connection:
             assert cpu_seconds(broker.process.pid) < 2.0  # whatever else runs; bench/startup.py has the seconds
             stats = connection.ask(b"stats topics 1\r\n").text
             messages = int(stats.split("message_count ")[1].split(" ")[0])

@@ -9,6 +9,8 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from metaq.coordination.embedded import find_jars
 from tests.waiting import DEADLINE, eventually
 
@@ -160,18 +162,17 @@ def server_ini(directory, connect_string, port, more=""):
 # --- bad input: one line that names the thing and the remedy, and a non-zero exit -------------------------------------
 
 
-def test_port_in_use_of_up_is_one_clear_line(taken_port, tmp_path):
-    for option, arguments in {
-        "--port": ("up", "--zookeeper-port", "0", "--port", str(taken_port)),
-        "--zookeeper-port": ("up", "--port", "0", "--zookeeper-port", str(taken_port)),
-    }.items():
-        ran = run(*arguments, "--data-dir", str(tmp_path / "data"))
-        assert_one_line(ran, f"{option}={taken_port}", "choose another port")
-
-
-def test_port_in_use_of_zookeeper_is_one_clear_line(taken_port, tmp_path):
-    ran = run("zookeeper", "--port", str(taken_port), "--data-dir", str(tmp_path / "zk"))
-    assert_one_line(ran, f"--port={taken_port}", "choose another port")
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("up", "--zookeeper-port", "0"), "--port"),
+        (("up", "--port", "0"), "--zookeeper-port"),
+        (("zookeeper",), "--port"),
+    ],
+)
+def test_a_port_in_use_is_one_clear_line(taken_port, tmp_path, command, option):
+    ran = run(*command, option, str(taken_port), "--data-dir", str(tmp_path / "data"))
+    assert_one_line(ran, f"{option}={taken_port}", "choose another port")
 
 
 def test_port_in_use_of_a_broker_is_one_clear_line(taken_port, zookeeper, tmp_path):

@@ -16,8 +16,10 @@ from bench.javapeer import JavaBroker
 from metaq import Consumer, ConsumerConfig, DeadLetters, Message, Producer, Retry, RetryLater, TopicPartition
 from metaq.client.consumer.rejected import of_cluster
 from metaq.errors import ClientError, ConfigError, LocalStoreError
+from tests.integration import client_cluster
 from tests.integration.client_cluster import SESSION_SECONDS, Brokers, running_brokers
 from tests.integration.java_peers import require_java
+from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 2}
@@ -38,11 +40,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(_: int) -> None:
-        raise KeyError
-
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwuid", raising(KeyError))
 
 
 @pytest.fixture
@@ -57,8 +56,8 @@ def member(connect: str, **arguments: Any) -> Consumer:
     return Consumer(connect, group=arguments.pop("group", "g"), topics=["t"], config=config, **arguments)
 
 
-class Running:
-    """A run on a thread of its own. fails: payloads, each with how often the handler still fails on it."""
+class Running(client_cluster.Running):
+    """fails: payloads, each with how often the handler still fails on it."""
 
     def __init__(
         self,
@@ -67,11 +66,9 @@ class Running:
         error: Callable[[], Exception] = lambda: ValueError("away"),
         **arguments: Any,
     ) -> None:
-        self.consumer, self.fails, self.make_error = consumer, Counter(fails or {}), error
+        self.fails, self.make_error = Counter(fails or {}), error
         self.calls: list[Message] = []
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, args=(arguments,))
-        self.thread.start()
+        super().__init__(consumer, self.handle, **arguments)
 
     def handle(self, message: Message) -> None:
         self.calls.append(message)
@@ -82,21 +79,6 @@ class Running:
     def attempts(self, payload: bytes) -> list[int]:
         assert self.error is None, self.error
         return [each.attempts for each in list(self.calls) if each.payload == payload]
-
-    def _run(self, arguments: dict[str, Any]) -> None:
-        try:
-            self.consumer.run(self.handle, **arguments)
-        except BaseException as error:
-            self.error = error
-
-    def __enter__(self) -> Running:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.consumer.close()
-        self.thread.join(DEADLINE)
-        assert not self.thread.is_alive()
-        assert self.error is None, self.error
 
 
 def files(home: Path) -> list[str]:

@@ -194,11 +194,19 @@ def test_a_broker_added_later_is_used(chroot, tmp_path):
         assert {producer.send("t", b"").partition.broker for _ in range(4)} == {0}
 
 
-def test_an_unreachable_zookeeper_is_said_within_the_deadline():
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda: Producer("127.0.0.1:1", config=ProducerConfig(start_timeout_seconds=0.5)),
+        lambda: Consumer("127.0.0.1:1", group="g", topics="t", config=ConsumerConfig(start_timeout_seconds=0.5)),
+    ],
+    ids=["producer", "consumer"],
+)
+def test_an_unreachable_zookeeper_is_said_within_the_deadline(begin):
     def attempt() -> float:
         started = time.monotonic()
         with pytest.raises(CoordinationUnavailable, match=r"127\.0\.0\.1:1"):
-            Producer("127.0.0.1:1", config=ProducerConfig(start_timeout_seconds=0.5))
+            begin()
         return time.monotonic() - started
 
     assert_within(5, attempt)

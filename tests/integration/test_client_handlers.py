@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from metaq import Consumer, ConsumerConfig, LocalRecoverStore, RetryLater, TopicPartition, drop_message
-from tests.integration.client_cluster import SESSION_SECONDS, read
+from tests.integration.client_cluster import SESSION_SECONDS, Running, read
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 4}
@@ -21,30 +21,6 @@ CONFIG = ConsumerConfig(
 
 def member(brokers, group="g", **arguments):
     return Consumer(brokers.connect, group=group, topics=["t"], config=CONFIG, **arguments)
-
-
-class Running:
-    """run() on a thread of its own."""
-
-    def __init__(self, consumer, handler, **arguments):
-        self.consumer, self.error = consumer, None
-        self.thread = threading.Thread(target=self._run, args=(handler, arguments))
-        self.thread.start()
-
-    def _run(self, handler, arguments):
-        try:
-            self.consumer.run(handler, **arguments)
-        except BaseException as error:
-            self.error = error
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.consumer.close()
-        self.thread.join(DEADLINE)
-        assert not self.thread.is_alive()
-        assert self.error is None
 
 
 def test_a_stop_that_comes_before_run_ends_it(brokers, producer):

@@ -14,52 +14,51 @@ from tests.integration.client_cluster import read
 from tests.integration.java_peers import require_java
 from tests.waiting import DEADLINE, eventually
 
-TOPICS = {"t": 12}
+TOPICS = {"browsed": 12, "closed": 12, "read": 12, "fetched": 12}
+"""A test has one of its own."""
 SEGMENT_BYTES = 4096
 JAVA_SETTINGS = {"maxSegmentSize": SEGMENT_BYTES}
 
 
 @pytest.fixture
-def producer(server: Any, chroot: str) -> Iterator[Producer]:
-    with Producer(chroot) as producer:
+def producer(server: Any) -> Iterator[Producer]:
+    with Producer(server.connect) as producer:
         yield producer
 
 
-def test_a_topic_is_browsed_in_numeric_order_to_the_end_seen_at_the_beginning(
-    server: Any, chroot: str, producer: Producer
-) -> None:
+def test_a_topic_is_browsed_in_numeric_order_to_the_end_seen_at_the_beginning(server: Any, producer: Producer) -> None:
     wanted = []
     for number in (0, 2, 10):
         payloads = [b"%d-%d" % (number, each) for each in range(30)]
         for payload in payloads:
-            producer.send("t", payload, partition=TopicPartition("t", 0, number))
+            producer.send("browsed", payload, partition=TopicPartition("browsed", 0, number))
         wanted += payloads
-    with TopicBrowser(chroot, "t", config=ConsumerConfig(fetch_max_bytes=100)) as browser:
+    with TopicBrowser(server.connect, "browsed", config=ConsumerConfig(fetch_max_bytes=100)) as browser:
         assert len(browser.partitions()) == 12
         found = iter(browser)
         first = next(found)
-        producer.send("t", b"too late", partition=TopicPartition("t", 0, 10))
+        producer.send("browsed", b"too late", partition=TopicPartition("browsed", 0, 10))
         assert [first.payload, *(message.payload for message in found)] == wanted
         # a Java broker shows a message once it has flushed it
         eventually(lambda: [message.payload for message in browser] == [*wanted, b"too late"], 20)
-    assert next(browse(chroot, "t")).payload == b"0-0"
-    with ZkSession(chroot) as session:
+    assert next(browse(server.connect, "browsed")).payload == b"0-0"
+    with ZkSession(server.connect) as session:
         assert session.nodes.children("/meta/consumers") == []
 
 
-def test_a_closed_client_says_so_for_a_topic_that_it_has_not_used(server: Any, chroot: str) -> None:
-    producer, browser = Producer(chroot), TopicBrowser(chroot, "t")
+def test_a_closed_client_says_so_for_a_topic_that_it_has_not_used(server: Any) -> None:
+    producer, browser = Producer(server.connect), TopicBrowser(server.connect, "closed")
     producer.close()
     browser.close()
     for call in (
-        lambda: producer.send("t", b"x"),
-        lambda: producer.send("t", b"x", key="k"),
-        lambda: producer.send_async("t", b"x"),
-        lambda: producer.produce("t", b"x"),
-        lambda: producer.send_batch("t", [b"x"]),
-        lambda: producer.send_batch_async("t", [b"x"]),
-        lambda: producer.transaction().send("t", b"x"),
-        lambda: producer.partitions("t"),
+        lambda: producer.send("closed", b"x"),
+        lambda: producer.send("closed", b"x", key="k"),
+        lambda: producer.send_async("closed", b"x"),
+        lambda: producer.produce("closed", b"x"),
+        lambda: producer.send_batch("closed", [b"x"]),
+        lambda: producer.send_batch_async("closed", [b"x"]),
+        lambda: producer.transaction().send("closed", b"x"),
+        lambda: producer.partitions("closed"),
         browser.partitions,
         lambda: next(iter(browser)),
     ):
@@ -67,14 +66,14 @@ def test_a_closed_client_says_so_for_a_topic_that_it_has_not_used(server: Any, c
             call()
 
 
-def test_an_unknown_topic_is_said(server: Any, chroot: str) -> None:
+def test_an_unknown_topic_is_said(server: Any) -> None:
     with pytest.raises(NoPartition, match="nothing"):
-        list(browse(chroot, "nothing"))
+        list(browse(server.connect, "nothing"))
 
 
 def test_one_partition_is_read_without_zookeeper_from_any_offset(server: Any, producer: Producer) -> None:
-    where = TopicPartition("t", 0, 7)
-    results = [producer.send("t", b"%d" % number, partition=where) for number in range(5)]
+    where = TopicPartition("read", 0, 7)
+    results = [producer.send("read", b"%d" % number, partition=where) for number in range(5)]
     address = f"127.0.0.1:{server.port}"
     with PartitionReader(address, where, results[2].offset, accept=lambda each: each.payload != b"3") as reader:
         messages = read(reader, 2)
@@ -90,11 +89,11 @@ def test_one_partition_is_read_without_zookeeper_from_any_offset(server: Any, pr
         eventually(lambda: reader.poll(timeout=0.1) == [] and reader.position == results[-1].offset + 21, 20)
 
 
-def test_a_consumer_fetches_single_messages_of_any_partition(server: Any, chroot: str, producer: Producer) -> None:
-    where = TopicPartition("t", 0, 11)
-    producer.send("t", b"skip", partition=where)
-    offset = producer.send("t", b"wanted", partition=where).offset
-    with Consumer(chroot, group="g", topics=["t"]) as consumer:
+def test_a_consumer_fetches_single_messages_of_any_partition(server: Any, producer: Producer) -> None:
+    where = TopicPartition("fetched", 0, 11)
+    producer.send("fetched", b"skip", partition=where)
+    offset = producer.send("fetched", b"wanted", partition=where).offset
+    with Consumer(server.connect, group="g", topics=["fetched"]) as consumer:
         eventually(lambda: [message.payload for message in consumer.fetch(where, offset)] == [b"wanted"], 20)
         assert consumer.fetch(where, offset + 26) == []
 

@@ -11,6 +11,7 @@ import pytest
 
 from metaq import Consumer, ConsumerConfig, DeadLetters, Retry, TopicPartition
 from metaq.errors import ClientError, ConfigError, MessageNotFound
+from tests.integration import client_cluster
 from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import SESSION_SECONDS, SHORT_SESSION_SECONDS
 from tests.waiting import DEADLINE, eventually
@@ -26,14 +27,12 @@ def member(brokers, group="g", **arguments):
     return Consumer(brokers.connect, group=group, topics=["t"], config=CONFIG, **arguments)
 
 
-class Running:
-    """run(retry=…) on a thread of its own. fails: payloads, each with how often the handler still fails on it."""
+class Running(client_cluster.Running):
+    """run(retry=…). fails: payloads, each with how often the handler still fails on it."""
 
     def __init__(self, consumer, retry=SOON, fails=None, **arguments):
-        self.consumer, self.error = consumer, None
         self.fails, self.calls = Counter(fails or {}), []
-        self.thread = threading.Thread(target=self._run, args=(retry, arguments))
-        self.thread.start()
+        super().__init__(consumer, self.handle, retry=retry, **arguments)
 
     def handle(self, message):
         self.calls.append((message.payload, message.attempts, message, time.time()))
@@ -44,21 +43,6 @@ class Running:
     def attempts(self, payload):
         assert self.error is None, self.error
         return [attempts for each, attempts, *_ in self.calls if each == payload]
-
-    def _run(self, retry, arguments):
-        try:
-            self.consumer.run(self.handle, retry=retry, **arguments)
-        except BaseException as error:
-            self.error = error
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.consumer.close()
-        self.thread.join(DEADLINE)
-        assert not self.thread.is_alive()
-        assert self.error is None, self.error
 
 
 def test_a_failed_message_comes_again_as_it_was_while_its_partition_goes_on(brokers, producer):

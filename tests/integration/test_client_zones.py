@@ -11,10 +11,11 @@ from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.session import ZkSession
-from tests.broker_process import RunningBroker, server_ini
+from tests.broker_process import server_ini
 from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import SHORT_SESSION_SECONDS, MemberProcess
 from tests.integration.coordination_helpers import session_at, wait_for
+from tests.integration.forked_processes import ForkedBroker
 from tests.integration.set_nodes import SetNodes
 from tests.waiting import DEADLINE
 
@@ -220,7 +221,7 @@ def alone(chroot: str, tmp_path: Path) -> Iterator[None]:
             directory = tmp_path / str(broker_id)
             directory.mkdir()
             ini = server_ini(directory / "data", SECTION, broker_id=broker_id, zookeeper=f"zk.zkConnect={chroot}")
-            brokers.append(RunningBroker(directory, ini, module=("-m", "metaq", "broker", "--zone", zone, "-f")))
+            brokers.append(ForkedBroker(directory, ini, module=("-m", "metaq", "broker", "--zone", zone, "-f")))
         yield
     finally:
         for each in brokers:

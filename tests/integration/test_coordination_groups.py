@@ -25,6 +25,7 @@ from metaq.protocol.errors import (
     SessionLost,
 )
 from tests.integration.coordination_helpers import deaf, expire, session_at, wait_for
+from tests.raising import raising
 from tests.waiting import DEADLINE
 
 BROKER = BrokerAddress(0, None, "127.0.0.1", 8123)
@@ -514,12 +515,10 @@ def test_a_member_may_subscribe_to_a_topic_more_and_all_members_see_it(sessions:
 def test_a_subscription_that_failed_half_way_is_completed_by_the_next_call(
     sessions: list[ZkSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(_: int) -> None:
-        raise CoordinationUnavailable("the connection is lost")
-
     first, second = Member(sessions[0]).joined(), Member(sessions[1], topics=("t", "more")).joined()
     me = first.membership.consumer_id
     with monkeypatch.context() as patched:
+        lost = raising(CoordinationUnavailable("the connection is lost"))
         patched.setattr(first.membership, "_replace_own_node", lost)
         with pytest.raises(CoordinationUnavailable):
             first.membership.subscribe("more")

@@ -115,40 +115,36 @@ def test_each_node_of_a_live_cluster_is_documented_with_its_kind(live: Tree):
     assert unexpected == {}
 
 
+def assert_documented(session: ZkSession, word: str, count: int) -> None:
+    """Each node that no Java program writes has a row of its kind, and each row with this word a node."""
+    found = {path: ephemeral for path, (_, ephemeral) in tree(session.zk).items() if OURS_ALONE.match(path)}
+    rows = [(row, kind == "ephemeral") for row, kind in documented() if word in row.pattern]
+    assert len(rows) == len(found) == count
+    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
+
+
 def test_each_node_of_a_broker_set_is_documented_with_its_kind(sessions: list[ZkSession]):
     node = SetNode("a", "meta://127.0.0.1:8123", "", "5e1c9a70")
     part = BrokerSet(sessions[0], 0, node, lambda _view: None)
     part.start()
     assert part.create(SetState(1, "a", {"a": "x"}))
-    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
+    assert_documented(sessions[0], "/sets", 4)
     part.close()
-    rows = [(row, kind == "ephemeral") for row, kind in documented() if "/sets" in row.pattern]
-    assert len(rows) == len(found) == 4
-    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
 
 
 def test_each_node_of_a_move_is_documented_with_its_kind(sessions: list[ZkSession]):
     assert Moves(sessions[0]).begin(Move("orders", 0, 1, 2, target=1, rate=1000))
-    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
-    rows = [(row, kind == "ephemeral") for row, kind in documented() if "/moves" in row.pattern]
-    assert len(rows) == len(found) == 3
-    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
+    assert_documented(sessions[0], "/moves", 3)
 
 
 def test_each_node_of_filters_is_documented_with_its_kind(sessions: list[ZkSession]):
     GroupMembership(sessions[0], "g1", "c1", ["orders"], lambda: None, takes=ConsumerFilter(("buy",))).join()
-    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
-    rows = [(row, kind == "ephemeral") for row, kind in documented() if "/filters" in row.pattern]
-    assert len(rows) == len(found) == 2
-    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
+    assert_documented(sessions[0], "/filters", 2)
 
 
 def test_each_node_of_begun_messages_is_documented_with_its_kind(sessions: list[ZkSession]):
     BegunMarks(sessions[0], "g1").make([("orders", "0-0")], sessions[0].session_id)
-    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
-    rows = [(row, kind == "ephemeral") for row, kind in documented() if "/begun" in row.pattern]
-    assert len(rows) == len(found) == 3
-    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
+    assert_documented(sessions[0], "/begun", 3)
 
 
 def test_begun_messages_are_kept_until_the_partition_is_given_up(sessions: list[ZkSession]):
@@ -170,10 +166,7 @@ def test_begun_messages_are_kept_until_the_partition_is_given_up(sessions: list[
 def test_each_node_of_zones_is_documented_with_its_kind(sessions: list[ZkSession]):
     BrokerRegistration(sessions[0], BrokerAddress(0, None, "127.0.0.1", 28223), zone="east").register()
     GroupMembership(sessions[1], "g1", "c1", ["orders"], lambda: None, zone="east").join()
-    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
-    rows = [(row, kind == "ephemeral") for row, kind in documented() if "/zones" in row.pattern]
-    assert len(rows) == len(found) == 4
-    assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
+    assert_documented(sessions[0], "/zones", 4)
 
 
 def test_each_documented_path_exists_in_a_live_cluster(live: Tree):

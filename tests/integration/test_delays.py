@@ -17,11 +17,12 @@ from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES, attribute_of, iter_headers
 from tests.integration.client_cluster import running_brokers
-from tests.integration.set_nodes import SetNodes, set_nodes
+from tests.integration.set_nodes import SetNodes
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 2}
 SET_TOPICS = {"t": "numPartitions=2", "safe": "numPartitions=2\nunflushThreshold=0"}
+SET_SETTINGS = {"unflush_threshold": 1000}
 
 
 def test_a_consumer_gets_a_message_at_its_time(brokers, producer: Producer) -> None:
@@ -118,12 +119,6 @@ def test_a_move_waits_for_delayed_messages_and_takes_no_more_of_them(chroot: str
 # --- broker sets ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def nodes(tmp_path: Path, chroot: str) -> Iterator[SetNodes]:
-    with set_nodes(tmp_path, chroot, SET_TOPICS, unflush_threshold=1000) as nodes:
-        yield nodes
-
-
 class Sender(threading.Thread):
     """Sends delayed messages to both topics; knows what was acknowledged, and when it is due."""
 
@@ -164,8 +159,6 @@ def delivered(segments: dict[str, bytes]) -> Iterator[tuple[bytes, int, str]]:
 
 
 def test_a_new_leader_delivers_what_the_old_one_took_and_nothing_twice(nodes: SetNodes) -> None:
-    nodes.start("a", "b")
-    nodes.wait_in_sync("a", "b")
     sender = Sender(nodes.connect)
     sender.start()
     sender.wait_for(100)

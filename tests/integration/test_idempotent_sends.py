@@ -16,7 +16,8 @@ import pytest
 from metaq import ConnectionConfig, Producer, ProducerConfig, TopicPartition
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.record import iter_headers
-from tests.broker_process import RunningBroker, server_ini
+from tests.broker_process import server_ini
+from tests.integration.forked_processes import ForkedBroker
 from tests.waiting import DEADLINE
 
 KILLS = 6
@@ -154,7 +155,7 @@ WAYS = ("pipelined", "pipelined_in_one", "batched", "blocking")
 def test_each_message_is_stored_once_whatever_breaks(tmp_path, seed):
     proxy = BreakingProxy(seed)
     ini = server_ini(tmp_path / "data", TOPICS)
-    broker = RunningBroker(tmp_path, ini)
+    broker = ForkedBroker(tmp_path, ini)
     proxy.port = broker.port
     producers = [
         Producer.direct(proxy.address, broker_id=0, partitions=dict.fromkeys(TOPICS, PARTITIONS), config=CONFIG)
@@ -169,7 +170,7 @@ def test_each_message_is_stored_once_whatever_breaks(tmp_path, seed):
     for _ in range(KILLS):
         time.sleep(SECONDS)
         broker.kill()
-        broker = RunningBroker(tmp_path, ini)
+        broker = ForkedBroker(tmp_path, ini)
         proxy.port = broker.port
     time.sleep(SECONDS)
     proxy.breaks = False

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.processes import ProcessFailed
-from tests.broker_process import RunningBroker, server_ini
+from tests.broker_process import server_ini
+from tests.integration.forked_processes import ForkedBroker
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import Application, Side, decoded
 from tests.waiting import eventually
@@ -108,7 +109,7 @@ def test_an_application_reads_which_limit_refuses_it(chroot: str, tmp_path: Path
     """A limit of ours: the Java client shows the text of a status that it does not expect."""
     require_java()
     ini = server_ini(tmp_path / "data", {"t": ""}, zookeeper=f"zk.zkConnect={chroot}")
-    broker = RunningBroker(tmp_path, f"{ini}[limits]\nopenTransactions=1\n")
+    broker = ForkedBroker(tmp_path, f"{ini}[limits]\nopenTransactions=1\n")
     try:
         with Application(chroot, tmp_path / "client.log") as app:
             senders = [app.producer(name, "t") for name in ("first", "second")]

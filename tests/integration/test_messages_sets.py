@@ -4,39 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from metaq import Consumer, Message, Producer, ProducerConfig
 from metaq.protocol.record import COMPRESSED_FLAG
-from tests.integration.test_sets_clients import BrokerSet
+from tests.integration.set_nodes import SetNodes
 from tests.waiting import DEADLINE, eventually
 
 TOPIC = "t"
+SET_TOPICS = {TOPIC: "numPartitions=4\nacceptCompressed=true"}
 LONG = b'{"name": "value", "again": "and again"}' * 200
 
 
-@pytest.fixture
-def nodes(chroot: str, tmp_path: Path) -> Iterator[BrokerSet]:
-    found = BrokerSet(chroot, tmp_path, "acceptCompressed=true")
-    try:
-        found.start("a", "east")
-        found.start("b", "west")
-        found.begin()
-        yield found
-    finally:
-        found.stop()
-
-
-def kill_leader(nodes: BrokerSet) -> None:
-    former, epoch = nodes.leader, nodes.epoch
-    nodes.nodes[former].kill()
-    eventually(lambda: nodes.epoch > epoch and nodes.view.master is not None, what="an election")
-
-
-def test_requests_are_answered_by_way_of_the_next_leader(nodes: BrokerSet) -> None:
+def test_requests_are_answered_by_way_of_the_next_leader(nodes: SetNodes) -> None:
     with (
         Producer(nodes.connect) as server,
         Producer(nodes.connect) as asking,
@@ -51,7 +30,7 @@ def test_requests_are_answered_by_way_of_the_next_leader(nodes: BrokerSet) -> No
         try:
             assert asking.request(TOPIC, b"before", timeout=DEADLINE).result().payload == b"BEFORE"
             under_way = [asking.request(TOPIC, b"m%d" % number, timeout=DEADLINE) for number in range(50)]
-            kill_leader(nodes)
+            nodes.kill_leader()
             after = [asking.request(TOPIC, b"a%d" % number, timeout=DEADLINE) for number in range(50)]
             assert [each.result().payload for each in under_way] == [b"M%d" % number for number in range(50)]
             assert [each.result().payload for each in after] == [b"A%d" % number for number in range(50)]
@@ -62,13 +41,13 @@ def test_requests_are_answered_by_way_of_the_next_leader(nodes: BrokerSet) -> No
 
 
 def test_the_next_leader_has_compressed_messages_as_they_were_and_gives_out_none_that_has_expired(
-    nodes: BrokerSet,
+    nodes: SetNodes,
 ) -> None:
     config = ProducerConfig(compression="zstd", delivery_timeout_seconds=DEADLINE)
     with Producer(nodes.connect, config=config) as producer:
         for number in range(20):
             producer.send(TOPIC, b"%d" % number + LONG, properties={"n": number}, ttl=0.5 if number % 2 else 600.0)
-        kill_leader(nodes)
+        nodes.kill_leader()
         producer.send(TOPIC, b"20" + LONG, properties={"n": 20}, ttl=600.0)
     time.sleep(0.6)
     messages: list[Message] = []

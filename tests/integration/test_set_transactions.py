@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-
-import pytest
 
 from metaq.broker.sets.transaction_mirror import is_mirrored
 from metaq.protocol.frames import encode_frame
@@ -16,24 +13,16 @@ from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.transaction_requests import CompleteTransactionRequest
 from tests.broker_process import Connection, RunningBroker
 from tests.integration.load import Load, kill_under
-from tests.integration.set_nodes import SetNodes, set_nodes
+from tests.integration.set_nodes import SetNodes
 from tests.integration.transaction_texts import bodies, check_pairs, ok, recover, tx, tx_put
 from tests.segment_files import contents
 from tests.waiting import eventually
 
-TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
-PARTITIONS = [(topic, number) for topic in TOPICS for number in range(2)]
+SET_TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
+PARTITIONS = [(topic, number) for topic in SET_TOPICS for number in range(2)]
 KILLS = 12
 
 XID = "XID:4660:0a0b:0c:host"
-
-
-@pytest.fixture
-def nodes(chroot: str, tmp_path: Path) -> Iterator[SetNodes]:
-    with set_nodes(tmp_path, chroot, TOPICS) as nodes:
-        nodes.start("a", "b")
-        nodes.wait_in_sync("a", "b")
-        yield nodes
 
 
 def other(name: str) -> str:

@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,22 +17,15 @@ from metaq.coordination.set_records import format_set_state
 from metaq.coordination.znodes import set_data
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
-from tests.integration.set_nodes import SetNodes, set_nodes
+from tests.integration.set_nodes import SetNodes
 from tests.integration.test_sets import bodies
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180)
 
+SET_TOPICS = {"t": "numPartitions=1"}
 STAND_SECONDS = 3.0
 """In which a node that may stand leads, three times over: a grant lasts one second."""
-
-
-@pytest.fixture
-def nodes(tmp_path: Path, chroot: str) -> Iterator[SetNodes]:
-    with set_nodes(tmp_path, chroot, {"t": "numPartitions=1"}) as nodes:
-        nodes.start("a", "b")
-        nodes.wait_in_sync("a", "b")
-        yield nodes
 
 
 def send(nodes: SetNodes, words: str, count: int = 50) -> list[bytes]:
@@ -52,7 +43,7 @@ def stored(nodes: SetNodes, name: str) -> set[bytes]:
 def end(nodes: SetNodes, *names: str) -> None:
     for name in names:
         nodes.kill(name)
-    eventually(lambda: not nodes.view().nodes and nodes.view().master is None, what="their sessions to end")
+    nodes.wait_until(lambda view: not view.nodes and view.master is None, "their sessions to end")
 
 
 def says(nodes: SetNodes, name: str, words: str) -> None:
@@ -168,7 +159,7 @@ def test_a_new_node_that_begins_the_set_anew_does_not_make_others_cut(nodes: Set
         assert set(sent) <= stored(nodes, name)
         assert nodes.kept(name) == []
     nodes.kill("c")
-    eventually(lambda: nodes.view().master is None and "c" not in nodes.view().nodes, what="the session of c to end")
+    nodes.wait_until(lambda view: view.master is None and "c" not in view.nodes, "the session of c to end")
     elect(nodes, "a")
     nodes.wait_for_leader("a")
     assert set(sent) <= stored(nodes, "a")
@@ -179,7 +170,7 @@ def test_who_has_no_znode_in_the_set_is_no_replica(nodes: SetNodes, name: str) -
     """A stranger, and one that calls itself as a node that is away."""
     sent = send(nodes, "before")
     nodes.kill("b")
-    eventually(lambda: list(nodes.view().nodes) == ["a"], what="the session of b to end")
+    nodes.wait_until(lambda view: list(view.nodes) == ["a"], "the session of b to end")
     eventually(lambda: in_sync(nodes) == ["a"], what="a alone")
     hello = {"set": 0, "node": name, "instance": "strange", "epoch": 0, "epochs": [], "hasData": False}
     body = json.dumps(hello).encode()

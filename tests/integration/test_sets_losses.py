@@ -8,28 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from metaq import Producer, Xid
-from tests.integration.set_nodes import SetNodes, set_nodes
+from tests.integration.set_nodes import SetNodes
 from tests.integration.test_sets_identity import STAND_SECONDS, end, says, send, stored
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180)
 
 SEGMENT_BYTES = 2048
-
-
-@pytest.fixture
-def nodes(tmp_path: Path, chroot: str) -> Iterator[SetNodes]:
-    topics = {"t": "numPartitions=1"}
-    with set_nodes(tmp_path, chroot, topics, max_segment_size=SEGMENT_BYTES) as nodes:
-        nodes.start("a", "b")
-        nodes.wait_in_sync("a", "b")
-        yield nodes
+SET_TOPICS = {"t": "numPartitions=1"}
+SET_SETTINGS = {"max_segment_size": SEGMENT_BYTES}
 
 
 def hand_over(nodes: SetNodes, name: str) -> None:

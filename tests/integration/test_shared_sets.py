@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from metaq import Producer, SharedConfig, SharedConsumer, SharedMessage
 from metaq.errors import SharedRefused
-from tests.integration.test_sets_clients import BrokerSet
+from tests.integration.set_nodes import SetNodes
 from tests.waiting import eventually
 
 TOPIC = "t"
-
-
-@pytest.fixture
-def nodes(chroot: str, tmp_path: Path) -> Iterator[BrokerSet]:
-    found = BrokerSet(chroot, tmp_path)
-    try:
-        found.start("a", "east")
-        found.start("b", "west")
-        found.begin()
-        yield found
-    finally:
-        found.stop()
 
 
 def taken(consumer: SharedConsumer, count: int) -> list[SharedMessage]:
@@ -39,7 +25,7 @@ def taken(consumer: SharedConsumer, count: int) -> list[SharedMessage]:
     return messages
 
 
-def test_the_next_leader_knows_leases_attempts_acknowledgements_and_the_filter(nodes: BrokerSet) -> None:
+def test_the_next_leader_knows_leases_attempts_acknowledgements_and_the_filter(nodes: SetNodes) -> None:
     with Producer(nodes.connect) as producer:
         for number in range(12):
             producer.send(TOPIC, b"%d" % number)
@@ -50,8 +36,7 @@ def test_the_next_leader_knows_leases_attempts_acknowledgements_and_the_filter(n
         consumer.release(first[2])
         consumer.flush()
         former, epoch = nodes.leader, nodes.epoch
-        nodes.nodes[former].kill()
-        eventually(lambda: nodes.epoch > epoch and nodes.view.master is not None, what="an election")
+        nodes.kill_leader()
         with (
             SharedConsumer(nodes.connect, group="g", topics=[TOPIC], ordered_by_key=True) as wrong,
             pytest.raises(SharedRefused, match="ordered_by_key=False"),
@@ -70,7 +55,7 @@ def test_the_next_leader_knows_leases_attempts_acknowledgements_and_the_filter(n
             consumer.flush(60)
             other.flush(60)
             assert (consumer.counts, other.counts) == ((5, 0), (7, 0))
-            nodes.start(former, "east")
-            nodes.wait_for_election(epoch)
+            nodes.start(former)
+            nodes.wait_in_sync("a", "b", after=epoch)
             time.sleep(0.5)
             assert other.poll(0.5) == []

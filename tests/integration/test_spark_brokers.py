@@ -22,6 +22,7 @@ from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.planning import plan_query
 from metaq.spark_connector.pushdown import Pushed
 from tests.broker_process import RunningBroker, server_ini
+from tests.integration.forked_processes import ForkedBroker
 from tests.waiting import eventually
 
 from .client_cluster import SESSION_SECONDS, SHORT_SESSION_SECONDS, Brokers, running_brokers
@@ -118,7 +119,7 @@ def retaining_broker(directory: Path, connect: str) -> RunningBroker:
         zookeeper=f"zk.zkConnect={connect}\nzk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}\nzk.zkSyncTimeMs=100",
         max_segment_size=4096,
     )
-    return RunningBroker(directory, ini)
+    return ForkedBroker(directory, ini)
 
 
 def test_retention_that_overtakes_a_query_is_named_exactly(spark: SparkSession, chroot: str, tmp_path: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,19 +21,15 @@ from metaq.spark_connector.reader import read_partition
 from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.waiting import DEADLINE, eventually
 
-TOPICS = {"t": "numPartitions=2", "out": "numPartitions=2"}
+SET_TOPICS = {"t": "numPartitions=2", "out": "numPartitions=2"}
 MESSAGES = 20_000
 
 
-@pytest.fixture
-def nodes(chroot: str, tmp_path: Path) -> Iterator[SetNodes]:
-    with set_nodes(tmp_path, chroot, TOPICS) as nodes:
-        nodes.start("a", "b")
-        nodes.wait_in_sync("a", "b")
-        with Producer(nodes.connect) as producer:
-            for start in range(0, MESSAGES, 1000):
-                producer.send_batch("t", [b"%d" % number for number in range(start, start + 1000)])
-        yield nodes
+@pytest.fixture(autouse=True)
+def messages(nodes: SetNodes) -> None:
+    with Producer(nodes.connect) as producer:
+        for start in range(0, MESSAGES, 1000):
+            producer.send_batch("t", [b"%d" % number for number in range(start, start + 1000)])
 
 
 def _kill(nodes: SetNodes, name: str) -> None:
@@ -144,7 +140,7 @@ def test_queries_that_are_planned_while_the_leader_goes_have_all_partitions(
 ) -> None:
     """Another set has the topic, too, so that a query without this set's partitions could be planned."""
     chosen = options(nodes)
-    with set_nodes(tmp_path / "other", nodes.connect, TOPICS, broker_id=1) as others:
+    with set_nodes(tmp_path / "other", nodes.connect, SET_TOPICS, broker_id=1) as others:
         (tmp_path / "other").mkdir()
         others.start("c")
         others.wait_in_sync("c")

@@ -8,9 +8,10 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq.broker.store.files import REAL_FILES
-from tests.broker_process import Connection, RunningBroker, server_ini
+from tests.broker_process import Connection, server_ini
 from tests.doubles.redo import read_redo
 from tests.integration.coordination_helpers import make_chroot
+from tests.integration.forked_processes import ForkedBroker
 from tests.integration.java_peers import require_java
 from tests.integration.transaction_texts import bodies, ok, recover, tx, tx_put
 
@@ -47,7 +48,7 @@ def test_what_java_prepared_is_committed_here_and_what_we_prepare_is_committed_t
         broker.kill()
     before = [b"local", f"{COMMITTED} a".encode()]
     ini = server_ini(data, {"t": "numPartitions=2", "u": "numPartitions=1"}, unflush_threshold=1)
-    with RunningBroker(tmp_path, ini) as ours, ours.connect() as connection:
+    with ForkedBroker(tmp_path, ini) as ours, ours.connect() as connection:
         assert bodies(connection, "t", 0) == before
         assert recover(connection) == PREPARED[:2]
         ok(connection, tx(PREPARED[0], "COMMIT_TWO_PHASE"))
@@ -62,7 +63,7 @@ def test_what_java_prepared_is_committed_here_and_what_we_prepare_is_committed_t
         assert bodies(connection, "t", 0) == before
         assert sorted(recover(connection)) == PREPARED[1:]
         ok(connection, tx(PREPARED[2], "ROLLBACK"), tx(PREPARED[3], "COMMIT_TWO_PHASE"))
-    with RunningBroker(tmp_path, ini) as ours, ours.connect() as connection:
+    with ForkedBroker(tmp_path, ini) as ours, ours.connect() as connection:
         assert recover(connection) == [PREPARED[1]]
         ok(connection, tx(PREPARED[1], "COMMIT_TWO_PHASE"))
         after = bodies(connection, "t", 0)
@@ -75,7 +76,7 @@ def test_java_reads_past_what_stands_where_damage_was(chroot: str, tmp_path: Pat
     """A Java broker cuts its log at the first record that it cannot read; a start of ours leaves none."""
     data = tmp_path / "data"
     ini = server_ini(data, {"t": "numPartitions=2", "u": "numPartitions=1"}, unflush_threshold=1)
-    with RunningBroker(tmp_path, ini) as ours, ours.connect() as connection:
+    with ForkedBroker(tmp_path, ini) as ours, ours.connect() as connection:
         prepare(connection, PREPARED[0])
         ok(connection, tx(COMMITTED, "BEGIN"), tx_put(COMMITTED, "t", 0, bytes(range(1, 11)) * (size // 10)))
         ok(connection, tx(COMMITTED, "PREPARE"))
@@ -84,7 +85,7 @@ def test_java_reads_past_what_stands_where_damage_was(chroot: str, tmp_path: Pat
     path = data / "transactions" / "redo.1"
     damaged = path.read_bytes().replace(bytes(range(1, 11)), bytes(10), 1)
     path.write_bytes(damaged)
-    with RunningBroker(tmp_path, ini) as ours, ours.connect() as connection:
+    with ForkedBroker(tmp_path, ini) as ours, ours.connect() as connection:
         assert sorted(recover(connection)) == sorted([*PREPARED[:2], COMMITTED])
         assert connection.ask(tx(COMMITTED, "COMMIT_TWO_PHASE")).text.startswith("XAException:code=6,")
         ok(connection, tx(COMMITTED, "FORGET"))
@@ -96,7 +97,7 @@ def test_java_reads_past_what_stands_where_damage_was(chroot: str, tmp_path: Pat
         ok(connection, tx(PREPARED[1], "COMMIT_TWO_PHASE"))
         broker.kill()
     assert len(path.read_bytes()) > kept
-    with RunningBroker(tmp_path, ini) as ours, ours.connect() as connection:
+    with ForkedBroker(tmp_path, ini) as ours, ours.connect() as connection:
         assert recover(connection) == PREPARED[:1]
         assert bodies(connection, "t", 0) == [f"{PREPARED[1]} a".encode()]
         assert ours.stop() == 0

@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 
 from tests.broker_process import Connection, RunningBroker, server_ini
+from tests.integration.forked_processes import ForkedBroker
 from tests.integration.load import Load, kill_under
 from tests.integration.transaction_texts import bodies, check_pairs, ok, recover, tx, tx_put
 from tests.waiting import eventually
@@ -20,21 +21,21 @@ LOAD_SECONDS = 0.4
 
 def test_a_prepared_transaction_survives_kill_9_and_is_committed_afterwards(tmp_path: Path) -> None:
     ini = server_ini(tmp_path / "data", TOPICS, system=f"dataLogPath={tmp_path / 'log'}")
-    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+    with ForkedBroker(tmp_path, ini) as broker, broker.connect() as connection:
         ok(connection, tx(XID, "BEGIN", 60, "host"), tx_put(XID, "safe", 0, b"one"), tx_put(XID, "fast", 1, b"two"))
         ok(connection, tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "safe", 0, b"never prepared"))
         assert ok(connection, tx(XID, "PREPARE", "host")) == "0"
         broker.kill()
     assert (tmp_path / "log" / "transactions" / "redo.1").exists()
-    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+    with ForkedBroker(tmp_path, ini) as broker, broker.connect() as connection:
         assert recover(connection) == [XID]
         assert bodies(connection, "safe", 0) == []
         broker.kill()  # again, with nothing decided
-    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+    with ForkedBroker(tmp_path, ini) as broker, broker.connect() as connection:
         assert recover(connection) == [XID]
         assert ok(connection, tx(XID, "COMMIT_TWO_PHASE", "host")) == ""
         broker.kill()
-    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+    with ForkedBroker(tmp_path, ini) as broker, broker.connect() as connection:
         assert (bodies(connection, "safe", 0), bodies(connection, "fast", 1)) == ([b"one"], [b"two"])
         assert recover(connection) == []
         assert connection.ask(tx(XID, "COMMIT_TWO_PHASE")).text.startswith("XAException:code=-4,")
@@ -72,7 +73,7 @@ def test_every_transaction_is_there_whole_or_not_at_all_when_the_broker_is_kille
     ini = server_ini(tmp_path / "data", TOPICS)
     committed: set[str] = set()
     for number in range(ROUNDS + 1):
-        with RunningBroker(tmp_path, ini) as broker:
+        with ForkedBroker(tmp_path, ini) as broker:
             with broker.connect() as connection:
                 for key in recover(connection):
                     ok(connection, tx(key, "ROLLBACK"))
@@ -109,7 +110,7 @@ def test_a_large_block_is_there_once_when_the_broker_is_killed_while_it_is_writt
     ini = server_ini(tmp_path / "data", TOPICS)
     for number in range(LARGE_ROUNDS):
         key = f"TX:s:{number}"
-        with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+        with ForkedBroker(tmp_path, ini) as broker, broker.connect() as connection:
             verify_large(bodies(connection, "fast", 0), number)
             ok(connection, tx(key, "BEGIN"), *(tx_put(key, "fast", 0, body + b"%d" % number) for body in BLOCK))
             before = data_bytes(tmp_path)
@@ -118,7 +119,7 @@ def test_a_large_block_is_there_once_when_the_broker_is_killed_while_it_is_writt
             while data_bytes(tmp_path) == before:  # without a sleep: the write takes milliseconds
                 assert time.monotonic() < deadline
             broker.kill()
-    with RunningBroker(tmp_path, ini) as broker, broker.connect() as connection:
+    with ForkedBroker(tmp_path, ini) as broker, broker.connect() as connection:
         verify_large(bodies(connection, "fast", 0), LARGE_ROUNDS)
         assert broker.stop() == 0
 
