@@ -37,8 +37,9 @@ class OwnNames:
 
     def refusal(self, request: Request) -> str | None:
         """Why the request is not answered; None: it is. A header that the request does not have refuses nothing."""
-        if len(request.requestHeaders.getRawHeaders(b"host", ())) > 1:
-            return "the request has more than one Host"
+        for name in ("Host", "Origin"):
+            if len(request.requestHeaders.getRawHeaders(name.encode(), ())) > 1:
+                return f"the request has more than one {name}"
         host = header_of(request, "host")
         if host is not None and not self._is_own(host):
             return f"this broker is not {host}: start it with --http-name to be asked for by this name"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import traceback
 from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any, Protocol, cast
@@ -12,7 +14,7 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
-from twisted.web.http import FORBIDDEN, HTTPChannel
+from twisted.web.http import FORBIDDEN, INTERNAL_SERVER_ERROR, HTTPChannel
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
@@ -37,6 +39,12 @@ _log = logging.getLogger(__name__)
 IDLE_SECONDS = 60
 """A connection is closed that sends nothing for this long, or that takes nothing of an answer."""
 
+_LENGTH_DIGITS = 19
+"""Of a Content-Length. Python refuses to convert thousands of digits, which Twisted does not expect."""
+
+_TOLD_FRAMES = 4
+_TOLD_CHARACTERS = 200
+
 
 class _Services(Protocol):
     """What the connections of both ports share."""
@@ -59,6 +67,34 @@ class _Channel(HTTPChannel):
     def makeConnection(self, transport: Any) -> None:  # noqa: N802
         transport.bufferSize = tuning.HTTP_READ_BYTES
         super().makeConnection(transport)
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        """No bytes of a peer end in Twisted's log, which has a traceback for each."""
+        try:
+            super().dataReceived(data)
+        except Exception as error:
+            self.failed(error)
+            if self._whole:
+                self.transport.abortConnection()  # some of an answer may have gone
+            else:
+                self._respondToBadRequestAndDisconnect()
+
+    def failed(self, error: BaseException) -> None:
+        """A bug, as a few lines in the log: a peer can send again what has met it."""
+        frames = reversed(traceback.extract_tb(error.__traceback__)[-_TOLD_FRAMES:])
+        places = ", ".join(f"{os.path.basename(each.filename)}:{each.lineno} {each.name}" for each in frames)
+        self._tell(f"failed: {type(error).__name__}: {str(error)[:_TOLD_CHARACTERS]!r} in {places}")
+
+    def _tell(self, what: str) -> None:
+        peer = self.transport.getPeer()
+        self.shared.closed_lines.info(f"HTTP connection from {peer.host}:{peer.port} {what}")
+
+    def headerReceived(self, line: bytes) -> bool:  # noqa: N802
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length" and len(value.strip(b" \t")) > _LENGTH_DIGITS:
+            self._respondToBadRequestAndDisconnect()
+            return False
+        return cast(bool, super().headerReceived(line))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self.shared.account.http.add(self.address, -1)
@@ -93,8 +129,7 @@ class _Channel(HTTPChannel):
     def _cut_slow(self, why: str) -> bool:
         if self._whole or self._cut is not None:  # what is not read cannot come
             return False
-        peer = self.transport.getPeer()
-        self.shared.closed_lines.info(f"HTTP connection from {peer.host}:{peer.port} closed: {why}")
+        self._tell(f"closed: {why}")
         self.transport.abortConnection()
         return True
 
@@ -207,6 +242,16 @@ class _GuardedRequest(Request):
         self.setHeader("content-type", "text/plain; charset=utf-8")
         self.write(refusal.encode("utf-8", "replace"))
         self.finish()
+
+    def processingFailed(self, reason: Failure) -> Failure:  # noqa: N802
+        """A page raises: a bug."""
+        error = cast(BaseException, reason.value)
+        cast(_Channel, self.channel).failed(error)
+        self.setResponseCode(INTERNAL_SERVER_ERROR)
+        self.setHeader("content-type", "text/plain; charset=utf-8")
+        self.write(f"internal error: {type(error).__name__}\n".encode())
+        self.finish()
+        return reason
 
     def _check(self, body_bytes: int) -> None:
         if body_bytes > MAX_BODY_BYTES and not self._refused:

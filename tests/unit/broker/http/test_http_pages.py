@@ -532,6 +532,8 @@ FOREIGN = [
     {"host": "evil\udc8d.example"},  # a byte that is not UTF-8
     {"origin": "http://127.0.0.1:8120\udc8d"},
     {"origin": "http://["},
+    {"origin": "http://evil.example\r\norigin: http://127.0.0.1:8120"},
+    {"origin": "http://127.0.0.1:8120\r\norigin: http://127.0.0.1:8120"},
 ]
 OWN = [
     {},
