@@ -10,7 +10,6 @@ from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
 from metaq.client.questions.partitions import max_offset
 from metaq.client.questions.records import BegunPull
-from metaq.protocol.errors import ConfigError
 from metaq.protocol.where import Where
 from tests.integration.client_cluster import read, running_brokers
 from tests.integration.java_sides import ON_DISK_WHEN_ANSWERED
@@ -164,8 +163,3 @@ def test_a_filter_reads_from_the_disk_too(chroot: str, tmp_path: Path) -> None:
         Consumer(chroot, group="g", topics="orders", where=WHERE) as consumer,
     ):
         assert numbers(read(consumer, len(wanted))) == wanted
-
-
-def test_a_bad_filter_is_refused_before_anything_is_connected() -> None:
-    with pytest.raises(ConfigError, match="where=region = : at character 10: expected a literal"):
-        Consumer("127.0.0.1:1", group="g", topics="orders", where="region = ")

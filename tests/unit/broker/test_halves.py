@@ -517,14 +517,6 @@ def test_half_messages_of_before_a_start_have_places_that_no_address_pays(lives,
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_asked_before_the_first_check_is_due(lives):
-    lives.sent(b"one")
-    lives.wait(5.5)
-    assert lives.asked() == []
-    lives.wait(1)
-    assert lives.asked() == [(b"one", 1)]
-
-
 def test_first_checks_that_are_due_at_once_become_so_in_turns(lives, monkeypatch):
     monkeypatch.setattr(tuning, "HALVES_TURN_RECORDS", 2)
     for number in range(5):

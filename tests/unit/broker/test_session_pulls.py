@@ -321,31 +321,19 @@ def tagged(peer):
     return peer
 
 
-def test_only_records_with_the_tag_come_with_their_offsets(tagged):
-    frame = tagged.ask_frame(pull("t", 0, 0, tags=("a",)))
-    assert filtered(frame) == {0: b"1", 26: b"2", 78: b"4"}
-    assert reply(frame).runs == 2
-    assert reply(frame).next_offset == reply(frame).max_offset == 151
-
-
-def test_any_of_several_tags_will_do(tagged):
-    assert sorted(filtered(tagged.ask_frame(pull("t", 0, 0, tags=("a", "b")))).values()) == [
-        b"1",
-        b"2",
-        b"3",
-        b"4",
-        b"6",
-    ]
-
-
-def test_a_full_reply_goes_on_at_the_next_match(tagged):
-    frame = tagged.ask_frame(pull("t", 0, 0, 60, tags=("a",)))
-    assert filtered(frame) == {0: b"1", 26: b"2"}
-    assert reply(frame).next_offset == 78
-
-
-def test_the_first_match_comes_whatever_its_size(tagged):
-    assert filtered(tagged.ask_frame(pull("t", 0, 0, 1, tags=("b",)))) == {52: b"3"}
+@pytest.mark.parametrize(
+    ("tags", "limit", "found", "runs", "following"),
+    [
+        pytest.param("a", 1000, {0: b"1", 26: b"2", 78: b"4"}, 2, 151, id="only records with the tag"),
+        pytest.param("ab", 1000, {0: b"1", 26: b"2", 52: b"3", 78: b"4", 125: b"6"}, 2, 151, id="any of several tags"),
+        pytest.param("a", 60, {0: b"1", 26: b"2"}, 1, 78, id="a full reply goes on at the next match"),
+        pytest.param("b", 1, {52: b"3"}, 1, 125, id="the first match whatever its size"),
+    ],
+)
+def test_only_records_with_one_of_the_tags_come_with_their_offsets(tagged, tags, limit, found, runs, following):
+    frame = tagged.ask_frame(pull("t", 0, 0, limit, tags=tuple(tags)))
+    assert filtered(frame) == found
+    assert (reply(frame).runs, reply(frame).next_offset, reply(frame).max_offset) == (runs, following, 151)
 
 
 def test_without_a_match_the_pull_goes_past_all_and_waits_at_the_end(tagged, harness):

@@ -120,12 +120,6 @@ class Sent:
         self.do(self.core.wake(self.now))
 
 
-def test_an_idle_partition_sends_at_once():
-    sent, first = Sent(), message()
-    queue = sent.add(first)
-    assert sent.batches == [(queue, [first])]
-
-
 def test_what_arrives_while_a_request_is_under_way_goes_together_as_the_next():
     sent = Sent()
     first, second, third = message(), message(), message()

@@ -67,19 +67,6 @@ def test_the_first_sync_of_a_new_partition_syncs_its_directories_too(harness: St
     assert harness.files.calls["fsync_directory"] == 2
 
 
-def test_acknowledged_by_group_commit_survives_a_power_cut(harness: StoreHarness, answers: Answers) -> None:
-    harness.group_commit = True
-    harness.max_segment_size = 60
-    for number in range(10):
-        put(harness, answers, b"%d" % number)
-        if number % 3 == 0:
-            harness.threads.run_one()
-    acknowledged = answers.succeeded
-    assert 0 < len(acknowledged) < 10
-    harness.lose_power()
-    assert harness.bodies()[: len(acknowledged)] == acknowledged
-
-
 def test_when_visible_is_answered_at_once_for_visible_data(harness: StoreHarness, answers: Answers) -> None:
     put(harness, answers, b"async")
     assert answers.got == [(b"async", None)]

@@ -147,13 +147,6 @@ def test_a_file_that_lost_its_end_since_it_was_looked_at_is_no_answer(tmp_path: 
         segment.positions(block, key_hash("a"))
 
 
-def test_the_positions_of_a_hash_leave_out_its_neighbours() -> None:
-    entries = np.array([1 << 32 | 9, 2 << 32, 2 << 32 | 5, (2**32 - 1) << 32 | 2**31], np.uint64)
-    assert positions_of(entries, 2, 0, 2**31) == [0, 5]
-    assert positions_of(entries, 2, 1, 2**31) == [5]
-    assert positions_of(entries, 2**32 - 1, 0, 2**31) == []
-
-
 def test_a_record_beyond_the_window_is_looked_at_too(tmp_path: Path) -> None:
     huge = record(2, "big", payload=bytes(6 << 20))
     segment = Segment(tmp_path, [record(1, "a"), huge, record(3, "b", "c")])

@@ -53,12 +53,6 @@ def test_every_record_before_the_first_bad_one_is_found(runs: list[tuple[bytes, 
     assert len(limited.units) == bad + 1
 
 
-@given(bodies=st.lists(st.binary(min_size=1, max_size=9), max_size=60), zeros=st.integers(0, 200))
-def test_zeros_behind_the_last_record_are_no_records(bodies: list[bytes], zeros: int) -> None:
-    raw = stored(bodies)
-    assert scan.scan_bytes(raw + bytes(zeros), BASE).end == len(raw)
-
-
 @pytest.mark.parametrize("chunk", [21, 64, 1000])
 def test_records_cut_by_the_reading_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(tuning, "SCAN_CHUNK_BYTES", chunk)

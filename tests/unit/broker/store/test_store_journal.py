@@ -148,15 +148,6 @@ def test_nothing_is_shown_before_the_journal_is_synced(puts: Puts) -> None:
     assert puts.harness.store.get("t", 3).visible_end == 0
 
 
-def test_what_is_acknowledged_through_the_journal_survives_a_power_cut(puts: Puts) -> None:
-    puts.round("a")
-    puts.harness.threads.run_all()
-    puts.round("unanswered")
-    puts.harness.lose_power()
-    assert puts.kept() == {number: [b"a-%d" % number] for number in range(PARTITIONS)}
-    assert journal_files(puts.harness) == []
-
-
 def test_a_power_cut_during_the_replay_loses_nothing(puts: Puts) -> None:
     puts.put_together(range(PARTITIONS), b"a")
     puts.harness.threads.run_all()

@@ -27,15 +27,6 @@ LAST = 25 + 30  # offset of the third record
 SIZE = 25 + 30 + 26
 
 
-def test_kill_without_close_loses_nothing_that_was_written(harness: StoreHarness) -> None:
-    harness.append(*THREE)
-    harness.kill()
-    assert harness.bodies() == THREE
-    assert harness.report().checked_bytes == SIZE
-    assert not harness.report().notable
-    check_invariants(harness.log)
-
-
 def test_a_clean_restart_checks_nothing_again(harness: StoreHarness) -> None:
     harness.append(*THREE)
     log = harness.restart()
@@ -233,15 +224,6 @@ def test_data_below_the_checkpoint_that_is_missing_is_reported(harness: StoreHar
     assert (report.missing_bytes, report.cut_at, report.cut_bytes) == (SIZE - kept, 55, kept - 55)
     assert f"{SIZE - kept} bytes are missing that had been synced" in str(report)
     assert harness.bodies() == THREE[:2]
-
-
-def test_an_index_of_other_data_is_not_believed(harness: StoreHarness) -> None:
-    harness.append(*THREE)
-    harness.store.close()
-    other = [encode_record(body, -77 - number, 0) for number, body in enumerate(THREE)]
-    harness.data_file().write_bytes(b"".join(other))
-    log = harness._start_anew()
-    assert log.lookup.units(0, 1000)["id"].tolist() == [-77, -78, -79]
 
 
 @pytest.mark.parametrize(
