@@ -226,6 +226,34 @@ def test_records_between_others_are_found_where_they_are():
     assert matching(Where("a < 6"), memoryview(data), starts[odd], sizes[odd]).tolist() == [True] * 3 + [False] * 47
 
 
+def test_a_payload_that_looks_like_properties_is_none():
+    look_alike = b"\x02a\x017\x02" * 20
+    some = [
+        (body_with({"b": "x"}, look_alike), LISTED),
+        (look_alike, 0),
+        (body_with({"a": 8}, look_alike), LISTED),
+    ] * 30
+    data, starts, sizes = laid_out(some)
+    assert not matching(Where("a = 7"), data, starts, sizes).any()
+    assert matching(Where("a = 8"), data, starts, sizes).sum() == 30
+
+
+def test_of_a_name_that_is_there_twice_the_last_one_counts():
+    body = body_with({"a": "first"})
+    attribute = b"a\x01first\x02b\x01x\x02a\x01last\x02"
+    body = struct.pack(">i", len(attribute)) + attribute
+    data, starts, sizes = laid_out([(body, LISTED)] * 50)
+    assert matching(Where("a = 'last'"), data, starts, sizes).all()
+    assert not matching(Where("a = 'first'"), data, starts, sizes).any()
+
+
+def test_an_attribute_that_is_too_long_to_look_into_counts_as_none():
+    fitting, longer = ((body_with({"a": "x" * (65_536 - 3 + extra)}), LISTED) for extra in (0, 1))
+    data, starts, sizes = laid_out([fitting, longer])
+    assert matching(Where("a IS NOT NULL"), data, starts, sizes).tolist() == [True, False]
+    assert [Where("a IS NOT NULL").holds_for(*each) for each in (fitting, longer)] == [True, False]
+
+
 def test_every_record_of_a_header_alone_has_no_properties():
     data, starts, sizes = laid_out([(b"", LISTED)] * 30)
     assert matching(Where("a IS NULL"), data, starts, sizes).all()
