@@ -109,7 +109,8 @@ class ConsumerConfig:
     """How long a broker may park a pull when there is nothing to return."""
     text_idle_step_ms: int = 50
     text_idle_max_ms: int = 500
-    """Pause after an empty `get` of the text protocol: grows by step up to max (1.x: 500 and 5,000)."""
+    """Pause after an empty `get` of the text protocol, or of a broker that was asked to wait and has not: grows by step
+    up to max (1.x: 500 and 5,000)."""
     error_min_seconds: float = 0.1
     error_max_seconds: float = 5.0
     """Pause after a failed pull, doubling from min to max, with jitter."""

@@ -11,6 +11,7 @@ from .errors import RemoteProtocolError
 from .fields import INT64_MIN, ExtFields, Field, LabelField, PartitionField, TopicField, flag, number
 from .limits import INT32_MAX, INT64_MAX, MAX_BATCH_RECORDS, MAX_PULLED_TAGS
 from .message_id import UNKNOWN_ID
+from .record import HEADER_BYTES
 from .sends import split_batch
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class PullReply(ExtFields):
     max_offset: Annotated[int, number("maxOffset", 0, INT64_MAX)]
     behind: Annotated[int, number("behind", 0, INT64_MAX)]
     sequence: Annotated[int, number("sequence", 0, INT64_MAX)] = 0
-    runs: Annotated[int, number("runs", 0, INT32_MAX)] = 0
+    runs: Annotated[int, number("runs", 0, MAX_BATCH_RECORDS)] = 0
     records: Annotated[int, number("records", 0, MAX_BATCH_RECORDS, left_out=True)] = 0
     damaged_from: Annotated[int, number("damagedFrom", NOT_DAMAGED, INT64_MAX, left_out=True)] = NOT_DAMAGED
     id_before: Annotated[int, number("idBefore", INT64_MIN, INT64_MAX, left_out=True)] = UNKNOWN_ID
@@ -143,12 +144,15 @@ def encode_runs(runs: list[tuple[int, int]]) -> bytes:
 
 
 def decode_runs(body: memoryview, count: int) -> list[tuple[int, memoryview]]:
-    """(offset in the partition, records) of each run of a filtered reply. Raises RemoteProtocolError if cut."""
+    """(offset in the partition, records) of each run of a filtered reply. Raises RemoteProtocolError if cut, or if a
+    run has no room for a record: a body can name a million of those."""
     position = count * RUN_BYTES
     if len(body) < position:
         raise RemoteProtocolError(f"filtered reply with {count} runs has a body of {len(body)} bytes only")
     runs: list[tuple[int, memoryview]] = []
     for offset, length in _RUN.iter_unpack(body[:position]):
+        if length < HEADER_BYTES:
+            raise RemoteProtocolError(f"filtered reply: a run of {length} bytes at {offset} holds no record")
         runs.append((offset, body[position : position + length]))
         position += length
     if position != len(body):

@@ -44,6 +44,8 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord, MetaqError, NotOwner
 from metaq.protocol.frames import Frame
 from metaq.protocol.own_topics import RETRY_PREFIX
+from metaq.protocol.statuses import ResponseCode, Status
+from metaq.protocol.text import Result
 from metaq.protocol.where import Where
 
 from ..connection import Endpoint, Reply
@@ -245,6 +247,13 @@ class ConsumerCore:
             return 0.0 if cursor.not_whole(request, error) else None
         except MetaqError as error:
             return self.failed(request, error, now)
+        if _only_moves(reply):
+            pause = cursor.was_moved()
+        elif isinstance(reply, Frame):
+            if chunks:
+                cursor.whole_records_came()
+            else:
+                pause = cursor.waited_in_vain(request, now)
         for chunk in chunks:
             if cursor.arrived(request, chunk):
                 self.make_ready(cursor)
@@ -503,6 +512,13 @@ def changes(cursors: Iterable[PartitionCursor]) -> Mapping[int, Sequence[tuple[P
         if reached is not None:
             changed.setdefault(cursor.fence, []).append((cursor, reached))
     return changed
+
+
+def _only_moves(reply: Reply) -> bool:
+    """Whether this answer to a pull brings nothing but another position, or damage."""
+    if isinstance(reply, Frame):
+        return reply.code == ResponseCode.PULL_OFFSET_MOVED
+    return isinstance(reply, Result) and reply.code == Status.MOVED
 
 
 class _Refused(Exception):  # internal

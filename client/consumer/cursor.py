@@ -21,6 +21,7 @@ without a call, under `lock`, so an interrupt finds all of it done or nothing.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from ..consumer_config import ConsumerConfig
 from ..questions.places import Locate
 from ..values import TopicPartition
 from .chunk import Chunk
-from .tuning import DAMAGE_TRIES, EMPTY_GETS, LARGEST_GET_BYTES
+from .tuning import DAMAGE_TRIES, EMPTY_GETS, LARGEST_GET_BYTES, WAITED_SHARE
 
 __all__ = ["NOWHERE", "UNKNOWN_MESSAGE_ID", "Ask", "PartitionCursor", "Reached", "Request"]
 
@@ -71,6 +72,7 @@ class Request(NamedTuple):
 
     verify: the broker shall check the record at `offset`. size: bytes to ask for over the text protocol. last_id: of
     the message in front of `offset`, for the broker to say whether it has that; UNKNOWN_MESSAGE_ID: it need not.
+    asked_at: when it is sent; −inf if that does not matter.
     """
 
     cursor: PartitionCursor
@@ -80,6 +82,7 @@ class Request(NamedTuple):
     verify: bool = False
     size: int = 0
     last_id: int = UNKNOWN_MESSAGE_ID
+    asked_at: float = -math.inf
 
 
 class PartitionCursor:
@@ -137,6 +140,7 @@ class PartitionCursor:
         # the text protocol, whose requests grow while no record fits, and which cannot wait at the broker
         self._get_bytes = config.fetch_max_bytes
         self._idle_ms = self._empty_gets = 0
+        self._moved = False  # the last answer only moved the position
         # with the user
         self._began: Reached | None = None  # where what is with the user begins …
         self._handed: Reached | None = None  # … and ends
@@ -266,7 +270,7 @@ class PartitionCursor:
             self.asking = True
             verify = self._suspect == self.fetch_offset
             last_id = UNKNOWN_MESSAGE_ID if self._proved or self.fetch_offset != self.position else self.last_id
-            return Request(self, self._generation, self._ask, self.fetch_offset, verify, self._get_bytes, last_id)
+            return Request(self, self._generation, self._ask, self.fetch_offset, verify, self._get_bytes, last_id, now)
 
     def next_ahead(self, request: Request, offset: int) -> Request | None:
         """The answer that is coming in ends at `offset`: what to ask for already."""
@@ -371,9 +375,10 @@ class PartitionCursor:
         return self.committed is not None and self.committed[0] == 0 and not self._begins_at_0
 
     def whole_records_came(self) -> None:
-        """Text protocol."""
+        """Records, or over the framed protocol whatever moves the position."""
         self._get_bytes = self._config.fetch_max_bytes
         self._idle_ms = self._empty_gets = 0
+        self._moved = False
 
     def ask_for_more(self, came: int) -> bool:
         """Text protocol: not one whole record is among `came` bytes. Whether asking for more may help."""
@@ -384,12 +389,29 @@ class PartitionCursor:
 
     def nothing_came(self) -> float:
         """Text protocol. Returns seconds to wait before asking again, which grow, as in 1.x."""
-        config = self._config
-        self._idle_ms = min(self._idle_ms + config.text_idle_step_ms, config.text_idle_max_ms)
         self._empty_gets += 1
         if self._empty_gets == EMPTY_GETS and self.fetch_offset:
             self._ask = Ask.END
+        return self._idle()
+
+    def _idle(self) -> float:
+        config = self._config
+        self._idle_ms = min(self._idle_ms + config.text_idle_step_ms, config.text_idle_max_ms)
         return self._idle_ms / 1000
+
+    def was_moved(self) -> float:
+        """The answer only moves the position. Returns seconds to wait before asking there: records are there, but for a
+        broker that moves it on and on."""
+        again, self._moved = self._moved, True
+        return self._idle() if again else 0.0
+
+    def waited_in_vain(self, request: Request, now: float) -> float:
+        """Framed protocol: nothing came, and the position stays. Returns seconds to wait before asking again: as over
+        the text protocol if the broker, which was asked to wait, has not done so."""
+        if now - request.asked_at < self._config.long_poll_ms / 1000 * WAITED_SHARE:
+            return self._idle()
+        self._idle_ms = 0
+        return 0.0
 
     # --- taking -----------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ __all__ = [
     "SUSPECT_MESSAGES",
     "SUSPENDED_SHARE",
     "UNPROVED_SHARE",
+    "WAITED_SHARE",
     "ZONE_SETTLE_SECONDS",
 ]
 
@@ -63,6 +64,9 @@ how far the damage goes."""
 EMPTY_GETS = 60
 """Text protocol: after so many empty answers in a row the end is asked for, since nothing ever comes behind it. At the
 longest pause that is half a minute; a Java broker may hand out bytes that its flushed end has not reached yet."""
+WAITED_SHARE = 0.5
+"""Framed protocol: a broker that has nothing after less of the wait that it was asked for does not wait, whatever the
+reason, and is asked with pauses."""
 LARGEST_GET_BYTES = 32 << 20
 """Text protocol: a request stops growing here; no message is larger."""
 

@@ -18,6 +18,7 @@ from metaq.protocol.record import EXPIRES_FLAG, MAX_PRIORITY, priority_of
 from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
 from metaq.protocol.where import Where
 
+from ..consumer.tuning import WAITED_SHARE
 from ..consumer_config import SharedConfig
 from ..serializers.base import ValueReader
 from ..values import TopicPartition
@@ -55,7 +56,8 @@ _Due = tuple[SharedMessage, SettleAction, int, int]
 @dataclass(slots=True, eq=False)
 class _Partition:
     """asked: records of the request under way, 0 = none. is_parked: it waits for a message to come. has_more: the last
-    answer said that there is more, or none was given yet. due: settlements that are not sent; sent: those under way.
+    answer said that there is more, or none was given yet. early_until: an answer without messages that comes before is
+    too early: the broker was asked to wait. due: settlements that are not sent; sent: those under way.
     settle_at: when `due` goes; retry_at: not before that, as the last ones have failed. acknowledged: where
     messages lie that were acknowledged late, with the token of that lease: this member may have them once more.
     withdraw_at: when a member that closes tells the broker next that it wants no more."""
@@ -66,6 +68,7 @@ class _Partition:
     is_parked: bool = False
     has_more: bool = True
     ask_at: float = 0.0
+    early_until: float = -math.inf
     withdraw_at: float = 0.0
     due: list[_Due] = field(default_factory=list)
     sent: list[_Due] = field(default_factory=list)
@@ -185,9 +188,12 @@ class SharedCore:
         """The answer to an Acquiring. waiting: messages that the broker could have given, too, at least. suspect: as in
         AcquireReply."""
         found = self._partitions[partition]
-        found.asked = 0
-        found.backoff.reset()
         found.has_more = waiting > 0
+        if found.asked and not messages and (found.has_more or now < found.early_until):
+            found.ask_at = now + min(found.backoff.next(), tuning.IN_VAIN_SECONDS)
+        else:
+            found.backoff.reset()
+        found.asked = 0
         known, wants_none = found.acknowledged, self._closing or self._rests
         noted = self._stale_at + self._stale_seconds  # those of longer leases are looked at with it
         for message in messages:
@@ -492,12 +498,13 @@ class SharedCore:
                 return []
             self._turn.remove(full)
             self._turn.append(full)
-            full.asked, full.is_parked = want, False
+            full.asked, full.is_parked, full.early_until = want, False, now
             return [Acquiring(full.partition, want, 0)]
         asks = []
         for each in free:  # all of them wait for messages, or there is one alone
             each.asked = max(1, want // len(self._turn))
             each.is_parked = not each.has_more
+            each.early_until = now + self._config.long_poll_ms / 1000 * WAITED_SHARE
             asks.append(Acquiring(each.partition, each.asked, self._config.long_poll_ms))
         return asks
 

@@ -18,6 +18,10 @@ RATE_WEIGHT = 0.1
 STALE_PART = 0.5
 """A message that has waited here for so much of its lease goes back to the broker, unworked."""
 
+IN_VAIN_SECONDS = 0.5
+"""The longest pause behind an answer that brings nothing and should have: the broker does not wait, or says that it has
+more."""
+
 KEEP_PART = 0.5
 """run() extends a lease when so much of it has passed."""
 

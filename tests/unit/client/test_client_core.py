@@ -177,3 +177,49 @@ def test_a_node_that_does_not_lead_is_no_trouble_of_the_partition(caplog, pause)
     assert following is not None
     assert following.offset == request.offset
     assert core.answered(request, refusal, Endpoint("here", 1), 1.0) is None  # an answer to the first one comes late
+
+
+WAIT_SECONDS = ConsumerConfig().long_poll_ms / 1000
+
+
+def answer(core: ConsumerCore, cursor: PartitionCursor, code: int, waited: float, now: float, **changed: int):
+    """The pause behind an answer that comes `waited` seconds after its request."""
+    request = cursor.next_request(now)
+    assert request is not None
+    fields = {"nextOffset": request.offset, "minOffset": 0, "maxOffset": 1 << 40, "behind": 0} | changed
+    frame = Frame(code, 1, 1, "", {name: str(value) for name, value in fields.items()}, memoryview(b""))
+    return core.answered(request, frame, Endpoint("here", 1), now + waited)
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND])
+def test_a_broker_that_does_not_wait_is_asked_with_pauses_that_grow(core, code):
+    (cursor,) = claim(core, 0)
+    now, pauses = 0.0, []
+    for _ in range(12):
+        pauses.append(answer(core, cursor, code, 0.001, now))
+        assert cursor.next_request(now + 0.002) is None
+        now += 1.0
+    assert pauses == [*(number * 50 / 1000 for number in range(1, 10)), 0.5, 0.5, 0.5]
+
+
+def test_a_broker_that_waits_is_asked_again_at_once(core):
+    (cursor,) = claim(core, 0)
+    assert answer(core, cursor, ResponseCode.PULL_NOT_FOUND, 0.001, 0.0) == 0.05
+    assert answer(core, cursor, ResponseCode.PULL_NOT_FOUND, WAIT_SECONDS, 1.0) == 0.0
+    assert answer(core, cursor, ResponseCode.PULL_NOT_FOUND, 0.001, 20.0) == 0.05
+
+
+def test_an_answer_that_moves_the_position_needs_no_pause(core):
+    (cursor,) = claim(core, 0)
+    assert answer(core, cursor, ResponseCode.PULL_NOT_FOUND, 0.001, 0.0) == 0.05
+    assert answer(core, cursor, ResponseCode.PULL_NOT_FOUND, 0.001, 1.0, nextOffset=100) == 0.0
+    assert answer(core, cursor, ResponseCode.PULL_NOT_FOUND, 0.001, 2.0) == 0.05
+
+
+def test_a_broker_that_moves_the_position_on_and_on_is_asked_with_pauses(core):
+    (cursor,) = claim(core, 0)
+    moved = ResponseCode.PULL_OFFSET_MOVED
+    pauses = [answer(core, cursor, moved, 0.001, float(now), nextOffset=10 * now) for now in range(1, 5)]
+    assert pauses == [0.0, 0.05, 0.1, 0.15]
+    cursor.whole_records_came()
+    assert answer(core, cursor, moved, 0.001, 10.0, nextOffset=1000) == 0.0

@@ -501,3 +501,27 @@ def test_more_is_asked_for_when_half_of_what_was_leased_ahead_is_left_and_that_i
     assert core.is_low
     assert [type(each) for each in core.actions(0.01)] == [Acquiring]
     assert not core.is_low
+
+
+def test_a_broker_that_does_not_wait_for_messages_is_asked_with_pauses_that_grow():
+    leasing = Leasing()
+    asked = 0
+    for _ in range(1000):  # 10 s
+        leasing.now += 0.01
+        if leasing.core.actions(leasing.now):
+            asked += 1
+            leasing.core.arrived(T, [], asked % 2, leasing.now + 0.001)
+    assert 20 <= asked <= 45  # most pauses are 0.25 … 0.5 s
+
+
+def test_a_broker_that_waits_for_messages_is_asked_again_at_once():
+    leasing = Leasing()
+    for _ in range(3):
+        assert len(leasing.core.actions(leasing.now)) == 1
+        leasing.now += 15.0
+        leasing.core.arrived(T, [], 0, leasing.now)
+    leasing.lease(plain())
+
+
+def plain() -> Message:
+    return Message(T, 0, 1, 0, b"x")

@@ -245,11 +245,26 @@ def test_batch_is_split_by_its_table():
 
 
 def test_runs_are_found_again():
-    body = memoryview(encode_runs([(5, 2), (100, 3)]) + b"abcde")
-    assert [(offset, bytes(data)) for offset, data in decode_runs(body, 2)] == [(5, b"ab"), (100, b"cde")]
+    first, second = bytes(20), b"x" * 21
+    body = memoryview(encode_runs([(5, 20), (100, 21)]) + first + second)
+    assert [(offset, bytes(data)) for offset, data in decode_runs(body, 2)] == [(5, first), (100, second)]
     for wrong, count in ((body[:-1], 2), (body[:10], 1), (body, 1)):
         with pytest.raises(RemoteProtocolError):
             decode_runs(wrong, count)
+
+
+@pytest.mark.parametrize("length", [0, 19])
+def test_a_run_that_has_no_room_for_a_record_is_refused(length):
+    body = memoryview(encode_runs([(5, 20), (100, length)]) + bytes(20 + length))
+    with pytest.raises(RemoteProtocolError, match=rf"a run of {length} bytes at 100 holds no record"):
+        decode_runs(body, 2)
+
+
+def test_more_runs_than_an_answer_may_have_records_are_refused():
+    fields = {"nextOffset": "0", "minOffset": "0", "maxOffset": "0", "behind": "0"}
+    assert PullReply.from_ext({**fields, "runs": "65536"}).runs == 65536
+    with pytest.raises(RemoteProtocolError, match=r"runs"):
+        PullReply.from_ext({**fields, "runs": "65537"})
 
 
 @pytest.mark.parametrize("body", [b"", b"x", bytes(70_000)])
