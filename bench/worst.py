@@ -168,6 +168,18 @@ def _long_list() -> tuple[int, bytes]:
     return flag, encode_body(b"", flag, attribute)
 
 
+def _long_lists() -> Iterator[tuple[str, int, bytes]]:
+    """Name, flag and body of messages whose attribute is as long as it may be."""
+    users = b"a\x01b\x02" * ((MAX_RECORD_BODY_BYTES - 100) // 4)
+    waiting = 1 | 2 | DELAYED_FLAG
+    for name, last in (("delayed", b"metaq.delay\x013600000\x02"), ("half", b"metaq.half\x01bank\x02")):
+        yield f"2,000,000 properties, {name}", waiting, encode_body(b"", waiting, users + last)
+    own = b"metaq.a\x01\x02" * ((MAX_RECORD_BODY_BYTES - 100) // 9)
+    yield "900,000 properties of metaq's", waiting, encode_body(b"", waiting, own + b"metaq.delay\x011\x02")
+    yield "a tag of no UTF-8", 1, encode_body(b"", 1, b"\xff" * (MAX_RECORD_BODY_BYTES - 4))
+    yield "4,000,000 keys", 3, encode_body(b"", 3, b"KEYS\x01" + b"k " * (MAX_RECORD_BODY_BYTES // 2 - 10) + b"\x02")
+
+
 def _send() -> Requests:
     yield "a read of empty ones", _reads(_frame(RequestCode.SEND, SendRequest("t", 0).to_ext()))
     frames = [_frame(RequestCode.SEND, SendRequest("many", number).to_ext()) for number in range(4000)]
@@ -180,6 +192,8 @@ def _send() -> Requests:
         "delayed, with them",
         _frame(RequestCode.SEND, SendRequest("t", 0, flag | DELAYED_FLAG, checksum(body)).to_ext(), body),
     )
+    for name, flag, body in _long_lists():
+        yield name, _frame(RequestCode.SEND, SendRequest("t", 0, flag, checksum(body)).to_ext(), body)
     yield "60,000 other fields", _padded(RequestCode.SEND, SendRequest("t", 0).to_ext())
     deep = b'{"code":10,"extFields":' + b'{"a":' * 900 + b"1" + b"}" * 901
     yield "deep JSON", (4 + len(deep)).to_bytes(4, "big") + len(deep).to_bytes(4, "big") + deep
@@ -226,6 +240,12 @@ def _send_batch() -> Requests:
         _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, len(records)).to_ext(), _sized(records)),
     )
     flag, body = _long_list()
+    lists = [b"%06d\x01\x02" % number * 2000 for number in range(900)]
+    records = [encode_record(encode_body(b"", 3, attribute), 0, 3) for attribute in lists]
+    yield (
+        "properties of 16 KB each",
+        _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, len(records)).to_ext(), _sized(records)),
+    )
     yield (
         "900,000 properties",
         _frame(RequestCode.SEND_BATCH, SendBatchRequest("t", 0, 1).to_ext(), _sized([encode_record(body, 0, flag)])),

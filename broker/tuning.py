@@ -154,6 +154,9 @@ DELAYED_RETRY_SECONDS = (0.1, 5.0)
 DELAYED_SLICE_RECORDS = 1 << 10
 """Records of a batch that are prepared before others are served: some 3 ms."""
 
+DELAYED_SLICE_BYTES = 1 << 20
+"""Bytes of them that are looked at, for the same reason: they may be property lists."""
+
 DELAYED_UNITS = 1 << 15
 """Index units that are read together: 1 MiB."""
 

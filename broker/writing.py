@@ -24,7 +24,7 @@ from metaq.protocol.errors import (
     PartitionClosed,
 )
 from metaq.protocol.halves import is_half
-from metaq.protocol.record import COMPRESSED_FLAG, Buffer
+from metaq.protocol.record import COMPRESSED_FLAG, Buffer, own_body
 
 from .delays.delays import Delays, Pended
 from .message_ids import MessageIds
@@ -179,6 +179,13 @@ class Writing:
     def keeper(self, flag: int, body: Buffer) -> Delays:
         """What keeps a record with DELAYED_FLAG."""
         return self.halves if is_half(flag, body) else self.delays
+
+    def due(self, flag: int, body: Buffer) -> tuple[Delays, int]:
+        """`keeper`, and when the record is due there, Unix ms: a long property list is looked through once. Raises
+        RemoteProtocolError."""
+        own = own_body(body, flag)
+        keeper = self.keeper(flag, own)
+        return keeper, keeper.due(flag, own)
 
     def log_for_delayed(self, topic: str, partition: int, asked: int, keeper: Delays) -> PartitionLog:
         """The partition that delayed messages are for, or half messages. Raises as `log`; DelayRefused, StoreError."""

@@ -31,6 +31,7 @@ from .record import (
     PROPERTIES_FLAG,
     Buffer,
     attribute_of,
+    own_list,
     property_of,
 )
 
@@ -110,6 +111,7 @@ def due_of(flag: int, body: Buffer, now_ms: int) -> int:
 def _said(flag: int, body: Buffer) -> tuple[bool, int]:
     attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
     if attribute is not None:
+        attribute = own_list(attribute)
         if attribute.startswith(_DELAY_FIRST) and attribute.find(_ITEM_END) == len(attribute) - 1:  # the usual case
             number = attribute[len(_DELAY_FIRST) : -1]
             if number.isdigit() and len(number) <= _MOST_DIGITS:

@@ -14,6 +14,7 @@ from .record import (
     PROPERTIES_FLAG,
     Buffer,
     attribute_of,
+    own_list,
     payload_start,
     property_of,
 )
@@ -29,7 +30,8 @@ def meant_of(flag: int, body: Buffer) -> int:
     meant = 0
     if flag & DELAYED_FLAG and flag & _LIST == _LIST:
         attribute = attribute_of(body, flag)
-        if attribute is not None and any(property_of(attribute, name) is not None for name in _TIMES):
+        own = b"" if attribute is None else own_list(attribute)
+        if any(property_of(own, name) is not None for name in _TIMES):
             meant = DELAYED_FLAG
     if flag & COMPRESSED_FLAG and begins_frame(memoryview(body)[payload_start(body, flag) :]):
         meant |= COMPRESSED_FLAG

@@ -68,6 +68,7 @@ from .record import (
     Buffer,
     attribute_of,
     checksum,
+    own_list,
     property_of,
 )
 
@@ -111,7 +112,7 @@ def is_half(flag: int, body: Buffer) -> bool:
     if flag & _LIST_FLAGS != _LIST_FLAGS:
         return False
     attribute = attribute_of(body, flag)
-    return attribute is not None and property_of(attribute, _HALF) is not None
+    return attribute is not None and property_of(own_list(attribute), _HALF) is not None
 
 
 class HalfTerms(NamedTuple):
@@ -128,6 +129,7 @@ def half_of(flag: int, body: Buffer) -> HalfTerms:
     attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
     if attribute is None:
         raise _no_half()
+    attribute = own_list(attribute)
     return _said_before(attribute) if len(attribute) <= _REMEMBERED_BYTES else _said(attribute)
 
 

@@ -1,21 +1,25 @@
 """What LIST_DELAYED and LIST_HALVES show of a waiting message, so that people can tell one from another.
 
-Two members of its JSON object: `keys`, a list of texts, and `payload`, base64 of the first PREVIEW_BYTES bytes, or null
-if the payload is compressed.
+Two members of its JSON object: `keys`, a list of texts, the first ones, as far as PREVIEW_KEYS characters go, and
+`payload`, base64 of the first PREVIEW_BYTES bytes, or null if the payload is compressed.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
-from .record import COMPRESSED_FLAG, attribute_of, decode_attribute, payload_start
+from .record import COMPRESSED_FLAG, PROPERTIES_FLAG, attribute_of, keys_of_attribute, payload_start
 
-__all__ = ["PREVIEW_BYTES", "Preview", "encode_preview"]
+__all__ = ["PREVIEW_BYTES", "PREVIEW_KEYS", "Preview", "encode_preview"]
 
 PREVIEW_BYTES = 60
 """As many as a line of a table shows."""
+
+PREVIEW_KEYS = 1000
+"""Characters: a message may have millions of keys, and an answer a thousand messages."""
 
 
 class Preview(NamedTuple):
@@ -33,7 +37,17 @@ class Preview(NamedTuple):
 
 def encode_preview(flag: int, body: bytes) -> dict[str, Any]:
     """Of a record."""
-    keys = decode_attribute(attribute_of(body, flag), flag).keys
+    attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
+    keys = () if attribute is None else _first_keys(chain.from_iterable(keys_of_attribute(attribute)))
     start = payload_start(body, flag)
     payload = None if flag & COMPRESSED_FLAG else b64encode(body[start : start + PREVIEW_BYTES]).decode()
     return {"keys": list(keys), "payload": payload}
+
+
+def _first_keys(keys: Iterator[str]) -> Iterator[str]:
+    left = PREVIEW_KEYS
+    for key in keys:
+        left -= len(key)
+        if left < 0:
+            return
+        yield key

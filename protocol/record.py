@@ -21,6 +21,7 @@ the message has the property `metaq.expires`. A set bit 8 is what makes readers 
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from struct import Struct
@@ -30,7 +31,7 @@ from isal.isal_zlib import crc32
 
 from .arrays import np
 from .errors import LocalProtocolError, RemoteProtocolError
-from .limits import is_utf8
+from .limits import MAX_FRAME_HEADER_BYTES, MAX_KEY_CHARACTERS, is_utf8
 from .properties import RESERVED_PREFIX, TYPE_MARK, PropertyValue, decode_value, encode_value, plain_text
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ __all__ = [
     "HALF_PROPERTY",
     "HEADER",
     "HEADER_BYTES",
+    "LONG_LIST_BYTES",
+    "MAX_OWN_PROPERTIES",
     "MAX_PRIORITY",
     "PRIORITY_MASK",
     "PRIORITY_SHIFT",
@@ -76,8 +79,11 @@ __all__ = [
     "key_hash",
     "key_hashes",
     "keys_of_attribute",
+    "long_key_hashes",
     "matching_checksums",
+    "own_body",
     "own_bytes",
+    "own_list",
     "payload_bytes",
     "payload_start",
     "priorities_of",
@@ -85,6 +91,7 @@ __all__ = [
     "property_of",
     "split_bodies",
     "tag_hash",
+    "tag_hash_of_attribute",
     "tag_hash_of_body",
     "tag_of_attribute",
 ]
@@ -132,12 +139,25 @@ CHECK_AFTER_PROPERTY = "metaq.check-after"
 HALF_PRODUCER_PROPERTY = "metaq.half-producer"
 """A name that the producer of a half message has made up for itself: as long as it lives, it alone is asked."""
 
+MAX_OWN_PROPERTIES = 64
+"""Properties of metaq's own that a broker looks at in one list, from its front: many more than there are."""
+
+LONG_LIST_BYTES = 4 << 10
+"""A longer list is looked through bit by bit, and no more often than is needed: it may have 8 MiB."""
+
+_PIECE_BYTES = 64 << 10
+"""What is searched at once of a long one: less than a tenth of a millisecond, and in the processor's cache."""
+
+_KEYS_PIECE_BYTES = 16 << 10
+"""Keys that are taken out at once: less than a millisecond, if all have one character."""
+
 _ATTRIBUTE_LENGTH = Struct(">i")
 _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it
 _NAME_END, _VALUE_END = "\x01", "\x02"
 _TAGS, _KEYS, _ATTR = "TAGS", "KEYS", "ATTR"
 _ITEM_END = _VALUE_END.encode()
 _OWN_ITEM = RESERVED_PREFIX.encode()
+_NEXT_OWN_ITEM = _ITEM_END + _OWN_ITEM
 _TAG_ITEM, _ATTR_ITEM = f"{_TAGS}{_NAME_END}".encode(), f"{_ATTR}{_NAME_END}".encode()
 _NO_HASHES: list[int] = []
 _is_one_key = re.compile(rb"[!-~]+").fullmatch  # nothing that could be a blank: the usual case, without decoding
@@ -344,24 +364,93 @@ def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
 
 def tag_of_attribute(attribute: bytes | None, flag: int) -> str | None:
     """The tag, as `decode_attribute` gives it, without decoding the rest: a message may have a million properties."""
+    raw = _raw_tag(attribute, flag)
+    return None if raw is None else raw.decode("utf-8", "replace")
+
+
+def _raw_tag(attribute: bytes | None, flag: int) -> bytes | None:
     if attribute is None or not flag & PROPERTIES_FLAG:
-        return None if attribute is None else attribute.decode("utf-8", "replace")
-    start = attribute.rfind(_ITEM_END + _TAG_ITEM) + 1  # the last one counts
-    if not start and not attribute.startswith(_TAG_ITEM):
-        return None
-    start += len(_TAG_ITEM)
-    end = attribute.find(_ITEM_END, start)
-    return attribute[start : end if end >= 0 else None].decode("utf-8", "replace")
+        return attribute
+    return _last_value(attribute, _TAG_ITEM, 0, len(attribute))
 
 
-def keys_of_attribute(attribute: bytes) -> list[str]:
-    """The keys of a property list, as `decode_attribute` gives them, without decoding the rest."""
-    start = attribute.rfind(_KEYS_ITEM) + 1  # of a name that is there twice the last one counts
-    if not start and not attribute.startswith(_KEYS_ITEM[1:]):
-        return []
-    start += len(_KEYS_ITEM) - 1
-    end = attribute.find(_ITEM_END, start)
-    return attribute[start : end if end >= 0 else None].decode("utf-8", "replace").split()
+def _last_value(data: bytes, item: bytes, start: int, end: int) -> bytes | None:
+    """What is behind the last `item` (a name and its end) of the property list data[start:end]."""
+    place = _rfind(data, _ITEM_END + item, start, end) + 1
+    if not place:
+        if not data.startswith(item, start, end):
+            return None
+        place = start
+    place += len(item)
+    stop = data.find(_ITEM_END, place, end)
+    return data[place : stop if stop >= 0 else end]
+
+
+def _rfind(data: bytes, wanted: bytes, start: int, end: int) -> int:
+    """As `bytes.rfind`, in pieces: another thread may have the interpreter in between."""
+    while end - start > _PIECE_BYTES:
+        first = end - _PIECE_BYTES
+        if (place := data.rfind(wanted, first, end)) >= 0:
+            return place
+        end = first + len(wanted) - 1
+    return data.rfind(wanted, start, end)
+
+
+def _find(data: bytes, wanted: bytes, start: int, end: int) -> int:
+    """As `bytes.find`, likewise."""
+    while end - start > _PIECE_BYTES:
+        last = start + _PIECE_BYTES
+        if (place := data.find(wanted, start, last)) >= 0:
+            return place
+        start = last - len(wanted) + 1
+    return data.find(wanted, start, end)
+
+
+def keys_of_attribute(attribute: bytes) -> Iterator[list[str]]:
+    """The keys of a property list, as `decode_attribute` gives them, without decoding the rest. Bit by bit: there may
+    be millions. One longer than any that is searched for is not given whole."""
+    value = _last_value(attribute, _KEYS_ITEM[1:], 0, len(attribute))
+    return iter(()) if value is None else _keys_in(value)
+
+
+def _keys_in(value: bytes) -> Iterator[list[str]]:
+    decoder = getincrementaldecoder("utf-8")("replace")
+    rest = ""
+    for start in range(0, len(value), _KEYS_PIECE_BYTES):
+        is_last = start + _KEYS_PIECE_BYTES >= len(value)
+        text = rest + decoder.decode(value[start : start + _KEYS_PIECE_BYTES], is_last)
+        keys = text.split()
+        rest = keys.pop() if keys and not (is_last or text[-1].isspace()) else ""
+        rest = rest[: MAX_KEY_CHARACTERS + 1]
+        yield keys
+
+
+def own_list(attribute: bytes) -> bytes:
+    """The property list without those of users, if it is a long one: then `property_of` costs little. It has the first
+    MAX_OWN_PROPERTIES of metaq's own, and of each so much as any of them that a broker looks at has."""
+    if len(attribute) <= LONG_LIST_BYTES:
+        return attribute
+    items: list[bytes] = []
+    start = 0 if attribute.startswith(_OWN_ITEM) else _next_own(attribute, 0)
+    while start >= 0 and len(items) < MAX_OWN_PROPERTIES:
+        end = attribute.find(_ITEM_END, start)
+        end = len(attribute) if end < 0 else end
+        items.append(attribute[start : min(end, start + LONG_LIST_BYTES)])
+        start = _next_own(attribute, end)
+    return b"".join([item + _ITEM_END for item in items])
+
+
+def _next_own(attribute: bytes, start: int) -> int:
+    """Where the next item of metaq's own begins, -1 if there is none."""
+    place = _find(attribute, _NEXT_OWN_ITEM, start, len(attribute))
+    return place + 1 if place >= 0 else -1
+
+
+def own_body(body: Buffer, flag: int) -> Buffer:
+    """The body with `own_list`, and no payload, if that is shorter."""
+    if len(body) <= LONG_LIST_BYTES or not flag & PROPERTIES_FLAG or (attribute := attribute_of(body, flag)) is None:
+        return body
+    return encode_body(b"", flag, own_list(attribute))
 
 
 def property_of(attribute: bytes, name: bytes) -> bytes | None:
@@ -379,7 +468,8 @@ def property_of(attribute: bytes, name: bytes) -> bytes | None:
 
 
 def key_hashes(data: bytes, start: int, end: int) -> list[int]:
-    """`key_hash` of each key in the property list data[start:end]; made for calls by the million."""
+    """`key_hash` of each key in the property list data[start:end]; made for calls by the million. For long lists:
+    `long_key_hashes`."""
     place = data.rfind(_KEYS_ITEM, start, end) + 1
     if not place:
         if not data.startswith(_KEYS_ITEM[1:], start, end):
@@ -393,6 +483,13 @@ def key_hashes(data: bytes, start: int, end: int) -> list[int]:
     return [key_hash(key) for key in value.decode("utf-8", "replace").split()]
 
 
+def long_key_hashes(data: bytes, start: int, end: int) -> Iterator[npt.NDArray[np.uint32]]:
+    """The same bit by bit, of each bit every hash once."""
+    value = _last_value(data, _KEYS_ITEM[1:], start, end)
+    for keys in () if value is None else _keys_in(value):
+        yield np.array(list(set(map(key_hash, keys))), np.uint32)
+
+
 def key_hash(key: str) -> int:
     """The number by which a key is found: the CRC-32 of its UTF-8 bytes."""
     return crc32(key.encode("utf-8"))
@@ -403,12 +500,20 @@ def tag_hash(tag: str) -> int:
     return crc32(tag.encode("utf-8")) or 1
 
 
+def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
+    """`tag_hash` of the tag, 0 if there is none. What is no UTF-8 counts as what it is decoded to, unless it is so long
+    that no request can name it: that would take 50 ms."""
+    raw = _raw_tag(attribute, flag)
+    if raw is None:
+        return 0
+    if raw.isascii() or len(raw) > MAX_FRAME_HEADER_BYTES:
+        return crc32(raw) or 1
+    return tag_hash(raw.decode("utf-8", "replace"))
+
+
 def tag_hash_of_body(body: Buffer, flag: int) -> int:
     """`tag_hash` of the record's tag, 0 if it has none."""
-    if not flag & ATTRIBUTE_FLAG:
-        return 0
-    tag = tag_of_attribute(attribute_of(body, flag), flag)
-    return 0 if tag is None else tag_hash(tag)
+    return tag_hash_of_attribute(attribute_of(body, flag), flag) if flag & ATTRIBUTE_FLAG else 0
 
 
 _LEAST_ID = 1 << 56

@@ -195,7 +195,13 @@ class Delays:
             if start:
                 yield
             chosen = slice(start, start + tuning.DELAYED_SLICE_RECORDS)
-            dues += [self._due(flag, body, now_ms) for flag, body in zip(flags[chosen], bodies[chosen], strict=True)]
+            looked_at = 0
+            for flag, body in zip(flags[chosen], bodies[chosen], strict=True):
+                if looked_at > tuning.DELAYED_SLICE_BYTES:
+                    yield
+                    looked_at = 0
+                dues.append(self._due(flag, body, now_ms))
+                looked_at += len(body)
         return (yield from self._pend(target, dues, (flags, checksums, bodies, taken)))
 
     def _pend(

@@ -235,8 +235,7 @@ class PutGroup:
 
     def _delayed(self, put: PutOrSend, partition: int) -> _Batch:
         """That of the partition's messages that are to wait for their time."""
-        keeper = self._writing.keeper(put.flag, put.body)
-        due = keeper.due(put.flag, put.body)
+        keeper, due = self._writing.due(put.flag, put.body)
         log = self._writing.log_for_delayed(put.topic, partition, put.partition, keeper)
         batch = self._waiting.get((keeper, log))
         if batch is None:
@@ -253,8 +252,8 @@ class PutGroup:
         dues: list[int] = []
         keeper = None
         if put.flag & DELAYED_FLAG:
-            keeper = self._writing.keeper(put.flag, put.body)
-            dues.append(keeper.due(put.flag, put.body))
+            keeper, due = self._writing.due(put.flag, put.body)
+            dues.append(due)
             log = self._writing.log_for_delayed(put.topic, put.partition, put.partition, keeper)
         else:
             log = self._writing.log(put.topic, put.partition, put.partition)

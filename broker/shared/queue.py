@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -360,9 +361,9 @@ def _keys(data: Buffer, starts: UnitArray, sizes: UnitArray, flags: UnitArray) -
         key = NO_KEY
         if flag & both == both:
             attribute = attribute_of(view[start + HEADER_BYTES : start + size], flag)
-            found = keys_of_attribute(attribute) if attribute is not None else []
-            if found:
-                key = key_hash(found[0])
+            found = chain.from_iterable(keys_of_attribute(attribute)) if attribute is not None else iter(())
+            if (first := next(found, None)) is not None:
+                key = key_hash(first)
         keys.append(key)
     return keys
 

@@ -15,15 +15,15 @@ from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
     HEADER_BYTES,
+    LONG_LIST_BYTES,
     PROPERTIES_FLAG,
     Buffer,
     attribute_of,
     header_dtype,
     headers_at,
     matching_checksums,
-    tag_hash,
+    tag_hash_of_attribute,
     tag_hash_of_body,
-    tag_of_attribute,
 )
 
 from . import tuning
@@ -263,7 +263,21 @@ class _Tags:
             if done:
                 yield
             chosen = tagged[done : done + tuning.SLICE_ATTRIBUTES]
-            self.hash(stamped, chosen + first, flags[chosen])
+            yield from self._hash_in_slices(stamped, chosen + first, flags[chosen])
+
+    def _hash_in_slices(
+        self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]
+    ) -> Generator[None, None, None]:
+        """With pauses where attributes may be long."""
+        sizes = (stamped.ends[tagged] - stamped.starts[tagged]).cumsum()
+        done = 0
+        while done < len(tagged):
+            if done:
+                yield
+            most = tuning.SLICE_ATTRIBUTE_BYTES + (int(sizes[done - 1]) if done else 0)
+            stop = max(done + 1, int(np.searchsorted(sizes, most, "right")))
+            self.hash(stamped, tagged[done:stop], flags[done:stop])
+            done = stop
 
     def hash(self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]) -> None:
         """Fill in the tag hashes of the records with these numbers, which have an attribute. flags: of these."""
@@ -277,8 +291,10 @@ class _Tags:
         )
         for start, end, flag in bodies:
             key = attribute_of(data[start:end], flag), flag & PROPERTIES_FLAG
+            if end - start > LONG_LIST_BYTES:  # others are hardly alike
+                hashes.append(tag_hash_of_attribute(*key))
+                continue
             if key not in known:
-                tag = tag_of_attribute(*key)
-                known[key] = 0 if tag is None else tag_hash(tag)
+                known[key] = tag_hash_of_attribute(*key)
             hashes.append(known[key])
         stamped.units["tag"][tagged] = hashes

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import isqrt
 from struct import Struct
 from typing import NamedTuple
@@ -41,9 +41,11 @@ from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
     HEADER_BYTES,
+    LONG_LIST_BYTES,
     PROPERTIES_FLAG,
     headers_at,
     key_hashes,
+    long_key_hashes,
 )
 
 from . import tuning
@@ -129,6 +131,15 @@ def _entries_in(
     starts = starts[np.flatnonzero((flags & wanted) == wanted)]
     starts, properties, stops = _property_lists(data, starts, ends)
     entries: list[int] = []
+    is_long = stops - properties > LONG_LIST_BYTES
+    found = [
+        part
+        for position, start, stop in zip(
+            (base + starts[is_long]).tolist(), properties[is_long].tolist(), stops[is_long].tolist(), strict=True
+        )
+        for part in _long_entries(data, start, stop, position, pause)
+    ]
+    starts, properties, stops = starts[~is_long], properties[~is_long], stops[~is_long]
     for first in range(0, len(starts), tuning.KEY_SLICE_RECORDS):
         chosen = slice(first, first + tuning.KEY_SLICE_RECORDS)
         places = (base + starts[chosen]).tolist(), properties[chosen].tolist(), stops[chosen].tolist()
@@ -137,7 +148,16 @@ def _entries_in(
                 entries.append(hashed << _POSITION_BITS | position)
         if len(properties[chosen]) == tuning.KEY_SLICE_RECORDS:
             pause(tuning.KEY_SLICE_PAUSE_SECONDS)
-    return np.array(entries, np.uint64)
+    return np.concatenate([*found, np.array(entries, np.uint64)])
+
+
+def _long_entries(
+    data: bytes, start: int, stop: int, position: int, pause: Callable[[float], None]
+) -> Iterator[Entries]:
+    """Of one record with a long property list, perhaps of millions of keys, each once if it can be."""
+    for hashes in long_key_hashes(data, start, stop):
+        yield hashes.astype(np.uint64) << np.uint64(_POSITION_BITS) | np.uint64(position)
+        pause(tuning.KEY_SLICE_PAUSE_SECONDS)
 
 
 def _property_lists(
@@ -157,10 +177,11 @@ def _property_lists(
 
 
 def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
-    """Where the records of hash `key` begin that lie at [low, high) of the segment, in order. entries: sorted."""
+    """Where the records of hash `key` begin that lie at [low, high) of the segment, each once, in order. entries:
+    sorted; a record may have a key more than once."""
     bounds = np.array([key << _POSITION_BITS | low, (key << _POSITION_BITS) + high], np.uint64)
     first, stop = entries.searchsorted(bounds)
-    found: list[int] = (entries[first:stop] & np.uint64(_POSITION_MASK)).tolist()
+    found: list[int] = (np.unique(entries[first:stop]) & np.uint64(_POSITION_MASK)).tolist()
     return found
 
 

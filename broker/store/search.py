@@ -289,14 +289,16 @@ class _SearchedSegment:
         if len(data) < HEADER_BYTES + 4:
             return False
         length, _, _, flag = HEADER.unpack_from(data)
-        wanted = ATTRIBUTE_FLAG | PROPERTIES_FLAG
+        both = ATTRIBUTE_FLAG | PROPERTIES_FLAG
         announced = int.from_bytes(data[HEADER_BYTES : HEADER_BYTES + 4], "big", signed=True)
-        if flag & wanted != wanted or not 0 <= announced <= length - 4:
+        if flag & both != both or not 0 <= announced <= length - 4:
             return False
-        if HEADER_BYTES + 4 + announced > len(data):
-            data = read_exactly(self._files, fd, HEADER_BYTES + 4 + announced, position)
-        attribute = attribute_of(data[HEADER_BYTES : HEADER_BYTES + 4 + announced], flag)
-        return attribute is not None and key in keys_of_attribute(attribute)
+        if (wanted := HEADER_BYTES + 4 + announced) > len(data):
+            if self._budget.take(wanted) < wanted:
+                return None
+            data = read_exactly(self._files, fd, wanted, position)
+        attribute = attribute_of(data[HEADER_BYTES:wanted], flag)
+        return attribute is not None and any(key in keys for keys in keys_of_attribute(attribute))
 
     def range_of(self, begin_ms: int, end_ms: int) -> tuple[int, int]:
         """Positions between which records were stored at `begin_ms` … `end_ms` (Unix ms)."""

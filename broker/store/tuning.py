@@ -81,6 +81,9 @@ SLICE_BYTES = 4 << 20
 SLICE_ATTRIBUTES = 1 << 10
 """Attributes that are decoded at once, likewise."""
 
+SLICE_ATTRIBUTE_BYTES = 1 << 20
+"""Bytes of records with them: each is copied and searched for its tag."""
+
 # --- reading what was stored: `consume`, `consume-arrow`, `python -m bench.backlog` -----------------------------------
 
 SCRATCH_BYTES = 16 << 10

@@ -39,6 +39,7 @@ from metaq.protocol.record import (
     decode_attribute,
     encode_attributes,
     encode_body,
+    encode_record,
     iter_headers,
     tag_hash,
     tag_of_attribute,
@@ -151,6 +152,37 @@ PIECES = st.sampled_from([b"TAGS", b"KEYS", b"\x01", b"\x02", b"a", b"\xc3", b"\
 @given(st.lists(PIECES, max_size=12).map(b"".join), st.sampled_from([1, 3]))
 def test_the_tag_alone_is_that_of_the_whole_attribute(attribute, flag):
     assert tag_of_attribute(attribute, flag) == decode_attribute(attribute, flag).tag
+
+
+def test_a_long_property_list_of_a_single_message_is_looked_through_once(peer, harness, monkeypatch):
+    begun = []
+    real = record_module._find
+
+    def counted(data, wanted, start, end):
+        begun.append(start)
+        return real(data, wanted, start, end)
+
+    monkeypatch.setattr(record_module, "_find", counted)
+    flag = 3 | DELAYED_FLAG
+    for number, own in enumerate((b"metaq.delay\x0160000\x02", b"metaq.half\x01bank\x02"), 1):
+        body = encode_body(b"", flag, b"a\x01b\x02" * 5000 + own)
+        ext = SendRequest("t", 0, flag, checksum(body)).to_ext()
+        peer.send(encode_frame(RequestCode.SEND, 1, ext, len(body)) + body)
+        harness.threads.run()
+        assert peer.frames()[0].code == ResponseCode.SUCCESS
+        assert begun.count(0) == number
+
+
+def test_long_attributes_of_a_batch_are_looked_at_in_slices(peer, harness, monkeypatch):
+    monkeypatch.setattr("metaq.broker.tuning.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("metaq.broker.store.tuning.SLICE_ATTRIBUTE_BYTES", 100_000)
+    monkeypatch.setattr("metaq.broker.tuning.DELAYED_SLICE_BYTES", 100_000)
+    for flag, own, least in ((3, b"", 7), (3 | DELAYED_FLAG, b"metaq.delay\x0160000\x02", 14)):
+        attribute = b"a\x01b\x02" * 5000 + own
+        peer.send(raw_batch("t", 0, [encode_record(encode_body(b"", flag, attribute), 0, flag)] * 40))
+        assert turns(harness) >= least
+        harness.threads.run()
+        assert peer.frames()[0].code == ResponseCode.SUCCESS
 
 
 LISTS = {

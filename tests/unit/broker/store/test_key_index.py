@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from metaq.broker.store.key_index import (
     scan_keys,
 )
 from metaq.broker.store.scan import scan_bytes
+from metaq.protocol import record as record_module
+from metaq.protocol.limits import MAX_KEY_CHARACTERS
 from metaq.protocol.record import (
     Buffer,
     decode_attribute,
@@ -34,6 +37,7 @@ from metaq.protocol.record import (
     key_hash,
     key_hashes,
     keys_of_attribute,
+    long_key_hashes,
 )
 from tests.doubles.store import FaultyFiles
 
@@ -80,8 +84,40 @@ class Segment:
 def test_keys_are_those_that_a_decoded_attribute_has(attribute: bytes | str) -> None:
     raw = attribute.encode() if isinstance(attribute, str) else attribute
     keys = decode_attribute(raw, 3).keys
-    assert tuple(keys_of_attribute(raw)) == keys
+    assert tuple(chain.from_iterable(keys_of_attribute(raw))) == keys
     assert key_hashes(b"\x02KEYS\x01z\x02" + raw + b"x\x02", 8, 8 + len(raw)) == [key_hash(key) for key in keys]
+
+
+@given(st.text("aé\u2003 \udcff", max_size=60), st.integers(1, 9))
+def test_long_lists_of_keys_are_taken_apart_bit_by_bit(text: str, piece: int) -> None:
+    raw = b"KEYS\x01" + text.encode("utf-8", "surrogateescape") + b"\x02"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_module, "_KEYS_PIECE_BYTES", piece)
+        pieces = [*keys_of_attribute(raw)]
+        hashes = [*long_key_hashes(b"." + raw, 1, 1 + len(raw))]
+    keys = decode_attribute(raw, 3).keys
+    assert tuple(chain.from_iterable(pieces)) == keys
+    assert all(len(each) <= piece + 1 for each in pieces)
+    assert {*chain.from_iterable(each.tolist() for each in hashes)} == {*map(key_hash, keys)}
+
+
+def test_a_key_that_is_longer_than_any_that_is_searched_for_is_not_gathered() -> None:
+    pieces = [*keys_of_attribute(b"KEYS\x01" + b"x" * 300_000 + b" y\x02")]
+    longest, last = [len(key) for keys in pieces for key in keys]
+    assert MAX_KEY_CHARACTERS < longest <= MAX_KEY_CHARACTERS + 1 + (16 << 10)
+    assert last == 1
+
+
+def test_a_record_with_millions_of_keys_is_scanned_with_pauses_and_found_once(tmp_path: Path) -> None:
+    segment = Segment(tmp_path, [record(1, *["k"] * 100_000, "last"), record(2, "k")])
+    pauses: list[float] = []
+    entries = scan_keys(REAL_FILES, segment.fd, segment.units, FIRST, pauses.append)
+    assert len(pauses) == 13  # 16 KiB each
+    assert len(entries) < 20
+    block = segment.write(0, 2)
+    places = (segment.units["offset"] - FIRST).tolist()
+    assert segment.positions(block, key_hash("k")) == places
+    assert segment.positions(block, key_hash("last")) == places[:1]
 
 
 words = st.text("abcé\u2003x", min_size=1, max_size=3).filter(lambda word: not any(c.isspace() for c in word))
