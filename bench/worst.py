@@ -412,13 +412,16 @@ def _check_halves() -> Requests:
 
 def _list_halves() -> Requests:
     yield "all", _frame(RequestCode.LIST_HALVES, ListHalvesRequest(limit=MAX_LISTED_HALVES).to_ext())
+    yield "one, whole", _frame(RequestCode.LIST_HALVES, ListHalvesRequest(limit=1, whole=True).to_ext())
     yield "of another topic", _frame(RequestCode.LIST_HALVES, ListHalvesRequest("safe", limit=1000).to_ext())
+    yield "a hundred", _frame(RequestCode.LIST_HALVES, ListHalvesRequest(limit=MAX_LISTED_HALVES).to_ext()) * _MANY
     yield "a read full", _reads(_frame(RequestCode.LIST_HALVES, ListHalvesRequest(limit=0).to_ext()))
 
 
 def _list_delayed() -> Requests:
     yield "all", _frame(RequestCode.LIST_DELAYED, ListDelayedRequest(limit=MAX_LISTED_DELAYED).to_ext())
     yield "of another topic", _frame(RequestCode.LIST_DELAYED, ListDelayedRequest("safe", 1000).to_ext())
+    yield "a hundred", _frame(RequestCode.LIST_DELAYED, ListDelayedRequest(limit=MAX_LISTED_DELAYED).to_ext()) * _MANY
     yield "a read full", _reads(_frame(RequestCode.LIST_DELAYED, ListDelayedRequest(limit=0).to_ext()))
 
 

@@ -28,6 +28,7 @@ from .partitions import Partitions
 from .replication.status import ReplicationStatus
 from .requests.admin import Replication
 from .requests.cold_reads import ColdReads
+from .requests.delayed import Listings
 from .requests.reading import Reading
 from .requests.search import Searches
 from .runtime.few_lines import FewLines
@@ -62,11 +63,13 @@ class Reloads(Protocol):
 
 class WorkerThreads(NamedTuple):
     """Where a broker's work may wait. disk: syncs and searches. filters: users' filters, which may be slow. cold: reads
-    behind the page cache. None: the threads for the disk."""
+    behind the page cache. None: the threads for the disk. pause(seconds): what gives others the interpreter in one of
+    them."""
 
     disk: RunInThread
     filters: RunInThread | None = None
     cold: RunInThread | None = None
+    pause: Callable[[float], None] = time.sleep
 
 
 class Broker:
@@ -190,6 +193,7 @@ class Broker:
             self.now_ms,
         )
         """To be opened before anything is served, and closed before the store."""
+        self.listings = Listings(self.account, reactor, threads.pause)
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size, self.account)
 
     def _watch(self, log: PartitionLog) -> None:

@@ -178,6 +178,16 @@ DELAYED_CANCELLED = 1 << 14
 DELAYED_LOOKED_AT = 1 << 14
 """Messages that one request for a list looks at: those of other topics count, too."""
 
+LISTING_BYTES = 256 << 10
+"""Of records that are described, or encoded, for a list in a worker thread before others get the interpreter: a
+millisecond."""
+
+LISTING_RECORD_BYTES = 4 << 10
+"""What a record counts there beside its own bytes."""
+
+LISTING_PAUSE_SECONDS = 0.00005
+"""The pause in which they get it."""
+
 DELAYED_LATENESS = 1 << 13
 """Deliveries of which the lateness is remembered for the metrics."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -14,13 +15,17 @@ from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.previews import encode_preview
 
 from .. import tuning
+from ..account import Account
 from ..delays.contents import read_records
 from ..delays.delays import Delays
+from ..runtime.reactor import ReactorTime
+from ..runtime.threads import run_coroutine
 from ..store.delayed_records import Ids, Pending, decode_pending
 from ..store.segments import Snapshot
+from ..store.threads import Turns
 from .answers import encode_json
 
-__all__ = ["Batch", "encoded_list", "following", "list_delayed", "read_pendings"]
+__all__ = ["Batch", "Listings", "Slices", "following", "list_delayed", "read_pendings"]
 
 Batch = tuple[Snapshot, Ids, Ids]
 """Ids in order, and where their records lie in the snapshot."""
@@ -29,27 +34,96 @@ _MOST_BYTES = 4 << 20
 """Of records that are read at once."""
 
 
-def list_delayed(delays: Delays, request: ListDelayedRequest) -> Deferred[bytes]:
+class Slices:
+    """Pauses of a worker thread, in which others get the interpreter."""
+
+    def __init__(self, pause: Callable[[float], None]) -> None:
+        """pause(seconds)."""
+        self._pause = pause
+        self._done = 0
+
+    def worked(self, size: int) -> None:
+        """So many bytes of a record were looked at, or made."""
+        self._done += size + tuning.LISTING_RECORD_BYTES
+        if self._done >= tuning.LISTING_BYTES:
+            self._done = 0
+            self._pause(tuning.LISTING_PAUSE_SECONDS)
+
+
+class Listings:
+    """Lists of messages that wait, of one broker: one is made at a time, addresses take turns. Reactor thread.
+
+    What a list costs is done in a worker thread, which has the interpreter meanwhile: many at once would leave little
+    of it to this thread.
+    """
+
+    def __init__(self, account: Account, reactor: ReactorTime, pause: Callable[[float], None]) -> None:
+        """pause(seconds): what the worker thread calls."""
+        self._account = account
+        self._pause = pause
+        self._turns = Turns(run_coroutine, 1, pause=self._pause_between, call_later=reactor.callLater)
+        self._one_ended = False  # in this iteration of the reactor, and others wait
+
+    def encoded(
+        self, delays: Delays, begin: Callable[[Slices], Coroutine[Any, Any, dict[str, Any]]], items: str, limit: int
+    ) -> Deferred[bytes]:
+        """What the coroutine gives as JSON, made in a worker thread if there are any of its items."""
+        slices = Slices(self._pause)
+
+        async def encoded() -> bytes:
+            answer = await begin(slices)
+            encode = partial(_encode, answer, items, slices)
+            return cast(bytes, await delays.in_thread(encode)) if answer[items] else encode_json(answer)
+
+        if not limit:  # a number, which takes no thread
+            return ensureDeferred(encoded())
+        answer: Deferred[bytes] = Deferred()
+
+        def ended(result: Any) -> None:
+            self._one_ended = len(self._turns) > 0
+            answer.callback(result)  # or its failure
+
+        self._turns.run(self._account.asker, encoded, ended)
+        return answer
+
+    def _pause_between(self) -> float:
+        """So that the next one begins in another iteration of the reactor."""
+        one_ended, self._one_ended = self._one_ended, False
+        return tuning.LISTING_PAUSE_SECONDS if one_ended else 0.0
+
+
+def _encode(answer: dict[str, Any], items: str, slices: Slices) -> bytes:
+    """Worker thread. `body` of an item is base64 of its bytes."""
+    others = {name: value for name, value in answer.items() if name != items}
+    parts = [encode_json(others)[:-1], b", ", encode_json(items), b": ["]
+    for number, item in enumerate(answer[items]):
+        body = item.pop("body", None)
+        encoded = encode_json(item)
+        if number:
+            parts.append(b", ")
+        if body is None:
+            parts.append(encoded)
+        else:
+            parts += [encoded[:-1], b', "body": "', *_base64(body, slices), b'"}']
+        slices.worked(len(encoded))
+    parts.append(b"]}")
+    return b"".join(parts)
+
+
+def _base64(body: bytes, slices: Slices) -> Iterator[bytes]:
+    step = tuning.LISTING_BYTES // 3 * 3
+    for start in range(0, len(body), step):
+        piece = body[start : start + step]
+        yield b64encode(piece)
+        slices.worked(len(piece))
+
+
+def list_delayed(listings: Listings, delays: Delays, request: ListDelayedRequest) -> Deferred[bytes]:
     """The JSON of the answer."""
-    return encoded_list(delays, _list(delays, request), "messages")
+    return listings.encoded(delays, partial(_list, delays, request), "messages", request.limit)
 
 
-def encoded_list(
-    delays: Delays,
-    listing: Coroutine[Any, Any, dict[str, Any]],
-    items: str,
-    encode: Callable[[dict[str, Any]], bytes] = encode_json,
-) -> Deferred[bytes]:
-    """What the listing gives as JSON, made in a worker thread if there are any of its items."""
-
-    async def encoded() -> bytes:
-        answer = await listing
-        return cast(bytes, await delays.in_thread(partial(encode, answer))) if answer[items] else encode_json(answer)
-
-    return ensureDeferred(encoded())
-
-
-async def _list(delays: Delays, request: ListDelayedRequest) -> dict[str, Any]:
+async def _list(delays: Delays, request: ListDelayedRequest, slices: Slices) -> dict[str, Any]:
     topics: dict[str, int] = {}
     for (topic, _), count in sorted(delays.counts().items()):
         topics[topic] = topics.get(topic, 0) + count
@@ -73,7 +147,7 @@ async def _list(delays: Delays, request: ListDelayedRequest) -> dict[str, Any]:
         if not ids:
             after = 0
             break
-        read: list[dict[str, Any]] = await delays.in_thread(partial(_describe, batches))
+        read: list[dict[str, Any]] = await delays.in_thread(partial(_describe, batches, slices))
         described = {each["id"]: each for each in read}
         for message_id in ids:
             looked_at += 1
@@ -102,7 +176,7 @@ def following(delays: Delays, after: int, most: int) -> tuple[list[Batch], list[
     return [(snapshot, found[:count], offsets[:count]) for snapshot, found, offsets, count in chosen if count], ids
 
 
-def _describe(batches: Sequence[Batch]) -> list[dict[str, Any]]:
+def _describe(batches: Sequence[Batch], slices: Slices) -> list[dict[str, Any]]:
     return [
         {
             "id": pending.id,
@@ -113,13 +187,12 @@ def _describe(batches: Sequence[Batch]) -> list[dict[str, Any]]:
             "taken": store_time_ms(pending.taken),
             **encode_preview(pending.flag, pending.body),
         }
-        for pending in read_pendings(batches)
+        for pending in read_pendings(batches, slices)
     ]
 
 
-def read_pendings(batches: Sequence[Batch]) -> list[Pending]:
+def read_pendings(batches: Sequence[Batch], slices: Slices) -> Iterator[Pending]:
     """Worker thread. Of records that went meanwhile there is nothing."""
-    found: list[Pending] = []
     for snapshot, ids, offsets in batches:
         start = 0
         while start < len(ids):
@@ -130,5 +203,7 @@ def read_pendings(batches: Sequence[Batch]) -> list[Pending]:
                 continue
             assert records is not None
             start += len(records)
-            found += filter(None, map(decode_pending, records))
-    return found
+            for record in records:
+                if (pending := decode_pending(record)) is not None:
+                    yield pending
+                slices.worked(len(record))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -28,8 +27,8 @@ from metaq.protocol.previews import encode_preview
 from .. import tuning
 from ..halves.halves import Halves
 from ..store.delayed_records import Pending
-from .answers import Bytes, answer_frame, encode_json
-from .delayed import Batch, encoded_list, following, read_pendings
+from .answers import Bytes, answer_frame
+from .delayed import Batch, Listings, Slices, following, read_pendings
 
 __all__ = ["checked_frame", "end_halves", "ended_frame", "list_halves"]
 
@@ -52,20 +51,12 @@ def checked_frame(opaque: int, halves: Sequence[CheckedHalf]) -> Bytes:
     return [answer_frame(opaque, {}, body=sum(map(len, body))), *body]
 
 
-def list_halves(halves: Halves, request: ListHalvesRequest) -> Deferred[bytes]:
+def list_halves(listings: Listings, halves: Halves, request: ListHalvesRequest) -> Deferred[bytes]:
     """The JSON of the answer."""
-    return encoded_list(halves, _list(halves, request), "halves", _encode)
+    return listings.encoded(halves, partial(_list, halves, request), "halves", request.limit)
 
 
-def _encode(answer: dict[str, Any]) -> bytes:
-    """Worker thread."""
-    for half in answer["halves"]:
-        if "body" in half:
-            half["body"] = b64encode(half["body"]).decode()
-    return encode_json(answer)
-
-
-async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
+async def _list(halves: Halves, request: ListHalvesRequest, slices: Slices) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "count": len(halves),
         "states": {state.value: count for state, count in sorted(halves.states().items())},
@@ -81,7 +72,7 @@ async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
         batches, ids = following(halves, after, most)
         if not ids:
             return answer
-        read: dict[int, dict[str, Any]] = await halves.in_thread(partial(_describe, batches, request.whole))
+        read: dict[int, dict[str, Any]] = await halves.in_thread(partial(_describe, batches, request.whole, slices))
         for half_id in ids:
             looked_at += 1
             answer["next"] = after = half_id
@@ -96,9 +87,9 @@ async def _list(halves: Halves, request: ListHalvesRequest) -> dict[str, Any]:
     return answer
 
 
-def _describe(batches: Sequence[Batch], whole: bool) -> dict[int, dict[str, Any]]:
+def _describe(batches: Sequence[Batch], whole: bool, slices: Slices) -> dict[int, dict[str, Any]]:
     """What the records say, by id. Worker thread."""
-    return {pending.id: _said(pending, whole) for pending in read_pendings(batches)}
+    return {pending.id: _said(pending, whole) for pending in read_pendings(batches, slices)}
 
 
 def _said(pending: Pending, whole: bool) -> dict[str, Any]:

@@ -5,11 +5,11 @@ A bounded number of searches runs at once, in steps, in worker threads. Others w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import PartitionClosed, PartitionNotFound, SearchesBusy
 from metaq.protocol.limits import MAX_FOUND_MESSAGES, MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
@@ -28,6 +28,7 @@ from metaq.protocol.statuses import ResponseCode
 from .. import tuning
 from ..account import Account
 from ..partitions import Partitions
+from ..runtime.threads import run_coroutine
 from ..store.files import Files
 from ..store.partition_log import PartitionLog
 from ..store.search import find_id, find_key, read_matches
@@ -75,7 +76,7 @@ class Searches:
         self._partitions = partitions
         self._in_thread = in_thread
         self._account = account
-        self._turns = Turns(_begin, MAX_RUNNING_SEARCHES)  # of addresses
+        self._turns = Turns(run_coroutine, MAX_RUNNING_SEARCHES)  # of addresses
 
     def by_id(self, request: ViewMessageRequest) -> Deferred[SearchResult]:
         """The message with an id.
@@ -157,10 +158,6 @@ class Searches:
         matches = choice.matches
         records = await self._in_thread(partial(read_matches, self._store.files, matches, self._max_bytes))
         return SearchResult(records, unsearched, choice.more or len(records) < len(matches))
-
-
-def _begin(search: Callable[[], Coroutine[Deferred[Any], Any, SearchResult]], done: Callable[[Any], None]) -> None:
-    ensureDeferred(search()).addBoth(done)
 
 
 class _Choice:

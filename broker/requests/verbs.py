@@ -214,7 +214,10 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.TRANSACTION_OUTCOME: _framed(TransactionOutcomeRequest.from_ext, transactions.outcome),
         RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel),
         RequestCode.LIST_DELAYED: _framed(
-            ListDelayedRequest.from_ext, partial(list_delayed, broker.delays), body_frame, repeatable=True
+            ListDelayedRequest.from_ext,
+            partial(list_delayed, broker.listings, broker.delays),
+            body_frame,
+            repeatable=True,
         ),
         RequestCode.END_HALF: _framed(EndHalfRequest.from_ext, broker.halves.end),
         RequestCode.END_HALVES: Verb(
@@ -223,7 +226,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.CHECK_HALVES: Verb(check_halves, repeatable=True),
         RequestCode.LIST_HALVES: _framed(
             ListHalvesRequest.from_ext,
-            lambda request: list_halves(broker.halves, request),
+            partial(list_halves, broker.listings, broker.halves),
             body_frame,
             repeatable=True,
         ),

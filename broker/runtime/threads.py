@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from .reactor import Reactor
 
-__all__ = ["DaemonThreads", "DiskThread", "fire", "in_own_thread", "run_in_pool"]
+__all__ = ["DaemonThreads", "DiskThread", "fire", "in_own_thread", "run_coroutine", "run_in_pool"]
 
 T = TypeVar("T")
 
@@ -25,6 +25,11 @@ def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any],
         reactor.callFromThread(done, result if success else result.value)
 
     pool.callInThreadWithCallback(finished, function)
+
+
+def run_coroutine(begin: Callable[[], Coroutine[Deferred[Any], Any, Any]], done: Callable[[Any], None]) -> None:
+    """Run what `begin` gives on this thread, then `done(its result or failure)`: what Turns runs."""
+    ensureDeferred(begin()).addBoth(done)
 
 
 def fire(reactor: Reactor, deferred: Deferred[T], function: Callable[[], T]) -> None:

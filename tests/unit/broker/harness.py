@@ -192,6 +192,8 @@ class Harness:
     ) -> None:
         self.reactor = reactor or Clock()
         self.threads = Threads()
+        self.pauses: list[float] = []
+        """Of worker threads, in which others get the interpreter."""
         self.time = NOW
         self.ini = INI.format(data=directory / "data", system=system) + topics
         self.filters_ini = filters
@@ -211,7 +213,7 @@ class Harness:
             self.config,
             self.store,
             reactor=self.reactor,
-            threads=WorkerThreads(self.threads),
+            threads=WorkerThreads(self.threads, pause=self.pauses.append),
             clock=lambda: self.time,
             rng=random.Random(1),
             on_topic=lambda name, config: self.topics_seen.append(name),
