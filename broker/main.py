@@ -36,7 +36,7 @@ from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
 from .requests.gate import Gate
 from .requests.verbs import make_gate
-from .runtime.heap import collect_later, keep_for_good, set_up_heap
+from .runtime.heap import collect_later, give_back_spare, keep_for_good, set_up_heap
 from .runtime.log_format import LogFormat
 from .runtime.reactor import measures_elapsed_time
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
@@ -61,6 +61,7 @@ _SEQUENCES_SECONDS = 1.0
 _DELAYS_SECONDS = 1.0
 _SHARED_SECONDS = 1.0
 _SIZE_CHECK_SECONDS = 10.0  # how long a topic may be larger than its policy allows, plus one segment
+_HEAP_SECONDS = 10.0
 _WORKER_THREADS = 20  # syncs of several partitions at the same time
 FILTER_THREADS = 4
 _CLOSE_SECONDS = 2.0
@@ -264,6 +265,7 @@ class BrokerProcess:
                 (_SHARED_SECONDS, self.broker.shared.tick, "the memory of shared groups"),
                 (_SPACE_CHECK_SECONDS, store.space.look, "the check of free space"),
                 (_SIZE_CHECK_SECONDS, self._apply_size_limits, "the retention by size"),
+                (_HEAP_SECONDS, partial(self.broker.in_thread, give_back_spare), "the return of free memory"),
             )
         ]
         ensureDeferred(self._register()).addErrback(self._fail)

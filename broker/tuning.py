@@ -330,7 +330,7 @@ HEAP_MMAP_BYTES = 32 << 20
 """Buffers from here on are mapped: larger than any of the broker's, and the most that glibc takes."""
 
 HEAP_KEPT_BYTES = 64 << 20
-"""Free memory that is kept (docs/decisions/009-one-heap-for-all-threads.md)."""
+"""Free memory that is kept (docs/decisions/009-one-heap-for-all-threads.md); what is more for 10 s is given back."""
 
 # --- shared consumers: `python -m bench.shared`; docs/broker.md promises the limits ---------------------------------
 

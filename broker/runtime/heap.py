@@ -8,7 +8,7 @@ import gc
 
 from .. import tuning
 
-__all__ = ["collect_later", "give_back", "keep_for_good", "set_up_heap"]
+__all__ = ["collect_later", "give_back", "give_back_spare", "keep_for_good", "set_up_heap"]
 
 # malloc.h of glibc
 _M_TRIM_THRESHOLD = -1
@@ -40,6 +40,28 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+_FIGURES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
+class _HeapFigures(ctypes.Structure):
+    """struct mallinfo2 of malloc.h; `fordblks` is the bytes that are free."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _FIGURES.split())
+
+
+def give_back_spare() -> None:
+    """As `give_back`, if more than HEAP_KEPT_BYTES are free, of which so many at the heap's end are kept. The C library
+    by itself gives back only what is free at the end: what lives there keeps all that is free before it. Takes some
+    milliseconds for 100 MiB, and none if they were given back before. Any thread; others wait for memory meanwhile."""
+    library = ctypes.CDLL(None)
+    figures = getattr(library, "mallinfo2", None)
+    if figures is None:
+        return
+    figures.restype = _HeapFigures
+    if figures().fordblks > tuning.HEAP_KEPT_BYTES:
+        library.malloc_trim(ctypes.c_size_t(tuning.HEAP_KEPT_BYTES))
 
 
 def collect_later() -> None:

@@ -130,14 +130,13 @@ def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
 def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
     """Nothing is done unless all rows can be read. Then each is done or not for itself; if one slice is refused, or
     nobody knows what became of it, the answer says that."""
-    decoded = []
     for rows in slices:
-        decoded.append(decode_settlements(rows))
+        decode_settlements(rows)  # and again below: all rows of a request take 10 MB
         yield
     outcomes: list[Deferred[bytes]] = []
     settle = cast("Callable[..., Deferred[bytes]]", groups.settle)  # which may also answer at once
-    for settlements in decoded:
-        outcomes.append(maybeDeferred(settle, request, settlements))
+    for rows in slices:
+        outcomes.append(maybeDeferred(settle, request, decode_settlements(rows)))
         yield
     return ensureDeferred(_joined(outcomes, opaque))
 

@@ -51,6 +51,37 @@ def test_threads_set_up_heap() -> None:
     assert heaps("shared") == 1
 
 
+FREE_BELOW_WHAT_LIVES = """
+import ctypes, re
+from metaq.broker.runtime.heap import give_back_spare, set_up_heap
+
+def taken():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10
+
+set_up_heap()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+before = taken()
+*blocks, last = [libc.malloc(1 << 20) for _ in range(151)]
+for block in blocks:
+    ctypes.memset(block, 1, 1 << 20)
+for block in blocks:
+    libc.free(block)
+print(taken() - before)
+give_back_spare()
+print(taken() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc")
+def test_much_free_memory_is_given_back_whatever_lives_behind_it() -> None:
+    command = [sys.executable, "-c", FREE_BELOW_WHAT_LIVES]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE)
+    freed, still_taken = map(int, done.stdout.split())
+    assert freed >= 145
+    assert still_taken <= 5
+
+
 COLLECTOR_WHEN_SERVING = """
 import gc, sys
 from twisted.internet import reactor

@@ -121,7 +121,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "puts that wait for their sync ({DEFAULT_MAX_PENDING_PUT_BYTES:bytes}),",
         "unsent answers ({Quotas.unsent_bytes:bytes})",
         "transactions ({Quotas.transaction_bytes:bytes}), shared groups ({Quotas.shared_bytes:bytes})",
-        "the heap keeps ({HEAP_KEPT_BYTES:bytes}), and for each connection one read ({LARGE_READ_BYTES:bytes}), "
+        "the heap keeps ({HEAP_KEPT_BYTES:bytes}, and what was freed in the last {broker/main.HEAP_SECONDS:s}), "
+        "and for each connection one read ({LARGE_READ_BYTES:bytes}), "
         "space for {SPACE_READ_BYTES:bytes} of a large frame, and one answer "
         "({broker/tuning.WRITE_BYTES:bytes}, or one record)",
         "A table has {PAGE_ROWS} rows of a page, with links to the others (`?from={PAGE_ROWS}`)",

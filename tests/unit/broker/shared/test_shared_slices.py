@@ -1,17 +1,20 @@
 """What is asked of shared groups is done in slices, however much it is: counted here, measured by bench/worst.py."""
 
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import simplejson
 
 from metaq.broker import tuning
 from metaq.broker.http.dashboard import Dashboard, RecentLog
+from metaq.broker.shared import acquire as acquire_module
 from metaq.broker.shared import status
 from metaq.broker.shared.queue import SharedQueue
 from metaq.broker.shared.state import SharedState
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import MAX_ACQUIRED, MAX_LISTED_GROUPS
+from metaq.protocol.record import Buffer
 from metaq.protocol.shared import (
     Leased,
     SettleAction,
@@ -19,6 +22,7 @@ from metaq.protocol.shared import (
     SettleOutcome,
     SharedStatusRequest,
     decode_outcomes,
+    decode_settlements,
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import Harness, Peer, batch, put, worked_off
@@ -94,6 +98,29 @@ def test_a_settle_with_a_wrong_row_at_the_end_does_nothing(
     (frame,) = peer.frames()
     assert frame.code == ResponseCode.MESSAGE_ILLEGAL
     assert held(harness) == 5
+
+
+def test_the_rows_of_a_settle_are_not_all_held_at_once(
+    harness: Harness, peer: Peer, found: list[Leased], slices: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_at_once: list[int] = []
+    alive: WeakSet[_Rows] = WeakSet()
+
+    def decoded(body: Buffer) -> _Rows:
+        rows = _Rows(decode_settlements(body))
+        alive.add(rows)
+        held_at_once.append(len(alive))
+        return rows
+
+    monkeypatch.setattr(acquire_module, "decode_settlements", decoded)
+    peer.send(settle(*map(ack, found)))
+    turns(harness)
+    assert held(harness) == 0
+    assert max(held_at_once) <= 2
+
+
+class _Rows(list[Settlement]):
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 def test_a_settle_is_done_to_its_end_though_its_connection_has_gone(
