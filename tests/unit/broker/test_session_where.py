@@ -250,7 +250,9 @@ def slow(peer, harness, monkeypatch):
         assert pulls
         return sum(each._stretch is not None or bool(each._selection.chosen.runs) for each in pulls)
 
-    return holding
+    gc.freeze()  # what was there before is not looked through at each step
+    yield holding
+    gc.unfreeze()
 
 
 def most_held(harness, peer, holding):
