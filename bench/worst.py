@@ -845,7 +845,7 @@ class Worst:
         """Of one by HTTP."""
         broker = self.harness.broker
         root: Any = (
-            Gateway(self.harness.gate, broker.pending_puts, broker.account)
+            Gateway(self.harness.gate, broker)
             if gateway
             else Dashboard(broker, self.harness.gate, lambda: None, RecentLog()).resource()
         )

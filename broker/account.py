@@ -51,6 +51,9 @@ what is not in the list for ended, so there is no part of it."""
 MAX_SEARCHES = 64
 """Of messages, by their id or a key, that wait or run."""
 
+MAX_ASKED_MOVES = 64
+"""Moves of partitions that are looked at in ZooKeeper because a MOVE asks, each in a thread of its own."""
+
 MAX_PAGES = 32
 """Pages and metrics that are made or sent: each knows what is still to come, and up to some megabytes."""
 
@@ -456,6 +459,7 @@ class Account:
         self.pages = Shares("pages that wait for ZooKeeper", "waitingPages", limits.waiting_pages, 100)
         self.shown_pages = Shares("pages that are being sent", "", MAX_PAGES, share)
         self.searches = Shares("searches for messages", "", MAX_SEARCHES, share)
+        self.asked_moves = Shares("moves that are looked at", "", MAX_ASKED_MOVES, share)
         self.shared_groups = Shares("shared groups", "sharedGroups", limits.shared_groups, share)
         self.shared_bytes = Shares("bytes of shared groups", "sharedBytes", limits.shared_bytes, share)
         self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
@@ -485,6 +489,7 @@ class Account:
         yield "waiting_pages", self.pages
         yield "pages", self.shown_pages
         yield "searches", self.searches
+        yield "asked_moves", self.asked_moves
         yield "shared_groups", self.shared_groups
         yield "shared_bytes", self.shared_bytes
         yield "made_topics", self.made_topics

@@ -59,6 +59,8 @@ class RequestReader:
         self.failure: RemoteProtocolError | None = None
         self.more = False
         """There may be further requests in what was received: `receive` nothing to get them."""
+        self.large: memoryview | None = None
+        """A large frame that is not looked at yet, as far as there is space for it."""
         self._most = most
         self._costs = 0  # what the requests of this call count beyond 1 each
         self._looks_for_runs = True
@@ -69,7 +71,6 @@ class RequestReader:
         self._chunk_bytes = 0
         self._missing = 0  # bytes to collect before it is worth looking again
         self._dropping = 0  # bytes of a body that is too large, still to come
-        self._large: memoryview | None = None  # a large frame that is not complete, as far as there is space for it
         self._large_bytes = self._large_filled = 0  # all of it, and how much is there
 
     @property
@@ -87,28 +88,24 @@ class RequestReader:
     def space(self) -> memoryview | None:
         """Where the rest of a large frame belongs, some of it at least; None if the next bytes are to be given to
         `receive`. There is never much more than has come: what the heap gives is resident if others had it before."""
-        large, filled = self._large, self._large_filled
-        if large is None:
+        large, filled = self.large, self._large_filled
+        if large is None or self.more:
             return None
         if filled == len(large):
             more = np.empty(min(self._large_bytes, filled + max(filled, _SPACE_BYTES)), np.uint8).data
             more[:filled] = large
-            self._large = large = more
+            self.large = large = more
         return large[filled:]
 
     def received(self, count: int) -> list[WireRequest]:
         """`count` bytes, at least one, were received into `space`; return the frame if that completes it."""
-        large = self._large
-        assert large is not None
+        self.fill(count)
+        return self.receive(b"") if self.more else []
+
+    def fill(self, count: int) -> None:
+        """The same, but a frame that is complete is not looked at yet: there is `more`."""
         self._large_filled += count
-        if self._large_filled < self._large_bytes:
-            return []
-        self._large, self._large_filled = None, 0
-        try:
-            return [parse_frame(large, 0, len(large))]
-        except RemoteProtocolError as failure:
-            self._fail(failure)
-            return []
+        self.more = self._large_filled == self._large_bytes
 
     def keep(self, data: bytes) -> None:
         """Take the next bytes of the connection without a look at them. Not while there is `more`."""
@@ -119,6 +116,9 @@ class RequestReader:
         if self._kept:
             data = self._kept + data
             self._kept, self.more = b"", False
+        if self.more and self.large is not None:
+            self.more = False
+            return self._whole(self.large) + (self.receive(data) if data else [])
         if self.more:
             rest, start = self._rest, self._rest_start
             self._rest, self.more = b"", False
@@ -147,6 +147,15 @@ class RequestReader:
             self._chunk_bytes = 0
         self._missing = 0
         return self._requests(data, 0)
+
+    def _whole(self, frame: memoryview) -> list[WireRequest]:
+        """The large one, which is complete."""
+        self.large, self._large_filled = None, 0
+        try:
+            return [parse_frame(frame, 0, len(frame))]
+        except RemoteProtocolError as failure:
+            self._fail(failure)
+            return []
 
     def _requests(self, data: bytes, position: int) -> list[WireRequest]:
         """Those that begin at this position of `data`; keeps what follows them."""
@@ -198,7 +207,7 @@ class RequestReader:
         end = position + length
         if length >= _LARGE_FRAME_BYTES and end > len(data):
             self._large_bytes, self._large_filled = length, len(data) - position
-            self._large = np.frombuffer(data, np.uint8)[position:].copy().data
+            self.large = np.frombuffer(data, np.uint8)[position:].copy().data
             return len(data)
         if length == 0 or end > len(data):
             self._missing = max(0, end - len(data))

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
 from twisted.internet.defer import Deferred, ensureDeferred, fail, maybeDeferred
-from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
@@ -36,7 +35,7 @@ from ..store.partition_log import PartitionLog
 from .browsers import header_of
 from .metrics import CONTENT_TYPE, TopicTotals, exposition, topic_totals
 from .pages import Button, Cell, Page, Table, Text, to_html, to_json
-from .sheets import Sheet, write_sheet
+from .sheets import PageTurns, Sheet, write_sheet
 
 __all__ = ["Dashboard", "RecentLog"]
 
@@ -236,7 +235,7 @@ class Dashboard:
                 next(work)
             except StopIteration as end:
                 return cast(T, end.value)
-            await deferLater(cast(Any, self.broker.reactor), 0)
+            await self.broker.turns.turn(NOBODY)
 
     async def _in_thread(self, asks: Callable[[], T]) -> T:
         """The result of a function that asks ZooKeeper. Raises AccountSpent while too many pages wait for theirs: they
@@ -291,23 +290,29 @@ class _Root(Resource):
         asked = PageRequest(words, changes, words[1] if words[:1] == ["topics"] and len(words) > 1 else None, show)
         shown_pages = self._dashboard.broker.account.shown_pages
         gone = cast("Deferred[object]", request.notifyFinish())
-        counts = shown_pages.take(peer.address)
-        if counts:
+        admit = self._dashboard.gate.admit
+
+        def write(view: Deferred[Page | Sheet]) -> None:
+            view.addErrback(_failed).addCallback(self._write, request, peer.address, gone)
+
+        def make() -> None:
+            if not gone.called:
+                write(maybeDeferred(lambda: cast(Any, admit(asked, peer).serve(asked, peer))))
+
+        if shown_pages.take(peer.address):
             gone.addBoth(lambda _: shown_pages.add(peer.address, -1))
-            admit = self._dashboard.gate.admit
-            view: Deferred[Page | Sheet] = maybeDeferred(lambda: cast(Any, admit(asked, peer).serve(asked, peer)))
+            self._dashboard.broker.turns.do(make, peer.address)
         else:
             gone.addErrback(lambda _: None)
-            view = fail(AccountSpent(shown_pages.refusal(peer.address)))
-        view.addErrback(_failed).addCallback(self._write, request, gone)
+            write(fail(AccountSpent(shown_pages.refusal(peer.address))))
         return NOT_DONE_YET
 
-    def _write(self, view: Page | Sheet, request: Request, gone: Deferred[object]) -> None:
+    def _write(self, view: Page | Sheet, request: Request, address: str, gone: Deferred[object]) -> None:
         if not gone.called:  # else the browser left; its page is dropped
             sheet = view if isinstance(view, Sheet) else _sheet(view, request)
-            write_sheet(
-                self._dashboard.broker.reactor, request, sheet, lambda failure: _sheet(_failed(failure), request)
-            )
+            broker = self._dashboard.broker
+            turns = PageTurns(broker.reactor, broker.turns, address)
+            write_sheet(turns, request, sheet, lambda failure: _sheet(_failed(failure), request))
 
     def _view(self, words: list[str], request: Request) -> View:
         if words == ["metrics"]:

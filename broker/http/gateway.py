@@ -7,8 +7,10 @@ the body what the text protocol would have answered.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from io import BytesIO
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -22,8 +24,8 @@ from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put, Result, encode_result
 
-from ..account import Account
 from ..network.pending_puts import PendingPuts
+from ..network.session import SessionServices
 from ..requests.answers import Answer, Bytes
 from ..requests.gate import Gate, HttpPeer
 
@@ -35,49 +37,66 @@ _OPAQUE = 0
 
 _PUT_METHODS = (b"POST", b"PUT")
 
+_Command: TypeAlias = Get | OffsetQuery | Put
+
 
 class Gateway(Resource):
     """The plugin's only resource. Reactor thread; puts and gets go the same way as those of the text protocol."""
 
     isLeaf = True  # noqa: N815
 
-    def __init__(self, gate: Gate, pending_puts: PendingPuts, account: Account) -> None:
+    def __init__(self, gate: Gate, shared: SessionServices) -> None:
         super().__init__()
-        self._account = account
+        self._account = shared.account
         self._gate = gate
-        self._pending_puts = pending_puts
-        self._commands = {b"g": self._get, b"p": self._put, b"o": self._offset}
+        self._pending_puts = shared.pending_puts
+        self._turns = shared.turns
+        self._commands: dict[bytes, Callable[[Request], _Command]] = {
+            b"g": self._get,
+            b"p": self._put,
+            b"o": self._offset,
+        }
 
-    def render(self, request: Request) -> bytes | int:
+    def render(self, request: Request) -> int:
+        """At once, or in a turn of its address."""
+        lost = request.notifyFinish()
+        lost.addErrback(lambda _: None)  # the client has gone; its answer is dropped
+        peer = HttpPeer(cast(Any, request.getClientAddress()).host)
+        self._turns.do(partial(self._render, request, peer, lost), peer.address)
+        return NOT_DONE_YET
+
+    def _render(self, request: Request, peer: HttpPeer, lost: Deferred[None]) -> None:
+        if lost.called:
+            return
         command = self._commands.get(request.path[1:2])
         if command is None:
-            return _finish(request, Status.BAD_REQUEST, b"Invalid request")
+            _finish(request, Status.BAD_REQUEST, b"Invalid request")
+            return
         if command == self._put and request.method not in _PUT_METHODS:
             request.setHeader("allow", b", ".join(_PUT_METHODS))
-            return _finish(request, NOT_ALLOWED, b"put by POST: a GET may come from an image of any web page")
+            _finish(request, NOT_ALLOWED, b"put by POST: a GET may come from an image of any web page")
+            return
         try:
-            answer = command(request)
+            answer = self._ask(command(request), peer)
         except RemoteProtocolError as error:
-            return _finish(request, Status.BAD_REQUEST, str(error).encode())
+            _finish(request, Status.BAD_REQUEST, str(error).encode())
+            return
         if isinstance(answer, Deferred):
-            lost = request.notifyFinish()
             answer.addErrback(_failed).addCallback(lambda late: _finish_late(request, late, lost))
-            lost.addErrback(lambda _: None)  # the client has gone; its answer is dropped
-            return NOT_DONE_YET
-        return _finish(request, *_status_and_body(cast(Bytes, answer)))
+        else:
+            _finish(request, *_status_and_body(cast(Bytes, answer)))
 
-    def _get(self, request: Request) -> Answer:
+    def _get(self, request: Request) -> Get:
         topic, group = _text(request, "topic"), _text(request, "group", "")
         partition, offset = _integer(request, "partition"), _integer(request, "offset", limit=INT64_MAX)
-        return self._ask(request, Get(topic, group, partition, offset, _integer(request, "maxsize"), _OPAQUE))
+        return Get(topic, group, partition, offset, _integer(request, "maxsize"), _OPAQUE)
 
-    def _offset(self, request: Request) -> Answer:
+    def _offset(self, request: Request) -> OffsetQuery:
         topic, group = _text(request, "topic"), _text(request, "group", "")
         offset = _integer(request, "offset", limit=INT64_MAX)
-        return self._ask(request, OffsetQuery(topic, group, _integer(request, "partition"), offset, _OPAQUE))
+        return OffsetQuery(topic, group, _integer(request, "partition"), offset, _OPAQUE)
 
-    def _ask(self, request: Request, command: Get | OffsetQuery | Put) -> Answer:
-        peer = HttpPeer(cast(Any, request.getClientAddress()).host)
+    def _ask(self, command: _Command, peer: HttpPeer) -> Answer:
         verb = self._gate.admit(command, peer)
         pending = self._pending_puts
         if verb.stores and pending.full:  # a request here is one put, so there is nothing to stop reading
@@ -93,12 +112,12 @@ class Gateway(Resource):
             answer.addBoth(_settle, pending, held)
         return answer
 
-    def _put(self, request: Request) -> Answer:
+    def _put(self, request: Request) -> Put:
         body = cast(BytesIO, request.content).getvalue()  # a whole one is not copied
         length = _integer(request, "length")
         if length != len(body):
             raise RemoteProtocolError(f"length={length}, but the body has {len(body)} bytes")
-        put = Put(
+        return Put(
             _text(request, "topic"),
             _integer(request, "partition"),
             _integer(request, "flag"),
@@ -107,7 +126,6 @@ class Gateway(Resource):
             _OPAQUE,
             body,
         )
-        return self._ask(request, put)
 
 
 def _settle(answer: Any, pending: PendingPuts, size: int) -> Any:
@@ -149,14 +167,14 @@ def _status_and_body(answer: Bytes) -> tuple[int, Buffer]:
     return Status.SUCCESS, parsed.data
 
 
-def _finish(request: Request, status: int, body: Buffer) -> bytes:
+def _finish(request: Request, status: int, body: Buffer) -> None:
     request.setResponseCode(status)
     request.setHeader("content-type", "application/octet-stream" if request.path[1:2] == b"g" else "text/plain")
-    return bytes(body)
+    request.setHeader("content-length", str(len(body)))
+    request.write(bytes(body))
+    request.finish()
 
 
 def _finish_late(request: Request, answer: Bytes, lost: Deferred[None]) -> None:
-    if lost.called:
-        return
-    request.write(_finish(request, *_status_and_body(answer)))
-    request.finish()
+    if not lost.called:
+        _finish(request, *_status_and_body(answer))

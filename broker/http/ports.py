@@ -308,7 +308,7 @@ class HttpPorts:
                 except ConfigError as error:
                     _log.error("the broker serves without its pages: %s", error)
             if gateway_port is not None:
-                gateway = Gateway(gate, broker.pending_puts, broker.account)
+                gateway = Gateway(gate, broker)
                 self._listen("gateway", gateway, "jettyBroker serverPort", gateway_port, reactor, interface)
         except BaseException:
             self.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from twisted.python.failure import Failure
@@ -11,9 +12,10 @@ from twisted.web.server import Request
 
 from .. import tuning
 from ..runtime.reactor import ReactorTime
+from ..runtime.turns import ConnectionTurns
 from .pages import Pieces
 
-__all__ = ["Sheet", "encoded", "write_sheet"]
+__all__ = ["PageTurns", "Sheet", "encoded", "write_sheet"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,19 +30,30 @@ class Sheet(NamedTuple):
     status: int = 200
 
 
-def write_sheet(reactor: ReactorTime, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]) -> None:
+@dataclass(frozen=True, slots=True)
+class PageTurns:
+    """Those of a page, among the turns of the address that asked for it."""
+
+    reactor: ReactorTime
+    all: ConnectionTurns
+    address: str
+
+    def wait(self, turn: Callable[[], None]) -> None:
+        """Call it in the next one."""
+        self.all.wait(turn, 1, self.address)
+
+
+def write_sheet(turns: PageTurns, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]) -> None:
     """Write it, and finish the request. failed: what is shown instead if nothing is written when a piece fails; later
     the connection is ended, so that the reader does not take a part for the whole. Reactor thread."""
-    _Writer(reactor, request, sheet, failed).begin()
+    _Writer(turns, request, sheet, failed).begin()
 
 
 class _Writer:
     """Twisted's IPushProducer."""
 
-    def __init__(
-        self, reactor: ReactorTime, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
-    ) -> None:
-        self._reactor = reactor
+    def __init__(self, turns: PageTurns, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]) -> None:
+        self._turns = turns
         self._request: Any = request
         self._sheet = sheet
         self._failed = failed
@@ -77,14 +90,15 @@ class _Writer:
 
     def _some(self) -> tuple[bytes, bool]:
         """What a turn of the reactor makes of it; whether there is more."""
-        until = self._reactor.seconds() + tuning.TURN_SECONDS
+        seconds = self._turns.reactor.seconds
+        until = seconds() + tuning.TURN_SECONDS
         texts: list[str] = []
         size = 0
         for piece in self._sheet.pieces:
             if piece is not None:
                 texts.append(piece)
                 size += len(piece)
-            if size >= tuning.WRITE_BYTES or self._reactor.seconds() >= until:
+            if size >= tuning.WRITE_BYTES or seconds() >= until:
                 break
         else:
             return encoded(texts), False
@@ -104,7 +118,7 @@ class _Writer:
     def _plan(self) -> None:
         if not (self._paused or self._planned):
             self._planned = True
-            self._reactor.callLater(0, self._go_on)
+            self._turns.wait(self._go_on)
 
     def pauseProducing(self) -> None:  # noqa: N802
         self._paused = True

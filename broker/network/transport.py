@@ -93,11 +93,19 @@ class FastConnection(PlainConnection):
     _read_bytes = tuning.SMALL_READ_BYTES
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
-        """Receive once and have it served."""
+        """Receive once and have it served, now or in the connection's turn."""
+        session = cast("Session", self.protocol)
+        if session.reader.large is not None and session.reads_later():
+            return None
+        return self.read_once()
+
+    def read_once(self) -> ConnectionLost | ConnectionDone | None:
+        """As `doRead`, at once. Of a connection that has ended it gives the reason again."""
         session = cast("Session", self.protocol)
         space = session.space
         try:
             if space is not None:
+                since = session.seconds()
                 count = self.socket.recv_into(space)
             else:
                 data = self.socket.recv(self._read_bytes)
@@ -109,7 +117,7 @@ class FastConnection(PlainConnection):
         if not count:
             return CONNECTION_DONE
         if space is not None:
-            session.received(count)
+            session.received(count, since)
         else:
             self._read_bytes = tuning.LARGE_READ_BYTES if count >= tuning.SMALL_READ_BYTES else tuning.SMALL_READ_BYTES
             session.dataReceived(data)

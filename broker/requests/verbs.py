@@ -63,7 +63,7 @@ from metaq.protocol.transaction_requests import (
     TransactionRequest,
 )
 
-from ..account import NOBODY, WAITING_BYTES
+from ..account import NOBODY, WAITING_BYTES, Shares
 from ..broker import Broker
 from ..network.pending_puts import PUT_OVERHEAD_BYTES
 from ..shared.acquire import Acquire, answer_settle
@@ -143,19 +143,17 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         request = CheckHalvesRequest.from_ext(frame.ext)
         address = NOBODY if caller is None else caller.address
         held = 2 * WAITING_BYTES + sum(WAITING_BYTES // 4 + len(topic) for topic in request.topics or ())
-        broker.account.waiting.check(address, held)
-
-        def answered(result: Any) -> Any:
-            broker.account.waiting.add(address, -held)
-            return result
-
+        waiting = broker.account.waiting
+        waiting.check(address, held)
         checks = maybeDeferred(broker.halves.checks, request, caller)  # refused at once it counts no longer, too
-        return _answer(frame, checks.addBoth(answered), checked_frame)
+        return _answer(frame, checks.addBoth(_given_back, waiting, address, held), checked_frame)
 
     def move(request: MoveRequest) -> Deferred[Any]:
         if broker.moves is None:
             raise NotReplicating("this broker is not registered in ZooKeeper, or is a slave: nothing can be moved")
-        return ensureDeferred(broker.moves.asked(request))
+        address, places = broker.account.asker, broker.account.asked_moves
+        places.check(address)
+        return ensureDeferred(broker.moves.asked(request)).addBoth(_given_back, places, address, 1)
 
     def connection_lost(caller: Caller) -> None:
         broker.transactions.connection_lost(caller)
@@ -306,6 +304,12 @@ def _admin(
 def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
     answer: Answer = then(result, lambda result: encode(frame.opaque, result))
     return answer
+
+
+def _given_back(result: Any, places: Shares, address: str, amount: int) -> Any:
+    """The request has its answer: it holds no more of these."""
+    places.add(address, -amount)
+    return result
 
 
 def _nothing(_: Ext) -> None:

@@ -62,3 +62,5 @@ class Transport(Protocol):
     def loseConnection(self) -> object: ...  # noqa: N802
     def abortConnection(self) -> object: ...  # noqa: N802
     def getPeer(self) -> object: ...  # noqa: N802
+    def read_once(self) -> object:
+        """Receive once and have it served, though the reactor was not asked whether there is something."""

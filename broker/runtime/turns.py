@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+
+from twisted.internet.defer import Deferred
 
 from .. import tuning
 from .reactor import ReactorTime
@@ -63,6 +66,21 @@ class ConnectionTurns:
     def defers(self, busy: int) -> bool:
         """Whether a connection that has something to do is to `wait` with it."""
         return self._timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self._seconds() >= self._until)
+
+    def do(self, work: Callable[[], None], address: str) -> None:
+        """Do it now, or in a turn if the iteration has enough to do. It counts as one of those with much to do."""
+        if self.defers(1):
+            self.wait(work, 1, address)
+        else:
+            since = self._seconds()
+            work()
+            self.has_worked(since)
+
+    def turn(self, address: str) -> Deferred[None]:
+        """Of who goes on with much to do."""
+        comes: Deferred[None] = Deferred()
+        self.wait(partial(comes.callback, None), 1, address)
+        return comes
 
     def has_worked(self, since: float) -> None:
         """A connection did since then what came in: much of that by many is one iteration's work, too."""

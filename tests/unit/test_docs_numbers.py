@@ -132,6 +132,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "to a SHARED_STATUS that are made at once | {MAX_LISTINGS}, as",
         "| pages and metrics that are made and sent at once | {MAX_PAGES} |",
         "| pages that wait for ZooKeeper | {Quotas.waiting_pages}, or",
+        "| moves of partitions that a MOVE asks about, each looked at in a thread | {MAX_ASKED_MOVES} |",
         "| `httpConnections` | {Quotas.http_connections:plain} |",
         "| `waitingPages` | {Quotas.waiting_pages} |",
         "| `sharedGroups` | {Quotas.shared_groups:plain} |",

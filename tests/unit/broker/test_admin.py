@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from twisted.internet.defer import Deferred
 
+from metaq.broker.account import MAX_ASKED_MOVES
 from metaq.broker.requests.admin import admits
 from metaq.broker.requests.gate import Nodes
 from metaq.broker.requests.stats import stats_lines
@@ -245,3 +247,30 @@ def test_a_broker_by_itself_moves_nothing(peer):
     (frame,) = peer.frames()
     assert frame.code != ResponseCode.SUCCESS
     assert "nothing can be moved" in frame.remark
+
+
+def test_so_many_moves_are_looked_at_at_once_and_further_ones_are_refused(harness, monkeypatch):
+    """Each is looked at in a thread."""
+    looks: list[Deferred[dict[str, str]]] = []
+
+    class Moves:
+        def asked(self, _):
+            looks.append(Deferred())
+            return looks[-1]
+
+    monkeypatch.setattr(harness.broker, "moves", Moves())
+    flood, other = harness.connect("127.0.0.2"), harness.connect("127.0.0.1")
+    ask = request(RequestCode.MOVE, MoveRequest("t", 0, 0).to_ext())
+    flood.send(ask * 200)
+    harness.turn()
+    refused = flood.frames()
+    assert len(looks) < MAX_ASKED_MOVES
+    assert len(looks) + len(refused) == 200
+    assert {frame.code for frame in refused} == {ResponseCode.SYSTEM_BUSY}
+    assert "too many moves that are looked at" in refused[0].remark
+    other.send(ask)
+    assert other.frames() == []
+    for look in looks:
+        look.callback({"state": "done"})
+    assert harness.broker.account.asked_moves.used == 0
+    assert len(other.frames()) == 1

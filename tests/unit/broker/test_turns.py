@@ -1,12 +1,15 @@
 """Turns of all connections: an iteration of the reactor takes some, the others come in the next ones, in order."""
 
+from typing import Any
+
 import pytest
 from twisted.internet.task import Clock
 
 from metaq.broker import tuning
+from metaq.broker.network.transport import FastConnection
 from metaq.broker.runtime.turns import ConnectionTurns
 from metaq.protocol.delays import CancelDelayedRequest
-from metaq.protocol.frames import encode_frame
+from metaq.protocol.frames import encode_frame, parse_frame
 from metaq.protocol.record import iter_headers
 from metaq.protocol.requests import FRAME_COST, RequestReader
 from metaq.protocol.sends import SendRequest
@@ -187,6 +190,85 @@ def test_a_large_frame_that_is_complete_then_waits(peer, harness):
     assert peer.received() == b""
     harness.turn()
     assert len(peer.frames()) == 1
+
+
+def frame_of(size):
+    return encode_frame(RequestCode.HEARTBEAT, 1, {}, size) + bytes(size)
+
+
+def test_large_frames_that_are_complete_at_once_are_looked_at_in_several_iterations(harness, monkeypatch):
+    looked = [0]
+
+    def slowly(*arguments):
+        looked[-1] += 1
+        harness.reactor.rightNow += 0.008
+        return parse_frame(*arguments)
+
+    monkeypatch.setattr("metaq.protocol.requests.parse_frame", slowly)
+    peers = [harness.connect(f"127.0.0.{number}") for number in range(10)]
+    data = frame_of(100_000)
+    for peer in peers:
+        peer.send(data[:-1])
+    for peer in peers:
+        peer.session.space[:] = data[-1:]
+        peer.session.received(1)
+    while harness.reactor.getDelayedCalls() and sum(looked) < 10:
+        looked.append(0)
+        iteration(harness.reactor)
+    assert max(looked) <= 3
+    assert [len(peer.frames()) for peer in peers] == [1] * 10
+
+
+class SlowSocket:
+    """Brings a piece of a frame that never ends each time, which takes a while."""
+
+    def __init__(self, reactor, reads):
+        self.count = 0
+        self._reactor = reactor
+        self._reads = reads
+
+    def recv(self, _):
+        return frame_of(10 << 20)[:100_000]
+
+    def recv_into(self, space):
+        self._reactor.rightNow += 0.004
+        self.count += 1
+        self._reads[-1] += 1
+        return min(1000, len(space))
+
+    def setsockopt(self, *_):
+        pass
+
+    def setblocking(self, _):
+        pass
+
+    def fileno(self):
+        return 99
+
+
+def test_connections_read_their_large_frames_in_turns(harness):
+    """All sockets are readable all the time."""
+    reads = [0]
+    readable: dict[Any, None] = {}
+    harness.reactor.addReader = readable.setdefault
+    harness.reactor.removeReader = readable.pop
+    connections: list[Any] = []
+    for number in range(10):
+        peer = harness.connect(f"127.0.0.{number}")
+        slow: Any = SlowSocket(harness.reactor, reads)
+        transport = FastConnection(slow, peer.session, ("::", 1), None, 0, harness.reactor)
+        peer.session.makeConnection(transport)
+        connections.append(transport)
+    for each in connections:
+        each.read_once()
+    for _ in range(50):
+        reads.append(0)
+        iteration(harness.reactor)
+        for each in list(readable):
+            each.doRead()
+    counts = [each.socket.count for each in connections]
+    assert max(reads) <= 6  # as many turns as an iteration has time for, and as many that come in
+    assert min(counts) * 3 >= max(counts) == 50  # those that are found readable first have no advantage but that
 
 
 def test_one_that_ends_its_half_is_answered_and_closed(peer, spent, harness):

@@ -61,7 +61,7 @@ def test_each_verb_has_a_worst_request(harness):
 
 @pytest.fixture
 def gateway(harness):
-    return Browser(Gateway(harness.gate, harness.broker.pending_puts, harness.broker.account))
+    return Browser(Gateway(harness.gate, harness.broker))
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])

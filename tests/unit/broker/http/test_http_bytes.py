@@ -89,7 +89,7 @@ class Lines:
 @pytest.fixture
 def ports(harness):
     """The gateway and the pages, with the lines about their connections."""
-    gateway = Gateway(harness.gate, harness.broker.pending_puts, harness.broker.account)
+    gateway = Gateway(harness.gate, harness.broker)
     pages = Dashboard(harness.broker, harness.gate, lambda: None, RecentLog()).resource()
     return [browser(each, harness.broker.reactor) for each in (gateway, pages)]
 

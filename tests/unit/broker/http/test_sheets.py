@@ -18,7 +18,8 @@ from metaq.broker.http.dashboard import Dashboard
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.metrics import exposition
 from metaq.broker.http.pages import Page, Table, Text, to_html, to_json
-from metaq.broker.http.sheets import Sheet, encoded, write_sheet
+from metaq.broker.http.sheets import PageTurns, Sheet, encoded, write_sheet
+from metaq.broker.requests.gate import Gate
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.shared import AcquireRequest
@@ -64,7 +65,7 @@ class OnePage(Resource):
     def render_GET(self, request: Request) -> int:  # noqa: N802
         sheet = Sheet("text/plain", iter(self._pieces))
         failed = lambda failure: Sheet("text/plain", iter([f"failed: {failure.value}"]), 500)  # noqa: E731
-        write_sheet(self._harness.reactor, request, sheet, failed)
+        write_sheet(PageTurns(self._harness.reactor, self._harness.broker.turns, "a"), request, sheet, failed)
         return NOT_DONE_YET
 
 
@@ -129,6 +130,50 @@ def test_a_reader_that_leaves_ends_the_work(harness, one_by_one):
     turns(harness)
     assert pieces.made == 1
     assert unsent_bytes(browser.shared) == 0
+
+
+class SlowPieces(Pieces):
+    """Each takes a turn."""
+
+    def __init__(self, harness: Any, made: list[int]) -> None:
+        super().__init__(10)
+        self._reactor = harness.reactor
+        self._all = made
+
+    def __iter__(self) -> Any:
+        for piece in super().__iter__():
+            self._reactor.rightNow += tuning.TURN_SECONDS
+            self._all[-1] += 1
+            yield piece
+
+
+def test_pages_that_are_asked_for_at_once_share_an_iteration(harness):
+    made = [0]
+    shown = [asked(harness, SlowPieces(harness, made))[1] for _ in range(20)]
+    assert made == [20]  # without a gate
+    turns(harness, lambda _: made.append(0))
+    assert max(made[1:]) <= 2
+    assert [parsed(each.value())[::2] for each in shown] == [(200, b"x" * 10)] * 20
+
+
+@pytest.mark.parametrize("site", [dashboard, lambda harness: Browser(Gateway(harness.gate, harness.broker))])
+def test_requests_by_http_that_come_at_once_begin_in_turns(harness, site, monkeypatch):
+    served = [0]
+
+    def slow(gate: Any, request: Any, peer: Any) -> Any:
+        served[-1] += 1
+        harness.reactor.rightNow += tuning.TURN_SECONDS
+        return admit(gate, request, peer)
+
+    admit = Gate.admit
+    monkeypatch.setattr(Gate, "admit", slow)
+    browser = site(harness)
+    asked = [browser.send("GET", "/get/0?topic=t&partition=0&offset=0&maxsize=9") for _ in range(20)]
+    assert served[0] <= 3
+    turns(harness, lambda _: served.append(0))
+    assert max(served) <= 3
+    assert sum(served) == 20
+    assert all(each.value().startswith(b"HTTP/1.1 4") for each in asked)
 
 
 def test_a_page_that_fails_at_once_says_so(harness):
@@ -270,7 +315,7 @@ def test_metrics_have_rows_of_the_largest_shared_groups_and_a_sum_of_the_others(
 def test_answers_of_the_gateway_that_nobody_takes_count_with_those_of_the_port(harness):
     peer = harness.connect()
     peer.send(put("t", 0, bytes(900)))
-    browser = Browser(Gateway(harness.gate, harness.broker.pending_puts, harness.broker.account), shared=harness.broker)
+    browser = Browser(Gateway(harness.gate, harness.broker), shared=harness.broker)
     transport = browser.send("GET", "/get/0?topic=t&partition=0&offset=0&group=g&maxsize=1000", connection="keep-alive")
     transport.protocol.pauseProducing()
     assert unsent_bytes(harness.broker) >= 900
