@@ -87,29 +87,31 @@ demo: | python ## the main job on real input: cluster, producers, rebalancing co
 bench: $(STAMP) java maven ## metaq beside Java metaq 1.4.6.2, Kafka, RocketMQ and Spark's Kafka source; writes bench/*.md
 	code=0; for each in bench bench.spark_memory bench.spark_peer; do $(VENV)/bin/python -m $$each || code=1; done; exit $$code
 
+KILLS := $(VENV)/bin/python -m tests.kills
+SEED ?= 1
+MINUTES ?= 60
+proof: $(STAMP) java maven ## brokers, members and producers killed, power cut, for so long; each kind once at least: make proof MINUTES=60 SEED=1
+	$(KILLS) --minutes $(MINUTES) --seed $(SEED)
+
 CUTS ?= 3000
 FLIPS ?= 0
-SEED ?= 1
 JOBS ?= 2
 FAILOVER_RUNS ?= 30
 FAILOVERS ?= 10
 JAVA_FAILOVERS ?= 20
 ROLLING_RESTARTS ?= 5
 FAILOVER_FILES ?= .failovers
-proof: cuts failovers integration standalone ## all of the following: hours
-
 MUTANTS ?= 150
 mutants: $(STAMP) ## does the test still find that its guard is gone? rows of tests/guards/guards.tsv: make mutants MUTANTS=150 SEED=1
 	$(VENV)/bin/python -m tests.guards --jobs $(JOBS) check --number $(MUTANTS) --seed $(SEED)
 
 cuts: $(STAMP) ## thousands of power cuts and every byte damaged: make cuts CUTS=3000 FLIPS=0 SEED=1 (FLIPS=0: every byte)
-	$(VENV)/bin/python -m tests.power --cuts $(CUTS) --flips $(FLIPS) --seed $(SEED) --jobs $(JOBS)
+	$(KILLS) power --cuts $(CUTS) --flips $(FLIPS) --seed $(SEED) --jobs $(JOBS)
 
 failovers: $(STAMP) java maven ## broker sets whose leaders fail or are restarted under load: make failovers FAILOVER_RUNS=30 FAILOVERS=10 SEED=1
-	$(VENV)/bin/python -m tests.failovers --seed $(SEED) --runs $(FAILOVER_RUNS) --failovers $(FAILOVERS) --directory $(FAILOVER_FILES)
-	$(VENV)/bin/python -m tests.failovers --rolling --java --nodes 2 --seed $(SEED) --failovers $(ROLLING_RESTARTS) \
-	  --directory $(FAILOVER_FILES)/rolling
-	$(VENV)/bin/python -m tests.failovers.java --failovers $(JAVA_FAILOVERS) --directory $(FAILOVER_FILES)
+	code=0; $(KILLS) failovers --seed $(SEED) --runs $(FAILOVER_RUNS) --failovers $(FAILOVERS) --directory $(FAILOVER_FILES) || code=1; \
+	$(KILLS) restarts --seed $(SEED) --restarts $(ROLLING_RESTARTS) --directory $(FAILOVER_FILES) || code=1; \
+	$(KILLS) java --failovers $(JAVA_FAILOVERS) --directory $(FAILOVER_FILES) || code=1; exit $$code
 
 standalone: $(STAMP) java ## integration tests on the standalone ZooKeeper; `make integration` has them on Apache's
 	METAQ_TEST_ZOOKEEPER=standalone $(VENV)/bin/python -m pytest $(PARALLEL) tests/integration
@@ -117,7 +119,7 @@ standalone: $(STAMP) java ## integration tests on the standalone ZooKeeper; `mak
 RUNS ?= 20
 RUN_SECONDS ?= 60
 histories: $(STAMP) java ## consumer groups under faults, and what they were handed: make histories RUNS=20 RUN_SECONDS=60 SEED=1
-	$(VENV)/bin/python -m tests.history --seeds $(RUNS) --first $(SEED) --seconds $(RUN_SECONDS)
+	$(KILLS) groups --runs $(RUNS) --seed $(SEED) --seconds $(RUN_SECONDS)
 
 clean: ## remove everything made by the targets above
 	rm -rf $(VENV) $(INSTALLED) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/java/target bench/java/*/target bench/java/target spark-warehouse

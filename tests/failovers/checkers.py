@@ -21,7 +21,7 @@ from zlib import crc32
 
 from metaq.protocol.record import HEADER, HEADER_BYTES
 from tests.history import checkers as of_groups
-from tests.history.checkers import Problem
+from tests.kills.outcome import Problem
 
 from .facts import Failovers, Lead, Put
 

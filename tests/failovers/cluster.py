@@ -72,7 +72,7 @@ class Cluster(Sets):
             )
             child = self._child(f"{GROUP}.{name}", member_task.words())
             self.members.append((name, child))
-        nodes = {node.full_name: node.address for nodes in self.sets.values() for node in nodes.values()}
+        nodes = {node.name: node.address for nodes in self.sets.values() for node in nodes.values()}
         partitions = dict.fromkeys(sender.SAFE_TOPICS, sender.PARTITIONS)
         partitions |= dict.fromkeys((sender.LOOSE_TOPIC, *prober.ASKED_TOPICS), 1)
         self.prober = self._child("prober", prober.Task(nodes, partitions, str(self.probes)).words())

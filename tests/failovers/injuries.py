@@ -71,10 +71,10 @@ class Injuries:
         other = followers[fault.which % len(followers)]
         victim = nodes[leader if fault.of_leader else other]
         begin = clock()
-        self._notes.write("begin", fault.kind, victim.full_name, "leader" if fault.of_leader else "follower", before)
+        self._notes.write("begin", fault.kind, victim.name, "leader" if fault.of_leader else "follower", before)
         self._kinds[fault.kind](victim)
         if fault.second:
-            self._notes.write("beside", fault.second, nodes[other].full_name)
+            self._notes.write("beside", fault.second, nodes[other].name)
             self._kinds[fault.second](nodes[other])
 
         def moved() -> bool:
@@ -87,7 +87,7 @@ class Injuries:
         least = _STOPPED_SECONDS if "stop" in (fault.kind, fault.second) else _LEAST_SECONDS
         time.sleep(max(fault.seconds, begin + least - clock()))
         healed = clock()
-        self._notes.write("heal", fault.kind, victim.full_name, watcher.leader(fault.set_id))
+        self._notes.write("heal", fault.kind, victim.name, watcher.leader(fault.set_id))
         struck = {victim: fault.kind, nodes[other]: fault.second} if fault.second else {victim: fault.kind}
         restarted = self._heal(fault.set_id, [node for node, kind in struck.items() if kind in _NEED_A_START])
         done = Failover(
@@ -98,7 +98,7 @@ class Injuries:
             fault.kind,
             fault.of_leader,
             fault.set_id,
-            victim.full_name,
+            victim.name,
             fault.second,
             before,
             after,
@@ -116,7 +116,7 @@ class Injuries:
             for node in nodes.values():
                 before, leader = watcher.leader(set_id)
                 begin = clock()
-                self._notes.write("restart", node.full_name)
+                self._notes.write("restart", node.name)
                 self._terminate(node)
                 ended = clock()
                 node.start()
@@ -125,8 +125,8 @@ class Injuries:
                         raise Unhealed(f"set {set_id} does not come back: {watcher.views[set_id]}")
                     time.sleep(_LOOP_SECONDS)
                 after = watcher.leader(set_id)[0]
-                kind = f"restart of a {'leader' if node.name == leader else 'follower'}"
-                name = node.full_name
+                kind = f"restart of a {'leader' if node.node == leader else 'follower'}"
+                name = node.name
                 done = Failover(begin, ended, ended, clock(), kind, True, set_id, name, "", before, after)
                 self.done.append(done)
                 yield done
@@ -178,7 +178,7 @@ class Injuries:
     def _terminate(self, node: NodePlace) -> None:
         node.child.terminate()
         if not node.child.wait(_END_SECONDS):
-            self._notes.write("killed", node.full_name)
+            self._notes.write("killed", node.name)
             node.child.kill()
 
     def _hand_over(self, node: NodePlace) -> None:
@@ -187,11 +187,11 @@ class Injuries:
         self._notes.write("hand-over", done.returncode, done.stdout.strip() or done.stderr.strip())
 
     def _peers(self, node: NodePlace) -> list[str]:
-        return [each.full_name for each in self._cluster.sets[node.set_id].values() if each is not node]
+        return [each.name for each in self._cluster.sets[node.set_id].values() if each is not node]
 
     def _cut(self, node: NodePlace, others: Sequence[str], *, forth: bool = True, back: bool = True) -> None:
         for other in others:
             if forth:
-                self._cluster.network.cut(node.full_name, other)
+                self._cluster.network.cut(node.name, other)
             if back:
-                self._cluster.network.cut(other, node.full_name)
+                self._cluster.network.cut(other, node.name)

@@ -1,35 +1,23 @@
-"""Failovers under applications of the original Java client, and what they saw.
-
-Examples:
-  python -m tests.failovers.java --failovers 20
-
-Two sets of two nodes; a producer with three threads, a group of two consumers, and a third one that joins in the
-middle. The leaders of both sets in turn get SIGKILL, SIGTERM, a hand-over, and SIGSTOP for longer than their session;
-the next one when the set is whole and each consumer has been handed a message that was sent after that.
-"""
+"""Failovers under applications of the original Java client, and what they saw."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-import shutil
-import signal
-import sys
-import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tests.kills.campaign import Result
 from tests.kills.journal import Journal
+from tests.kills.outcome import Outcome, Problem, Say
 
 from .facts import Failover
 from .faults import Fault
 from .injuries import Injuries, Unhealed
 from .java_clients import TOPICS, Attempt, Delivery, JavaClients, judge, records_in
 from .reading import logs_of_leaders
+from .report import sends_of
 from .run import are_equal, rest
 from .sets import Sets
 
@@ -41,9 +29,15 @@ _RESUME_SECONDS = 60.0
 _QUIET_SECONDS = 30.0
 
 
-def run(directory: Path, count: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
-    """`count` failovers. Raises AssertionError if the cluster cannot be started, JavaUnavailable, ProcessFailed."""
-    problems: list[str] = []
+def run(directory: Path, seed: int, say: Say, *, failovers: int = 4) -> Outcome:
+    """Failovers of two sets of two nodes under applications of the original Java client, and what they saw.
+
+    A producer with three threads, a group of two consumers, and a third one that joins in the middle. The leaders of
+    both sets in turn get SIGKILL, SIGTERM, a hand-over, and SIGSTOP for longer than their session; the next one when
+    the set is whole and each consumer has been handed a message that was sent after that. The seed changes nothing.
+    Raises AssertionError if the cluster cannot be started, JavaUnavailable, ProcessFailed.
+    """
+    problems: list[Problem] = []
     with (
         Sets(directory, _SETS, _NODES, TOPICS) as sets,
         JavaClients(sets.connect, directory) as clients,
@@ -54,40 +48,36 @@ def run(directory: Path, count: int, kinds: Sequence[str] = KINDS) -> dict[str, 
         clients.send()
         problems += _silent(clients, "the start")
         try:
-            for number in range(count):
-                if number == count // 2:
+            for number in range(failovers):
+                if number == failovers // 2:
                     clients.join()
-                fault = Fault(kinds[number % len(kinds)], True, (number + number // len(kinds)) % _SETS, 0.0, 0)
+                fault = Fault(KINDS[number % len(KINDS)], True, (number + number // len(KINDS)) % _SETS, 0.0, 0)
                 done = injuries.do(fault)
                 said = f"{done.kind} of {done.victim}, epoch {done.before} -> {done.after}"
-                print(f"{number + 1} of {count}: {said}", file=sys.stderr, flush=True)
+                say(f"{number + 1} of {failovers}: {said}")
                 problems += _silent(clients, said)
         except Unhealed as error:
-            problems.append(f"stuck: {error}")
+            problems.append(Problem("stuck", str(error)))
         clients.finish(_QUIET_SECONDS)
-        problems += [str(problem) for problem in rest(sets)]
-        problems += [f"differ: the files of set {each}" for each, nodes in sets.sets.items() if not are_equal(nodes)]
+        problems += rest(sets)
+        different = [set_id for set_id, nodes in sets.sets.items() if not are_equal(nodes)]
+        problems += [Problem("differ", f"the files of set {set_id}") for set_id in different]
         attempts, deliveries = clients.attempts(), clients.deliveries()
         findings = judge(attempts, records_in(logs_of_leaders(sets)), deliveries)
-    return {
-        "faults": _seen(injuries.done, attempts, deliveries),
-        "acknowledged": findings.acknowledged,
-        "failed": len(attempts) - findings.acknowledged,
-        "failed, and stored": findings.kept,
-        "sent more than once by the client": findings.repeated,
+    figures = {
+        **sends_of(findings),
         "handed out": len(deliveries),
         "handed out more than once": len(deliveries) - len({each.text for each in deliveries}),
         "consumers": len(clients.members),
         "consumers started again": len(clients.started_again),
-        "reasons": dict(findings.reasons),
-        "problems": problems + findings.problems,
     }
+    details = {"faults": _seen(injuries.done, attempts, deliveries), "reasons": dict(findings.reasons)}
+    return Outcome([*problems, *(Problem("java", each) for each in findings.problems)], figures, details)
 
 
-def _silent(clients: JavaClients, since: str) -> list[str]:
-    return [
-        f"silent: {name} receives nothing after {since}" for name in clients.wait_until_all_receive(_RESUME_SECONDS)
-    ]
+def _silent(clients: JavaClients, since: str) -> list[Problem]:
+    silent = clients.wait_until_all_receive(_RESUME_SECONDS)
+    return [Problem("silent", f"{name} receives nothing after {since}") for name in silent]
 
 
 def _seen(
@@ -123,7 +113,7 @@ def _longest(begin: float, acknowledged: Sequence[Attempt]) -> float:
     return round(max((after - before for before, after in pairwise(times)), default=0.0), 3)
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(found: Iterable[Result]) -> str:
     """Markdown, for docs/failovers.md."""
     rows = [
         "| what befell the leader | times | elections | failed sends, median | most | pause of the set, median "
@@ -131,7 +121,7 @@ def table(found: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     by_kind: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for fault in found["faults"]:
+    for fault in (fault for each in found for fault in each.details["faults"]):
         by_kind[fault["kind"]].append(fault)
     for kind, faults in sorted(by_kind.items()):
         failed, pauses = (sorted(fault[name] for fault in faults) for name in ("failed", "pause of the set"))
@@ -144,34 +134,4 @@ def table(found: Mapping[str, Any]) -> str:
             *(f"{max(fault[name] for fault in faults):.1f} s" for name in ("pause of all", "latest delivery")),
         ]
         rows.append(f"| {kind} | {' | '.join(map(str, values))} |")
-    rows += ["", "| | |", "|---|---|"]
-    rows += [f"| {name} | {value:,} |" for name, value in found.items() if isinstance(value, int)]
-    rows.append(f"| **problems** | **{len(found['problems'])}** |")
     return "\n".join(rows)
-
-
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.failovers.java", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--failovers", type=int, default=20)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of faults, in turn")
-    parser.add_argument("--directory", type=Path, help="for the result, and for the files of a run with problems")
-    options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
-    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
-    above = options.directory or Path(tempfile.mkdtemp(prefix="metaq-failovers-java-"))
-    above.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="java-", dir=above))
-    found = run(directory, options.failovers, options.kinds)
-    (above / "java.json").write_text(json.dumps(found, indent=1))
-    print(table(found))
-    if found["problems"]:
-        print(*found["problems"][:20], f"files: {directory}", sep="\n")
-        return 1
-    shutil.rmtree(directory)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

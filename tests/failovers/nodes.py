@@ -9,8 +9,9 @@ from pathlib import Path
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
 from metaq.protocol.errors import MetaqError
-from tests.broker_process import READY, server_ini
-from tests.kills.children import Child, wait_until
+from tests.broker_process import server_ini
+from tests.kills.brokers import BrokerPlace
+from tests.kills.children import wait_until
 from tests.kills.journal import Journal
 from tests.segment_files import segments
 
@@ -38,20 +39,17 @@ def topics(min_in_sync: int) -> Mapping[str, str]:
     }
 
 
-class NodePlace:
-    """A node keeps its host, its port and its disk over all its lives. start() does not wait."""
+class NodePlace(BrokerPlace):
+    """A node, which keeps its host and its disk, too. name: unique in the run, the set's id and the node's own name."""
 
     def __init__(
         self, directory: Path, set_id: int, name: str, host: Host, port: int, connect: str, topics: Mapping[str, str]
     ) -> None:
         self.set_id = set_id
-        self.name = name
-        self.host = host
+        self.node = name
         self.address = f"{host.address}:{port}"
-        self.directory = directory / f"{set_id}{name}"
-        self.disk = Disk(self.directory)
+        self.disk = Disk(directory / f"{set_id}{name}")
         self.data = self.disk.path / "data"
-        self.children: list[Child] = []
         session = f"zk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}"
         ini = server_ini(
             self.data,
@@ -61,38 +59,14 @@ class NodePlace:
             zookeeper=f"zk.zkConnect={connect}\n{session}\nzk.zkSyncTimeMs=100",
             max_segment_size=_SEGMENT_BYTES,
         )
-        ini = ini.replace("serverPort=0", f"serverPort={port}").replace("127.0.0.1", host.address)
-        self._ini = self.directory / "server.ini"
-        self._ini.write_text(ini)
-
-    @property
-    def full_name(self) -> str:
-        """Unique in the run: the set's id and the node's name."""
-        return f"{self.set_id}{self.name}"
-
-    @property
-    def child(self) -> Child:
-        """Of the life of now."""
-        return self.children[-1]
-
-    @property
-    def running(self) -> bool:
-        return bool(self.children) and self.child.running
-
-    @property
-    def serves(self) -> bool:
-        """Whether it has said so; a follower says it, too."""
-        return self.running and READY.search(self.child.log.read_text("utf-8", "replace")) is not None
-
-    def start(self) -> None:
-        if self.running:
-            return
-        log = self.directory / f"life-{len(self.children) + 1}.log"
-        options = ["--node", self.name, "--admin-from", "any", "--disk-reserve", "0"]
-        words = ["-m", "metaq", "broker", *options, "-f", str(self._ini)]
-        # the host's prefix last: what `env` sets is the node's, too
-        prefix = (*self.host.prefix, *self.disk.prefix)
-        self.children.append(Child(words, log, prefix=prefix))
+        super().__init__(
+            directory / f"{set_id}{name}",
+            ini.replace("127.0.0.1", host.address),
+            port,
+            ["-m", "metaq", "broker", "--node", name, "--admin-from", "any", "--disk-reserve", "0", "-f"],
+            # the host's prefix last: what `env` sets is the node's, too
+            (*host.prefix, *self.disk.prefix),
+        )
 
     def segments(self) -> dict[str, bytes]:
         """The partition files by their path in the data directory; a follower has no empty ones."""

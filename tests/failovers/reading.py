@@ -46,7 +46,7 @@ def _logs_of(node: NodePlace) -> dict[str, bytes]:
         topic, _, number = directory.rpartition("-")
         partition = f"{topic} {node.set_id}-{number}"
         end = sum(map(len, parts[partition]))
-        assert int(file.removesuffix(".meta")) == end, f"{node.full_name}: {path} follows byte {end}"
+        assert int(file.removesuffix(".meta")) == end, f"{node.name}: {path} follows byte {end}"
         parts[partition].append(content)
     return {partition: b"".join(found) for partition, found in parts.items()}
 
@@ -102,7 +102,7 @@ def read_history(cluster: Cluster, logs: Mapping[str, bytes], faults: Sequence[F
     history = Failovers(faults=list(faults), logs=logs)
     for node in nodes:
         for child in node.children:
-            history.leads += leads_in(child.log.read_text("utf-8", "replace"), node.full_name, behind)
+            history.leads += leads_in(child.log.read_text("utf-8", "replace"), node.name, behind)
     history.cut_files = sum(len(node.kept()) for node in nodes)
     history.files = {
         set_id: {name: digests(node) for name, node in found.items()} for set_id, found in cluster.sets.items()

@@ -32,14 +32,14 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from metaq.protocol.message_id import store_time_ms
+from tests.kills.outcome import Problem
 
 from .facts import GRACE_SECONDS, Ack, Call, Commit, History, Name, Owner, Stored, required
 
-__all__ = ["CHECKERS", "KEPT_IN_ORDER", "Problem", "duplicates", "judge"]
+__all__ = ["CHECKERS", "KEPT_IN_ORDER", "duplicates", "judge"]
 
 KEPT_IN_ORDER = ("keyed", "fixed")
 """Beginnings of the names of producers whose first copies are in order, by key."""
@@ -51,19 +51,6 @@ SESSION_KILLED = "session"
 
 _AT_ONCE = 3
 """Names listed in one problem."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """partition, time: where to look in the journals; time is None if it has none."""
-
-    kind: str
-    text: str
-    partition: str
-    time: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.partition}: {self.text}"
 
 
 def judge(history: History) -> list[Problem]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from tests.broker_process import server_ini
+from tests.kills.brokers import BrokerPlace
 from tests.kills.children import Child, Processes, wait_until
 from tests.kills.journal import read_journal
 
 from . import sender
-from .brokers import BrokerPlace
 from .ensemble import Ensemble
 from .facts import TAGS
 from .member import MODES, Task
@@ -26,6 +27,8 @@ PARTITIONS = 2
 """Of each topic and broker."""
 
 _SERVE_SECONDS = 240.0
+_SEGMENT_BYTES = 64 << 10
+"""Small, so that segments roll during a run."""
 _FILTERING = 0.4
 """Of groups: their members take different tags."""
 _CHOICES: Sequence[tuple[str, ...]] = ((), TAGS[:1], TAGS[1:], TAGS)
@@ -106,8 +109,8 @@ class Cluster(Processes):
         self._ending.enter_context(self.ensemble)
         self._ending.callback(self._kill_all)
         for number in range(self.shape.brokers):
-            connect = self.ensemble.connect_string
-            self.brokers.append(BrokerPlace(self.directory, connect, number, TOPICS, PARTITIONS, SESSION_SECONDS))
+            directory = self.directory / f"broker-{number}"
+            self.brokers.append(BrokerPlace(directory, self._ini(number, directory / "data")))
             self.start_broker(self.brokers[-1])
         self.await_brokers()
         self._ending.callback(self.watcher.close)
@@ -127,11 +130,22 @@ class Cluster(Processes):
         started = wait_until(lambda: bool(list(read_journal(self.acks))), _SERVE_SECONDS)
         assert started, f"the producers did not start: {self.sender.log.read_text()}"
 
+    def _ini(self, number: int, data: Path) -> str:
+        """Messages are on disk when they are acknowledged."""
+        data.mkdir(parents=True)
+        session = f"zk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}"
+        return server_ini(
+            data,
+            dict.fromkeys(TOPICS, f"numPartitions={PARTITIONS}"),
+            broker_id=number,
+            zookeeper=f"zk.zkConnect={self.ensemble.connect_string}\n{session}\nzk.zkSyncTimeMs=100",
+            max_segment_size=_SEGMENT_BYTES,
+        )
+
     def start_broker(self, broker: BrokerPlace) -> None:
         """Without waiting until it serves."""
         if not broker.running:
             broker.start()
-            assert broker.child is not None
             self._children.append((broker.name, broker.child))
 
     def await_brokers(self) -> None:

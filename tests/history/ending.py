@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.kills.children import Child
 from tests.kills.journal import clock
+from tests.kills.outcome import Problem
 
-from .checkers import Problem
 from .facts import Owner, Stored, required
 from .reading import owned_in, seen_in
 
-__all__ = ["Say", "drain", "stuck"]
+__all__ = ["drain", "stuck"]
 
 _QUIET_SECONDS = 60.0
 """A group that is handed nothing new for so long does not come to the end."""
 _LOOK_SECONDS = 1.0
-
-Say = Callable[[str], None]
-"""Tells a person how far a run is."""
 
 
 def drain(
@@ -61,7 +58,5 @@ def _wanted(group: str, owners: Iterable[Owner], stored: Mapping[str, Sequence[S
 def stuck(children: Iterable[tuple[str, Child]], seconds: float) -> list[Problem]:
     """Those, by name, that were asked to end and do not, each within so many seconds more."""
     return [
-        Problem("stuck", f"{name} does not end, see {child.log}", "-")
-        for name, child in children
-        if not child.wait(seconds)
+        Problem("stuck", f"{name} does not end, see {child.log}") for name, child in children if not child.wait(seconds)
     ]

@@ -9,9 +9,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tests.kills.brokers import BrokerPlace
 from tests.kills.journal import Journal, clock
 
-from .brokers import BrokerPlace
 from .cluster import PARTITIONS, SESSION_SECONDS, TOPICS, Cluster, Member
 from .ensemble import Ensemble
 from .facts import Done
@@ -105,7 +105,6 @@ class Injuries:
     # --- brokers ------------------------------------------------------------------------------------------------------
 
     def _kill_broker(self, fault: Fault, broker: BrokerPlace) -> Steps:
-        assert broker.child is not None
         self._cluster.kill(broker.child)
         yield fault.seconds
         self._cluster.start_broker(broker)
@@ -114,7 +113,7 @@ class Injuries:
     def _restart_brokers(self, fault: Fault, cluster: Cluster) -> Steps:
         """Each is ended as an operator does it, and the next one only once it serves again."""
         for broker in cluster.brokers:
-            if broker in self._busy or broker.child is None or not broker.serves:
+            if broker in self._busy or not broker.serves:
                 continue
             self._busy.add(broker)
             cluster.terminate(broker.child)
@@ -129,7 +128,7 @@ class Injuries:
 
     def _end_broker_session(self, _fault: Fault, broker: BrokerPlace) -> Steps:
         yield 0.0
-        return self._end_session(self._cluster.watcher.paths.master(broker.broker_id))
+        return self._end_session(self._cluster.watcher.paths.master(self._cluster.brokers.index(broker)))
 
     # --- members ------------------------------------------------------------------------------------------------------
 

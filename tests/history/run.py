@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from metaq import browse
-from tests.kills.journal import Journal, clock, read_journal
+from tests.kills.journal import Journal, read_journal
+from tests.kills.outcome import Outcome, Problem, Say
 
-from .checkers import Problem, judge
+from .checkers import judge
 from .cluster import SESSION_SECONDS, TOPICS, Cluster, Shape
-from .ending import Say, drain, stuck
+from .ending import drain, stuck
 from .facts import Done, History, Name, Stored
 from .injuries import Injuries
 from .member import partition_text
 from .reading import acks_in, member_files, member_name, owners_in
+from .report import explain, figures
 from .watcher import commits_in
 
-__all__ = ["Outcome", "read_history", "run"]
+__all__ = ["read_history", "run"]
 
 _LEAVE_SECONDS = 120.0
 _DRAIN_SECONDS = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The history of a run and what is wrong in it. missed: faults that found no victim."""
+def run(directory: Path, seed: int, say: Say, *, seconds: float = 60.0, brokers: int = 0, rate: float = 0.0) -> Outcome:
+    """Consumer groups while everything fails in turn: what each member was handed, and what was committed.
 
-    seed: int
-    history: History
-    problems: Sequence[Problem]
-    missed: int
-    seconds: float
-
-
-def run(directory: Path, seed: int, seconds: float, shape: Shape, say: Say) -> Outcome:
-    """Faults come for `seconds`. Everything that is needed to understand the run stays in `directory`.
-
-    Raises AssertionError if the cluster cannot be started or healed, MetaqError if its partitions cannot be read.
+    seconds: how long faults come; then the run is drained. brokers: else 2 or 3, as the seed says. rate: messages a
+    second of each of four producers; else the seed says it. Everything that is needed to understand the run stays in
+    its directory. Raises AssertionError if the cluster cannot be started or healed, MetaqError if its partitions cannot
+    be read.
     """
-    began = clock()
+    drawn = Shape.drawn(seed)
+    shape = Shape(brokers or drawn.brokers, drawn.groups, rate or drawn.per_second)
+    say(f"{shape.brokers} brokers, {shape.groups}, in {directory}")
     problems: list[Problem] = []
     notes = Journal(directory / "faults.journal")
     with Cluster(directory, seed, shape) as cluster:
@@ -58,10 +54,12 @@ def run(directory: Path, seed: int, seconds: float, shape: Shape, say: Say) -> O
         staying = _leave(cluster)
         cluster.watcher.close()
         problems += staying
-        problems += [Problem("crashed", text, "-") for text in cluster.crashed()]
+        problems += [Problem("crashed", text) for text in cluster.crashed()]
     settled = drained and not staying
     history = read_history(directory, stored, injuries.done, list(shape.groups), settled)
-    return Outcome(seed, history, [*problems, *judge(history)], injuries.missed, clock() - began)
+    problems += judge(history)
+    (directory / "history.pickle").write_bytes(pickle.dumps((history, problems)))
+    return Outcome(problems, figures(history, injuries.missed), explanation=explain(history, problems))
 
 
 def _heal(cluster: Cluster) -> list[Problem]:

@@ -42,15 +42,16 @@ def main(arguments: Sequence[str]) -> int:
     own = SCENARIOS[names[0]].add_options(parser) if len(names) == 1 else []
     options = parser.parse_args(arguments[len(names) :])
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
+    is_one = len(names) == 1 and options.minutes is None and options.runs is None
+    begin = getattr(SCENARIOS[names[0]].load(), "begin", None) if is_one else None
+    if begin is not None:  # it may go on in this program anew
+        begin(["tests.kills", *arguments], getattr(options, "plain", False))
     directory = options.directory or Path(tempfile.mkdtemp(prefix="metaq-kills-"))
     directory.mkdir(parents=True, exist_ok=True)
-    if len(names) == 1 and options.minutes is None and options.runs is None:
-        load = getattr(SCENARIOS[names[0]].load(), "begin", None)
-        if load is not None:
-            load(["tests.kills", *arguments])
-        return _one(names[0], options, directory, {name: getattr(options, name) for name in own})
-    values = {name: getattr(options, name) for name in own if getattr(options, name) != parser.get_default(name)}
-    campaign = Campaign(names or list(SCENARIOS), directory, values, options.keep)
+    own_values = {name: getattr(options, name) for name in own if getattr(options, name) != parser.get_default(name)}
+    if is_one:
+        return _one(names[0], options, directory, own_values)
+    campaign = Campaign(names or list(SCENARIOS), directory, own_values, options.keep)
     campaign.run(options.seed, options.minutes, options.runs)
     print(f"\n{campaign.table()}")
     return int(campaign.has_failed)
@@ -63,16 +64,11 @@ def _one(name: str, options: argparse.Namespace, directory: Path, own: dict[str,
     shutil.rmtree(files, ignore_errors=True)  # of a run that was interrupted
     files.mkdir()
     began = time.monotonic()
-    outcome = (
-        SCENARIOS[name]
-        .load()
-        .run(
-            files,
-            options.seed,
-            lambda text: print(f"{name} {options.seed}: {text}", file=sys.stderr, flush=True),
-            **own,
-        )
-    )
+
+    def say(text: str) -> None:
+        print(f"{name}, seed {options.seed}: {text}", file=sys.stderr, flush=True)
+
+    outcome = SCENARIOS[name].load().run(files, options.seed, say, **own)
     result = Result.of(name, options.seed, own, outcome, time.monotonic() - began)
     write_result(directory, result)
     print(result, flush=True)

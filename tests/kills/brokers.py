@@ -28,6 +28,7 @@ class BrokerPlace:
         prefix: Sequence[str] = (),
     ) -> None:
         """ini: as of server_ini(). port: 0 for any that is free. prefix: as of Child."""
+        self.name = directory.name
         self.directory = directory
         self.port = port or ready_port("port", 0)
         self.children: list[Child] = []
@@ -49,7 +50,7 @@ class BrokerPlace:
     @property
     def serves(self) -> bool:
         """Whether it has said so."""
-        return self.running and READY.search(self.child.log.read_text()) is not None
+        return self.running and READY.search(self.child.log.read_text("utf-8", "replace")) is not None
 
     def start(self) -> None:
         if not self.running:

@@ -149,13 +149,13 @@ class Campaign:
             self.failed.append(result.again)
 
     def table(self) -> str:
-        """Markdown of the results: of each scenario its own table if it has one, else its figures added up."""
+        """Markdown of the results: of each scenario its own table, if it has one, and its figures added up."""
         parts = []
         for name in self._names:
             found = [each for each in self.results if each.scenario == name]
             if found:
                 own = getattr(SCENARIOS[name].load(), "table", None)
-                parts.append(_sums(name, found) if own is None else own(found))
+                parts += [*([own(found)] if own else []), _sums(name, found)]
         again = [f"again: {each}" for each in self.failed]
         return "\n\n".join([*parts, f"{len(self.results)} runs, {len(self.failed)} with problems", *again])
 
@@ -168,4 +168,5 @@ def _sums(name: str, found: Sequence[Result]) -> str:
         problems.update(each.problems)
     rows = [f"| {name} | {len(found)} runs |", "|---|---|"]
     rows += [f"| {figure} | {value:,} |" for figure, value in figures.items()]
-    return "\n".join([*rows, *(f"| **{kind}** | **{value}** |" for kind, value in problems.items())])
+    rows += [f"| **{kind}** | **{value}** |" for kind, value in problems.items()]
+    return "\n".join([*rows, f"| **problems** | **{problems.total()}** |"])

@@ -18,7 +18,8 @@ __all__ = ["SCENARIOS", "Scenario"]
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """module: where `run` is; it is imported when the scenario begins. Its options are the keywords of `run`, as its
-    docstring tells of them; the defaults make a run of about a minute."""
+    docstring tells of them; the defaults make a run of about a minute. `begin`, if there is one, may start the program
+    anew before that, in another environment; `table`, if there is one, is of several results."""
 
     module: str
 
@@ -46,8 +47,16 @@ class Scenario:
 
 
 SCENARIOS: Mapping[str, Scenario] = {
+    "power": Scenario("tests.power.run"),
     "retries": Scenario("tests.kills.retries.run"),
     "delays": Scenario("tests.kills.delays.run"),
     "halves": Scenario("tests.kills.halves.run"),
     "shared": Scenario("tests.kills.shared.run"),
+    "groups": Scenario("tests.history.run"),
+    "failovers": Scenario("tests.failovers.run"),
+    "restarts": Scenario("tests.failovers.restarts"),
+    "java": Scenario("tests.failovers.java"),
+    "mixed": Scenario("tests.soak.mixed"),
+    "zookeeper": Scenario("tests.zookeeper_fuzz.kills"),
+    "moves": Scenario("tests.soak.rolling"),
 }

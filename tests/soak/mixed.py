@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from metaq.coordination.embedded import EmbeddedZooKeeper
+from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from tests.kills.outcome import Outcome, Say
+from tests.zookeepers import zookeeper_process
 
 from .members import Group, JavaConsumer, JavaProducer, Member, PythonConsumer, PythonProducer
 from .places import Kind, Place
-from .run import Outcome, Run, Say
+from .report import outcome
+from .run import TICK_MS, Run
 from .schedule import Blow, Way, steps
 
-__all__ = ["Tally", "mixed"]
+__all__ = ["run"]
 
 TOPIC, GROUP = "soak", "mixed"
 PARTITIONS = 4
@@ -31,64 +33,70 @@ SEND_PAUSE = 0.005
 
 ZOOKEEPER = "zookeeper"
 
-Victim = Place | Member | EmbeddedZooKeeper
+Victim = Place | Member | ZooKeeperProcess
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """The outcome, and what was done to the run: blow -> times. refused_starts: of a Java broker, see Place.start."""
+def run(
+    directory: Path, seed: int, say: Say, *, seconds: float = 60.0, freeze: bool = False, zookeeper: bool = False
+) -> Outcome:
+    """A group of Java and Python consumers on Java and Python brokers, killed and stopped.
 
-    outcome: Outcome
-    blows: Mapping[str, int]
-    refused_starts: int
+    seconds: of blows; then the run is drained and judged. freeze: also stop the clock of our processes for longer than
+    their sessions. (A Java consumer that thaws goes on reading what others own by then.) zookeeper: is restarted, too.
+    Needs the Java peers.
+    """
+    with zookeeper_process(directory / "zookeeper", tick_time_ms=TICK_MS) as server:
+        return _mixed(directory, seed, say, seconds, freeze, server, [ZOOKEEPER] if zookeeper else [])
 
 
-def mixed(
+def _mixed(
     directory: Path,
-    zookeeper: str,
-    seconds: float,
     seed: int,
     say: Say,
-    freeze: bool = False,
-    server: EmbeddedZooKeeper | None = None,
-) -> Tally:
-    """Run for `seconds` of blows, then drain and judge. zookeeper: with a chroot that exists. Needs the Java peers.
-
-    freeze: also stop the clock of our processes for longer than their sessions. (A Java consumer that thaws goes on
-    reading what others own by then.) server: ZooKeeper, to be restarted too.
-    """
+    seconds: float,
+    freeze: bool,
+    server: ZooKeeperProcess,
+    restarted: Sequence[str],
+) -> Outcome:
+    zookeeper = server.connect_string
     group = Group(zookeeper, GROUP, TOPIC, directory / "group")
     places = {
         name: Place(directory / name, zookeeper, {TOPIC: PARTITIONS}, broker_id, _settings(system))
         for broker_id, (name, (_, system)) in enumerate(BROKERS.items())
     }
     members = _members(group)
-    victims: dict[str, Victim] = {**places, **members, **({ZOOKEEPER: server} if server else {})}
+    victims: dict[str, Victim] = {**places, **members, ZOOKEEPER: server}
     frozen = [name for name in (*places, *members) if "java" not in name] if freeze else []
     blows: Counter[str] = Counter()
     try:
         for name, place in places.items():
             place.start(BROKERS[name][0])
-        with Run(group, list(members.values())) as run:
-            run.produce(PythonProducer(group, "py", SEND_PAUSE))
-            run.produce(JavaProducer(group, "java", SEND_PAUSE))
-            run.wait_for(500)
+        with Run(group, list(members.values())) as under_way:
+            under_way.produce(PythonProducer(group, "py", SEND_PAUSE))
+            under_way.produce(JavaProducer(group, "java", SEND_PAUSE))
+            under_way.wait_for(500)
             end = time.monotonic() + seconds
-            for step in steps(seed, list(places), list(members), frozen, [ZOOKEEPER] if server else []):
+            for step in steps(seed, list(places), list(members), frozen, restarted):
                 if time.monotonic() + step.pause > end:
                     break
                 time.sleep(step.pause)
                 say(f"{time.strftime('%X')} {', '.join(map(str, step.blows))}; back after {step.down:.1f} s")
-                run.disturb(*(_ending(blow, victims) for blow in step.blows))
+                under_way.disturb(*(_ending(blow, victims) for blow in step.blows))
                 blows.update(map(str, step.blows))
                 time.sleep(step.down)
-                run.disturb(*(_starting(blow, victims) for blow in step.blows))
+                under_way.disturb(*(_starting(blow, victims) for blow in step.blows))
             say(f"{time.strftime('%X')} draining")
-            outcome = run.finish()
+            judged = under_way.finish()
     finally:
         for place in places.values():
             place.kill()
-    return Tally(outcome, dict(sorted(blows.items())), sum(place.refused for place in places.values()))
+    figures = {
+        "blows": blows.total(),
+        **dict(sorted(blows.items())),
+        "refused starts of a killed Java broker": sum(place.refused for place in places.values()),
+        "looks that ZooKeeper missed": judged.missed_looks,
+    }
+    return outcome(judged.history, judged.verdict, figures)
 
 
 def _settings(system: Mapping[str, object]) -> Mapping[str, object]:
@@ -103,7 +111,7 @@ def _members(group: Group) -> dict[str, Member]:
 
 def _ending(blow: Blow, victims: Mapping[str, Victim]) -> Callable[[], None]:
     victim = victims[blow.victim]
-    if isinstance(victim, EmbeddedZooKeeper):
+    if isinstance(victim, ZooKeeperProcess):
         return victim.stop
     actions: Mapping[Way, Callable[[], None]] = {"kill": victim.kill, "stop": victim.stop, "freeze": victim.freeze}
     return actions[blow.way]

@@ -1,17 +1,17 @@
-"""A verdict as a compact table for people and as JSON for machines."""
+"""A verdict as a compact table for people, and as what a run has come to."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from tests.kills.outcome import Outcome, Problem
 
 from .checker import Verdict
 from .history import History, Window
 
-__all__ = ["as_json", "table"]
+__all__ = ["outcome", "table"]
 
 SHOWN = 5
 """How many anomalies of one kind the table names."""
@@ -27,9 +27,18 @@ def table(history: History, verdict: Verdict) -> str:
     return "\n".join([*lines, "", *_sums(verdict), *_anomalies(verdict)])
 
 
-def as_json(verdict: Verdict) -> str:
-    """All fields of the verdict, `ok` with them."""
-    return json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1)
+def outcome(history: History, verdict: Verdict, figures: Mapping[str, int]) -> Outcome:
+    """figures: more of them."""
+    counted = {
+        "acknowledged": verdict.acknowledged,
+        "delivered": verdict.delivered,
+        "duplicated": verdict.duplicated,
+        "stored twice": verdict.stored_twice,
+        "fetched on": verdict.fetched_on,
+        "claims": len(history.claims),
+    }
+    problems = [Problem(kind, str(each)) for kind, those in _kinds(verdict).items() for each in those]
+    return Outcome(problems, {**figures, **counted}, explanation=table(history, verdict))
 
 
 def _rows(history: History, verdict: Verdict) -> Iterable[Sequence[str]]:
@@ -65,8 +74,9 @@ def _sums(verdict: Verdict) -> list[str]:
     ]
 
 
-def _anomalies(verdict: Verdict) -> Iterable[str]:
-    kinds: dict[str, Sequence[Any]] = {
+def _kinds(verdict: Verdict) -> Mapping[str, Sequence[Any]]:
+    """What must not be."""
+    return {
         "lost": verdict.lost,
         "undelivered": verdict.undelivered,
         "misplaced": verdict.misplaced,
@@ -76,7 +86,10 @@ def _anomalies(verdict: Verdict) -> Iterable[str]:
         "owned twice": verdict.owned_twice,
         "unexcused": [(partition, window) for partition, those in verdict.unexcused.items() for window in those],
     }
-    for kind, those in kinds.items():
+
+
+def _anomalies(verdict: Verdict) -> Iterable[str]:
+    for kind, those in _kinds(verdict).items():
         yield from (f"{kind}: {each}" for each in those[:SHOWN])
         if len(those) > SHOWN:
             yield f"{kind}: … {len(those) - SHOWN} more"

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kills.outcome import Outcome, Say
+from tests.zookeepers import zookeeper_process
+
 from .members import Group, JavaConsumer, JavaProducer
 from .places import Kind, Place
-from .run import Outcome, Run, Say
+from .report import outcome
+from .run import TICK_MS, Judged, Run
 
-__all__ = ["Move", "Rolled", "move", "rolling"]
+__all__ = ["Move", "Rolled", "move", "rolling", "run"]
 
 TOPIC, GROUP = "orders", "readers"
 PARTITIONS = 4
@@ -39,7 +43,7 @@ class Move:
 class Rolled:
     """failed_sends: what the Java producer was refused, each of which its application saw as a failed SendResult."""
 
-    outcome: Outcome
+    outcome: Judged
     moves: Sequence[Move]
     failed_sends: int
 
@@ -49,6 +53,17 @@ def move(run: Run, place: Place, kind: Kind) -> Move:
     began = time.monotonic()
     run.disturb(place.stop, lambda: place.start(kind))
     return Move(place.broker_id, kind, time.monotonic() - began)
+
+
+def run(directory: Path, seed: int, say: Say, *, brokers: int = 3) -> Outcome:
+    """A cluster moves from Java to ours and back, broker by broker, under a Java producer and two Java consumers.
+
+    Needs the Java peers. The seed changes nothing.
+    """
+    with zookeeper_process(directory / "zookeeper", tick_time_ms=TICK_MS) as server:
+        rolled = rolling(directory, server.connect_string, brokers, say)
+    figures = {"moves": len(rolled.moves), "failed sends of the Java producer": rolled.failed_sends}
+    return outcome(rolled.outcome.history, rolled.outcome.verdict, figures)
 
 
 def rolling(directory: Path, zookeeper: str, brokers: int, say: Say) -> Rolled:
@@ -61,17 +76,17 @@ def rolling(directory: Path, zookeeper: str, brokers: int, say: Say) -> Rolled:
     try:
         for place in places:
             place.start("java")
-        with Run(group, members) as run:
+        with Run(group, members) as under_way:
             producer = JavaProducer(group, "java", SEND_PAUSE)
-            run.produce(producer)
+            under_way.produce(producer)
             for kind in THERE_AND_BACK:
                 for place in places:
-                    run.wait_for(BETWEEN)
-                    moves.append(move(run, place, kind))
+                    under_way.wait_for(BETWEEN)
+                    moves.append(move(under_way, place, kind))
                     say(f"broker {place.broker_id} is {kind} after {moves[-1].seconds:.1f} s")
-            run.wait_for(BETWEEN)
-            outcome = run.finish()
+            under_way.wait_for(BETWEEN)
+            judged = under_way.finish()
     finally:
         for place in places:
             place.kill()
-    return Rolled(outcome, moves, producer.failed)
+    return Rolled(judged, moves, producer.failed)

@@ -17,7 +17,10 @@ from .members import Group, JavaProducer, Member, PythonProducer
 from .places import SESSION_SECONDS
 from .watcher import GroupWatcher, without_owner
 
-__all__ = ["Outcome", "Run", "Say"]
+__all__ = ["TICK_MS", "Judged", "Run"]
+
+TICK_MS = 100
+"""ZooKeeper ends a session at most this long after its time."""
 
 REBALANCE_SECONDS = 8.0
 """How long a rebalance may take after the session of a dead member is over: Java tries 7 times, each second."""
@@ -27,18 +30,14 @@ PAUSE_SECONDS = 0.2
 PROBE = "probe"
 """The producer name of the messages that open every partition at the end."""
 
-Say = Callable[[str], None]
-"""Tells a person how far a run is."""
-
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Judged:
     """What happened and what to think of it. missed_looks: times at which ZooKeeper did not answer the watcher."""
 
     history: History
     verdict: Verdict
     missed_looks: int
-    seconds: float
 
 
 class Run:
@@ -51,7 +50,6 @@ class Run:
         self._watcher = GroupWatcher(group.zookeeper, group.name, group.topic)
         self._excused: list[Window] = []
         self._probes: list[Ack] = []
-        self._began = time.time()
 
     def __enter__(self) -> Run:
         self._watcher.__enter__()
@@ -101,7 +99,7 @@ class Run:
         finally:
             self._excused.append(Window(begin, time.time() + SESSION_SECONDS + REBALANCE_SECONDS))
 
-    def finish(self) -> Outcome:
+    def finish(self) -> Judged:
         """Stop the producers, wait until the group has everything, stop the members, judge. All brokers are running."""
         for producer in self._producers:
             producer.close()
@@ -123,7 +121,7 @@ class Run:
             SESSION_SECONDS + REBALANCE_SECONDS,
             {name: spans for member in self.members for name, spans in member.fetched_on().items()},
         )
-        return Outcome(history, judge(history), self._watcher.missed, time.time() - self._began)
+        return Judged(history, judge(history), self._watcher.missed)
 
     def _probe(self) -> None:
         """One message to each partition: a Java broker serves some only after a put (storage.md §1)."""

@@ -3,30 +3,27 @@
 Each client has a session and a subtree of its own and sends some writes at a time. When its connection is lost, it
 attaches its session again and reads its subtree: that must be what the acknowledged writes made of it, and perhaps the
 first ones of those that were under way. Another client reads what all have written; no counter may ever go back.
-
-python -m tests.zookeeper_fuzz.kills --seed 1 --seconds 60
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import struct
-import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.standalone_process import StandaloneZooKeeper
+from tests.kills.outcome import Outcome, Problem, Say
 
 from .jute import OpCode, Part, Reader, encode
 from .servers import ApacheServer
 from .wires import SocketWire, Stuck
 
-__all__ = ["Found", "kill_often"]
+__all__ = ["Found", "kill_often", "run"]
 
 SESSION_MS = 60_000
 NAMES = ("a", "b", "c", "d", "e")
@@ -300,22 +297,20 @@ def _kill(server: ZooKeeperProcess) -> None:
     server.stop()
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.zookeeper_fuzz.kills", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--server", choices=SERVERS, default="standalone")
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="metaq-zookeeper-kills-") as directory:
-        found = kill_often(Path(directory) / "zookeeper", options.server, options.seed, options.seconds)
-    for problem in found.problems:
-        print(problem)
-    print(
-        f"seed {options.seed}: {len(found.problems)} problems; {found.kills} kills, {found.acknowledged} writes "
-        f"acknowledged, {found.reads} values read, {found.attached} sessions attached again"
-    )
-    return bool(found.problems)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def run(
+    directory: Path,
+    seed: int,
+    say: Say,
+    *,
+    seconds: float = 60.0,
+    server: Literal["standalone", "apache"] = "standalone",
+) -> Outcome:
+    """ZooKeeper is killed while clients write: acknowledged writes, what others have read, sessions."""
+    found = kill_often(directory / "zookeeper", server, seed, seconds)
+    figures = {
+        "kills": found.kills,
+        "writes acknowledged": found.acknowledged,
+        "values read": found.reads,
+        "sessions attached again": found.attached,
+    }
+    return Outcome([Problem("zookeeper", each) for each in found.problems], figures)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.soak.checker import OwnedTwice, judge
 from tests.soak.history import Ack, Claim, Commit, Delivery, History, Stored, Window
-from tests.soak.report import as_json, table
+from tests.soak.report import outcome, table
 
 P = "0-0"
 
@@ -191,7 +189,9 @@ def test_the_table_names_partitions_sums_and_anomalies() -> None:
     assert "FAILED" in text
 
 
-def test_the_json_has_everything() -> None:
-    verdict = json.loads(as_json(judge(History([ack(0)]))))
-    assert verdict["ok"] is False
-    assert verdict["lost"] == [{"producer": "p", "number": 0, "partition": P, "offset": 0}]
+def test_each_anomaly_is_a_problem_of_its_kind() -> None:
+    history = History([ack(0), ack(1)], unowned={P: [Window(10, 12.5)]})
+    found = outcome(history, judge(history), {"moves": 6})
+    assert [each.kind for each in found.problems] == ["lost", "lost", "unexcused"]
+    assert "number=1" in found.problems[1].text
+    assert (found.figures["moves"], found.figures["acknowledged"]) == (6, 2)
