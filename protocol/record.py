@@ -156,6 +156,7 @@ _COPY_BYTES = 512  # to copy a smaller body costs less than a view of it
 _NAME_END, _VALUE_END = "\x01", "\x02"
 _TAGS, _KEYS, _ATTR = "TAGS", "KEYS", "ATTR"
 _ITEM_END = _VALUE_END.encode()
+_TYPE_MARK = TYPE_MARK.encode()
 _OWN_ITEM = RESERVED_PREFIX.encode()
 _NEXT_OWN_ITEM = _ITEM_END + _OWN_ITEM
 _TAG_ITEM, _ATTR_ITEM = f"{_TAGS}{_NAME_END}".encode(), f"{_ATTR}{_NAME_END}".encode()
@@ -341,25 +342,43 @@ def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
     """What a record says beside its payload. Bytes that are no UTF-8 are replaced, as Java does."""
     if attribute is None:
         return _NO_ATTRIBUTES
-    text = attribute.decode("utf-8", "replace")
-    if not flag & PROPERTIES_FLAG:
-        return Attributes(text, text)
+    is_list = flag & PROPERTIES_FLAG
+    if not is_list or len(attribute) <= _PIECE_BYTES:
+        texts: Iterable[str] = (text := attribute.decode("utf-8", "replace"),)
+        if not is_list:
+            return Attributes(text, text)
+    else:
+        texts = _texts_of(attribute)
     pairs: dict[str, str] = {}
-    for item in text.split(_VALUE_END):
-        name, mark, value = item.partition(_NAME_END)
-        if mark:
-            pairs[name] = value
+    for text in texts:
+        for item in text.split(_VALUE_END):
+            name, mark, value = item.partition(_NAME_END)
+            if mark:
+                pairs[name] = value
     keys = pairs.pop(_KEYS, "")
     tag, own = pairs.pop(_TAGS, None), pairs.pop(_ATTR, None)
     reserved: dict[str, str] = {}
-    if RESERVED_PREFIX in text:
+    if _OWN_ITEM in attribute:
         reserved = {name: value for name, value in pairs.items() if name.startswith(RESERVED_PREFIX)}
         for name in reserved:
             del pairs[name]
     properties: Mapping[str, PropertyValue] = pairs
-    if TYPE_MARK in text:
+    if _TYPE_MARK in attribute:
         properties = {name: decode_value(value) for name, value in pairs.items()}
     return Attributes(own, tag, tuple(keys.split()), properties, reserved)
+
+
+def _texts_of(attribute: bytes) -> Iterator[str]:
+    """A property list as text; a long one in pieces with whole items, as no other thread runs while one is taken
+    apart."""
+    start = 0
+    while len(attribute) - start > _PIECE_BYTES:
+        end = attribute.rfind(_ITEM_END, start, start + _PIECE_BYTES)
+        if end < 0 and (end := attribute.find(_ITEM_END, start)) < 0:
+            break
+        yield attribute[start:end].decode("utf-8", "replace")
+        start = end + 1
+    yield attribute[start:].decode("utf-8", "replace")
 
 
 def tag_of_attribute(attribute: bytes | None, flag: int) -> str | None:
@@ -487,7 +506,7 @@ def long_key_hashes(data: bytes, start: int, end: int) -> Iterator[npt.NDArray[n
     """The same bit by bit, of each bit every hash once."""
     value = _last_value(data, _KEYS_ITEM[1:], start, end)
     for keys in () if value is None else _keys_in(value):
-        yield np.array(list(set(map(key_hash, keys))), np.uint32)
+        yield np.array([*map(key_hash, set(keys))], np.uint32)
 
 
 def key_hash(key: str) -> int:

@@ -73,6 +73,19 @@ def test_so_many_properties_of_metaqs_own_are_looked_at():
     assert len(own_list(PADDING + b"metaq.due\x01" + b"1" * 1_000_000)) <= LONG_LIST_BYTES + 1
 
 
+BYTES = st.lists(st.sampled_from([b"a", b"\x01", b"\x02", b"\xc3\xa9", b"\xc3", b"\xff"]), max_size=40).map(b"".join)
+
+
+@given(BYTES, st.integers(1, 9))
+def test_a_list_that_is_decoded_in_pieces_has_the_same_properties(attribute, piece):
+    whole = decode_attribute(attribute, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_module, "_PIECE_BYTES", piece)
+        assert decode_attribute(attribute, 3) == whole
+        texts = [*record_module._texts_of(attribute)]
+    assert "\x02".join(texts) == attribute.decode("utf-8", "replace")
+
+
 def test_a_tag_is_hashed_without_being_decoded_if_it_is_ascii_or_longer_than_a_request_can_name():
     for tag in (b"a" * 100, "é".encode(), b"\xff\xfe", b"\x02TAGS"):
         assert tag_hash_of_attribute(tag, 1) == tag_hash(tag.decode("utf-8", "replace"))
