@@ -19,6 +19,7 @@ __all__ = [
     "facts_in",
     "failures_of",
     "judge",
+    "judge_redrive",
     "payload_of",
     "repeated",
 ]
@@ -160,6 +161,16 @@ CHECKERS: tuple[Callable[[Facts], Iterator[str]], ...] = (
 
 def judge(facts: Facts) -> list[Problem]:
     return [Problem(checker.__name__, each) for checker in CHECKERS for each in checker(facts)]
+
+
+def judge_redrive(sent: Counter[int], expected: Counter[int], kills: int) -> list[Problem]:
+    """sent, expected: how often which number. kills: of redrives, each of which may have one message sent twice."""
+    problems = [f"{number} was not redriven" for number in sorted(expected) if sent[number] < expected[number]]
+    problems += [f"{number} was redriven and is no dead letter" for number in sorted(sent.keys() - expected.keys())]
+    twice = sum((sent - expected).values())
+    if twice > kills:
+        problems.append(f"{twice} were sent twice by {kills} interrupted redrives: at most one each may be")
+    return [Problem("redrive", each) for each in problems]
 
 
 def repeated(facts: Facts) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from tests.kills.children import Crew, wait_until
 from tests.kills.journal import read_journal
 from tests.kills.outcome import Outcome, Problem, Say
 
-from .checkers import ATTEMPTS, Facts, Letter, facts_in, failures_of, judge, repeated
+from .checkers import Facts, Letter, facts_in, judge, judge_redrive, repeated
 from .programs import GROUP, SESSION_SECONDS, TOPIC, Task
 
 __all__ = ["run"]
@@ -79,16 +79,12 @@ class _Programs:
         code = self._crew["redrive"].process.returncode
         sent = Counter(self._numbers()) - before
         expected = Counter(each.number for each in facts.letters)
-        assert all(failures_of(number) == ATTEMPTS for number in expected)
-        problems = [f"the last one ended with {code}"] if code else []
-        problems += [f"{number} was not redriven" for number in sorted(expected) if sent[number] < expected[number]]
-        problems += [f"{number} was redriven and is no dead letter" for number in sorted(sent.keys() - expected.keys())]
+        problems = judge_redrive(sent, expected, kills)
+        if code:
+            problems.append(Problem("redrive", f"the last one ended with {code}"))
         if left := self.letters():
-            problems.append(f"{len(left)} dead letters are left")
-        twice = sum((sent - expected).values())
-        if twice > kills:
-            problems.append(f"{twice} were sent twice by {kills} interrupted redrives: at most one each may be")
-        return twice, [Problem("redrive", each) for each in problems]
+            problems.append(Problem("redrive", f"{len(left)} dead letters are left"))
+        return sum((sent - expected).values()), problems
 
     def _numbers(self) -> list[int]:
         return [int(each.payload.split()[0]) for each in browse(self._connect, TOPIC)]

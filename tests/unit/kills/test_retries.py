@@ -1,5 +1,7 @@
 """The checkers of runs in which everything is killed: what each must reject, and what it must accept."""
 
+from collections import Counter
+
 import pytest
 
 from tests.kills.journal import Journal, read_journal
@@ -13,6 +15,7 @@ from tests.kills.retries.checkers import (
     facts_in,
     failures_of,
     judge,
+    judge_redrive,
     payload_of,
     repeated,
 )
@@ -113,6 +116,21 @@ def test_each_checker_rejects_what_is_wrong(injure, checker):
     injure(facts)
     assert {problem.kind for problem in judge(facts)} == {checker}
     assert checker in {each.__name__ for each in CHECKERS}
+
+
+@pytest.mark.parametrize(
+    ("sent", "kills", "texts"),
+    [
+        ([HOPELESS, ONCE], 0, []),  # one that is dead by mistake is no fault of its redrive, and hides no other finding
+        ([HOPELESS, HOPELESS, ONCE], 1, []),
+        ([HOPELESS, HOPELESS, ONCE, ONCE], 1, ["2 were sent twice by 1 interrupted redrives: at most one each may be"]),
+        ([ONCE], 1, [f"{HOPELESS} was not redriven"]),
+        ([HOPELESS, ONCE, FINE], 1, [f"{FINE} was redriven and is no dead letter"]),
+    ],
+)
+def test_a_redrive_sends_each_dead_letter_and_one_more_for_each_kill(sent, kills, texts):
+    problems = judge_redrive(Counter(sent), Counter([HOPELESS, ONCE]), kills)
+    assert [each.text for each in problems] == texts
 
 
 def test_what_processes_have_noted_is_read_back(tmp_path):
