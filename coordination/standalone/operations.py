@@ -1,6 +1,7 @@
 """The operations of clients: a row of a table each, and how each kind is done.
 
-An action does its request at once, or returns the steps of a long one, each with what it costs in simple requests.
+An action does its request at once, has the server do it aside, or returns the steps of a long one, each with what it
+costs in simple requests.
 Source: FinalRequestProcessor, MultiResponse, ZooKeeper 3.9.5.
 """
 
@@ -50,6 +51,8 @@ BYTES_PER_UNIT = 16_384
 
 _INT = struct.Struct("!i")
 _TOLD_AT_ONCE = 64
+_AT_ONCE_BYTES = 4096
+"""Of a request; others are not held up by what a longer one does before it changes anything."""
 
 Steps = Iterator[int]
 
@@ -130,6 +133,14 @@ def _get_ephemerals(server: StandaloneServer, request: PeerRequest) -> Steps:
     server.reply(request.connection, request.xid, 0, _INT.pack(len(found)) + b"".join(found))
 
 
+def _set_watches(groups: int, server: StandaloneServer, request: PeerRequest) -> Steps | None:
+    steps = _restore_watches(groups, server, request)
+    if request.reader.left <= _AT_ONCE_BYTES:
+        return steps
+    server.begin_aside(request.connection, steps)
+    return None
+
+
 def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest) -> Steps:
     """Nothing is restored of a request that is malformed at its end."""
     wanted: list[tuple[int, str]] = []
@@ -143,6 +154,8 @@ def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest
         server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR)
         return
     for group, path in wanted:
+        if request.connection.closed:
+            return  # its watches are forgotten already
         missed = reads.restore_watch(server.database, request.connection, group, path, seen)
         if missed is not None:
             server.send(request.connection, missed)
@@ -242,45 +255,93 @@ def _close_session(server: StandaloneServer, request: PeerRequest) -> Steps:
 # --- multi ------------------------------------------------------------------------------------------------------------
 
 
-def _multi(server: StandaloneServer, request: PeerRequest) -> Steps:
+class _Judged(NamedTuple):
+    """What a multi's writes will change, up to the first that is refused; its code, else 0. malformed: one cannot be
+    judged. view: what that was judged by."""
+
+    view: AheadView
+    outcomes: list[WriteOutcome]
+    code: int = 0
+    malformed: bool = False
+
+
+def _multi(server: StandaloneServer, request: PeerRequest) -> Steps | None:
+    if request.reader.left <= _AT_ONCE_BYTES:
+        return _multi_at_once(server, request)
+    server.begin_aside(request.connection, _multi_aside(server, request))
+    return None
+
+
+def _multi_at_once(server: StandaloneServer, request: PeerRequest) -> Steps:
+    wanted = yield from _read_writes(server, request)
+    if wanted is not None:
+        yield from _apply_multi(server, request, wanted, None)
+
+
+def _multi_aside(server: StandaloneServer, request: PeerRequest) -> Steps:
+    wanted = yield from _read_writes(server, request)
+    if wanted is None:
+        return
+    judged = yield from _judge_all(server, request, wanted)
+    if not request.session.closing:
+        server.begin_job(_apply_multi(server, request, wanted, judged))
+
+
+_Wanted = list[WriteRequest] | Malformed
+
+
+def _read_writes(server: StandaloneServer, request: PeerRequest) -> Generator[int, None, _Wanted | None]:
+    """None: it is answered already."""
     wanted: list[WriteRequest] = []
-    outcomes: list[WriteOutcome] = []
-    code = 0
-    unreadable: Malformed | None = None
     try:
         for each in read_multi(request.reader):
             wanted.append(each)
             yield 1
     except NoAcl:
         server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR)
-        return
+        return None
     except Malformed as malformed:
-        unreadable = malformed
-    zxid = server.begin_write()
+        return malformed
+    return wanted
+
+
+def _judge_all(server: StandaloneServer, request: PeerRequest, wanted: _Wanted) -> Generator[int, None, _Judged]:
+    outcomes: list[WriteOutcome] = []
+    asker, ahead = _asker(request), AheadView(server.database.tree.nodes.get)
+    if isinstance(wanted, Malformed) or any(each.path is None for each in wanted):
+        return _Judged(ahead, outcomes, malformed=True)
     try:
-        if unreadable is not None:
-            raise unreadable
-        if any(each.path is None for each in wanted):
-            raise Malformed("no path")
-        ahead = AheadView(server.database.tree.nodes.get)
         for each in wanted:
-            outcome = judge(each, _asker(request), ahead)
+            outcome = judge(each, asker, ahead)
             ahead.expect(outcome)
             outcomes.append(outcome)
             yield 1
     except Malformed:
+        return _Judged(ahead, outcomes, malformed=True)
+    except Refused as refused:
+        return _Judged(ahead, outcomes, refused.code)
+    return _Judged(ahead, outcomes)
+
+
+def _apply_multi(server: StandaloneServer, request: PeerRequest, wanted: _Wanted, judged: _Judged | None) -> Steps:
+    """judged: earlier, which holds unless other writes have changed what was looked at."""
+    zxid = server.begin_write()
+    if judged is None or not judged.view.holds():
+        judged = yield from _judge_all(server, request, wanted)
+    _, outcomes, code, malformed = judged
+    if malformed or isinstance(wanted, Malformed):
         server.commit()
         server.reply(request.connection, request.xid, RefusalCode.MARSHALLING_ERROR)
         return
-    except Refused as refused:
-        code = refused.code
     results = _failed_results(len(wanted), len(outcomes), code)
     if not code:
-        for each, outcome in zip(wanted, outcomes, strict=True):
+        for number, (each, outcome) in enumerate(zip(wanted, outcomes, strict=True)):
             node = server.database.apply(outcome, zxid, server.now.unix_ms)
             results.append(reads.MULTI_HEADER.pack(_result_type(each), False, 0) + _answer(outcome, node))
-            yield 1
-            yield from tell(server)
+            if server.database.events:
+                yield from tell(server)
+            if number % 16 == 15:
+                yield 16
     server.commit()
     server.reply(request.connection, request.xid, 0, b"".join(results) + reads.MULTI_END)
 
@@ -350,8 +411,8 @@ OPERATIONS: dict[int, ClientOperation] = {
     OpCode.ADD_WATCH: _reading("ADDW", reads.add_watch),
     OpCode.CHECK_WATCHES: _reading("CHKW", reads.check_watches),
     OpCode.REMOVE_WATCHES: _reading("REMW", reads.remove_watches),
-    OpCode.SET_WATCHES: ClientOperation("SETW", partial(_restore_watches, 3)),
-    OpCode.SET_WATCHES2: ClientOperation("STW2", partial(_restore_watches, 5)),
+    OpCode.SET_WATCHES: ClientOperation("SETW", partial(_set_watches, 3)),
+    OpCode.SET_WATCHES2: ClientOperation("STW2", partial(_set_watches, 5)),
     OpCode.CLOSE_SESSION: ClientOperation("CLOS", _close_session),
 }
 """What a client may ask for. Anything else is answered UNIMPLEMENTED and closes the connection: createSession and

@@ -7,8 +7,12 @@
     take_log, synced             what is to be written, and that it is on the disk
 
 Invariants:
-- Requests are done one after the other. A long one is a job of many steps: nothing else begins before it has ended, so
-  nobody sees half of it.
+- Writes are done one after the other, and so is what must see one state. A long one is a job of many steps: nothing
+  else begins before it has ended, so nobody sees half of it.
+- What a large request does before it changes anything (reading it, judging a multi) and what concerns its own
+  connection alone (setWatches) is done aside: requests of other connections come in between, those of its own wait.
+- A session that owns many ephemeral nodes ends in several writes. The first one says that it has ended, so that a
+  server that starts again deletes the others.
 - What was made since a log record was made, reads and events too, goes out when that record is on the disk.
 - Each write takes the next zxid, a refused one too, and so do the beginning and the end of a session.
 """
@@ -17,7 +21,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from . import words
@@ -38,6 +43,9 @@ _REPLY = struct.Struct("!iiqi")
 _CONNECT_REPLY = struct.Struct("!iiiq")
 
 _FRAMES_IN_TURN = 64
+_ASIDE_IN_TURN = 64
+_ENDED_IN_WRITE = 256
+"""Ephemeral nodes."""
 _SNAPSHOT_STEP_BYTES = 32 * 1024
 _FIRST_FRAME_MS = 10_000
 _CONTAINER_CHECK_MS = 60_000
@@ -83,10 +91,14 @@ class StandaloneServer:
         self.ready = self.outbox.ready
         self._unopened: dict[PeerConnection, int] = {}
         self._line: deque[PeerConnection] = deque()
-        self._ending: deque[OpenSession] = deque()
+        self._ending: deque[tuple[OpenSession, PeerRequest | None]] = deque()
         self._unused: deque[str] = deque()
         self._job: Iterator[int] | None = None
+        self._aside: deque[tuple[PeerConnection, Iterator[int]]] = deque()
         self._cleaning: deque[Iterator[int]] = deque()
+        self._kinds: deque[Callable[[int], int]] = deque(
+            (self._end_next, self._delete_next, self._serve_next, self._go_on_aside, self._clean_next)
+        )
         self._containers_checked_ms = now.ms
 
     def restore(self, restored: Restored, zxid: int, now: Moment) -> None:
@@ -96,6 +108,10 @@ class StandaloneServer:
         for id_, timeout_ms in restored.sessions.items():
             self.sessions.add(OpenSession(id_, timeout_ms), now.ms)
         self.sessions.last_id = max(self.sessions.last_id, restored.last_session)
+        tree = self.database.tree
+        for owner in tree.ephemerals.keys() - restored.sessions.keys():  # a session that was ending
+            for path in list(tree.ephemerals[owner]):
+                tree.delete(path, zxid)
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -159,7 +175,7 @@ class StandaloneServer:
         for session in self.sessions.expired(now.ms):
             if not session.closing:
                 session.closing = True
-                self._ending.append(session)
+                self._ending.append((session, None))
         while self._unopened:
             connection, deadline_ms = next(iter(self._unopened.items()))
             if deadline_ms > now.ms:
@@ -199,8 +215,6 @@ class StandaloneServer:
     def work(self, units: int, now: Moment) -> bool:
         """Do what there is to do, about `units` simple requests' worth of it. Returns whether there is more."""
         self.now = now
-        if self._cleaning and self._job is None:  # there may always be somebody in the line
-            units -= self._clean(self._cleaning[0])
         while units > 0:
             if self.outbox.releasable:
                 cost, waits = self.outbox.release(now.ms)
@@ -208,17 +222,62 @@ class StandaloneServer:
                 units -= cost
             elif self._job is not None:
                 units -= self._go_on(self._job)
-            elif self._ending:
-                self._job = self.end_session(self._ending.popleft(), None)
-            elif self._unused:
-                self._job = self._delete_unused(self._unused.popleft())
-            elif self._line:
-                units -= self._serve(self._line.popleft(), units)
-            elif self._cleaning:
-                units -= self._clean(self._cleaning[0])
+            elif cost := self._next(units):
+                units -= cost
             else:
                 return False
         return True
+
+    def _next(self, units: int) -> int:
+        """Some of one kind of work, each kind in turn. Returns what it costs; 0: there is none."""
+        for _ in range(len(self._kinds)):
+            kind = self._kinds[0]
+            self._kinds.rotate(-1)
+            if cost := kind(units):
+                return cost
+        return 0
+
+    def _end_next(self, _units: int) -> int:
+        if not self._ending:
+            return 0
+        self._job = self.end_session(*self._ending.popleft())
+        return 1
+
+    def _delete_next(self, _units: int) -> int:
+        if not self._unused:
+            return 0
+        self._job = self._delete_unused(self._unused.popleft())
+        return 1
+
+    def _serve_next(self, units: int) -> int:
+        return self._serve(self._line.popleft(), units) if self._line else 0
+
+    def _clean_next(self, _units: int) -> int:
+        return self._clean(self._cleaning[0]) if self._cleaning else 0
+
+    def _go_on_aside(self, _units: int) -> int:
+        """One request after the other: what each has read already takes memory."""
+        if not self._aside:
+            return 0
+        connection, steps = self._aside[0]
+        cost = 1
+        for step in steps:
+            cost += step
+            if cost > _ASIDE_IN_TURN:
+                return cost
+        self._aside.popleft()
+        connection.in_line = False
+        self._line_up(connection)
+        return cost
+
+    def begin_aside(self, connection: PeerConnection, steps: Iterator[int]) -> None:
+        """Do these steps of a request while others are served. Its connection's next requests wait for the end."""
+        connection.in_line = True
+        self._aside.append((connection, steps))
+
+    def begin_job(self, steps: Iterator[int]) -> None:
+        """For what was begun aside, as its end: do this before anything else."""
+        self._job = steps
 
     @property
     def busy(self) -> bool:
@@ -270,6 +329,8 @@ class StandaloneServer:
                 self._close(connection)
                 return cost
             cost += 1 + (len(frame) + max(connection.unsent - unsent, 0)) // BYTES_PER_UNIT
+            if connection.in_line:
+                return cost
             if self._job is not None or cost >= units:
                 break
         self._line_up(connection)
@@ -385,14 +446,18 @@ class StandaloneServer:
 
     def end_session(self, session: OpenSession, asked: PeerRequest | None) -> Iterator[int]:
         """asked: what to answer; None if the session has expired."""
-        zxid = self.begin_write()
-        for path in list(self.database.tree.ephemerals.get(session.id, ())):
+        ephemerals, zxid = self.database.tree.ephemerals, self.begin_write()
+        if session.id in self.sessions.by_id:
+            self.sessions.remove(session)
+            self.outbox.entries.append(ended_entry(session.id))
+        for path in list(islice(ephemerals.get(session.id, ()), _ENDED_IN_WRITE)):
             self.database.delete(path, zxid)
             yield 1
             yield from tell(self)
-        self.sessions.remove(session)
-        self.outbox.entries.append(ended_entry(session.id))
         self.commit()
+        if session.id in ephemerals:
+            self._ending.append((session, asked))
+            return
         if asked is not None:
             self.reply(asked.connection, asked.xid, 0)
         if session.connection is not None:

@@ -183,6 +183,10 @@ class _Expected(NamedTuple):
     child_count: int
 
 
+def _state_of(node: SeenNode) -> _Expected:
+    return _Expected(node.acl, node.owner, node.version, node.cversion, node.aversion, node.child_count)
+
+
 Look = Callable[[str], SeenNode | None]
 
 
@@ -192,9 +196,24 @@ class AheadView:
     def __init__(self, look: Look) -> None:
         self._look = look
         self._changed: dict[str, _Expected | None] = {}
+        self._seen: dict[str, tuple[SeenNode, _Expected] | None] = {}
+        self._holds = True
 
     def __call__(self, path: str) -> SeenNode | None:
-        return self._changed[path] if path in self._changed else self._look(path)
+        if path in self._changed:
+            return self._changed[path]
+        seen = self._state(path)
+        if self._seen.setdefault(path, seen) != seen:
+            self._holds = False
+        return None if seen is None else seen[0]
+
+    def _state(self, path: str) -> tuple[SeenNode, _Expected] | None:
+        node = self._look(path)
+        return None if node is None else (node, _state_of(node))
+
+    def holds(self) -> bool:
+        """Whether what was seen of the tree is still so, whatever else was written since."""
+        return self._holds and all(self._state(path) == seen for path, seen in self._seen.items())
 
     def expect(self, outcome: WriteOutcome) -> None:
         """Note what a write will change."""
@@ -217,7 +236,7 @@ class AheadView:
         seen = self(path)
         if seen is None:
             raise KeyError(path)
-        return _Expected(*(seen.acl, seen.owner, seen.version, seen.cversion, seen.aversion, seen.child_count))
+        return _state_of(seen)
 
     def _change(self, path: str, expected: _Expected | None) -> None:
         for name in ("", "/") if path in ("", "/") else (path,):
