@@ -231,6 +231,11 @@ def _encode(said: _Said, headers: _Headers | None) -> tuple[int, bytes]:
     if said.due is not None:
         reserved = {**reserved, DUE_PROPERTY: str(said.due)}
     keys = said.key.split() if said.key else ()
+    if said.key and said.key != " ".join(keys):
+        raise ClientError(
+            f"a row's key {said.key[:40]!r} could not be read as it is: the keys of a message are words with one blank "
+            "between two; write trim(regexp_replace(key, '\\\\s+', ' ')), and null for a key of blanks alone"
+        )
     try:
         flag, text = encode_attributes(said.attribute, said.tag, keys, properties, reserved)
     except LocalProtocolError as error:

@@ -81,8 +81,8 @@ def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Map
             )
         return {DUE_PROPERTY: str(due)}
     seconds = seconds_of("delay", delay)
-    if not seconds >= 0:
-        raise LocalProtocolError(f"delay={delay} is below 0: choose a number of seconds from now on")
+    if not seconds >= 0:  # NaN neither
+        raise LocalProtocolError(f"delay={delay} is not 0 or more: choose a number of seconds from now on")
     if seconds > MAX_DELAY_SECONDS:
         raise _too_late(f"delay={delay}")
     return {DELAY_PROPERTY: str(math.ceil(round(seconds * 1000, 6)))}

@@ -113,8 +113,8 @@ def test_a_broker_that_keeps_no_messages_is_named(broker, framed):
 @pytest.mark.parametrize(
     ("options", "error", "what"),
     [
-        ({"delay": -1}, LocalProtocolError, "below 0"),
-        ({"delay": float("nan")}, LocalProtocolError, "below 0"),
+        ({"delay": -1}, LocalProtocolError, "not 0 or more"),
+        ({"delay": float("nan")}, LocalProtocolError, "not 0 or more"),
         ({"delay": 367 * 86400}, LocalProtocolError, "366 days"),
         ({"delay": "1"}, TypeError, "no number"),
         ({"delay": True}, TypeError, "no number"),

@@ -149,6 +149,13 @@ def test_rows_with_a_key_go_in_batches_for_its_partition_with_the_keys_words(sen
     ]
 
 
+@pytest.mark.parametrize("key", [" ", "a\tb", "a  b", " a", "a\n"])
+def test_a_key_that_would_be_read_as_another_one_is_refused(sent, key):
+    with pytest.raises(ClientError, match=r"a row's key .* could not be read as it is"):
+        write(TO_OUT, "key string,value string", key=[key], value=["a"])
+    assert sent == []
+
+
 def test_attributes_and_headers_are_written_as_map_and_as_kafkas_array(sent):
     as_map = pa.array([[("h", "v")], None], pa.map_(pa.string(), pa.string()))
     batch = pa.RecordBatch.from_pydict({"value": ["1", "2"], "attribute": ["a", "a"], "headers": as_map})
