@@ -102,7 +102,7 @@ class FastConnection(PlainConnection):
     def read_once(self) -> ConnectionLost | ConnectionDone | None:
         """As `doRead`, at once. Of a connection that has ended it gives the reason again."""
         session = cast("Session", self.protocol)
-        space = session.space
+        space = None if session.reader.large is None else session.space
         try:
             if space is not None:
                 since = session.seconds()

@@ -25,9 +25,6 @@ _log = logging.getLogger(__name__)
 class StreamProtocol(Protocol):
     """One end: messages in, bytes out. What `on_messages` raises ends the connection."""
 
-    space = None
-    """The transport of an accepted connection asks for it (network/transport.py)."""
-
     def __init__(
         self,
         name: str,
@@ -46,7 +43,8 @@ class StreamProtocol(Protocol):
         self.drains = 0
         """How often it was no longer full."""
         self._on_messages = on_messages
-        self._reader = StreamReader(max_message_bytes)
+        self.reader = StreamReader(max_message_bytes)
+        """The transport of an accepted connection asks it for what is `large` (network/transport.py)."""
         self._drained: list[Deferred[None]] = []
 
     def send(self, buffers: Sequence[Buffer]) -> None:
@@ -78,7 +76,7 @@ class StreamProtocol(Protocol):
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         if self.lost is None:
             try:
-                messages = self._reader.receive(data)
+                messages = self.reader.receive(data)
             except RemoteProtocolError as error:
                 self._lose(PeerLost(f"{self.name} sent what is not understood: {error}"))
             else:
@@ -99,7 +97,7 @@ class StreamProtocol(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
-        self._reader = StreamReader()  # up to a block, which would stay until the garbage is collected
+        self.reader = StreamReader()  # up to a block, which would stay until the garbage is collected
         gone, self.on_gone = self.on_gone, None
         if gone is not None:
             gone()

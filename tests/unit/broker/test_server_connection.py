@@ -11,6 +11,7 @@ from twisted.internet.task import Clock
 from metaq.broker.network.server import IDLE_SECONDS
 from metaq.broker.network.transport import FastConnection
 from metaq.broker.sets.connections import StreamProtocol
+from metaq.protocol.stream import encode_committed
 from tests.unit.broker.harness import Peer, put
 
 
@@ -131,6 +132,15 @@ def test_a_producer_is_paused_above_the_bound_and_goes_on_when_all_is_sent():
     assert made.producer.paused == 1
     drain(made)
     assert made.producer.paused == 0
+
+
+def test_a_connection_that_became_a_stream_reads_its_messages():
+    messages: list[Any] = []
+    made = connection()
+    made.protocol = StreamProtocol("b", messages.extend)
+    made.socket.recv = lambda size: encode_committed((1, 2))
+    assert made.doRead() is None
+    assert len(messages) == 1
 
 
 def test_a_broken_connection_is_found_by_the_reactor_not_by_the_writer():
