@@ -307,9 +307,6 @@ def _unpack(layout: Struct, payload: memoryview, what: str) -> tuple[int, ...]:
 class StreamReader:
     """Cuts received bytes into messages. Each message is in a buffer of its own, so that its parts can be kept."""
 
-    large = None
-    """As of a RequestReader (requests.py): nothing is received straight to its place."""
-
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._most = max_message_bytes
         self._head = b""

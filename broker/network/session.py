@@ -152,8 +152,7 @@ class Session(Protocol):
         self._closed_lines = shared.closed_lines
         self.seconds = self._seconds = shared.reactor.seconds
         self._on_lost = on_lost
-        self.reader = RequestReader(tuning.READ_REQUESTS)
-        """Of what comes in."""
+        self._reader = RequestReader(tuning.READ_REQUESTS)
         self._queue: deque[_Queued] = deque()
         self._out: list[Buffer] = []
         self._out_bytes = 0
@@ -193,18 +192,23 @@ class Session(Protocol):
         self._received_bytes += len(data)
         if self._busy:
             self._busy -= 1
-        if self._turns.defers(self._busy) and not (self.reader.more or self._yielding):
-            self.reader.keep(data)
+        if self._turns.defers(self._busy) and not (self._reader.more or self._yielding):
+            self._reader.keep(data)
             self._wait_turn()
             self._update_reading()
             return
-        self._take(self.reader.receive(data))
+        self._take(self._reader.receive(data))
         self._turns.has_worked(now)
+
+    @property
+    def large(self) -> bool:
+        """Whether the rest of a large frame comes next: then the transport asks for `space`."""
+        return self._reader.large is not None
 
     @property
     def space(self) -> memoryview | None:
         """Where the transport may receive the next bytes itself (requests.py); then it calls `received`."""
-        space = None if self._closing else self.reader.space
+        space = None if self._closing else self._reader.space
         return None if space is None else space[: self._account.unfinished.room(self, self.address)]
 
     def reads_later(self) -> bool:
@@ -220,14 +224,14 @@ class Session(Protocol):
         """`count` bytes came into `space`. since: when the transport began to receive them."""
         self.last_active = now = self._seconds()
         self._received_bytes += count
-        self.reader.fill(count)
-        if not self.reader.more:
+        self._reader.fill(count)
+        if not self._reader.more:
             self._finish_turn()
         elif not self._yielding and self._turns.defers(self._busy):
             self._wait_turn()
             self._update_reading()
         else:
-            self._take(self.reader.receive(b""))
+            self._take(self._reader.receive(b""))
         self._turns.has_worked(now if since is None else since)
 
     def _take(self, requests: list[WireRequest]) -> None:
@@ -243,16 +247,16 @@ class Session(Protocol):
 
     def _has_taken(self, requests: list[WireRequest]) -> None:
         """All of them; what else the same read brought comes after the others' turn."""
-        if self.reader.more and not self._yielding:
+        if self._reader.more and not self._yielding:
             self._yield_turn()
         if requests:
             self._fresh = True
 
     def _count_held(self) -> None:
         """What was received and is not served: an incomplete request, whole ones that wait, and the one under way."""
-        waits = bool(self._queue) or self.reader.more
+        waits = bool(self._queue) or self._reader.more
         if not waits:
-            self._received_bytes = self.reader.held_bytes
+            self._received_bytes = self._reader.held_bytes
             if self._work is not None:
                 self._received_bytes += _memory(self._work[1])
         # what waits for this broker, or is under way, keeps its place in front of others; not what its client holds up
@@ -303,7 +307,7 @@ class Session(Protocol):
         self._all_parked.wake(self._parked)  # to wait no more
         self._pending_puts.drop(self)
         self._account.unfinished.drop(self, self.address)
-        self.reader = RequestReader()  # up to a frame, which would stay until the garbage is collected
+        self._reader = RequestReader()  # up to a frame, which would stay until the garbage is collected
         self._held_bytes = 0
         self._count_held()  # the request under way
         self._gate.connection_lost(self)
@@ -651,7 +655,7 @@ class Session(Protocol):
     @property
     def _may_go_on(self) -> bool:
         """Whether there is something to serve, and it may be."""
-        return bool(self._queue or self.reader.more) and not (self._blocked or self._yielding or self._closing)
+        return bool(self._queue or self._reader.more) and not (self._blocked or self._yielding or self._closing)
 
     def _go_on_serving(self) -> None:
         self._flush()
@@ -660,7 +664,7 @@ class Session(Protocol):
                 waiting, self._queue = self._queue, deque()
                 self._serve(waiting)
             else:
-                requests = self.reader.receive(b"")
+                requests = self._reader.receive(b"")
                 self._serve(requests)
                 self._has_taken(requests)
             self._flush()
@@ -668,20 +672,20 @@ class Session(Protocol):
 
     def _finish_turn(self) -> None:
         self._flush()
-        if self.reader.failure is not None and not self._queue:
+        if self._reader.failure is not None and not self._queue:
             if not self._closing:
-                self._log_end(str(self.reader.failure))
+                self._log_end(str(self._reader.failure))
             self.close()
-        elif self._closing or (self._half_closed and not (self._queue or self.reader.more or self._parked)):
+        elif self._closing or (self._half_closed and not (self._queue or self._reader.more or self._parked)):
             self.close()
         else:
             self._update_reading()
 
     def _update_reading(self) -> None:
         self._count_held()
-        if self._pending_puts.full and not self._held_back and self.reader.space is not None:
+        if self._pending_puts.full and not self._held_back and self._reader.space is not None:
             self._wait_for_room()  # a large frame is a put; what has come of it stays
-        reading = not (self._blocked or self._crowded or self._queue or self.reader.more or self._reads_later)
+        reading = not (self._blocked or self._crowded or self._queue or self._reader.more or self._reads_later)
         if reading != self._reading and not (self._closing or self._half_closed):
             self._reading = reading
             if reading:

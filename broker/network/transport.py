@@ -95,14 +95,14 @@ class FastConnection(PlainConnection):
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
         """Receive once and have it served, now or in the connection's turn."""
         session = cast("Session", self.protocol)
-        if session.reader.large is not None and session.reads_later():
+        if session.large and session.reads_later():
             return None
         return self.read_once()
 
     def read_once(self) -> ConnectionLost | ConnectionDone | None:
         """As `doRead`, at once. Of a connection that has ended it gives the reason again."""
         session = cast("Session", self.protocol)
-        space = None if session.reader.large is None else session.space
+        space = session.space if session.large else None
         try:
             if space is not None:
                 since = session.seconds()

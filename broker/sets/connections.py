@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 class StreamProtocol(Protocol):
     """One end: messages in, bytes out. What `on_messages` raises ends the connection."""
 
+    large = False
+    """The transport of an accepted connection asks for it (network/transport.py)."""
+
     def __init__(
         self,
         name: str,
@@ -43,8 +46,7 @@ class StreamProtocol(Protocol):
         self.drains = 0
         """How often it was no longer full."""
         self._on_messages = on_messages
-        self.reader = StreamReader(max_message_bytes)
-        """The transport of an accepted connection asks it for what is `large` (network/transport.py)."""
+        self._reader = StreamReader(max_message_bytes)
         self._drained: list[Deferred[None]] = []
 
     def send(self, buffers: Sequence[Buffer]) -> None:
@@ -76,7 +78,7 @@ class StreamProtocol(Protocol):
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         if self.lost is None:
             try:
-                messages = self.reader.receive(data)
+                messages = self._reader.receive(data)
             except RemoteProtocolError as error:
                 self._lose(PeerLost(f"{self.name} sent what is not understood: {error}"))
             else:
@@ -97,7 +99,7 @@ class StreamProtocol(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
-        self.reader = StreamReader()  # up to a block, which would stay until the garbage is collected
+        self._reader = StreamReader()  # up to a block, which would stay until the garbage is collected
         gone, self.on_gone = self.on_gone, None
         if gone is not None:
             gone()

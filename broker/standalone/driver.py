@@ -7,7 +7,6 @@ import logging
 import resource
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 from twisted.internet import tcp
@@ -56,9 +55,7 @@ def moment() -> Moment:
 class _Peer(TwistedProtocol):
     """One connection's two directions."""
 
-    # FastConnection asks: the next bytes have no place of their own
-    space = None
-    reader = SimpleNamespace(large=None)
+    large = False  # FastConnection asks: the next bytes have no place of their own
 
     def __init__(self, driver: ServerDriver, host: str, port: int) -> None:
         self._driver = driver

@@ -316,7 +316,7 @@ def test_a_connection_brings_a_bounded_piece_before_it_is_counted(harness):
     peer.session.received(SPACE_READ_BYTES)
     assert used(harness) == SPACE_READ_BYTES + 100_004
     peer.lose()
-    assert peer.session.reader.held_bytes == 0
+    assert peer.session._reader.held_bytes == 0
 
 
 def test_who_may_not_go_on_brings_one_byte_more_and_then_waits(small):
