@@ -54,6 +54,9 @@ MAX_SEARCHES = 64
 MAX_ASKED_MOVES = 64
 """Moves of partitions that are looked at in ZooKeeper because a MOVE asks, each in a thread of its own."""
 
+MAX_LISTS = 64
+"""Of delayed or half messages, that wait or are being made."""
+
 MAX_PAGES = 32
 """Pages and metrics that are made or sent: each knows what is still to come, and up to some megabytes."""
 
@@ -460,6 +463,7 @@ class Account:
         self.shown_pages = Shares("pages that are being sent", "", MAX_PAGES, share)
         self.searches = Shares("searches for messages", "", MAX_SEARCHES, share)
         self.asked_moves = Shares("moves that are looked at", "", MAX_ASKED_MOVES, share)
+        self.lists = Shares("lists of delayed or half messages", "", MAX_LISTS, share)
         self.shared_groups = Shares("shared groups", "sharedGroups", limits.shared_groups, share)
         self.shared_bytes = Shares("bytes of shared groups", "sharedBytes", limits.shared_bytes, share)
         self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
@@ -490,6 +494,7 @@ class Account:
         yield "pages", self.shown_pages
         yield "searches", self.searches
         yield "asked_moves", self.asked_moves
+        yield "lists", self.lists
         yield "shared_groups", self.shared_groups
         yield "shared_bytes", self.shared_bytes
         yield "made_topics", self.made_topics

@@ -67,7 +67,8 @@ class Listings:
     def encoded(
         self, delays: Delays, begin: Callable[[Slices], Coroutine[Any, Any, dict[str, Any]]], items: str, limit: int
     ) -> Deferred[bytes]:
-        """What the coroutine gives as JSON, made in a worker thread if there are any of its items."""
+        """What the coroutine gives as JSON, made in a worker thread if there are any of its items. Raises
+        AccountSpent."""
         slices = Slices(self._pause)
 
         async def encoded() -> bytes:
@@ -78,12 +79,15 @@ class Listings:
         if not limit:  # a number, which takes no thread
             return ensureDeferred(encoded())
         answer: Deferred[bytes] = Deferred()
+        address, places = self._account.asker, self._account.lists
+        places.check(address)
 
         def ended(result: Any) -> None:
+            places.add(address, -1)
             self._one_ended = len(self._turns) > 0
             answer.callback(result)  # or its failure
 
-        self._turns.run(self._account.asker, encoded, ended)
+        self._turns.run(address, encoded, ended)
         return answer
 
     def _pause_between(self) -> float:

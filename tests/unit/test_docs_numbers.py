@@ -131,6 +131,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "some 6 MB, and {MAX_LARGE_WORKS} large requests",
         "to a SHARED_STATUS that are made at once | {MAX_LISTINGS}, as",
         "| pages and metrics that are made and sent at once | {MAX_PAGES} |",
+        "| one, of the addresses in turn | {MAX_LISTS} together may wait or be made",
         "| pages that wait for ZooKeeper | {Quotas.waiting_pages}, or",
         "| moves of partitions that a MOVE asks about, each looked at in a thread | {MAX_ASKED_MOVES} |",
         "| `httpConnections` | {Quotas.http_connections:plain} |",

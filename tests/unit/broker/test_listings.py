@@ -5,6 +5,7 @@ from base64 import b64decode
 import pytest
 import simplejson
 
+from metaq.broker.account import MAX_LISTS
 from metaq.protocol.delays import ListDelayedRequest
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.halves import ListHalvesRequest
@@ -59,6 +60,23 @@ def test_one_list_is_made_at_a_time_and_each_in_an_iteration_of_its_own(peer, ha
         assert len(done) == answered
         harness.reactor.advance(0.001)
     assert [len(listed(each, items)) for each in peers] == [3] * 5
+
+
+def test_so_many_lists_wait_and_further_ones_are_refused(peer, harness, items):
+    fill(peer, harness, items, 3)
+    flood, other = harness.connect("127.0.0.2"), harness.connect("127.0.0.1")
+    flood.send(ask(items) * 200)
+    harness.turn()
+    refused = flood.frames()
+    alone = MAX_LISTS - MAX_LISTS // 16
+    assert [frame.code for frame in refused] == [ResponseCode.SYSTEM_BUSY] * (200 - alone)
+    other.send(ask(items))
+    while harness.threads.waiting:
+        harness.threads.run()
+        harness.reactor.advance(0.001)
+    assert len(listed(other, items)) == 3
+    assert len(flood.frames()) == alone
+    assert harness.broker.account.lists.used == 0
 
 
 def test_a_list_is_made_with_pauses(peer, harness, items):
