@@ -172,15 +172,20 @@ class LocalCluster:
 
         Raises CoordinationUnavailable or BrokerUnavailable with the last words of the process that failed.
         """
+        plan = self.plan
+        # while they load, ZooKeeper starts; a set needs its state there first, and Apache's opens no session to anybody
+        # when one was asked for before it served
+        at_once = plan.replicas == 1 and plan.apache_jars is None
         self._zookeeper.launch()
-        if self.plan.replicas == 1:  # while they load, ZooKeeper starts; a set needs its state there first
+        if at_once:
             self._start_brokers()
         self._zookeeper.wait_until_serving()
         session = ZkSession(self.connect_string)
         session.start()
         try:
-            if self.plan.replicas > 1:
+            if plan.replicas > 1:
                 self._found_sets(session)
+            if not at_once:
                 self._start_brokers()
             self._wait_for_brokers(session)
         finally:

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from metaq.cli import local_cluster
 from metaq.cli.earlier_starts import EarlierStarts, all_settings, all_topics
-from metaq.cli.local_cluster import ClusterPlan, server_ini
+from metaq.cli.local_cluster import ClusterPlan, LocalCluster, server_ini
 from metaq.cli.options import TopicSetting, TopicSpec
 from metaq.cli.servers import locked_directory
 from metaq.protocol.errors import ConfigError, DirectoryInUse
@@ -47,6 +49,22 @@ def test_settings_are_in_the_sections_of_their_topics():
     lines = server_ini(replace(PLAN, settings=settings), PLAN.nodes()[0], "127.0.0.1:2181").splitlines()
     begin = lines.index("[topic=trades]")
     assert lines[begin + 1 : begin + 4] == ["numPartitions=9", "acceptCompressed=true", "[topic=news]"]
+
+
+@pytest.mark.parametrize(
+    ("apache_jars", "order"),
+    [(None, ["launch", "brokers", "serves"]), (Path("/jars"), ["launch", "serves", "brokers"])],
+)
+def test_brokers_ask_a_server_that_starts_for_a_session_unless_it_is_apaches(monkeypatch, apache_jars, order):
+    """Apache's opens no session to anybody when one was asked for before it served."""
+    done: list[str] = []
+    server = Mock(launch=lambda: done.append("launch"), wait_until_serving=lambda: done.append("serves"))
+    monkeypatch.setattr(local_cluster, "local_zookeeper", lambda *_: server)
+    monkeypatch.setattr(local_cluster, "ZkSession", Mock())
+    monkeypatch.setattr(LocalCluster, "_start_brokers", lambda _: done.append("brokers"))
+    monkeypatch.setattr(LocalCluster, "_wait_for_brokers", Mock())
+    LocalCluster(replace(PLAN, apache_jars=apache_jars)).start()
+    assert done == order
 
 
 def write_ini(data_dir, plan, number):
