@@ -227,8 +227,9 @@ class Session(Protocol):
         self._reader.fill(count)
         if not self._reader.more:
             self._finish_turn()
-        elif not self._yielding and self._turns.defers(self._busy):
-            self._wait_turn()
+        elif self._yielding or self._turns.defers(self._busy):
+            if not self._yielding:
+                self._wait_turn()
             self._update_reading()
         else:
             self._take(self._reader.receive(b""))
@@ -439,7 +440,8 @@ class Session(Protocol):
         self._yielding = False
         if self._reads_later:
             self._reads_later = False
-            self._transport.read_once()
+            if not self._lost:
+                self._transport.read_once()
         if self._work is not None:
             verb, request, work = self._work
             self._account.asker = self.address

@@ -271,6 +271,42 @@ def test_connections_read_their_large_frames_in_turns(harness):
     assert min(counts) * 3 >= max(counts) == 50  # those that are found readable first have no advantage but that
 
 
+def test_one_that_is_lost_while_it_waits_to_read_is_not_read(harness, caplog):
+    peer = harness.connect()
+    socket: Any = SlowSocket(harness.reactor, [0])
+    harness.reactor.addReader = harness.reactor.removeReader = lambda _: None
+    transport: Any = FastConnection(socket, peer.session, ("::", 1), None, 0, harness.reactor)
+    peer.session.makeConnection(transport)
+    transport.read_once()
+    harness.broker.turns.has_worked(harness.reactor.seconds() - tuning.COUNTED_SECONDS)
+    harness.reactor.rightNow += tuning.ITERATION_SECONDS
+    transport.doRead()
+    peer.lose()
+    del transport.socket  # as Twisted does
+    iteration(harness.reactor)
+    assert socket.count == 0
+    assert caplog.text == ""
+
+
+def test_a_large_frame_that_comes_while_another_request_is_worked_on_is_looked_at_behind_it(harness, monkeypatch):
+    looked: list[int] = []
+
+    def seen(*arguments):
+        looked.append(1)
+        return parse_frame(*arguments)
+
+    peer, data = harness.connect(), frame_of(100_000)
+    peer.send(data[:-1])
+    monkeypatch.setattr("metaq.protocol.requests.parse_frame", seen)
+    peer.session._yield_turn()
+    peer.session.space[:] = data[-1:]
+    peer.session.received(1)
+    assert looked == []
+    assert peer.transport.producerState == "paused"
+    harness.turn()
+    assert len(peer.frames()) == 1
+
+
 def test_one_that_ends_its_half_is_answered_and_closed(peer, spent, harness):
     peer.send(put("t", 0, b"1", 1))
     peer.half_close()
