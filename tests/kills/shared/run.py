@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +29,8 @@ __all__ = ["run"]
 
 LEASE_SECONDS = 4.0
 RATE = 300.0
+LEAST_SENT = 10
+"""Messages between two kills, however slow the disk is."""
 BROKER_SHARE = 0.4
 """Of the kills; the others are members'."""
 
@@ -72,13 +75,18 @@ def run(
                         continue  # nobody promised it
                     sent.append(result.offset)
 
+        def enough(before: int) -> bool:
+            return len(sent) >= before + LEAST_SENT
+
         producing = threading.Thread(target=send)
         try:
             for name in names:
                 start(name)
             producing.start()
             for is_broker in is_brokers:
+                before = len(sent)
                 time.sleep(rng.uniform(0.2, 1.0))
+                eventually(partial(enough, before), what="messages in front of a kill")
                 if is_broker:
                     broker.kill()
                     broker.start_and_wait()
