@@ -35,7 +35,7 @@ from ..store.partition_log import PartitionLog
 from .browsers import header_of
 from .metrics import CONTENT_TYPE, TopicTotals, exposition, topic_totals
 from .pages import Button, Cell, Page, Table, Text, to_html, to_json
-from .sheets import PageTurns, Sheet, write_sheet
+from .sheets import Sheet, write_sheet
 
 __all__ = ["Dashboard", "RecentLog"]
 
@@ -310,9 +310,8 @@ class _Root(Resource):
     def _write(self, view: Page | Sheet, request: Request, address: str, gone: Deferred[object]) -> None:
         if not gone.called:  # else the browser left; its page is dropped
             sheet = view if isinstance(view, Sheet) else _sheet(view, request)
-            broker = self._dashboard.broker
-            turns = PageTurns(broker.reactor, broker.turns, address)
-            write_sheet(turns, request, sheet, lambda failure: _sheet(_failed(failure), request))
+            turns = self._dashboard.broker.turns
+            write_sheet(turns, address, request, sheet, lambda failure: _sheet(_failed(failure), request))
 
     def _view(self, words: list[str], request: Request) -> View:
         if words == ["metrics"]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from twisted.python.failure import Failure
 from twisted.web.server import Request
 
 from .. import tuning
-from ..runtime.reactor import ReactorTime
 from ..runtime.turns import ConnectionTurns
 from .pages import Pieces
 
-__all__ = ["PageTurns", "Sheet", "encoded", "write_sheet"]
+__all__ = ["Sheet", "encoded", "write_sheet"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,30 +28,23 @@ class Sheet(NamedTuple):
     status: int = 200
 
 
-@dataclass(frozen=True, slots=True)
-class PageTurns:
-    """Those of a page, among the turns of the address that asked for it."""
-
-    reactor: ReactorTime
-    all: ConnectionTurns
-    address: str
-
-    def wait(self, turn: Callable[[], None]) -> None:
-        """Call it in the next one."""
-        self.all.wait(turn, 1, self.address)
-
-
-def write_sheet(turns: PageTurns, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]) -> None:
-    """Write it, and finish the request. failed: what is shown instead if nothing is written when a piece fails; later
-    the connection is ended, so that the reader does not take a part for the whole. Reactor thread."""
-    _Writer(turns, request, sheet, failed).begin()
+def write_sheet(
+    turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
+) -> None:
+    """Write it in turns of the address that asked for it, and finish the request. failed: what is shown instead if
+    nothing is written when a piece fails; later the connection is ended, so that the reader does not take a part for
+    the whole. Reactor thread."""
+    _Writer(turns, address, request, sheet, failed).begin()
 
 
 class _Writer:
     """Twisted's IPushProducer."""
 
-    def __init__(self, turns: PageTurns, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]) -> None:
+    def __init__(
+        self, turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
+    ) -> None:
         self._turns = turns
+        self._address = address
         self._request: Any = request
         self._sheet = sheet
         self._failed = failed
@@ -90,7 +81,7 @@ class _Writer:
 
     def _some(self) -> tuple[bytes, bool]:
         """What a turn of the reactor makes of it; whether there is more."""
-        seconds = self._turns.reactor.seconds
+        seconds = self._turns.seconds
         until = seconds() + tuning.TURN_SECONDS
         texts: list[str] = []
         size = 0
@@ -118,7 +109,7 @@ class _Writer:
     def _plan(self) -> None:
         if not (self._paused or self._planned):
             self._planned = True
-            self._turns.wait(self._go_on)
+            self._turns.wait(self._go_on, 1, self._address)
 
     def pauseProducing(self) -> None:  # noqa: N802
         self._paused = True

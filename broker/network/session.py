@@ -150,7 +150,7 @@ class Session(Protocol):
         self.address = "?"
         """What it counts as in the account."""
         self._closed_lines = shared.closed_lines
-        self.seconds = self._seconds = shared.reactor.seconds
+        self.seconds = shared.reactor.seconds
         self._on_lost = on_lost
         self._reader = RequestReader(tuning.READ_REQUESTS)
         self._queue: deque[_Queued] = deque()
@@ -186,7 +186,7 @@ class Session(Protocol):
         self.address = account_address(self.host)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
-        self.last_active = now = self._seconds()
+        self.last_active = now = self.seconds()
         if self._closing:
             return
         self._received_bytes += len(data)
@@ -212,7 +212,8 @@ class Session(Protocol):
         return None if space is None else space[: self._account.unfinished.room(self, self.address)]
 
     def reads_later(self) -> bool:
-        """Whether what is to come into `space` is read in this connection's turn: the iteration has enough to do."""
+        """Whether the transport leaves `space` empty for now. Then this connection reads in its next turn, because this
+        iteration has enough to do."""
         if self._yielding or not self._turns.defers(self._busy):
             return False
         self._reads_later = True
@@ -222,7 +223,7 @@ class Session(Protocol):
 
     def received(self, count: int, since: float | None = None) -> None:
         """`count` bytes came into `space`. since: when the transport began to receive them."""
-        self.last_active = now = self._seconds()
+        self.last_active = now = self.seconds()
         self._received_bytes += count
         self._reader.fill(count)
         if not self._reader.more:
@@ -323,7 +324,7 @@ class Session(Protocol):
         """The transport has sent everything."""
         self._full = False
         self._account.unsent.taken(self)
-        self.last_active = self._seconds()
+        self.last_active = self.seconds()
         self._resume()
 
     def stopProducing(self) -> None:  # noqa: N802
@@ -347,7 +348,7 @@ class Session(Protocol):
         self._account.asker = self.address
         group: PutGroup | None = None
         admit: Callable[[Any, Session], Verb] = self._gate.admit
-        turn_end = self._seconds() + tuning.TURN_SECONDS
+        turn_end = self.seconds() + tuning.TURN_SECONDS
         served_run = False
         requests = iter(requests)
         for queued in requests:
@@ -392,7 +393,7 @@ class Session(Protocol):
                 self._hold_back(verb, request, requests)
                 return
             if kind is PutRun:  # like a group, which does not end the turn; only a further one waits for the next
-                if served_run and self._seconds() >= turn_end:
+                if served_run and self.seconds() >= turn_end:
                     self._yield_turn()
                     self._put_off(verb, request, requests)
                     return
@@ -401,7 +402,7 @@ class Session(Protocol):
             if self._work is not None:  # what follows comes after it
                 self._queue.extend(requests)
                 return
-            if kind is not PutRun and self._seconds() >= turn_end and not self._yielding:
+            if kind is not PutRun and self.seconds() >= turn_end and not self._yielding:
                 self._yield_turn()
         if group is not None:
             self._commit(group)
@@ -459,7 +460,7 @@ class Session(Protocol):
 
     def _work_off(self, verb: Verb, request: WireRequest, work: Work) -> None:
         """Go on until it is done or the others are to have their turn; also on a connection that is lost."""
-        turn_end = self._seconds() + tuning.TURN_SECONDS
+        turn_end = self.seconds() + tuning.TURN_SECONDS
         while True:
             answer = self._gate.go_on(request, work)
             if not isinstance(answer, GeneratorType):
@@ -467,7 +468,7 @@ class Session(Protocol):
                     places.end()
                 self._answer(verb, request, cast(Answer, answer))
                 return
-            if self._seconds() >= turn_end:
+            if self.seconds() >= turn_end:
                 break
         self._put_aside(verb, request, work)
         self._yield_turn()
@@ -650,7 +651,7 @@ class Session(Protocol):
             self._wait_turn()
             self._finish_turn()
         else:
-            now = self._seconds()
+            now = self.seconds()
             self._go_on_serving()
             self._turns.has_worked(now)
 

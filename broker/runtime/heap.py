@@ -52,8 +52,8 @@ class _HeapFigures(ctypes.Structure):
 
 
 def give_back_spare() -> None:
-    """As `give_back`, if more than HEAP_KEPT_BYTES are free, of which so many at the heap's end are kept. The C library
-    by itself gives back only what is free at the end: what lives there keeps all that is free before it. Takes some
+    """As `give_back`, but only if more than HEAP_KEPT_BYTES are free; so many at the heap's end stay. By itself the C
+    library gives back only what is free at the end: one block in use there holds all that is free before it. Takes some
     milliseconds for 100 MiB, and none if they were given back before. Any thread; others wait for memory meanwhile."""
     library = ctypes.CDLL(None)
     figures = getattr(library, "mallinfo2", None)

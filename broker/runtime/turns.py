@@ -48,7 +48,7 @@ class ConnectionTurns:
 
     def __init__(self, reactor: ReactorTime) -> None:
         self._reactor = reactor
-        self._seconds = reactor.seconds
+        self.seconds = reactor.seconds
         self._waiting = _Queue()
         self._busy = _Queue()
         self.large = WorkPlaces(self, lambda: tuning.MAX_LARGE_WORKS)
@@ -65,14 +65,14 @@ class ConnectionTurns:
 
     def defers(self, busy: int) -> bool:
         """Whether a connection that has something to do is to `wait` with it."""
-        return self._timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self._seconds() >= self._until)
+        return self._timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
 
     def do(self, work: Callable[[], None], address: str) -> None:
-        """Do it now, or in a turn if the iteration has enough to do. It counts as one of those with much to do."""
+        """Do it now. If this iteration has enough to do, do it in a later one, behind those that have little to do."""
         if self.defers(1):
             self.wait(work, 1, address)
         else:
-            since = self._seconds()
+            since = self.seconds()
             work()
             self.has_worked(since)
 
@@ -84,23 +84,23 @@ class ConnectionTurns:
 
     def has_worked(self, since: float) -> None:
         """A connection did since then what came in: much of that by many is one iteration's work, too."""
-        if self._seconds() >= since + tuning.COUNTED_SECONDS:
+        if self.seconds() >= since + tuning.COUNTED_SECONDS:
             self._time()
 
     def _time(self) -> None:
         if not self._timed:
             self._timed = True
-            self._until = self._seconds() + tuning.ITERATION_SECONDS
+            self._until = self.seconds() + tuning.ITERATION_SECONDS
             self._reactor.callLater(0, self._take_turns)
 
     def _take_turns(self) -> None:
-        until = self._seconds() + tuning.ITERATION_SECONDS
+        until = self.seconds() + tuning.ITERATION_SECONDS
         chosen = [(queue, len(queue)) for queue in (self._waiting, self._busy)]  # what comes meanwhile is not
         for queue, count in chosen:
             for _ in range(count):
                 _, turn = queue.popleft()
                 turn()
-                if self._seconds() >= until:
+                if self.seconds() >= until:
                     break
         self._timed = False
         if self._waiting or self._busy:

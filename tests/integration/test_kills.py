@@ -60,7 +60,7 @@ def test_what_was_promised_is_kept_while_everything_is_killed(tmp_path: Path, na
 
 
 def elected(result: Result) -> list[str]:
-    """What befell leaders of which another one took the place."""
+    """The kinds of faults behind which another node was elected."""
     return [fault["kind"] for fault in result.details["faults"] if fault.get("leader", True) and fault["elected"]]
 
 

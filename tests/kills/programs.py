@@ -10,7 +10,16 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Self
 
-__all__ = ["LifeTask", "ProgramTask", "begin_program"]
+from metaq import ConnectionConfig, ProducerConfig
+
+__all__ = ["PRODUCER_CONFIG", "LifeTask", "ProgramTask", "begin_program"]
+
+PRODUCER_CONFIG = ProducerConfig(
+    delivery_timeout_seconds=60.0,
+    retry_max_seconds=0.1,
+    connection=ConnectionConfig(request_timeout_seconds=3.0, reconnect_max_seconds=0.1),
+)
+"""Of a producer whose broker is killed: it goes on soon, and gives nothing up before the broker is back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A broker and producers that are killed again and again, with delayed messages, of which some are cancelled."""
+"""Delayed messages, some of them cancelled, while their broker and their producers are killed again and again."""
 
 from __future__ import annotations
 

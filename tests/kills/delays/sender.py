@@ -18,10 +18,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from metaq import ConnectionConfig, Producer, ProducerConfig, SendResult, TopicPartition
+from metaq import Producer, SendResult, TopicPartition
 from metaq.protocol.errors import MetaqError
 from tests.kills.journal import Journal
-from tests.kills.programs import LifeTask, begin_program
+from tests.kills.programs import PRODUCER_CONFIG, LifeTask, begin_program
 
 __all__ = ["LONGEST_SECONDS", "TOPICS", "WAYS", "Task"]
 
@@ -30,11 +30,6 @@ TOPICS = ("loose", "safe")
 WAYS = ("single", "batched", "gathered")
 LONGEST_SECONDS = 2.0
 """Of the delays, so that a life of the broker delivers what another one has taken."""
-CONFIG = ProducerConfig(
-    delivery_timeout_seconds=60.0,
-    retry_max_seconds=0.1,
-    connection=ConnectionConfig(request_timeout_seconds=3.0, reconnect_max_seconds=0.1),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +52,7 @@ class _Sending(threading.Thread):
         self._prefix = f"{Path(task.journal).stem}/{topic}/{way}"
         self._count = 0
         self._producer = Producer.direct(
-            task.address, broker_id=0, partitions=dict.fromkeys(TOPICS, PARTITIONS), config=CONFIG
+            task.address, broker_id=0, partitions=dict.fromkeys(TOPICS, PARTITIONS), config=PRODUCER_CONFIG
         )
 
     def run(self) -> None:

@@ -13,25 +13,20 @@ import sys
 import threading
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from metaq import ConnectionConfig, Message, Producer, ProducerConfig, TransactionResult
+from metaq import Message, Producer, TransactionResult
 from metaq.protocol.errors import MetaqError
 from tests.kills.journal import Journal, read_journal
-from tests.kills.programs import LifeTask, begin_program
+from tests.kills.programs import PRODUCER_CONFIG, LifeTask, begin_program
 
 __all__ = ["TOPICS", "Task", "recorded"]
 
 TOPICS = {"loose": 2, "safe": 2}
 UNDER_WAY = 32
 """Transactions that the worker does not wait for."""
-CONFIG = ProducerConfig(
-    producer_group="bank",
-    delivery_timeout_seconds=60.0,
-    retry_max_seconds=0.1,
-    connection=ConnectionConfig(request_timeout_seconds=3.0, reconnect_max_seconds=0.1),
-)
+CONFIG = replace(PRODUCER_CONFIG, producer_group="bank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

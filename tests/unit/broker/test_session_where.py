@@ -241,7 +241,7 @@ def slow(peer, harness, monkeypatch):
     monkeypatch.setattr(tuning, "WHERE_LEAST_SLICE", 1)
     send(peer, [{"n": number} for number in range(100)])
     monkeypatch.setattr(harness.reactor, "seconds", seconds)
-    peer.session._seconds = seconds
+    peer.session.seconds = seconds
 
     def holding():
         pulls: list[Any] = [

@@ -194,7 +194,7 @@ def test_a_slice_ends_when_its_time_is_over(peer, harness, monkeypatch, appends)
 
     monkeypatch.setattr("metaq.broker.tuning.SEND_PARTS", 2)
     monkeypatch.setattr(harness.reactor, "seconds", seconds)
-    peer.session._seconds = seconds
+    peer.session.seconds = seconds
     counts = []
     peer.send(many([("t", 0, [record()]) for _ in range(100)]))
     turns(harness, lambda turn: counts.append(len(appends)))

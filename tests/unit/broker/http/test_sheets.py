@@ -18,7 +18,7 @@ from metaq.broker.http.dashboard import Dashboard
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.metrics import exposition
 from metaq.broker.http.pages import Page, Table, Text, to_html, to_json
-from metaq.broker.http.sheets import PageTurns, Sheet, encoded, write_sheet
+from metaq.broker.http.sheets import Sheet, encoded, write_sheet
 from metaq.broker.requests.gate import Gate
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import encode_frame
@@ -65,7 +65,7 @@ class OnePage(Resource):
     def render_GET(self, request: Request) -> int:  # noqa: N802
         sheet = Sheet("text/plain", iter(self._pieces))
         failed = lambda failure: Sheet("text/plain", iter([f"failed: {failure.value}"]), 500)  # noqa: E731
-        write_sheet(PageTurns(self._harness.reactor, self._harness.broker.turns, "a"), request, sheet, failed)
+        write_sheet(self._harness.broker.turns, "a", request, sheet, failed)
         return NOT_DONE_YET
 
 

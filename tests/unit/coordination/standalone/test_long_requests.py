@@ -3,8 +3,6 @@
 import struct
 from collections.abc import Callable
 
-import pytest
-
 from metaq.coordination.standalone.codes import OpCode, RefusalCode
 from metaq.coordination.standalone.jute import encode_text
 from metaq.coordination.standalone.records import Restored
@@ -20,16 +18,6 @@ from tests.unit.coordination.standalone.harness import (
 
 READ = OpCode.EXISTS, encode_text("/") + b"\0"
 NODES = 2000
-
-
-@pytest.fixture
-def server() -> Server:
-    return Server()
-
-
-@pytest.fixture
-def client(server: Server) -> Client:
-    return server.client()
 
 
 def watches(count: int) -> tuple[int, bytes]:

@@ -25,16 +25,6 @@ UNKNOWN_OPERATION = 99
 DELETE_CONTAINER, CREATE_SESSION = 20, -10
 
 
-@pytest.fixture
-def server() -> Server:
-    return Server()
-
-
-@pytest.fixture
-def client(server: Server) -> Client:
-    return server.client()
-
-
 def test_a_node_is_created_read_changed_and_deleted(client: Client):
     assert client.create("/a", b"one").reader.text() == "/a"
     assert client.data("/a") == b"one"

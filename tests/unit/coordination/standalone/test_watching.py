@@ -14,16 +14,6 @@ PERSISTENT, RECURSIVE = 0, 1
 
 
 @pytest.fixture
-def server() -> Server:
-    return Server()
-
-
-@pytest.fixture
-def client(server: Server) -> Client:
-    return server.client()
-
-
-@pytest.fixture
 def watcher(server: Server) -> Client:
     return server.client()
 
