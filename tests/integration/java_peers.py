@@ -23,20 +23,27 @@ def require_java() -> None:
 NOT_CONNECTED = "无可用连接"
 """What the Java client says when it has no connection at this moment."""
 
+NO_ANSWER = "等待响应超时"
+"""What the Java client says when it waited in vain for an answer, as it does when it closes the connection itself."""
 
-def put_when_connected(client: JavaClient, topic: str, data: bytes) -> None:
-    """Put one message, again while the client has no connection: a Java producer closes the one to a broker and opens
-    it anew whenever something registers for that broker, as a slave does. One that has closed it for good is started
-    again, and is in no group then.
+
+def put_when_connected(client: JavaClient, topic: str, data: bytes) -> int:
+    """Put one message, again while the client has no connection and where it closed the one on which the message went:
+    a Java producer closes the connection to a broker and opens it anew whenever something registers for that broker, as
+    a slave does. One that has closed it for good is started again, and is in no group then. Returns how many puts got
+    no answer: as many copies may be stored besides the one that was acknowledged.
     """
     begun = time.monotonic()
+    unanswered = 0
 
     def is_put() -> bool:
-        nonlocal begun
+        nonlocal begun, unanswered
         try:
             client.put(topic, data)
         except ProcessFailed as error:
-            if NOT_CONNECTED not in str(error):
+            if NO_ANSWER in str(error):
+                unanswered += 1
+            elif NOT_CONNECTED not in str(error):
                 raise
             if time.monotonic() - begun > CUT_OFF_SECONDS:
                 client.restart()
@@ -45,6 +52,22 @@ def put_when_connected(client: JavaClient, topic: str, data: bytes) -> None:
         return True
 
     eventually(is_put, what="a connection of the Java client")
+    return unanswered
+
+
+def received_at_least_once(client: JavaClient, group: str, sent: set[bytes], unanswered: int) -> None:
+    """Assert that the Java client's group gets all of `sent`, nothing else, and no more copies than puts without an
+    answer.
+    """
+    messages: list[bytes] = []
+
+    def are_there() -> bool:
+        messages.extend(message["data"] for message in client.received(group))
+        return sent <= set(messages)
+
+    eventually(are_there, what=f"the messages of {group}")
+    assert set(messages) == sent
+    assert len(messages) <= len(sent) + unanswered
 
 
 def received(client: JavaClient, group: str, count: int) -> list[tuple[bytes, str | None]]:
