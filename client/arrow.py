@@ -221,7 +221,7 @@ def decode_columns(
         payload = _gather(data, good.starts + HEADER_BYTES, good.sizes - HEADER_BYTES)
         good = good.checked(payload.to_pylist())
         payload = payload.slice(0, len(good.starts))
-    end = int(records.offsets(np.array([good.end(records)]))[0])
+    end = good.end_offset(records)
     if where is not None and not (wanted := matching(where, data, good.starts, good.sizes)).all():
         good = good.only(wanted)
         payload = None

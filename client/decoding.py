@@ -207,16 +207,19 @@ class Good(NamedTuple):
     headers: npt.NDArray[Any]
     damage: str
 
-    def end(self, records: Records) -> int:
-        """Position in the data behind the last of them."""
-        return records.start + int(self.sizes.sum())
+    def end_offset(self, records: Records) -> int:
+        """Byte offset in the partition at which the damaged record begins, or, if there is none, the last one ends:
+        what lies between two runs was not given."""
+        end = records.start + int(self.sizes.sum())
+        last = 0 if self.damage or not len(self.sizes) else int(self.sizes[-1])
+        return int(records.offsets(np.array([end - last]))[0]) + last
 
     def up_to(self, count: int, damage: str) -> Good:
         """The first `count`, in front of a record with this damage."""
         return Good(self.starts[:count], self.sizes[:count], self.headers[:count], damage)
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> Good:
-        """Some of them; `end` is not told of these."""
+        """Some of them; `end_offset` is not told of these."""
         return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
 
     def checked(self, bodies: Sequence[bytes]) -> Good:
@@ -290,7 +293,7 @@ def decode_sized(
     if check:
         good = good.checked(bodies)
     shift = records.offset - records.start
-    end = good.end(records) + shift
+    end = good.end_offset(records)
     if where is not None:
         wanted = matching(where, records.data, good.starts, good.sizes)
         bodies = list(compress(bodies, wanted.tolist()))

@@ -3,6 +3,7 @@
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -331,3 +332,24 @@ def test_a_topic_made_anew_that_ends_before_the_planned_range_is_data_loss(now, 
         accepting = replace(options, fail_on_data_loss=False)
         assert rows(read_partition(accepting, planned(broker))) == PAYLOADS[:again]
     assert f"lost while reading: t 0-0: [{again * SIZE}, {100 * SIZE})" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tags": "a"}, {"where": "TAGS = 'a'"}, {"where": "TAGS = 'a'", "metaq.check.crcs": "true"}, {"where": "TRUE"}],
+    ids=str,
+)
+def test_a_filtered_range_may_begin_and_end_at_any_message(now, given):
+    """What a filter leaves out between the last row and the end of the range was taken for a topic made anew."""
+    tags = ["a", "b", "a", "a", None, "b", "a", "b", None, "a", "a", "b"]
+    options = ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", "metaq.fetch.bytes": "4096", **given})
+    with FakeBroker(topics={"t": 1}) as broker:
+        begins = []
+        for number, tag in enumerate(tags):
+            flag, raw = encode_attributes(tag=tag)
+            begins += broker.append("t", 0, encode_body(b"%d" % number, flag, raw), flag=flag)
+        begins.append(broker.log("t", 0).end)
+        for first, last in combinations(range(len(begins)), 2):
+            found = InputPartition(OffsetRange(ZERO, broker.endpoint, begins[first], begins[last]))
+            chosen = [number for number in range(first, last) if tags[number] == "a" or given == {"where": "TRUE"}]
+            assert rows(read_partition(options, found, options.tags)) == [b"%d" % number for number in chosen]
