@@ -104,14 +104,30 @@ def test_a_tail_that_a_start_cuts_is_a_warning(check, tail, kind, words):
     assert check("--fast")["partitions"][0]["bad"] == the_partition(report)["bad"]
 
 
-def test_damage_with_good_records_behind_it_is_told_by_its_range(check):
-    good, bad, more = record(b"good"), bytearray(record(b"flipped")), record(b"more")
-    bad[-1] ^= 1
-    write(check.data / "t-0" / SEGMENT, good + bytes(bad) + more)
+@pytest.mark.parametrize(
+    ("segments", "words"),
+    [
+        pytest.param(
+            {0: record(b"good") + record(b"flipped")[:-1] + b"D" + record(b"more")}, "[24, 51)", id="a flipped bit"
+        ),
+        # whatever a Java broker makes of them
+        pytest.param(
+            {0: record(b"a") + bytes(40) + record(b"b")}, "40 zero bytes [21, 61).* as 2 empty messages", id="zeros"
+        ),
+        pytest.param(
+            {0: record(b"a") + bytes(50) + record(b"b")}, "50 zero bytes [21, 71).* as 2 empty messages", id="more"
+        ),
+        pytest.param({0: record(b"one"), 28: record(b"two")}, "gap of 5 bytes", id="a gap between segments"),
+        pytest.param({0: record(b"one"), 18: record(b"two")}, "overlap of 5 bytes", id="segments that overlap"),
+    ],
+)
+def test_damage_between_good_records_is_told_by_its_range(check, segments, words):
+    for start, data in segments.items():
+        write(check.data / "t-0" / f"{start:020d}.meta", data)
     report = check()
     assert the_partition(report)["records"] == 2
     (damage,) = said(report, "damage")
-    assert f"[{len(good)}, {len(good + bad)})" in damage
+    assert all(each in damage for each in words.split(".*"))
 
 
 def test_a_closed_segment_cut_short_is_damage_but_a_fast_check_does_not_look(check):
@@ -125,23 +141,25 @@ def test_a_closed_segment_cut_short_is_damage_but_a_fast_check_does_not_look(che
     assert not fast["damaged"]
 
 
-@pytest.mark.parametrize("size", [40, 50])
-def test_zeros_between_records_are_damage_whatever_a_java_broker_makes_of_them(check, size):
-    write(check.data / "t-0" / SEGMENT, record(b"a") + bytes(size) + record(b"b"))
-    (damage,) = said(check(), "damage")
-    assert f"{size} zero bytes [21, {21 + size})" in damage
-    assert "as 2 empty messages" in damage
-
-
-def checkpointed(check, *bodies, segments=1):
-    """A partition of a broker that was stopped: a start believes all of it. The path of its first segment."""
+def stored(check, *batches, segment_size=1 << 20):
+    """A partition of a broker that was stopped, so that a start believes all of it; the broker's harness."""
     harness = StoreHarness(check.data)
-    harness.max_segment_size = sum(20 + len(body) for body in bodies) if segments > 1 else 1 << 20
-    for _ in range(segments):
+    harness.max_segment_size = segment_size
+    for bodies in batches:
         harness.append(*bodies)
         harness.threads.run_all()
     harness.store.close()
-    return harness.data_file()
+    return harness
+
+
+THREE = [b"1one", b"2two", b"3tre"]
+NUMBERED = [b"%05d" % number for number in range(300)]
+"""Enough for several blocks of an index."""
+
+
+def flip(path, position):
+    """One bit of the byte there."""
+    change(path, position, bytes([path.read_bytes()[position] ^ 1]))
 
 
 def change(path, position, data):
@@ -150,7 +168,7 @@ def change(path, position, data):
         file.write(data)
 
 
-@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize(("segments", "size"), [(1, 1 << 20), (2, 72)])
 @pytest.mark.parametrize(
     ("position", "data", "bad"),
     [
@@ -161,8 +179,8 @@ def change(path, position, data):
         (48, bytes(24), (48, 72)),
     ],
 )
-def test_damage_that_a_start_believes_in_is_damage_and_its_index_is_right(check, segments, position, data, bad):
-    change(checkpointed(check, b"1one", b"2two", b"3tre", segments=segments), position, data)
+def test_damage_that_a_start_believes_in_is_damage_and_its_index_is_right(check, segments, size, position, data, bad):
+    change(stored(check, *[THREE] * segments, segment_size=size).data_file(), position, data)
     report = check()
     (damage,) = said(report, "damage")
     assert f"[{bad[0]}, {bad[1]})" in damage
@@ -173,20 +191,11 @@ def test_damage_that_a_start_believes_in_is_damage_and_its_index_is_right(check,
 
 
 def test_damage_of_a_broker_that_runs_is_told_as_far_as_its_checkpoint_goes(check):
-    path = checkpointed(check, b"1one", b"2two", b"3tre")
-    change(path, 70, b"xx")
+    change(stored(check, THREE).data_file(), 70, b"xx")
     with open(check.data / LOCK_NAME, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (damage,) = said(check(), "damage")
     assert "[48, 72)" in damage
-
-
-@pytest.mark.parametrize(("shift", "what"), [(5, "gap of 5 bytes"), (-5, "overlap of 5 bytes")])
-def test_segments_that_do_not_join_are_damage(check, shift, what):
-    first = record(b"one")
-    write(check.data / "t-0" / SEGMENT, first)
-    write(check.data / "t-0" / f"{len(first) + shift:020d}.meta", record(b"two"))
-    assert what in said(check(), "damage")[0]
 
 
 def test_a_file_that_cannot_be_used_or_read_is_damage(check):
@@ -215,19 +224,12 @@ def test_what_would_trouble_a_java_broker_is_named(check):
 
 
 def test_the_state_of_an_index_is_told(check):
-    check.data.mkdir()
-    harness = StoreHarness(check.data)
-    harness.max_segment_size = 100
-    for number in range(6):
-        harness.append(b"x" * 40 + bytes([number]))
-    harness.store.close()
+    harness = stored(check, *([b"x" * 40 + bytes([number])] for number in range(6)), segment_size=100)
     report = check()
     assert the_partition(report)["records"] == 6
     assert the_partition(report)["index"] == {"ok": report["partitions"][0]["segments"]}
     index = harness.index_file(0)
-    data = bytearray(index.read_bytes())
-    data[64 + 8] ^= 1  # the id in the first unit: the header and the last unit stay right
-    index.write_bytes(data)
+    flip(index, 64 + 8)  # the id in the first unit: the header and the last unit stay right
     broken = check()
     assert the_partition(broken)["index"]["wrong"] == 1
     assert any("made again at the next start" in text for text in said(broken, "warning"))
@@ -237,13 +239,7 @@ def test_the_state_of_an_index_is_told(check):
 
 
 def test_a_damaged_block_of_an_index_is_named(check):
-    check.data.mkdir()
-    harness = StoreHarness(check.data)
-    harness.append(*[b"%05d" % number for number in range(300)])
-    harness.store.close()
-    data = bytearray(harness.index_file().read_bytes())
-    data[5000] ^= 1
-    harness.index_file().write_bytes(data)
+    flip(stored(check, NUMBERED).index_file(), 5000)
     report = check()
     assert the_partition(report)["index"] == {"damaged": 1}
     (text,) = said(report, "warning")
@@ -259,14 +255,10 @@ def test_a_damaged_block_of_an_index_is_named(check):
     [("id", "warning", "searches by id miss messages"), ("size", "damage", "consumers miss good messages")],
 )
 def test_an_index_of_other_records_that_a_start_believes_is_told(check, field, level, effect):
-    check.data.mkdir()
-    harness = StoreHarness(check.data)
-    harness.append(*[b"%05d" % number for number in range(300)])
-    path = str(harness.index_file(0))
-    units = harness.log.lookup.units(0, 1 << 20).copy()
+    harness = stored(check, NUMBERED)
+    units = StoreHarness(check.data).log.lookup.units(0, 1 << 20).copy()
     units[field][7] += 1
-    harness.store.close()
-    replace_index(REAL_FILES, path, units, 0, harness.log.end_offset)
+    replace_index(REAL_FILES, str(harness.index_file(0)), units, 0, 300 * 25)
     report = check()
     assert the_partition(report)["index"] == {"misleading": 1}
     assert any(effect in text for text in said(report, level))
@@ -274,46 +266,40 @@ def test_an_index_of_other_records_that_a_start_believes_is_told(check, field, l
 
 def test_an_index_in_front_of_its_first_checkpoint_is_not_wrong(check):
     """As it stands for up to half a minute when a broker has taken a Java broker's directory over."""
-    path = checkpointed(check, *(b"%04d" % number for number in range(300)))
-    index = path.with_suffix(".index")
-    index.write_bytes(bytes(64) + index.read_bytes()[64:])
+    change(stored(check, NUMBERED).index_file(), 0, bytes(64))
     report = check()
     assert the_partition(report)["index"] == {"ok": 1}
     assert not said(report, "warning")
 
 
 def test_damage_in_a_segment_does_not_make_its_index_look_wrong(check):
-    check.data.mkdir()
-    harness = StoreHarness(check.data)
-    harness.max_segment_size = 300 * 25
-    for _ in range(2):
-        harness.append(*[b"%05d" % number for number in range(300)])
-    harness.store.close()
-    data = bytearray(harness.data_file().read_bytes())
-    data[100 * 25 + 22] ^= 1
-    harness.data_file().write_bytes(data)
+    flip(stored(check, NUMBERED, NUMBERED, segment_size=300 * 25).data_file(), 100 * 25 + 22)
     report = check()
     assert report["damaged"]
     assert the_partition(report)["index"] == {"ok": 3}
 
 
-@pytest.mark.parametrize("kept", [0, 30], ids=["gap", "hole"])
-def test_a_hole_behind_the_newest_checkpoint_is_what_the_start_cuts_at(check, kept):
-    check.data.mkdir()
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        pytest.param(0, "the start of ours sets the later segments aside", id="gap"),
+        pytest.param(
+            30,
+            "30 zero bytes [30, 60): the start sets everything from there on aside and cuts the log; "
+            "a Java broker gives them as 1 empty messages",
+            id="hole",
+        ),
+    ],
+)
+def test_a_hole_behind_the_newest_checkpoint_is_what_the_start_cuts_at(check, kept, words):
     harness = StoreHarness(check.data)
     harness.max_segment_size = 30
     for number in range(3):
         harness.append(b"%010d" % number)
     harness.files.kill()
     harness.data_file(30).write_bytes(bytes(kept))
-    found = said(check(), "damage")
-    if kept:
-        assert found == [
-            "30 zero bytes [30, 60): the start sets everything from there on aside and cuts the log; "
-            "a Java broker gives them as 1 empty messages"
-        ]
-    else:
-        assert "the start of ours sets the later segments aside" in found[0]
+    (damage,) = said(check(), "damage")
+    assert words in damage
     log = StoreHarness(check.data).log
     assert (log.end_offset, log.segments.message_count) == (30, 1)
 
@@ -327,16 +313,20 @@ def test_a_directory_that_is_no_dataPath_is_refused_with_the_one_that_is(tmp_pat
         assert f"perhaps {tmp_path / 'up' / 'broker-0' / 'data'}" in said.err
 
 
-def test_what_only_the_journal_has_is_told(check):
-    check.data.mkdir()
+def journaled(check, batches=1, segment_size=1 << 20):
+    """Four partitions of a killed broker, all but the first (which is synced alone) in the journal, too."""
     harness = StoreHarness(check.data)
-    harness.group_commit = True
-    logs = [harness.store.get_or_create("t", partition) for partition in range(4)]  # the first is synced alone
-    for log in logs:
-        data, units = encode_puts([(0, checksum(b"body"), b"body")], log.end_offset, range(1, 2), 1)
-        log.append(data, units)
-    harness.threads.run_all()
+    harness.group_commit, harness.max_segment_size = True, segment_size
+    logs = [harness.store.get_or_create("t", partition) for partition in range(4)]
+    for number in range(batches):
+        for log in logs:
+            log.append(*encode_puts([(0, checksum(b"body"), b"body")], log.end_offset, [1 + number], 1))
+        harness.threads.run_all()
     harness.files.kill()
+
+
+def test_what_only_the_journal_has_is_told(check):
+    journaled(check)
     assert (check.data / JOURNAL_DIRECTORY).is_dir()
     assert any("did not stop cleanly" in text for text in said(check(), "note"))
     os.truncate(check.data / "t-1" / SEGMENT, 3)  # what a power cut does
@@ -346,15 +336,7 @@ def test_what_only_the_journal_has_is_told(check):
 
 
 def test_a_first_segment_that_only_the_journal_has_is_told(check):
-    check.data.mkdir()
-    harness = StoreHarness(check.data)
-    harness.group_commit, harness.max_segment_size = True, 20
-    logs = [harness.store.get_or_create("t", partition) for partition in range(4)]
-    for number in range(2):
-        for log in logs:
-            log.append(*encode_puts([(0, checksum(b"body"), b"body")], log.end_offset, [1 + number], 1))
-        harness.threads.run_all()
-    harness.files.kill()
+    journaled(check, batches=2, segment_size=20)
     for path in (check.data / "t-1").glob("*.index"):
         path.unlink()
     (check.data / "t-1" / SEGMENT).unlink()  # what a power cut may do before the directory is synced
@@ -362,15 +344,7 @@ def test_a_first_segment_that_only_the_journal_has_is_told(check):
 
 
 def test_what_the_journal_has_and_the_next_start_will_not_put_back_is_told(check):
-    check.data.mkdir()
-    harness = StoreHarness(check.data)
-    harness.group_commit = True
-    logs = [harness.store.get_or_create("t", partition) for partition in range(4)]
-    for log in logs:
-        data, units = encode_puts([(0, checksum(b"body"), b"body")], log.end_offset, range(1, 2), 1)
-        log.append(data, units)
-    harness.threads.run_all()
-    harness.files.kill()
+    journaled(check)
     # after a power cut a broker that knows no journal has gone on
     (check.data / "t-1" / SEGMENT).write_bytes(record(b""))
     (check.data / "t-2" / SEGMENT).write_bytes(record(b"java and more"))
@@ -378,8 +352,7 @@ def test_what_the_journal_has_and_the_next_start_will_not_put_back_is_told(check
     assert report["journal"]["returning"] == {}
     lost = "acknowledged and are lost: other records are in their place"
     assert [text for text in said(report, "damage") if lost in text] == [
-        f"bytes [0, 24) of t-1 were {lost}, or in front of them",
-        f"bytes [0, 24) of t-2 were {lost}, or in front of them",
+        f"bytes [0, 24) of t-{partition} were {lost}, or in front of them" for partition in (1, 2)
     ]
 
 
@@ -467,7 +440,7 @@ def test_the_table_ends_with_the_verdict(tmp_path, capsys):
 
 
 def test_the_verdict_of_a_fast_check_says_how_much_it_is_about(check, capsys):
-    checkpointed(check, b"1one", b"2two")
+    stored(check, [b"1one", b"2two"])
     assert run(["check", "--fast", str(check.data)]) == 0
     assert capsys.readouterr().out.endswith("0 B of 48 B checked: nothing is damaged\n")
 
@@ -507,22 +480,23 @@ def test_key_files_are_compared_with_the_records_and_never_damage(check):
 
 
 def test_what_a_node_of_a_broker_set_remembers_is_read_and_told(check):
-    checkpointed(check, b"a")
-    file = NodeFile(REAL_FILES, str(check.data))
-    file.write(4, EpochHistory().begin(1, {}).begin(3, {"t-0": 10}), {"t-0": 10})
-    (found,) = [each for each in check()["findings"] if "metaqset" in each["place"]]
-    assert found["level"] == "note"
-    assert found["text"] == "a node of a broker set: it has seen epoch 4, and has data up to epoch 3"
+    stored(check, [b"a"])
+    NodeFile(REAL_FILES, str(check.data)).write(4, EpochHistory().begin(1, {}).begin(3, {"t-0": 10}), {"t-0": 10})
+
+    def told():
+        (found,) = [each for each in check()["findings"] if "metaqset" in each["place"]]
+        return found["level"], found["text"]
+
+    assert told() == ("note", "a node of a broker set: it has seen epoch 4, and has data up to epoch 3")
     path = check.data / "metaqset" / "history.json"
     path.write_bytes(path.read_bytes().replace(b"10", b"11"))
-    (found,) = [each for each in check()["findings"] if "metaqset" in each["place"]]
-    assert found["level"] == "damage"
-    assert "checksum" in found["text"]
+    level, text = told()
+    assert level == "damage"
+    assert "checksum" in text
 
 
 def test_a_cut_that_a_crash_interrupted_is_named_and_no_damage(check):
-    data = checkpointed(check, b"one", b"two")
-    (data.parent / "cut").write_bytes(b"23 -1\n")
+    (stored(check, [b"one", b"two"]).data_file().parent / "cut").write_bytes(b"23 -1\n")
     report = check()
     named = "the end of the partition is being cut off: the next start finishes that, and keeps what it takes away"
     assert named in said(report, "note")

@@ -25,6 +25,7 @@ from metaq.protocol.errors import (
 )
 
 PLACE = TopicPartition("trades", 0, 3)
+OK, WARNING, ALARM, UNKNOWN = ProbeLevel.OK, ProbeLevel.WARNING, ProbeLevel.ALARM, ProbeLevel.UNKNOWN
 
 
 class Nowhere:
@@ -47,48 +48,46 @@ def cause(monitor, offset, *, end=1000, first=0, members=1, owner="c"):
 
 
 def test_lag_beyond_the_limit_is_an_alarm(monitor):
-    assert cause(monitor, 900) == (ProbeLevel.OK, "behind by")
-    assert cause(monitor, 899) == (ProbeLevel.ALARM, "more than")
+    assert cause(monitor, 900) == (OK, "behind by")
+    assert cause(monitor, 899) == (ALARM, "more than")
 
 
 def test_standing_still_is_known_from_the_second_look_on(monitor):
-    assert cause(monitor, 990) == (ProbeLevel.OK, "behind by")
-    assert cause(monitor, 990) == (ProbeLevel.ALARM, "stands still")
-    assert cause(monitor, 991) == (ProbeLevel.OK, "behind by")
-    assert cause(monitor, 1000) == cause(monitor, 1000) == (ProbeLevel.OK, "behind by")
+    assert cause(monitor, 990) == (OK, "behind by")
+    assert cause(monitor, 990) == (ALARM, "stands still")
+    assert cause(monitor, 991) == (OK, "behind by")
+    assert cause(monitor, 1000) == cause(monitor, 1000) == (OK, "behind by")
 
 
-@pytest.mark.parametrize(
-    ("owner", "fine", "stuck"), [("c", ProbeLevel.OK, "stands still"), (None, ProbeLevel.WARNING, "no owner")]
-)
+@pytest.mark.parametrize(("owner", "fine", "stuck"), [("c", OK, "stands still"), (None, WARNING, "no owner")])
 def test_what_has_come_since_the_last_look_stands_not_still(monitor, owner, fine, stuck):
     assert cause(monitor, 1000, owner=owner)[0] is fine
     assert cause(monitor, 1000, end=1010, owner=owner)[0] is fine  # it came a moment ago
-    assert cause(monitor, 1000, end=1020, owner=owner) == (ProbeLevel.ALARM, stuck)
+    assert cause(monitor, 1000, end=1020, owner=owner) == (ALARM, stuck)
     assert cause(monitor, 1020, end=1020, owner=owner)[0] is fine
     assert cause(monitor, 1020, end=1030, owner=owner)[0] is fine
 
 
 def test_messages_that_wait_for_nobody_are_an_alarm_however_few(monitor):
-    assert cause(monitor, 999, members=0, owner=None) == (ProbeLevel.ALARM, "no live")
-    assert cause(monitor, None, members=0, owner=None) == (ProbeLevel.ALARM, "no live")
-    assert cause(monitor, 1000, members=0, owner=None) == (ProbeLevel.OK, "at the")
+    assert cause(monitor, 999, members=0, owner=None) == (ALARM, "no live")
+    assert cause(monitor, None, members=0, owner=None) == (ALARM, "no live")
+    assert cause(monitor, 1000, members=0, owner=None) == (OK, "at the")
 
 
 def test_a_partition_without_an_owner_is_a_warning_until_it_stands_still(monitor):
-    assert cause(monitor, 990, owner=None) == (ProbeLevel.WARNING, "no owner")
-    assert cause(monitor, 990, owner=None) == (ProbeLevel.ALARM, "no owner")
+    assert cause(monitor, 990, owner=None) == (WARNING, "no owner")
+    assert cause(monitor, 990, owner=None) == (ALARM, "no owner")
 
 
 def test_a_partition_without_an_offset_is_not_ok_while_it_has_messages(monitor):
-    assert cause(monitor, None, end=100) == (ProbeLevel.WARNING, "no offset")
-    assert cause(monitor, None, end=101) == (ProbeLevel.ALARM, "more than")
-    assert cause(monitor, None, end=0) == (ProbeLevel.OK, "behind by")
+    assert cause(monitor, None, end=100) == (WARNING, "no offset")
+    assert cause(monitor, None, end=101) == (ALARM, "more than")
+    assert cause(monitor, None, end=0) == (OK, "behind by")
 
 
 @pytest.mark.parametrize(("offset", "first"), [(1001, 0), (9, 10)])
 def test_an_offset_that_cannot_be_read_is_an_alarm(monitor, offset, first):
-    assert cause(monitor, offset, first=first) == (ProbeLevel.ALARM, "the offset")
+    assert cause(monitor, offset, first=first) == (ALARM, "the offset")
 
 
 def test_a_group_that_has_read_what_is_lost_is_an_alarm_with_the_place_to_go_back_to(monitor):
@@ -96,7 +95,7 @@ def test_a_group_that_has_read_what_is_lost_is_an_alarm_with_the_place_to_go_bac
     for committed, members in ((1000, 1), (500, 0), (1001, 0)):
         row = GroupPartition(PLACE, None, committed, Bounds(0, 1000, 9), 0, 0, 0, missed_from=400)
         level, text = monitor._cause("audit", row, members)
-        assert level is ProbeLevel.ALARM
+        assert level is ALARM
         assert "has read messages that are lost, and passes over what came in their place" in text
         assert "`metaq groups seek audit --topic TOPIC --partition PARTITION --to OFFSET`" in text
         assert f"trades 0-3 (offset {committed}, back to 400)" in probes._listed([row])
@@ -104,12 +103,12 @@ def test_a_group_that_has_read_what_is_lost_is_an_alarm_with_the_place_to_go_bac
 
 def test_what_a_silent_broker_hides_is_unknown(monitor):
     row = GroupPartition(PLACE, "c", 5, None)
-    assert monitor._cause("g", row, 1).level is ProbeLevel.UNKNOWN
+    assert monitor._cause("g", row, 1).level is UNKNOWN
     assert probes._waiting([row]) == "unknown messages, unknown bytes, unknown seconds"
 
 
 def test_a_figure_that_a_broker_does_not_tell_is_not_zero():
-    assert [each.level for each in probes._above("it", "connection", None, 5)] == [ProbeLevel.UNKNOWN]
+    assert [each.level for each in probes._above("it", "connection", None, 5)] == [UNKNOWN]
 
 
 @pytest.mark.parametrize(("value", "text"), [(1, "1 failed put today (limit 1)"), (2, "2 failed puts today (limit 1)")])
@@ -121,14 +120,24 @@ def shared(group="thumbnails", left=0, leased=0, **members):
     return SharedPartition(group, PLACE, left, leased, 0, 0, None, False, 0, members)
 
 
-def test_messages_of_a_shared_group_that_wait_for_no_member_are_an_alarm():
-    see = "see `metaq shared describe g`"
-    level, what, text = probes._shared("g", [shared(left=1), shared(left=2)])
-    assert (level, what) == (ProbeLevel.ALARM, "group g")
-    assert text == f"shared group, no live member, and messages are waiting: 3 messages left, 0 of them leased: {see}"
-    level, _, text = probes._shared("g", [shared(left=1, leased=1, a=1), shared(a=0)])
-    assert (level, text) == (ProbeLevel.OK, f"shared group, 1 member: 1 message left, 1 of them leased: {see}")
-    assert probes._shared("g", [shared()]).level is ProbeLevel.OK
+@pytest.mark.parametrize(
+    ("partitions", "level", "text"),
+    [
+        (
+            [shared(left=1), shared(left=2)],
+            ALARM,
+            "shared group, no live member, and messages are waiting: 3 messages left, 0 of them leased",
+        ),
+        (
+            [shared(left=1, leased=1, a=1), shared(a=0)],
+            OK,
+            "shared group, 1 member: 1 message left, 1 of them leased",
+        ),
+        ([shared()], OK, "shared group, 0 members: 0 messages left, 0 of them leased"),
+    ],
+)
+def test_messages_of_a_shared_group_that_wait_for_no_member_are_an_alarm(partitions, level, text):
+    assert probes._shared("g", partitions) == (level, "group g", f"{text}: see `metaq shared describe g`")
 
 
 def test_dead_letters_of_a_silent_broker_are_unknown_and_no_second_alarm(monitor):
@@ -136,7 +145,7 @@ def test_dead_letters_of_a_silent_broker_are_unknown_and_no_second_alarm(monitor
     cluster = SimpleNamespace(readable=lambda topic: [lies] if topic == lies.topic else [])
     survey = SimpleNamespace(ask_each=lambda partitions, question: {}, refused={})
     found = list(monitor._dead_letters(cluster, survey, "g"))
-    assert found == [(ProbeLevel.UNKNOWN, "group g", "dead letters unknown without %DEAD%g 1-0")]
+    assert found == [(UNKNOWN, "group g", "dead letters unknown without %DEAD%g 1-0")]
     assert list(monitor._dead_letters(cluster, survey, "other")) == []
 
 
@@ -146,13 +155,12 @@ def test_zookeeper_that_does_not_answer_is_an_alarm_and_the_exit_code(monitor, c
     assert found[0] == {"level": "alarm", "what": "zookeeper", "text": "no ZooKeeper at zk:1"}
 
 
-def test_a_full_disk_is_an_alarm(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("limit", "level"), [(90, ALARM), (91, OK)])
+def test_a_full_disk_is_an_alarm(monkeypatch, tmp_path, limit, level):
     monkeypatch.setattr(probes, "open_cluster", Nowhere)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1000, used=910))
-    found = Monitor("zk:1", ProbeLimits(max_disk=90), data_dirs=[str(tmp_path)]).look()
-    assert (ProbeLevel.ALARM, f"disk {tmp_path}", "91 percent full (limit 90)") in found
-    found = Monitor("zk:1", ProbeLimits(max_disk=91), data_dirs=[str(tmp_path)]).look()
-    assert (ProbeLevel.OK, f"disk {tmp_path}", "91 percent full (limit 91)") in found
+    found = Monitor("zk:1", ProbeLimits(max_disk=limit), data_dirs=[str(tmp_path)]).look()
+    assert (level, f"disk {tmp_path}", f"91 percent full (limit {limit})") in found
 
 
 def test_a_disk_that_is_gone_is_an_alarm_and_hides_nothing_else(monitor, tmp_path):
@@ -160,7 +168,7 @@ def test_a_disk_that_is_gone_is_an_alarm_and_hides_nothing_else(monitor, tmp_pat
     watching = Monitor("zk:1", ProbeLimits(), data_dirs=[str(tmp_path / "data"), str(tmp_path)])
     (tmp_path / "data").rmdir()
     found = {each.what: each for each in watching.look()}
-    assert found[f"disk {tmp_path / 'data'}"].level is ProbeLevel.ALARM
+    assert found[f"disk {tmp_path / 'data'}"].level is ALARM
     assert {f"disk {tmp_path}", "memory", "zookeeper"} <= found.keys()
 
 
@@ -188,40 +196,37 @@ class TwoBrokers:
 FAILURES = [NotLeader(0), RemoteProtocolError("nonsense"), RequestRefused(500, "no"), BrokerUnavailable("gone")]
 
 
-@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
-def test_one_broker_in_trouble_is_one_alarm_and_hides_nothing_else(monitor, monkeypatch, error):
-    monkeypatch.setattr(
-        Monitor, "_asked", lambda self, number, it: [probes.Seen(ProbeLevel.OK, f"broker {number}", "")]
-    )
+@pytest.fixture
+def well(monkeypatch):
+    """A broker that is asked has nothing to say."""
+    monkeypatch.setattr(Monitor, "_asked", lambda self, number, it: [probes.Seen(OK, f"broker {number}", "")])
     monkeypatch.setattr(probes, "_shared_status", lambda connection, partition: [])
+
+
+@pytest.mark.usefixtures("well")
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_one_broker_in_trouble_is_one_alarm_and_hides_nothing_else(monitor, error):
     seen = {each.what: each for each in monitor._cluster(TwoBrokers(error))}
-    assert (seen["broker 0"].level, seen["broker 1"].level) == (ProbeLevel.ALARM, ProbeLevel.OK)
+    assert (seen["broker 0"].level, seen["broker 1"].level) == (ALARM, OK)
     assert str(error) in seen["broker 0"].text
 
 
+@pytest.mark.usefixtures("well")
 def test_a_set_whose_leader_has_stopped_is_one_line_and_is_not_asked_any_more(monitor, monkeypatch):
     cluster = TwoBrokers(NotLeader(0))
     stopped = SimpleNamespace(broker_id=0, leader="", is_replaced=False)
     monkeypatch.setattr(probes, "look_at_sets", lambda views: [stopped])
-    monkeypatch.setattr(probes, "_set", lambda look: probes.Seen(ProbeLevel.ALARM, "set 0", "nobody leads it"))
-    monkeypatch.setattr(
-        Monitor, "_asked", lambda self, number, it: [probes.Seen(ProbeLevel.OK, f"broker {number}", "")]
-    )
-    monkeypatch.setattr(probes, "_shared_status", lambda connection, partition: [])
-    seen = [each.what for each in monitor._cluster(cluster)]
-    assert seen == ["set 0", "broker 1", "shared groups"]
+    monkeypatch.setattr(probes, "_set", lambda look: probes.Seen(ALARM, "set 0", "nobody leads it"))
+    assert [each.what for each in monitor._cluster(cluster)] == ["set 0", "broker 1", "shared groups"]
     assert "h0" not in cluster.asked
 
 
 def test_a_broker_that_does_not_answer_hides_nothing_else():
     def steps():
-        yield probes.Seen(ProbeLevel.OK, "it", "first")
+        yield probes.Seen(OK, "it", "first")
         raise BrokerUnavailable("gone")
 
-    assert [tuple(each) for each in probes._guarded("it", steps())] == [
-        (ProbeLevel.OK, "it", "first"),
-        (ProbeLevel.ALARM, "it", "gone"),
-    ]
+    assert [tuple(each) for each in probes._guarded("it", steps())] == [(OK, "it", "first"), (ALARM, "it", "gone")]
 
 
 def test_again_and_again_until_it_is_told_to_stop(monitor, monkeypatch, capsys):

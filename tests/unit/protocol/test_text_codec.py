@@ -70,41 +70,17 @@ COMMANDS = [
 ]
 
 REFUSED = [
-    b"",
-    b"  ",
-    b"foo bar",
-    b"GET t3 g1 0 0 100 1",
-    b"p",
-    b"putx t3 0 5 0 1",
-    b"put t3 0 5 0",
-    b"put t3 0 5 0 1 2 3 4",
-    b"put t3 0 -1 0 -1 4",
-    b"put t3 0 5 x -1 4",
-    b"put  t3 0 5 0 -1 4",
-    b"put t3 0 5 0 +907060870 4",
-    b"put t3 0 5 0 2147483648 4",
-    b"put t3 0 5 0 1 2147483648",
-    b"put t3 0 5 0 1 -2147483649",
-    b"put t3 0 1_0 0 1 4",
-    b"put t3 0 \xd9\xa3 0 1 4",
-    b"put t3 0 2147483648 0 1 4",
-    b"sync t3 0 %d 0 9 1 4" % (MAX_RECORD_BODY_BYTES + 1),
-    b"get t3 g1 0 0 100",
-    b"get t3 g1 0 abc 100 1",
-    b"get t3 g1 0 9223372036854775808 100 1",
-    b"version 2147483648",
-    b"version abc",
-    b"version 1\nversion 2",
-    b"offset t3 g1 0 0",
-    b"transaction",
-    b"transaction TX:s:1 s FOO 1",
-    b"transaction foo s BEGIN 1",
-    b"transaction XID:1:0:zz:q s BEGIN 1",
-    b"transaction XID:1:0a:0a :q s BEGIN 1",
-    b"transaction TX:s\n:1 s BEGIN 1",
+    *(b"", b"  ", b"foo bar", b"GET t3 g1 0 0 100 1", b"p"),
+    *(b"putx t3 0 5 0 1", b"put t3 0 5 0", b"put t3 0 5 0 1 2 3 4", b"put t3 0 -1 0 -1 4", b"put t3 0 5 x -1 4"),
+    *(b"put  t3 0 5 0 -1 4", b"put t3 0 5 0 +907060870 4", b"put t3 0 5 0 2147483648 4", b"put t3 0 1_0 0 1 4"),
+    *(b"put t3 0 5 0 1 2147483648", b"put t3 0 5 0 1 -2147483649", b"put t3 0 2147483648 0 1 4"),
+    *(b"put t3 0 \xd9\xa3 0 1 4", b"sync t3 0 5 0 9", b"sync t3 0 %d 0 9 1 4" % (MAX_RECORD_BODY_BYTES + 1)),
+    *(b"get t3 g1 0 0 100", b"get t3 g1 0 abc 100 1", b"get t3 g1 0 9223372036854775808 100 1"),
+    *(b"version 2147483648", b"version abc", b"version 1\nversion 2", b"offset t3 g1 0 0"),
+    *(b"transaction", b"transaction TX:s:1 s FOO 1", b"transaction foo s BEGIN 1"),
+    *(b"transaction XID:1:0:zz:q s BEGIN 1", b"transaction XID:1:0a:0a :q s BEGIN 1"),
+    *(b"transaction TX:s\n:1 s BEGIN 1", b"transaction TX:s:1 s BEGIN 1 q 5 6"),
     b"transaction TX:" + b"s" * 1024 + b":1 s BEGIN 1",
-    b"transaction TX:s:1 s BEGIN 1 q 5 6",
-    b"sync t3 0 5 0 9",
 ]
 
 
@@ -177,26 +153,15 @@ def test_the_fast_way_takes_what_the_java_client_sends():
 
 
 def test_what_the_client_encodes_is_what_the_broker_reads():
-    raw = (
-        encode_put("t", -1, 1, 5, -3, b"body")
-        + encode_get("t", "g", 2, -1, 100, 4)
-        + encode_offset("t", "g", 1, 1 << 40, 5)
-        + encode_stats("", 6)
-        + encode_stats("topics", 7)
-        + encode_version(8)
-    )
-    assert_decodes(
-        RequestReader,
-        raw,
-        [
-            Put("t", -1, 1, 5, None, -3, b"body"),
-            Get("t", "g", 2, -1, 100, 4),
-            OffsetQuery("t", "g", 1, 1 << 40, 5),
-            Stats("", 6),
-            Stats("topics", 7),
-            Version(8),
-        ],
-    )
+    commands = {
+        encode_put("t", -1, 1, 5, -3, b"body"): Put("t", -1, 1, 5, None, -3, b"body"),
+        encode_get("t", "g", 2, -1, 100, 4): Get("t", "g", 2, -1, 100, 4),
+        encode_offset("t", "g", 1, 1 << 40, 5): OffsetQuery("t", "g", 1, 1 << 40, 5),
+        encode_stats("", 6): Stats("", 6),
+        encode_stats("topics", 7): Stats("topics", 7),
+        encode_version(8): Version(8),
+    }
+    assert_decodes(RequestReader, b"".join(commands), list(commands.values()))
 
 
 def test_transactions_are_encoded_in_the_recorded_bytes():
