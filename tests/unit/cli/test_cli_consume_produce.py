@@ -22,14 +22,7 @@ from metaq.client.message import Message
 from metaq.client.producer.building import SendOptions
 from metaq.client.questions.records import decode_records
 from metaq.client.values import TopicPartition
-from metaq.protocol.errors import (
-    ClientError,
-    CompressionUnknown,
-    CorruptRecord,
-    LocalProtocolError,
-    RequestRefused,
-    RequestTimedOut,
-)
+from metaq.protocol import errors
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import encode_record
 from metaq.protocol.statuses import ResponseCode, Status
@@ -75,7 +68,7 @@ def test_all_bytes_of_a_file_are_counted_for_the_progress_bar():
 
 def test_a_line_that_is_no_message_is_refused_before_it_fills_the_memory():
     endless = io.BytesIO(b"x" * (MAX_BODY_BYTES + (2 << 20)))
-    with pytest.raises(ClientError, match="longer than"):
+    with pytest.raises(errors.ClientError, match="longer than"):
         list(line_chunks(endless))
 
 
@@ -121,7 +114,7 @@ def test_records_become_messages_with_their_offsets():
 
 @pytest.mark.parametrize("data", [b"\0" * 19, encode_record(b"one", 7, 0)[:-1], b"\0\0\0\1" + b"\1" * 17])
 def test_bytes_that_are_no_whole_record_raise_instead_of_being_asked_for_for_ever(data):
-    with pytest.raises(CorruptRecord, match=r"does one begin there|checksum does not match"):
+    with pytest.raises(errors.CorruptRecord, match=r"does one begin there|checksum does not match"):
         list(decode_records(memoryview(data), PLACE, 100))
 
 
@@ -166,14 +159,14 @@ def test_that_lines_may_come_twice_is_said_where_it_is_not_certain_that_none_is_
         def send(lines):
             raise error
 
-        with pytest.raises(ClientError) as raised:
+        with pytest.raises(errors.ClientError) as raised:
             _send_lines([LineChunk([b"a"], 2)], send, 1, Progressed(), lambda _: None)
         return str(raised.value)
 
-    assert told(RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no")) == "no; no line is stored: send all again"
-    assert told(CompressionUnknown("b")).endswith("; no line is stored: send all again")
+    assert told(errors.RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no")) == "no; no line is stored: send all again"
+    assert told(errors.CompressionUnknown("b")).endswith("; no line is stored: send all again")
     doubt = "no; no line is acknowledged: send all again; some may come twice"
-    assert told(RequestTimedOut("no")) == told(RequestRefused(Status.FORBIDDEN, "no")) == doubt
+    assert told(errors.RequestTimedOut("no")) == told(errors.RequestRefused(Status.FORBIDDEN, "no")) == doubt
 
 
 class Refusing:
@@ -184,10 +177,10 @@ class Refusing:
 
     def send_async(self, topic, payload, **options):
         if payload in self.cannot_send:
-            raise LocalProtocolError("too large")
+            raise errors.LocalProtocolError("too large")
         future: Future[SimpleNamespace] = Future()
         if payload in self.refuses:
-            future.set_exception(RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no"))
+            future.set_exception(errors.RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no"))
         else:
             future.set_result(SimpleNamespace(replicas=None))
         return future
@@ -196,10 +189,10 @@ class Refusing:
 @pytest.mark.parametrize(
     ("producer", "kind"),
     [
-        (Refusing(refuses=(b"1", b"2")), RequestRefused),
-        (Refusing(refuses=(b"2",)), ClientError),
-        (Refusing(cannot_send=(b"1",)), LocalProtocolError),
-        (Refusing(cannot_send=(b"2",)), ClientError),
+        (Refusing(refuses=(b"1", b"2")), errors.RequestRefused),
+        (Refusing(refuses=(b"2",)), errors.ClientError),
+        (Refusing(cannot_send=(b"1",)), errors.LocalProtocolError),
+        (Refusing(cannot_send=(b"2",)), errors.ClientError),
     ],
 )
 def test_of_lines_with_keys_a_refusal_is_certain_if_no_other_line_was_sent_with_it(producer, kind):

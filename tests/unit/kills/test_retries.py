@@ -66,51 +66,33 @@ def test_a_run_that_is_not_over_tells_what_is_missing():
     assert facts.unsettled() == {ONCE, HOPELESS}
 
 
-def lost(facts):
-    facts.succeeded.discard(TWICE)
-
-
-def dead_too_soon(facts):
-    facts.letters.append(Letter(ONCE, ATTEMPTS, "0-0:9"))
-
-
-def hopeless_processed(facts):
-    facts.succeeded.add(HOPELESS)
-
-
-def too_few_attempts(facts):
-    facts.letters[0] = Letter(HOPELESS, ATTEMPTS - 1, "0-0:0")
-
-
-def an_attempt_left_out(facts):
-    facts.calls = [each for each in facts.calls if (each.number, each.attempt) != (TWICE, 2)]
-
-
-def an_attempt_too_many(facts):
-    facts.calls += calls(ONCE, 3, began=200.0)
-
-
-def a_success_too_soon(facts):
-    facts.calls = [each for each in facts.calls if (each.number, each.attempt) != (TWICE, 3)]
+def drop(facts, number, attempt):
+    facts.calls = [each for each in facts.calls if (each.number, each.attempt) != (number, attempt)]
 
 
 def early(facts):
     facts.calls = [each for each in facts.calls if each.number != ONCE] + calls(ONCE, 1, 2, pause=PAUSE - 0.01)
 
 
-@pytest.mark.parametrize(
-    ("injure", "checker"),
-    [
-        (lost, "nothing_is_lost"),
-        (dead_too_soon, "only_the_hopeless_are_dead"),
-        (hopeless_processed, "only_the_hopeless_are_dead"),
-        (too_few_attempts, "dead_letters_have_had_all_attempts"),
-        (an_attempt_left_out, "attempts_count_from_one"),
-        (an_attempt_too_many, "attempts_count_from_one"),
-        (a_success_too_soon, "attempts_count_from_one"),
-        (early, "nothing_comes_early"),
-    ],
-)
+INJURED = {
+    "one is lost": (lambda it: it.succeeded.discard(TWICE), "nothing_is_lost"),
+    "one is dead too soon": (
+        lambda it: it.letters.append(Letter(ONCE, ATTEMPTS, "0-0:9")),
+        "only_the_hopeless_are_dead",
+    ),
+    "a hopeless one is processed": (lambda it: it.succeeded.add(HOPELESS), "only_the_hopeless_are_dead"),
+    "too few attempts": (
+        lambda it: it.letters.__setitem__(0, Letter(HOPELESS, ATTEMPTS - 1, "0-0:0")),
+        "dead_letters_have_had_all_attempts",
+    ),
+    "an attempt is left out": (lambda it: drop(it, TWICE, 2), "attempts_count_from_one"),
+    "an attempt too many": (lambda it: it.calls.extend(calls(ONCE, 3, began=200.0)), "attempts_count_from_one"),
+    "a success too soon": (lambda it: drop(it, TWICE, 3), "attempts_count_from_one"),
+    "an attempt is early": (early, "nothing_comes_early"),
+}
+
+
+@pytest.mark.parametrize(("injure", "checker"), INJURED.values(), ids=INJURED)
 def test_each_checker_rejects_what_is_wrong(injure, checker):
     facts = good()
     injure(facts)

@@ -2,38 +2,13 @@
 
 import pytest
 
+from metaq.protocol import remoting, sends
 from metaq.protocol.errors import LocalProtocolError, RemoteProtocolError
 from metaq.protocol.frames import ONE_WAY, RESPONSE, encode_frame, frame_bytes, parse_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES, MAX_FRAME_HEADER_BYTES
 from metaq.protocol.pulls import PullReply, PullRequest, decode_runs, encode_runs
 from metaq.protocol.record import encode_record
-from metaq.protocol.remoting import (
-    ClosePartitionsRequest,
-    FoundReply,
-    MessageCountsReply,
-    MessageCountsRequest,
-    OffsetReply,
-    OpenPartitionsRequest,
-    PartitionRequest,
-    QueryMessageRequest,
-    SearchByCountRequest,
-    SearchByTimeRequest,
-    StatsRequest,
-    ViewMessageRequest,
-)
 from metaq.protocol.requests import RequestReader
-from metaq.protocol.sends import (
-    SendBatchRequest,
-    SendHeaders,
-    SendManyReply,
-    SendManyRequest,
-    SendReply,
-    SendRequest,
-    encode_sent_reply,
-    parse_common_send,
-    send_reply,
-    split_batch,
-)
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.text import Version
 from metaq.protocol.topic_partition import TopicPartition
@@ -42,33 +17,33 @@ from tests.frames import FrameReader
 from tests.unit.protocol.decoding import assert_decodes
 
 VALUES = [
-    SendRequest("t", -1, -(1 << 31), 7),
-    SendReply(-5, 3, 1 << 40),
-    SendBatchRequest("t", 0, 500),
+    sends.SendRequest("t", -1, -(1 << 31), 7),
+    sends.SendReply(-5, 3, 1 << 40),
+    sends.SendBatchRequest("t", 0, 500),
     PullRequest("t", 1, -1, 1 << 20, "g", ("a", "b"), 500, 9),
     PullRequest("t", 1, 0, 1 << 20, sizes=True),
     AcquireRequest("t", 1, "g", "m", 10, 1 << 20, 30_000),
     AcquireRequest("t", 1, "g", "m", 10, 1 << 20, 30_000, 500, "latest", True, "n > 1", ("a", "b")),
     PullReply(1, 0, 10, 3, 9, 2),
     PullReply(1, 0, 10, 3, 9, 0, 7),
-    PartitionRequest("t", 1),
-    SearchByTimeRequest("t", 1, 1_700_000_000_000),
-    OffsetReply(5),
-    MessageCountsRequest("t", 1, 5),
-    MessageCountsReply(5, 3, 0, 100),
-    StatsRequest("topics"),
-    SendRequest("t", 1, tx_key="TX:s:1"),
-    SendManyRequest(("t", "u"), 2, 500),
-    SendManyReply(2),
-    SearchByCountRequest("t", 1, 5, 6, 7),
+    remoting.PartitionRequest("t", 1),
+    remoting.SearchByTimeRequest("t", 1, 1_700_000_000_000),
+    remoting.OffsetReply(5),
+    remoting.MessageCountsRequest("t", 1, 5),
+    remoting.MessageCountsReply(5, 3, 0, 100),
+    remoting.StatsRequest("topics"),
+    sends.SendRequest("t", 1, tx_key="TX:s:1"),
+    sends.SendManyRequest(("t", "u"), 2, 500),
+    sends.SendManyReply(2),
+    remoting.SearchByCountRequest("t", 1, 5, 6, 7),
     TransactionRequest(None, "RECOVER", qualifier="q"),
     TransactionRequest("XID:1:00ff:01:tm", "BEGIN", "s", 5),
     CompleteTransactionRequest("XID:1:00ff:01:tm", "forget"),
-    ClosePartitionsRequest("t", 2, 2),
-    OpenPartitionsRequest("t"),
-    ViewMessageRequest("t", -5),
-    QueryMessageRequest("t", "k", 5, 6, 7, 0, True),
-    FoundReply(1, 2, True),
+    remoting.ClosePartitionsRequest("t", 2, 2),
+    remoting.OpenPartitionsRequest("t"),
+    remoting.ViewMessageRequest("t", -5),
+    remoting.QueryMessageRequest("t", "k", 5, 6, 7, 0, True),
+    remoting.FoundReply(1, 2, True),
 ]
 
 
@@ -109,18 +84,18 @@ def test_frames_and_text_share_a_connection_however_they_are_cut():
 @pytest.mark.parametrize("opaque", [0, 1, 999_999_999])
 def test_a_send_in_our_producers_form_is_decoded_like_any_frame(producer, opaque):
     sequence = 77 if producer else 0
-    raw = SendHeaders(producer).encode(opaque, TopicPartition("a-topic", 0, 7), 3, 2**31 - 1, 2, sequence) + b"hi"
-    expected, found = parse_frame(raw, 0, len(raw)), parse_common_send(b"-" + raw + b"more", 1, len(raw))
+    raw = sends.SendHeaders(producer).encode(opaque, TopicPartition("a-topic", 0, 7), 3, 2**31 - 1, 2, sequence) + b"hi"
+    expected, found = parse_frame(raw, 0, len(raw)), sends.parse_common_send(b"-" + raw + b"more", 1, len(raw))
     assert found == expected
     assert (found.ext.get("topic"), "partition" in found.ext, "txKey" in found.ext) == ("a-topic", True, False)
-    assert SendRequest.from_ext(found.ext) == SendRequest.from_ext(expected.ext)
+    assert sends.SendRequest.from_ext(found.ext) == sends.SendRequest.from_ext(expected.ext)
     assert_decodes(RequestReader, raw, [expected])
 
 
 def test_other_forms_of_a_send_are_left_to_the_general_decoder():
-    usual = SendRequest("t", 0, 0, 5, None, 9, 9)
+    usual = sends.SendRequest("t", 0, 0, 5, None, 9, 9)
     raw = encode_frame(10, 5, usual.to_ext())
-    assert parse_common_send(raw, 0, len(raw)) is not None
+    assert sends.parse_common_send(raw, 0, len(raw)) is not None
     changes: list[dict[str, str | int]] = [
         *({"topic": topic} for topic in ('a"b', "é", "a topic", "a" * 241)),
         *({"partition": -1}, {"checksum": -1}, {"checksum": 2**31}, {"producerId": 0}, {"producerId": 2**63}),
@@ -129,18 +104,20 @@ def test_other_forms_of_a_send_are_left_to_the_general_decoder():
     others = [(11, 5, 0, {}), (10, -1, 0, {}), (10, 1_000_000_000, 0, {}), (10, 5, ONE_WAY, {})]
     for code, opaque, flag, change in [*others, *((10, 5, 0, change) for change in changes)]:
         other = encode_frame(code, opaque, usual.to_ext() | change, flag=flag)
-        assert parse_common_send(other, 0, len(other)) is None, change
+        assert sends.parse_common_send(other, 0, len(other)) is None, change
     longer = raw[:3] + bytes([raw[3] + 1]) + raw[4:7] + bytes([raw[7] + 1]) + raw[8:] + b" "
     assert parse_frame(longer, 0, len(longer)).opaque == 5
-    assert parse_common_send(longer, 0, len(longer)) is None
+    assert sends.parse_common_send(longer, 0, len(longer)) is None
 
 
 def test_the_answer_to_a_send_is_what_the_codec_writes():
     for values in [(0, -1, 0, -1), (2**31 - 1, 2**63 - 1, 9, 2**62)]:
-        assert encode_sent_reply(*values) == encode_frame(0, values[0], SendReply(*values[1:]).to_ext(), flag=RESPONSE)
+        assert sends.encode_sent_reply(*values) == encode_frame(
+            0, values[0], sends.SendReply(*values[1:]).to_ext(), flag=RESPONSE
+        )
         for replicas in (1, 3, 255, 1000):
-            ext = send_reply(*values[1:], replicas).to_ext()
-            assert encode_sent_reply(*values, replicas) == encode_frame(0, values[0], ext, flag=RESPONSE)
+            ext = sends.send_reply(*values[1:], replicas).to_ext()
+            assert sends.encode_sent_reply(*values, replicas) == encode_frame(0, values[0], ext, flag=RESPONSE)
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
@@ -149,7 +126,7 @@ def test_ext_fields_carry_every_value(value):
     assert type(value).from_ext(ext) == value
 
 
-@pytest.mark.parametrize("value", [value for value in VALUES if not isinstance(value, StatsRequest)])
+@pytest.mark.parametrize("value", [value for value in VALUES if not isinstance(value, remoting.StatsRequest)])
 def test_a_missing_or_wrong_ext_field_is_named(value):
     with pytest.raises(RemoteProtocolError, match=r"extFields\.\w+ is missing"):
         type(value).from_ext({})
@@ -166,7 +143,7 @@ def test_what_has_its_default_may_be_left_out():
     assert AcquireRequest("t", 1, "g", "m", 1, 9, 9).to_ext().keys().isdisjoint({"tags", "where", "ordered"})
     assert AcquireRequest("t", 1, "g", "m", 1, 9, 9, tags=("a", "b")).to_ext()["tags"] == "a||b"
     assert PullReply(1, 0, 10, 3).to_ext().keys().isdisjoint({"records", "damagedFrom"})
-    assert "txKey" not in SendRequest("t", 1).to_ext()
+    assert "txKey" not in sends.SendRequest("t", 1).to_ext()
     assert PullRequest.from_ext({"topic": "t", "partition": "1", "offset": "0", "maxBytes": "9"}) == PullRequest(
         "t", 1, 0, 9
     )
@@ -174,7 +151,7 @@ def test_what_has_its_default_may_be_left_out():
 
 def test_a_range_of_partitions_does_not_end_before_its_start():
     with pytest.raises(RemoteProtocolError, match=r"extFields\.end"):
-        ClosePartitionsRequest.from_ext({"topic": "t", "start": "3", "end": "2"})
+        remoting.ClosePartitionsRequest.from_ext({"topic": "t", "start": "3", "end": "2"})
 
 
 def header(text: bytes) -> bytes:
@@ -214,12 +191,12 @@ def test_the_bound_is_checked_before_anything_is_buffered():
 def test_batch_is_split_by_its_table():
     records = [encode_record(b"a" * size, 0, 0) for size in (0, 5)]
     table = b"".join(len(record).to_bytes(4, "big") for record in records)
-    sizes, data = split_batch(memoryview(table + b"".join(records)), 2)
+    sizes, data = sends.split_batch(memoryview(table + b"".join(records)), 2)
     assert sizes.tolist() == [20, 25]
     assert data == b"".join(records)
     for wrong in (table[:4], table + records[0], table + b"".join(records) + b"x", b"\0\0\0\1" * 2 + b"xx"):
         with pytest.raises(RemoteProtocolError):
-            split_batch(memoryview(wrong), 2)
+            sends.split_batch(memoryview(wrong), 2)
 
 
 def test_runs_are_found_again():

@@ -5,37 +5,17 @@ from hypothesis import strategies as st
 from simplejson.raw_json import RawJSON
 
 from metaq.broker.store.index import UNIT_BYTES as STORED_UNIT_BYTES
+from metaq.protocol import stream
 from metaq.protocol.errors import RemoteProtocolError
-from metaq.protocol.stream import (
-    MAX_HELLO_BYTES,
-    UNIT_BYTES,
-    Ack,
-    Hello,
-    Kind,
-    Lane,
-    Ping,
-    StreamEntry,
-    StreamReader,
-    encode_ack,
-    encode_block,
-    encode_committed,
-    encode_hello,
-    encode_json,
-    encode_ping,
-    parse_ack,
-    parse_block,
-    parse_committed,
-    parse_hello,
-    parse_json,
-    parse_ping,
-)
 
 ENTRIES = st.lists(
     st.builds(
-        lambda name, base, lane, units, data: StreamEntry(name, base, base // 2, lane, bytes(UNIT_BYTES * units), data),
+        lambda name, base, lane, units, data: stream.StreamEntry(
+            name, base, base // 2, lane, bytes(stream.UNIT_BYTES * units), data
+        ),
         st.text(min_size=1, max_size=9).map(str.encode),
         st.integers(0, 1 << 60),
-        st.sampled_from(Lane),
+        st.sampled_from(stream.Lane),
         st.integers(0, 3),
         st.lists(st.binary(max_size=40), max_size=3),
     ),
@@ -44,17 +24,17 @@ ENTRIES = st.lists(
 
 
 def test_a_unit_is_what_the_store_writes() -> None:
-    assert UNIT_BYTES == STORED_UNIT_BYTES
+    assert stream.UNIT_BYTES == STORED_UNIT_BYTES
 
 
 @given(ENTRIES, st.integers(1, 50))
-def test_a_block_comes_as_it_was_sent_however_its_bytes_are_cut(entries: list[StreamEntry], step: int) -> None:
-    sent = b"".join(map(bytes, encode_block(7, (5, 3), entries)))
-    reader = StreamReader()
+def test_a_block_comes_as_it_was_sent_however_its_bytes_are_cut(entries: list[stream.StreamEntry], step: int) -> None:
+    sent = b"".join(map(bytes, stream.encode_block(7, (5, 3), entries)))
+    reader = stream.StreamReader()
     found = [message for start in range(0, len(sent), step) for message in reader.receive(sent[start : start + step])]
     ((kind, payload),) = found
-    assert kind is Kind.BLOCK
-    block = parse_block(payload)
+    assert kind is stream.Kind.BLOCK
+    block = stream.parse_block(payload)
     assert (block.number, block.committed) == (7, (5, 3))
     assert [
         (each.name, each.base, each.segment, each.lane, bytes(each.units), b"".join(map(bytes, each.data)))
@@ -65,22 +45,26 @@ def test_a_block_comes_as_it_was_sent_however_its_bytes_are_cut(entries: list[St
 
 
 @given(ENTRIES, st.data())
-def test_a_changed_byte_is_noticed(entries: list[StreamEntry], data: st.DataObject) -> None:
-    sent = bytearray(b"".join(map(bytes, encode_block(7, (5, 3), entries))))
+def test_a_changed_byte_is_noticed(entries: list[stream.StreamEntry], data: st.DataObject) -> None:
+    sent = bytearray(b"".join(map(bytes, stream.encode_block(7, (5, 3), entries))))
     position = data.draw(st.integers(5, len(sent) - 1))
     sent[position] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(RemoteProtocolError):
-        parse_block(memoryview(sent)[5:])
+        stream.parse_block(memoryview(sent)[5:])
 
 
 def test_small_messages_come_as_they_were_sent() -> None:
-    sent = encode_ack(Ack(1, 2, 3)) + encode_ping(Ping(4, (5, 6))) + encode_json(Kind.LIVE, {"number": 7})
-    sent += encode_committed((8, 9))
-    (ack, ping, live, committed) = StreamReader().receive(sent)
-    assert (ack[0], parse_ack(ack[1])) == (Kind.ACK, Ack(1, 2, 3))
-    assert (ping[0], parse_ping(ping[1])) == (Kind.PING, Ping(4, (5, 6)))
-    assert (live[0], parse_json(live[1])) == (Kind.LIVE, {"number": 7})
-    assert (committed[0], parse_committed(committed[1])) == (Kind.COMMITTED, (8, 9))
+    sent = (
+        stream.encode_ack(stream.Ack(1, 2, 3))
+        + stream.encode_ping(stream.Ping(4, (5, 6)))
+        + stream.encode_json(stream.Kind.LIVE, {"number": 7})
+    )
+    sent += stream.encode_committed((8, 9))
+    (ack, ping, live, committed) = stream.StreamReader().receive(sent)
+    assert (ack[0], stream.parse_ack(ack[1])) == (stream.Kind.ACK, stream.Ack(1, 2, 3))
+    assert (ping[0], stream.parse_ping(ping[1])) == (stream.Kind.PING, stream.Ping(4, (5, 6)))
+    assert (live[0], stream.parse_json(live[1])) == (stream.Kind.LIVE, {"number": 7})
+    assert (committed[0], stream.parse_committed(committed[1])) == (stream.Kind.COMMITTED, (8, 9))
 
 
 @pytest.mark.parametrize(
@@ -93,19 +77,19 @@ def test_small_messages_come_as_they_were_sent() -> None:
 )
 def test_what_is_no_message_is_refused(sent: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        StreamReader().receive(sent)
+        stream.StreamReader().receive(sent)
 
 
 def test_a_message_larger_than_its_sender_may_send_is_refused_before_it_is_there() -> None:
-    sent = encode_json(Kind.READY, {"partitions": {}})
-    StreamReader(len(sent) - 4).receive(sent)
+    sent = stream.encode_json(stream.Kind.READY, {"partitions": {}})
+    stream.StreamReader(len(sent) - 4).receive(sent)
     with pytest.raises(RemoteProtocolError, match=f"of {len(sent) - 4} bytes, and not of 1 to {len(sent) - 5}"):
-        StreamReader(len(sent) - 5).receive(sent[:5])
+        stream.StreamReader(len(sent) - 5).receive(sent[:5])
 
 
 def test_a_hello_comes_as_it_was_sent() -> None:
-    hello = Hello(1, "b", "one", 7, [(3, "x"), (7, "y")])
-    assert parse_hello(memoryview(encode_hello(hello))) == hello
+    hello = stream.Hello(1, "b", "one", 7, [(3, "x"), (7, "y")])
+    assert stream.parse_hello(memoryview(stream.encode_hello(hello))) == hello
 
 
 @pytest.mark.parametrize(
@@ -121,40 +105,40 @@ def test_a_hello_comes_as_it_was_sent() -> None:
     ],
 )
 def test_a_hello_that_does_not_say_who_asks_is_refused(changed: dict[str, object]) -> None:
-    words = Hello(1, "b", "one", 7, [])._asdict() | changed
+    words = stream.Hello(1, "b", "one", 7, [])._asdict() | changed
     with pytest.raises(RemoteProtocolError, match="does not say who asks"):
-        parse_hello(memoryview(simplejson.dumps(words).encode()))
+        stream.parse_hello(memoryview(simplejson.dumps(words).encode()))
 
 
 def test_a_hello_has_a_bound() -> None:
-    hello = encode_hello(Hello(1, "b", "one", 7, [])).ljust(MAX_HELLO_BYTES)
-    parse_hello(memoryview(hello))
-    with pytest.raises(RemoteProtocolError, match=f"FOLLOW with {MAX_HELLO_BYTES + 1} bytes"):
-        parse_hello(memoryview(hello + b" "))
+    hello = stream.encode_hello(stream.Hello(1, "b", "one", 7, [])).ljust(stream.MAX_HELLO_BYTES)
+    stream.parse_hello(memoryview(hello))
+    with pytest.raises(RemoteProtocolError, match=f"FOLLOW with {stream.MAX_HELLO_BYTES + 1} bytes"):
+        stream.parse_hello(memoryview(hello + b" "))
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"nonsense", b'"text"'])
 def test_what_is_no_object_is_refused(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        parse_json(memoryview(payload))
+        stream.parse_json(memoryview(payload))
 
 
 @pytest.mark.parametrize("size", [0, 23, 25])
 def test_an_acknowledgement_and_a_ping_have_their_sizes(size: int) -> None:
     with pytest.raises(RemoteProtocolError):
-        parse_ack(memoryview(bytes(size)))
+        stream.parse_ack(memoryview(bytes(size)))
     with pytest.raises(RemoteProtocolError):
-        parse_ping(memoryview(bytes(size)))
+        stream.parse_ping(memoryview(bytes(size)))
 
 
 @pytest.mark.parametrize("size", [0, 3, 4, 30, 47])
 def test_a_block_that_is_cut_is_refused(size: int) -> None:
-    sent = b"".join(map(bytes, encode_block(7, (5, 3), [StreamEntry(b"t-0", 0, 0, 0, b"", [b"data"])])))
+    sent = b"".join(map(bytes, stream.encode_block(7, (5, 3), [stream.StreamEntry(b"t-0", 0, 0, 0, b"", [b"data"])])))
     with pytest.raises(RemoteProtocolError):
-        parse_block(memoryview(sent)[5 : 5 + size])
+        stream.parse_block(memoryview(sent)[5 : 5 + size])
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 40_000, "9" * 5000])
 def test_a_hello_that_python_cannot_read_is_refused_as_one_that_is_not_json(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="is not JSON"):
-        parse_hello(memoryview(text.encode()))
+        stream.parse_hello(memoryview(text.encode()))

@@ -12,16 +12,8 @@ from metaq.client.questions.left_out import LeftOut
 from metaq.client.values import TopicPartition
 from metaq.coordination.move_records import Move, MoveState
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, NotLeader, RequestTimedOut
+from metaq.spark_connector import planning
 from metaq.spark_connector.options import ReadOptions
-from metaq.spark_connector.planning import (
-    FAILOVER_SECONDS,
-    PLANNING_SECONDS,
-    WARNING_SECONDS,
-    check_complete,
-    select,
-    selected,
-    through_failover,
-)
 
 ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 AWAY = LeftOut(ONE, "offsets of group g", "broker 1 is not registered in ZooKeeper: start it")
@@ -60,14 +52,14 @@ def cluster(
 def test_what_would_be_left_out_is_an_error_unless_loss_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     said = r"t 1-0 \(broker 1 is not registered .*: start it; known from offsets of group g\): .*failOnDataLoss=false"
     with pytest.raises(BrokerUnavailable, match=said):
-        check_complete(cluster([[ZERO]]), options(subscribe="t"), [AWAY, PERHAPS])
+        planning.check_complete(cluster([[ZERO]]), options(subscribe="t"), [AWAY, PERHAPS])
     with caplog.at_level(logging.WARNING):
-        check_complete(cluster([[ZERO]]), options(subscribe="t", failOnDataLoss="false"), [AWAY])
+        planning.check_complete(cluster([[ZERO]]), options(subscribe="t", failOnDataLoss="false"), [AWAY])
     assert "left out: t 1-0 (broker 1 is not registered" in caplog.text
 
 
 def test_what_a_live_broker_does_not_offer_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    check_complete(cluster([[ZERO]]), options(subscribe="t"), [PERHAPS])
+    planning.check_complete(cluster([[ZERO]]), options(subscribe="t"), [PERHAPS])
     assert "left out: t 0-7 (broker 0 is registered and does not offer it" in caplog.text
 
 
@@ -75,37 +67,37 @@ def test_what_a_live_broker_does_not_offer_is_a_warning(caplog: pytest.LogCaptur
 def test_a_broker_of_which_nothing_is_named_is_a_warning_unless_partitions_are_assigned(
     chosen: dict[str, str], told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check_complete(cluster([[ZERO]], absent=[1, 5]), options(failOnDataLoss="false", **chosen), [AWAY])
+    planning.check_complete(cluster([[ZERO]], absent=[1, 5]), options(failOnDataLoss="false", **chosen), [AWAY])
     assert ("not registered in ZooKeeper: broker 5; partitions" in caplog.text) == told
 
 
 def test_a_topic_of_which_nothing_is_readable_names_its_broker() -> None:
     with pytest.raises(BrokerUnavailable, match="not readable now: t 1-0"):
-        select(cluster([[]], [[AWAY]]), options(subscribe="t"), set())
+        planning.select(cluster([[]], [[AWAY]]), options(subscribe="t"), set())
     with pytest.raises(NoPartition, match="nowhere"):
-        select(cluster([[]], [[PERHAPS]]), options(subscribe="t"), set())
+        planning.select(cluster([[]], [[PERHAPS]]), options(subscribe="t"), set())
 
 
 def test_what_a_live_broker_does_not_offer_is_looked_for_again() -> None:
     later = TopicPartition("t", 0, 7)
     looks = cluster([[ZERO], [ZERO, later]], [[PERHAPS], []])
-    assert select(looks, options(subscribe="t"), set()) == ([ZERO, later], [])
+    assert planning.select(looks, options(subscribe="t"), set()) == ([ZERO, later], [])
 
 
 def test_what_an_earlier_attempt_has_seen_is_not_left_out_when_its_brokers_session_ends() -> None:
     """No znode names it then. The wait for the broker would turn an error into rows that are missing."""
     seen: set[TopicPartition] = set()
     looks = cluster([[ZERO, ONE], [ZERO]])
-    assert select(looks, options(subscribe="t"), seen) == ([ZERO, ONE], [])
-    found, away = select(looks, options(subscribe="t"), seen)
+    assert planning.select(looks, options(subscribe="t"), seen) == ([ZERO, ONE], [])
+    found, away = planning.select(looks, options(subscribe="t"), seen)
     assert (found, [(each.partition, each.exists) for each in away]) == ([ZERO], [(ONE, True)])
     said = r"t 1-0 \(broker 1 is not registered in ZooKeeper: start it; known from this query\)"
     with pytest.raises(BrokerUnavailable, match=f"cannot be read: {said}"):
-        check_complete(looks, options(subscribe="t"), away)
+        planning.check_complete(looks, options(subscribe="t"), away)
     with pytest.raises(BrokerUnavailable, match=f"not readable now: {said}"):
-        select(cluster([[]]), options(subscribe="t"), {ONE})
+        planning.select(cluster([[]]), options(subscribe="t"), {ONE})
     moved = (replace(Move("t", 1, 0, 1, 0, 1), state=MoveState.DONE, target_first=0),)
-    assert select(cluster([[ZERO]], moves=moved), options(subscribe="t"), {ZERO, ONE}) == ([ZERO], [])
+    assert planning.select(cluster([[ZERO]], moves=moved), options(subscribe="t"), {ZERO, ONE}) == ([ZERO], [])
 
 
 @pytest.fixture
@@ -138,22 +130,22 @@ HANDED_OVER = Move("t", 0, 0, 1, 1, 1, MoveState.HANDING_OVER, 0)
 @pytest.mark.parametrize(
     ("move", "runs", "errors", "seconds"),
     [
-        (None, False, [BrokerUnavailable("dead")], FAILOVER_SECONDS),
-        (None, False, [RequestTimedOut("frozen")], FAILOVER_SECONDS),
-        (None, False, [NotLeader(0)], FAILOVER_SECONDS),
+        (None, False, [BrokerUnavailable("dead")], planning.FAILOVER_SECONDS),
+        (None, False, [RequestTimedOut("frozen")], planning.FAILOVER_SECONDS),
+        (None, False, [NotLeader(0)], planning.FAILOVER_SECONDS),
         (None, False, [NOWHERE], 0),
         (replace(HANDED_OVER, state=MoveState.COPYING), False, [NOWHERE], 0),
-        (HANDED_OVER, False, [NOWHERE], PLANNING_SECONDS),
-        (None, True, [NOWHERE], FAILOVER_SECONDS),
-        (None, False, [BrokerUnavailable("dead"), NOWHERE], FAILOVER_SECONDS),  # its session has ended
-        (HANDED_OVER, False, [NOWHERE, BrokerUnavailable("dead")], FAILOVER_SECONDS),
+        (HANDED_OVER, False, [NOWHERE], planning.PLANNING_SECONDS),
+        (None, True, [NOWHERE], planning.FAILOVER_SECONDS),
+        (None, False, [BrokerUnavailable("dead"), NOWHERE], planning.FAILOVER_SECONDS),  # its session has ended
+        (HANDED_OVER, False, [NOWHERE, BrokerUnavailable("dead")], planning.FAILOVER_SECONDS),
     ],
 )
 def test_planning_waits_for_brokers_as_tasks_do_and_not_for_a_topic_that_there_is_not(
     move: Move | None, runs: bool, errors: list[MetaqError], seconds: float, now: list[float]
 ) -> None:
     with pytest.raises((BrokerUnavailable, NoPartition)) as ended:
-        through_failover(cluster([[]], moves=() if move is None else (move,)), failing(*errors), runs=runs)
+        planning.through_failover(cluster([[]], moves=() if move is None else (move,)), failing(*errors), runs=runs)
     assert seconds - 1 < now[0] <= seconds
     if errors[-1] is NOWHERE:
         assert ended.value is NOWHERE
@@ -165,11 +157,11 @@ def test_one_line_in_some_seconds_says_that_planning_begins_anew(
     now: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(BrokerUnavailable), caplog.at_level(logging.WARNING):
-        through_failover(cluster([[]]), failing(BrokerUnavailable("dead")))
+        planning.through_failover(cluster([[]]), failing(BrokerUnavailable("dead")))
     lines = [each for each in caplog.messages if "planning begins anew" in each]
-    assert 2 <= len(lines) <= FAILOVER_SECONDS / WARNING_SECONDS
+    assert 2 <= len(lines) <= planning.FAILOVER_SECONDS / planning.WARNING_SECONDS
 
 
 def test_an_assigned_partition_that_there_is_not_is_an_error_that_lists_those_there_are() -> None:
     with pytest.raises(NoPartition, match=r"assign: there is no partition t 1-0: choose from t 0-0"):
-        selected(cluster([[ZERO]]), options(assign='{"t": ["0-0", "1-0"]}'))
+        planning.selected(cluster([[ZERO]]), options(assign='{"t": ["0-0", "1-0"]}'))

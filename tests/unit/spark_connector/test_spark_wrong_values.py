@@ -3,15 +3,7 @@
 import pytest
 
 from metaq.protocol.errors import ConfigError
-from metaq.spark_connector.options import (
-    BATCH_NAMES,
-    READ_NAMES,
-    STREAM_NAMES,
-    WRITE_NAMES,
-    ReadMode,
-    ReadOptions,
-    WriteOptions,
-)
+from metaq.spark_connector import options
 
 WRONG_READS = {
     "zookeeper": {"": "host:2181", "host:port": "host:port[,host:port", "h:99999": "/chroot]"},
@@ -104,8 +96,8 @@ def cases(table):
 
 
 def test_every_option_is_in_the_tables():
-    assert set(WRONG_READS) == set(READ_NAMES)
-    assert set(WRONG_WRITES) == set(WRITE_NAMES)
+    assert set(WRONG_READS) == set(options.READ_NAMES)
+    assert set(WRONG_WRITES) == set(options.WRITE_NAMES)
 
 
 def check(refused, name, value, said):
@@ -118,12 +110,12 @@ def check(refused, name, value, said):
 @pytest.mark.parametrize(("name", "value", "said"), cases(WRONG_READS))
 def test_a_wrong_value_of_a_read_is_refused(name, value, said):
     selection = {} if name in ("assign", "subscribePattern") else {"subscribe": "t"}
-    modes: tuple[ReadMode, ...] = ("batch", "stream", "any")
+    modes: tuple[options.ReadMode, ...] = ("batch", "stream", "any")
     for mode in modes:
-        if name in (STREAM_NAMES if mode == "batch" else BATCH_NAMES if mode == "stream" else ()):
+        if name in (options.STREAM_NAMES if mode == "batch" else options.BATCH_NAMES if mode == "stream" else ()):
             continue
         with pytest.raises(ConfigError) as refused:
-            ReadOptions.parse({"zookeeper": "h:1", **selection, name: value}, mode)
+            options.ReadOptions.parse({"zookeeper": "h:1", **selection, name: value}, mode)
         check(refused, name, value, said)
 
 
@@ -131,13 +123,13 @@ def test_a_wrong_value_of_a_read_is_refused(name, value, said):
 def test_a_wrong_value_of_a_write_is_refused(name, value, said):
     for streaming in (False, True):
         with pytest.raises(ConfigError) as refused:
-            WriteOptions.parse({"zookeeper": "h:1", "topic": "t", name: value}, streaming=streaming)
+            options.WriteOptions.parse({"zookeeper": "h:1", "topic": "t", name: value}, streaming=streaming)
         check(refused, name, value, said)
 
 
-@pytest.mark.parametrize("name", [*BATCH_NAMES, *STREAM_NAMES])
+@pytest.mark.parametrize("name", [*options.BATCH_NAMES, *options.STREAM_NAMES])
 def test_an_option_of_the_other_kind_of_read_is_refused(name):
-    mode: ReadMode = "batch" if name in STREAM_NAMES else "stream"
+    mode: options.ReadMode = "batch" if name in options.STREAM_NAMES else "stream"
     kind = "streaming" if mode == "batch" else "batch"
     with pytest.raises(ConfigError, match=f"^{name}=5: is an option of {kind} reads only"):
-        ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", name: "5"}, mode)
+        options.ReadOptions.parse({"zookeeper": "h:1", "subscribe": "t", name: "5"}, mode)

@@ -10,6 +10,7 @@ from metaq.coordination.standalone.watches import WatcherKind, WatchMode, WatchT
 from tests.unit.coordination.standalone.harness import EPHEMERAL, Client, Event, Server, create_body
 
 CREATED, DELETED, CHANGED, CHILDREN = EventKind
+NAMES = {CREATED: "created", DELETED: "deleted", CHANGED: "changed", CHILDREN: "children"}
 PERSISTENT, RECURSIVE = 0, 1
 
 
@@ -18,12 +19,61 @@ def watcher(server: Server) -> Client:
     return server.client()
 
 
-def test_a_watch_tells_once(client: Client, watcher: Client):
-    client.create("/a")
-    watcher.data("/a", watch=True)
-    client.set_data("/a", b"1")
-    client.set_data("/a", b"2")
-    assert watcher.told() == [(CHANGED, "/a")]
+def does(client: Client, script: str) -> None:
+    """Requests like `create /a, data /a`; those that read leave a watch."""
+    for verb, _, path in (each.partition(" ") for each in filter(None, script.split(", "))):
+        match verb:
+            case "create" | "delete":
+                getattr(client, verb)(path)
+            case "set":
+                client.set_data(path, b"x")
+            case "data" | "children" | "has":
+                getattr(client, verb)(path, watch=True)
+            case "persistent" | "recursive":
+                client.add_watch(path, (PERSISTENT, RECURSIVE)[verb == "recursive"])
+
+
+SCENES = {
+    "a watch tells once": ("create /a", "data /a", "set /a, set /a", "changed /a"),
+    "a watch is used up by whatever comes first": ("", "has /a", "create /a, delete /a", "created /a"),
+    "children that come are told at the parent alone": (
+        *("create /a", "children /a", "set /a, create /a/b", "children /a"),
+    ),
+    "children that go are told there, too": ("create /a, create /a/b", "children /a", "delete /a/b", "children /a"),
+    "a deletion is told once to who watches data and children": (
+        *("create /a", "data /a, children /a, children /", "delete /a", "deleted /a, children /"),
+    ),
+    "a question for what is not there sets a watch for existence alone": (
+        *("", "has /a, data /b", "create /a, create /b", "created /a"),
+    ),
+    "a persistent watch stays and sees children": (
+        *("", "persistent /a", "create /a, create /a/b, set /a/b, delete /a/b, delete /a"),
+        "created /a, children /a, children /a, deleted /a",
+    ),
+    "a recursive watch sees all below but no lists of children": (
+        *("create /a", "recursive /a"),
+        "create /a/b, create /a/b/c, set /a/b/c, create /ab, delete /a/b/c, delete /a/b, delete /a",
+        "created /a/b, created /a/b/c, changed /a/b/c, deleted /a/b/c, deleted /a/b, deleted /a",
+    ),
+    "a recursive watch at the root sees everything": ("", "recursive /", "create /a", "created /a"),
+    "several watches at a path tell once": (
+        "create /a",
+        "persistent /a, recursive /a, data /a",
+        "set /a",
+        "changed /a",
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "watched", "happens", "told"), SCENES.values(), ids=SCENES)
+def test_a_watcher_is_told(
+    server: Server, client: Client, watcher: Client, before: str, watched: str, happens: str, told: str
+):
+    does(client, before)
+    does(watcher, watched)
+    does(client, happens)
+    assert [f"{NAMES[kind]} {path}" for kind, path in watcher.told()] == told.split(", ")
+    assert bool(server.core.database.watches) is ("persistent" in watched or "recursive" in watched)
 
 
 def test_an_event_has_the_zxid_of_its_write(client: Client, watcher: Client):
@@ -33,90 +83,11 @@ def test_an_event_has_the_zxid_of_its_write(client: Client, watcher: Client):
     assert watcher.events == [Event(CREATED, "/a", reply.zxid)]
 
 
-def test_one_watch_is_used_up_by_whatever_comes_first(client: Client, watcher: Client):
-    watcher.has("/a", watch=True)
-    client.create("/a")
-    client.delete("/a")
-    assert watcher.told() == [(CREATED, "/a")]
-
-
-def test_children_that_come_and_go_are_told_at_the_parent_alone(client: Client, watcher: Client):
-    client.create("/a")
-    watcher.children("/a", watch=True)
-    client.set_data("/a", b"x")
-    client.create("/a/b")
-    assert watcher.told() == [(CHILDREN, "/a")]
-    watcher.children("/a", watch=True)
-    client.delete("/a/b")
-    assert watcher.told() == [(CHILDREN, "/a")]
-
-
-def test_a_deletion_is_told_once_to_who_watches_data_and_children(server: Server, client: Client, watcher: Client):
-    client.create("/a")
-    watcher.data("/a", watch=True)
-    watcher.children("/a", watch=True)
-    watcher.children("/", watch=True)
-    client.delete("/a")
-    assert watcher.told() == [(DELETED, "/a"), (CHILDREN, "/")]
-    assert len(server.core.database.watches) == 0
-
-
 def test_an_event_comes_in_front_of_the_answer_to_whom_caused_it(client: Client):
     client.has("/a", watch=True)
     client.post(OpCode.CREATE, create_body("/a"))
     frames = client.frames()
     assert [struct.unpack_from("!i", frame)[0] for frame in frames] == [-1, client.xid]
-
-
-def test_a_question_for_what_is_not_there_sets_a_watch_for_existence_alone(client: Client, watcher: Client):
-    assert not watcher.has("/a", watch=True)
-    assert watcher.data("/b", watch=True) == RefusalCode.NO_NODE
-    client.create("/a")
-    client.create("/b")
-    assert watcher.told() == [(CREATED, "/a")]
-
-
-def test_a_persistent_watch_stays_and_sees_children(client: Client, watcher: Client):
-    watcher.add_watch("/a", PERSISTENT)
-    client.create("/a")
-    client.create("/a/b")
-    client.set_data("/a/b", b"x")
-    client.delete("/a/b")
-    client.delete("/a")
-    assert watcher.told() == [
-        (CREATED, "/a"), (CHILDREN, "/a"), (CHILDREN, "/a"), (DELETED, "/a"),
-    ]  # fmt: skip
-
-
-def test_a_recursive_watch_sees_all_below_but_no_lists_of_children(client: Client, watcher: Client):
-    client.create("/a")
-    watcher.add_watch("/a", RECURSIVE)
-    client.create("/a/b")
-    client.create("/a/b/c")
-    client.set_data("/a/b/c", b"x")
-    client.create("/ab")
-    client.delete("/a/b/c")
-    client.delete("/a/b")
-    client.delete("/a")
-    assert watcher.told() == [
-        (CREATED, "/a/b"), (CREATED, "/a/b/c"), (CHANGED, "/a/b/c"),
-        (DELETED, "/a/b/c"), (DELETED, "/a/b"), (DELETED, "/a"),
-    ]  # fmt: skip
-
-
-def test_a_recursive_watch_at_the_root_sees_everything(client: Client, watcher: Client):
-    watcher.add_watch("/", RECURSIVE)
-    client.create("/a")
-    assert watcher.told() == [(CREATED, "/a")]
-
-
-def test_several_watches_of_one_watcher_at_one_path_tell_once(client: Client, watcher: Client):
-    client.create("/a")
-    watcher.add_watch("/a", PERSISTENT)
-    watcher.add_watch("/a", RECURSIVE)
-    watcher.data("/a", watch=True)
-    client.set_data("/a", b"x")
-    assert watcher.told() == [(CHANGED, "/a")]
 
 
 def test_watches_are_checked_and_removed_by_kind(client: Client):
@@ -201,8 +172,7 @@ def test_watches_end_with_their_connection(server: Server, client: Client, watch
 def test_an_expired_session_tells_those_who_watched_its_nodes(server: Server, watcher: Client):
     client = server.client(wanted_ms=2000)
     client.create("/e", mode=EPHEMERAL)
-    watcher.has("/e", watch=True)
-    watcher.children("/", watch=True)
+    does(watcher, "has /e, children /")
     server.wait(3000)
     assert watcher.told() == [(DELETED, "/e"), (CHILDREN, "/")]
     assert client.closed
