@@ -2,6 +2,8 @@
 
 import io
 import json
+import shlex
+import shlex
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -49,17 +51,17 @@ def lines_of(stream):
     return [chunk.lines for chunk in line_chunks(stream)]
 
 
-def test_lines_are_handed_on_as_they_come():
-    assert lines_of(io.BufferedReader(Slow(b"a\nb\nc", b"c\n", b"d"))) == [[b"a", b"b"], [b"cc"], [b"d"]]
-
-
-def test_line_ends_of_both_kinds_are_taken_off_and_empty_lines_kept():
-    assert lines_of(io.BytesIO(b"a\r\n\nb\n")) == [[b"a\r", b"", b"b"]]
-    assert lines_of(io.BytesIO(b"a\nb\r")) == [[b"a"], [b"b\r"]]
-
-
-def test_nothing_is_no_message():
-    assert lines_of(io.BytesIO(b"")) == []
+@pytest.mark.parametrize(
+    ("stream", "lines"),
+    [
+        pytest.param(Slow(b"a\nb\nc", b"c\n", b"d"), [[b"a", b"b"], [b"cc"], [b"d"]], id="as they come"),
+        pytest.param(Slow(b"a\r\n\nb\n"), [[b"a\r", b"", b"b"]], id="empty lines are kept"),
+        pytest.param(Slow(b"a\nb\r"), [[b"a"], [b"b\r"]], id="only a line end is taken off"),
+        pytest.param(Slow(b""), [], id="nothing is no message"),
+    ],
+)
+def test_lines_are_handed_on(stream, lines):
+    assert lines_of(io.BufferedReader(stream)) == lines
 
 
 def test_all_bytes_of_a_file_are_counted_for_the_progress_bar():
@@ -72,17 +74,15 @@ def test_a_line_that_is_no_message_is_refused_before_it_fills_the_memory():
         list(line_chunks(endless))
 
 
-def test_output_counts_down_to_the_count():
+@pytest.mark.parametrize(("count", "left"), [(2, [2, 1, 0]), (None, [None] * 3)])
+def test_output_counts_down_to_the_count_or_never_ends(count, left):
     stream = io.BytesIO()
-    output = Output(lambda message: message.payload, 2, stream)
-    output.put(Message(PLACE, 0, 1, 0, b"a"))
-    assert output.left == 1
-    output.put(Message(PLACE, 0, 1, 0, b"b"))
-    assert (output.left, output.printed, stream.getvalue()) == (0, 2, b"ab")
-
-
-def test_output_without_a_count_never_ends():
-    assert Output(lambda message: b"", None, io.BytesIO()).left is None
+    output = Output(lambda message: message.payload, count, stream)
+    found = [output.left]
+    for payload in (b"a", b"b"):
+        output.put(Message(PLACE, 0, 1, 0, payload))
+        found.append(output.left)
+    assert (found, output.printed, stream.getvalue()) == (left, 2, b"ab")
 
 
 def test_idle_timer_runs_from_the_last_message():
@@ -121,34 +121,34 @@ def test_bytes_that_are_no_whole_record_raise_instead_of_being_asked_for_for_eve
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["consume"], "--topic"),
-        (["consume", "-t", "a/b"], "use a name without '/'"),
-        (["consume", "-t", "a", "--from", "noon"], "choose earliest, latest"),
-        (["consume", "-t", "a", "--format", "%q"], "'%q' is not a field"),
-        (["consume", "-t", "a", "--group", "a.b"], "forbids"),
-        (["consume", "-t", "a", "--group", "g", "--from", "4096"], "metaq groups seek"),
-        (["consume", "-t", "a", "--group", "g", "-p", "0-1"], "--partition"),
-        (["consume", "-t", "a", "--group", "g", "--follow"], "--follow"),
-        (["consume", "-t", "a", "--count", "0"], "--count"),
-        (["consume", "-t", "a", "--timeout", "x"], "--timeout"),
+        ("consume", "--topic"),
+        ("consume -t a/b", "use a name without '/'"),
+        ("consume -t a --from noon", "choose earliest, latest"),
+        ("consume -t a --format %q", "'%q' is not a field"),
+        ("consume -t a --group a.b", "forbids"),
+        ("consume -t a --group g --from 4096", "metaq groups seek"),
+        ("consume -t a --group g -p 0-1", "--partition"),
+        ("consume -t a --group g --follow", "--follow"),
+        ("consume -t a --count 0", "--count"),
+        ("consume -t a --timeout x", "--timeout"),
         (
-            ["consume", "-t", "a", "--where", "a = 1", "--where", "b OR c"],
+            "consume -t a --where 'a = 1' --where 'b OR c'",
             "--where: it is given 2 times: join the filters, as '(a = 1) AND (b OR c)'",
         ),
-        (["consume", "-t", "a", "--where", 'region = "EU"'], "texts stand in '…'"),
-        (["produce", "-t", "a/b"], "use a name without '/'"),
-        (["produce", "-t", "a", "/no/such/file"], "/no/such/file"),
-        (["produce", "-t", "a", "--key-separator", ""], "--key-separator"),
-        (["produce", "-t", "a", "--batch", "0"], "--batch"),
-        (["consume", "-t", "a", "--tag", "*"], "write --tag A --tag B"),
-        (["consume", "-t", "a", "--tag", "A || B"], "write --tag A --tag B"),
-        (["groups", "seek", "g", "-t", "a", "--to", "x"], "--to"),
-        (["topics", "describe", "a/b"], "use a name without '/'"),
-        (["brokers", "describe", "-1"], "-1"),
+        ("consume -t a --where 'region = \"EU\"'", "texts stand in '…'"),
+        ("produce -t a/b", "use a name without '/'"),
+        ("produce -t a /no/such/file", "/no/such/file"),
+        ("produce -t a --key-separator ''", "--key-separator"),
+        ("produce -t a --batch 0", "--batch"),
+        ("consume -t a --tag '*'", "write --tag A --tag B"),
+        ("consume -t a --tag 'A || B'", "write --tag A --tag B"),
+        ("groups seek g -t a --to x", "--to"),
+        ("topics describe a/b", "use a name without '/'"),
+        ("brokers describe -1", "-1"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2_before_anything_is_opened(capsys, arguments, said):
-    assert run(arguments) == 2
+    assert run(shlex.split(arguments)) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

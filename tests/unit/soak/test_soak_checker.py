@@ -40,49 +40,60 @@ def test_everything_once_and_in_order_is_ok() -> None:
     assert (verdict.acknowledged, verdict.delivered, verdict.duplicated) == (2, 2, 0)
 
 
-def test_an_acknowledged_message_that_nobody_got_is_lost() -> None:
-    verdict = judge(History([ack(0), ack(1)], [stored(0), stored(1)], [delivery(1, 0)]))
-    assert not verdict.ok
-    assert verdict.lost == [ack(1)]
+def acks(*numbers: int) -> list[Ack]:
+    return list(map(ack, numbers))
 
 
-def test_a_record_without_acknowledgement_may_be_stored_but_not_skipped() -> None:
-    log = [stored(0), stored(1), stored(2)]
-    assert judge(History([ack(0), ack(2)], log, [delivery(1, 0), delivery(2, 1), delivery(3, 2)])).ok
-    assert judge(History([ack(0), ack(2)], log, [delivery(1, 0), delivery(3, 2)])).undelivered == [stored(1)]
+def got(text: str) -> list[Delivery]:
+    """Of `a1@2.5 b0@3`: to a number 1 at 2.5 s, to b number 0 at 3 s."""
+    return [delivery(float(at), int(each[1:]), each[0]) for each, at in (word.split("@") for word in text.split())]
 
 
-def test_an_acknowledgement_must_name_the_offset_of_its_message() -> None:
-    verdict = judge(History([ack(0, offset=30)], [stored(0)], [delivery(1, 0)]))
-    assert verdict.misplaced == [ack(0, offset=30)]
-    assert not verdict.ok
+LOG = [stored(0), stored(1), stored(2)]
+JUDGED: dict[str, tuple[History, dict[str, list[object]]]] = {
+    "an acknowledged message that nobody got": (History(acks(0, 1), LOG[:2], got("a0@1")), {"lost": [ack(1)]}),
+    "a record without acknowledgement is stored": (History(acks(0, 2), LOG, got("a0@1 a1@2 a2@3")), {}),
+    "a record without acknowledgement is skipped": (History(acks(0, 2), LOG, got("a0@1 a2@3")), {"undelivered": [stored(1)]}),
+    "an acknowledgement that does not name its message's offset": (History([ack(0, 30)], LOG[:1], got("a0@1")), {"misplaced": [ack(0, 30)]}),
+    "what was committed before the claim comes again": (
+        History(acks(0), [], got("a0@1 b0@11"), A_THEN_B, [committed(9, 1)]),
+        {"illegally_duplicated": [delivery(11, 0, "b")]},
+    ),
+    "a commit by the former owner after the claim brings messages again": (History(acks(1), [], got("a1@1 b1@11"), A_THEN_B, [committed(9, 2), committed(10.5, 1)]), {}),
+    "one ownership gets a record twice": (History(acks(0), [], got("a0@1 a0@2"), [claim("a", 0, 10)]), {"illegally_duplicated": [delivery(2, 0)]}),
+    "a second ownership of the same consumer gets it again": (History(acks(0), [], got("a0@1 a0@2"), [claim("a", 0, 1.2), claim("a", 1.5, 9)]), {}),
+    "a first delivery behind a later record": (
+        History(acks(0, 1, 2), [], got("a0@1 a2@2 b1@12"), A_THEN_B, [committed(3, 1)]),
+        {"out_of_order": [delivery(12, 1, "b")]},
+    ),
+    "going back within one ownership, even among duplicates": (History([], [], got("a0@1 a1@2 b1@11 b0@12"), A_THEN_B), {"out_of_order": [delivery(12, 0, "b")]}),
+    "a producer's numbers do not rise with the offsets": (
+        History([ack(0, 10), ack(1, 0)], [], [delivery(1, 1, offset=0), delivery(2, 0, offset=10)]),
+        {"out_of_sequence": [ack(1, 0)]},
+    ),
+    "deliveries to another consumer than the owner": (
+        History([], [], got("a0@9 a1@12 a2@13 b3@14"), A_THEN_B),
+        {"owned_twice": [OwnedTwice(P, "b", "a", 12, 13, 2)]},
+    ),
+    "a delivery while ownership is uncertain": (History([], [], got("a0@9 b1@10.5"), [claim("a", 0, 8), claim("b", 10, 20)]), {}),
+}
+ANOMALIES = (
+    *("lost", "undelivered", "misplaced", "illegally_duplicated", "out_of_order", "out_of_sequence", "owned_twice"),
+)
+
+
+@pytest.mark.parametrize(("history", "anomalies"), JUDGED.values(), ids=JUDGED)
+def test_each_anomaly_is_found_and_nothing_else(history: History, anomalies: dict[str, list[object]]) -> None:
+    verdict = judge(history)
+    assert {each: getattr(verdict, each) for each in ANOMALIES if getattr(verdict, each)} == anomalies
+    assert verdict.ok is not bool(anomalies)
 
 
 def test_the_uncommitted_tail_may_come_again_with_the_next_owner() -> None:
-    first = [delivery(1, 0), delivery(2, 1), delivery(3, 2)]
-    again = [delivery(11, 1, "b"), delivery(12, 2, "b"), delivery(13, 3, "b")]
-    verdict = judge(History([ack(number) for number in range(4)], [], first + again, A_THEN_B, [committed(2.5, 1)]))
+    deliveries = got("a0@1 a1@2 a2@3 b1@11 b2@12 b3@13")
+    verdict = judge(History(acks(0, 1, 2, 3), [], deliveries, A_THEN_B, [committed(2.5, 1)]))
     assert verdict.ok
     assert verdict.duplicated == 2
-
-
-def test_what_was_committed_before_the_claim_must_not_come_again() -> None:
-    again = delivery(11, 0, "b")
-    verdict = judge(History([ack(0)], [], [delivery(1, 0), again], A_THEN_B, [committed(9, 1)]))
-    assert verdict.illegally_duplicated == [again]
-    assert not verdict.ok
-
-
-def test_a_commit_by_the_former_owner_after_the_claim_may_bring_messages_again() -> None:
-    commits = [committed(9, 2), committed(10.5, 1)]
-    deliveries = [delivery(1, 1), delivery(11, 1, "b")]
-    assert judge(History([ack(1)], [], deliveries, A_THEN_B, commits)).ok
-
-
-def test_one_ownership_gets_no_record_twice_but_a_second_one_of_the_same_consumer_may() -> None:
-    twice = [delivery(1, 0), delivery(2, 0)]
-    assert judge(History([ack(0)], [], twice, [claim("a", 0, 10)])).illegally_duplicated == [twice[1]]
-    assert judge(History([ack(0)], [], twice, [claim("a", 0, 1.2), claim("a", 1.5, 9)])).ok
 
 
 def test_a_message_stored_twice_is_counted_and_ok() -> None:
@@ -90,34 +101,6 @@ def test_a_message_stored_twice_is_counted_and_ok() -> None:
     verdict = judge(History([ack(0, offset=10)], [stored(0), stored(0, offset=10)], deliveries))
     assert verdict.ok
     assert (verdict.stored_twice, verdict.duplicated) == (1, 0)
-
-
-def test_a_first_delivery_behind_a_later_record_is_out_of_order() -> None:
-    late = delivery(12, 1, "b")
-    verdict = judge(
-        History([ack(0), ack(1), ack(2)], [], [delivery(1, 0), delivery(2, 2), late], A_THEN_B, [committed(3, 1)])
-    )
-    assert verdict.out_of_order == [late]
-    assert not verdict.ok
-
-
-def test_going_back_within_one_ownership_is_out_of_order_even_among_duplicates() -> None:
-    first = [delivery(1, 0), delivery(2, 1)]
-    again = [delivery(11, 1, "b"), delivery(12, 0, "b")]
-    assert judge(History([], [], first + again, A_THEN_B)).out_of_order == [again[1]]
-
-
-def test_numbers_of_a_producer_rise_with_the_offsets_of_a_partition() -> None:
-    verdict = judge(History([ack(0, 10), ack(1, 0)], [], [delivery(1, 1, offset=0), delivery(2, 0, offset=10)]))
-    assert verdict.out_of_sequence == [ack(1, 0)]
-    assert not verdict.ok
-
-
-def test_deliveries_to_another_consumer_than_the_owner_mean_owned_twice() -> None:
-    deliveries = [delivery(9, 0), delivery(12, 1), delivery(13, 2), delivery(14, 3, "b")]
-    verdict = judge(History([], [], deliveries, A_THEN_B))
-    assert verdict.owned_twice == [OwnedTwice(P, "b", "a", 12, 13, 2)]
-    assert not verdict.ok
 
 
 def test_what_a_java_consumer_fetched_on_is_counted_and_proves_nothing_else() -> None:
@@ -138,11 +121,6 @@ def test_what_was_fetched_on_in_order_is_not_late_when_it_comes_again() -> None:
     spans = {"a": [Window(11.5, 12.5)]}
     assert judge(History([], [], deliveries, claims, fetched_on=spans)).ok
     assert judge(History([], [], [*deliveries[:1], *deliveries[2:]], claims)).out_of_order == [deliveries[3]]
-
-
-def test_a_delivery_while_ownership_is_uncertain_proves_nothing() -> None:
-    claims = [claim("a", 0, 8), claim("b", 10, 20)]
-    assert judge(History([], [], [delivery(9, 0), delivery(10.5, 1, "b")], claims)).owned_twice == []
 
 
 @pytest.mark.parametrize(

@@ -36,16 +36,10 @@ def does(client: Client, script: str) -> None:
 SCENES = {
     "a watch tells once": ("create /a", "data /a", "set /a, set /a", "changed /a"),
     "a watch is used up by whatever comes first": ("", "has /a", "create /a, delete /a", "created /a"),
-    "children that come are told at the parent alone": (
-        *("create /a", "children /a", "set /a, create /a/b", "children /a"),
-    ),
+    "children that come are told at the parent alone": ("create /a", "children /a", "set /a, create /a/b", "children /a"),
     "children that go are told there, too": ("create /a, create /a/b", "children /a", "delete /a/b", "children /a"),
-    "a deletion is told once to who watches data and children": (
-        *("create /a", "data /a, children /a, children /", "delete /a", "deleted /a, children /"),
-    ),
-    "a question for what is not there sets a watch for existence alone": (
-        *("", "has /a, data /b", "create /a, create /b", "created /a"),
-    ),
+    "a deletion is told once to who watches data and children": ("create /a", "data /a, children /a, children /", "delete /a", "deleted /a, children /"),
+    "a question for what is not there sets a watch for existence alone": ("", "has /a, data /b", "create /a, create /b", "created /a"),
     "a persistent watch stays and sees children": (
         *("", "persistent /a", "create /a, create /a/b, set /a/b, delete /a/b, delete /a"),
         "created /a, children /a, children /a, deleted /a",
