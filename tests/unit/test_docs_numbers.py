@@ -326,10 +326,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         "512 KiB and more on group-commit topics",
         "duplicate filter of 4,096 ids",
     ),
-    "docs/migrating.md": (
-        "the move takes 2 to 3 seconds",
-        "A move takes 2 to 3 seconds. Of 3,349 sends 10 failed",
-    ),
+    "docs/migrating.md": ("the move takes 2 to 3 seconds", "A move takes 2 to 3 seconds. Of 3,349 sends 10 failed"),
 }
 """By page: phrases whose numbers are no constants of ours: measured, Java's, or an example's."""
 

@@ -176,9 +176,7 @@ def test_a_failovers_parts_come_from_the_successors_log():
     assert logged_at(lines, "Traceback") is None
 
 
-def test_a_round_has_the_longest_gap_that_around_its_election_and_the_logs_of_long_ones(
-    capsys: pytest.CaptureFixture[str],
-):
+def test_a_round_has_the_longest_gap_that_around_its_election_and_the_logs_of_long_ones(capsys):
     logs = {"a": [line(15.0, "stopping")], "b": [line(15.05, "stands for election"), line(15.1, "leads epoch 2")]}
     done = [Round(10.0, 16.0, "b", 1.5)]
     found = _result("term", done, history(), logs, explain_above=250.0)

@@ -291,8 +291,7 @@ def test_a_message_that_does_not_arrive_fails_the_run():
 
 
 @pytest.mark.parametrize(
-    ("partitions", "expected"),
-    [(1, [1]), (4, [1, 4]), (10, [1, 10]), (1024, [1, 10, 100, 1000, 1024])],
+    ("partitions", "expected"), [(1, [1]), (4, [1, 4]), (10, [1, 10]), (1024, [1, 10, 100, 1000, 1024])]
 )
 def test_partitions_are_added_in_powers_of_ten(partitions, expected):
     assert steps(partitions) == expected

@@ -3,7 +3,6 @@
 import io
 import json
 import shlex
-import shlex
 from concurrent.futures import Future
 from types import SimpleNamespace
 

@@ -7,8 +7,7 @@ from metaq.cli.shared import members_text
 
 
 @pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0 messages"), (1, "1 message"), (1200, "1,200 messages"), (None, "unknown messages")],
+    ("number", "text"), [(0, "0 messages"), (1, "1 message"), (1200, "1,200 messages"), (None, "unknown messages")]
 )
 def test_one_is_in_the_singular_and_what_is_not_known_is_no_number(number, text):
     assert counted(number, "message") == text

@@ -16,10 +16,7 @@ def found(ok, sent, received, again=0, stored=0, lost=0, unexpected=0, disorder=
 
 
 RUNS = {
-    "all once and in order": (
-        [[(1, 0, 0, 0), (2, 2, 50, 0)], [(1, 1, 0, 1), (3, 3, 50, 1)]],
-        found(True, 4, 4),
-    ),
+    "all once and in order": ([[(1, 0, 0, 0), (2, 2, 50, 0)], [(1, 1, 0, 1), (3, 3, 50, 1)]], found(True, 4, 4)),
     "one in no history": ([[(1, 0, 0, 0), (2, 2, 100, 0)]], found(False, 3, 2, lost=1, first_lost=[1])),
     "nothing at all": ([], found(False, 3, 0, lost=3, first_lost=[0, 1, 2])),
     "the same record twice, behind a crash": (

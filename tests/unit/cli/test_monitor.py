@@ -128,11 +128,7 @@ def shared(group="thumbnails", left=0, leased=0, **members):
             ALARM,
             "shared group, no live member, and messages are waiting: 3 messages left, 0 of them leased",
         ),
-        (
-            [shared(left=1, leased=1, a=1), shared(a=0)],
-            OK,
-            "shared group, 1 member: 1 message left, 1 of them leased",
-        ),
+        ([shared(left=1, leased=1, a=1), shared(a=0)], OK, "shared group, 1 member: 1 message left, 1 of them leased"),
         ([shared()], OK, "shared group, 0 members: 0 messages left, 0 of them leased"),
     ],
 )

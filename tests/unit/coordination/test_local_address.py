@@ -19,9 +19,7 @@ def test_the_address_is_an_ip_address():
         ([], [], "127.0.0.1"),
     ],
 )
-def test_the_first_address_that_is_not_loopback_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, interfaces: list[str], named: list[str], expected: str
-):
+def test_the_first_address_that_is_not_loopback_is_chosen(monkeypatch, interfaces, named, expected):
     monkeypatch.setattr(module, "_interface_addresses", lambda: interfaces)
     monkeypatch.setattr(module, "_named_addresses", lambda: named)
     assert local_address() == expected

@@ -105,9 +105,7 @@ def test_an_empty_commit_writes_nothing(path: Path):
     assert not path.exists()
 
 
-def test_the_new_offsets_are_on_the_disk_before_they_take_the_place_of_the_old_ones(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_new_offsets_are_on_the_disk_before_they_take_the_place_of_the_old_ones(path, monkeypatch):
     done: list[str] = []
     replace, fsync = Path.replace, os.fsync
 

@@ -84,9 +84,7 @@ def test_an_exception_is_in_the_line_of_the_thread_that_caught_it(handler: Keepi
     assert handler.next()[0].exc_info is None
 
 
-def test_what_a_handler_raises_reaches_the_caller_and_holds_up_no_later_line(
-    handler: Keeping, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_handler_raises_reaches_the_caller_and_holds_up_no_later_line(handler, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(handler, "emit", raising(OSError("no room for the log")))
         with pytest.raises(OSError, match="no room"):
@@ -95,9 +93,7 @@ def test_what_a_handler_raises_reaches_the_caller_and_holds_up_no_later_line(
     assert handler.next()[0].getMessage() == "next"
 
 
-def test_a_handler_that_the_caller_has_locked_is_not_waited_for_for_ever(
-    handler: Keeping, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_that_the_caller_has_locked_is_not_waited_for_for_ever(handler, monkeypatch):
     """As one that sends with metaq what it is to write."""
     monkeypatch.setattr(logs, "_WRITE_SECONDS", 0.01)
     handler.acquire()

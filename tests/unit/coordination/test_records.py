@@ -284,9 +284,7 @@ def test_the_state_of_a_set_is_written_as_zk_paths_md_shows_it():
     st.text(),
     st.lists(st.text(min_size=1)),
 )
-def test_each_state_of_a_set_is_read_as_it_was_written(
-    epoch: int, leader: str, in_sync: dict[str, str], preferred: str, members: list[str]
-):
+def test_each_state_of_a_set_is_read_as_it_was_written(epoch, leader, in_sync, preferred, members):
     state = SetState(epoch, leader, in_sync, preferred, members)
     assert parse_set_state("/p", format_set_state(state)) == state
 
@@ -309,9 +307,7 @@ def test_a_revoked_state_elects_nobody_and_keeps_what_operators_have_said():
     ("epoch", "in_sync", "chosen", "revokes"),
     [(3, "ab", 0, True), (2, "ab", 0, True), (4, "ab", 0, False), (3, "b", 3, False), (3, "", 0, False)],
 )
-def test_an_older_state_is_revoked_unless_somebody_was_elected_or_chosen_by_it(
-    epoch: int, in_sync: str, chosen: int, revokes: bool
-):
+def test_an_older_state_is_revoked_unless_somebody_was_elected_or_chosen_by_it(epoch, in_sync, chosen, revokes):
     newest = SetState(3, "a", {"a": "x"}, chosen=1)
     assert may_revoke(SetState(epoch, "", dict.fromkeys(in_sync, "x"), chosen=chosen), newest) is revokes
 

@@ -27,11 +27,7 @@ def names(source: str) -> list[str]:
         ("def f(x):\n    check_room(x)\n    go()", "f:check:0", "def f(x):\n    pass\n    go()"),
         ("def f(x):\n    self._require_open()", "f:check:0", "def f(x):\n    pass"),
         ("def f(x):\n    if x.epoch < 3:\n        return\n    go()", "f:fence:0", "def f(x):\n    pass\n    go()"),
-        (
-            "for x in y:\n    if x.closed:\n        continue\n    go()",
-            ":fence:0",
-            "for x in y:\n    pass\n    go()",
-        ),
+        ("for x in y:\n    if x.closed:\n        continue\n    go()", ":fence:0", "for x in y:\n    pass\n    go()"),
         ("def f(fd):\n    os.fsync(fd)\n    go()", "f:sync:0", "def f(fd):\n    pass\n    go()"),
         ("def f(fd):\n    files.fsync_directory(fd)", "f:sync:0", "def f(fd):\n    pass"),
         (

@@ -60,10 +60,7 @@ def everything() -> History:
     return History(
         four(),
         [ack(number) for number in range(4)],
-        [
-            owner("a", 1.0, call(1.1, 1.2, 0, 1), call(1.2, 1.3, 2), end=2.0),
-            owner("b", 2.1, call(2.2, 2.3, 2, 3)),
-        ],
+        [owner("a", 1.0, call(1.1, 1.2, 0, 1), call(1.2, 1.3, 2), end=2.0), owner("b", 2.1, call(2.2, 2.3, 2, 3))],
         [commit(2 * STEP, 1, 1.9), commit(4 * STEP, 2, 3.0)],
         groups=["g"],
         session_seconds=SESSION,
@@ -126,11 +123,7 @@ def test_a_message_that_a_group_was_never_handed_is_unseen_by_that_group() -> No
 
 @pytest.mark.parametrize(
     "calls",
-    [
-        (call(1.0, 1.1, 1), call(1.2, 1.3, 0)),
-        (call(1.0, 1.1, 0, 2, 1),),
-        (call(1.0, 1.1, 0), call(1.2, 1.3, 0)),
-    ],
+    [(call(1.0, 1.1, 1), call(1.2, 1.3, 0)), (call(1.0, 1.1, 0, 2, 1),), (call(1.0, 1.1, 0), call(1.2, 1.3, 0))],
     ids=["back", "within one call", "twice"],
 )
 def test_an_ownership_that_goes_back_or_repeats_is_reordered(calls: tuple[Call, ...]) -> None:
@@ -288,9 +281,7 @@ def test_other_groups_and_partitions_have_owners_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("killed_at", "allowed"), [(1.5, True), (0.1, False), (3.5, False)])
-def test_a_member_whose_session_was_ended_on_the_server_may_go_on_for_a_third_of_it(
-    killed_at: float, allowed: bool
-) -> None:
+def test_a_member_whose_session_was_ended_on_the_server_may_go_on_for_a_third_of_it(killed_at, allowed):
     """`a` loses its session at `killed_at` and hands out once more at 3.0, between two calls of its successor."""
     owners = [
         owner("a", 0.0, call(0.9, 1.0, 0), call(3.0, 3.1, 1)),
@@ -330,9 +321,7 @@ def test_a_frozen_call_counts_from_its_beginning_and_a_running_one_from_shortly_
 
 
 @pytest.mark.parametrize("commits", [[], [commit(30, 1)]], ids=["nothing", "not all"])
-def test_what_was_consumed_and_not_committed_by_members_that_left_properly_is_uncommitted(
-    commits: list[Commit],
-) -> None:
+def test_what_was_consumed_and_not_committed_by_members_that_left_properly_is_uncommitted(commits):
     history = everything()
     history.commits = commits
     assert len(found("uncommitted", history)) == 1

@@ -64,9 +64,7 @@ class Runs:
         (60.0, 1, ["retries 7", "delays 7"]),
     ],
 )
-def test_runs_go_on_in_rounds_for_as_long_as_one_says_and_each_comes_once_in_any_case(
-    tmp_path: Path, minutes: float | None, rounds: int | None, done: list[str]
-) -> None:
+def test_runs_go_on_in_rounds_for_as_long_as_one_says_and_each_comes_once_in_any_case(tmp_path, minutes, rounds, done):
     runs = Runs(tmp_path)
     campaign = runs.campaign("retries", "delays")
     campaign.run(7, minutes, rounds)

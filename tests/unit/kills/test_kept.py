@@ -48,9 +48,7 @@ def test_delayed_messages_that_came_once_at_their_time_are_right_and_so_is_one_w
         ([("cancelled", 1000, 1000)], (), "came although cancelled"),
     ],
 )
-def test_delayed_messages_that_did_not_are_found(
-    more: Sequence[tuple[str, int, int | None]], without: Sequence[str], kind: str
-) -> None:
+def test_delayed_messages_that_did_not_are_found(more, without, kind):
     assert delayed(*more, without=without) == [kind]
 
 
@@ -68,7 +66,5 @@ BOOKS = {"a": True, "b": True, "c": False}
         (["a", "b"], [7], ["not decided"]),
     ],
 )
-def test_transactions_are_judged_by_the_books_of_their_producers(
-    found: Sequence[str], left: Sequence[int], kinds: Sequence[str]
-) -> None:
+def test_transactions_are_judged_by_the_books_of_their_producers(found, left, kinds):
     assert [each.kind for each in judge_halves(found, BOOKS, left)] == kinds

@@ -27,14 +27,7 @@ def record(payload, flag=0, **attributes):
 
 @given(
     st.binary(max_size=50),
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "attribute": TEXT,
-            "tag": TEXT,
-            "keys": st.lists(WORD, max_size=3),
-        },
-    ),
+    st.fixed_dictionaries({}, optional={"attribute": TEXT, "tag": TEXT, "keys": st.lists(WORD, max_size=3)}),
     st.sampled_from([0, 8, 0x50, 256]),
     st.one_of(st.none(), st.integers(0, 1 << 34)),
 )

@@ -50,11 +50,7 @@ CONDITIONS: dict[str, dict[str | float | bytes | None, str]] = {
     "p = 1": {b"1": "unknown"},
     "p = '1'": {b"1": "unknown"},
     # integers are exact, also beyond what a double holds
-    "p = 9007199254740993": {
-        9007199254740993: "true",
-        9007199254740992: "false",
-        "9007199254740992": "false",
-    },
+    "p = 9007199254740993": {9007199254740993: "true", 9007199254740992: "false", "9007199254740992": "false"},
     "p < 9223372036854775808": {9223372036854775807: "true"},
     # truth values
     "p = TRUE": {True: "true", "yes": "unknown", 2: "unknown"},

@@ -53,20 +53,38 @@ LOG = [stored(0), stored(1), stored(2)]
 JUDGED: dict[str, tuple[History, dict[str, list[object]]]] = {
     "an acknowledged message that nobody got": (History(acks(0, 1), LOG[:2], got("a0@1")), {"lost": [ack(1)]}),
     "a record without acknowledgement is stored": (History(acks(0, 2), LOG, got("a0@1 a1@2 a2@3")), {}),
-    "a record without acknowledgement is skipped": (History(acks(0, 2), LOG, got("a0@1 a2@3")), {"undelivered": [stored(1)]}),
-    "an acknowledgement that does not name its message's offset": (History([ack(0, 30)], LOG[:1], got("a0@1")), {"misplaced": [ack(0, 30)]}),
+    "a record without acknowledgement is skipped": (
+        History(acks(0, 2), LOG, got("a0@1 a2@3")),
+        {"undelivered": [stored(1)]},
+    ),
+    "an acknowledgement that does not name its message's offset": (
+        History([ack(0, 30)], LOG[:1], got("a0@1")),
+        {"misplaced": [ack(0, 30)]},
+    ),
     "what was committed before the claim comes again": (
         History(acks(0), [], got("a0@1 b0@11"), A_THEN_B, [committed(9, 1)]),
         {"illegally_duplicated": [delivery(11, 0, "b")]},
     ),
-    "a commit by the former owner after the claim brings messages again": (History(acks(1), [], got("a1@1 b1@11"), A_THEN_B, [committed(9, 2), committed(10.5, 1)]), {}),
-    "one ownership gets a record twice": (History(acks(0), [], got("a0@1 a0@2"), [claim("a", 0, 10)]), {"illegally_duplicated": [delivery(2, 0)]}),
-    "a second ownership of the same consumer gets it again": (History(acks(0), [], got("a0@1 a0@2"), [claim("a", 0, 1.2), claim("a", 1.5, 9)]), {}),
+    "a commit by the former owner after the claim brings messages again": (
+        History(acks(1), [], got("a1@1 b1@11"), A_THEN_B, [committed(9, 2), committed(10.5, 1)]),
+        {},
+    ),
+    "one ownership gets a record twice": (
+        History(acks(0), [], got("a0@1 a0@2"), [claim("a", 0, 10)]),
+        {"illegally_duplicated": [delivery(2, 0)]},
+    ),
+    "a second ownership of the same consumer gets it again": (
+        History(acks(0), [], got("a0@1 a0@2"), [claim("a", 0, 1.2), claim("a", 1.5, 9)]),
+        {},
+    ),
     "a first delivery behind a later record": (
         History(acks(0, 1, 2), [], got("a0@1 a2@2 b1@12"), A_THEN_B, [committed(3, 1)]),
         {"out_of_order": [delivery(12, 1, "b")]},
     ),
-    "going back within one ownership, even among duplicates": (History([], [], got("a0@1 a1@2 b1@11 b0@12"), A_THEN_B), {"out_of_order": [delivery(12, 0, "b")]}),
+    "going back within one ownership, even among duplicates": (
+        History([], [], got("a0@1 a1@2 b1@11 b0@12"), A_THEN_B),
+        {"out_of_order": [delivery(12, 0, "b")]},
+    ),
     "a producer's numbers do not rise with the offsets": (
         History([ack(0, 10), ack(1, 0)], [], [delivery(1, 1, offset=0), delivery(2, 0, offset=10)]),
         {"out_of_sequence": [ack(1, 0)]},
@@ -75,7 +93,10 @@ JUDGED: dict[str, tuple[History, dict[str, list[object]]]] = {
         History([], [], got("a0@9 a1@12 a2@13 b3@14"), A_THEN_B),
         {"owned_twice": [OwnedTwice(P, "b", "a", 12, 13, 2)]},
     ),
-    "a delivery while ownership is uncertain": (History([], [], got("a0@9 b1@10.5"), [claim("a", 0, 8), claim("b", 10, 20)]), {}),
+    "a delivery while ownership is uncertain": (
+        History([], [], got("a0@9 b1@10.5"), [claim("a", 0, 8), claim("b", 10, 20)]),
+        {},
+    ),
 }
 ANOMALIES = (
     *("lost", "undelivered", "misplaced", "illegally_duplicated", "out_of_order", "out_of_sequence", "owned_twice"),

@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.history import (
-    Ack,
-    Delivery,
-    JournalLine,
-    Stored,
-    deliveries,
-    fetched_on,
-    read_acks,
-    read_journal,
-)
+from tests.soak.history import Ack, Delivery, JournalLine, Stored, deliveries, fetched_on, read_acks, read_journal
 
 
 def test_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
@@ -64,8 +55,6 @@ MINUTE = time.mktime((2026, 11, 22, 17, 59, 0, 0, 0, -1))
         ([(100, FAILED)], []),  # it had not begun
     ],
 )
-def test_a_java_consumer_fetches_on_between_a_try_that_failed_early_and_the_next(
-    lines: list[tuple[int, str]], spans: list[tuple[float, float]]
-) -> None:
+def test_a_java_consumer_fetches_on_between_a_try_that_failed_early_and_the_next(lines, spans):
     found = [(span.begin - MINUTE, span.end - MINUTE) for span in fetched_on(logged(*lines))]
     assert found == [pytest.approx(span) for span in spans]

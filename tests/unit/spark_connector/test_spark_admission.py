@@ -1,5 +1,6 @@
 """Admission control: what one micro-batch takes."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,24 +29,18 @@ def batch(limits, *spans, may_wait=True):
     return None if ends is None else [ends[place(number)] for number in range(len(spans))]
 
 
-def test_without_limits_all_is_taken():
-    assert batch(BatchLimits(), (0, 100), (50, 50)) == [100, 50]
-
-
-def test_messages_are_shared_in_proportion_to_what_waits():
-    assert batch(BatchLimits(max_messages=4), (0, 300), (100, 200), (70, 70)) == [30, 110, 70]
-
-
-def test_bytes_end_at_message_boundaries():
-    assert batch(BatchLimits(max_bytes=59), (0, 100), (0, 100)) == [30, 20]
-
-
-def test_both_limits_hold():
-    assert batch(BatchLimits(max_messages=6, max_bytes=20), (0, 100), (0, 100)) == [10, 10]
-
-
-def test_a_message_larger_than_the_limit_goes_alone():
-    assert batch(BatchLimits(max_bytes=5), (0, 100), (0, 200)) == [0, 10]
+@pytest.mark.parametrize(
+    ("limits", "spans", "ends"),
+    [
+        pytest.param({}, [(0, 100), (50, 50)], [100, 50], id="without limits"),
+        pytest.param({"max_messages": 4}, [(0, 300), (100, 200), (70, 70)], [30, 110, 70], id="in proportion"),
+        pytest.param({"max_bytes": 59}, [(0, 100), (0, 100)], [30, 20], id="bytes end at message boundaries"),
+        pytest.param({"max_messages": 6, "max_bytes": 20}, [(0, 100), (0, 100)], [10, 10], id="both limits hold"),
+        pytest.param({"max_bytes": 5}, [(0, 100), (0, 200)], [0, 10], id="a message larger than the limit goes alone"),
+    ],
+)
+def test_a_batch_takes_what_its_limits_allow(limits, spans, ends):
+    assert batch(BatchLimits(**limits), *spans) == ends
 
 
 def test_a_minimum_waits_until_it_may_not():

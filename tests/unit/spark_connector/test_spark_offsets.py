@@ -26,31 +26,42 @@ def spans(ranges):
     return [(str(each.id), each.start, each.end) for each in ranges]
 
 
-def test_default_is_everything_there_is_in_order_of_partitions():
-    assert spans(plan_ranges(options(), [state(2, first=50), state(0), state(10)])) == [
-        ("0-0", 0, 1000),
-        ("0-2", 50, 1000),
-        ("0-10", 0, 1000),
-    ]
+def offset(number):
+    return Explicit({"trades": {"0-0": number}})
 
 
-def test_an_empty_range_needs_no_task():
-    assert plan_ranges(options(), [state(end=0), state(1, first=70, end=70)]) == []
+COMMITTED = {"starting": "committed", "group": "g"}
+LOSSY = {**COMMITTED, "fail_on_data_loss": False}
 
 
-def test_committed_starts_at_the_groups_offset_and_at_the_begin_where_there_is_none():
-    found = plan_ranges(options(starting="committed", group="g"), [state(0, committed=400), state(1, first=10)])
-    assert spans(found) == [("0-0", 400, 1000), ("0-1", 10, 1000)]
-
-
-def test_explicit_offsets_bound_the_range():
-    start, end = Explicit({"trades": {"0-0": 100}}), Explicit({"trades": {"0-0": 300}})
-    assert spans(plan_ranges(options(starting=start, ending=end), [state()])) == [("0-0", 100, 300)]
-
-
-def test_minus_two_and_minus_one_are_earliest_and_latest():
-    start, end = Explicit({"trades": {"0-0": -2}}), Explicit({"trades": {"0-0": -1}})
-    assert spans(plan_ranges(options(starting=start, ending=end), [state(first=7)])) == [("0-0", 7, 1000)]
+@pytest.mark.parametrize(
+    ("given_options", "states", "planned"),
+    [
+        pytest.param(
+            {},
+            [state(2, first=50), state(0), state(10)],
+            [("0-0", 0, 1000), ("0-2", 50, 1000), ("0-10", 0, 1000)],
+            id="everything there is, in order of partitions",
+        ),
+        pytest.param({}, [state(end=0), state(1, first=70, end=70)], [], id="an empty range needs no task"),
+        pytest.param(
+            COMMITTED,
+            [state(0, committed=400), state(1, first=10)],
+            [("0-0", 400, 1000), ("0-1", 10, 1000)],
+            id="the group's offset, and the begin where there is none",
+        ),
+        pytest.param(
+            {"starting": offset(100), "ending": offset(300)}, [state()], [("0-0", 100, 300)], id="explicit offsets"
+        ),
+        pytest.param(
+            {"starting": offset(-2), "ending": offset(-1)}, [state(first=7)], [("0-0", 7, 1000)], id="earliest, latest"
+        ),
+        pytest.param(LOSSY, [state(first=50, committed=3)], [("0-0", 50, 1000)], id="data loss is accepted"),
+        pytest.param(LOSSY, [state(first=50, committed=2000)], [], id="data loss up to the end is accepted"),
+    ],
+)
+def test_ranges_are_those_of_the_options(given_options, states, planned):
+    assert spans(plan_ranges(options(**given_options), states)) == planned
 
 
 @pytest.mark.parametrize("wanted", [49, 1001])
@@ -58,12 +69,6 @@ def test_offset_outside_the_readable_bytes_is_data_loss(wanted):
     where = state(first=50, committed=wanted)
     with pytest.raises(OffsetOutOfRange, match=rf"trades 0-0: offset {wanted} .*\[50, 1000\].*failOnDataLoss=false"):
         plan_ranges(options(starting="committed", group="g"), [where])
-
-
-def test_data_loss_can_be_accepted():
-    lenient = options(starting="committed", group="g", fail_on_data_loss=False)
-    assert spans(plan_ranges(lenient, [state(first=50, committed=3)])) == [("0-0", 50, 1000)]
-    assert plan_ranges(lenient, [state(first=50, committed=2000)]) == []
 
 
 @pytest.mark.parametrize(
@@ -149,10 +154,6 @@ def ends(start, end, **more):
     names = {Explicit: "Offsets", Times: "OffsetsByTimestamp", At: "Timestamp"}
     named = {"starting_option": f"starting{names[type(start)]}", "ending_option": f"ending{names[type(end)]}"}
     return options(starting=start, ending=end, **named, **more)
-
-
-def offset(number):
-    return Explicit({"trades": {"0-0": number}})
 
 
 def time(number):

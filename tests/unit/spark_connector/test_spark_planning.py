@@ -64,9 +64,7 @@ def test_what_a_live_broker_does_not_offer_is_a_warning(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize(("chosen", "told"), [({"subscribe": "t"}, True), ({"assign": '{"t": ["0-0"]}'}, False)])
-def test_a_broker_of_which_nothing_is_named_is_a_warning_unless_partitions_are_assigned(
-    chosen: dict[str, str], told: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broker_of_which_nothing_is_named_is_a_warning_unless_partitions_are_assigned(chosen, told, caplog):
     planning.check_complete(cluster([[ZERO]], absent=[1, 5]), options(failOnDataLoss="false", **chosen), [AWAY])
     assert ("not registered in ZooKeeper: broker 5; partitions" in caplog.text) == told
 
@@ -141,9 +139,7 @@ HANDED_OVER = Move("t", 0, 0, 1, 1, 1, MoveState.HANDING_OVER, 0)
         (HANDED_OVER, False, [NOWHERE, BrokerUnavailable("dead")], planning.FAILOVER_SECONDS),
     ],
 )
-def test_planning_waits_for_brokers_as_tasks_do_and_not_for_a_topic_that_there_is_not(
-    move: Move | None, runs: bool, errors: list[MetaqError], seconds: float, now: list[float]
-) -> None:
+def test_planning_waits_for_brokers_as_tasks_do_and_not_for_a_topic_that_there_is_not(move, runs, errors, seconds, now):
     with pytest.raises((BrokerUnavailable, NoPartition)) as ended:
         planning.through_failover(cluster([[]], moves=() if move is None else (move,)), failing(*errors), runs=runs)
     assert seconds - 1 < now[0] <= seconds
@@ -153,9 +149,7 @@ def test_planning_waits_for_brokers_as_tasks_do_and_not_for_a_topic_that_there_i
         assert str(ended.value) == f"the query could not be planned for {seconds:g} s: {errors[-1]}"
 
 
-def test_one_line_in_some_seconds_says_that_planning_begins_anew(
-    now: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_line_in_some_seconds_says_that_planning_begins_anew(now, caplog):
     with pytest.raises(BrokerUnavailable), caplog.at_level(logging.WARNING):
         planning.through_failover(cluster([[]]), failing(BrokerUnavailable("dead")))
     lines = [each for each in caplog.messages if "planning begins anew" in each]

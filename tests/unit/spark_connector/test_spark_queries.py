@@ -80,10 +80,7 @@ def forget(query_id, broker=None):
 
 
 def test_queries_are_listed_with_what_is_pending(store):
-    assert list(writing_queries(SESSION)) == [
-        WritingQuery("busy", 7, 1, "t"),
-        WritingQuery("empty", 0, 0, ""),
-    ]
+    assert list(writing_queries(SESSION)) == [WritingQuery("busy", 7, 1, "t"), WritingQuery("empty", 0, 0, "")]
 
 
 def test_what_was_decided_is_committed_and_the_rest_rolled_back(store):

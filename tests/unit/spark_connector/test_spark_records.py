@@ -133,30 +133,31 @@ def test_a_table_of_sizes_finds_the_records_that_steps_find(payloads, limit, pla
     assert tabled.columns.to_batch().equals(stepped.columns.to_batch())
 
 
-def test_a_size_that_is_not_the_records_is_damage_there():
-    data = record(b"12") + record(b"3456")
-    found = decoded(data, sizes=np.array([22, 23]))
-    assert (len(found.columns.ids), found.end, found.damage) == (1, 1022, WRONG_LENGTH)
-    assert decoded(data, sizes=np.array([23, 23]), check=False)[1:3] == (1000, WRONG_LENGTH)
+RUN = record(b"12") + record(b"3456")
+BLANK = record(b"") * 2 + bytes(40) + record(b"")
 
 
-def test_a_cut_last_record_is_left_for_the_next_pull():
-    data = record(b"whole") + record(b"cut off")[:-1]
-    found = decoded(data)
-    assert (len(found.columns.ids), found.end, found.damage) == (1, 1000 + len(record(b"whole")), "")
-
-
-def test_records_that_begin_at_or_after_the_end_do_not_count():
-    data = record(b"a") * 3
-    assert len(decoded(data, end=1000 + 2 * len(record(b"a"))).columns.ids) == 2
-    assert len(decoded(data, end=1000 + 2 * len(record(b"a")) + 1).columns.ids) == 3
-
-
-@pytest.mark.parametrize("data", [b"", record(b"cut off")[:-1]])
-def test_bytes_without_a_complete_record_give_nothing(data):
-    found = decoded(data)
-    assert (len(found.columns.ids), *found[1:3]) == (0, 1000, "")
-    assert found.columns.to_batch().num_rows == 0
+@pytest.mark.parametrize(
+    ("data", "more", "found"),
+    [
+        pytest.param(record(b"whole") + record(b"cut off")[:-1], {}, (1, 1025, ""), id="a cut last record"),
+        pytest.param(b"", {}, (0, 1000, ""), id="nothing"),
+        pytest.param(record(b"cut off")[:-1], {}, (0, 1000, ""), id="nothing whole"),
+        pytest.param(record(b"a") * 3, {"end": 1042}, (2, 1042, ""), id="a record that begins at the end"),
+        pytest.param(record(b"a") * 3, {"end": 1043}, (3, 1063, ""), id="a record that begins in front of the end"),
+        pytest.param(RUN, {"sizes": [22, 23]}, (1, 1022, WRONG_LENGTH), id="a wrong size"),
+        pytest.param(RUN, {"sizes": [23, 23], "check": False}, (0, 1000, WRONG_LENGTH), id="a wrong size, unchecked"),
+        pytest.param(BLANK, {}, (2, 1040, ZEROS), id="zeros"),
+        pytest.param(BLANK, {"sizes": [20] * 5}, (2, 1040, ZEROS), id="zeros of known sizes"),
+        pytest.param(record(b"a") + record(b"bb") + b"\xff" * 30, {}, (2, 1043, WRONG_LENGTH), id="a negative length"),
+        pytest.param(b"\xff" * 64, {}, (0, 1000, WRONG_LENGTH), id="a negative length at once"),
+    ],
+)
+def test_a_block_ends_where_its_whole_records_do(data, more, found):
+    sizes = more.get("sizes")
+    block = decoded(data, **more | {"sizes": sizes and np.array(sizes)})
+    assert (len(block.columns.ids), block.end, block.damage) == found
+    assert block.columns.to_batch().num_rows == found[0]
 
 
 def test_damage_is_reported_with_its_exact_offset():
@@ -165,19 +166,6 @@ def test_damage_is_reported_with_its_exact_offset():
     found = decoded(bytes(data))
     assert found.columns.payload.to_pylist() == [b"good"]
     assert (found.end, found.damage) == (1000 + len(record(b"good")), WRONG_CHECKSUM)
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_zeros_are_no_messages(known):
-    data = record(b"") * 2 + bytes(40) + record(b"")
-    found = decoded(data, sizes=np.array([20] * 5) if known else None)
-    assert (len(found.columns.ids), found.end, found.damage) == (2, 1040, ZEROS)
-
-
-def test_a_negative_length_ends_a_block():
-    found = decoded(record(b"a") + record(b"bb") + b"\xff" * 30)
-    assert (len(found.columns.ids), found.end, found.damage) == (2, 1043, WRONG_LENGTH)
-    assert decoded(b"\xff" * 64)[1:3] == (1000, WRONG_LENGTH)
 
 
 def test_checksums_are_left_out_where_nobody_wants_them():

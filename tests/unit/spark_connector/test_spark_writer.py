@@ -36,14 +36,15 @@ def schema(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["value string", "value binary", "key string,value binary,tag string", "key binary,value string"]
+    ("text", "options"),
+    [
+        *((text, TO_OUT) for text in ("value string", "value binary", "key binary,value string")),
+        ("key string,value binary,tag string", TO_OUT),
+        ("topic string,value string", BY_ROW),
+    ],
 )
-def test_columns_of_a_message_are_accepted(text):
-    check_columns(schema(text), TO_OUT)
-
-
-def test_topic_may_come_from_the_rows():
-    check_columns(schema("topic string,value string"), BY_ROW)
+def test_columns_of_a_message_are_accepted(text, options):
+    check_columns(schema(text), options)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,14 @@ def test_topic_may_come_from_the_rows():
         ("value string,topic string", TO_OUT, "not both"),
         ("value string,attribute binary", TO_OUT, "cast it to string"),
         ("value string,value binary", TO_OUT, "names a column twice"),
+        ("value string,deliver_at string", TO_OUT, "cast it to timestamp"),
+        ("value string,priority string", TO_OUT, "cast it to int"),
+        ("value string,priority double", TO_OUT, "int"),
+        (
+            "value string,deliver_at timestamp",
+            WriteOptions.parse({"zookeeper": "z", "topic": "out", "exactlyOnce": "true"}),
+            "exactlyOnce=true: does not go with the column deliver_at",
+        ),
     ],
 )
 def test_other_columns_are_refused_with_the_remedy(text, options, said):
@@ -156,31 +165,36 @@ def test_a_key_that_would_be_read_as_another_one_is_refused(sent, key):
     assert sent == []
 
 
-def test_attributes_and_headers_are_written_as_map_and_as_kafkas_array(sent):
-    as_map = pa.array([[("h", "v")], None], pa.map_(pa.string(), pa.string()))
-    batch = pa.RecordBatch.from_pydict({"value": ["1", "2"], "attribute": ["a", "a"], "headers": as_map})
-    as_array = pa.array([[{"key": "h", "value": b"v"}]])
-    kafkas = pa.RecordBatch.from_pydict({"value": ["3"], "headers": as_array})
+def as_array(headers):
+    return pa.array([[{"key": name, "value": value} for name, value in headers.items()]])
+
+
+TYPED_OUT = WriteOptions.parse({"zookeeper": "z", "topic": "out", "typedHeaders": "true"})
+TYPED = {"n": b"\x03i-7", "raw": b"\x03x/w==", "yes": b"\x03b1", "h": b"v", "metaq.type": b"text/x"}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "headers", "properties"),
+    [
+        pytest.param(TO_OUT, MAP, pa.array([[("h", "v")]], pa.map_(pa.string(), pa.string())), {"h": "v"}, id="a map"),
+        pytest.param(TO_OUT, KAFKAS, as_array({"h": b"v"}), {"h": "v"}, id="Kafka's array"),
+        pytest.param(TO_OUT, KAFKAS, as_array({"h": b"\xff"}), {"h": b"\xff"}, id="what is no text becomes bytes"),
+        pytest.param(
+            TYPED_OUT, KAFKAS, as_array(TYPED), {"n": -7, "raw": b"\xff", "yes": True, "h": "v"}, id="what they were"
+        ),
+    ],
+)
+def test_headers_become_properties(sent, options, kind, headers, properties):
+    batch = pa.RecordBatch.from_pydict({"value": ["3"], "headers": headers})
+    MetaqWriter(options, schema("value string").add("headers", kind)).write(iter([batch]))
+    assert sent == [("out", [(b"3", (), None, None, properties)], None)]
+
+
+def test_attributes_are_written_with_and_without_headers(sent):
+    headers = pa.array([[("h", "v")], None], pa.map_(pa.string(), pa.string()))
+    batch = pa.RecordBatch.from_pydict({"value": ["1", "2"], "attribute": ["a", "a"], "headers": headers})
     MetaqWriter(TO_OUT, schema("value string,attribute string").add("headers", MAP)).write(iter([batch]))
-    first = list(sent)
-    MetaqWriter(TO_OUT, schema("value string").add("headers", KAFKAS)).write(iter([kafkas]))
-    assert first == [("out", [(b"1", (), None, "a", {"h": "v"}), (b"2", (), "a", "a", {})], None)]
-    assert sent == [("out", [(b"3", (), None, None, {"h": "v"})], None)]
-
-
-def test_a_header_that_is_no_text_becomes_bytes(sent):
-    kafkas = pa.RecordBatch.from_pydict({"value": ["3"], "headers": pa.array([[{"key": "h", "value": b"\xff"}]])})
-    MetaqWriter(TO_OUT, schema("value string").add("headers", KAFKAS)).write(iter([kafkas]))
-    assert sent == [("out", [(b"3", (), None, None, {"h": b"\xff"})], None)]
-
-
-def test_typed_headers_become_what_they_were(sent):
-    typed = {"n": b"\x03i-7", "raw": b"\x03x/w==", "yes": b"\x03b1", "h": b"v", "metaq.type": b"text/x"}
-    rows = [[{"key": name, "value": value} for name, value in typed.items()]]
-    options = WriteOptions.parse({"zookeeper": "z", "topic": "out", "typedHeaders": "true"})
-    batch = pa.RecordBatch.from_pydict({"value": ["3"], "headers": pa.array(rows)})
-    MetaqWriter(options, schema("value string").add("headers", KAFKAS)).write(iter([batch]))
-    assert sent == [("out", [(b"3", (), None, None, {"n": -7, "raw": b"\xff", "yes": True, "h": "v"})], None)]
+    assert sent == [("out", [(b"1", (), None, "a", {"h": "v"}), (b"2", (), "a", "a", {})], None)]
 
 
 def test_a_message_that_is_sent_again_with_typed_headers_expires_when_it_did():
@@ -200,30 +214,38 @@ def test_rows_go_to_their_topics_in_order(sent):
     assert sent == [("x", [b"1", b"3"], None), ("y", [b"2"], None)]
 
 
+def headers(*pairs):
+    return {"value": ["1"], "headers": [[pair and dict(zip(("key", "value"), pair, strict=True)) for pair in pairs]]}
+
+
+FAR = pa.array([datetime.now(UTC) + timedelta(days=367)], pa.timestamp("us", tz="UTC"))
+
+
 @pytest.mark.parametrize(
     ("columns", "arrays", "said"),
     [
         ("value string", {"value": ["a", None]}, "column value is null"),
         ("topic string,value string", {"topic": ["a", None], "value": ["1", "2"]}, "column topic is null"),
         ("key binary,value string", {"key": [b"\xff"], "value": ["1"]}, "column key is not UTF-8"),
-        (
-            "value string",
-            {"value": ["1"], "headers": [[{"key": "h", "value": None}]]},
-            "column headers: 'h' has no value, but null",
+        ("value string", headers(("h", None)), "column headers: 'h' has no value, but null"),
+        ("value string", headers((None, b"v")), "column headers: a name is null"),
+        ("value string", headers(None), "column headers: a name is null"),
+        ("value string", headers(("h", b"1"), ("h", b"2")), "column headers has 'h' twice"),
+        ("value string", headers(("metaq.x", b"v")), "'metaq.x' is reserved"),
+        ("value string", headers(("a\x01", "1")), "0x01 or 0x02"),
+        *(
+            (
+                "value string,priority integer",
+                {"value": ["a", "b"], "priority": [1, wrong]},
+                f"column priority is {wrong} in a row: choose 0",
+            )
+            for wrong in (-1, 10)
         ),
         (
-            "value string",
-            {"value": ["1"], "headers": [[{"key": None, "value": b"v"}]]},
-            "column headers: a name is null",
+            "value string,deliver_at timestamp",
+            {"value": ["a"], "deliver_at": FAR},
+            "column deliver_at is more than 366 days ahead in a row",
         ),
-        ("value string", {"value": ["1"], "headers": [[None]]}, "column headers: a name is null"),
-        (
-            "value string",
-            {"value": ["1"], "headers": [[{"key": "h", "value": b"1"}, {"key": "h", "value": b"2"}]]},
-            "column headers has 'h' twice",
-        ),
-        ("value string", {"value": ["1"], "headers": [[{"key": "metaq.x", "value": b"v"}]]}, "'metaq.x' is reserved"),
-        ("value string", {"value": ["1"], "headers": [[{"key": "a\x01", "value": "1"}]]}, "0x01 or 0x02"),
     ],
 )
 def test_a_row_that_is_no_message_fails_the_task(sent, columns, arrays, said):
@@ -279,33 +301,6 @@ def test_payloads_are_compressed_with_and_without_attributes(raw, monkeypatch):
     assert plain == b"y" * 1000  # by the producer
     assert [config.compression for config in configs] == ["zstd"]
     assert not short.flag & COMPRESSED_FLAG
-
-
-def test_a_time_for_delivery_and_exactly_once_refuse_each_other_by_name():
-    options = WriteOptions.parse({"zookeeper": "z", "topic": "out", "exactlyOnce": "true"})
-    with pytest.raises(ConfigError, match="exactlyOnce=true: does not go with the column deliver_at"):
-        check_columns(schema("value string,deliver_at timestamp"), options)
-
-
-@pytest.mark.parametrize(
-    ("column", "said"),
-    [("deliver_at string", "cast it to timestamp"), ("priority string", "cast it to int"), ("priority double", "int")],
-)
-def test_times_and_priorities_have_their_types(column, said):
-    with pytest.raises(ConfigError, match=said):
-        check_columns(schema(f"value string,{column}"), TO_OUT)
-
-
-@pytest.mark.parametrize("wrong", [-1, 10])
-def test_a_priority_that_there_is_not_fails_the_task(sent, wrong):
-    with pytest.raises(ClientError, match=f"column priority is {wrong} in a row: choose 0"):
-        write(TO_OUT, "value string,priority integer", value=["a", "b"], priority=[1, wrong])
-
-
-def test_a_time_too_far_ahead_fails_the_task(sent):
-    times = pa.array([datetime.now(UTC) + timedelta(days=367)], pa.timestamp("us", tz="UTC"))
-    with pytest.raises(ClientError, match="column deliver_at is more than 366 days ahead in a row"):
-        write(TO_OUT, "value string,deliver_at timestamp", value=["a"], deliver_at=times)
 
 
 def test_reader_and_writer_can_be_pickled_to_executors():
