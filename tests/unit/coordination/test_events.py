@@ -163,8 +163,14 @@ def test_a_task_that_is_never_triggered_never_runs():
     task.close(DEADLINE)
 
 
-def test_a_trigger_ends_the_pause_of_a_task():
-    tries = threading.Semaphore(0)
+@pytest.fixture
+def tries() -> threading.Semaphore:
+    return threading.Semaphore(0)
+
+
+@pytest.fixture
+def failing(tries: threading.Semaphore) -> PersistentTask:
+    """It has been tried once, and pauses for an hour."""
 
     def attempt() -> None:
         tries.release()
@@ -173,9 +179,19 @@ def test_a_trigger_ends_the_pause_of_a_task():
     task = PersistentTask("test", attempt, Backoff(3600, 3600))
     task.trigger()
     assert tries.acquire(timeout=DEADLINE)
-    task.trigger()
+    return task
+
+
+def test_a_trigger_ends_the_pause_of_a_task(failing: PersistentTask, tries: threading.Semaphore):
+    failing.trigger()
     assert tries.acquire(timeout=DEADLINE)
-    task.close(DEADLINE)
+    failing.close(DEADLINE)
+
+
+def test_a_closed_task_ends_its_pause_and_takes_no_trigger(failing: PersistentTask, tries: threading.Semaphore):
+    failing.close(DEADLINE)
+    failing.trigger()
+    assert not tries.acquire(blocking=False)
 
 
 def test_a_trigger_while_a_task_runs_leads_to_another_run():
@@ -194,19 +210,3 @@ def test_a_trigger_while_a_task_runs_leads_to_another_run():
     assert runs.acquire(timeout=DEADLINE)
     assert runs.acquire(timeout=DEADLINE)
     task.close(DEADLINE)
-
-
-def test_a_closed_task_ends_its_pause_and_takes_no_trigger():
-    tried = threading.Event()
-
-    def attempt() -> None:
-        tried.set()
-        raise CoordinationUnavailable("away")
-
-    task = PersistentTask("test", attempt, Backoff(3600, 3600))
-    task.trigger()
-    assert tried.wait(DEADLINE)
-    task.close(DEADLINE)
-    tried.clear()
-    task.trigger()
-    assert not tried.is_set()

@@ -57,11 +57,25 @@ NODES = {node["path"]: node["data"] for node in json.loads(GOLDEN.read_text("utf
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
-@pytest.mark.parametrize("parse", [parse_broker_url, parse_partition_count, parse_offset, parse_consumer_id])
+def parse_node_a(path: str, data: bytes | None) -> SetNode | None:
+    return parse_set_node(path, "a", data)
+
+
+NOTHING: dict[Callable[[str, bytes | None], object], object] = {
+    **dict.fromkeys((parse_broker_url, parse_partition_count, parse_offset, parse_consumer_id), None),
+    **dict.fromkeys((parse_set_state, parse_node_a, parse_consumer_zone), None),
+    parse_topics: [],
+    parse_zone: "",
+    parse_group_zones: {},
+    parse_consumer_filter: {},
+    parse_begun: Begun(),
+}
+
+
+@pytest.mark.parametrize("parse", NOTHING, ids=lambda parse: parse.__name__)
 @pytest.mark.parametrize("data", [None, b"", b"  ", b"\n"])
 def test_null_empty_and_blank_data_are_nothing(parse, data: bytes | None):
-    assert parse("/p", data) is None
-    assert parse_topics("/p", data) == []
+    assert parse("/p", data) == NOTHING[parse]
 
 
 # --- as recorded from Java --------------------------------------------------------------------------------------------
@@ -106,35 +120,34 @@ def test_every_payload_recorded_from_java_is_read():
 # --- broker URLs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"meta://10.0.0.1:8123", ("10.0.0.1", 8123)),
-        (b"meta://broker-1.example.com:1", ("broker-1.example.com", 1)),
-        (b"meta://[::1]:65535", ("::1", 65535)),
-        (b"meta://[fe80::1%eth0]:8123", ("fe80::1%eth0", 8123)),
-        (b"meta://a_b:8123", ("a_b", 8123)),
-        (b"meta://h:8123?slaveId=0", ("h", 8123)),
-        (b" meta://h:8123\n", ("h", 8123)),
-    ],
-)
+URLS = {
+    b"meta://10.0.0.1:8123": ("10.0.0.1", 8123),
+    b"meta://broker-1.example.com:1": ("broker-1.example.com", 1),
+    b"meta://[::1]:65535": ("::1", 65535),
+    b"meta://[fe80::1%eth0]:8123": ("fe80::1%eth0", 8123),
+    b"meta://a_b:8123": ("a_b", 8123),
+    b"meta://h:8123?slaveId=0": ("h", 8123),
+    b" meta://h:8123\n": ("h", 8123),
+}
+
+
+@pytest.mark.parametrize(("data", "expected"), URLS.items())
 def test_a_broker_url_is_host_and_port(data: bytes, expected: tuple[str, int]):
     assert parse_broker_url("/p", data) == expected
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"http://h:1",
-        b"meta://h",
-        b"meta://:1",
-        b"meta://h:0",
-        b"meta://h:65536",
-        b"meta://h:1:2",
-        b"meta://::1:1",
-        b"\xff",
-    ],
-)
+BAD_URLS = [
+    b"http://h:1",
+    b"meta://h",
+    b"meta://:1",
+    b"meta://h:0",
+    b"meta://h:65536",
+    b"meta://h:1:2",
+    b"meta://::1:1",
+]
+
+
+@pytest.mark.parametrize("data", [*BAD_URLS, b"\xff"])
 def test_a_damaged_broker_url_is_reported_with_its_path_and_data(data: bytes):
     with pytest.raises(CoordinationError, match="/meta/brokers/ids/7/master") as raised:
         parse_broker_url("/meta/brokers/ids/7/master", data)
@@ -182,16 +195,8 @@ def test_counts_are_read_as_java_reads_them(data: bytes, expected: int | None):
 @pytest.mark.parametrize(
     "data",
     [
-        b'{"numParts":12,"broker":"0-m","extra":1}',
-        b'{"broker":"0-m"}',
-        b'{"numParts":-1}',
-        b'{"numParts":true}',
-        b'{"numParts":1.5}',
-        b'{"numParts":"x"}',
-        b'{"numParts":null}',
-        b"12",
-        b"[]",
-        b"{",
+        *(b'{"numParts":12,"broker":"0-m","extra":1}', b'{"broker":"0-m"}', b'{"numParts":-1}', b'{"numParts":true}'),
+        *(b'{"numParts":1.5}', b'{"numParts":"x"}', b'{"numParts":null}', b"12", b"[]", b"{"),
         b'{"numParts":%d}' % (MAX_PARTITIONS + 1),
     ],
 )
@@ -257,13 +262,8 @@ def test_only_numbers_are_broker_ids():
 
 
 def test_only_slave_and_a_number_is_a_slave():
-    assert [parse_slave_name(name) for name in ("slave0", "slave12", "master", "slave", "slavex")] == [
-        0,
-        12,
-        None,
-        None,
-        None,
-    ]
+    names = ("slave0", "slave12", "master", "slave", "slavex")
+    assert list(map(parse_slave_name, names)) == [0, 12, None, None, None]
 
 
 # --- broker sets ------------------------------------------------------------------------------------------------------
@@ -289,11 +289,62 @@ def test_each_state_of_a_set_is_read_as_it_was_written(epoch, leader, in_sync, p
     assert parse_set_state("/p", format_set_state(state)) == state
 
 
-def test_the_epoch_of_an_operators_choice_is_written_if_there_was_one():
-    chosen = SetState(4, "", {"a": "x"}, chosen=4)
-    written = b'{"epoch":4,"leader":"","inSync":{"a":"x"},"preferred":"","members":["a"],"chosen":4}'
-    assert format_set_state(chosen) == written
-    assert parse_set_state("/p", written) == chosen
+WRITTEN: list[tuple[Callable[..., bytes], Callable[[str, bytes | None], object], object, bytes]] = [
+    (
+        format_set_state,
+        parse_set_state,
+        SetState(4, "", {"a": "x"}, chosen=4),  # by an operator
+        b'{"epoch":4,"leader":"","inSync":{"a":"x"},"preferred":"","members":["a"],"chosen":4}',
+    ),
+    (
+        format_set_node,
+        parse_node_a,
+        SetNode("a", "meta://[::1]:8123", "eu-1", "5e1c9a70"),
+        b'{"url":"meta://[::1]:8123","zone":"eu-1","instance":"5e1c9a70"}',
+    ),
+    (
+        format_set_node,
+        parse_node_a,
+        SetNode("a", "meta://h:1", "", "x", epoch=7),
+        b'{"url":"meta://h:1","zone":"","instance":"x","epoch":7}',
+    ),
+    (format_consumer_zone, parse_consumer_zone, "west", b'{"strategy":"zone","zone":"west"}'),
+    (format_group_zones, parse_group_zones, {10: "w\u00e9st", 1: "east"}, b'{"1":"east","10":"w\\u00e9st"}'),
+    (format_zone, parse_zone, "w\u00e9st", "w\u00e9st".encode()),
+    (
+        format_consumer_filter,
+        parse_consumer_filter,
+        {"trades": ConsumerFilter(("buy", "sell"), "venue = 'XETRA'"), "a": ConsumerFilter()},
+        b'{"a":{},"trades":{"tags":["buy","sell"],"where":"venue = \'XETRA\'"}}',
+    ),
+    (format_begun, parse_begun, Begun(4096, 1), b'{"offset":4096,"alone":1}'),
+    (format_begun, parse_begun, Begun(), b"{}"),
+]
+
+
+@pytest.mark.parametrize(("write", "parse", "value", "written"), WRITTEN)
+def test_a_payload_is_written_as_zk_paths_md_shows_it_and_read_again(write, parse, value, written: bytes):
+    assert write(value) == written
+    assert parse("/p", written) == value
+
+
+LATER: list[tuple[Callable[[str, bytes | None], object], bytes, object]] = [
+    (
+        parse_set_state,
+        b'{"epoch":1,"leader":"","inSync":{"b":"y","a":"x"},"preferred":"","members":[],"weights":{"a":2}}',
+        SetState(1, "", {"a": "x", "b": "y"}),
+    ),
+    (parse_node_a, b'{"url":"meta://h:1","zone":"","instance":"x","rack":7}', SetNode("a", "meta://h:1", "", "x")),
+    (parse_consumer_zone, b'{"strategy":"zone","zone":"west","rack":7}', "west"),
+    (parse_consumer_zone, b'{"strategy":"zone-2"}', None),
+    (parse_consumer_filter, b'{"t":{"tags":["b","a"],"rack":7}}', {"t": ConsumerFilter(("a", "b"))}),
+    (parse_begun, b'{"offset":4096,"alone":1,"rack":7}', Begun(4096, 1)),
+]
+
+
+@pytest.mark.parametrize(("parse", "data", "value"), LATER)
+def test_what_a_later_version_adds_is_ignored(parse, data: bytes, value):
+    assert parse("/p", data) == value
 
 
 def test_a_revoked_state_elects_nobody_and_keeps_what_operators_have_said():
@@ -310,66 +361,6 @@ def test_a_revoked_state_elects_nobody_and_keeps_what_operators_have_said():
 def test_an_older_state_is_revoked_unless_somebody_was_elected_or_chosen_by_it(epoch, in_sync, chosen, revokes):
     newest = SetState(3, "a", {"a": "x"}, chosen=1)
     assert may_revoke(SetState(epoch, "", dict.fromkeys(in_sync, "x"), chosen=chosen), newest) is revokes
-
-
-def test_a_node_of_a_set_is_read_as_it_was_written():
-    node = SetNode("a", "meta://[::1]:8123", "eu-1", "5e1c9a70")
-    written = b'{"url":"meta://[::1]:8123","zone":"eu-1","instance":"5e1c9a70"}'
-    assert format_set_node(node) == written
-    assert parse_set_node("/p", "a", written) == node
-
-
-def test_fields_that_a_later_version_adds_to_a_set_are_ignored():
-    state = b'{"epoch":1,"leader":"","inSync":{"b":"y","a":"x"},"preferred":"","members":[],"weights":{"a":2}}'
-    assert parse_set_state("/p", state) == SetState(1, "", {"a": "x", "b": "y"})
-    epoch = b'{"url":"meta://h:1","zone":"","instance":"x","epoch":7}'
-    assert parse_set_node("/p", "a", epoch) == SetNode("a", "meta://h:1", "", "x", epoch=7)
-    assert format_set_node(SetNode("a", "meta://h:1", "", "x", epoch=7)) == epoch
-    node = b'{"url":"meta://h:1","zone":"","instance":"x","rack":7}'
-    assert parse_set_node("/p", "a", node) == SetNode("a", "meta://h:1", "", "x")
-
-
-def test_zones_are_written_as_zk_paths_md_shows_them():
-    assert format_consumer_zone("west") == b'{"strategy":"zone","zone":"west"}'
-    assert format_group_zones({10: "w\u00e9st", 1: "east"}) == b'{"1":"east","10":"w\\u00e9st"}'
-    assert parse_group_zones("/p", b'{"1":"east","10":"w\\u00e9st"}') == {1: "east", 10: "w\u00e9st"}
-    assert parse_zone("/p", format_zone("w\u00e9st")) == "w\u00e9st"
-
-
-def test_a_consumer_with_another_strategy_has_no_zone_and_later_fields_are_ignored():
-    assert parse_consumer_zone("/p", format_consumer_zone("west")) == "west"
-    assert parse_consumer_zone("/p", b'{"strategy":"zone","zone":"west","rack":7}') == "west"
-    assert parse_consumer_zone("/p", b'{"strategy":"zone-2"}') is None
-
-
-def test_filters_are_written_as_zk_paths_md_shows_them_and_later_fields_are_ignored():
-    filters = {"trades": ConsumerFilter(("buy", "sell"), "venue = 'XETRA'"), "a": ConsumerFilter()}
-    written = b'{"a":{},"trades":{"tags":["buy","sell"],"where":"venue = \'XETRA\'"}}'
-    assert format_consumer_filter(filters) == written
-    assert parse_consumer_filter("/p", written) == filters
-    assert parse_consumer_filter("/p", b'{"t":{"tags":["b","a"],"rack":7}}') == {"t": ConsumerFilter(("a", "b"))}
-    assert parse_consumer_filter("/p", None) == {}
-
-
-def test_begun_messages_are_written_as_zk_paths_md_shows_them_and_later_fields_are_ignored():
-    assert format_begun(Begun(4096, 1)) == b'{"offset":4096,"alone":1}'
-    assert format_begun(Begun()) == b"{}"
-    assert parse_begun("/p", b'{"offset":4096,"alone":1,"rack":7}') == Begun(4096, 1)
-    assert parse_begun("/p", b"{}") == parse_begun("/p", None) == Begun()
-
-
-def test_without_data_there_is_no_zone():
-    for data in (None, b"", b" "):
-        assert (parse_zone("/p", data), parse_consumer_zone("/p", data), parse_group_zones("/p", data)) == (
-            "",
-            None,
-            {},
-        )
-
-
-def test_a_set_without_data_has_no_state_and_a_node_without_data_is_none():
-    assert [parse_set_state("/p", data) for data in (None, b"", b" ")] == [None] * 3
-    assert [parse_set_node("/p", "a", data) for data in (None, b"", b" ")] == [None] * 3
 
 
 # --- moves ------------------------------------------------------------------------------------------------------------
@@ -430,7 +421,7 @@ DAMAGED: dict[str, tuple[Callable[[str, bytes], object], str, list[bytes]]] = {
         ],
     ),
     "node of a set": (
-        lambda path, data: parse_set_node(path, "a", data),
+        parse_node_a,
         "/meta/brokers/sets/0/nodes/a",
         [
             b"nonsense",

@@ -1,7 +1,7 @@
 """ChildrenWatcher against a kazoo whose answers, losses and events the test decides."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,20 +103,18 @@ def start(session: FakeSession, on_change: Callable[[str, list[str]], None]) -> 
     return watcher
 
 
-def test_the_children_are_delivered_at_the_start_and_after_each_change(session, seen):
-    session.answer(["a"])
-    session.answers[-1].fire()
+def change(session: FakeSession, kind: str = EventType.CHILD) -> None:
+    session.answers[-1].fire(kind)
     session.run()
-    session.answer(["a", "b"])
-    assert seen == [["a"], ["a", "b"]]
 
 
-def test_equal_children_are_delivered_again_because_their_data_may_differ(session, seen):
+# equal children, too: their data may differ
+@pytest.mark.parametrize("later", [["a", "b"], ["a"]])
+def test_the_children_are_delivered_at_the_start_and_after_each_change(session, seen, later):
     session.answer(["a"])
-    session.answers[-1].fire()
-    session.run()
-    session.answer(["a"])
-    assert seen == [["a"], ["a"]]
+    change(session)
+    session.answer(later)
+    assert seen == [["a"], later]
 
 
 def test_a_burst_of_changes_is_read_once(session, seen):
@@ -143,8 +141,7 @@ def test_a_missing_node_has_no_children_and_is_seen_when_it_appears(session, see
     session.answer(error=NoNodeError())
     assert session.answers[-1].kind == "exists"
     session.answer(None)
-    session.answers[-1].fire(EventType.CREATED)
-    session.run()
+    change(session, EventType.CREATED)
     session.answer(["a"])
     assert seen == [[], ["a"]]
 
@@ -161,8 +158,7 @@ def test_a_node_created_between_the_two_looks_is_read(session, seen):
 def test_everything_is_read_again_after_a_loss(session, seen, event):
     session.answer(["a"])
     session.tell(SessionEvent.SUSPENDED)
-    session.answers[-1].fire(EventType.NONE)  # kazoo tells its watchers so that it dropped them
-    session.run()
+    change(session, EventType.NONE)  # kazoo tells its watchers so that it dropped them
     assert len(session.answers) == 1
     session.tell(event)
     session.answer(["a", "b"])
@@ -254,11 +250,6 @@ def burst(session: FakeSession) -> list[list[str]]:
     return delivered
 
 
-def change(session: FakeSession) -> None:
-    session.answers[-1].fire()
-    session.run()
-
-
 def pass_a_second(session: FakeSession) -> None:
     session.now += 1.0
     later, session.later = session.later, []
@@ -316,32 +307,33 @@ def test_a_loss_during_the_wait_leads_to_a_read_and_another_wait(session, burst)
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def test_data_are_told_at_first_after_each_change_and_after_a_reconnection(session: FakeSession):
+@pytest.fixture
+def told(session: FakeSession) -> Iterator[list[bytes | None]]:
+    """What a started watcher of data told."""
     told: list[bytes | None] = []
     watcher = DataWatcher(session, PATH, lambda _path, data: told.append(data))  # type: ignore[arg-type]
     watcher.start()
     session.run()
-    session.answer(b"1")
-    assert told == [b"1"]
-    session.answers[-1].fire(EventType.CHANGED)
-    session.run()
-    session.answer(b"2")
-    session.tell(SessionEvent.RECONNECTED)
-    session.answer(b"2")
-    assert told == [b"1", b"2", b"2"]
+    yield told
     watcher.close()
     assert session.listeners == []
 
 
-def test_data_of_a_missing_node_are_none_until_it_appears(session: FakeSession):
-    told: list[bytes | None] = []
-    DataWatcher(session, PATH, lambda _path, data: told.append(data)).start()  # type: ignore[arg-type]
-    session.run()
+def test_data_are_told_at_first_after_each_change_and_after_a_reconnection(session, told):
+    session.answer(b"1")
+    assert told == [b"1"]
+    change(session, EventType.CHANGED)
+    session.answer(b"2")
+    session.tell(SessionEvent.RECONNECTED)
+    session.answer(b"2")
+    assert told == [b"1", b"2", b"2"]
+
+
+def test_data_of_a_missing_node_are_none_until_it_appears(session, told):
     session.answer(error=NoNodeError())
     assert session.answers[-1].kind == "exists"
     session.answer(None)
     assert told == [None]
-    session.answers[-1].fire(EventType.CREATED)
-    session.run()
+    change(session, EventType.CREATED)
     session.answer(b"")
     assert told == [None, b""]
