@@ -279,11 +279,9 @@ def test_the_check_sees_a_forbidden_import(module: str, source: str):
 @pytest.mark.parametrize(
     "source",
     [
-        "if x:\n    pass\nelse:\n    {}",
-        "try:\n    {}\nexcept OSError:\n    pass",
-        "try:\n    pass\nexcept OSError:\n    {}",
+        *("if x:\n    pass\nelse:\n    {}", "try:\n    {}\nexcept OSError:\n    pass"),
+        *("try:\n    pass\nexcept OSError:\n    {}", "try:\n    pass\nfinally:\n    {}"),
         "try:\n    pass\nexcept OSError:\n    pass\nelse:\n    {}",
-        "try:\n    pass\nfinally:\n    {}",
         "class C:\n    async def late(self):\n        async with x:\n            {}",
         "for x in y:\n    while x:\n        {}",
         "match x:\n    case 1:\n        {}",

@@ -34,13 +34,8 @@ NAMED = [(heading, place) for heading, text in LISTS.items() for place in places
 
 
 def test_there_is_a_list_for_each_thing_that_is_often_added():
-    assert list(LISTS) == [
-        "Add a verb",
-        "Add a command",
-        "Add a znode",
-        "Add an option of a client",
-        "Add an option of a broker",
-    ]
+    things = ("a verb", "a command", "a znode", "an option of a client", "an option of a broker")
+    assert list(LISTS) == [f"Add {each}" for each in things]
     assert all(len(places(text)) > 2 for text in LISTS.values())
 
 

@@ -15,6 +15,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("protocol", "coordination", "broker", "client", "spark_connector", "metaq")
 
+QUOTAS = (
+    *("unfinished_bytes", "unsent_bytes", "transaction_bytes", "open_transactions", "xa_idle_seconds"),
+    *("waiting_bytes", "half_messages", "http_connections", "shared_groups", "shared_bytes", "made_topics"),
+)
+"""Those that the table of docs/broker.md shows as they are in its example."""
+
+
+def camel(name: str) -> str:
+    """As server.ini has it."""
+    return re.sub("_(.)", lambda found: found[1].upper(), name)
+
+
 KEPT: Mapping[str, tuple[str, ...]] = {
     "README.md": ("sends {FLIGHTS} real flights",),
     "zk_paths.md": (
@@ -70,8 +82,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "parts that it repeats | {MAX_PARTS} |",
         "| tags of a PULL or an ACQUIRE | {MAX_PULLED_TAGS} |",
         "| topics of a CHECK_HALVES | {MAX_CHECKED_TOPICS} |",
-        "| `unfinishedBytes` | {Quotas.unfinished_bytes:plain} |",
         "| `requestSeconds` | {Quotas.request_seconds} |",
+        *(f"| `{camel(name)}` | {{Quotas.{name}:plain}} |" for name in QUOTAS),
         "or are being worked on | {Quotas.unfinished_bytes:bytes}, and two requests",
         "each connection has brought up to {SMALL_READ_BYTES:bytes} before it counts, or {LARGE_READ_BYTES:bytes} if",
         "with their connection or their timeout | {PERIOD_LINES} in {PERIOD_SECONDS:s} of each kind",
@@ -81,7 +93,6 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "an answer carries {SCARCE_ANSWER_BYTES:bytes} of data;",
         "one record of more than {REFUSED_ANSWER_BYTES:bytes} is refused",
         "that take less than {UNFINISHED_BYTES_PER_SECOND:bytes} a second for `requestSeconds`",
-        "| `unsentBytes` | {Quotas.unsent_bytes:plain} |",
         "or one slice of a large request | {broker/tuning.TURN_SECONDS:ms} |",
         "in one round of the event loop | {ITERATION_SECONDS:ms}, and as much for requests that come in |",
         "| cold reads at once, of all consumers | {MAX_COLD_READS} |",
@@ -95,14 +106,10 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| messages of a SEND_BATCH or a SEND_MANY | {MAX_BATCH_RECORDS} |",
         "| messages of a SEND_BATCH in a transaction | {MAX_TX_BATCH_RECORDS} |",
         "| messages in open transactions | {Quotas.transaction_bytes:bytes} (`transactionBytes`), counted as above |",
-        "| `transactionBytes` | {Quotas.transaction_bytes:plain} |",
-        "| `openTransactions` | {Quotas.open_transactions:plain} |",
-        "| `xaIdleSeconds` | {Quotas.xa_idle_seconds:plain} |",
         "| records in the answer to a PULL | {PULL_SCAN_RECORDS} |",
         "| waiting pulls of a connection | {MAX_PARKED_PULLS} |",
         "or for questions about half messages | {Quotas.waiting_bytes:bytes}; each counts {WAITING_BYTES:bytes} and",
         "that a connection asks questions for | {HALVES_CALLER_GROUPS} |",
-        "| `waitingBytes` | {Quotas.waiting_bytes:plain} |",
         "| wait of a pull | {MAX_WAIT_MS:s/1000} |",
         "has leased, or released | {SHARED_MAX_HELD} |",
         "looks ahead | {SHARED_MAX_AHEAD} (12 MB) and {SHARED_AHEAD_BYTES:bytes}; {SHARED_MAX_AHEAD_ORDERED} with keys",
@@ -113,7 +120,6 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "counted by partition | {Quotas.shared_groups}, or",
         "of their own | {Quotas.made_topics}, or",
         "| half messages that wait for their outcome | {Quotas.half_messages}, or",
-        "| `halfMessages` | {Quotas.half_messages:plain} |",
         "| connections of the HTTP ports | {Quotas.http_connections}, or",
         "wait for their turn ({Quotas.unfinished_bytes:bytes}, space for as much again of large frames that come, and "
         "twice {MAX_FRAME_BYTES:bytes+1} for each address), "
@@ -134,13 +140,9 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| one, of the addresses in turn | {MAX_LISTS} together may wait or be made",
         "| pages that wait for ZooKeeper | {Quotas.waiting_pages}, or",
         "| moves of partitions that a MOVE asks about, each looked at in a thread | {MAX_ASKED_MOVES} |",
-        "| `httpConnections` | {Quotas.http_connections:plain} |",
         "| `waitingPages` | {Quotas.waiting_pages} |",
-        "| `sharedGroups` | {Quotas.shared_groups:plain} |",
-        "| `sharedBytes` | {Quotas.shared_bytes:plain} |",
         "or looked at ahead | {Quotas.shared_bytes:bytes}, or `sharedBytes`",
         "leases {SHARED_SCARCE} messages of a partition at a time and looks {SHARED_SCARCE} ahead",
-        "| `madeTopics` | {Quotas.made_topics:plain} |",
         "by their state when they have grown to {SHARED_LOG_BYTES:bytes}.",
         "| a connection without traffic | {server.IDLE_SECONDS:s} |",
         "| index units of a partition in memory | {MAX_UNSTORED_UNITS} ({MAX_UNSTORED_UNITS:bytes*32}), "
@@ -477,15 +479,6 @@ def test_a_constant_that_several_modules_have_must_be_told_apart() -> None:
 
 
 def test_values_are_shown_as_the_pages_write_them() -> None:
-    assert [in_bytes(8 << 20), in_bytes(512 << 10), in_bytes(1 << 30), in_bytes(100)] == [
-        "8 MiB",
-        "512 KiB",
-        "1 GiB",
-        "100 bytes",
-    ]
-    assert [shown(16384, ""), shown(0.005, "ms"), shown(60.0, "s"), shown((0.2, 5.0), "range")] == [
-        "16,384",
-        "5 ms",
-        "60 s",
-        "0.2 to 5 s",
-    ]
+    assert [in_bytes(each) for each in (8 << 20, 512 << 10, 1 << 30, 100)] == ["8 MiB", "512 KiB", "1 GiB", "100 bytes"]
+    values = [(16384, ""), (0.005, "ms"), (60.0, "s"), ((0.2, 5.0), "range")]
+    assert [shown(value, unit) for value, unit in values] == ["16,384", "5 ms", "60 s", "0.2 to 5 s"]

@@ -51,15 +51,10 @@ def test_a_guard_has_a_name_and_a_module_without_it(source: str, name: str, left
 @pytest.mark.parametrize(
     "source",
     [
-        "if x < 0:\n    x = 0",
-        "if x < 0:\n    return_early(x)",
+        *("if x < 0:\n    x = 0", "if x < 0:\n    return_early(x)", "if not TYPE_CHECKING:\n    raise ValueError"),
         "def f():\n    if x < 0:\n        return",  # it asks for nothing that a fence asks for
-        "def f():\n    if isinstance(x, bytes):\n        return",
-        "if closed:\n    log(x)\n    go()",
-        "done = os.fsync(fd)",
-        "lines.append(1)\nlines.append(2)",
-        "log.write(1)\ncompute(2)",
-        "if not TYPE_CHECKING:\n    raise ValueError",
+        *("def f():\n    if isinstance(x, bytes):\n        return", "if closed:\n    log(x)\n    go()"),
+        *("done = os.fsync(fd)", "lines.append(1)\nlines.append(2)", "log.write(1)\ncompute(2)"),
     ],
 )
 def test_other_statements_are_none(source: str):
@@ -85,12 +80,8 @@ def test_numbers_count_within_a_function_and_a_kind():
                 self._flush()
     """
     assert names(source) == [
-        "Log.append:check:0",
-        "Log.append:fence:0",
-        "Log.append:check:1",
-        "Log.append:sync:0",
-        "Log.close:check:0",
-        "Log.close.later:sync:0",
+        *(f"Log.append:{each}" for each in ("check:0", "fence:0", "check:1", "sync:0")),
+        *("Log.close:check:0", "Log.close.later:sync:0"),
     ]
 
 

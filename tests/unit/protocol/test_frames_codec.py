@@ -57,6 +57,11 @@ def test_a_frame_has_the_documented_layout():
     assert raw[0] == 0
 
 
+def test_numbers_and_text_are_written_alike():
+    numbers = encode_frame(1, 2, {"a": 1, "b": -5})
+    assert numbers == encode_frame(1, 2, {"a": "1", "b": "-5"})
+
+
 @pytest.mark.parametrize("remark", ["", 'quote " and \\ and é and \n'])
 def test_a_frame_is_decoded_however_it_is_cut(remark):
     raw = encode_frame(11, 5, {"x": "é\u2028", "y": 1}, 3, remark=remark, flag=ONE_WAY) + b"abc"

@@ -67,10 +67,8 @@ def test_a_run_ends_where_something_else_follows(end):
 @pytest.mark.parametrize(
     "raw",
     [
-        b"",
-        b"version 1\r\n" + PUT * LEAST_PUTS,
-        PUT * (LEAST_PUTS - 1),
-        PUT * (LEAST_PUTS - 1) + b"version 1\r\n" + PUT,
+        *(b"", b"version 1\r\n" + PUT * LEAST_PUTS),
+        *(PUT * (LEAST_PUTS - 1), PUT * (LEAST_PUTS - 1) + b"version 1\r\n" + PUT),
         (b"put t 1 5000 0 5 7\r\n" + bytes(5000)) * LEAST_PUTS,
         PUT * LEAST_PUTS + b"put t 1 0 0 2147483648 7\r\n",
         PUT * LEAST_PUTS + b"put t 1 0 0 5 2147483648\r\n",

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.protocol.client_stream import ReplyReader
+from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.remoting import OffsetReply
 from metaq.protocol.sends import SendReply, SentReply, send_reply
@@ -41,13 +42,8 @@ def test_the_number_of_nodes_comes_with_the_answer(said, read):
 @pytest.mark.parametrize(
     "raw",
     [
-        other(),
-        other(b"body"),
-        other(ext=SendReply(-5, 0, 0).to_ext()),
-        other(ext=SendReply(5, 0, -2).to_ext()),
-        other(ext=SendReply(5, 0, 0).to_ext(), code=1),
-        other(ext=SendReply(5, 0, 0).to_ext(), remark="x"),
-        other(b"body", ext=SendReply(5, 0, 0).to_ext()),
+        *(other(), other(b"body"), other(ext=SendReply(-5, 0, 0).to_ext()), other(ext=SendReply(5, 0, -2).to_ext())),
+        *(other(ext=SendReply(5, 0, 0).to_ext(), **each) for each in ({"code": 1}, {"remark": "x"}, {"body": b"body"})),
         other(ext={**SendReply(5, 0, 0).to_ext(), "more": "1"}),
     ],
 )
@@ -74,3 +70,8 @@ def test_bytes_of_another_answer_are_not_taken_for_a_send():
     (frame,) = [frame for piece in pieces for frame in reader.receive(piece)]
     assert isinstance(frame, Frame)
     assert bytes(frame.body) == b"in front" + sent() + b"behind"
+
+
+def test_lengths_that_cannot_be_are_refused():
+    with pytest.raises(RemoteProtocolError):
+        ReplyReader().receive(b"\x00\x00\x00\x01\xff\xff\xff\xff")

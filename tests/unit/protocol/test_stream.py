@@ -95,13 +95,8 @@ def test_a_hello_comes_as_it_was_sent() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"set": "none"},
-        {"epoch": None},
-        {"epoch": RawJSON("1e999")},
-        {"epochs": 5},
-        {"epochs": [[1]]},
-        {"epochs": [["a", "b"]]},
-        {"node": None, "epochs": [[1, 2, 3]]},
+        *({"set": "none"}, {"epoch": None}, {"epoch": RawJSON("1e999")}, {"node": None, "epochs": [[1, 2, 3]]}),
+        *({"epochs": 5}, {"epochs": [[1]]}, {"epochs": [["a", "b"]]}),
     ],
 )
 def test_a_hello_that_does_not_say_who_asks_is_refused(changed: dict[str, object]) -> None:
