@@ -112,11 +112,7 @@ def test_the_rate_of_members_counts_from_the_first_message_to_the_last(members):
     assert producer.batches == [[numbered(number, 64) for number in range(6)]]
 
 
-def test_messages_that_come_twice_are_counted(members):
-    members.shares = [[0, 1, 1]]
+def test_messages_that_come_twice_are_counted_and_a_lost_one_fails_the_command(members):
+    members.shares = [[0, 1, 1], [0, 0]]
     assert run(Sender(), "shared t g 1 1 1 1 2 64")["twice"] == 1
-
-
-def test_a_lost_message_fails_the_command(members):
-    members.shares = [[0, 0]]
     assert "2 messages were sent, 1 came" in run(Sender(), "shared t g 1 1 1 1 2 64")["error"]

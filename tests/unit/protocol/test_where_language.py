@@ -120,6 +120,11 @@ LOGIC = {
 }
 
 
+@pytest.mark.parametrize(("text", "answer"), [(text, answer) for answer, texts in LOGIC.items() for text in texts])
+def test_logic_has_three_values(text, answer):
+    assert says(text, x=1) == answer
+
+
 def test_names_may_have_dots_dashes_and_letters_of_any_script():
     assert says('metaq.type = \'t\' AND a-b = 1 AND größe > 1 AND "a b" = 2 AND "AND" = 3 AND "q""" = 4', **{
         "metaq.type": "t", "a-b": 1, "größe": 2, "a b": 2, "AND": 3, 'q"': 4,
