@@ -480,5 +480,5 @@ def test_a_constant_that_several_modules_have_must_be_told_apart() -> None:
 
 def test_values_are_shown_as_the_pages_write_them() -> None:
     assert [in_bytes(each) for each in (8 << 20, 512 << 10, 1 << 30, 100)] == ["8 MiB", "512 KiB", "1 GiB", "100 bytes"]
-    values = [(16384, ""), (0.005, "ms"), (60.0, "s"), ((0.2, 5.0), "range")]
+    values: list[tuple[Value, str]] = [(16384, ""), (0.005, "ms"), (60.0, "s"), ((0.2, 5.0), "range")]
     assert [shown(value, unit) for value, unit in values] == ["16,384", "5 ms", "60 s", "0.2 to 5 s"]

@@ -1,5 +1,6 @@
 """Option types: what is accepted, and that a refusal names the value and the remedy."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import click
@@ -26,7 +27,7 @@ def convert(kind, text):
     return kind.convert(text, None, None)
 
 
-TAKEN = {
+TAKEN: dict[str, tuple[click.ParamType, dict[str, object]]] = {
     "position": (
         POSITION,
         {
@@ -64,23 +65,23 @@ def test_what_is_of_its_kind_is_taken(what, text, expected):
 
 
 NO_ZNODES = ("a\U0001f600", "a\ue000", "a\uffff", "a\x85", "a\udc80")
-REFUSED = {
+REFUSED: dict[str, tuple[click.ParamType, str | None, Sequence[str]]] = {
     "position": (
         POSITION,
         "choose earliest, latest, a byte offset",
         ["first", "-5x", "id:", "id:x", "key:", "12:00:99", "9223372036854775808", ""],
     ),
     "topic": (TOPIC, "use a name without '/'", ["a/b"]),
-    "topic that ZooKeeper does not take": (TOPIC, "", NO_ZNODES),
-    "group that ZooKeeper does not take": (GROUP, "", NO_ZNODES),
-    "topic with partitions": (TOPIC_WITH_PARTITIONS, "", ["a:0", "a:x", "a:", "a:65537", "a/b:1", ":3", *NO_ZNODES]),
+    "topic that ZooKeeper does not take": (TOPIC, None, NO_ZNODES),
+    "group that ZooKeeper does not take": (GROUP, None, NO_ZNODES),
+    "topic with partitions": (TOPIC_WITH_PARTITIONS, None, ["a:0", "a:x", "a:", "a:65537", "a/b:1", ":3", *NO_ZNODES]),
     "topic that is made with a comma": (TOPIC_WITH_PARTITIONS, "separates the topics", ["a,b:4"]),
     "partition": (PARTITION, "for example 0-3", ["3", "0-", "-1", "0-1-2", "a-b"]),
-    "seconds": (SECONDS, "", ["-1", "nan", "inf", "soon"]),
-    "a pause": (POSITIVE_SECONDS, "", ["0", "nan"]),
+    "seconds": (SECONDS, None, ["-1", "nan", "inf", "soon"]),
+    "a pause": (POSITIVE_SECONDS, None, ["0", "nan"]),
     "setting": (
         TOPIC_SETTING,
-        "",
+        None,
         ["acceptCompressed=true", "t.acceptCompressed", "t.=1", ".a=1", "t.a b=1", "t.a=1\n2"]
         + [f"{name}.stat=true" for name in NO_ZNODES],
     ),

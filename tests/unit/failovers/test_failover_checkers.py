@@ -27,6 +27,11 @@ def sent(record: Stored, at: float) -> Sent:
     return Sent(at - 0.1, at, Ack(record.name, record.partition, record.offset, record.id))
 
 
+def files(b: dict[str, str]) -> dict[int, dict[str, dict[str, str]]]:
+    """What node b has beside a's one file."""
+    return {0: {"a": {"memory-0/0.meta": "x"}, "b": b}}
+
+
 def good() -> Failovers:
     """Node 0a leads epoch 1 and dies at 10; node 0b leads epoch 2 from 11 on."""
     logs = {
@@ -54,7 +59,7 @@ def good() -> Failovers:
         leads=[Lead(1.0, "0a", 1), Lead(11.0, "0b", 2)],
         faults=[Failover(10.0, 11.0, 12.0, 13.0, "kill", True, 0, "0a", "", 1, 2)],
         logs=logs,
-        files={0: {"a": {"memory-0/0.meta": "x"}, "b": {"memory-0/0.meta": "x"}}},
+        files=files(b={"memory-0/0.meta": "x"}),
         starts={0: [(1, {}), (2, {"asked-0": second, "memory-0": 30})]},
     )
     history.groups.acks = [each.ack for each in history.sent]
@@ -77,6 +82,11 @@ def test_nothing_is_found_in_a_good_history() -> None:
 
 def change(things: list[Any], index: int, **fields: object) -> None:
     things[index] = things[index]._replace(**fields)
+
+
+def put(history: Failovers, **fields: object) -> None:
+    for name, value in fields.items():
+        setattr(history, name, value)
 
 
 def store_twice(history: Failovers) -> None:
@@ -106,7 +116,7 @@ DOCTORED: dict[str, tuple[str, Callable[[Failovers], object]]] = {
     "an acknowledged message is lost": ("lost", lambda it: it.groups.stored[DISK].pop(0)),
     "an acknowledged message is moved": ("lost", lambda it: change(it.groups.acks, 0, offset=1)),
     "what the prober was promised is lost": ("lost", lambda it: change(it.puts, 0, id=99)),
-    "the end of what the prober was promised is lost": ("lost", lambda it: it.logs.update({ASKED: b""})),
+    "the end of what the prober was promised is lost": ("lost", lambda it: put(it, logs={**it.logs, ASKED: b""})),
     "a message is stored twice": ("twice", store_twice),
     "a key is reordered": ("reordered", reorder_a_key),
     "a commit is torn": ("torn", lambda it: it.groups.stored[DISK].pop()),
@@ -122,12 +132,12 @@ DOCTORED: dict[str, tuple[str, Callable[[Failovers], object]]] = {
     "two nodes lead an epoch": ("two-leaders", lambda it: it.leads.append(Lead(11.5, "0a", 2))),
     "a node acknowledges in the epoch of another one": (
         "two-leaders",
-        lambda it: it.starts.update({0: [(1, {}), (2, {"asked-0": 0})]}),
+        lambda it: put(it, starts={0: [(1, {}), (2, {"asked-0": 0})]}),
     ),
     "a node acknowledges after a newer epoch": ("stale", lambda it: it.puts.append(told("0a"))),
     "a node acknowledges without leading": ("stale", lambda it: it.puts.append(told("0c"))),
-    "a file differs": ("differ", lambda it: it.files[0].update(b={"memory-0/0.meta": "y"})),
-    "a file is missing": ("differ", lambda it: it.files[0].update(b={})),
+    "a file differs": ("differ", lambda it: put(it, files=files(b={"memory-0/0.meta": "y"}))),
+    "a file is missing": ("differ", lambda it: put(it, files=files(b={}))),
 }
 
 

@@ -1,5 +1,7 @@
 """Frames and their extFields (docs/protocol.md): layout byte by byte, the cutting test, bounds."""
 
+from typing import Any
+
 import pytest
 
 from metaq.protocol import remoting, sends
@@ -96,12 +98,17 @@ def test_other_forms_of_a_send_are_left_to_the_general_decoder():
     usual = sends.SendRequest("t", 0, 0, 5, None, 9, 9)
     raw = encode_frame(10, 5, usual.to_ext())
     assert sends.parse_common_send(raw, 0, len(raw)) is not None
-    changes: list[dict[str, str | int]] = [
+    changes: list[dict[str, Any]] = [
         *({"topic": topic} for topic in ('a"b', "é", "a topic", "a" * 241)),
         *({"partition": -1}, {"checksum": -1}, {"checksum": 2**31}, {"producerId": 0}, {"producerId": 2**63}),
         *({"sequence": 0}, {"txKey": "TX:s:1"}, {"more": "x"}),
     ]
-    others = [(11, 5, 0, {}), (10, -1, 0, {}), (10, 1_000_000_000, 0, {}), (10, 5, ONE_WAY, {})]
+    others: list[tuple[int, int, int, dict[str, Any]]] = [
+        (11, 5, 0, {}),
+        (10, -1, 0, {}),
+        (10, 1_000_000_000, 0, {}),
+        (10, 5, ONE_WAY, {}),
+    ]
     for code, opaque, flag, change in [*others, *((10, 5, 0, change) for change in changes)]:
         other = encode_frame(code, opaque, usual.to_ext() | change, flag=flag)
         assert sends.parse_common_send(other, 0, len(other)) is None, change

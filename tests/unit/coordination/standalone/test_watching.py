@@ -10,7 +10,7 @@ from metaq.coordination.standalone.watches import WatcherKind, WatchMode, WatchT
 from tests.unit.coordination.standalone.harness import EPHEMERAL, Client, Event, Server, create_body
 
 CREATED, DELETED, CHANGED, CHILDREN = EventKind
-NAMES = {CREATED: "created", DELETED: "deleted", CHANGED: "changed", CHILDREN: "children"}
+NAMES: dict[int, str] = {CREATED: "created", DELETED: "deleted", CHANGED: "changed", CHILDREN: "children"}
 PERSISTENT, RECURSIVE = 0, 1
 
 
