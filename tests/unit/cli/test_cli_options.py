@@ -17,7 +17,6 @@ from metaq.cli.options import (
     TOPIC,
     TOPIC_SETTING,
     TOPIC_WITH_PARTITIONS,
-    PartitionName,
     TopicSpec,
 )
 from metaq.client.questions.places import AtKey, AtMessage, Last
@@ -46,7 +45,6 @@ TAKEN: dict[str, tuple[click.ParamType, dict[str, object]]] = {
         {"a": TopicSpec("a", 1), "a:12": TopicSpec("a", 12), "t-1:3": TopicSpec("t-1", 3)},
     ),
     "topic": (TOPIC, {"a,b": "a,b"}),
-    "partition": (PARTITION, {"0-13": PartitionName(0, 13)}),
     "setting": (
         TOPIC_SETTING,
         {
@@ -62,6 +60,10 @@ TAKEN: dict[str, tuple[click.ParamType, dict[str, object]]] = {
 )
 def test_what_is_of_its_kind_is_taken(what, text, expected):
     assert convert(TAKEN[what][0], text) == expected
+
+
+def test_partition_is_broker_and_number():
+    assert str(convert(PARTITION, "0-13")) == "0-13"
 
 
 NO_ZNODES = ("a\U0001f600", "a\ue000", "a\uffff", "a\x85", "a\udc80")
