@@ -1,14 +1,37 @@
-"""Fixtures of the client's component tests."""
+"""Fixtures of the client's component tests. A module's TOPICS (partitions by topic) and CONFIG are used."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from metaq.testing import FakeBroker
+from metaq import Producer
+from metaq.client.config import Protocol
+from metaq.testing import FakeBroker, FakeCluster
+
+from .harness import FAST
 
 
 @pytest.fixture
 def broker(request: pytest.FixtureRequest) -> Iterator[FakeBroker]:
-    """With the module's TOPICS: partitions by topic; by default one of `t`."""
+    """By default with one partition of `t`."""
     with FakeBroker(getattr(request.module, "TOPICS", {"t": 1})) as broker:
         yield broker
+
+
+@pytest.fixture
+def cluster(broker: FakeBroker) -> FakeCluster:
+    return FakeCluster([broker])
+
+
+@pytest.fixture
+def producer(request: pytest.FixtureRequest, cluster: FakeCluster, protocol: Protocol) -> Iterator[Producer]:
+    """In both protocols."""
+    with Producer(metadata=cluster, protocol=protocol, config=getattr(request.module, "CONFIG", FAST)) as producer:
+        yield producer
+
+
+@pytest.fixture
+def framed(request: pytest.FixtureRequest, cluster: FakeCluster) -> Iterator[Producer]:
+    """A producer that speaks frames."""
+    with Producer(metadata=cluster, config=getattr(request.module, "CONFIG", FAST)) as producer:
+        yield producer

@@ -1,53 +1,44 @@
 """Transactions with check-back of a producer, against a broker in memory."""
 
-import os
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from metaq import ConnectionConfig, HalfOutcome, LocalMessageStore, Producer, ProducerConfig, TopicPartition
-from metaq.protocol.errors import (
-    BrokerUnavailable,
-    ClientError,
-    ConfigError,
-    HalfDecided,
-    InvalidName,
-    LocalProtocolError,
-    MessageNotFound,
-    MetaqError,
-    RequestRefused,
-    RequestTimedOut,
-    TransactionTooLate,
-)
+from metaq.protocol import errors
 from metaq.protocol.halves import EndHalfRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from metaq.testing import FakeBroker
+from tests.child import in_child, refusal
+from tests.component.client.harness import address, together
+from tests.raising import raising
 from tests.waiting import eventually
 
-CONFIG = ProducerConfig(
-    producer_group="bank", connection=ConnectionConfig(reconnect_min_seconds=0.01, reconnect_max_seconds=0.05)
-)
+CONNECTION = ConnectionConfig(reconnect_min_seconds=0.01, reconnect_max_seconds=0.05)
+CONFIG = ProducerConfig(producer_group="bank", connection=CONNECTION)
+ONE_THREAD = ProducerConfig(producer_group="bank", transaction_threads=1)
+TOPICS = {"t": 2}
 PLACE = TopicPartition("t", 0, 1)
 
 
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 2}, broker_id=0) as broker:
-        yield broker
-
-
-def new_producer(broker, **options):
-    options.setdefault("config", CONFIG)
-    options.setdefault("partitions", {"t": 2})
-    return Producer.direct(f"127.0.0.1:{broker.endpoint.port}", broker_id=0, **options)
+def new_producer(broker, config=CONFIG, partitions=TOPICS, **options):
+    return Producer.direct(address(broker), broker_id=0, config=config, partitions=partitions, **options)
 
 
 @pytest.fixture
 def producer(broker):
     with new_producer(broker) as producer:
         yield producer
+
+
+@pytest.fixture(params=["waiting", "as a future"])
+def transact(request, producer):
+    """send_in_transaction, or the other one and the result of its future."""
+    if request.param == "waiting":
+        return producer.send_in_transaction
+    return lambda *arguments, **options: producer.send_in_transaction_async(*arguments, **options).result(10)
 
 
 def commits(message):
@@ -63,6 +54,46 @@ def leaves_open(message):
     return HalfOutcome.UNKNOWN
 
 
+class Gate:
+    """Local work that is committed when it may go on."""
+
+    def __init__(self):
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, message):
+        self.began.set()
+        return self.go_on.wait(10)
+
+
+def decides(broker, outcome):
+    """Local work that is committed, and during which a check is answered."""
+
+    def execute(message):
+        ended = EndHalfRequest("t", message.partition.partition, message.id, outcome)
+        broker.run_there(lambda: broker.halves.end(ended))
+        return True
+
+    return execute
+
+
+def refuse_codes(broker, refusal, *codes, times=1 << 30):
+    """The first requests with these codes; returns those that were refused so far."""
+    refused: list[object] = []
+
+    def refuse(request):
+        if getattr(request, "code", None) not in codes or len(refused) == times:
+            return None
+        refused.append(request)
+        return refusal
+
+    broker.refuse = refuse
+    return refused
+
+
+def is_asked(broker):
+    return f"frame {RequestCode.CHECK_HALVES}" in broker.requests
+
+
 def payloads(broker):
     return [body[-1:] for number in (0, 1) for body in broker.bodies("t", number)]
 
@@ -70,46 +101,43 @@ def payloads(broker):
 # --- local work -------------------------------------------------------------------------------------------------------
 
 
-def test_message_is_stored_when_the_local_work_is_committed(broker, producer):
+def test_message_is_stored_when_the_local_work_is_committed(broker, transact):
     seen = []
 
     def execute(message):
         seen.append((message.payload, message.tag, message.keys, message.partition, payloads(broker)))
         return True
 
-    result = producer.send_in_transaction("t", b"a", execute=execute, partition=PLACE, tag="x", keys=["k"])
+    result = transact("t", b"a", execute=execute, partition=PLACE, tag="x", keys=["k"])
     assert seen == [(b"a", "x", ("k",), PLACE, [])]
     assert result.outcome is HalfOutcome.COMMITTED
     assert (result.half.offset, result.sent.offset, result.sent.partition) == (-1, 0, PLACE)
     assert payloads(broker) == [b"a"]
 
 
-def test_message_is_dropped_when_the_local_work_is_rolled_back(broker, producer):
-    result = producer.send_in_transaction("t", b"a", execute=lambda message: False)
+def test_message_is_dropped_when_the_local_work_is_rolled_back(broker, transact):
+    result = transact("t", b"a", execute=lambda message: False)
     assert (result.outcome, result.sent, result.cause) == (HalfOutcome.ROLLED_BACK, None, None)
     assert (payloads(broker), broker.halves.waiting) == ([], [])
 
 
-def test_outcome_that_is_not_known_is_left_open(broker, producer):
-    result = producer.send_in_transaction("t", b"a", execute=leaves_open)
+def test_outcome_that_is_not_known_is_left_open(broker, transact):
+    result = transact("t", b"a", execute=leaves_open)
     assert (result.outcome, result.sent, result.cause) == (HalfOutcome.UNKNOWN, None, None)
     assert [each.id for each in broker.halves.waiting] == [result.half.message_id]
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_exception_of_the_local_work_reaches_the_caller_and_decides_nothing(broker, producer, error):
-    def execute(message):
-        raise error
-
-    with pytest.raises(error):
-        producer.send_in_transaction("t", b"a", execute=execute)
-    assert len(broker.halves.waiting) == 1
-    assert payloads(broker) == []
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_exception_of_the_local_work_reaches_the_caller_and_decides_nothing(broker, transact, error):
+    with pytest.raises(error, match="why"):
+        transact("t", b"a", execute=raising(error("why")))
+    assert (len(broker.halves.waiting), payloads(broker)) == (1, [])
+    assert transact("t", b"b", execute=commits).outcome is HalfOutcome.COMMITTED
 
 
-def test_answer_that_is_none_of_three_is_an_error_and_decides_nothing(broker, producer):
+def test_answer_that_is_none_of_three_is_an_error_and_decides_nothing(broker, transact):
     with pytest.raises(TypeError, match="execute returned 'yes': return True"):
-        producer.send_in_transaction("t", b"a", execute=lambda message: "yes")
+        transact("t", b"a", execute=lambda message: "yes")
     assert len(broker.halves.waiting) == 1
 
 
@@ -124,13 +152,12 @@ def test_no_answer_is_unknown_with_a_warning(producer):
     assert result.outcome is HalfOutcome.UNKNOWN
 
 
-def test_local_work_is_not_begun_if_the_half_message_is_refused(broker, producer):
-    broker.refuse = lambda request: (
-        ResponseCode.MESSAGE_ILLEGAL if getattr(request, "code", None) == RequestCode.SEND else None
-    )
+def test_local_work_is_not_begun_if_the_half_message_is_refused(broker, producer, transact):
+    refuse_codes(broker, ResponseCode.MESSAGE_ILLEGAL, RequestCode.SEND)
     called: list[object] = []
-    with pytest.raises(RequestRefused):
-        producer.send_in_transaction("t", b"a", execute=called.append)
+    with pytest.raises(errors.RequestRefused):
+        transact("t", b"a", execute=called.append)
+    producer.flush(10)
     assert called == []
 
 
@@ -141,63 +168,42 @@ def was_asked(broker, times):
 # --- telling the broker -----------------------------------------------------------------------------------------------
 
 
-def test_outcome_is_told_again_when_its_answer_is_lost(broker, producer):
-    lost: list[object] = []
-
-    def refuse(request):
-        if getattr(request, "code", None) == RequestCode.END_HALF and len(lost) < 2:
-            lost.append(request)
-            return ResponseCode.SYSTEM_BUSY
-        return None
-
-    broker.refuse = refuse
-    assert producer.send_in_transaction("t", b"a", execute=commits).outcome is HalfOutcome.COMMITTED
-    assert len(lost) == 2
-    assert payloads(broker) == [b"a"]
+@pytest.mark.parametrize("count", [1, 20])
+def test_outcomes_are_told_again_when_their_answers_are_lost(broker, producer, count):
+    """Of one that its thread tells, and of some that go together."""
+    lost = refuse_codes(broker, ResponseCode.SYSTEM_BUSY, RequestCode.END_HALF, RequestCode.END_HALVES, times=2)
+    if count == 1:
+        outcomes = {producer.send_in_transaction("t", b"a", execute=commits).outcome}
+    else:
+        futures = [producer.send_in_transaction_async("t", b"a", execute=commits) for _ in range(count)]
+        outcomes = set(map(outcome_of, futures))
+    assert (outcomes, len(lost), payloads(broker)) == ({HalfOutcome.COMMITTED}, 2, [b"a"] * count)
 
 
-def test_broker_that_cannot_be_told_in_time_leaves_the_outcome_open_and_says_why(broker, producer):
+def test_broker_that_cannot_be_told_in_time_leaves_the_outcome_open_and_says_why(broker, transact):
     def execute(message):
         broker.refuse = lambda request: ResponseCode.SYSTEM_BUSY
         return True
 
-    result = producer.send_in_transaction("t", b"a", execute=execute, timeout=0.3)
-    assert result.outcome is HalfOutcome.UNKNOWN
-    assert isinstance(result.cause, BrokerUnavailable)
+    result = transact("t", b"a", execute=execute, timeout=0.3)
+    assert (result.outcome, type(result.cause)) == (HalfOutcome.UNKNOWN, errors.BrokerUnavailable)
     assert len(broker.halves.waiting) == 1
 
 
-def decide(broker, message, outcome):
-    broker.halves.end(EndHalfRequest("t", message.partition.partition, message.id, outcome))
-
-
-def test_outcome_that_a_check_has_contradicted_is_an_error_that_says_so(broker, producer):
-    def execute(message):
-        decide(broker, message, HalfOutcome.ROLLED_BACK)
-        return True
-
-    with pytest.raises(HalfDecided, match="is rolled-back already: it cannot be committed") as caught:
-        producer.send_in_transaction("t", b"a", execute=execute)
+def test_outcome_that_a_check_has_contradicted_is_an_error_that_says_so(broker, transact):
+    with pytest.raises(errors.HalfDecided, match="is rolled-back already: it cannot be committed") as caught:
+        transact("t", b"a", execute=decides(broker, HalfOutcome.ROLLED_BACK))
     assert caught.value.outcome == HalfOutcome.ROLLED_BACK
 
 
-def test_outcome_that_a_check_has_told_before_is_no_error(broker, producer):
-    def execute(message):
-        decide(broker, message, HalfOutcome.COMMITTED)
-        return True
-
-    assert producer.send_in_transaction("t", b"a", execute=execute).outcome is HalfOutcome.COMMITTED
+def test_outcome_that_a_check_has_told_before_is_no_error(broker, transact):
+    assert transact("t", b"a", execute=decides(broker, HalfOutcome.COMMITTED)).outcome is HalfOutcome.COMMITTED
     assert payloads(broker) == [b"a"]
 
 
-def test_half_message_that_the_broker_does_not_know_leaves_the_outcome_open(broker, producer):
-    def execute(message):
-        broker.halves.waiting.clear()
-        return True
-
-    result = producer.send_in_transaction("t", b"a", execute=execute)
-    assert result.outcome is HalfOutcome.UNKNOWN
-    assert isinstance(result.cause, MessageNotFound)
+def test_half_message_that_the_broker_does_not_know_leaves_the_outcome_open(broker, transact):
+    result = transact("t", b"a", execute=lambda message: not broker.halves.waiting.clear())
+    assert (result.outcome, type(result.cause)) == (HalfOutcome.UNKNOWN, errors.MessageNotFound)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -226,24 +232,29 @@ def test_another_producer_of_the_group_answers(broker, producer):
     assert payloads(broker) == []
 
 
-def test_each_topic_of_a_group_has_its_own_check():
-    with FakeBroker({"t": 2, "u": 1}, broker_id=0) as broker:
-        with new_producer(broker, partitions={"t": 2, "u": 1}) as producer:
-            for topic in ("t", "u"):
-                producer.send_in_transaction(topic, b"a", execute=lambda message: HalfOutcome.UNKNOWN)
-        with new_producer(broker, partitions={"t": 2, "u": 1}) as other:
+@pytest.mark.parametrize("own", [True, False], ids=["its own call's", "its group's"])
+def test_each_topic_of_a_group_has_its_own_check(broker, own):
+    """The check of a second topic used to answer for the first one, too."""
+    broker.topics["u"] = 1
+    topics = {"t": 2, "u": 1}
+    with new_producer(broker, partitions=topics) as sender, new_producer(broker, partitions=topics) as other:
+        other.check_transactions(commits, ["u"])
+        if own:
+            sender.check_transactions(commits, "u")
+        else:
             other.check_transactions(lambda message: False, "t")
-            other.check_transactions(commits, "u")
-            broker.ask_for_halves()
-            eventually(lambda: broker.halves.waiting == [])
-        assert (payloads(broker), [body[-1:] for body in broker.bodies("u", 0)]) == ([], [b"a"])
+        sender.send_in_transaction("t", b"b", execute=leaves_open, check=(lambda message: False) if own else None)
+        sender.send_in_transaction("u", b"a", execute=leaves_open)
+        broker.ask_for_halves()
+        eventually(lambda: broker.halves.waiting == [])
+    assert (payloads(broker), [body[-1:] for body in broker.bodies("u", 0)]) == ([], [b"a"])
 
 
 def test_producers_of_other_groups_are_not_asked(broker, producer):
     producer.send_in_transaction("t", b"a", execute=leaves_open)
     with new_producer(broker) as other:
         other.check_transactions(commits, "t", group="shop")
-        eventually(lambda: f"frame {RequestCode.CHECK_HALVES}" in broker.requests)
+        eventually(lambda: is_asked(broker))
         broker.ask_for_halves()
         time.sleep(0.1)
         assert len(broker.halves.waiting) == 1
@@ -282,33 +293,17 @@ def test_check_is_not_asked_while_the_local_work_runs_here(broker, producer):
     assert asked == []
 
 
-def test_each_topic_has_a_check_of_its_own(broker, producer):
-    """The check of a second topic used to answer for the first one, too."""
-    broker.topics["u"] = 1
-    producer.check_transactions(commits, ["t"])
-    with Producer.direct(
-        f"127.0.0.1:{broker.endpoint.port}", broker_id=0, partitions={"t": 2, "u": 1}, config=CONFIG
-    ) as both:
-        both.check_transactions(commits, ["t"])
-        both.send_in_transaction("u", b"b", execute=leaves_open, check=lambda message: False)
-        both.send_in_transaction("t", b"a", execute=leaves_open)
-        broker.ask_for_halves()
-        eventually(lambda: not broker.halves.waiting)
-    assert payloads(broker) == [b"a"]
-
-
 def test_transaction_is_answered_by_the_check_of_its_own_call(broker, producer):
     results = [
-        producer.send_in_transaction("t", b"%d" % n, execute=leaves_open, check=partial(is_even, n)) for n in range(4)
+        producer.send_in_transaction(
+            "t", b"%d" % number, execute=leaves_open, check=lambda _, even=not number % 2: even
+        )
+        for number in range(4)
     ]
     broker.ask_for_halves()
     eventually(lambda: not broker.halves.waiting)
     outcomes = [broker.halves.decided[each.half.message_id] for each in results]
     assert outcomes == [HalfOutcome.COMMITTED, HalfOutcome.ROLLED_BACK] * 2
-
-
-def is_even(number, message):
-    return number % 2 == 0
 
 
 def test_half_message_whose_send_has_failed_is_rolled_back_without_a_check(broker, producer):
@@ -322,7 +317,7 @@ def test_half_message_whose_send_has_failed_is_rolled_back_without_a_check(broke
         return take(*arguments)
 
     broker.halves.take = take_slowly
-    with pytest.raises(RequestTimedOut):
+    with pytest.raises(errors.RequestTimedOut):
         producer.send_in_transaction("t", b"a", execute=commits, timeout=0.3)
     eventually(lambda: broker.halves.waiting)
     broker.ask_for_halves()
@@ -331,16 +326,15 @@ def test_half_message_whose_send_has_failed_is_rolled_back_without_a_check(broke
 
 
 def test_work_that_is_too_late_is_not_begun_and_its_message_is_rolled_back(broker):
-    config = ProducerConfig(producer_group="bank", transaction_threads=1)
     called: list[object] = []
-    with new_producer(broker, config=config) as producer:
+    with new_producer(broker, ONE_THREAD) as producer:
         producer.send_in_transaction_async("t", b"a", execute=partial(takes, 0.6))
         late = producer.send_in_transaction_async("t", b"b", execute=called.append, check_after=0)
-        with pytest.raises(TransactionTooLate, match=r"execute was not called.*after 0.5 s.*Nothing is committed"):
+        with pytest.raises(
+            errors.TransactionTooLate, match=r"execute was not called.*after 0.5 s.*Nothing is committed"
+        ):
             late.result(10)
-    assert called == []
-    assert payloads(broker) == [b"a"]
-    assert broker.halves.waiting == []
+    assert (called, payloads(broker), broker.halves.waiting) == ([], [b"a"], [])
 
 
 def test_message_says_when_it_is_checked_first(broker, producer):
@@ -351,22 +345,33 @@ def test_message_says_when_it_is_checked_first(broker, producer):
 
 def test_questions_go_on_after_the_broker_was_away(broker, producer):
     producer.send_in_transaction("t", b"a", execute=leaves_open, check=commits)
-    eventually(lambda: f"frame {RequestCode.CHECK_HALVES}" in broker.requests)
+    eventually(lambda: is_asked(broker))
     broker.drop_connections()
     broker.ask_for_halves()
     eventually(lambda: payloads(broker) == [b"a"])
 
 
 def test_closed_producer_asks_no_more_and_leaves_no_thread(broker):
-    before = set(threading.enumerate())
     producer = new_producer(broker)
     producer.check_transactions(commits, ["t"])
-    eventually(lambda: f"frame {RequestCode.CHECK_HALVES}" in broker.requests)
+    eventually(lambda: is_asked(broker))
     started = time.monotonic()
     producer.close()
     assert time.monotonic() - started < 2
-    left = [each for each in set(threading.enumerate()) - before if each.name.startswith("metaq-check")]
-    assert left == []
+    assert not check_threads()
+
+
+def test_a_closed_producer_answers_no_questions_that_it_is_given_then(broker):
+    with new_producer(broker) as producer:
+        pass
+    producer.check_transactions(commits, ["t"])
+    assert not check_threads()
+    with pytest.raises(errors.ClientError):
+        producer.transaction().send("t", b"x")
+
+
+def check_threads():
+    return [each for each in threading.enumerate() if each.name.startswith("metaq-check")]
 
 
 # --- without waiting --------------------------------------------------------------------------------------------------
@@ -404,68 +409,6 @@ def test_local_work_runs_on_several_threads_of_the_producer_and_may_send(broker,
     assert len(names) == 3
 
 
-def test_future_has_what_the_local_work_ends_with(broker, producer):
-    def fails(message):
-        raise SystemExit(message.payload.decode())
-
-    open_future = producer.send_in_transaction_async("t", b"a", execute=leaves_open)
-    failed = producer.send_in_transaction_async("t", b"b", execute=fails)
-    wrong = producer.send_in_transaction_async("t", b"c", execute=lambda message: "yes")
-    assert outcome_of(open_future) is HalfOutcome.UNKNOWN
-    with pytest.raises(SystemExit, match="b"):
-        failed.result(10)
-    with pytest.raises(TypeError, match="execute returned 'yes'"):
-        wrong.result(10)
-    assert len(broker.halves.waiting) == 3
-    assert outcome_of(producer.send_in_transaction_async("t", b"d", execute=commits)) is HalfOutcome.COMMITTED
-
-
-def test_future_has_what_refuses_the_half_message_and_nothing_is_executed(broker, producer):
-    broker.refuse = lambda request: (
-        ResponseCode.MESSAGE_ILLEGAL if getattr(request, "code", None) == RequestCode.SEND else None
-    )
-    called: list[object] = []
-    future = producer.send_in_transaction_async("t", b"a", execute=called.append)
-    with pytest.raises(RequestRefused):
-        future.result(10)
-    producer.flush(10)
-    assert called == []
-
-
-def test_future_tells_of_a_decision_that_contradicts(broker, producer):
-    def execute(message):
-        broker.run_there(lambda: decide(broker, message, HalfOutcome.ROLLED_BACK))
-        return True
-
-    with pytest.raises(HalfDecided):
-        producer.send_in_transaction_async("t", b"a", execute=execute).result(10)
-
-
-def test_outcomes_are_told_again_when_their_answers_are_lost(broker, producer):
-    lost: list[object] = []
-
-    def refuse(request):
-        if getattr(request, "code", None) in (RequestCode.END_HALF, RequestCode.END_HALVES) and len(lost) < 2:
-            lost.append(request)
-            return ResponseCode.SYSTEM_BUSY
-        return None
-
-    broker.refuse = refuse
-    futures = [producer.send_in_transaction_async("t", b"a", execute=commits) for _ in range(20)]
-    assert {outcome_of(each) for each in futures} == {HalfOutcome.COMMITTED}
-    assert len(payloads(broker)) == 20
-
-
-def test_future_is_unknown_with_the_reason_if_the_broker_cannot_be_told_in_time(broker, producer):
-    def execute(message):
-        broker.refuse = lambda request: ResponseCode.SYSTEM_BUSY
-        return True
-
-    result = producer.send_in_transaction_async("t", b"a", execute=execute, timeout=0.3).result(10)
-    assert result.outcome is HalfOutcome.UNKNOWN
-    assert isinstance(result.cause, BrokerUnavailable)
-
-
 def test_connection_that_is_lost_under_way_loses_no_transaction(broker, producer):
     dropped = threading.Event()
 
@@ -491,18 +434,15 @@ def test_half_messages_with_times_of_their_own_keep_their_identities(broker, pro
 
 
 def test_transactions_count_until_they_end_and_flush_waits_for_them(broker):
-    config = ProducerConfig(producer_group="bank", max_buffered_messages=2, transaction_threads=1)
-    go_on = threading.Event()
-    with new_producer(broker, config=config) as producer:
-        futures = [
-            producer.send_in_transaction_async("t", b"a", execute=lambda message: go_on.wait(10)) for _ in range(2)
-        ]
+    gate = Gate()
+    with new_producer(broker, replace(ONE_THREAD, max_buffered_messages=2)) as producer:
+        futures = [producer.send_in_transaction_async("t", b"a", execute=gate) for _ in range(2)]
         eventually(lambda: len(broker.halves.waiting) == 2)
-        with pytest.raises(RequestTimedOut, match="max_buffered_messages=2"):
+        with pytest.raises(errors.RequestTimedOut, match="max_buffered_messages=2"):
             producer.send_in_transaction_async("t", b"a", execute=commits, timeout=0.1)
-        with pytest.raises(RequestTimedOut):
+        with pytest.raises(errors.RequestTimedOut):
             producer.flush(0.1)
-        go_on.set()
+        gate.go_on.set()
         producer.flush(10)
         assert all(each.done() for each in futures)
         assert producer._core.buffered_messages == producer._core.buffered_bytes == 0
@@ -529,74 +469,49 @@ def test_close_waits_for_transactions_under_way(broker):
 
 
 def test_close_gives_up_what_does_not_end_in_time(broker):
-    began, go_on = threading.Event(), threading.Event()
-
-    def execute(message):
-        began.set()
-        return go_on.wait(10)
-
-    config = ProducerConfig(producer_group="bank", transaction_threads=1)
-    producer = new_producer(broker, config=config)
-    working, waiting = [producer.send_in_transaction_async("t", b"a", execute=execute) for _ in range(2)]
-    assert began.wait(10)
+    gate = Gate()
+    producer = new_producer(broker, ONE_THREAD)
+    working, waiting = [producer.send_in_transaction_async("t", b"a", execute=gate) for _ in range(2)]
+    assert gate.began.wait(10)
     eventually(lambda: len(broker.halves.waiting) == 2)
     producer.close(0.1)
     assert working.result(0).outcome is HalfOutcome.UNKNOWN
-    assert isinstance(working.result(0).cause, ClientError)
-    with pytest.raises(ClientError, match="before the local work of this transaction was begun"):
+    assert isinstance(working.result(0).cause, errors.ClientError)
+    with pytest.raises(errors.ClientError, match="before the local work of this transaction was begun"):
         waiting.result(0)
-    go_on.set()
-    with pytest.raises(ClientError):
-        producer.send_in_transaction_async("t", b"a", execute=execute)
+    gate.go_on.set()
+    with pytest.raises(errors.ClientError):
+        producer.send_in_transaction_async("t", b"a", execute=gate)
     assert len(broker.halves.waiting) == 2
 
 
 def test_check_is_not_asked_for_one_that_waits_for_a_thread(broker):
-    began, go_on = threading.Event(), threading.Event()
+    gate = Gate()
     asked: list[object] = []
-    config = ProducerConfig(producer_group="bank", transaction_threads=1)
-
-    def execute(message):
-        began.set()
-        return go_on.wait(10)
-
-    with new_producer(broker, config=config) as producer:
+    with new_producer(broker, ONE_THREAD) as producer:
         for _ in range(2):
-            producer.send_in_transaction_async("t", b"a", execute=execute, check=asked.append)
-        assert began.wait(10)
+            producer.send_in_transaction_async("t", b"a", execute=gate, check=asked.append)
+        assert gate.began.wait(10)
         eventually(lambda: len(broker.halves.waiting) == 2)
         broker.ask_for_halves()
         eventually(lambda: all(each.asked for each in broker.halves.waiting))
         time.sleep(0.05)
-        go_on.set()
-    assert asked == []
-    assert len(payloads(broker)) == 2
+        gate.go_on.set()
+    assert (asked, len(payloads(broker))) == ([], 2)
 
 
 def test_store_of_undelivered_messages_takes_no_half_message(broker, tmp_path):
     broker.refuse = lambda request: ResponseCode.SYSTEM_BUSY
-    with (
-        LocalMessageStore(tmp_path / "store.db") as store,
-        new_producer(broker, undelivered=store) as producer,
-    ):
-        with pytest.raises(MetaqError):
+    with LocalMessageStore(tmp_path / "store.db") as store, new_producer(broker, undelivered=store) as producer:
+        with pytest.raises(errors.MetaqError):
             producer.send_in_transaction_async("t", b"a", execute=commits, timeout=0.2).result(10)
         assert store.count("t") == 0
 
 
-def test_process_that_was_forked_off_has_no_transactions_of_its_parent(broker, producer):
+def test_process_that_was_forked_off_has_no_transactions_of_its_parent(producer):
     future = producer.send_in_transaction_async("t", b"a", execute=partial(takes, 0.3))
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            for call in (lambda: future.result(5), lambda: producer.send_in_transaction_async("t", b"b", execute=bool)):
-                with pytest.raises(ClientError, match="fork"):
-                    call()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    calls = (lambda: future.result(5), lambda: producer.send_in_transaction_async("t", b"b", execute=bool))
+    assert all("fork" in said for said in in_child(lambda: [refusal(call) for call in calls]))
     assert outcome_of(future) is HalfOutcome.COMMITTED
 
 
@@ -605,9 +520,9 @@ def test_process_that_was_forked_off_has_no_transactions_of_its_parent(broker, p
 
 def test_group_has_to_be_named(broker):
     with new_producer(broker, config=ProducerConfig()) as producer:
-        with pytest.raises(ConfigError, match="producer_group"):
+        with pytest.raises(errors.ConfigError, match="producer_group"):
             producer.send_in_transaction("t", b"a", execute=commits)
-        with pytest.raises(ConfigError, match="producer_group"):
+        with pytest.raises(errors.ConfigError, match="producer_group"):
             producer.check_transactions(commits, ["t"])
         assert producer.send_in_transaction("t", b"a", execute=commits, group="g").outcome is HalfOutcome.COMMITTED
 
@@ -616,12 +531,12 @@ def test_group_has_to_be_named(broker):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"execute": None}, ConfigError, "execute"),
-        ({"check": "x"}, ConfigError, "check"),
-        ({"group": "a b"}, InvalidName, "group"),
-        ({"delay": 5}, LocalProtocolError, r"delay=5 in send_in_transaction\w*\(\)"),
+        ({"execute": None}, errors.ConfigError, "execute"),
+        ({"check": "x"}, errors.ConfigError, "check"),
+        ({"group": "a b"}, errors.InvalidName, "group"),
+        ({"delay": 5}, errors.LocalProtocolError, r"delay=5 in send_in_transaction\w*\(\)"),
         ({"payload": [b"a"]}, TypeError, r"send_in_transaction\w*\(\) takes one message, not a batch of 1"),
-        ({"check_after": -1}, LocalProtocolError, "check_after=-1"),
+        ({"check_after": -1}, errors.LocalProtocolError, "check_after=-1"),
         ({"check_after": "5"}, TypeError, "check_after='5'"),
     ],
 )
@@ -632,43 +547,25 @@ def test_wrong_arguments_are_refused_with_nothing_sent(broker, producer, call, o
 
 
 def test_topics_of_questions_have_to_be_named(producer):
-    with pytest.raises(ConfigError, match="topics"):
+    with pytest.raises(errors.ConfigError, match="topics"):
         producer.check_transactions(commits, [])
 
 
-@pytest.mark.parametrize("old", ["broker", "text"])
-def test_broker_without_half_messages_is_named_with_the_remedy(broker, old):
-    broker.takes_halves = old != "broker"
-    with (
-        new_producer(broker, protocol="text" if old == "text" else "auto") as producer,
-        pytest.raises(RequestRefused, match=r"halves/1.*update it"),
-    ):
+@pytest.mark.parametrize(("takes", "protocol"), [(False, "auto"), (True, "text")], ids=["broker", "text"])
+def test_broker_without_half_messages_is_named_with_the_remedy(broker, takes, protocol):
+    broker.takes_halves = takes
+    refusal = pytest.raises(errors.RequestRefused, match=r"halves/1.*update it")
+    with new_producer(broker, protocol=protocol) as producer, refusal:
         producer.send_in_transaction("t", b"a", execute=commits)
     assert payloads(broker) == []
 
 
-def test_threads_that_begin_the_first_transactions_at_the_same_time_share_one_answerer(broker):
-    with new_producer(broker) as producer:
-        begin, made = threading.Barrier(8), []
+def test_threads_that_begin_the_first_transactions_at_the_same_time_share_one_answerer(producer):
+    begin = threading.Barrier(8)
 
-        def first():
-            begin.wait()
-            producer.check_transactions(commits, ["t"])
-            made.append(producer._transacting())
+    def first(_):
+        begin.wait()
+        producer.check_transactions(commits, ["t"])
+        return producer._transacting()
 
-        threads = [threading.Thread(target=first) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(made) == 8
-        assert len(set(map(id, made))) == 1
-
-
-def test_a_closed_producer_answers_no_questions_that_it_is_given_then(broker):
-    with new_producer(broker) as producer:
-        pass
-    producer.check_transactions(commits, ["t"])
-    assert not [each for each in threading.enumerate() if each.name.startswith("metaq-check")]
-    with pytest.raises(ClientError):
-        producer.transaction().send("t", b"x")
+    assert len(set(map(id, together(first, range(8))))) == 1

@@ -181,16 +181,15 @@ def test_an_error_is_reported_for_each_message(broker):
     assert all(isinstance(error, RequestRefused) for error in reports.errors)
 
 
-def test_an_error_that_nobody_is_told_of_is_raised_by_the_flush_and_once_only(broker):
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        refuse_sends(broker)
-        for key in (None, "k"):
-            for _ in range(5):
-                producer.produce("t", b"x", key=key)
-        with pytest.raises(DeliveryFailed, match="10 messages could not be delivered") as lost:
-            producer.flush(DEADLINE)
-        assert sum(lost.value.losses.values()) == 10
-        producer.flush(DEADLINE)
+def test_an_error_that_nobody_is_told_of_is_raised_by_the_flush_and_once_only(broker, framed):
+    refuse_sends(broker)
+    for key in (None, "k"):
+        for _ in range(5):
+            framed.produce("t", b"x", key=key)
+    with pytest.raises(DeliveryFailed, match="10 messages could not be delivered") as lost:
+        framed.flush(DEADLINE)
+    assert sum(lost.value.losses.values()) == 10
+    framed.flush(DEADLINE)
 
 
 def test_an_error_that_nobody_is_told_of_is_raised_by_the_end_of_the_block_unless_it_has_one(broker, caplog):

@@ -314,53 +314,49 @@ def test_a_silent_broker_ends_in_a_timeout_that_says_what_happened(broker):
         assert_within(2, attempt)
 
 
-def test_a_hung_broker_does_not_answer_but_the_caller_returns_in_time(broker):
-    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
-        producer.send("t", b"")
-        broker.silent = True
+def test_a_hung_broker_does_not_answer_but_the_caller_returns_in_time(broker, framed):
+    framed.send("t", b"")
+    broker.silent = True
 
-        def attempt() -> float:
-            started = time.monotonic()
-            with pytest.raises(RequestTimedOut, match="not acknowledged in time"):
-                producer.send("t", b"", timeout=0.2)
-            took = time.monotonic() - started
-            assert took > 0.19
-            return took
+    def attempt() -> float:
+        started = time.monotonic()
+        with pytest.raises(RequestTimedOut, match="not acknowledged in time"):
+            framed.send("t", b"", timeout=0.2)
+        took = time.monotonic() - started
+        assert took > 0.19
+        return took
 
-        assert_within(2, attempt)
-
-
-def test_a_topic_that_loses_all_brokers_comes_back_within_the_deadline(broker):
-    cluster = FakeCluster([broker])
-    with Producer(metadata=cluster, config=FAST) as producer:
-        refusals = [ResponseCode.SYSTEM_BUSY]
-
-        def refuse(request):
-            if not (is_send(request) and refusals):
-                return None
-            cluster.unregister(broker)
-            return refusals.pop()
-
-        broker.refuse = refuse
-        threading.Timer(0.1, lambda: cluster.register(broker)).start()
-        assert producer.send("t", b"x", timeout=DEADLINE).offset == 0
+    assert_within(2, attempt)
 
 
-def test_blocking_sends_from_many_threads_are_gathered_and_all_answered(broker):
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        results: list[SendResult] = []
+def test_a_topic_that_loses_all_brokers_comes_back_within_the_deadline(broker, cluster, framed):
+    refusals = [ResponseCode.SYSTEM_BUSY]
 
-        def work(name):
-            results.extend(producer.send("t", b"%d-%d" % (name, number)) for number in range(50))
+    def refuse(request):
+        if not (is_send(request) and refusals):
+            return None
+        cluster.unregister(broker)
+        return refusals.pop()
 
-        threads = [threading.Thread(target=work, args=(name,)) for name in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(DEADLINE)
-        assert len(results) == 800
-        assert len({(result.partition, result.offset) for result in results}) == 800
-        assert sorted(stored(broker)) == sorted(b"%d-%d" % (n, m) for n in range(16) for m in range(50))
+    broker.refuse = refuse
+    threading.Timer(0.1, lambda: cluster.register(broker)).start()
+    assert framed.send("t", b"x", timeout=DEADLINE).offset == 0
+
+
+def test_blocking_sends_from_many_threads_are_gathered_and_all_answered(broker, framed):
+    results: list[SendResult] = []
+
+    def work(name):
+        results.extend(framed.send("t", b"%d-%d" % (name, number)) for number in range(50))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert len(results) == 800
+    assert len({(result.partition, result.offset) for result in results}) == 800
+    assert sorted(stored(broker)) == sorted(b"%d-%d" % (n, m) for n in range(16) for m in range(50))
 
 
 def test_blocking_and_asynchronous_sends_mix(broker):
@@ -394,15 +390,14 @@ def test_lingering_messages_travel_together(broker):
     assert broker.sends == 1
 
 
-def test_flush_says_what_is_missing(broker):
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        producer.send("t", b"")
-        broker.silent = True
-        future = producer.send_async("t", b"x")
-        with pytest.raises(RequestTimedOut, match="21 bytes"):
-            producer.flush(0.05)
-        producer.close(0.05)
-        assert isinstance(future.exception(DEADLINE), ClientError)
+def test_flush_says_what_is_missing(broker, framed):
+    framed.send("t", b"")
+    broker.silent = True
+    future = framed.send_async("t", b"x")
+    with pytest.raises(RequestTimedOut, match="21 bytes"):
+        framed.flush(0.05)
+    framed.close(0.05)
+    assert isinstance(future.exception(DEADLINE), ClientError)
 
 
 def test_close_is_bounded_and_fails_what_is_left(broker):
@@ -707,14 +702,13 @@ def test_a_commit_that_a_node_refuses_is_repeated_only_where_the_transaction_is_
     assert bodies == ([b"1"] if becomes is None else [])
 
 
-def test_a_node_that_dies_before_it_says_whether_it_leads_leaves_no_doubt(broker):
-    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
-        transaction = producer.transaction()
-        transaction.send("t", b"1")
-        broker.leader, broker.role = "", "handing-over"
-        threading.Timer(0.1, broker.drop_connections).start()
-        with pytest.raises(TransactionLost, match="is rolled back"):
-            transaction.commit()
+def test_a_node_that_dies_before_it_says_whether_it_leads_leaves_no_doubt(broker, framed):
+    transaction = framed.transaction()
+    transaction.send("t", b"1")
+    broker.leader, broker.role = "", "handing-over"
+    threading.Timer(0.1, broker.drop_connections).start()
+    with pytest.raises(TransactionLost, match="is rolled back"):
+        transaction.commit()
 
 
 def test_a_transaction_whose_first_message_is_refused_begins_anew_at_the_leader():
@@ -737,11 +731,10 @@ def test_a_transaction_whose_first_message_is_refused_begins_anew_at_the_leader(
         assert leader.bodies("t", 0) == [b"1", b"2"]
 
 
-def test_a_rollback_at_a_node_that_leads_no_longer_is_done(broker):
-    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
-        transaction = producer.transaction()
-        transaction.send("t", b"1")
-        broker.leader = ""
+def test_a_rollback_at_a_node_that_leads_no_longer_is_done(broker, framed):
+    transaction = framed.transaction()
+    transaction.send("t", b"1")
+    broker.leader = ""
+    transaction.rollback()
+    with pytest.raises(ClientError, match="is rolled back"):
         transaction.rollback()
-        with pytest.raises(ClientError, match="is rolled back"):
-            transaction.rollback()

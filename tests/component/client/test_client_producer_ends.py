@@ -39,26 +39,26 @@ def is_send(request: object) -> bool:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_asynchronous_send_does_not_wait_for_a_topic_that_is_away(broker: FakeBroker, place: dict[str, Any]) -> None:
-    cluster = FakeCluster([broker])
-    with Producer(metadata=cluster, config=FAST) as producer:
-        for partition in range(2):
-            producer.send("t", b"before", partition=TopicPartition("t", 0, partition))
-        cluster.unregister(broker)
-        futures: list[Future[SendResult]] = []
+def test_an_asynchronous_send_does_not_wait_for_a_topic_that_is_away(
+    broker, cluster, framed, place: dict[str, Any]
+) -> None:
+    for partition in range(2):
+        framed.send("t", b"before", partition=TopicPartition("t", 0, partition))
+    cluster.unregister(broker)
+    futures: list[Future[SendResult]] = []
 
-        def attempt() -> float:
-            started = time.monotonic()
-            futures.append(producer.send_async("t", b"%d" % len(futures), timeout=DEADLINE, **place))
-            return time.monotonic() - started
+    def attempt() -> float:
+        started = time.monotonic()
+        futures.append(framed.send_async("t", b"%d" % len(futures), timeout=DEADLINE, **place))
+        return time.monotonic() - started
 
-        assert_within(0.1, attempt)
-        futures += [producer.send_async("t", b"%d" % number, timeout=DEADLINE, **place) for number in range(1, 20)]
-        assert not any(future.done() for future in futures)
-        cluster.register(broker)
-        results = [future.result(DEADLINE) for future in futures]
-        if place:
-            assert results == sorted(results)
+    assert_within(0.1, attempt)
+    futures += [framed.send_async("t", b"%d" % number, timeout=DEADLINE, **place) for number in range(1, 20)]
+    assert not any(future.done() for future in futures)
+    cluster.register(broker)
+    results = [future.result(DEADLINE) for future in futures]
+    if place:
+        assert results == sorted(results)
 
 
 class HalfBack(FakeCluster):
@@ -83,23 +83,23 @@ def test_a_broker_that_is_registered_before_its_topics_takes_what_it_took_before
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_waits_for_a_topic_that_stays_away_ends_at_its_deadline(broker: FakeBroker, place: dict[str, Any]) -> None:
-    cluster = FakeCluster([broker])
-    with Producer(metadata=cluster) as producer:
-        producer.send("t", b"before")
-        cluster.unregister(broker)
+def test_what_waits_for_a_topic_that_stays_away_ends_at_its_deadline(
+    broker, cluster, framed, place: dict[str, Any]
+) -> None:
+    framed.send("t", b"before")
+    cluster.unregister(broker)
 
-        def attempt() -> float:
-            started = time.monotonic()
-            futures = [producer.send_async("t", b"", timeout=0.3, **place) for _ in range(3)]
-            for future in futures:
-                assert isinstance(future.exception(DEADLINE), NoPartition)
-            return time.monotonic() - started
+    def attempt() -> float:
+        started = time.monotonic()
+        futures = [framed.send_async("t", b"", timeout=0.3, **place) for _ in range(3)]
+        for future in futures:
+            assert isinstance(future.exception(DEADLINE), NoPartition)
+        return time.monotonic() - started
 
-        assert_within(1.0, attempt)
-        with pytest.raises(NoPartition, match="came back before"):
-            producer.send("t", b"", timeout=0.1, **place)
-        assert producer._core.buffered_bytes <= 21 + 30  # of blocked callers alone
+    assert_within(1.0, attempt)
+    with pytest.raises(NoPartition, match="came back before"):
+        framed.send("t", b"", timeout=0.1, **place)
+    assert framed._core.buffered_bytes <= 21 + 30  # of blocked callers alone
 
 
 def test_what_waits_for_a_topic_takes_no_more_room_than_is_allowed(broker: FakeBroker) -> None:
@@ -118,21 +118,20 @@ def test_what_waits_for_a_topic_takes_no_more_room_than_is_allowed(broker: FakeB
 
 
 @pytest.mark.parametrize("behind", [0, 3])
-def test_a_future_ends_at_its_deadline_also_behind_a_request_under_way(broker: FakeBroker, behind: int) -> None:
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        producer.send("t", b"", partition=THERE)
-        broker.silent = True
-        for _ in range(behind):
-            producer.send_async("t", b"", partition=THERE)  # 30 seconds
+def test_a_future_ends_at_its_deadline_also_behind_a_request_under_way(broker, framed, behind: int) -> None:
+    framed.send("t", b"", partition=THERE)
+    broker.silent = True
+    for _ in range(behind):
+        framed.send_async("t", b"", partition=THERE)  # 30 seconds
 
-        def attempt() -> float:
-            started = time.monotonic()
-            future = producer.send_async("t", b"", partition=THERE, timeout=0.3)
-            assert isinstance(future.exception(DEADLINE), RequestTimedOut)
-            return time.monotonic() - started
+    def attempt() -> float:
+        started = time.monotonic()
+        future = framed.send_async("t", b"", partition=THERE, timeout=0.3)
+        assert isinstance(future.exception(DEADLINE), RequestTimedOut)
+        return time.monotonic() - started
 
-        assert_within(5.0, attempt, tries=1)  # the request under way may take 10 seconds
-        producer.close(0.0)
+    assert_within(5.0, attempt, tries=1)  # the request under way may take 10 seconds
+    framed.close(0.0)
 
 
 def blocked(producer: Producer) -> None:
@@ -339,13 +338,12 @@ def test_a_callback_is_refused_to_wait_for_room(broker: FakeBroker) -> None:
         assert "max_buffered_bytes" in str(said.result(5))
 
 
-def test_a_callback_that_is_added_to_a_finished_future_may_wait(broker: FakeBroker) -> None:
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        future = producer.send_async("t", b"first")
-        future.result(DEADLINE)
-        results: list[SendResult] = []
-        future.add_done_callback(lambda _: results.append(producer.send("t", b"second")))
-        assert len(results) == 1
+def test_a_callback_that_is_added_to_a_finished_future_may_wait(framed) -> None:
+    future = framed.send_async("t", b"first")
+    future.result(DEADLINE)
+    results: list[SendResult] = []
+    future.add_done_callback(lambda _: results.append(framed.send("t", b"second")))
+    assert len(results) == 1
 
 
 def test_a_flush_ends_with_the_answer_to_a_blocking_send_of_another_thread(broker: FakeBroker) -> None:
@@ -407,17 +405,16 @@ def on_signal() -> Iterator[list[Callable[[], object]]]:
 
 @pytest.mark.parametrize("send", ["produce", "send", "flush"])
 def test_who_would_wait_in_a_handler_for_the_call_that_it_interrupted_is_told(
-    broker: FakeBroker, on_signal: list[Any], monkeypatch: pytest.MonkeyPatch, send: str
+    framed, on_signal: list[Any], monkeypatch: pytest.MonkeyPatch, send: str
 ) -> None:
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        on_signal += [lambda: producer.close(1.0), lambda: producer.flush(1.0)]
-        with monkeypatch.context() as patch:
-            patch.setattr(producer._core, "_lock", InterruptedLock(producer._core._lock))
-            getattr(producer, send)(*([] if send == "flush" else ["t", b"x"]))
-        for error in on_signal:
-            assert isinstance(error, ClientError)
-            assert "set a flag in the handler" in str(error)
-        producer.send("t", b"y")  # nothing was closed
+    on_signal += [lambda: framed.close(1.0), lambda: framed.flush(1.0)]
+    with monkeypatch.context() as patch:
+        patch.setattr(framed._core, "_lock", InterruptedLock(framed._core._lock))
+        getattr(framed, send)(*([] if send == "flush" else ["t", b"x"]))
+    for error in on_signal:
+        assert isinstance(error, ClientError)
+        assert "set a flag in the handler" in str(error)
+    framed.send("t", b"y")  # nothing was closed
 
 
 def test_who_would_wait_in_a_handler_for_an_ordered_send_is_told(
