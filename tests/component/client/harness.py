@@ -47,7 +47,7 @@ def assert_raises_within(
     seconds: float,
     error: type[Exception] | tuple[type[Exception], ...],
     action: Callable[[], object],
-    match: str = "",
+    match: str | None = None,
     at_least: float = 0.0,
 ) -> None:
     """Assert that `action`, which can be repeated, raises `error` after `at_least` and within `seconds`."""

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,32 +17,22 @@ from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig, 
 from metaq.client.metadata import TopicView
 from metaq.client.producer.futures import SendFuture
 from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
-from metaq.protocol.frames import Frame
-from metaq.protocol.statuses import RequestCode, ResponseCode
-from metaq.testing import FakeBroker, FakeCluster
+from metaq.protocol.statuses import ResponseCode
+from metaq.testing import FakeCluster
+from tests.child import refusal
+from tests.component.client.harness import FAST, assert_raises_within, is_send
 from tests.waiting import DEADLINE, assert_within, eventually
 
 TOPICS = {"t": 2}
-FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
 THERE = TopicPartition("t", 0, 1)
-PLACES: list[dict[str, Any]] = [{}, {"key": "k"}, {"partition": THERE}]
-
-
-def is_send(request: object) -> bool:
-    return isinstance(request, Frame) and request.code in (
-        RequestCode.SEND,
-        RequestCode.SEND_BATCH,
-        RequestCode.SEND_MANY,
-    )
+places = pytest.mark.parametrize("place", [{}, {"key": "k"}, {"partition": THERE}], ids=["any", "by key", "named"])
 
 
 # --- a topic that is away ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_an_asynchronous_send_does_not_wait_for_a_topic_that_is_away(
-    broker, cluster, framed, place: dict[str, Any]
-) -> None:
+@places
+def test_an_asynchronous_send_does_not_wait_for_a_topic_that_is_away(broker, cluster, framed, place):
     for partition in range(2):
         framed.send("t", b"before", partition=TopicPartition("t", 0, partition))
     cluster.unregister(broker)
@@ -71,10 +62,8 @@ class HalfBack(FakeCluster):
         return view if self.has_topics else view._replace(partitions=())
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_broker_that_is_registered_before_its_topics_takes_what_it_took_before(
-    broker: FakeBroker, place: dict[str, Any]
-) -> None:
+@places
+def test_a_broker_that_is_registered_before_its_topics_takes_what_it_took_before(broker, place):
     cluster = HalfBack([broker])
     with Producer(metadata=cluster, config=FAST) as producer:
         producer.send("t", b"before", **place)
@@ -82,18 +71,15 @@ def test_a_broker_that_is_registered_before_its_topics_takes_what_it_took_before
         assert producer.send_async("t", b"after", timeout=DEADLINE, **place).result(DEADLINE).partition.broker == 0
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_what_waits_for_a_topic_that_stays_away_ends_at_its_deadline(
-    broker, cluster, framed, place: dict[str, Any]
-) -> None:
+@places
+def test_what_waits_for_a_topic_that_stays_away_ends_at_its_deadline(broker, cluster, framed, place):
     framed.send("t", b"before")
     cluster.unregister(broker)
 
     def attempt() -> float:
         started = time.monotonic()
         futures = [framed.send_async("t", b"", timeout=0.3, **place) for _ in range(3)]
-        for future in futures:
-            assert isinstance(future.exception(DEADLINE), NoPartition)
+        assert {type(future.exception(DEADLINE)) for future in futures} == {NoPartition}
         return time.monotonic() - started
 
     assert_within(1.0, attempt)
@@ -102,8 +88,7 @@ def test_what_waits_for_a_topic_that_stays_away_ends_at_its_deadline(
     assert framed._core.buffered_bytes <= 21 + 30  # of blocked callers alone
 
 
-def test_what_waits_for_a_topic_takes_no_more_room_than_is_allowed(broker: FakeBroker) -> None:
-    cluster = FakeCluster([broker])
+def test_what_waits_for_a_topic_takes_no_more_room_than_is_allowed(broker, cluster):
     with Producer(metadata=cluster, config=ProducerConfig(max_buffered_bytes=3000)) as producer:
         producer.send("t", b"before")
         cluster.unregister(broker)
@@ -118,7 +103,7 @@ def test_what_waits_for_a_topic_takes_no_more_room_than_is_allowed(broker: FakeB
 
 
 @pytest.mark.parametrize("behind", [0, 3])
-def test_a_future_ends_at_its_deadline_also_behind_a_request_under_way(broker, framed, behind: int) -> None:
+def test_a_future_ends_at_its_deadline_also_behind_a_request_under_way(broker, framed, behind):
     framed.send("t", b"", partition=THERE)
     broker.silent = True
     for _ in range(behind):
@@ -134,32 +119,20 @@ def test_a_future_ends_at_its_deadline_also_behind_a_request_under_way(broker, f
     framed.close(0.0)
 
 
-def blocked(producer: Producer) -> None:
-    with pytest.raises(RequestTimedOut):
-        producer.send("t", b"", key="k", timeout=0.3)
-
-
-def test_a_future_ends_at_its_deadline_while_a_retry_waits(broker: FakeBroker) -> None:
-    patient = ProducerConfig(retry_min_seconds=60, retry_max_seconds=60)
+def test_a_future_ends_at_its_deadline_while_a_retry_waits(broker, cluster):
     broker.refuse = lambda request: ResponseCode.SYSTEM_BUSY if is_send(request) else None
-    with Producer(metadata=FakeCluster([broker]), config=patient) as producer:
+    with Producer(metadata=cluster, config=ProducerConfig(retry_min_seconds=60, retry_max_seconds=60)) as producer:
         calls: list[Callable[[], object]] = [
-            lambda: producer.send_async("t", b"", key="k", timeout=0.3).exception(DEADLINE),
-            lambda: producer.send_batch_async("t", [b""], key="k", timeout=0.3).exception(DEADLINE),
-            lambda: blocked(producer),
+            lambda: producer.send_async("t", b"", key="k", timeout=0.3).result(DEADLINE),
+            lambda: producer.send_batch_async("t", [b""], key="k", timeout=0.3).result(DEADLINE),
+            lambda: producer.send("t", b"", key="k", timeout=0.3),
         ]
         for call in calls:
-
-            def attempt(call: Callable[[], object] = call) -> float:
-                started = time.monotonic()
-                call()
-                return time.monotonic() - started
-
-            assert_within(1.0, attempt)
+            assert_raises_within(1.0, RequestTimedOut, call)
         producer.close(0.0)
 
 
-def test_an_answer_after_the_deadline_changes_nothing() -> None:
+def test_an_answer_after_the_deadline_changes_nothing():
     future: SendFuture[int] = SendFuture()
     ended: list[object] = []
     future.add_done_callback(ended.append)
@@ -173,25 +146,21 @@ def test_an_answer_after_the_deadline_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["alone", "with a store"])
-def test_every_future_ends_when_a_producer_is_closed_under_load(
-    broker: FakeBroker, stored: bool, tmp_path: Any
-) -> None:
+def test_every_future_ends_when_a_producer_is_closed_under_load(broker, cluster, stored, tmp_path):
     """Sends, retries and answers go on in other threads while it is closed; some rounds, each a little different."""
     refusals = itertools.cycle([ResponseCode.SYSTEM_BUSY, None, None, ResponseCode.SERVICE_NOT_AVAILABLE])
     broker.refuse = lambda request: next(refusals) if is_send(request) else None
     futures: list[Future[SendResult]] = []
 
     def send(producer: Producer) -> None:
-        try:
+        with suppress(ClientError):
             while True:
                 futures.append(producer.send_async("t", b"x", key=f"k{len(futures) % 5}"))
                 futures.append(producer.send_async("t", b"x"))
-        except ClientError:
-            return
 
     for number in range(25):
         store = LocalMessageStore(tmp_path / f"{number}.db") if stored else None
-        producer = Producer(metadata=FakeCluster([broker]), config=FAST, undelivered=store)
+        producer = Producer(metadata=cluster, config=FAST, undelivered=store)
         with ThreadPoolExecutor(2) as pool:
             senders = [pool.submit(send, producer) for _ in range(2)]
             enough = len(futures) + 20 + number
@@ -199,24 +168,16 @@ def test_every_future_ends_when_a_producer_is_closed_under_load(
             producer.close(timeout=0.001 * number)
             assert not wait(senders, DEADLINE).not_done
     assert not wait(futures, DEADLINE).not_done
-    for future in futures:
-        assert isinstance(future.exception() or ClientError(), ClientError)
+    assert all(isinstance(future.exception() or ClientError(), ClientError) for future in futures)
 
 
-def test_what_a_broker_refuses_during_the_close_ends_with_the_close(
-    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_broker_refuses_during_the_close_ends_with_the_close(broker, cluster, monkeypatch):
     """Not with the broker's error, which another try might have mended."""
     closing = threading.Event()
-
-    def refuse(request: object) -> ResponseCode | None:
-        if not is_send(request):
-            return None
-        closing.wait(DEADLINE)
-        return ResponseCode.SERVICE_NOT_AVAILABLE
-
-    broker.refuse = refuse
-    producer = Producer(metadata=FakeCluster([broker]), config=FAST)
+    broker.refuse = lambda request: (
+        closing.wait(DEADLINE) and ResponseCode.SERVICE_NOT_AVAILABLE if is_send(request) else None
+    )
+    producer = Producer(metadata=cluster, config=FAST)
     future = producer.send_async("t", b"x")
     give_up_the_rest = producer._core.close
 
@@ -234,18 +195,14 @@ def test_what_a_broker_refuses_during_the_close_ends_with_the_close(
 # --- the end of who forgets to close ----------------------------------------------------------------------------------
 
 
-def test_what_a_dropped_producer_has_accepted_is_delivered_and_then_nothing_keeps_it(broker: FakeBroker) -> None:
+def test_what_a_dropped_producer_has_accepted_is_delivered_and_then_nothing_keeps_it(broker):
     go_on = threading.Event()
-
-    def hold(request: object) -> None:
-        if is_send(request):
-            assert go_on.wait(DEADLINE)
 
     def produce() -> weakref.ref[object]:
         config = ProducerConfig(delivery_timeout_seconds=5.0)  # a look at deadlines keeps the driver until then
         producer = Producer(metadata=FakeCluster([broker]), config=config)
         producer.send("t", b"before", partition=THERE)
-        broker.refuse = hold
+        broker.refuse = lambda request: go_on.wait(DEADLINE) and None if is_send(request) else None
         for number in range(100):
             producer.produce("t", b"%d" % number, partition=THERE)
         return weakref.ref(producer._driver)
@@ -258,7 +215,7 @@ def test_what_a_dropped_producer_has_accepted_is_delivered_and_then_nothing_keep
     eventually(lambda: gc.collect() >= 0 and driver() is None)
 
 
-def test_nothing_keeps_a_producer_that_was_dropped_with_nothing_to_deliver(broker: FakeBroker) -> None:
+def test_nothing_keeps_a_producer_that_was_dropped_with_nothing_to_deliver(broker):
     def send() -> weakref.ref[object]:
         producer = Producer(metadata=FakeCluster([broker]))
         producer.send("t", b"x")
@@ -271,74 +228,60 @@ def test_nothing_keeps_a_producer_that_was_dropped_with_nothing_to_deliver(broke
 # --- callbacks --------------------------------------------------------------------------------------------------------
 
 
-def test_what_would_wait_in_a_callback_is_refused_at_once(broker: FakeBroker, tmp_path: Any) -> None:
-    cluster = FakeCluster([broker])
+def said_by(future: Future[Any], call: Callable[[], object]) -> str:
+    """The ClientError that `call` raises in a call-back of the future."""
+    said: Future[str] = Future()
+    future.add_done_callback(lambda _: said.set_result(refusal(call)))
+    return said.result(5)
+
+
+def test_what_would_wait_in_a_callback_is_refused_at_once(broker, cluster, framed, tmp_path):
     with (
         LocalMessageStore(tmp_path / "ordered.db") as store,
-        Producer(metadata=cluster) as producer,
         OrderedProducer(partitions={"t": {0: 2}}, store=store, metadata=cluster) as ordered,
     ):
         pending: Future[SendResult] = SendFuture()
         calls: list[Callable[[], object]] = [
-            lambda: producer.send("t", b""),
-            lambda: producer.send_batch("t", [b""]),
+            lambda: framed.send("t", b""),
+            lambda: framed.send_batch("t", [b""]),
             lambda: ordered.send("t", b""),
-            lambda: producer.transaction().send("t", b""),
-            producer.flush,
-            producer.close,
+            lambda: framed.transaction().send("t", b""),
+            framed.flush,
+            framed.close,
             pending.result,
             pending.exception,
         ]
         for call in calls:
-            said: Future[BaseException | None] = Future()
-
-            def callback(
-                _: object, call: Callable[[], object] = call, said: Future[BaseException | None] = said
-            ) -> None:
-                try:
-                    call()
-                except ClientError as error:
-                    said.set_result(error)
-                else:
-                    said.set_result(None)
-
             broker.silent = True
-            future = producer.send_async("t", b"first")
-            future.add_done_callback(callback)
-            broker.silent = False
-            broker.drop_connections()
-            assert "callback" in str(said.result(5))
+            future = framed.send_async("t", b"first")
+            threading.Timer(0.01, revive, (broker,)).start()
+            assert "callback" in said_by(future, call)
             future.result(DEADLINE)
-        assert producer.send("t", b"after").offset > 0
+        assert framed.send("t", b"after").offset > 0
 
 
-def test_an_asynchronous_send_in_a_callback_goes_on(broker: FakeBroker) -> None:
+def revive(broker):
+    broker.silent = False
+    broker.drop_connections()
+
+
+def test_an_asynchronous_send_in_a_callback_goes_on(framed):
     done = threading.Event()
-    with Producer(metadata=FakeCluster([broker])) as producer:
 
-        def callback(future: Future[SendResult]) -> None:
-            following = producer.send_async("t", b"second")
-            following.add_done_callback(lambda _: done.set())
+    def callback(future: Future[SendResult]) -> None:
+        framed.send_async("t", b"second").add_done_callback(lambda _: done.set())
 
-        producer.send_async("t", b"first").add_done_callback(callback)
-        assert done.wait(DEADLINE)
+    framed.send_async("t", b"first").add_done_callback(callback)
+    assert done.wait(DEADLINE)
 
 
-def test_a_callback_is_refused_to_wait_for_room(broker: FakeBroker) -> None:
-    said: Future[BaseException | None] = Future()
-    with Producer(metadata=FakeCluster([broker]), config=ProducerConfig(max_buffered_bytes=1000)) as producer:
-
-        def callback(_: object) -> None:
-            try:
-                producer.send_async("t", bytes(900))
-            except ClientError as error:
-                said.set_result(error)
-
-        producer.send_async("t", bytes(900)).add_done_callback(callback)
-        assert "max_buffered_bytes" in str(said.result(5))
+def test_a_callback_is_refused_to_wait_for_room(cluster):
+    with Producer(metadata=cluster, config=ProducerConfig(max_buffered_bytes=1000)) as producer:
+        future = producer.send_async("t", bytes(900))
+        assert "max_buffered_bytes" in said_by(future, lambda: producer.send_async("t", bytes(900)))
 
 
-def test_a_callback_that_is_added_to_a_finished_future_may_wait(framed) -> None:
+def test_a_callback_that_is_added_to_a_finished_future_may_wait(framed):
     future = framed.send_async("t", b"first")
     future.result(DEADLINE)
     results: list[SendResult] = []
@@ -346,25 +289,18 @@ def test_a_callback_that_is_added_to_a_finished_future_may_wait(framed) -> None:
     assert len(results) == 1
 
 
-def test_a_flush_ends_with_the_answer_to_a_blocking_send_of_another_thread(broker: FakeBroker) -> None:
+def test_a_flush_ends_with_the_answer_to_a_blocking_send_of_another_thread(broker, framed):
     go_on = threading.Event()
-
-    def hold(_request: object) -> None:
-        go_on.wait(DEADLINE)
-
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        producer.send("t", b"first")
-        broker.refuse = hold
-        sending = threading.Thread(target=producer.send, args=("t", b"second"))
-        sending.start()
-        eventually(lambda: not producer._core.is_empty())
-        flushing = threading.Thread(target=producer.flush, args=(DEADLINE,))
-        flushing.start()
-        eventually(lambda: producer._driver._freed.waiting)
+    framed.send("t", b"first")
+    broker.refuse = lambda _: go_on.wait(DEADLINE) and None
+    with ThreadPoolExecutor(2) as pool:
+        sending = pool.submit(framed.send, "t", b"second")
+        eventually(lambda: not framed._core.is_empty())
+        flushing = pool.submit(framed.flush, DEADLINE)
+        eventually(lambda: framed._driver._freed.waiting)
         go_on.set()
-        flushing.join(DEADLINE)
-        assert not flushing.is_alive()
-        sending.join(DEADLINE)
+        flushing.result(DEADLINE)
+        sending.result(DEADLINE)
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
@@ -386,7 +322,7 @@ class InterruptedLock:
 
 
 @pytest.fixture
-def on_signal() -> Iterator[list[Callable[[], object]]]:
+def on_signal() -> Iterator[list[Any]]:
     """What is put in there a handler does, and replaces by what that returned or raised."""
     actions: list[Any] = []
 
@@ -403,41 +339,28 @@ def on_signal() -> Iterator[list[Callable[[], object]]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("send", ["produce", "send", "flush"])
+@pytest.mark.parametrize("call", ["produce", "send", "flush", "ordered"])
 def test_who_would_wait_in_a_handler_for_the_call_that_it_interrupted_is_told(
-    framed, on_signal: list[Any], monkeypatch: pytest.MonkeyPatch, send: str
-) -> None:
-    on_signal += [lambda: framed.close(1.0), lambda: framed.flush(1.0)]
-    with monkeypatch.context() as patch:
-        patch.setattr(framed._core, "_lock", InterruptedLock(framed._core._lock))
-        getattr(framed, send)(*([] if send == "flush" else ["t", b"x"]))
-    for error in on_signal:
-        assert isinstance(error, ClientError)
-        assert "set a flag in the handler" in str(error)
-    framed.send("t", b"y")  # nothing was closed
-
-
-def test_who_would_wait_in_a_handler_for_an_ordered_send_is_told(
-    broker: FakeBroker, on_signal: list[Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cluster, framed, on_signal, tmp_path, monkeypatch, call
+):
     store = LocalMessageStore(tmp_path / "ordered.db")
-    with OrderedProducer(metadata=FakeCluster([broker]), partitions={"t": {0: 2}}, store=store) as producer:
+    with OrderedProducer(metadata=cluster, partitions={"t": {0: 2}}, store=store) as ordered:
+        producer, core = (ordered, ordered._producer._core) if call == "ordered" else (framed, framed._core)
         on_signal += [lambda: producer.close(1.0), lambda: producer.flush(1.0)]
-        core = producer._producer._core
         with monkeypatch.context() as patch:
             patch.setattr(core, "_lock", InterruptedLock(core._lock))
-            producer.send("t", b"x")
+            getattr(producer, {"ordered": "send"}.get(call, call))(*([] if call == "flush" else ["t", b"x"]))
         assert [type(error) for error in on_signal] == [ClientError, ClientError]
+        assert call == "ordered" or all("set a flag in the handler" in str(error) for error in on_signal)
+        producer.send("t", b"y")  # nothing was closed
 
 
-def test_a_handler_that_interrupted_none_of_its_calls_may_close_a_producer(
-    broker: FakeBroker, on_signal: list[Any]
-) -> None:
-    with Producer(metadata=FakeCluster([broker])) as producer, Producer(metadata=FakeCluster([broker])) as other:
-        future = producer.send_async("t", b"x")
-        on_signal += [lambda: producer.flush(DEADLINE), lambda: producer.close(DEADLINE)]
-        other._core._lock = InterruptedLock(other._core._lock)  # type: ignore[assignment]
-        other.produce("t", b"x")
-        other._core._lock = other._core._lock._lock  # type: ignore[attr-defined]
+def test_a_handler_that_interrupted_none_of_its_calls_may_close_a_producer(cluster, framed, on_signal, monkeypatch):
+    with Producer(metadata=cluster) as other:
+        future = framed.send_async("t", b"x")
+        on_signal += [lambda: framed.flush(DEADLINE), lambda: framed.close(DEADLINE)]
+        with monkeypatch.context() as patch:
+            patch.setattr(other._core, "_lock", InterruptedLock(other._core._lock))
+            other.produce("t", b"x")
         assert on_signal == [None, None]
         assert future.result(0.0)
