@@ -218,9 +218,7 @@ def test_sessions_do_not_expire_while_the_server_itself_stands_still(server: InP
         assert len(received(connection)) == 16
 
 
-def test_a_log_that_cannot_be_written_ends_the_server_and_acknowledges_nothing(
-    server: InProcessZooKeeper, client: KazooClient, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_log_that_cannot_be_written_ends_the_server_and_acknowledges_nothing(server, client, monkeypatch):
     client.create("/safe")
 
     with monkeypatch.context() as broken:
@@ -250,9 +248,7 @@ def test_a_server_that_stopped_by_itself_starts_again_at_its_port(server: InProc
     assert server.running
 
 
-def test_snapshots_are_made_while_clients_write(
-    server: InProcessZooKeeper, client: KazooClient, monkeypatch: pytest.MonkeyPatch
-):
+def test_snapshots_are_made_while_clients_write(server, client, monkeypatch):
     monkeypatch.setattr("metaq.broker.standalone.keeper.SNAPSHOT_LOG_BYTES", 20_000)
     for number in range(300):
         client.create(f"/{number}", bytes(300))

@@ -3,6 +3,8 @@
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -15,16 +17,16 @@ from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Result, encode_stats
 from metaq.testing import FakeBroker
-from tests.waiting import DEADLINE, assert_within, eventually
+from tests.component.client.harness import assert_raises_within, together
+from tests.waiting import DEADLINE, eventually
 
 CONFIG = ConnectionConfig()
 
 
 @pytest.fixture
 def connection(broker):
-    connection = open_connection(broker.endpoint, CONFIG)
-    yield connection
-    connection.close()
+    with closing(open_connection(broker.endpoint, CONFIG)) as connection:
+        yield connection
 
 
 def ask(item="x"):
@@ -50,6 +52,12 @@ class Answers:
         (self.errors if reply is None else self.replies).append(error if reply is None else reply)
 
 
+def begin_long_poll(connection):
+    answers = Answers()
+    connection.submit(long_poll(), answers, time.monotonic() + 30)
+    return answers
+
+
 def test_frames_are_agreed_on_with_a_broker_that_knows_them(broker, connection):
     assert connection.speaks_frames
     assert isinstance(connection.call(ask()), Frame)
@@ -57,19 +65,18 @@ def test_frames_are_agreed_on_with_a_broker_that_knows_them(broker, connection):
 
 
 def test_a_broker_without_frames_never_gets_one():
-    with FakeBroker({"t": 1}, speaks_frames=False) as java:
-        connection = open_connection(java.endpoint, CONFIG)
+    with (
+        FakeBroker({"t": 1}, speaks_frames=False) as java,
+        closing(open_connection(java.endpoint, CONFIG)) as connection,
+    ):
         assert (connection.speaks_frames, connection.peer_version) == (False, "1.4.6.2")
-        reply = connection.call(lambda opaque: (encode_stats("item", opaque),))
-        assert isinstance(reply, Result)
-        connection.close()
+        assert isinstance(connection.call(lambda opaque: (encode_stats("item", opaque),)), Result)
         assert java.requests == ["Version", "Stats"]
 
 
 def test_text_can_be_asked_for(broker):
-    connection = open_connection(broker.endpoint, CONFIG, "text")
-    assert not connection.speaks_frames
-    connection.close()
+    with closing(open_connection(broker.endpoint, CONFIG, "text")) as connection:
+        assert not connection.speaks_frames
 
 
 def test_a_blocking_caller_reads_for_itself_without_another_thread(connection):
@@ -79,28 +86,16 @@ def test_a_blocking_caller_reads_for_itself_without_another_thread(connection):
 
 
 def test_many_threads_each_get_their_own_answer(connection):
-    wrong = []
-
     def work(name):
-        for number in range(50):
-            item = f"{name}-{number}"
-            reply = connection.call(ask(item), 10)
-            if f"item {item}\r\n".encode() not in bytes(reply.body):
-                wrong.append(item)
+        items = [f"{name}-{number}" for number in range(50)]
+        return [item for item in items if f"item {item}\r\n".encode() not in bytes(connection.call(ask(item), 10).body)]
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert not any(thread.is_alive() for thread in threads)
-    assert (wrong, connection.in_flight) == ([], 0)
-    assert reader_threads() == []
+    assert together(work, range(16)) == [[]] * 16
+    assert (connection.in_flight, reader_threads()) == (0, [])
 
 
 def test_a_request_without_a_caller_is_read_by_a_background_thread(broker, connection):
-    answers = Answers()
-    connection.submit(long_poll(), answers, time.monotonic() + 30)
+    answers = begin_long_poll(connection)
     eventually(lambda: broker.pulls == 1)
     eventually(lambda: len(reader_threads()) == 1)
     broker.append("t", 0, b"hello")
@@ -109,22 +104,17 @@ def test_a_request_without_a_caller_is_read_by_a_background_thread(broker, conne
 
 
 def test_blocking_calls_work_while_a_long_poll_is_parked(broker, connection):
-    answers = Answers()
-    connection.submit(long_poll(), answers, time.monotonic() + 30)
+    answers = begin_long_poll(connection)
     for number in range(20):
         assert f"item {number}\r\n".encode() in bytes(connection.call(ask(str(number))).body)
     assert (answers.replies, answers.errors) == ([], [])
 
 
-def test_a_leader_that_gives_up_hands_the_reading_over(broker, connection):
+def test_a_leader_that_gives_up_hands_the_reading_over(connection):
     """Its request is parked for longer than it waits; the other caller's answer must still be read."""
-    results = []
     with pytest.raises(RequestTimedOut):
         connection.call(long_poll(), 0.05)
-    thread = threading.Thread(target=lambda: results.append(connection.call(ask(), 10)))
-    thread.start()
-    thread.join(DEADLINE)
-    assert len(results) == 1
+    assert together(lambda item: connection.call(ask(item), 10), "x")
 
 
 def test_who_is_handed_the_reading_while_another_thread_takes_its_answer_hands_it_on(connection):
@@ -148,16 +138,7 @@ def test_who_is_handed_the_reading_while_another_thread_takes_its_answer_hands_i
 
 def test_a_call_ends_at_its_deadline_when_nothing_answers(broker, connection):
     broker.silent = True
-
-    def attempt() -> float:
-        started = time.monotonic()
-        with pytest.raises(RequestTimedOut):
-            connection.call(ask(), 0.1)
-        took = time.monotonic() - started
-        assert took > 0.09
-        return took
-
-    assert_within(2, attempt)
+    assert_raises_within(2, RequestTimedOut, lambda: connection.call(ask(), 0.1), at_least=0.09)
 
 
 def test_a_request_without_a_caller_ends_soon_after_its_deadline(broker, connection):
@@ -177,55 +158,46 @@ def test_a_late_answer_is_dropped_and_the_connection_goes_on(broker, connection)
 
 
 def test_every_request_under_way_ends_when_the_broker_dies(broker, connection):
-    answers, raised = Answers(), []
-    connection.submit(long_poll(), answers, time.monotonic() + 30)
+    answers = begin_long_poll(connection)
 
-    def block():
-        try:
-            connection.call(long_poll(), 30)
-        except BrokerUnavailable as error:
-            raised.append(error)
+    def block(number):
+        if not number:
+            eventually(lambda: broker.pulls == 4)
+            broker.drop_connections()
+        else:
+            with pytest.raises(BrokerUnavailable, match=str(broker.endpoint)):
+                connection.call(long_poll(), 30)
 
-    threads = [threading.Thread(target=block) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: broker.pulls == 4)
-    broker.drop_connections()
-    for thread in threads:
-        thread.join(DEADLINE)
+    together(block, range(4))
     eventually(lambda: answers.errors)
-    assert len(raised) == 3
-    assert str(broker.endpoint) in str(raised[0])
     with pytest.raises(BrokerUnavailable):
         connection.call(ask())
 
 
 def test_close_ends_requests_and_the_background_thread(broker, connection):
-    answers = Answers()
-    connection.submit(long_poll(), answers, time.monotonic() + 30)
+    answers = begin_long_poll(connection)
     connection.close()
     assert isinstance(answers.errors[0], BrokerUnavailable)
     eventually(lambda: not reader_threads())
 
 
 def test_more_requests_than_the_bound_fail_locally(broker):
-    connection = open_connection(broker.endpoint, ConnectionConfig(max_in_flight_requests=2))
-    answers = Answers()
-    for _ in range(3):
-        connection.submit(long_poll(), answers, time.monotonic() + 30)
-    assert [type(error) for error in answers.errors] == [BrokerUnavailable]
-    connection.close()
+    with closing(open_connection(broker.endpoint, ConnectionConfig(max_in_flight_requests=2))) as connection:
+        answers = [begin_long_poll(connection) for _ in range(3)]
+        assert [type(error) for each in answers for error in each.errors] == [BrokerUnavailable]
+
+
+LARGE = bytes(6 << 20)
+
+
+def send_large(opaque):
+    header: dict[str, str | int] = {"topic": "t", "partition": 0, "flag": 0, "checksum": -1}
+    return encode_frame(RequestCode.SEND, opaque, header, len(LARGE)), LARGE
 
 
 def test_requests_larger_than_the_socket_buffers_arrive(broker, connection):
-    body = bytes(6 << 20)
-    header: dict[str, str | int] = {"topic": "t", "partition": 0, "flag": 0, "checksum": -1}
-
-    def build(opaque):
-        return encode_frame(RequestCode.SEND, opaque, header, len(body)), body
-
-    assert connection.call(build, 20).offset == 0
-    assert len(broker.bodies("t", 0)[0]) == len(body)
+    assert connection.call(send_large, 20).offset == 0
+    assert len(broker.bodies("t", 0)[0]) == len(LARGE)
 
 
 def test_a_handler_that_fails_does_not_stop_the_reading(connection, caplog):
@@ -259,35 +231,27 @@ def test_an_idle_connection_that_the_broker_closed_is_noticed_without_traffic(br
     eventually(lambda: (connection.beat(), connection.closed)[1])
 
 
-def test_nobody_listening_is_said_with_the_address():
-    with FakeBroker({"t": 1}) as broker:
-        broker.stop()
-        with pytest.raises(BrokerUnavailable, match=f"no connection to meta://127.0.0.1:{broker.endpoint.port}"):
-            open_connection(broker.endpoint, CONFIG)
+def test_nobody_listening_is_said_with_the_address(broker):
+    broker.stop()
+    with pytest.raises(BrokerUnavailable, match=f"no connection to {broker.endpoint}"):
+        open_connection(broker.endpoint, CONFIG)
 
 
-def test_a_peer_that_accepts_and_says_nothing_is_given_up():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
-        with pytest.raises(BrokerUnavailable, match="did not answer as a metaq broker"):
-            open_connection(endpoint, CONFIG, timeout=0.1)
-
-
-def test_a_peer_that_is_no_broker_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
+@pytest.mark.parametrize(("says", "seconds"), [(b"", 0.1), (b"HTTP/1.1 400 Bad Request\r\n\r\n", 5)])
+def test_a_peer_that_accepts_and_does_not_answer_as_a_broker_is_given_up(says, seconds):
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
         def serve():
             peer, _ = server.accept()
             with peer:
                 peer.recv(100)
-                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                peer.sendall(says)
+                peer.recv(100)  # until it is given up
 
-        thread = threading.Thread(target=serve)
-        thread.start()
+        served = pool.submit(serve)
         with pytest.raises(BrokerUnavailable, match="did not answer as a metaq broker"):
-            open_connection(endpoint, CONFIG, timeout=5)
-        thread.join(DEADLINE)
+            open_connection(Endpoint("127.0.0.1", server.getsockname()[1]), CONFIG, timeout=seconds)
+        served.result(DEADLINE)
 
 
 def test_the_background_thread_gives_the_reading_back_once_nothing_needs_it(broker, connection):
@@ -333,15 +297,9 @@ def test_what_was_begun_ends_with_the_connection(connection):
 def fill(connection, broker):
     """Send until the broker, which does not read, takes no more: 60 MiB are more than all buffers of loopback."""
     broker.reading.clear()
-    header: dict[str, str | int] = {"topic": "t", "partition": 0, "flag": 0, "checksum": -1}
-    body = bytes(6 << 20)
-
-    def build(opaque):
-        return encode_frame(RequestCode.SEND, opaque, header, len(body)), body
-
     answers = Answers()
     for _ in range(10):
-        connection.submit(build, answers, time.monotonic() + 60)
+        connection.submit(send_large, answers, time.monotonic() + 60)
     return answers
 
 
@@ -358,40 +316,38 @@ class Pausing(FakeBroker):
         super()._serve(session, events)
 
 
-def test_a_deadline_holds_behind_a_request_that_the_broker_does_not_take():
+@pytest.fixture
+def pausing():
     with Pausing({"t": 1}) as broker:
-        connection = open_connection(broker.endpoint, CONFIG)
-        fill(connection, broker)
-
-        def attempt() -> float:
-            started = time.monotonic()
-            with pytest.raises(RequestTimedOut):
-                connection.call(ask(), 0.5)
-            return time.monotonic() - started
-
-        assert_within(3, attempt)
-        broker.reading.set()
-        connection.close()
+        yield broker
 
 
-def test_what_the_broker_took_late_is_answered_and_what_nobody_waits_for_any_more_is_not_sent():
-    with Pausing({"t": 1}) as broker:
-        connection = open_connection(broker.endpoint, CONFIG)
-        answers = fill(connection, broker)
-        with pytest.raises(RequestTimedOut):
-            connection.call(ask(), 0.01)
-        broker.reading.set()
-        assert isinstance(connection.call(ask(), DEADLINE), Frame)
-        eventually(lambda: len(answers.replies) == 10)
-        assert broker.requests.count(f"frame {RequestCode.STATS}") == 1
-        assert not connection.closed
-        connection.close()
+@pytest.fixture
+def paused(pausing):
+    """A connection to it."""
+    with closing(open_connection(pausing.endpoint, CONFIG)) as connection:
+        yield connection
+        pausing.reading.set()
+
+
+def test_a_deadline_holds_behind_a_request_that_the_broker_does_not_take(pausing, paused):
+    fill(paused, pausing)
+    assert_raises_within(3, RequestTimedOut, lambda: paused.call(ask(), 0.5))
+
+
+def test_what_the_broker_took_late_is_answered_and_what_nobody_waits_for_any_more_is_not_sent(pausing, paused):
+    answers = fill(paused, pausing)
+    with pytest.raises(RequestTimedOut):
+        paused.call(ask(), 0.01)
+    pausing.reading.set()
+    assert isinstance(paused.call(ask(), DEADLINE), Frame)
+    eventually(lambda: len(answers.replies) == 10)
+    assert pausing.requests.count(f"frame {RequestCode.STATS}") == 1
+    assert not paused.closed
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_answer_to_another_thread_is_no_sign_that_the_broker_has_closed_the_connection(
-    connection, monkeypatch, answered
-):
+def test_answer_to_another_thread_is_no_sign_that_the_broker_has_closed_it(connection, monkeypatch, answered):
     """It sends between two looks, at what is under way and at the socket."""
 
     def send_first(_wire):

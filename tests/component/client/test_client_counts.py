@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +21,6 @@ from metaq import (
     PartitionReader,
     Producer,
     Retry,
-    SharedConsumer,
     TopicPartition,
     errors,
 )
@@ -33,7 +29,8 @@ from metaq.client.questions.finding import MessageFinder
 from metaq.client.questions.places import locate
 from metaq.testing import FakeBroker, FakeCluster
 
-from .test_client_durations import methods, public
+from .harness import address
+from .test_client_durations import Call, Given, calling, option_of, parameters, unconnected
 
 PLACE = TopicPartition("t", 0, 0)
 NOBODY: Any = SimpleNamespace()
@@ -54,48 +51,11 @@ OTHERS = {
 
 
 def counts() -> Iterator[str]:
-    found = public()
-    signatures = dict(found)
-    signatures |= {f"{name}.{own}": each for name, kind in found.items() for own, each in methods(kind)}
-    for name, each in signatures.items():
-        with suppress(ValueError):
-            for parameter in inspect.signature(each).parameters.values():
-                annotation, case = str(parameter.annotation), f"{name}({parameter.name})"
-                is_count = re.search(r"\bint\b", annotation) and not re.search("Callable|timedelta", annotation)
-                if is_count and not READ_ONLY.match(case) and not LEFT_OUT.search(case):
-                    yield case
-
-
-Call = Callable[[FakeBroker, Path, Any], object]
-
-
-def unconnected(kind: Any, name: str, option: str, *arguments: Any) -> Call:
-    """Of a class that needs ZooKeeper: what is refused is refused before anything is looked at."""
-
-    def call(_broker: FakeBroker, _directory: Path, value: Any) -> None:
-        getattr(kind, name)(object.__new__(kind), *arguments, **{option: value})
-
-    return call
-
-
-def reading(name: str, option: str, *arguments: Any) -> Call:
-    def call(broker: FakeBroker, _directory: Path, value: Any) -> None:
-        with reader(broker) as opened:
-            getattr(opened, name)(*arguments, **{option: value})
-
-    return call
-
-
-def reader(broker: FakeBroker, **options: Any) -> PartitionReader:
-    return PartitionReader(f"{broker.endpoint.host}:{broker.endpoint.port}", PLACE, **options)
-
-
-def shared(name: str, option: str, *arguments: Any) -> Call:
-    def call(broker: FakeBroker, _directory: Path, value: Any) -> None:
-        with SharedConsumer(group="g", topics=["t"], metadata=FakeCluster([broker])) as consumer:
-            getattr(consumer, name)(*arguments, **{option: value})
-
-    return call
+    for name, parameter in parameters():
+        annotation, case = str(parameter.annotation), f"{name}({parameter.name})"
+        is_count = re.search(r"\bint\b", annotation) and not re.search("Callable|timedelta", annotation)
+        if is_count and not READ_ONLY.match(case) and not LEFT_OUT.search(case):
+            yield case
 
 
 def handle(_messages: object) -> None:
@@ -103,43 +63,49 @@ def handle(_messages: object) -> None:
 
 
 def start(place: Callable[[Any], Any]) -> Call:
-    return lambda broker, directory, value: StartPosition.of(place(value), ["t"], FINDER)
+    return lambda _, value: StartPosition.of(place(value), ["t"], FINDER)
 
 
-def found(call: Callable[[Any], object]) -> Call:
-    return lambda broker, directory, value: call(value)
+def without_zookeeper(kind: Any, name: str, options: str, *arguments: Any) -> dict[str, Call]:
+    return {
+        f"{kind.__name__}.{name}({option})": unconnected(kind, name, *arguments, option=option)
+        for option in options.split()
+    }
+
+
+def of_reader(name: str, option: str, *arguments: Any) -> dict[str, Call]:
+    return {f"PartitionReader.{name}({option})": calling(Given.reader, name, option, *arguments)}
 
 
 CASES: dict[str, Call] = {
     "Consumer(start)": start(lambda value: value),
     "Last(messages)": start(Last),
     "AtMessage(message_id)": start(AtMessage),
-    "Consumer.fetch(offset)": unconnected(Consumer, "fetch", "offset", PLACE),
-    "Consumer.fetch(max_bytes)": unconnected(Consumer, "fetch", "max_bytes", PLACE, 0),
-    "Consumer.poll(max_messages)": unconnected(Consumer, "poll", "max_messages"),
-    "Consumer.poll_arrow(max_messages)": unconnected(Consumer, "poll_arrow", "max_messages"),
-    "Consumer.run(max_retries)": unconnected(Consumer, "run", "max_retries", handle),
-    "Consumer.run(threads)": unconnected(Consumer, "run", "threads", handle),
-    "Consumer.run_batches(max_messages)": unconnected(Consumer, "run_batches", "max_messages", handle),
-    "Consumer.run_batches(max_retries)": unconnected(Consumer, "run_batches", "max_retries", handle),
-    "Consumer.run_batches(threads)": unconnected(Consumer, "run_batches", "threads", handle),
-    "Consumer.seek(to)": found(lambda value: locate(value, ["t"], FINDER, "to")),
-    "Consumer.query_message(max_messages)": found(lambda value: FINDER.query_message("t", "k", value)),
-    "Consumer.view_message(message_id)": found(lambda value: FINDER.view_message("t", value)),
-    "SharedConsumer.poll(max_messages)": shared("poll", "max_messages"),
-    "SharedConsumer.run(threads)": shared("run", "threads", handle),
-    "DeadLetters.read(limit)": unconnected(DeadLetters, "read", "limit"),
-    "LocalRecoverStore(max_per_topic)": lambda _, path, value: LocalRecoverStore(path, max_per_topic=value),
-    "LocalMessageStore(max_per_queue)": lambda _, path, value: LocalMessageStore(path / "a", max_per_queue=value),
-    "LocalMessageStore.peek(limit)": lambda _, path, value: LocalMessageStore(path / "a").peek("q", value),
-    "LocalMessageStore.peek(after)": lambda _, path, value: LocalMessageStore(path / "a").peek("q", 1, value),
-    "Retry(attempts)": lambda broker, path, value: Retry(attempts=value),
-    "PartitionReader(start)": lambda broker, _, value: reader(broker, start=value).close(),
-    "PartitionReader.fetch(offset)": reading("fetch", "offset"),
-    "PartitionReader.fetch(max_bytes)": reading("fetch", "max_bytes", 0),
-    "PartitionReader.poll(max_messages)": reading("poll", "max_messages"),
-    "PartitionReader.poll_arrow(max_messages)": reading("poll_arrow", "max_messages"),
-    "PartitionReader.seek(offset)": reading("seek", "offset"),
+    **without_zookeeper(Consumer, "fetch", "offset", PLACE),
+    **without_zookeeper(Consumer, "fetch", "max_bytes", PLACE, 0),
+    **without_zookeeper(Consumer, "poll", "max_messages"),
+    **without_zookeeper(Consumer, "poll_arrow", "max_messages"),
+    **without_zookeeper(Consumer, "run", "max_retries threads", handle),
+    **without_zookeeper(Consumer, "run_batches", "max_messages max_retries threads", handle),
+    **without_zookeeper(DeadLetters, "read", "limit"),
+    "Consumer.seek(to)": lambda _, value: locate(value, ["t"], FINDER, "to"),
+    "Consumer.query_message(max_messages)": lambda _, value: FINDER.query_message("t", "k", value),
+    "Consumer.view_message(message_id)": lambda _, value: FINDER.view_message("t", value),
+    "SharedConsumer.poll(max_messages)": calling(Given.shared, "poll", "max_messages"),
+    "SharedConsumer.run(threads)": calling(Given.shared, "run", "threads", handle),
+    "LocalRecoverStore(max_per_topic)": lambda given, value: LocalRecoverStore(given.directory, max_per_topic=value),
+    "LocalMessageStore(max_per_queue)": lambda given, value: LocalMessageStore(
+        given.directory / "a", max_per_queue=value
+    ),
+    "LocalMessageStore.peek(limit)": lambda given, value: LocalMessageStore(given.directory / "a").peek("q", value),
+    "LocalMessageStore.peek(after)": lambda given, value: LocalMessageStore(given.directory / "a").peek("q", 1, value),
+    "Retry(attempts)": lambda _, value: Retry(attempts=value),
+    "PartitionReader(start)": lambda given, value: PartitionReader(address(given.broker), PLACE, value).close(),
+    **of_reader("fetch", "offset"),
+    **of_reader("fetch", "max_bytes", 0),
+    **of_reader("poll", "max_messages"),
+    **of_reader("poll_arrow", "max_messages"),
+    **of_reader("seek", "offset"),
 }
 NAMED_OTHERWISE = {"Last(messages)": "Last", "AtMessage(message_id)": "AtMessage"}
 MAY_BE_NEGATIVE = {"AtMessage(message_id)", "Consumer.view_message(message_id)"}
@@ -160,12 +126,12 @@ def test_every_public_count_is_looked_at() -> None:
 
 @pytest.mark.parametrize("wrong", [1.5, math.nan, -1, 1 << 70, "5", True], ids=repr)
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_no_count_is_refused_by_name(broker: FakeBroker, tmp_path: Path, case: str, wrong: Any) -> None:
+def test_what_is_no_count_is_refused_by_name(broker, framed, tmp_path, case: str, wrong: Any) -> None:
     if (wrong == -1 and case in MAY_BE_NEGATIVE) or (wrong == 1 << 70 and case in UNBOUNDED):
         pytest.skip("it is one here")
-    option = NAMED_OTHERWISE.get(case) or case[case.index("(") + 1 : -1]
+    option = NAMED_OTHERWISE.get(case) or option_of(case)
     with pytest.raises(errors.ConfigError, match=f"^{option}=.*(choose|give|write)"):
-        CASES[case](broker, tmp_path, wrong)
+        CASES[case](Given(broker, FakeCluster([broker]), framed, tmp_path), wrong)
     assert broker.connections == 0 or "Reader" in case or "Shared" in case
 
 
@@ -174,19 +140,13 @@ def test_what_is_no_count_is_refused_by_name(broker: FakeBroker, tmp_path: Path,
 NO_TEXT = "\ud800"  # half of a surrogate pair, which UTF-8 cannot hold
 
 
-@pytest.fixture
-def producer(broker: FakeBroker) -> Iterator[Producer]:
-    with Producer(metadata=FakeCluster([broker])) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("send", ["send", "send_async", "send_batch", "send_batch_async", "produce"])
 @pytest.mark.parametrize("more", [{}, {"ttl": 60}], ids=["alone", "with others"])
 @pytest.mark.parametrize("option", ["key", "tag", "attribute"])
-def test_a_text_that_is_none_is_refused_in_a_send(producer: Producer, send: str, option: str, more: Any) -> None:
+def test_a_text_that_is_none_is_refused_in_a_send(framed: Producer, send: str, option: str, more: Any) -> None:
     options: dict[str, Any] = {option: NO_TEXT, **more}
     with pytest.raises(errors.LocalProtocolError, match="not valid UTF-8: use proper text"):
-        getattr(producer, send)("t", [b"x"] if "batch" in send else b"x", **options)
+        getattr(framed, send)("t", [b"x"] if "batch" in send else b"x", **options)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +160,9 @@ def test_a_text_that_is_none_is_refused_in_a_send(producer: Producer, send: str,
         (lambda _: PartitionReader("127.0.0.1:1", PLACE, where=NO_TEXT), "where"),
     ],
 )
-def test_a_text_that_is_none_is_refused_by_name_elsewhere(producer: Producer, call: Any, option: str) -> None:
+def test_a_text_that_is_none_is_refused_by_name_elsewhere(framed: Producer, call: Any, option: str) -> None:
     with pytest.raises(errors.ConfigError, match=f"^{option}=") as refused:
-        call(producer)
+        call(framed)
     assert str(refused.value).encode("utf-8")  # it can be logged
 
 

@@ -45,6 +45,7 @@ from metaq.client.durations import LONGEST_WAIT_SECONDS
 from metaq.client.producer.building import SendOptions
 from metaq.serializers import Json
 from metaq.testing import FakeBroker, FakeCluster
+from tests.component.client.harness import address
 from tests.waiting import DEADLINE
 
 # --- what there is ----------------------------------------------------------------------------------------------------
@@ -86,21 +87,23 @@ def methods(kind: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, getattr(kind, name)
 
 
-def durations() -> Iterator[str]:
+def parameters() -> Iterator[tuple[str, inspect.Parameter]]:
+    """Of all public signatures, each with what is called."""
     found = public()
     signatures = dict(found)
     signatures |= {f"{name}.{own}": each for name, kind in found.items() for own, each in methods(kind)}
     for name, each in signatures.items():
-        try:
-            parameters = inspect.signature(each).parameters.values()
-        except ValueError:
+        with suppress(ValueError):
+            yield from ((name, parameter) for parameter in inspect.signature(each).parameters.values())
+
+
+def durations() -> Iterator[str]:
+    for name, parameter in parameters():
+        annotation = str(parameter.annotation)
+        if "Callable" in annotation or parameter.kind is parameter.VAR_KEYWORD:
             continue
-        for parameter in parameters:
-            annotation = str(parameter.annotation)
-            if "Callable" in annotation or parameter.kind is parameter.VAR_KEYWORD:
-                continue
-            if re.search(r"\bfloat\b|Duration|timedelta", annotation) or NAMED_AS_ONE.search(parameter.name):
-                yield f"{name}({parameter.name})"
+        if re.search(r"\bfloat\b|Duration|timedelta", annotation) or NAMED_AS_ONE.search(parameter.name):
+            yield f"{name}({parameter.name})"
     assert CLASSES.keys() > {"TypedProducer", "XaBranch"}
     yield from (f"send({name})" for name, kind in SendOptions.__annotations__.items() if "Duration" in str(kind))
 
@@ -125,7 +128,7 @@ class Given:
         return OrderedProducer(partitions={"t": {0: 1}}, store=store, metadata=FakeCluster([self.broker]))
 
     def reader(self) -> PartitionReader:
-        return PartitionReader(f"{self.broker.endpoint.host}:{self.broker.endpoint.port}", PLACE)
+        return PartitionReader(address(self.broker), PLACE)
 
     def shared(self, **settings: Any) -> SharedConsumer:
         return SharedConsumer(group="g", topics=["t"], metadata=FakeCluster([self.broker]), **settings)
@@ -186,14 +189,19 @@ def reply(sender: Any, given: Given, value: Any) -> None:
     sender.reply(request, "an answer" if sender is not given.producer else b"an answer", timeout=value)
 
 
-def unconnected(kind: Any, name: str, *arguments: Any) -> Call:
+def unconnected(kind: Any, name: str, *arguments: Any, option: str = "timeout") -> Call:
     """Of a class that needs ZooKeeper: what is refused is refused before anything is looked at."""
 
     def call(given: Given, value: Any) -> None:
         with suppress(AttributeError):
-            getattr(kind, name)(object.__new__(kind), *arguments, timeout=value)
+            getattr(kind, name)(object.__new__(kind), *arguments, **{option: value})
 
     return call
+
+
+def calling(begin: Callable[[Given], Any], name: str, option: str, *arguments: Any) -> Call:
+    """A method of what `begin` makes."""
+    return on(begin, lambda made, value: getattr(made, name)(*arguments, **{option: value}))
 
 
 def settings(*kinds: type[Any]) -> dict[str, Call]:
@@ -245,9 +253,10 @@ WAITS: dict[str, Call] = {
     "Producer.close(timeout)": on(Given.new_producer, lambda sender, value: sender.close(value)),
     "OrderedProducer.flush(timeout)": on(Given.ordered, lambda sender, value: sender.flush(value)),
     "OrderedProducer.close(timeout)": on(Given.ordered, lambda sender, value: sender.close(value)),
-    "PartitionReader.poll(timeout)": on(Given.reader, lambda reader, value: reader.poll(timeout=value)),
-    "PartitionReader.poll_arrow(timeout)": on(Given.reader, lambda reader, value: reader.poll_arrow(timeout=value)),
-    "PartitionReader.fetch(timeout)": on(Given.reader, lambda reader, value: reader.fetch(0, timeout=value)),
+    **{
+        f"PartitionReader.{name}(timeout)": calling(Given.reader, name, "timeout", *arguments)
+        for name, arguments in (("poll", ()), ("poll_arrow", ()), ("fetch", (0,)))
+    },
     "SharedConsumer.flush(timeout)": on(Given.shared, lambda consumer, value: consumer.flush(value)),
     "SharedConsumer.close(timeout)": on(Given.shared, lambda consumer, value: consumer.close(value)),
     "Consumer.poll(timeout)": unconnected(Consumer, "poll"),
@@ -374,10 +383,12 @@ def test_a_wrong_duration_is_a_type_error_too(given: Given) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"), [("ky", "did you mean 'key'"), ("timout", "timeout"), ("xyz", "there are ")]
+    ("wrong", "said"),
+    [("ky", "did you mean 'key'"), ("tagg", "did you mean 'tag'"), ("timout", "timeout"), ("xyz", "there are ")],
 )
 def test_an_option_that_there_is_not_is_named_with_the_nearest_one(given: Given, wrong: str, said: str) -> None:
     for name in ("send", "send_async", "produce", "send_batch", "send_batch_async"):
         payload = [b"x"] if "batch" in name else b"x"
         with pytest.raises(TypeError, match=f"^a message has no option '{wrong}': .*{said}"):
             getattr(given.producer, name)("t", payload, **{wrong: "k"})
+    assert given.broker.sends == 0

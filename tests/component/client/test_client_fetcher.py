@@ -2,6 +2,8 @@
 
 import socket
 import time
+from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import pytest
 
@@ -27,9 +29,10 @@ from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_attributes, encode_body
 from metaq.protocol.statuses import ResponseCode
 from metaq.testing import FakeBroker
-from tests.waiting import DEADLINE, assert_within
+from tests.waiting import DEADLINE, assert_within, eventually
 
 HERE = TopicPartition("t", 0, 0)
+NUMBERS = [b"%d" % number for number in range(200)]
 FAST = ConsumerConfig(text_idle_step_ms=1, text_idle_max_ms=5, error_min_seconds=0.001, error_max_seconds=0.01)
 
 
@@ -93,16 +96,20 @@ class Reader:
 
 
 @pytest.fixture
-def reader(broker, protocol):
-    reader = Reader(broker, protocol)
-    yield reader
-    reader.close()
+def new_reader(broker):
+    with ExitStack() as opened:
+        yield lambda *arguments, **options: opened.enter_context(closing(Reader(broker, *arguments, **options)))
+
+
+@pytest.fixture
+def reader(new_reader, protocol):
+    return new_reader(protocol)
 
 
 def test_what_is_stored_and_what_comes_later_is_read_in_order(broker, reader):
-    broker.append("t", 0, *(b"%d" % number for number in range(100)))
+    broker.append("t", 0, *NUMBERS)
     reader.open(0)
-    assert reader.payloads(100) == [b"%d" % number for number in range(100)]
+    assert reader.payloads(200) == NUMBERS
     broker.append("t", 0, b"later")
     assert reader.payloads(1) == [b"later"]
 
@@ -130,31 +137,24 @@ class KeepsBodies(FakeBroker):
 
 @pytest.mark.parametrize("breaks", [0, 3])
 def test_what_follows_is_pulled_before_an_answer_is_complete_and_nothing_is_lost_if_it_breaks(breaks):
-    config = ConsumerConfig(arrow_fetch_bytes=1000, error_min_seconds=0.001, error_max_seconds=0.01)
-    with KeepsBodies({"t": 1}) as broker:
+    config = replace(FAST, arrow_fetch_bytes=1000)
+    with KeepsBodies({"t": 1}) as broker, closing(Reader(broker, config=config)) as reader:
         broker.breaks = breaks
-        broker.append("t", 0, *(b"%d" % number for number in range(200)))
-        reader = Reader(broker, config=config)
+        broker.append("t", 0, *NUMBERS)
         reader.core.codec.reads_in_bulk = True
-        try:
-            reader.open(0)
-            assert reader.payloads(200) == [b"%d" % number for number in range(200)]
-        finally:
-            reader.close()
+        reader.open(0)
+        assert reader.payloads(200) == NUMBERS
         assert (broker.breaks, broker.connections) == (0, 1 + breaks)
 
 
-def test_no_more_is_pulled_ahead_than_may_be_buffered(broker):
-    broker.append("t", 0, *(b"%d" % number for number in range(200)))
-    reader = Reader(broker, config=ConsumerConfig(arrow_fetch_bytes=1000, max_buffered_bytes=900))
+def test_no_more_is_pulled_ahead_than_may_be_buffered(broker, new_reader):
+    broker.append("t", 0, *NUMBERS)
+    reader = new_reader(config=ConsumerConfig(arrow_fetch_bytes=1000, max_buffered_bytes=900))
     reader.core.codec.reads_in_bulk = True
-    try:
-        reader.open(0)
-        assert reader.payloads(1) == [b"0"]
-        assert broker.pulls == 1
-        assert reader.payloads(199) == [b"%d" % number for number in range(1, 200)]
-    finally:
-        reader.close()
+    reader.open(0)
+    assert reader.payloads(1) == [b"0"]
+    assert broker.pulls == 1
+    assert reader.payloads(199) == NUMBERS[1:]
 
 
 def test_a_partition_without_any_message_yet_is_waited_for(broker, reader):
@@ -194,9 +194,7 @@ def test_a_partition_that_is_kept_goes_on_where_a_seek_has_led_meanwhile(broker,
 def test_latest_begins_at_the_end(broker, reader):
     broker.append("t", 0, b"old")
     reader.open(max_offset)
-    deadline = time.monotonic() + DEADLINE
-    while not reader.cursor.opened:
-        assert time.monotonic() < deadline
+    eventually(lambda: reader.cursor.opened)
     broker.append("t", 0, b"new")
     assert reader.payloads(1) == [b"new"]
 
@@ -210,44 +208,34 @@ def test_a_position_in_front_of_what_is_kept_goes_on_at_the_first_message(broker
     assert "not readable" not in caplog.text
 
 
-def test_a_position_that_was_lost_is_said(broker, reader, caplog):
+@pytest.mark.parametrize(("begin", "stored"), [(24, None), (0, (0, -1))], ids=["a position", "a committed 0"])
+def test_a_position_that_retention_has_overtaken_is_said(broker, reader, caplog, begin, stored):
     broker.append("t", 0, b"gone", b"gone too", b"kept")
     broker.log("t", 0).drop_before(broker.log("t", 0).starts[2])
-    reader.open(24)
+    reader.open(begin, stored=stored)
     assert reader.payloads(1) == [b"kept"]
-    assert "t 0-0: position 24 is not readable, going on at 52" in caplog.text
+    assert f"t 0-0: position {begin} is not readable, going on at 52" in caplog.text
 
 
-def test_a_committed_0_that_retention_has_overtaken_is_said_too(broker, reader, caplog):
-    _, second = broker.append("t", 0, b"gone", b"kept")
-    broker.log("t", 0).drop_before(second)
-    reader.open(0, stored=(0, -1))
-    assert reader.payloads(1) == [b"kept"]
-    assert f"t 0-0: position 0 is not readable, going on at {second}" in caplog.text
-
-
-def test_a_message_larger_than_a_pull_is_read(broker, protocol):
-    reader = Reader(broker, protocol, config=ConsumerConfig(fetch_max_bytes=1000, text_idle_step_ms=1))
+def test_a_message_larger_than_a_pull_is_read(broker, new_reader, protocol):
+    reader = new_reader(protocol, config=ConsumerConfig(fetch_max_bytes=1000, text_idle_step_ms=1))
     broker.append("t", 0, b"small", bytes(50_000), b"after")
     reader.open(0)
     assert [len(payload) for payload in reader.payloads(3)] == [5, 50_000, 5]
-    reader.close()
 
 
-def test_no_more_is_fetched_ahead_than_the_buffer_holds(broker, protocol):
+def test_no_more_is_fetched_ahead_than_the_buffer_holds(broker, new_reader, protocol):
     config = ConsumerConfig(fetch_max_bytes=1020, max_buffered_bytes=3000, text_idle_step_ms=1)
-    reader = Reader(broker, protocol, config=config)
+    reader = new_reader(protocol, config=config)
     broker.append("t", 0, *[bytes(1000)] * 50)
     reader.open(0)
     reader.read(1)
     reader.until(lambda: not reader.cursor.asking)
     assert 3000 <= reader.cursor.buffered_bytes <= 3000 + 1020
     assert len(reader.read(49)) == 49
-    reader.close()
 
 
-def test_a_broker_that_dies_and_comes_back_is_read_on(broker, protocol, caplog):
-    reader = Reader(broker, protocol)
+def test_a_broker_that_dies_and_comes_back_is_read_on(broker, reader, caplog):
     broker.append("t", 0, b"before")
     reader.open(0)
     assert reader.payloads(1) == [b"before"]
@@ -257,7 +245,6 @@ def test_a_broker_that_dies_and_comes_back_is_read_on(broker, protocol, caplog):
         reader.broker = again
         again.append("t", 0, b"before", b"after")
         assert reader.payloads(1) == [b"after"]
-    reader.close()
 
 
 def test_a_refusal_is_complained_about_once_and_tried_again(broker, reader, caplog):
@@ -283,8 +270,8 @@ def test_a_seek_drops_what_was_fetched(broker, reader):
     assert reader.payloads(3) == [b"7", b"8", b"9"]
 
 
-def test_nothing_is_asked_for_any_more_once_the_partition_is_lost(broker):
-    reader = Reader(broker)
+def test_nothing_is_asked_for_any_more_once_the_partition_is_lost(broker, new_reader):
+    reader = new_reader()
     reader.open(0)
     broker.append("t", 0, b"x")
     reader.read(1)
@@ -293,24 +280,17 @@ def test_nothing_is_asked_for_any_more_once_the_partition_is_lost(broker):
     pulls = broker.pulls
     reader.fetcher.ask(reader.cursor)
     assert broker.pulls == pulls
-    reader.close()
 
 
-def tagged(payload, tag):
-    flag, raw = encode_attributes(tag=tag)
-    return bytes(encode_body(payload, flag, raw)), flag
-
-
-def test_only_wanted_tags_come_and_the_position_passes_the_others(broker, protocol):
-    reader = Reader(broker, protocol, tags=["a"])
+def test_only_wanted_tags_come_and_the_position_passes_the_others(broker, new_reader, protocol):
+    reader = new_reader(protocol, tags=["a"])
     for number in range(10):
-        body, flag = tagged(b"%d" % number, "a" if number % 3 == 0 else "b")
-        broker.append("t", 0, body, flag=flag)
+        flag, raw = encode_attributes(tag="b" if number % 3 else "a")
+        broker.append("t", 0, bytes(encode_body(b"%d" % number, flag, raw)), flag=flag)
     reader.open(0)
     assert reader.payloads(4) == [b"0", b"3", b"6", b"9"]
     reader.core.acknowledge()
     assert reader.cursor.consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[9])
-    reader.close()
 
 
 # --- lookups ----------------------------------------------------------------------------------------------------------
@@ -352,14 +332,12 @@ def test_a_time_is_looked_up_or_its_impossibility_said(broker, connection, proto
 
 
 @pytest.fixture
-def text_reader(broker):
-    reader = Reader(broker, "text")
-    yield reader
-    reader.close()
+def text_reader(new_reader):
+    return new_reader("text")
 
 
-def test_a_record_that_the_broker_will_not_hand_out_whole_is_complained_about(broker, caplog):
-    reader = Reader(broker, "text", config=ConsumerConfig(fetch_max_bytes=1 << 20, error_min_seconds=0.001))
+def test_a_record_that_the_broker_will_not_hand_out_whole_is_complained_about(broker, new_reader, caplog):
+    reader = new_reader("text", config=ConsumerConfig(fetch_max_bytes=1 << 20, error_min_seconds=0.001))
     broker.append("t", 0, bytes(5000))
     broker.max_transfer_bytes = 1000
     reader.open(0)
@@ -367,7 +345,6 @@ def test_a_record_that_the_broker_will_not_hand_out_whole_is_complained_about(br
     assert "raise its maxTransferSize" in caplog.text
     broker.max_transfer_bytes = 10_000
     assert len(reader.payloads(1)[0]) == 5000
-    reader.close()
 
 
 @pytest.mark.parametrize("length", [-1, 1 << 30])
@@ -399,20 +376,19 @@ def test_the_end_that_a_moved_position_names_is_gone_on_from(broker, text_reader
 # --- slaves -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_slave_that_lags_never_moves_the_position_back(broker, protocol, caplog):
+def test_a_slave_that_lags_never_moves_the_position_back(broker, new_reader, protocol, caplog):
     """It may hold less than the master did: the consumer waits for it."""
-    reader = Reader(broker, protocol, is_slave=lambda endpoint: endpoint == broker.endpoint)
+    reader = new_reader(protocol, is_slave=lambda endpoint: endpoint == broker.endpoint)
     behind = broker.append("t", 0, b"replicated")[0] + 30
     reader.open(behind + 24)
     if protocol == "auto":
         reader.until(lambda: "ends at 30 and the position is 54 already" in caplog.text)
     broker.append("t", 0, b"late", b"next")
     assert reader.payloads(1) == [b"next"]
-    reader.close()
 
 
-def test_a_parked_pull_is_sent_again_when_another_broker_is_to_be_read(broker):
-    reader = Reader(broker)
+def test_a_parked_pull_is_sent_again_when_another_broker_is_to_be_read(broker, new_reader):
+    reader = new_reader()
     broker.append("t", 0, b"1")
     with FakeBroker({"t": 1}, broker_id=0) as master:
         reader.open(0)
@@ -423,15 +399,14 @@ def test_a_parked_pull_is_sent_again_when_another_broker_is_to_be_read(broker):
         reader.cursor.ask_anew()
         reader.fetcher.serve_soon()
         assert reader.payloads(1) == [b"2"]
-        reader.close()
 
 
-def test_a_broker_that_never_answers_holds_up_no_other():
+def test_a_broker_that_never_answers_holds_up_no_other(broker, new_reader):
     """It accepts the connection, as a process that was stopped does: the kernel does it."""
-    with FakeBroker({"t": 1}) as broker, socket.create_server(("127.0.0.1", 0)) as hung:
-        broker.append("t", 0, b"there")
+    broker.append("t", 0, b"there")
+    with socket.create_server(("127.0.0.1", 0)) as hung:
         endpoints = {0: Endpoint("127.0.0.1", hung.getsockname()[1]), 1: broker.endpoint}
-        reader = Reader(broker, endpoint_of=lambda partition: endpoints[partition.broker])
+        reader = new_reader(endpoint_of=lambda partition: endpoints[partition.broker])
 
         def attempt() -> float:
             started = time.monotonic()
@@ -442,4 +417,3 @@ def test_a_broker_that_never_answers_holds_up_no_other():
             return time.monotonic() - started
 
         assert_within(2, attempt, tries=1)
-        reader.close()

@@ -128,9 +128,7 @@ NO_TEXTS: list[tuple[Mapping[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "said"), NO_TEXTS)
-def test_what_is_no_text_is_refused_by_its_name_with_the_remedy(
-    way: Way, arguments: Mapping[str, object], said: str
-) -> None:
+def test_what_is_no_text_is_refused_by_its_name_with_the_remedy(way, arguments, said):
     with pytest.raises(TypeError, match=said):
         way.send(**arguments)
     assert stored(way.broker) == []

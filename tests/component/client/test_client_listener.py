@@ -5,6 +5,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.fetcher import Fetcher
 from metaq.client.consumer.listener import Handling, Listener, RetryLater, accepting
@@ -97,18 +99,49 @@ class Running:
 
         return eventually(holds)
 
+    def await_workers(self):
+        assert all(worker.join(DEADLINE) for worker in self.listener._workers)
+
+    def stop(self):
+        self.listener.stop()
+        self.thread.join(DEADLINE)
+        assert not self.thread.is_alive()
+
     def __enter__(self):
         self.fetcher.serve_soon()
         self.thread.start()
         return self
 
     def __exit__(self, *_):
-        self.listener.stop()
-        self.thread.join(DEADLINE)
-        assert not self.thread.is_alive()
+        self.stop()
         self.core.lose(self.core.owned.values())
         self.timers.close()
         self.pool.close()
+
+
+def is_consumed(running, number=0, records=None):
+    """Whether a partition's position to commit is behind all its records, or the first ones."""
+    log = running.broker.log("t", number)
+    end = log.end if records is None else log.starts[records]
+    return running.cursors[number].consumed == (end, log.ids[(records or len(log.ids)) - 1])
+
+
+class Held:
+    """A handler that has begun when it is `inside`, and returns when it may go on."""
+
+    def __init__(self):
+        self.inside, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, messages):
+        self.inside.set()
+        assert self.go_on.wait(DEADLINE)
+
+
+@pytest.fixture
+def held():
+    handler = Held()
+    yield handler
+    handler.go_on.set()
 
 
 class Handler:
@@ -132,29 +165,22 @@ def test_each_message_is_processed_in_order_and_then_counts_as_consumed(broker):
     broker.append("t", 0, *(b"%d" % number for number in range(1200)))
     with Running(broker, handler) as running:
         eventually(lambda: len(handler.processed) == 1200)
-        log, state = broker.log("t", 0), running.cursors[0]
-        eventually(lambda: state.consumed == (log.end, log.ids[-1]))
+        eventually(lambda: is_consumed(running))
         assert handler.processed == [b"%d" % number for number in range(1200)]
         broker.append("t", 0, b"later")
-        eventually(lambda: state.consumed == (log.end, log.ids[-1]))
+        eventually(lambda: is_consumed(running))
 
 
-def test_a_handler_that_outlives_its_run_keeps_no_member_idle(broker):
+def test_a_handler_that_outlives_its_run_keeps_no_member_idle(broker, held):
     """What it has in work comes again: the next poll() or run() decides whether somebody is there."""
-    go, works = threading.Event(), threading.Event()
-
-    def handler(messages):
-        works.set()
-        go.wait(DEADLINE)
-
     broker.append("t", 0, b"1")
-    running = Running(broker, handler, config=replace(FAST, stop_seconds=0.01))
+    running = Running(broker, held, config=replace(FAST, stop_seconds=0.01))
     with running:
-        assert works.wait(DEADLINE)
+        assert held.inside.wait(DEADLINE)
         assert running.poll_watch._working
     assert not running.poll_watch._working
-    go.set()
-    assert all(worker.join(DEADLINE) for worker in running.listener._workers)
+    held.go_on.set()
+    running.await_workers()
     assert not running.poll_watch._working
 
 
@@ -175,7 +201,7 @@ def test_a_message_that_keeps_failing_is_rejected_after_its_retries_and_only_the
         eventually(lambda: handler.processed == [b"after"])
         assert handler.seen == [b"bad"] * 3 + [b"after"]
         assert running.rejected == [(b"bad", "cannot take b'bad'")]
-        eventually(lambda: running.cursors[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[1]))
+        eventually(lambda: is_consumed(running))
 
 
 def test_a_message_in_front_of_a_failing_one_counts_and_the_failing_one_does_not(broker):
@@ -183,7 +209,7 @@ def test_a_message_in_front_of_a_failing_one_counts_and_the_failing_one_does_not
     broker.append("t", 0, b"good", b"bad")
     with Running(broker, handler, max_retries=None) as running:
         eventually(lambda: handler.seen.count(b"bad") > 8)
-        assert running.cursors[0].consumed == (24, broker.log("t", 0).ids[0])
+        assert is_consumed(running, records=1)
         assert running.rejected == []
 
 
@@ -235,7 +261,7 @@ def test_what_the_filter_refuses_is_passed_over_and_what_it_raises_is_a_failure(
 
     broker.append("t", 0, b"no", b"yes", b"odd", b"no")
     with Running(broker, handler, accept=accept) as running:
-        eventually(lambda: running.cursors[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[-1]))
+        eventually(lambda: is_consumed(running))
         assert handler.processed == [b"yes"]
         assert running.rejected == [(b"odd", "'header'")]
 
@@ -258,43 +284,36 @@ def test_partitions_are_worked_on_side_by_side_but_each_by_one_thread(broker):
     assert not any(overlaps)
 
 
-def test_a_partition_is_handed_over_once_its_handler_has_returned_and_no_earlier(broker):
-    inside, go_on = threading.Event(), threading.Event()
-
-    def handler(messages):
-        inside.set()
-        assert go_on.wait(DEADLINE)
-
+def test_a_partition_is_handed_over_once_its_handler_has_returned_and_no_earlier(broker, held):
     broker.append("t", 0, b"1", b"2")
     handed_over = threading.Event()
-    with Running(broker, handler) as running:
-        assert inside.wait(DEADLINE)
+    with Running(broker, held) as running:
+        assert held.inside.wait(DEADLINE)
         state = running.cursors[0]
         state.revoke()
         assert running.core.is_out([state])
         running.core.notices.put(Notice(False, [state.partition], lambda _: handed_over.set()))
         running.fetcher.wake()
         assert not handed_over.wait(0.05)
-        go_on.set()
+        held.go_on.set()
         assert handed_over.wait(DEADLINE)
-        assert state.consumed == (21, broker.log("t", 0).ids[0])  # the one in work counts, the next is not begun
+        assert is_consumed(running, records=1)  # the one in work counts, the next is not begun
         assert state.position == 21
         assert running.told == [(False, ["0-0"])]
 
 
-def test_a_partition_lost_and_claimed_again_waits_for_its_former_handler_and_others_do_not(broker):
+def test_a_partition_lost_and_claimed_again_waits_for_its_former_handler_and_others_do_not(broker, held):
     """As when the session ends: the claim of now knows nothing of the handler that works for the one before."""
-    inside, go_on, seen = threading.Event(), threading.Event(), []
+    seen = []
 
     def handler(messages):
         seen.append(messages[0].payload)
         if len(seen) == 1:
-            inside.set()
-            assert go_on.wait(DEADLINE)
+            held(messages)
 
     broker.append("t", 0, b"1", b"2")
     with Running(broker, handler, threads=2) as running:
-        assert inside.wait(DEADLINE)
+        assert held.inside.wait(DEADLINE)
         running.core.lose([running.cursors[0]])
         (again,) = running.claim([broker.partitions[0]], announced=True)
         running.fetcher.serve_soon()
@@ -302,65 +321,54 @@ def test_a_partition_lost_and_claimed_again_waits_for_its_former_handler_and_oth
         broker.append("t", 1, b"other")
         eventually(lambda: b"other" in seen)  # the free worker would have taken what came before it
         meanwhile = list(seen)
-        go_on.set()
+        held.go_on.set()
         assert meanwhile == [b"1", b"other"]
         eventually(lambda: len(seen) == 4)
         assert seen == [b"1", b"other", b"1", b"2"]
         eventually(lambda: again.consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[-1]))
 
 
-def test_a_loss_is_told_while_a_handler_works_for_a_later_claim(broker):
-    inside, go_on = threading.Event(), threading.Event()
-
-    def handler(messages):
-        inside.set()
-        assert go_on.wait(DEADLINE)
-
+def test_a_loss_is_told_while_a_handler_works_for_a_later_claim(broker, held):
     broker.append("t", 0, b"1")
-    with Running(broker, handler) as running:
-        try:
-            assert inside.wait(DEADLINE)
-            partition = running.cursors[0].partition
-            running.core.notices.put(Notice(False, [partition]))  # of an earlier claim, which did nothing
-            running.core.notices.put(Notice(True, [partition]))
-            running.fetcher.wake()
-            eventually(lambda: running.told == [(False, ["0-0"]), (True, ["0-0"])])
-        finally:
-            go_on.set()
+    with Running(broker, held) as running:
+        assert held.inside.wait(DEADLINE)
+        partition = running.cursors[0].partition
+        running.core.notices.put(Notice(False, [partition]))  # of an earlier claim, which did nothing
+        running.core.notices.put(Notice(True, [partition]))
+        running.fetcher.wake()
+        eventually(lambda: running.told == [(False, ["0-0"]), (True, ["0-0"])])
+        held.go_on.set()
 
 
-def test_what_is_lost_and_claimed_again_is_told_before_its_next_message_and_waits_for_no_other_partition(broker):
+def test_what_is_lost_and_claimed_again_is_told_before_its_next_message_and_waits_for_no_other_partition(broker, held):
     """One handler takes long. The other partition's user hears at once that it was lost and is there again."""
-    inside, go_on, seen = threading.Event(), threading.Event(), []
+    seen = []
 
     def handler(messages):
         if messages[0].payload == b"slow":
-            inside.set()
-            assert go_on.wait(DEADLINE)
+            held(messages)
         else:
             seen.append((messages[0].payload, list(running.told)))
 
     broker.append("t", 0, b"slow")
     running = Running(broker, handler, threads=2)
     with running:
-        try:
-            assert inside.wait(DEADLINE)
-            slow, quick = running.cursors[:2]
-            broker.append("t", 1, b"quick")
-            eventually(lambda: len(seen) == 1)
-            partitions = [slow.partition, quick.partition]
-            running.core.lose([slow, quick])
-            running.core.notices.put(Notice(False, partitions))
-            claims = running.claim(partitions)
-            running.fetcher.serve_soon()
-            eventually(lambda: all(claim.buffered_bytes for claim in claims))
-            assert len(seen) == 1
-            running.fetcher.wake()
-            eventually(lambda: len(seen) == 2)
-            assert seen[1] == (b"quick", [(False, ["0-1"]), (True, ["0-1"])])
-            assert running.told == seen[1][1]
-        finally:
-            go_on.set()
+        assert held.inside.wait(DEADLINE)
+        slow, quick = running.cursors[:2]
+        broker.append("t", 1, b"quick")
+        eventually(lambda: len(seen) == 1)
+        partitions = [slow.partition, quick.partition]
+        running.core.lose([slow, quick])
+        running.core.notices.put(Notice(False, partitions))
+        claims = running.claim(partitions)
+        running.fetcher.serve_soon()
+        eventually(lambda: all(claim.buffered_bytes for claim in claims))
+        assert len(seen) == 1
+        running.fetcher.wake()
+        eventually(lambda: len(seen) == 2)
+        assert seen[1] == (b"quick", [(False, ["0-1"]), (True, ["0-1"])])
+        assert running.told == seen[1][1]
+        held.go_on.set()
         eventually(lambda: len(running.told) == 4)
         assert running.told[2:] == [(False, ["0-0"]), (True, ["0-0"])]
 
@@ -372,7 +380,7 @@ def test_a_paused_partition_is_handed_over_at_once_and_its_message_comes_again_e
     with Running(broker, handler, config=config) as running:
         state = running.cursors[0]
         eventually(lambda: handler.seen == [b"good", b"bad"] and not running.core.is_out([state]))
-        assert state.consumed == (24, broker.log("t", 0).ids[0])
+        assert is_consumed(running, records=1)
         assert state.position == 24
 
 
@@ -388,7 +396,7 @@ def test_a_seek_by_the_handler_is_followed(broker):
 
     with Running(broker, handler) as running:
         eventually(lambda: seen == [b"0", b"2", b"3"])
-        eventually(lambda: running.cursors[0].consumed == (broker.log("t", 0).end, broker.log("t", 0).ids[3]))
+        eventually(lambda: is_consumed(running))
 
 
 def test_nothing_is_begun_while_another_may_own_the_partition(broker):
@@ -429,74 +437,47 @@ def test_damage_is_skipped_if_that_is_wanted_and_counts_as_consumed(broker, capl
     assert caplog.text.count("passed over") == 2
 
 
-def test_stopping_waits_for_the_handler_and_what_was_not_begun_comes_with_the_next_run(broker):
-    inside, go_on = threading.Event(), threading.Event()
-
-    def slow(messages):
-        inside.set()
-        assert go_on.wait(DEADLINE)
-
+def test_stopping_waits_for_the_handler_and_what_was_not_begun_comes_with_the_next_run(broker, held):
     broker.append("t", 0, b"1", b"2")
-    running = Running(broker, slow)
-    with running:
-        assert inside.wait(DEADLINE)
+    with Running(broker, held) as running:
+        assert held.inside.wait(DEADLINE)
         running.listener.stop()
-        go_on.set()
-        running.thread.join(DEADLINE)
-        state = running.cursors[0]
-        assert state.consumed == (21, broker.log("t", 0).ids[0])
-        eventually(lambda: state.buffered_bytes)
+        held.go_on.set()
+        running.stop()
+        assert is_consumed(running, records=1)
+        eventually(lambda: running.cursors[0].buffered_bytes)
         assert [message.payload for message in running.core.take(10)] == [b"2"]
 
 
-def test_stopping_is_bounded_when_a_handler_hangs_and_its_message_does_not_count(broker, caplog):
-    inside, go_on = threading.Event(), threading.Event()
-
-    def hanging(messages):
-        inside.set()
-        assert go_on.wait(DEADLINE)
-
+def test_stopping_is_bounded_when_a_handler_hangs_and_its_message_does_not_count(broker, held, caplog):
     broker.append("t", 0, b"1")
-    config = ConsumerConfig(stop_seconds=0.02)
-    with Running(broker, hanging, config=config) as running:
-        assert inside.wait(DEADLINE)
-        running.listener.stop()
-        running.thread.join(DEADLINE)
-        assert not running.thread.is_alive()
+    with Running(broker, held, config=ConsumerConfig(stop_seconds=0.02)) as running:
+        assert held.inside.wait(DEADLINE)
+        running.stop()
         assert "has not returned within stop_seconds=0.02" in caplog.text
-        go_on.set()
-        assert all(worker.join(DEADLINE) for worker in running.listener._workers)
+        held.go_on.set()
+        running.await_workers()
         assert running.cursors[0].consumed is None
 
 
-def test_what_was_taken_comes_again_when_an_interrupt_ends_the_waiting_for_handlers(broker):
-    inside, go_on = threading.Event(), threading.Event()
-
-    def slow(messages):
-        inside.set()
-        assert go_on.wait(DEADLINE)
-
+def test_what_was_taken_comes_again_when_an_interrupt_ends_the_waiting_for_handlers(broker, held):
     broker.append("t", 0, b"1", b"2", b"3")
-    with Running(broker, slow) as running:
-        try:
-            assert inside.wait(DEADLINE)
-            state = running.cursors[0]
-            assert state.next_chunk() is None  # all of it is with the worker
-            running.listener._stop_workers = raising(KeyboardInterrupt)
-            running.listener.stop()
-            running.thread.join(DEADLINE)
-            assert isinstance(running.error, KeyboardInterrupt)
-            eventually(state.next_chunk, what="the same messages")
-            assert (state.next_chunk().offset, state.position) == (0, 0)
-        finally:
-            go_on.set()
+    with Running(broker, held) as running:
+        assert held.inside.wait(DEADLINE)
+        state = running.cursors[0]
+        assert state.next_chunk() is None  # all of it is with the worker
+        running.listener._stop_workers = raising(KeyboardInterrupt)
+        running.stop()
+        assert isinstance(running.error, KeyboardInterrupt)
+        eventually(state.next_chunk, what="the same messages")
+        assert (state.next_chunk().offset, state.position) == (0, 0)
+        held.go_on.set()
         running.listener.wait(DEADLINE)
-        assert all(worker.join(DEADLINE) for worker in running.listener._workers)
+        running.await_workers()
         assert state.consumed is None
 
 
-def test_a_worker_that_comes_to_its_partition_when_its_run_is_over_takes_nothing_of_it(broker):
-    arrived, go_on = threading.Event(), threading.Event()
+def test_a_worker_that_comes_to_its_partition_when_its_run_is_over_takes_nothing_of_it(broker, held):
     handler = Handler()
     broker.append("t", 0, b"1", b"2")
     with Running(broker, handler) as running:
@@ -504,19 +485,18 @@ def test_a_worker_that_comes_to_its_partition_when_its_run_is_over_takes_nothing
         hold = state.hold
 
         def late():
-            held = hold()
-            arrived.set()
-            assert go_on.wait(DEADLINE)
-            return held
+            taken = hold()
+            held([])
+            return taken
 
         state.hold = late
         eventually(state.next_chunk)
-        assert arrived.wait(DEADLINE)
+        assert held.inside.wait(DEADLINE)
         running.listener.give_back()  # as behind a run() that an interrupt has ended
         state.hold = hold
         eventually(state.next_chunk, what="the same messages")
-        go_on.set()
-        assert all(worker.join(DEADLINE) for worker in running.listener._workers)
+        held.go_on.set()
+        running.await_workers()
         assert [message.payload for message in running.core.take(10)] == [b"1", b"2"]
         assert handler.seen == []
 

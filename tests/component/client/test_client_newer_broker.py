@@ -2,15 +2,15 @@
 
 import pytest
 
-from metaq import Producer, ProducerConfig, TopicPartition
+from metaq import Producer, TopicPartition
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.frames import RESPONSE, encode_frame
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import encode_result
 from metaq.testing import FakeBroker, FakeCluster
+from tests.component.client.harness import FAST
 from tests.waiting import DEADLINE
 
-FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
 CONTENTS = [b"first", b"second"]
 
 
@@ -49,30 +49,29 @@ def newer():
 
 
 @pytest.fixture
-def producer(newer):
-    with Producer(metadata=FakeCluster([newer]), config=FAST) as producer:
-        yield producer
+def cluster(newer):
+    return FakeCluster([newer])
 
 
 HERE = TopicPartition("t", 0, 0)
 
 
 @pytest.mark.parametrize("write", [bytes, spaced, unquoted, further_member])
-def test_an_answer_with_one_more_field_is_a_success(newer, producer, write):
+def test_an_answer_with_one_more_field_is_a_success(newer, framed, write):
     newer.write = write
-    results = [producer.send("t", CONTENTS[0], partition=HERE)]
-    results += [producer.send_async("t", CONTENTS[1], partition=HERE).result(DEADLINE)]
-    results += producer.send_batch("t", CONTENTS, partition=HERE)
+    results = [framed.send("t", CONTENTS[0], partition=HERE)]
+    results += [framed.send_async("t", CONTENTS[1], partition=HERE).result(DEADLINE)]
+    results += framed.send_batch("t", CONTENTS, partition=HERE)
     log = newer.log("t", 0)
     assert newer.bodies("t", 0) == CONTENTS * 2
     assert [(each.message_id, each.offset) for each in results] == list(zip(log.ids, log.starts, strict=True))
     assert {each.partition for each in results} == {HERE}
 
 
-def test_an_answer_for_many_partitions_with_bytes_behind_its_rows_is_a_success(newer, producer):
+def test_an_answer_for_many_partitions_with_bytes_behind_its_rows_is_a_success(newer, framed):
     newer.rows = b"more"
     futures = [
-        producer.send_async("t", b"%d" % number, partition=HERE._replace(partition=number % 8)) for number in range(400)
+        framed.send_async("t", b"%d" % number, partition=HERE._replace(partition=number % 8)) for number in range(400)
     ]
     results = [future.result(DEADLINE) for future in futures]
     assert any(request.startswith("frame 1030") for request in newer.requests)
@@ -80,12 +79,12 @@ def test_an_answer_for_many_partitions_with_bytes_behind_its_rows_is_a_success(n
     assert sorted(each.message_id for each in results) == stored
 
 
-def test_a_success_that_cannot_be_read_is_not_sent_again(newer, producer):
+def test_a_success_that_cannot_be_read_is_not_sent_again(newer, framed):
     newer.without = "msgId"
     with pytest.raises(RemoteProtocolError, match=r"msgId is missing.*not sent again"):
-        producer.send("t", b"once", partition=HERE)
+        framed.send("t", b"once", partition=HERE)
     with pytest.raises(RemoteProtocolError, match="not sent again"):
-        producer.send_async("t", b"twice", partition=HERE).result(DEADLINE)
+        framed.send_async("t", b"twice", partition=HERE).result(DEADLINE)
     assert newer.bodies("t", 0) == [b"once", b"twice"]
 
 

@@ -8,21 +8,13 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from metaq import LocalMessageStore, OrderedProducer, ProducerConfig, StoredMessage, TopicPartition
 from metaq.client.config import ConnectionConfig
 from metaq.client.producer import partition_for_key
 from metaq.client.questions.records import decode_records
-from metaq.protocol.errors import (
-    BrokerUnavailable,
-    ConfigError,
-    LocalStoreFull,
-    NoPartition,
-    PartitionClosed,
-    RequestRefused,
-    RequestTimedOut,
-)
+from metaq.protocol import errors
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import Put
@@ -37,6 +29,16 @@ FAST = ProducerConfig(
     ordered_wait_seconds=0.02,
     connection=ConnectionConfig(reconnect_min_seconds=0.001, reconnect_max_seconds=0.01),
 )
+
+
+def bodies(*numbers):
+    return [b"%d" % number for number in range(*numbers)]
+
+
+def send_all(producer, payloads, partition=None):
+    return [producer.send("t", payload, partition=partition or A) for payload in payloads]
+
+
 CONFIGURED = {"t": {0: 2, 1: 1}}
 A, B, C = (TopicPartition("t", 0, 0), TopicPartition("t", 0, 1), TopicPartition("t", 1, 0))
 
@@ -102,7 +104,7 @@ def test_a_typed_one_sends_and_saves_values_with_their_content_type_and_properti
     assert [(each.tag, each.keys) for each in found] == [("x", ()), (None, ("k",))]
     with pytest.raises(TypeError, match="not JSON serializable"):
         values.send("t", object())
-    with pytest.raises(ConfigError, match=r"serializer=.*: give it a serializer, such as Json"):
+    with pytest.raises(errors.ConfigError, match=r"serializer=.*: give it a serializer, such as Json"):
         producer.typed(Json)
 
 
@@ -123,44 +125,42 @@ def test_messages_without_a_key_go_round_the_configured_list_or_where_a_selector
 
 def test_what_is_not_configured_is_refused(make):
     producer = make()
-    with pytest.raises(NoPartition, match="'u' has no configured partitions"):
+    with pytest.raises(errors.NoPartition, match="'u' has no configured partitions"):
         producer.send("u", b"")
-    with pytest.raises(NoPartition, match="among those configured"):
+    with pytest.raises(errors.NoPartition, match="among those configured"):
         producer.send("t", b"", partition=TopicPartition("t", 1, 1))
 
 
 @pytest.mark.parametrize("wrong", [{}, {0: -1}, {-1: 1}])
 def test_partitions_that_are_none_are_refused(make, wrong):
-    with pytest.raises(ConfigError, match="number of partitions"):
+    with pytest.raises(errors.ConfigError, match="number of partitions"):
         make(partitions={"t": wrong})
 
 
 def test_saved_messages_are_sent_in_order_when_the_broker_comes_back(make, cluster, brokers):
     producer = make()
-    producer.send("t", b"0", partition=A)
+    send_all(producer, bodies(1))
     cluster.unregister(brokers[0])
-    for number in range(1, 30):
-        assert producer.send("t", b"%d" % number, partition=A).pending
+    assert all(result.pending for result in send_all(producer, bodies(1, 30)))
     assert not producer.send("t", b"other", partition=C).pending
     assert not producer.flush(0.0)
     assert brokers[0].bodies("t", 0) == [b"0"]
     cluster.register(brokers[0])
     eventually(lambda: not producer.waiting(A))
-    producer.send("t", b"30", partition=A)
+    send_all(producer, bodies(30, 31))
     assert producer.flush(10)
-    assert brokers[0].bodies("t", 0) == [b"%d" % number for number in range(31)]
+    assert brokers[0].bodies("t", 0) == bodies(31)
 
 
 def test_a_new_producer_sends_first_what_the_last_one_left(make, cluster, brokers):
     cluster.unregister(brokers[0])
     with make() as producer:
-        for number in range(5):
-            producer.send("t", b"%d" % number, partition=A)
+        send_all(producer, bodies(5))
     cluster.register(brokers[0])
     producer = make()
-    producer.send("t", b"5", partition=A)
+    send_all(producer, bodies(5, 6))
     assert producer.flush(10)
-    assert brokers[0].bodies("t", 0) == [b"%d" % number for number in range(6)]
+    assert brokers[0].bodies("t", 0) == bodies(6)
 
 
 def test_a_message_for_a_closed_partition_waits_for_it_alone(make, brokers):
@@ -177,37 +177,34 @@ def test_a_message_for_a_closed_partition_waits_for_it_alone(make, brokers):
 
 
 def test_few_messages_in_front_are_waited_for_and_many_are_not(make, cluster, brokers):
-    config = ProducerConfig(ordered_wait_messages=3, ordered_wait_seconds=20.0)
-    producer = make(config=config)
+    producer = make(config=ProducerConfig(ordered_wait_messages=3, ordered_wait_seconds=20.0))
     go_on = threading.Event()
     brokers[0].refuse = lambda request: go_on.wait(DEADLINE) and None if is_put(request) else None
     cluster.unregister(brokers[0])
-    for number in range(3):
-        producer.send("t", b"%d" % number, partition=A)
+    send_all(producer, bodies(3))
     cluster.register(brokers[0])
     threading.Timer(0.05, go_on.set).start()
     assert not producer.send("t", b"3", partition=A).pending
     go_on.clear()
     cluster.unregister(brokers[0])
-    for number in range(4, 8):
-        producer.send("t", b"%d" % number, partition=A)
+    send_all(producer, bodies(4, 8))
     cluster.register(brokers[0])
     assert producer.send("t", b"8", partition=A).pending
     go_on.set()
     assert producer.flush(10)
-    assert brokers[0].bodies("t", 0) == [b"%d" % number for number in range(9)]
+    assert brokers[0].bodies("t", 0) == bodies(9)
 
 
 def test_a_failure_is_raised_at_the_deadline_or_saved_if_asked_for(make, brokers):
     brokers[1].stop()
     with make() as producer:
-        with pytest.raises((BrokerUnavailable, RequestTimedOut)):
+        with pytest.raises((errors.BrokerUnavailable, errors.RequestTimedOut)):
             producer.send("t", b"1", partition=C, timeout=0.05)
         assert producer.waiting(C) == 0
     producer = make(save_failed=True)
     assert producer.send("t", b"1", partition=C, timeout=0.05).pending
     eventually(lambda: C in producer.failures)
-    assert isinstance(producer.failures[C], (BrokerUnavailable, RequestTimedOut))
+    assert isinstance(producer.failures[C], (errors.BrokerUnavailable, errors.RequestTimedOut))
 
 
 def test_a_refusal_for_good_is_raised_and_never_saved(make, brokers):
@@ -215,7 +212,7 @@ def test_a_refusal_for_good_is_raised_and_never_saved(make, brokers):
     brokers[1].refuse = lambda request: (
         (ResponseCode.SYSTEM_ERROR if isinstance(request, Frame) else Status.ERROR) if is_put(request) else None
     )
-    with pytest.raises(RequestRefused):
+    with pytest.raises(errors.RequestRefused):
         producer.send("t", b"1", partition=C)
     assert producer.waiting(C) == 0
 
@@ -223,9 +220,8 @@ def test_a_refusal_for_good_is_raised_and_never_saved(make, brokers):
 def test_a_full_store_is_an_error(make, cluster, brokers):
     cluster.unregister(brokers[1])
     producer = make(max_per_queue=2)
-    for _ in range(2):
-        producer.send("t", b"", partition=C)
-    with pytest.raises(LocalStoreFull):
+    send_all(producer, [b"", b""], C)
+    with pytest.raises(errors.LocalStoreFull):
         producer.send("t", b"", partition=C)
 
 
@@ -245,7 +241,7 @@ def test_what_stops_a_partition_is_told(make, brokers):
     producer = make()
     producer.send("t", b"1", partition=A)
     eventually(lambda: A in producer.failures)
-    assert isinstance(producer.failures[A], PartitionClosed)
+    assert isinstance(producer.failures[A], errors.PartitionClosed)
     brokers[0].log("t", 0).closed = False
     assert producer.flush(10)
     eventually(lambda: not producer.failures)
@@ -321,12 +317,6 @@ class Interleavings(RuleBasedStateMachine):
         assert stored == self.sent
 
 
-class InterleavingsOverText(Interleavings):
-    protocol = "text"
-
-
-TestInterleavings = Interleavings.TestCase
-TestInterleavingsOverText = InterleavingsOverText.TestCase
-TestInterleavings.settings = TestInterleavingsOverText.settings = settings(
-    max_examples=12, stateful_step_count=25, deadline=None
-)
+def test_order_holds_whatever_happens(protocol):
+    machine = type("Interleavings", (Interleavings,), {"protocol": protocol})
+    run_state_machine_as_test(machine, settings=settings(max_examples=12, stateful_step_count=25, deadline=None))

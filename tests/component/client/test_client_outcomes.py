@@ -6,20 +6,20 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from metaq import Producer, ProducerConfig
+from metaq import Producer
 from metaq.protocol.errors import DeliveryFailed, RequestTimedOut
-from metaq.protocol.statuses import RequestCode
 from metaq.testing import FakeBroker, FakeCluster
+from tests.component.client.harness import FAST, is_send
 from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
 
-FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
+TOPICS = {"t": 1, "many": 4}
 
 
 class Held:
@@ -27,23 +27,11 @@ class Held:
 
     def __init__(self, broker: FakeBroker) -> None:
         self.go_on = threading.Event()
-        broker.refuse = self._hold
-
-    def _hold(self, request: Any) -> None:
-        if getattr(request, "code", None) in (RequestCode.SEND, RequestCode.SEND_BATCH, RequestCode.SEND_MANY):
-            assert self.go_on.wait(DEADLINE)
-
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker({"t": 1, "many": 4}) as broker:
-        yield broker
+        broker.refuse = lambda request: self.go_on.wait(DEADLINE) and None if is_send(request) else None
 
 
 @pytest.mark.parametrize("options", [{}, {"key": "k"}])
-def test_an_answer_that_comes_while_the_deadline_is_told_tells_nobody_and_flush_waits_for_the_telling(
-    broker: FakeBroker, options: Any
-) -> None:
+def test_an_answer_that_comes_while_the_deadline_is_told_tells_nobody_and_flush_waits_for_the_telling(broker, options):
     telling, go_on = threading.Event(), threading.Event()
     told: list[tuple[Exception | None, object]] = []
 
@@ -70,63 +58,54 @@ def test_an_answer_that_comes_while_the_deadline_is_told_tells_nobody_and_flush_
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("how", ["send_async", "send_batch_async", "produce", "produce with a key"])
-def test_a_call_back_that_raises_anything_harms_no_other_message(
-    broker: FakeBroker, kind: type[BaseException], how: str
-) -> None:
+def test_a_call_back_that_raises_anything_harms_no_other_message(broker, framed, kind, how):
     called: list[object] = []
 
     def leave(*outcome: object) -> None:
         called.append(outcome)
         raise kind("in a call-back")
 
-    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
-        producer.send("t", b"before")
-        held = Held(broker)
-        futures: list[Future[Any]] = []
-        for _ in range(50):
-            if how == "send_async":
-                futures.append(producer.send_async("t", b"x"))
-            elif how == "send_batch_async":
-                futures.append(producer.send_batch_async("t", [b"x", b"y"]))
-            else:
-                producer.produce("t", b"x", on_delivery=leave, key="k" if "key" in how else None)
-        for future in futures:
-            future.add_done_callback(leave)
-        held.go_on.set()
-        producer.flush(DEADLINE)
-        assert [future.exception(0.0) for future in futures] == [None] * len(futures)
-        eventually(lambda: len(called) == 50)
+    framed.send("t", b"before")
+    held = Held(broker)
+    futures: list[Future[Any]] = []
+    for _ in range(50):
+        if how == "send_async":
+            futures.append(framed.send_async("t", b"x"))
+        elif how == "send_batch_async":
+            futures.append(framed.send_batch_async("t", [b"x", b"y"]))
+        else:
+            framed.produce("t", b"x", on_delivery=leave, key="k" if "key" in how else None)
+    for future in futures:
+        future.add_done_callback(leave)
+    held.go_on.set()
+    framed.flush(DEADLINE)
+    assert [future.exception(0.0) for future in futures] == [None] * len(futures)
+    eventually(lambda: len(called) == 50)
 
 
-def test_an_error_in_telling_one_message_keeps_no_other_untold(broker: FakeBroker) -> None:
+def test_an_error_in_telling_one_message_keeps_no_other_untold(broker, framed):
     called: list[object] = []
 
     def fail(error: object, _result: object) -> None:
         called.append(error)
         raise ValueError("in a call-back")
 
-    def fail_too(_record: object) -> bool:
-        raise ValueError("in a log's filter")
-
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        producer.send("t", b"before")
-        held = Held(broker)
-        log = logging.getLogger("metaq.client.producer.outgoing")
-        log.addFilter(fail_too)
-        try:
-            for _ in range(10):
-                producer.produce("t", b"x", on_delivery=fail, timeout=0.2, key="k")
-            eventually(lambda: len(called) == 10)
-        finally:
-            log.removeFilter(fail_too)
-            held.go_on.set()
-        producer.flush(DEADLINE)
-        assert len(called) == 10
+    framed.send("t", b"before")
+    held = Held(broker)
+    log, fail_too = logging.getLogger("metaq.client.producer.outgoing"), raising(ValueError("in a log's filter"))
+    log.addFilter(fail_too)
+    try:
+        for _ in range(10):
+            framed.produce("t", b"x", on_delivery=fail, timeout=0.2, key="k")
+        eventually(lambda: len(called) == 10)
+    finally:
+        log.removeFilter(fail_too)
+        held.go_on.set()
+    framed.flush(DEADLINE)
+    assert len(called) == 10
 
 
-def test_a_request_that_cannot_be_made_holds_up_no_other_and_is_tried_again(
-    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_cannot_be_made_holds_up_no_other_and_is_tried_again(broker, monkeypatch):
     with Producer(metadata=FakeCluster([broker]), protocol="text", linger_ms=100, config=FAST) as producer:
         codec = producer._driver._sender._codec
         failed: list[Any] = []
@@ -146,9 +125,7 @@ def test_a_request_that_cannot_be_made_holds_up_no_other_and_is_tried_again(
         producer.flush(DEADLINE)
 
 
-def test_a_call_back_of_what_the_close_gives_up_is_waited_for_and_keeps_nothing_from_the_others(
-    broker: FakeBroker,
-) -> None:
+def test_a_call_back_of_what_the_close_gives_up_is_waited_for_and_keeps_nothing_from_the_others(broker):
     told: list[int] = []
     blocks, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 

@@ -15,10 +15,9 @@ from metaq import (
     TopicPartition,
     Xid,
 )
-from metaq.testing import FakeBroker, FakeCluster
 from tests.waiting import DEADLINE, eventually
 
-FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01, delivery_timeout_seconds=5)
+CONFIG = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01, delivery_timeout_seconds=5)
 HERE = TopicPartition("t", 0, 0)
 
 VIEWS: dict[str, Any] = {
@@ -58,18 +57,6 @@ def in_xa(producer, payload, options):
     with xa.start(xid) as branch:
         branch.send("t", payload, **options)
     xa.commit(xid, one_phase=True)
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 1}) as broker:
-        yield broker
-
-
-@pytest.fixture
-def producer(broker, protocol):
-    with Producer(metadata=FakeCluster([broker]), protocol=protocol, config=FAST) as producer:
-        yield producer
 
 
 @pytest.mark.parametrize("options", [{}, {"tag": "a"}, {"key": "k"}], ids=["plain", "tag", "key"])
@@ -115,7 +102,7 @@ def test_a_buffer_may_be_used_again_when_the_call_has_returned(broker, producer,
     assert stored == sorted(b"%03d" % n for n in range(200) for _ in range(2 if call == "batch" else 1))
 
 
-def test_a_selector_is_shown_the_bytes(broker):
+def test_a_selector_is_shown_the_bytes(cluster):
     shown = []
 
     class First:
@@ -123,7 +110,7 @@ def test_a_selector_is_shown_the_bytes(broker):
             shown.append(message)
             return partitions[0]
 
-    with Producer(metadata=FakeCluster([broker]), selector=First(), config=FAST) as producer:
+    with Producer(metadata=cluster, selector=First(), config=CONFIG) as producer:
         producer.send("t", bytearray(b"1"))
         producer.send_async("t", memoryview(b"2")).result(DEADLINE)
         producer.send_batch("t", [bytearray(b"3"), b"4"])
@@ -133,12 +120,11 @@ def test_a_selector_is_shown_the_bytes(broker):
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("is_there", [True, False])
-def test_an_ordered_producer_sends_and_saves_the_bytes(tmp_path, broker, view, is_there):
-    cluster = FakeCluster([broker])
+def test_an_ordered_producer_sends_and_saves_the_bytes(tmp_path, broker, cluster, view, is_there):
     if not is_there:
         cluster.unregister(broker)
     store = LocalMessageStore(tmp_path / "m.db")
-    with OrderedProducer(partitions={"t": {0: 1}}, store=store, metadata=cluster, config=FAST) as producer:
+    with OrderedProducer(partitions={"t": {0: 1}}, store=store, metadata=cluster, config=CONFIG) as producer:
         assert producer.send("t", VIEWS[view]).pending is not is_there
         if not is_there:
             cluster.register(broker)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -14,6 +15,7 @@ from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, NotLeader, Req
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 from metaq.testing import FakeBroker
+from tests.component.client.harness import together
 from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
 
@@ -21,42 +23,51 @@ HERE = Endpoint("127.0.0.1", 1)
 FAST = ConnectionConfig(reconnect_min_seconds=0.001, reconnect_max_seconds=0.01)
 
 
+NEVER = ConnectionConfig(reconnect_min_seconds=1000, reconnect_max_seconds=1000)
+
+
 def unreachable(endpoint, config, protocol, timeout):
     raise BrokerUnavailable("nobody there")
 
 
-def test_one_connection_is_shared(broker):
-    pool = ConnectionPool(FAST)
-    threads = [threading.Thread(target=lambda: found.append(pool.connection(broker.endpoint, 3))) for _ in range(8)]
-    found: list[object] = []
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert len(found) == 8
-    assert len(set(map(id, found))) == 1
-    assert broker.connections == 1
-    pool.close()
+@pytest.fixture
+def new_pool():
+    with ExitStack() as opened:
+        yield lambda config=FAST, **options: opened.enter_context(closing(ConnectionPool(config, **options)))
 
 
-def test_a_broker_that_could_not_be_reached_is_refused_at_once_afterwards():
-    slow = ConnectionConfig(reconnect_min_seconds=1000, reconnect_max_seconds=1000)
-    tries = []
+@pytest.fixture
+def pool(new_pool):
+    return new_pool()
 
-    def open_(*arguments):
-        tries.append(arguments)
-        return unreachable(*arguments)
 
-    pool = ConnectionPool(slow, open=open_)
+class Opening:
+    """Opens connections by `open_`, and notes what it has opened or tried to."""
+
+    def __init__(self, open_):
+        self.tries, self.opened, self.open_ = 0, [], open_
+
+    def __call__(self, *arguments):
+        self.tries += 1
+        self.opened.append(self.open_(*arguments))
+        return self.opened[-1]
+
+
+def test_one_connection_is_shared(broker, pool):
+    found = together(lambda endpoint: pool.connection(endpoint, 3), [broker.endpoint] * 8)
+    assert len(set(map(id, found))) == broker.connections == 1
+
+
+def test_a_broker_that_could_not_be_reached_is_refused_at_once_afterwards(new_pool):
+    opening = Opening(unreachable)
+    pool = new_pool(NEVER, open=opening)
     for _ in range(3):
         with pytest.raises(BrokerUnavailable, match="nobody there"):
             pool.connection(HERE, 3)
-    assert len(tries) == 1
-    assert pool.down == {HERE}
-    pool.close()
+    assert (opening.tries, pool.down) == (1, {HERE})
 
 
-def test_an_attempt_that_had_no_time_says_nothing_of_the_broker(broker):
+def test_an_attempt_that_had_no_time_says_nothing_of_the_broker(broker, new_pool):
     now = [0.0]
 
     def open_(endpoint, config, protocol, timeout):
@@ -65,28 +76,26 @@ def test_an_attempt_that_had_no_time_says_nothing_of_the_broker(broker):
             raise BrokerUnavailable("timed out")
         return open_connection(endpoint, config, protocol, timeout)
 
-    pool = ConnectionPool(FAST, open=open_, clock=lambda: now[0])
+    pool = new_pool(open=open_, clock=lambda: now[0])
     with pytest.raises(RequestTimedOut, match="in time: timed out"):
         pool.connection(broker.endpoint, 0.001)
     assert pool.down == frozenset()
     assert not pool.connection(broker.endpoint, 3).closed
-    pool.close()
 
 
-def test_nobody_waits_for_a_broker_that_housekeeping_is_trying_to_reach():
+def test_nobody_waits_for_a_broker_that_housekeeping_is_trying_to_reach(new_pool):
     """A connection attempt to a machine that is gone takes seconds; callers go elsewhere meanwhile."""
     trying, give_up, gave_up = threading.Event(), threading.Event(), threading.Event()
-    tries = []
 
     def open_(*arguments):
-        tries.append(1)
-        if len(tries) > 1:
+        if opening.tries > 1:
             trying.set()
             give_up.wait(DEADLINE)
             gave_up.set()
-        return unreachable(*arguments)
+        unreachable(*arguments)
 
-    pool = ConnectionPool(FAST, open=open_)
+    opening = Opening(open_)
+    pool = new_pool(open=opening)
     with pytest.raises(BrokerUnavailable):
         pool.connection(HERE, 3)
     assert trying.wait(DEADLINE)
@@ -94,31 +103,21 @@ def test_nobody_waits_for_a_broker_that_housekeeping_is_trying_to_reach():
         pool.connection(HERE, DEADLINE)
     assert not gave_up.is_set()
     give_up.set()
-    pool.close()
 
 
-def test_a_broken_connection_is_brought_back(broker):
-    pool = ConnectionPool(FAST)
+def test_a_broken_connection_is_brought_back(broker, pool):
     first = pool.connection(broker.endpoint, 3)
     broker.drop_connections()
     eventually(lambda: first.closed)  # noticed by housekeeping, nobody uses it
     eventually(lambda: broker.connections == 2 and not pool.down)
-    second = pool.connection(broker.endpoint, 3)
-    assert second is not first
+    assert pool.connection(broker.endpoint, 3) is not first
     assert not pool.down
-    pool.close()
 
 
-def test_a_thread_that_finds_a_connection_broken_leaves_making_another_to_housekeeping(broker):
+def test_a_thread_that_finds_a_connection_broken_leaves_making_another_to_housekeeping(broker, new_pool):
     """Else both make one, and what was sent on the one that is not kept is read by nobody."""
-    never = ConnectionConfig(reconnect_min_seconds=1000, reconnect_max_seconds=1000)
-    opened = []
-
-    def open_(*arguments):
-        opened.append(open_connection(*arguments))
-        return opened[-1]
-
-    pool = ConnectionPool(never, open=open_)
+    opening = Opening(open_connection)
+    pool = new_pool(NEVER, open=opening)
     first = pool.connection(broker.endpoint, 3)
     tell_pool = first.on_closed
     assert tell_pool is not None
@@ -129,24 +128,20 @@ def test_a_thread_that_finds_a_connection_broken_leaves_making_another_to_housek
         with pytest.raises(BrokerUnavailable, match=r"closed the connection \(trying again in the background\)"):
             connect()
     tell_pool(first)
-    assert opened == [first]
-    assert pool.down == {broker.endpoint}
-    pool.close()
+    assert (opening.opened, pool.down) == ([first], {broker.endpoint})
 
 
-def test_a_broker_that_is_gone_for_good_is_forgotten():
-    pool = ConnectionPool(FAST, open=unreachable)
+def test_a_broker_that_is_gone_for_good_is_forgotten(new_pool):
+    pool = new_pool(open=unreachable)
     with pytest.raises(BrokerUnavailable):
         pool.connection(HERE, 3)
     pool.listed({0: HERE})
     assert pool.down == {HERE}
     pool.listed({})
     assert pool.down == frozenset()
-    pool.close()
 
 
-def test_a_closed_pool_refuses(broker):
-    pool = ConnectionPool(FAST)
+def test_a_closed_pool_refuses(broker, pool):
     connection = pool.connection(broker.endpoint, 3)
     pool.close()
     assert connection.closed
@@ -156,17 +151,11 @@ def test_a_closed_pool_refuses(broker):
 
 def test_a_request_sent_for_a_caller_that_just_left_is_read_all_the_same(broker):
     """Its caller promised to drive the connection, and reached its deadline a moment before the request was sent."""
-    connection = open_connection(broker.endpoint, FAST)
-    connection.drive(Waiter(), time.monotonic())
-    answers = []
-    connection.submit(
-        lambda opaque: (encode_frame(RequestCode.HEARTBEAT, opaque, {}),),
-        lambda reply, error: answers.append(reply),
-        time.monotonic() + 5,
-        background=False,
-    )
-    eventually(lambda: answers)
-    connection.close()
+    answers: list[object] = []
+    with closing(open_connection(broker.endpoint, FAST)) as connection:
+        connection.drive(Waiter(), time.monotonic())
+        connection.submit(heartbeat, lambda reply, _: answers.append(reply), time.monotonic() + 5, background=False)
+        eventually(lambda: answers)
 
 
 def test_timers_run_in_order_of_time_and_survive_a_failing_action(caplog):
@@ -197,8 +186,7 @@ def heartbeat(opaque):
     return (encode_frame(RequestCode.HEARTBEAT, opaque, {}),)
 
 
-def test_a_node_that_has_named_its_leader_is_followed(broker):
-    pool = ConnectionPool(FAST)
+def test_a_node_that_has_named_its_leader_is_followed(broker, pool):
     with FakeBroker({"t": 1}) as other:
         assert pool.follow(NotLeader(0, str(other.endpoint), str(broker.endpoint))) == 0.0
         assert pool.open_connection(broker.endpoint) is None
@@ -208,22 +196,19 @@ def test_a_node_that_has_named_its_leader_is_followed(broker):
         pool.listed({0: other.endpoint})
         assert pool.connection(broker.endpoint, 3).endpoint == broker.endpoint  # who asks for it now knows better
     assert pool.follow(RequestTimedOut("no answer")) is None
-    pool.close()
 
 
-def test_a_named_node_that_is_gone_leads_back_to_the_one_that_is_registered(broker):
-    pool = ConnectionPool(FAST)
+def test_a_named_node_that_is_gone_leads_back_to_the_one_that_is_registered(broker, pool):
     with FakeBroker({"t": 1}) as gone:
         gone.stop()
         pool.follow(NotLeader(0, str(gone.endpoint), str(broker.endpoint)))
         with pytest.raises(BrokerUnavailable):
             pool.connection(broker.endpoint, 3)
     assert pool.connection(broker.endpoint, 3).endpoint == broker.endpoint
-    pool.close()
 
 
-def test_requests_that_a_former_leader_does_not_answer_end_soon(broker):
-    pool = ConnectionPool(ConnectionConfig(request_timeout_seconds=1000))
+def test_requests_that_a_former_leader_does_not_answer_end_soon(broker, new_pool):
+    pool = new_pool(ConnectionConfig(request_timeout_seconds=1000))
     with FakeBroker({"t": 1}) as other:
         pool.listed({0: broker.endpoint, 1: other.endpoint})
         kept = pool.connection(other.endpoint, 3)
@@ -238,25 +223,20 @@ def test_requests_that_a_former_leader_does_not_answer_end_soon(broker):
         assert broker.endpoint not in pool.down
         assert not kept.closed
         assert kept.call(heartbeat, DEADLINE)
-    pool.close()
 
 
-def test_a_former_leader_that_answers_is_heard_first(broker):
-    pool = ConnectionPool(FAST)
+def test_a_former_leader_that_answers_is_heard_first(broker, pool):
     pool.listed({0: broker.endpoint})
     connection = pool.connection(broker.endpoint, 3)
     pool.listed({0: HERE})
     assert connection.call(heartbeat, DEADLINE)
     eventually(lambda: connection.closed)
-    pool.close()
 
 
-def test_a_leader_that_is_back_at_once_keeps_its_connection(broker):
-    pool = ConnectionPool(FAST)
+def test_a_leader_that_is_back_at_once_keeps_its_connection(broker, pool):
     pool.listed({0: broker.endpoint})
     connection = pool.connection(broker.endpoint, 3)
     pool.listed({0: HERE})
     pool.listed({0: broker.endpoint})
     time.sleep(0.5)
     assert pool.connection(broker.endpoint, 3) is connection
-    pool.close()

@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 
 from metaq import LocalMessageStore, Message, Producer, ProducerConfig, SendResult, TopicPartition
 from metaq.protocol.errors import ClientError, DeliveryFailed, NoPartition, RequestRefused, RequestTimedOut
-from metaq.protocol.frames import Frame
 from metaq.protocol.record import iter_headers
-from metaq.protocol.statuses import RequestCode, ResponseCode
-from metaq.testing import FakeBroker, FakeCluster
+from metaq.protocol.statuses import ResponseCode
+from metaq.testing import FakeCluster
+from tests.child import refusal
+from tests.component.client.harness import FAST, is_send, together
 from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
 
-FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
-HERE, OTHER = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)
+TOPICS = {"t": 1, "many": 4}
+HERE, OTHER, THERE = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1), TopicPartition("many", 0, 2)
 
 
 class Reports:
@@ -35,18 +36,6 @@ class Reports:
             self.results.append(result)
 
 
-@pytest.fixture
-def broker():
-    with FakeBroker({"t": 1, "many": 4}) as broker:
-        yield broker
-
-
-@pytest.fixture(params=["auto", "text"])
-def producer(broker, request):
-    with Producer(metadata=FakeCluster([broker]), protocol=request.param, config=FAST) as producer:
-        yield producer
-
-
 def messages(broker, topic, partition):
     """What is stored, in order."""
     bodies = broker.bodies(topic, partition)
@@ -56,12 +45,7 @@ def messages(broker, topic, partition):
 
 def refuse_sends(broker):
     """With an error that cannot help to repeat."""
-    sends = (RequestCode.SEND, RequestCode.SEND_BATCH, RequestCode.SEND_MANY)
-
-    def refuse(request):
-        return ResponseCode.SYSTEM_ERROR if isinstance(request, Frame) and request.code in sends else None
-
-    broker.refuse = refuse
+    broker.refuse = lambda request: ResponseCode.SYSTEM_ERROR if is_send(request) else None
 
 
 def test_each_message_is_stored_in_order_and_reported_with_its_place(broker, producer):
@@ -78,12 +62,11 @@ def test_each_message_is_stored_in_order_and_reported_with_its_place(broker, pro
     assert reports.errors == []
 
 
-def test_what_is_gathered_shares_requests(broker):
-    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
-        for number in range(5000):
-            producer.produce("t", b"%d" % number)
-        futures = [producer.send_async("t", b"%d" % number) for number in range(5000)]
-        producer.flush(DEADLINE)
+def test_what_is_gathered_shares_requests(broker, framed):
+    for number in range(5000):
+        framed.produce("t", b"%d" % number)
+    futures = [framed.send_async("t", b"%d" % number) for number in range(5000)]
+    framed.flush(DEADLINE)
     assert broker.sends < 500
     log = broker.log("t", 0)
     assert [future.result(0).offset for future in futures] == log.starts[5000:]
@@ -99,15 +82,13 @@ def test_messages_without_a_key_stick_to_a_partition_until_its_batch_leaves(brok
     assert [len(broker.bodies("many", number)) for number in range(4)] == [50, 50, 50, 50]
 
 
-def test_messages_to_a_named_partition_keep_their_order_among_all_kinds_of_sends(broker):
-    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
-        for number in range(0, 400, 4):
-            producer.send_async("many", b"%d" % number, partition=TopicPartition("many", 0, 2))
-            producer.produce("many", b"%d" % (number + 1), partition=TopicPartition("many", 0, 2))
-            batch = [b"%d" % (number + 2)]
-            producer.send_batch_async("many", batch, partition=TopicPartition("many", 0, 2))
-            producer.produce("many", b"%d" % (number + 3), key="k", partition=TopicPartition("many", 0, 2))
-        producer.flush(DEADLINE)
+def test_messages_to_a_named_partition_keep_their_order_among_all_kinds_of_sends(broker, framed):
+    for number in range(0, 400, 4):
+        framed.send_async("many", b"%d" % number, partition=THERE)
+        framed.produce("many", b"%d" % (number + 1), partition=THERE)
+        framed.send_batch_async("many", [b"%d" % (number + 2)], partition=THERE)
+        framed.produce("many", b"%d" % (number + 3), key="k", partition=THERE)
+    framed.flush(DEADLINE)
     assert [int(message.payload) for message in messages(broker, "many", 2)] == list(range(400))
 
 
@@ -121,18 +102,14 @@ def test_messages_with_and_without_attributes_are_gathered_together(broker, prod
     assert {message.payload for message in stored} == {b"x"}
 
 
-def test_a_key_chooses_the_partition_and_its_message_is_reported(broker, producer):
+def test_a_key_chooses_the_partition_and_its_message_is_reported(producer):
     reports = Reports()
     for number in range(40):
         producer.produce("many", b"%d" % number, key=f"k{number % 4}", on_delivery=reports)
     producer.flush(DEADLINE)
     assert len(reports.results) == 40
-    by_key: dict[int, set[TopicPartition]] = {}
-    future = producer.send_async("many", b"", key="k1")
-    where = future.result(DEADLINE).partition
-    for result in reports.results:
-        by_key.setdefault(result.partition.partition, set()).add(result.partition)
-    assert where in by_key[where.partition]
+    where = producer.send_async("many", b"", key="k1").result(DEADLINE).partition
+    assert where in {result.partition for result in reports.results}
 
 
 def test_each_message_may_have_a_call_back_of_its_own(producer):
@@ -145,7 +122,6 @@ def test_each_message_may_have_a_call_back_of_its_own(producer):
 
 def test_a_call_back_that_fails_keeps_nothing_from_the_others(producer, caplog):
     reports = Reports()
-
     for _ in range(100):
         producer.produce("t", b"x", on_delivery=raising(StopIteration))  # it would end a loop that is not the user's
         producer.produce("t", b"x", on_delivery=reports)
@@ -154,38 +130,31 @@ def test_a_call_back_that_fails_keeps_nothing_from_the_others(producer, caplog):
     assert caplog.text.count("on_delivery of a send failed") == 100
 
 
-def test_a_call_back_may_send_but_not_wait(broker):
-    reports, refused = Reports(), list[ClientError]()
+def test_a_call_back_may_send_but_not_wait(framed):
+    reports, said = Reports(), list[str]()
 
     def again(error: Exception | None, result: SendResult | None) -> None:
-        try:
-            sender.flush()
-        except ClientError as refusal:
-            refused.append(refusal)
-        sender.produce("t", b"again", on_delivery=reports)
+        said.append(refusal(framed.flush))
+        framed.produce("t", b"again", on_delivery=reports)
 
-    with Producer(metadata=FakeCluster([broker])) as sender:
-        sender.produce("t", b"first", on_delivery=again)
-        eventually(lambda: reports.results)
-    assert len(refused) == 1
+    framed.produce("t", b"first", on_delivery=again)
+    eventually(lambda: reports.results)
+    assert ["callback" in each for each in said] == [True]
 
 
-def test_an_error_is_reported_for_each_message(broker):
+def test_an_error_is_reported_for_each_message(broker, framed):
     reports = Reports()
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        refuse_sends(broker)
-        for _ in range(300):
-            producer.produce("t", b"x", on_delivery=reports)
-        producer.flush(DEADLINE)
-    assert len(reports.errors) == 300
-    assert all(isinstance(error, RequestRefused) for error in reports.errors)
+    refuse_sends(broker)
+    for _ in range(300):
+        framed.produce("t", b"x", on_delivery=reports)
+    framed.flush(DEADLINE)
+    assert [type(error) for error in reports.errors] == [RequestRefused] * 300
 
 
 def test_an_error_that_nobody_is_told_of_is_raised_by_the_flush_and_once_only(broker, framed):
     refuse_sends(broker)
-    for key in (None, "k"):
-        for _ in range(5):
-            framed.produce("t", b"x", key=key)
+    for key in (None, "k") * 5:
+        framed.produce("t", b"x", key=key)
     with pytest.raises(DeliveryFailed, match="10 messages could not be delivered") as lost:
         framed.flush(DEADLINE)
     assert sum(lost.value.losses.values()) == 10
@@ -208,13 +177,14 @@ def test_an_error_that_nobody_is_told_of_is_raised_by_the_end_of_the_block_unles
 
 
 @pytest.mark.parametrize("bound", [{"max_buffered_messages": 20}, {"max_buffered_bytes": 20 * 21}])
-def test_no_more_wait_than_is_allowed_and_a_call_waits_for_room_until_its_deadline(broker, bound):
-    with Producer(metadata=FakeCluster([broker]), config=ProducerConfig(**bound)) as producer:
+def test_no_more_wait_than_is_allowed_and_a_call_waits_for_room_until_its_deadline(broker, cluster, bound):
+    with Producer(metadata=cluster, config=ProducerConfig(**bound)) as producer:
         producer.send("t", b"x")
         broker.silent = True
         futures = [producer.send_async("t", b"x", timeout=DEADLINE) for _ in range(20)]
-        with pytest.raises(RequestTimedOut, match="wait for the brokers already"):
-            producer.produce("t", b"x", timeout=0.05)
+        for send in (producer.produce, producer.send_async):
+            with pytest.raises(RequestTimedOut, match=r"wait for the brokers already, .*max_buffered_bytes"):
+                send("t", b"x", timeout=0.05)
         broker.silent = False
         broker.drop_connections()
         producer.produce("t", b"last", timeout=DEADLINE)
@@ -222,19 +192,17 @@ def test_no_more_wait_than_is_allowed_and_a_call_waits_for_room_until_its_deadli
     assert broker.bodies("t", 0)[-1] == b"last"
 
 
-def test_a_message_ends_at_its_own_deadline_whatever_it_was_gathered_with(broker):
-    reports = Reports()
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        producer.send("t", b"x")
-        broker.silent = True
-        producer.produce("t", b"under way", timeout=DEADLINE, on_delivery=reports)
-        late = producer.send_async("t", b"late", timeout=DEADLINE)
-        early = producer.send_async("t", b"early", timeout=0.1)
-        assert isinstance(early.exception(DEADLINE), RequestTimedOut)
-        assert not late.done()
-        broker.silent = False
-        broker.drop_connections()
-        assert late.result(DEADLINE).offset >= 0
+def test_a_message_ends_at_its_own_deadline_whatever_it_was_gathered_with(broker, framed):
+    framed.send("t", b"x")
+    broker.silent = True
+    framed.produce("t", b"under way", timeout=DEADLINE)
+    late = framed.send_async("t", b"late", timeout=DEADLINE)
+    early = framed.send_async("t", b"early", timeout=0.1)
+    assert isinstance(early.exception(DEADLINE), RequestTimedOut)
+    assert not late.done()
+    broker.silent = False
+    broker.drop_connections()
+    assert late.result(DEADLINE).offset >= 0
 
 
 def test_order_holds_while_connections_break(broker):
@@ -257,48 +225,43 @@ def test_order_holds_while_connections_break(broker):
     assert firsts == list(range(count))
 
 
-def test_messages_of_a_partition_that_fails_go_to_another(broker):
+def test_messages_of_a_partition_that_fails_go_to_another(broker, framed):
     broker.log("many", 1).closed = True
-    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
-        futures = [producer.send_async("many", b"%d" % number) for number in range(500)]
-        assert {future.result(DEADLINE).partition.partition for future in futures} <= {0, 2, 3}
+    futures = [framed.send_async("many", b"%d" % number) for number in range(500)]
+    assert {future.result(DEADLINE).partition.partition for future in futures} <= {0, 2, 3}
 
 
-def test_what_cannot_be_delivered_goes_to_the_store_message_by_message(tmp_path):
+def test_what_cannot_be_delivered_goes_to_the_store_message_by_message(broker, cluster, tmp_path):
     reports = Reports()
-    with FakeBroker({"t": 1}) as broker:
-        cluster = FakeCluster([broker])
-        store = LocalMessageStore(tmp_path / "undelivered.db")
-        with Producer(metadata=cluster, config=FAST, undelivered=store) as producer:
-            broker.log("t", 0).closed = True
-            for number in range(50):
-                producer.produce("t", b"%d" % number, timeout=0.1, on_delivery=reports)
-            eventually(lambda: len(reports.results) == 50)
-            assert all(result.pending for result in reports.results)
-            broker.log("t", 0).closed = False
-            cluster.unregister(broker)
-            producer.produce("t", b"50", on_delivery=reports)  # nobody publishes the topic
-            eventually(lambda: len(reports.results) == 51)
-            cluster.register(broker)
-            eventually(lambda: not store.queues())
-        assert sorted(map(int, broker.bodies("t", 0))) == list(range(51))
+    store = LocalMessageStore(tmp_path / "undelivered.db")
+    with Producer(metadata=cluster, config=FAST, undelivered=store) as producer:
+        broker.log("t", 0).closed = True
+        for number in range(50):
+            producer.produce("t", b"%d" % number, timeout=0.1, on_delivery=reports)
+        eventually(lambda: len(reports.results) == 50)
+        assert all(result.pending for result in reports.results)
+        broker.log("t", 0).closed = False
+        cluster.unregister(broker)
+        producer.produce("t", b"50", on_delivery=reports)  # nobody publishes the topic
+        eventually(lambda: len(reports.results) == 51)
+        cluster.register(broker)
+        eventually(lambda: not store.queues())
+    assert sorted(map(int, broker.bodies("t", 0))) == list(range(51))
     assert reports.errors == []
 
 
-def test_what_a_call_can_tell_at_once_it_raises(broker):
-    with Producer(metadata=FakeCluster([broker])) as producer:
-        payload: Any = "text"
-        with pytest.raises(TypeError):
-            producer.produce("t", payload)
-        with pytest.raises(NoPartition):
-            producer.produce("nowhere", b"x")
-        with pytest.raises(NoPartition):
-            producer.produce("t", b"x", partition=OTHER)
-        producer.send_async("many", b"x", partition=TopicPartition("many", 0, 1))
-        with pytest.raises(NoPartition):
-            producer.send_async("t", b"x", partition=TopicPartition("many", 0, 1))
+def test_what_a_call_can_tell_at_once_it_raises(framed):
+    payload: Any = "text"
+    with pytest.raises(TypeError):
+        framed.produce("t", payload)
+    framed.send_async("many", b"x", partition=THERE)
+    for topic, options in (("nowhere", {}), ("t", {"partition": OTHER}), ("t", {"partition": THERE})):
+        for send in (framed.produce, framed.send_async):
+            with pytest.raises(NoPartition):
+                send(topic, b"x", **options)
+    framed.close()
     with pytest.raises(ClientError, match="closed"):
-        producer.produce("t", b"x")
+        framed.produce("t", b"x")
 
 
 def test_many_threads_gather_in_the_same_batches(broker, producer):
@@ -308,14 +271,9 @@ def test_many_threads_gather_in_the_same_batches(broker, producer):
         for each in range(500):
             producer.produce("t", b"%d.%d" % (number, each), on_delivery=reports)
 
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(send, range(8))
     producer.flush(DEADLINE)
-    assert len(reports.results) == 8 * 500
-    assert len(set(broker.bodies("t", 0))) == 8 * 500
+    assert len(reports.results) == len(set(broker.bodies("t", 0))) == 8 * 500
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 1, 16]), st.booleans()), min_size=1, max_size=60))

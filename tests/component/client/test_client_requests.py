@@ -22,6 +22,8 @@ from metaq.errors import ClientError, ConfigError, NoPartition, RequestTimedOut,
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.serializers import Json
 from metaq.testing import FakeBroker, FakeCluster
+from tests.child import refusal
+from tests.component.client.harness import address, together
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 1, "replies": 1}
@@ -29,14 +31,8 @@ CONFIG = ProducerConfig(reply_topic="replies")
 
 
 @pytest.fixture
-def cluster(broker: FakeBroker) -> FakeCluster:
-    return FakeCluster([broker])
-
-
-@pytest.fixture
-def producer(cluster: FakeCluster) -> Iterator[Producer]:
-    with Producer(metadata=cluster, config=CONFIG) as producer:
-        yield producer
+def producer(framed: Producer) -> Producer:
+    return framed
 
 
 def upper(producer: Producer, request: Message) -> None:
@@ -45,15 +41,14 @@ def upper(producer: Producer, request: Message) -> None:
 
 @contextmanager
 def serving(
-    cluster: FakeCluster, broker: FakeBroker, answer: Callable[[Producer, Message], Any] = upper, protocol: str = "auto"
+    cluster: FakeCluster, broker: FakeBroker, answer: Callable[[Producer, Message], Any] = upper
 ) -> Iterator[None]:
     """Answers requests to partition 0-0 of topic t."""
     ended = threading.Event()
 
     def serve() -> None:
         where = TopicPartition("t", broker.broker_id, 0)
-        address = f"{broker.endpoint.host}:{broker.endpoint.port}"
-        with Producer(metadata=cluster) as replier, PartitionReader(address, where, protocol=protocol) as reader:
+        with Producer(metadata=cluster) as replier, PartitionReader(address(broker), where) as reader:
             while not ended.is_set():
                 for request in reader.poll(timeout=0.05):
                     answer(replier, request)
@@ -76,9 +71,7 @@ def test_each_request_gets_its_own_reply(cluster: FakeCluster, broker: FakeBroke
     assert producer.late_replies == 0
 
 
-def test_a_reply_says_what_it_answers_and_a_request_that_it_asks(
-    producer: Producer, cluster: FakeCluster, broker: FakeBroker
-) -> None:
+def test_a_reply_says_what_it_answers_and_a_request_that_it_asks(producer, cluster, broker):
     seen: list[Message] = []
 
     def answer(replier: Producer, request: Message) -> None:
@@ -103,9 +96,7 @@ def test_two_requesters_get_their_own_replies_only(cluster: FakeCluster, broker:
         assert (one.late_replies, other.late_replies) == (0, 0)
 
 
-def test_a_request_without_a_reply_times_out_and_its_late_reply_is_dropped_and_counted(
-    producer: Producer, cluster: FakeCluster, broker: FakeBroker
-) -> None:
+def test_a_request_without_a_reply_times_out_and_its_late_reply_is_dropped_and_counted(producer, cluster, broker):
     begun = time.monotonic()
     future = producer.request("t", b"slow", timeout=0.2)
     with pytest.raises(RequestTimedOut, match="no reply to a request to topic 't' came in time"):
@@ -116,9 +107,7 @@ def test_a_request_without_a_reply_times_out_and_its_late_reply_is_dropped_and_c
         assert producer.request("t", b"next", timeout=DEADLINE).result(DEADLINE).payload == b"NEXT"
 
 
-def test_of_a_reply_that_comes_twice_the_first_counts(
-    producer: Producer, cluster: FakeCluster, broker: FakeBroker
-) -> None:
+def test_of_a_reply_that_comes_twice_the_first_counts(producer, cluster, broker):
     def twice(replier: Producer, request: Message) -> None:
         replier.reply(request, b"first")
         replier.reply(request, b"second")
@@ -143,8 +132,7 @@ def test_replies_from_before_the_first_request_are_not_read(producer: Producer, 
     assert set(pulled) == {end}
 
 
-def test_close_fails_what_is_pending_with_a_clear_error(cluster: FakeCluster) -> None:
-    producer = Producer(metadata=cluster, config=CONFIG)
+def test_close_fails_what_is_pending_with_a_clear_error(producer: Producer) -> None:
     futures = [producer.request("t", b"x", timeout=60) for _ in range(3)]
     begun = time.monotonic()
     producer.close()
@@ -180,21 +168,20 @@ def test_a_message_that_is_no_request_cannot_be_answered(producer: Producer) -> 
 @pytest.mark.parametrize("options", [{"tag": "x"}, {"key": "k"}, {"partition": TopicPartition("t", 0, 0)}])
 def test_a_reply_goes_where_the_request_says(producer: Producer, broker: FakeBroker, options: Any) -> None:
     producer.request("t", b"x", timeout=0.1)
-    (request,) = _messages(broker)
+    with PartitionReader(address(broker), TopicPartition("t", 0, 0)) as reader:
+        (request,) = reader.poll(timeout=DEADLINE)
     with pytest.raises(ConfigError, match="leave it out: the request says where its reply goes"):
         producer.reply(request, b"y", **options)
 
 
-def _messages(broker: FakeBroker) -> list[Message]:
-    with PartitionReader(f"{broker.endpoint.host}:{broker.endpoint.port}", TopicPartition("t", 0, 0)) as reader:
-        return reader.poll(timeout=DEADLINE)
-
-
 def test_nothing_is_begun_before_the_first_request(producer: Producer) -> None:
+    def is_begun() -> bool:
+        return "metaq-requests" in [thread.name for thread in threading.enumerate()]
+
     producer.send("t", b"x")
-    assert not [thread for thread in threading.enumerate() if thread.name == "metaq-requests"]
+    assert not is_begun()
     producer.request("t", b"x", timeout=0.1)
-    eventually(lambda: [thread for thread in threading.enumerate() if thread.name == "metaq-requests"])
+    eventually(is_begun)
 
 
 def test_a_lost_connection_is_survived(producer: Producer, cluster: FakeCluster, broker: FakeBroker) -> None:
@@ -232,22 +219,18 @@ def _home(producer: Producer) -> object:
     return producer._requester._home
 
 
-def test_callbacks_run_and_may_ask_again_but_not_wait(
-    producer: Producer, cluster: FakeCluster, broker: FakeBroker
-) -> None:
+def test_callbacks_run_and_may_ask_again_but_not_wait(producer, cluster, broker):
     said: list[str] = []
     more: list[Any] = []
 
     def again(future: Any) -> None:
         more.append(producer.request("t", b"again", timeout=DEADLINE))
-        try:
-            more[0].result(DEADLINE)
-        except ClientError as error:
-            said.append(str(error))
+        said.append(refusal(lambda: more[0].result(DEADLINE)))
 
     with serving(cluster, broker):
         producer.request("t", b"x", timeout=DEADLINE).add_done_callback(again)
         eventually(lambda: said)
+        assert "callback" in said[0]
         assert more[0].result(DEADLINE).payload == b"AGAIN"
 
 
@@ -262,9 +245,7 @@ def test_typed_requests_and_replies(producer: Producer, cluster: FakeCluster, br
         assert futures[0].result().decode(Json()) == 1
 
 
-def test_a_reply_is_read_by_the_deserializer_of_its_request(
-    producer: Producer, cluster: FakeCluster, broker: FakeBroker
-) -> None:
+def test_a_reply_is_read_by_the_deserializer_of_its_request(producer, cluster, broker):
     class Text:
         content_type = "text/plain"
 
@@ -297,9 +278,7 @@ def test_where_a_reply_goes_is_written_and_read() -> None:
     assert str(to) == "%REPLY% 7-0 abc"
 
 
-def test_threads_that_ask_first_at_the_same_time_share_what_reads_the_replies(
-    cluster: FakeCluster, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_ask_first_at_the_same_time_share_what_reads_the_replies(cluster, broker, monkeypatch):
     """Else the one of the thread that came first would be closed by nobody."""
     both, made = threading.Barrier(2), list[object]()
 
@@ -312,14 +291,6 @@ def test_threads_that_ask_first_at_the_same_time_share_what_reads_the_replies(
 
     monkeypatch.setattr(requesting_module, "Requester", Meeting)
     with Producer(metadata=cluster, config=CONFIG) as producer, serving(cluster, broker):
-        replies: list[bytes] = []
-        threads = [
-            threading.Thread(target=lambda: replies.append(producer.request("t", b"r").result(DEADLINE).payload))
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(DEADLINE)
+        replies = together(lambda request: producer.request("t", request).result(DEADLINE).payload, [b"r"] * 2)
     assert replies == [b"R", b"R"]
     assert len(made) == 1

@@ -3,25 +3,16 @@
 import threading
 from concurrent.futures import wait
 
-import pytest
-
-from metaq import Producer, ProducerConfig, TopicPartition
-from metaq.protocol.errors import LocalProtocolError, PartitionClosed, RequestTimedOut
+from metaq import Producer, TopicPartition
+from metaq.protocol.errors import PartitionClosed, RequestTimedOut
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from metaq.testing import FakeCluster
+from tests.component.client.harness import address
 from tests.waiting import DEADLINE
 
-FAST = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
 COUNT = 50
 TOPICS = {"t": COUNT, "u": COUNT}
 MANY = f"frame {int(RequestCode.SEND_MANY)}"
-
-
-@pytest.fixture
-def producer(broker):
-    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
-        yield producer
 
 
 def send_rounds(producer, rounds):
@@ -40,9 +31,9 @@ def check_stored(broker, rounds):
         assert len(log.ids) == rounds
 
 
-def test_messages_to_many_partitions_share_requests_and_get_their_results(broker, producer):
+def test_messages_to_many_partitions_share_requests_and_get_their_results(broker, framed):
     broker.replicas = 2
-    futures = send_rounds(producer, 20)
+    futures = send_rounds(framed, 20)
     for future in futures:
         result = future.result(DEADLINE)
         assert result.replicas == 2
@@ -53,18 +44,17 @@ def test_messages_to_many_partitions_share_requests_and_get_their_results(broker
     assert broker.sends < len(futures) / 4
 
 
-def test_a_broker_that_does_not_take_many_gets_a_request_a_partition(broker):
+def test_a_broker_that_does_not_take_many_gets_a_request_a_partition(broker, framed):
     broker.takes_many = False
-    with Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
-        assert not wait(send_rounds(producer, 10), timeout=DEADLINE).not_done
+    assert not wait(send_rounds(framed, 10), timeout=DEADLINE).not_done
     check_stored(broker, 10)
     assert MANY not in broker.requests
 
 
-def test_a_closed_partition_holds_up_only_its_own_messages(broker, producer):
+def test_a_closed_partition_holds_up_only_its_own_messages(broker, framed):
     closed = broker.log("t", 7)
     closed.closed = True
-    futures = send_rounds(producer, 5)
+    futures = send_rounds(framed, 5)
     others = [future for number, future in enumerate(futures) if number % (2 * COUNT) != 7]
     assert not wait(others, timeout=DEADLINE).not_done
     assert not any(future.done() for number, future in enumerate(futures) if number % (2 * COUNT) == 7)
@@ -73,11 +63,11 @@ def test_a_closed_partition_holds_up_only_its_own_messages(broker, producer):
     check_stored(broker, 5)
 
 
-def test_a_part_that_stays_refused_gets_the_brokers_error(broker, producer):
+def test_a_part_that_stays_refused_gets_the_brokers_error(broker, framed):
     broker.log("t", 7).closed = True
     for timeout in (1.0, 10.0, DEADLINE / 2):  # on a machine that is busy the broker may answer late
         futures = {
-            partition: producer.send_async(
+            partition: framed.send_async(
                 "t", b"x", partition=TopicPartition("t", 0, partition), timeout=timeout if partition == 7 else DEADLINE
             )
             for partition in range(COUNT)
@@ -90,7 +80,7 @@ def test_a_part_that_stays_refused_gets_the_brokers_error(broker, producer):
     assert str(PartitionClosed(0, 7)) in str(error)
 
 
-def test_order_holds_while_connections_break(broker, producer):
+def test_order_holds_while_connections_break(broker, framed):
     stop = threading.Event()
 
     def breaking():
@@ -99,7 +89,7 @@ def test_order_holds_while_connections_break(broker, producer):
 
     thread = threading.Thread(target=breaking)
     thread.start()
-    futures = send_rounds(producer, 30)
+    futures = send_rounds(framed, 30)
     stop.set()
     thread.join()
     assert not wait(futures, timeout=DEADLINE).not_done
@@ -111,7 +101,7 @@ def test_order_holds_while_connections_break(broker, producer):
             assert firsts == list(range(30))
 
 
-def test_a_frame_that_is_refused_as_a_whole_is_tried_again(broker, producer):
+def test_a_frame_that_is_refused_as_a_whole_is_tried_again(broker, framed):
     left = [3]
 
     def refuse(request):
@@ -121,13 +111,13 @@ def test_a_frame_that_is_refused_as_a_whole_is_tried_again(broker, producer):
         return None
 
     broker.refuse = refuse
-    assert not wait(send_rounds(producer, 10), timeout=DEADLINE).not_done
+    assert not wait(send_rounds(framed, 10), timeout=DEADLINE).not_done
     assert left == [0]
     check_stored(broker, 10)
 
 
 def test_the_broker_chooses_partitions_for_a_producer_that_does_not_know_them(broker):
-    with Producer.direct(f"{broker.endpoint.host}:{broker.endpoint.port}") as producer:
+    with Producer.direct(address(broker)) as producer:
         futures = [producer.send_async(topic, b"x") for _ in range(100) for topic in ("t", "u")]
         results = [future.result(DEADLINE) for future in futures]
     for result in results:
@@ -138,16 +128,10 @@ def test_the_broker_chooses_partitions_for_a_producer_that_does_not_know_them(br
 # --- batches under way ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["auto", "text"])
-def either(broker, request):
-    with Producer(metadata=FakeCluster([broker]), protocol=request.param, config=FAST) as producer:
-        yield producer
-
-
-def test_batches_of_one_thread_keep_their_order_and_get_their_results(broker, either):
+def test_batches_of_one_thread_keep_their_order_and_get_their_results(broker, producer):
     here = TopicPartition("t", 0, 3)
     batches = [[b"%d.%d" % (number, each) for each in range(20)] for number in range(30)]
-    futures = [either.send_batch_async("t", batch, partition=here) for batch in batches]
+    futures = [producer.send_batch_async("t", batch, partition=here) for batch in batches]
     log = broker.log("t", 3)
     for number, future in enumerate(futures):
         results = future.result(DEADLINE)
@@ -157,26 +141,16 @@ def test_batches_of_one_thread_keep_their_order_and_get_their_results(broker, ei
     assert broker.bodies("t", 3) == [payload for batch in batches for payload in batch]
 
 
-def test_batches_to_many_partitions_share_requests(broker, producer):
-    futures = [producer.send_batch_async("t", [b"x", b"y"]) for _ in range(10 * COUNT)]
+def test_batches_to_many_partitions_share_requests(broker, framed):
+    futures = [framed.send_batch_async("t", [b"x", b"y"]) for _ in range(10 * COUNT)]
     assert not wait(futures, timeout=DEADLINE).not_done
     for partition in range(COUNT):
         assert broker.bodies("t", partition) == [b"x", b"y"] * 10
     assert MANY in broker.requests
 
 
-def test_large_records_are_sent_from_where_they_are(broker, producer):
+def test_large_records_are_sent_from_where_they_are(broker, framed):
     large = [bytes([number]) * 300_000 for number in range(8)]
-    future = producer.send_batch_async("t", large)
+    future = framed.send_batch_async("t", large)
     partition = future.result(DEADLINE)[0].partition.partition
     assert broker.bodies("t", partition) == large
-
-
-def test_an_empty_batch_is_done_at_once(broker, producer):
-    assert producer.send_batch_async("t", []).result(0) == []
-    assert broker.sends == 0
-
-
-def test_a_batch_that_no_frame_can_carry_is_refused_by_the_call(producer):
-    with pytest.raises(LocalProtocolError, match="send it in parts"):
-        producer.send_batch_async("t", [bytes(6 << 20)] * 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +57,7 @@ def drop(made: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [producer, ordered, reader, shared])
-def test_a_dropped_client_warns_and_its_threads_end(
-    broker: FakeBroker, tmp_path: Path, make: Callable[[FakeBroker, Path], Any]
-) -> None:
+def test_a_dropped_client_warns_and_its_threads_end(broker, tmp_path, make):
     broker.append("t", 0, b"something")
     before = set(threading.enumerate())
     made = [make(broker, tmp_path)]
@@ -72,9 +69,7 @@ def test_a_dropped_client_warns_and_its_threads_end(
 
 @pytest.mark.filterwarnings("error::ResourceWarning")
 @pytest.mark.parametrize("make", [producer, ordered, reader, shared])
-def test_a_closed_client_does_not_warn(
-    broker: FakeBroker, tmp_path: Path, make: Callable[[FakeBroker, Path], Any]
-) -> None:
+def test_a_closed_client_does_not_warn(broker, tmp_path, make):
     broker.append("t", 0, b"something")
     make(broker, tmp_path).close()
     gc.collect()

@@ -2,14 +2,14 @@
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from metaq import Producer, ProducerConfig
+from metaq import Producer
 from metaq.client.waiting import Waiter, finish_together
 from metaq.protocol.errors import RequestTimedOut
 from metaq.testing import FakeBroker, FakeCluster
+from tests.component.client.harness import FAST, everything, together
 
 PATIENCE = 30.0
 
@@ -26,14 +26,18 @@ class Blocked:
             time.sleep(0)
 
 
+def assert_woken(blocked):
+    for each in blocked:
+        each.thread.join(PATIENCE / 2)
+        assert not each.thread.is_alive()
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 20])
 def test_all_are_woken(count):
     blocked = [Blocked() for _ in range(count)]
     finish_together([each.waiter for each in blocked])
-    for each in blocked:
-        each.thread.join(PATIENCE / 2)
-        assert not each.thread.is_alive()
-        assert each.waiter.done
+    assert_woken(blocked)
+    assert all(each.waiter.done for each in blocked)
 
 
 def test_who_gave_up_before_still_passes_the_wake_up_on():
@@ -42,24 +46,19 @@ def test_who_gave_up_before_still_passes_the_wake_up_on():
         each.thread.join()
     blocked = [Blocked() for _ in range(4)]
     finish_together([each.waiter for pair in zip(gone, blocked, strict=True) for each in pair])
-    for each in blocked:
-        each.thread.join(PATIENCE / 2)
-        assert not each.thread.is_alive()
+    assert_woken(blocked)
 
 
 def test_who_gives_up_at_the_same_moment_leaves_nobody_asleep():
     for round_ in range(30):
         blocked = [Blocked(PATIENCE if number % 3 else 0.0005 * (round_ % 5)) for number in range(12)]
         finish_together([each.waiter for each in blocked])
-        for each in blocked:
-            each.thread.join(PATIENCE / 2)
-            assert not each.thread.is_alive()
+        assert_woken(blocked)
 
 
 def test_senders_with_short_deadlines_hold_up_nobody_else():
     """Every send of 24 threads ends, a third of them by giving up."""
-    config = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01)
-    with FakeBroker({"t": 3}) as broker, Producer(metadata=FakeCluster([broker]), config=config) as producer:
+    with FakeBroker({"t": 3}) as broker, Producer(metadata=FakeCluster([broker]), config=FAST) as producer:
         given_up = []
 
         def sender(number):
@@ -70,9 +69,6 @@ def test_senders_with_short_deadlines_hold_up_nobody_else():
                     assert number % 3 == 0
                     given_up.append(number)
 
-        with ThreadPoolExecutor(24) as pool:
-            for each in [pool.submit(sender, number) for number in range(24)]:
-                each.result(PATIENCE * 2)
+        together(sender, range(24))
         producer.flush(PATIENCE)
-        stored = sum(len(broker.bodies("t", partition)) for partition in range(3))
-        assert stored >= 2400 - len(given_up)
+        assert len(everything(broker)) >= 2400 - len(given_up)

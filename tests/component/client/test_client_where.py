@@ -8,14 +8,11 @@ from metaq.client.connection import open_connection
 from metaq.client.questions.records import read_chosen
 from metaq.protocol.where import Where
 from metaq.testing import FakeBroker
+from tests.component.client.harness import address
 from tests.properties import LISTED, body_with
 from tests.waiting import DEADLINE, eventually
 
 HERE = TopicPartition("t", 0, 0)
-
-
-def address(broker):
-    return f"{broker.endpoint.host}:{broker.endpoint.port}"
 
 
 def fill(broker, count, payload=b"x" * 1000):

@@ -52,9 +52,7 @@ def test_java_17_or_newer_is_taken(tmp_path: Path, release: str | None, says: st
         (None, "no idea", "unknown"),
     ],
 )
-def test_an_older_java_is_refused_with_its_path_and_version(
-    tmp_path: Path, release: str | None, says: str, version: str
-):
+def test_an_older_java_is_refused_with_its_path_and_version(tmp_path, release, says, version):
     program = make_java(tmp_path / "jdk", release, says)
     with pytest.raises(ConfigError, match=rf"java={program} \(version {version}\): Java 17 or newer is needed"):
         embedded.find_java({"PATH": str(program.parent)})
