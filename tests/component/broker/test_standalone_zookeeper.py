@@ -67,8 +67,7 @@ def received(connection: socket.socket) -> bytes:
 def exactly(connection: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
+        if not (part := connection.recv(count - len(data))):
             raise EOFError
         data += part
     return data
@@ -88,12 +87,16 @@ def test_a_client_writes_reads_and_is_told(client: KazooClient):
     assert told.wait(30)
 
 
+def restart(server: InProcessZooKeeper) -> None:
+    server.stop()
+    server.start()
+
+
 def test_data_sessions_and_ephemeral_nodes_are_kept_over_a_restart(server: InProcessZooKeeper, client: KazooClient):
     client.create("/kept", b"data")
     client.create("/mine", ephemeral=True)
     session = client.client_id[0]
-    server.stop()
-    server.start()
+    restart(server)
     assert client.retry(client.get, "/kept")[0] == b"data"
     assert client.client_id[0] == session
     assert client.get("/mine")[1].ephemeralOwner == session
@@ -110,16 +113,13 @@ def test_without_a_directory_nothing_is_kept():
 
 
 def test_several_servers_share_one_thread(tmp_path: Path):
-    def threads() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name == "metaq standalone zookeeper"]
-
     with (
         InProcessZooKeeper(tmp_path / "a") as first,
         InProcessZooKeeper(tmp_path / "b") as second,
         InProcessZooKeeper(),
     ):
         assert first.port != second.port
-        assert len(threads()) == 1
+        assert [thread.name for thread in threading.enumerate()].count("metaq standalone zookeeper") == 1
 
 
 def test_a_port_in_use_is_refused(server: InProcessZooKeeper, tmp_path: Path):
@@ -226,8 +226,7 @@ def test_a_log_that_cannot_be_written_ends_the_server_and_acknowledges_nothing(s
         with pytest.raises(ConnectionLoss):
             client.create("/lost")
         eventually(lambda: not server.running)
-    server.stop()
-    server.start()
+    restart(server)
     assert client.retry(client.exists, "/safe")
 
 
@@ -243,8 +242,7 @@ def test_a_server_that_stopped_by_itself_starts_again_at_its_port(server: InProc
     server._reactor.callFromThread(fail)
     failed.wait()
     assert not server.running
-    server.stop()
-    server.start()
+    restart(server)
     assert server.running
 
 

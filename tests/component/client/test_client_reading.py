@@ -123,16 +123,17 @@ def test_a_fetch_in_front_of_what_is_kept_says_what_is_kept(broker, reader):
     assert caught.value.first == offsets[1]
 
 
-def test_damage_is_reported_at_each_poll_until_a_seek(broker, reader):
+def test_damage_is_reported_at_each_poll_until_a_seek(broker, protocol):
     offsets = broker.append("t", 0, b"good", b"bad", b"after")
     broker.log("t", 0).data[offsets[2] - 1] ^= 1
-    assert payloads(reader, 1) == [b"good"]
-    for _ in range(2):
-        with pytest.raises(CorruptRecord) as caught:
-            take(reader, 1)
-        assert (caught.value.position, caught.value.end) == tuple(offsets[1:])
-    reader.seek(caught.value.end)
-    assert payloads(reader, 1) == [b"after"]
+    with reading(broker, protocol=protocol) as reader:
+        assert payloads(reader, 1) == [b"good"]
+        for _ in range(2):
+            with pytest.raises(CorruptRecord) as caught:
+                take(reader, 1)
+            assert (caught.value.position, caught.value.end) == tuple(offsets[1:])
+        reader.seek(caught.value.end)
+        assert payloads(reader, 1) == [b"after"]
 
 
 DAMAGES = {

@@ -1,6 +1,7 @@
 """run(retry=…) behind a death: which message may have ended a process, and what becomes of it."""
 
 import threading
+from contextlib import contextmanager
 
 from metaq import Retry
 from metaq.client.consumer.offset_commit import OffsetCommitter
@@ -55,7 +56,9 @@ class Store(OffsetStore):
         self.commits += [each.offset for name, each in offsets.items() if name == HERE]
 
 
+@contextmanager
 def careful(broker, marks, handler, sender=None, retry=None, **arguments):
+    """A listener that runs, and its store."""
     store = Store()
     made = running(
         broker,
@@ -65,14 +68,14 @@ def careful(broker, marks, handler, sender=None, retry=None, **arguments):
         suspects=lambda core: Suspects(marks, OffsetCommitter(store, "g"), core),
         **arguments,
     )
-    return made, store
+    with made:
+        yield made, store
 
 
 def test_without_a_death_partitions_are_marked_in_one_write_and_messages_are_not(broker):
     broker.append("t", 0, *[b"%d" % each for each in range(20)])
     marks, handler = Marks(), Handler()
-    made, store = careful(broker, marks, handler)
-    with made:
+    with careful(broker, marks, handler) as (_, store):
         eventually(lambda: len(handler.processed) == 20)
     assert marks.log == [[RETRIES, HERE]]
     assert store.commits == []
@@ -85,8 +88,7 @@ def test_behind_a_death_each_message_is_written_down_before_it_is_begun_and_what
     def handler(messages):
         seen.append((messages[0].offset, marks.there[HERE]))
 
-    made, store = careful(broker, marks, handler, batch=10)
-    with made:
+    with careful(broker, marks, handler, batch=10) as (_, store):
         eventually(lambda: len(seen) == 3)
     assert seen == [(each, Begun(each, 1)) for each in offsets]
     assert store.commits == offsets[1:]
@@ -95,8 +97,7 @@ def test_behind_a_death_each_message_is_written_down_before_it_is_begun_and_what
 def test_the_messages_behind_the_first_ones_are_committed_in_growing_steps_and_not_written_down(broker):
     offsets = broker.append("t", 0, *[b"%d" % each for each in range(6 * SUSPECT_MESSAGES)])
     marks, handler = Marks(found=Begun()), Handler()
-    made, store = careful(broker, marks, handler)
-    with made:
+    with careful(broker, marks, handler) as (_, store):
         eventually(lambda: len(handler.processed) == len(offsets))
     assert len(marks.log) == 1 + SUSPECT_MESSAGES  # and the mark of the retries
     assert store.commits[SUSPECT_MESSAGES - 1 :] == [offsets[SUSPECT_MESSAGES], offsets[3 * SUSPECT_MESSAGES]]
@@ -105,8 +106,7 @@ def test_the_messages_behind_the_first_ones_are_committed_in_growing_steps_and_n
 def test_a_message_at_which_an_owner_died_alone_has_failed_and_does_not_come_to_the_handler(broker):
     first, _ = broker.append("t", 0, b"kills", b"2")
     marks, handler, sender = Marks(found=Begun(first, 1)), Handler(), Sender()
-    made, _ = careful(broker, marks, handler, sender)
-    with made:
+    with careful(broker, marks, handler, sender):
         eventually(lambda: handler.processed == [b"2"])
     assert handler.seen == [b"2"]
     assert sender.failures == [("%RETRY%g", 1)]
@@ -116,8 +116,7 @@ def test_a_message_at_which_an_owner_died_alone_has_failed_and_does_not_come_to_
 def test_after_its_last_attempt_it_is_a_dead_letter(broker):
     first, _ = broker.append("t", 0, b"kills", b"2")
     handler, sender = Handler(), Sender()
-    made, _ = careful(broker, Marks(found=Begun(first, 1)), handler, sender, Retry(attempts=1))
-    with made:
+    with careful(broker, Marks(found=Begun(first, 1)), handler, sender, Retry(attempts=1)):
         eventually(lambda: handler.processed == [b"2"])
     assert sender.failures == [("%DEAD%g", 1)]
 
@@ -130,8 +129,7 @@ def test_in_order_it_is_begun_again_and_the_deaths_are_counted(broker):
     def handler(messages):
         attempts.extend((each.attempts, marks.there[HERE]) for each in messages)
 
-    made, _ = careful(broker, marks, handler, None, retry)
-    with made:
+    with careful(broker, marks, handler, None, retry):
         eventually(lambda: len(attempts) == 2)
     assert attempts[0] == (2, Begun(first, 2))
 
@@ -151,8 +149,7 @@ def test_beside_others_a_death_names_a_message_and_does_not_count_until_it_is_ha
         inside.remove(messages[0].payload)
 
     broker.append("%RETRY%g", 0, b"other")
-    made, _ = careful(broker, marks, handler, threads=2)
-    with made:
+    with careful(broker, marks, handler, threads=2):
         begun.wait(10)
         gate.set()
         eventually(lambda: len(seen) == 3)
@@ -164,8 +161,7 @@ def test_what_cannot_be_written_down_is_not_begun(broker, caplog):
     broker.append("t", 0, b"1")
     marks, handler = Marks(found=Begun()), Handler()
     marks.failures = [CoordinationUnavailable("no answer")] * 3
-    made, _ = careful(broker, marks, handler)
-    with made:
+    with careful(broker, marks, handler):
         eventually(lambda: handler.processed == [b"1"])
     assert handler.seen == [b"1"]
     assert caplog.text.count("waits until what it begins can be written down") == 1
@@ -174,8 +170,7 @@ def test_what_cannot_be_written_down_is_not_begun(broker, caplog):
 def test_the_mark_of_a_partition_that_is_given_up_is_removed(broker):
     broker.append("t", 0, b"1")
     marks, handler = Marks(), Handler()
-    made, _ = careful(broker, marks, handler)
-    with made:
+    with careful(broker, marks, handler) as (made, _):
         eventually(lambda: handler.processed)
         suspects = made.listener._handling.suspects
         assert suspects is not None
