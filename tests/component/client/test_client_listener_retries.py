@@ -9,7 +9,7 @@ from metaq import Message, Retry, RetryLater, TopicPartition
 from metaq.client.consumer.retrying import FailedMessages, giving_back
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.retries import Failure, encode_failed, failure_of
-from tests.component.client.test_client_listener import Handler, Running
+from tests.component.client.test_client_listener import Handler, Running, is_consumed
 from tests.waiting import eventually
 
 TOPICS = {"t": 1, "%RETRY%g": 1}
@@ -65,13 +65,12 @@ def test_a_failed_message_is_sent_back_and_those_behind_it_are_processed_at_once
     handler, sender = Handler({b"bad": 9}), Sender()
     with running(broker, handler, sender) as listening:
         eventually(lambda: handler.processed == [b"1", b"2"])
-        log = broker.log("t", 0)
-        eventually(lambda: listening.cursors[0].consumed == (log.end, log.ids[-1]))
+        eventually(lambda: is_consumed(listening))
     assert handler.seen == [b"1", b"bad", b"2"]
     assert sender.failures == [("%RETRY%g", 1)]
     ((_, sent),) = sender.sent
     failure = failed(sent)
-    assert (failure.origin.topic, failure.origin.offset) == ("t", log.starts[1])
+    assert (failure.origin.topic, failure.origin.offset) == ("t", broker.log("t", 0).starts[1])
     assert failure.cause.startswith("ValueError: cannot take b'bad'\n")
 
 
@@ -87,10 +86,9 @@ def test_what_has_waited_comes_as_the_original_and_is_dead_after_its_last_attemp
 
     broker.append("%RETRY%g", 0, body, flag=flag)
     with running(broker, handler, sender) as listening:
-        cursor = next(each for each in listening.cursors if each.partition.topic == "%RETRY%g")
+        (cursor,) = (each for each in listening.cursors if each.partition.topic == "%RETRY%g")
         eventually(lambda: cursor.consumed and cursor.consumed[0] == broker.log("%RETRY%g", 0).end)
-    assert seen == [("t", 5, b"twice", 3)]
-    assert sender.failures == [("%DEAD%g", 3)]
+    assert (seen, sender.failures) == ([("t", 5, b"twice", 3)], [("%DEAD%g", 3)])
 
 
 @pytest.mark.parametrize("refusal", [BrokerUnavailable("it is away"), RequestTimedOut("no answer")])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from metaq.broker.sets import rules
 
@@ -28,43 +29,6 @@ from .states import (
 )
 
 
-class AnyoneStands(Model):
-    def may_stand(self, name: str, in_sync: Names, forgetful: Names, promises_run_out: bool) -> bool:
-        return super().may_stand(name, frozenset({name}), forgetful, promises_run_out)
-
-
-class PromisesDoNotWait(Model):
-    def may_stand(self, name: str, in_sync: Names, forgetful: Names, promises_run_out: bool) -> bool:
-        return super().may_stand(name, in_sync, forgetful, True)
-
-
-class AloneDoesNotWait(Model):
-    """A node that is alone in the in-sync set may yet have promised: to an old leader, after it was elected in vain."""
-
-    def may_stand(self, name: str, in_sync: Names, forgetful: Names, promises_run_out: bool) -> bool:
-        return super().may_stand(name, in_sync, forgetful, promises_run_out or in_sync == {name})
-
-
-class TheForgetfulStand(Model):
-    def may_stand(self, name: str, in_sync: Names, forgetful: Names, promises_run_out: bool) -> bool:
-        return super().may_stand(name, in_sync, frozenset(), promises_run_out)
-
-
-class RemindsTooEarly(Model):
-    def may_remind(self, acked: int, committed: int, epoch_start: int) -> bool:
-        return True
-
-
-class EpochsStay(Model):
-    def elected(self, epoch: int, in_sync: Names, name: str, present: Iterable[str]) -> tuple[int, Names]:
-        return epoch, super().elected(epoch, in_sync, name, present)[1]
-
-
-class CandidatesGrant(Model):
-    def may_grant(self, node: Node) -> bool:
-        return rules.may_grant(node.epoch, node.stream, standing=False)
-
-
 class GrantsWhileItJoins(Model):
     """A node answers pings from its first moment on a connection, before it has compared the epochs."""
 
@@ -84,11 +48,6 @@ class AStartForgetsPromises(Model):
             forgotten = {GIVEN: ANSWER_TOO_LATE, HELD: HELD_TOO_LONG, ENDED: NO_GRANT}
             left[at] = forgotten.get(left[at], left[at])
         return tuple(left)
-
-
-class NoGrants(Model):
-    def may_acknowledge(self, held: Names, needed: Names, name: str) -> bool:
-        return True
 
 
 class _WrongOrder(Model):
@@ -131,37 +90,6 @@ class LetsGoBeforeItStops(_WrongOrder):
         yield from super().lose_order(grants, leader, follower)
 
 
-class ElectionsIgnoreTheVersion(Model):
-    def version_fits(self, office: Office, what: str) -> bool:
-        return office.current or what == "election"
-
-
-class InSyncIgnoresTheVersion(Model):
-    def version_fits(self, office: Office, what: str) -> bool:
-        return office.current or what == "in-sync set"
-
-
-class CommitsAlone(Model):
-    def committed_position(self, own: int, acked: dict[str, int], needed: Names, name: str) -> int:
-        return own
-
-
-class CommitsWithTheMajority(Model):
-    def committed_position(self, own: int, acked: dict[str, int], needed: Names, name: str) -> int:
-        ends = sorted([own, *(acked[other] for other in needed - {name})])
-        return ends[(len(ends) - 1) // 2]
-
-
-class DropsBeforeItWrites(Model):
-    def counted(self, in_sync: Names, pending: Names | None) -> Names:
-        return in_sync if pending is None or pending > in_sync else pending
-
-
-class CountsAfterItTookIn(Model):
-    def counted(self, in_sync: Names, pending: Names | None) -> Names:
-        return in_sync if pending is None or pending > in_sync else in_sync | pending
-
-
 class DoubtIsFailure(Model):
     def doubt(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         office = node.office
@@ -181,26 +109,6 @@ class ServesWhatItForgot(Model):
             yield ("find elected", name, ""), self._with(core, name, node._replace(role=ELECTED, office=office))
 
 
-class TakesInWhoHasTheCommitted(Model):
-    def is_caught_up(self, acked: int, committed: int, epoch_start: int) -> bool:
-        return acked >= committed
-
-
-class TakesInAnybody(Model):
-    def is_caught_up(self, acked: int, committed: int, epoch_start: int) -> bool:
-        return True
-
-
-class FollowsOldEpochs(Model):
-    def accepts(self, own_epoch: int, stream_epoch: int) -> bool:
-        return True
-
-
-class FollowersForgetTheEpoch(Model):
-    def epoch_after_joining(self, node: Node, stream: int) -> int:
-        return node.epoch
-
-
 class LeadersForgetTheEpoch(Model):
     def kept(self, node: Node) -> Node:
         if node.role != LEADER:
@@ -208,87 +116,147 @@ class LeadersForgetTheEpoch(Model):
         return node._replace(history=node.history[:-1], epoch=node.history[-2][0] if node.history[1:] else 1)
 
 
-class JoinsUncut(Model):
-    def cut_end(self, own_epoch_end: int, leaders_epoch_end: int) -> int:
-        return 10**9
-
-
-class CutsToTheShorterLog(Model):
-    """The ends of the logs are compared, whatever the epochs."""
-
-    def epoch_end(self, later_starts: Iterable[int], log_end: int) -> int:
-        return log_end
-
-
-class TrustsTheNextStart(Model):
-    """An epoch ends where the next one began, even if a later one began further in front."""
-
-    def epoch_end(self, later_starts: Iterable[int], log_end: int) -> int:
-        starts = list(later_starts)
-        return min(log_end, starts[0]) if starts else log_end
-
-
-class HistoryBeforeTheCut(Model):
-    def torn(self, node: Node, cut: int, leader: Node) -> Node:
-        return node._replace(history=leader.history)
-
-
-class ReadersSeeEverything(Model):
-    def shown(self, node: Node) -> int:
-        return len(node.log) if node.role == LEADER else super().shown(node)
-
-
-class FollowersShowEverything(Model):
-    def visible_end(self, own: int, told: int) -> int:
-        return own
-
-
-class AcknowledgesUnsynced(Model):
-    def acknowledged_end(self, node: Node) -> int:
-        return len(node.log)
-
-
 @dataclass(frozen=True)
 class Mutant:
     """without: the rule that is missing; broken: the number of the invariant that it breaks."""
 
     without: str
-    model: Model
     broken: str
+    model: Model
+
+
+def mutant(without: str, broken: str, model: Model, **instead: Callable[..., Any]) -> Mutant:
+    """instead: what is in the place of rules of the model, by their names."""
+    for name, rule in instead.items():
+        assert hasattr(model, name)
+        setattr(model, name, rule)
+    return Mutant(without, broken, model)
+
+
+def commits_with_the_majority(own: int, acked: dict[str, int], needed: Names, name: str) -> int:
+    ends = sorted([own, *(acked[other] for other in needed - {name})])
+    return ends[(len(ends) - 1) // 2]
+
+
+def trusts_the_next_start(later_starts: Iterable[int], log_end: int) -> int:
+    """An epoch ends where the next one began, even if a later one began further in front."""
+    return min(log_end, next(iter(later_starts), log_end))
+
+
+def ignored_by(change: str) -> Callable[[Office, str], bool]:
+    """The version of the znode, by one kind of change."""
+    return lambda office, what: office.current or what == change
+
+
+RIGHT = Model()
+"""With every rule."""
 
 
 MUTANTS = (
-    Mutant("only in-sync nodes stand", AnyoneStands(2, 1, 2, outside="b"), "2"),
-    Mutant("a forgetful node leaves the election to others", TheForgetfulStand(2, 1, 2, memory=True), "2"),
-    Mutant("a forgetful node stands when it has caught up", RemindsTooEarly(2, 1, 2, memory=True), "2"),
-    Mutant("each election raises the epoch", EpochsStay(2, 1, 2), "1"),
-    Mutant("a node stands when its promises have run out", PromisesDoNotWait(2, 1, 2), "5"),
-    Mutant("promises wait even for the only in-sync node", AloneDoesNotWait(2, 1, 3), "5"),
-    Mutant("a candidate gives no grants", CandidatesGrant(2, 1, 2), "5"),
-    Mutant("a node that joins gives no grants", GrantsWhileItJoins(2, 1, 2), "5"),
-    Mutant("only a candidate that waited for the outcome serves", ServesWhatItForgot(2, 1, 2), "5"),
-    Mutant("a node that starts has promised", AStartForgetsPromises(2, 1, 2), "5"),
-    Mutant("an acknowledgement needs grants", NoGrants(2, 1, 2), "5"),
-    Mutant("a grant counts from the sending of the ping", CountsFromTheAnswer(2, 1, 2), "5"),
-    Mutant("a grant counts for less than is promised", CountsAsLongAsPromised(2, 1, 2), "5"),
-    Mutant("a hand-over stops the leader first", LetsGoBeforeItStops(2, 1, 2), "5"),
-    Mutant("elections compare the version", ElectionsIgnoreTheVersion(2, 1, 3), "2"),
-    Mutant("changes of the in-sync set compare the version", InSyncIgnoresTheVersion(2, 1, 3), "2"),
-    Mutant("a commit needs another node", CommitsAlone(2, 1, 2), "2"),
-    Mutant("a commit needs all in-sync nodes", CommitsWithTheMajority(3, 1, 2), "2"),
-    Mutant("a node is dropped in the znode first", DropsBeforeItWrites(2, 1, 2), "2"),
-    Mutant("a node is counted before it is taken in", CountsAfterItTookIn(2, 1, 2, outside="b"), "2"),
-    Mutant("a write in doubt counts both ways", DoubtIsFailure(2, 1, 2, outside="b"), "2"),
-    Mutant("a node is taken in when it has caught up", TakesInAnybody(2, 1, 2, outside="b"), "2"),
-    Mutant("catching up means the epoch's start, too", TakesInWhoHasTheCommitted(3, 1, 2, outside="c"), "2"),
-    Mutant("a follower refuses older epochs", FollowsOldEpochs(2, 1, 3), "2"),
-    Mutant("a follower keeps the epoch", FollowersForgetTheEpoch(3, 1, 2), "4"),
-    Mutant("a leader keeps the epoch before it serves", LeadersForgetTheEpoch(2, 1, 3), "2"),
-    Mutant("a node that joins cuts", JoinsUncut(2, 1, 2), "6"),
-    Mutant("the cut is at the end of the common epoch", CutsToTheShorterLog(2, 1, 2), "6"),
-    Mutant("an epoch ends at the least of all later starts", TrustsTheNextStart(2, 2, 3, power=True), "6"),
-    Mutant("the cut is on the disk before the history", HistoryBeforeTheCut(2, 1, 2), "6"),
-    Mutant("readers see only what is committed", ReadersSeeEverything(2, 1, 2), "3"),
-    Mutant("followers show only what they were told", FollowersShowEverything(2, 1, 2), "3"),
-    Mutant("a follower acknowledges what is on its disk", AcknowledgesUnsynced(2, 1, 2, power=True), "2"),
+    mutant(
+        "only in-sync nodes stand",
+        "2",
+        Model(2, 1, 2, outside="b"),
+        may_stand=lambda name, _, *more: RIGHT.may_stand(name, frozenset({name}), *more),
+    ),
+    mutant(
+        "a forgetful node leaves the election to others",
+        "2",
+        Model(2, 1, 2, memory=True),
+        may_stand=lambda name, in_sync, _, run_out: RIGHT.may_stand(name, in_sync, frozenset(), run_out),
+    ),
+    mutant(
+        "a forgetful node stands when it has caught up", "2", Model(2, 1, 2, memory=True), may_remind=lambda *_: True
+    ),
+    mutant(
+        "each election raises the epoch",
+        "1",
+        Model(2, 1, 2),
+        elected=lambda epoch, *more: (epoch, RIGHT.elected(epoch, *more)[1]),
+    ),
+    mutant(
+        "a node stands when its promises have run out",
+        "5",
+        Model(2, 1, 2),
+        may_stand=lambda name, in_sync, forgetful, _: RIGHT.may_stand(name, in_sync, forgetful, True),
+    ),
+    # it may yet have promised: to an old leader, after it was elected in vain
+    mutant(
+        "promises wait even for the only in-sync node",
+        "5",
+        Model(2, 1, 3),
+        may_stand=lambda name, in_sync, forgetful, run_out: RIGHT.may_stand(
+            name, in_sync, forgetful, run_out or in_sync == {name}
+        ),
+    ),
+    mutant(
+        "a candidate gives no grants",
+        "5",
+        Model(2, 1, 2),
+        may_grant=lambda node: rules.may_grant(node.epoch, node.stream, standing=False),
+    ),
+    Mutant("a node that joins gives no grants", "5", GrantsWhileItJoins(2, 1, 2)),
+    Mutant("only a candidate that waited for the outcome serves", "5", ServesWhatItForgot(2, 1, 2)),
+    Mutant("a node that starts has promised", "5", AStartForgetsPromises(2, 1, 2)),
+    mutant("an acknowledgement needs grants", "5", Model(2, 1, 2), may_acknowledge=lambda *_: True),
+    Mutant("a grant counts from the sending of the ping", "5", CountsFromTheAnswer(2, 1, 2)),
+    Mutant("a grant counts for less than is promised", "5", CountsAsLongAsPromised(2, 1, 2)),
+    Mutant("a hand-over stops the leader first", "5", LetsGoBeforeItStops(2, 1, 2)),
+    mutant("elections compare the version", "2", Model(2, 1, 3), version_fits=ignored_by("election")),
+    mutant(
+        "changes of the in-sync set compare the version", "2", Model(2, 1, 3), version_fits=ignored_by("in-sync set")
+    ),
+    mutant("a commit needs another node", "2", Model(2, 1, 2), committed_position=lambda own, *_: own),
+    mutant("a commit needs all in-sync nodes", "2", Model(3, 1, 2), committed_position=commits_with_the_majority),
+    mutant(
+        "a node is dropped in the znode first",
+        "2",
+        Model(2, 1, 2),
+        counted=lambda in_sync, pending: in_sync if pending is None or pending > in_sync else pending,
+    ),
+    mutant(
+        "a node is counted before it is taken in",
+        "2",
+        Model(2, 1, 2, outside="b"),
+        counted=lambda in_sync, pending: in_sync if pending is None or pending > in_sync else in_sync | pending,
+    ),
+    Mutant("a write in doubt counts both ways", "2", DoubtIsFailure(2, 1, 2, outside="b")),
+    mutant("a node is taken in when it has caught up", "2", Model(2, 1, 2, outside="b"), is_caught_up=lambda *_: True),
+    mutant(
+        "catching up means the epoch's start, too",
+        "2",
+        Model(3, 1, 2, outside="c"),
+        is_caught_up=lambda acked, committed, _: acked >= committed,
+    ),
+    mutant("a follower refuses older epochs", "2", Model(2, 1, 3), accepts=lambda *_: True),
+    mutant("a follower keeps the epoch", "4", Model(3, 1, 2), epoch_after_joining=lambda node, _: node.epoch),
+    Mutant("a leader keeps the epoch before it serves", "2", LeadersForgetTheEpoch(2, 1, 3)),
+    mutant("a node that joins cuts", "6", Model(2, 1, 2), cut_end=lambda *_: 10**9),
+    # the ends of the logs are compared, whatever the epochs
+    mutant("the cut is at the end of the common epoch", "6", Model(2, 1, 2), epoch_end=lambda _, log_end: log_end),
+    mutant(
+        "an epoch ends at the least of all later starts",
+        "6",
+        Model(2, 2, 3, power=True),
+        epoch_end=trusts_the_next_start,
+    ),
+    mutant(
+        "the cut is on the disk before the history",
+        "6",
+        Model(2, 1, 2),
+        torn=lambda node, _, leader: node._replace(history=leader.history),
+    ),
+    mutant(
+        "readers see only what is committed",
+        "3",
+        Model(2, 1, 2),
+        shown=lambda node: len(node.log) if node.role == LEADER else RIGHT.shown(node),
+    ),
+    mutant("followers show only what they were told", "3", Model(2, 1, 2), visible_end=lambda own, _: own),
+    mutant(
+        "a follower acknowledges what is on its disk",
+        "2",
+        Model(2, 1, 2, power=True),
+        acknowledged_end=lambda node: len(node.log),
+    ),
 )
