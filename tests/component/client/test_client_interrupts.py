@@ -169,14 +169,14 @@ class Interrupter:
 
 def interrupted(
     names: str = "", *modules: ModuleType, lines: bool = True, more_than: int = 10
-) -> Callable[[Callable[..., Iterator[Callable[[], object]]]], Callable[..., None]]:
+) -> Callable[[Callable[..., Iterator[Callable[[], object]]]], Any]:
     """The test yields an action, which is interrupted in the modules of metaq with these names (else those that its
     parameter `names` has), and in `modules`.
 
     It runs with an interrupt, or a storm, at each point in turn, until there is no new one several times in a row.
     """
 
-    def decorate(scenario: Callable[..., Iterator[Callable[[], object]]]) -> Callable[..., None]:
+    def decorate(scenario: Callable[..., Iterator[Callable[[], object]]]) -> Any:
         @pytest.mark.parametrize("storm", [False, True], ids=["once", "storm"])
         @functools.wraps(scenario)
         def test(storm: bool, **fixtures: object) -> None:
@@ -200,7 +200,7 @@ def interrupted(
             raise AssertionError(f"more than {MOST_POINTS} points")
 
         storm = inspect.Parameter("storm", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        test.__signature__ = inspect.Signature([storm, *inspect.signature(scenario).parameters.values()])  # type: ignore[attr-defined]
+        test.__signature__ = inspect.Signature([storm, *inspect.signature(scenario).parameters.values()])
         return test
 
     return decorate

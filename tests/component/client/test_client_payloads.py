@@ -140,7 +140,7 @@ def test_a_local_store_keeps_the_bytes(tmp_path, view):
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("payload", ["text", 5, array.array("d")], ids=repr)
+@pytest.mark.parametrize("payload", ["text", 5, None, array.array("d")], ids=repr)
 def test_what_is_no_payload_is_named_with_its_type(broker, producer, payload, call):
     with pytest.raises(TypeError, match=f"a payload is bytes, .* not {type(payload).__name__}"):
         CALLS[call](producer, payload)

@@ -122,10 +122,6 @@ def test_the_same_key_goes_to_the_same_partition(broker, producer):
     assert partitions == {partition_for_key("order-7", producer.partitions("t"))}
 
 
-def test_a_partition_can_be_named(producer):
-    assert {producer.send("t", b"", partition=THERE).partition for _ in range(3)} == {THERE}
-
-
 def test_a_partition_that_is_not_there_is_refused(producer):
     with pytest.raises(errors.NoPartition, match="0-9"):
         producer.send("t", b"", partition=TopicPartition("t", 0, 9))
@@ -180,12 +176,6 @@ def test_a_send_waits_for_a_topic_whose_only_broker_is_between_two_lives(broker,
 def test_a_topic_without_partitions_is_named_with_the_remedy(producer):
     with pytest.raises(errors.NoPartition, match=r"topic 'other' has no partition.*\[topic=other\]"):
         producer.send("other", b"")
-
-
-@pytest.mark.parametrize("payload", ["text", None, 5])
-def test_a_payload_that_is_no_bytes_is_refused(producer, payload):
-    with pytest.raises(TypeError, match="bytes"):
-        producer.send("t", payload)
 
 
 def test_a_message_above_the_limit_is_refused_before_it_is_sent(broker, producer):

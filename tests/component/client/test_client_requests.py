@@ -269,7 +269,7 @@ def test_a_reply_is_read_by_the_deserializer_of_its_request(producer, cluster, b
         with pytest.raises(ClientError, match=r"has no deserializer"):
             _ = bare.result().value
     with pytest.raises(ConfigError, match=r"deserializer"):
-        producer.request("t", b"x", deserializer=Json)  # type: ignore[arg-type]
+        producer.request("t", b"x", deserializer=Json)
 
 
 def test_where_a_reply_goes_is_written_and_read() -> None:
