@@ -2,9 +2,10 @@
 
 import pytest
 
+from metaq.broker.configuration.settings import BrokerOptions
 from metaq.broker.network.server import SessionFactory
 from metaq.broker.store.partition_log import PartitionLog
-from tests.unit.broker.harness import Harness
+from tests.unit.broker.harness import Harness, Lives, noted
 
 
 @pytest.fixture
@@ -14,6 +15,14 @@ def harness(request, tmp_path):
     yield harness
     harness.threads.run()
     harness.close()
+
+
+@pytest.fixture
+def lives(request, tmp_path):
+    """With the module's OPTIONS of a broker."""
+    lives = Lives(tmp_path, options=getattr(request.module, "OPTIONS", BrokerOptions()))
+    yield lives
+    lives.end()
 
 
 @pytest.fixture
@@ -33,12 +42,6 @@ def factory(harness):
 @pytest.fixture
 def appends(monkeypatch):
     """(topic, partition, units) of each append."""
-    found = []
-    append = PartitionLog.append
-
-    def counted(log, data, units, segment):
-        found.append((log.topic, log.partition, len(units) // 32))
-        return append(log, data, units, segment)
-
-    monkeypatch.setattr(PartitionLog, "append", counted)
-    return found
+    return noted(
+        monkeypatch, PartitionLog, "append", lambda log, _, units, *__: (log.topic, log.partition, len(units) // 32)
+    )

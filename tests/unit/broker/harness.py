@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
@@ -27,10 +30,19 @@ from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import PullRequest
-from metaq.protocol.record import checksum, encode_body, encode_record
-from metaq.protocol.sends import SendBatchRequest
-from metaq.protocol.statuses import RequestCode
+from metaq.protocol.record import (
+    DELAYED_FLAG,
+    attribute_of,
+    checksum,
+    encode_attributes,
+    encode_body,
+    encode_record,
+    iter_headers,
+)
+from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendReply, SendRequest, encode_parts
+from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import AnswerReader, encode_put
+from tests.doubles.store import FaultyFiles
 from tests.frames import FrameReader
 
 T = TypeVar("T")
@@ -138,8 +150,9 @@ def unsent_bytes(broker: Any) -> int:
 class Peer:
     """One connection to the broker, as its client."""
 
-    def __init__(self, session: Session, host: str = "127.0.0.1") -> None:
+    def __init__(self, session: Session, host: str = "127.0.0.1", threads: Threads | None = None) -> None:
         self.session = session
+        self.threads = threads
         self.transport = Transport(peerAddress=IPv4Address("TCP", host, 40000))
         self._answers, self._frames = AnswerReader(), FrameReader()
         session.makeConnection(self.transport)
@@ -156,18 +169,30 @@ class Peer:
     def answers(self) -> list[Any]:
         return self._answers.receive(self.received())
 
-    def ask(self, data: bytes) -> Any:
-        self.send(data)
+    @property
+    def is_read(self) -> bool:
+        return bool(self.transport.producerState == "producing")
+
+    def ask(self, data: bytes, work: bool = False) -> Any:
+        """work: let the threads do theirs before the answer has to be there."""
+        self._ask(data, work)
         (answer,) = self.answers()
         return answer
 
     def frames(self) -> list[Frame]:
         return self._frames.receive(self.received())
 
-    def ask_frame(self, data: bytes) -> Frame:
-        self.send(data)
+    def ask_frame(self, data: bytes, work: bool = False) -> Frame:
+        """work: as of `ask`."""
+        self._ask(data, work)
         (frame,) = self.frames()
         return frame
+
+    def _ask(self, data: bytes, work: bool) -> None:
+        self.send(data)
+        if work:
+            assert self.threads
+            self.threads.run()
 
     def half_close(self) -> None:
         """Send nothing any more, and go on reading."""
@@ -229,7 +254,7 @@ class Harness:
         return TopicStoreConfig(self.config.max_segment_size, topic.unflush_threshold, topic.unflush_interval_ms)
 
     def connect(self, host: str = "127.0.0.1") -> Peer:
-        return Peer(self.session(), host)
+        return Peer(self.session(), host, self.threads)
 
     def session(self) -> Session:
         """Of one more connection, whose transport is the caller's to make."""
@@ -255,6 +280,121 @@ class Harness:
         self.reactor.advance(0)
 
 
+class Lives:
+    """One broker after the other over the same files. options: of each harness."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.directory = directory
+        self.options = options
+        self.files = FaultyFiles()
+        self.time = NOW
+        self.start()
+
+    @property
+    def broker(self) -> Broker:
+        return self.harness.broker
+
+    def start(self, **more: Any) -> None:
+        self.harness = Harness(self.directory, files=self.files, **self.options | more)
+        self.harness.time = self.time
+        self.peer = self.harness.connect()
+
+    def kill(self) -> None:
+        """kill -9, and another start."""
+        self.files.kill()
+        self.files.heal()
+        self.start()
+
+    def restart(self) -> None:
+        self.harness.close()
+        self.start()
+
+    def end(self) -> None:
+        self.files.heal()
+        self.harness.close()
+
+    def fail_change(self, change: int) -> None:
+        """The disk is full at that change of files from now on."""
+        self.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.files.fail_at = self.files.changes + change
+
+    def mend(self) -> None:
+        """There is room again."""
+        self.files.heal()
+        self.harness.store.space.look_now()
+
+    def ask(self, data: bytes, peer: Peer | None = None) -> Frame:
+        peer = peer or self.peer
+        peer.send(data)
+        self.work()
+        (frame,) = peer.frames()
+        return frame
+
+    def work(self) -> None:
+        for _ in range(20):  # a batch is taken in slices
+            self.harness.turn()
+            if not self.harness.threads.run():
+                break
+
+    def step_clock(self, seconds: float) -> None:
+        """The wall clock alone."""
+        self.time = self.harness.time = self.harness.time + seconds
+
+    def wait(self, seconds: float, step: float = 0.05) -> None:
+        """Let both clocks go on."""
+        for _ in range(round(seconds / step)):
+            self.step_clock(step)
+            self.harness.reactor.advance(step)
+            self.harness.threads.run()
+
+    def stored(self, topic: str = "t", partition: int = 0) -> list[tuple[bytes, int, int]]:
+        """(payload, id, flag) of each message."""
+        log = self.harness.store.find(topic, partition)
+        if log is None or log.visible_end == log.first_offset:
+            return []
+        data = log.segments.snapshot().read(log.first_offset, log.visible_end - log.first_offset)
+        return [
+            (payload_of(data[each.start + 20 : each.end], each.flag), each.id, each.flag) for each in iter_headers(data)
+        ]
+
+    def payloads(self, topic: str = "t", partition: int = 0) -> list[bytes]:
+        return [payload for payload, _, _ in self.stored(topic, partition)]
+
+
+def payload_of(body: Any, flag: int) -> bytes:
+    """Behind the attribute."""
+    attribute = attribute_of(body, flag)
+    return bytes(body[0 if attribute is None else 4 + len(attribute) :])
+
+
+def noted(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, of: Callable[..., Any] = lambda *given: given
+) -> list[Any]:
+    """What `of` says of the arguments of each call of owner.name from now on, which does what it did."""
+    calls: list[Any] = []
+    real = getattr(owner, name)
+
+    def call(*given: Any, **more: Any) -> Any:
+        calls.append(of(*given))
+        return real(*given, **more)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+def overwrite(path: str | Path, position: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def place(frame: Frame) -> tuple[int, int]:
+    """First id and offset of what was stored."""
+    assert frame.code == ResponseCode.SUCCESS, frame.remark
+    reply = SendReply.from_ext(frame.ext)
+    return reply.message_id, reply.offset
+
+
 def worked_off(work: Generator[None, None, T]) -> T:
     """What it returns in the end."""
     while True:
@@ -274,10 +414,59 @@ def batch(topic: str, partition: int, bodies: list[bytes], opaque: int = 1, tag:
     return raw_batch(topic, partition, records, opaque)
 
 
-def raw_batch(topic: str, partition: int, records: list[bytes], opaque: int = 1, tx_key: str | None = None) -> bytes:
+def send(
+    topic: str,
+    partition: int,
+    body: bytes = b"hello",
+    opaque: int = 1,
+    flag: int = 0,
+    crc: int | None = None,
+    one_way: int = 0,
+    **more: Any,
+) -> bytes:
+    """crc: instead of the right one; more: what else a SendRequest has."""
+    ext = SendRequest(topic, partition, flag, checksum(body) if crc is None else crc, **more).to_ext()
+    return encode_frame(RequestCode.SEND, opaque, ext, len(body), flag=one_way) + body
+
+
+def raw_batch(topic: str, partition: int, records: list[bytes], opaque: int = 1, **more: Any) -> bytes:
+    """more: what else a SendBatchRequest has."""
     payload = np.array([len(record) for record in records], ">u4").tobytes() + b"".join(records)
-    ext = SendBatchRequest(topic, partition, len(records), tx_key).to_ext()
+    ext = SendBatchRequest(topic, partition, len(records), **more).to_ext()
     return encode_frame(RequestCode.SEND_BATCH, opaque, ext, len(payload)) + payload
+
+
+def many(
+    parts: Sequence[tuple[str, int, list[bytes]]],
+    opaque: int = 1,
+    wrong: Mapping[str, Any] | None = None,
+    sequences: Sequence[int] = (),
+    one_way: int = 0,
+    **more: Any,
+) -> bytes:
+    """parts: (topic, partition, records) of each; wrong: ext fields to send instead; more: of a SendManyRequest."""
+    topics = list(dict.fromkeys(topic for topic, _, _ in parts))
+    records = [record for _, _, records in parts for record in records]
+    table = [(topics.index(topic), partition, len(records)) for topic, partition, records in parts]
+    body = encode_parts(table, list(map(len, records)), sequences) + b"".join(records)
+    ext = SendManyRequest(tuple(topics), len(parts), len(records), **more).to_ext() | dict(wrong or {})
+    return encode_frame(RequestCode.SEND_MANY, opaque, ext, len(body), flag=one_way) + body
+
+
+def record(body: bytes = b"hello", flag: int = 0) -> bytes:
+    return encode_record(body, 0, flag)
+
+
+def reserved(payload: bytes, properties: Mapping[str, str]) -> tuple[int, bytes]:
+    """Flag and body of a message that the broker keeps back: delayed, or a half one."""
+    flag, attribute = encode_attributes(reserved=dict(properties))
+    flag |= DELAYED_FLAG
+    return flag, encode_body(payload, flag, attribute)
+
+
+def records_of(items: Sequence[tuple[int, bytes]]) -> list[bytes]:
+    """items: (flag, body) of each."""
+    return [record(body, flag) for flag, body in items]
 
 
 def pull(topic: str, partition: int, offset: int, max_bytes: int = 1 << 20, opaque: int = 1, **more: Any) -> bytes:

@@ -1,156 +1,51 @@
 """Delayed messages of one broker: delivered once, in order, never early, whatever happens in between."""
 
-import errno
 import json
 import os
 from collections import Counter
+from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from metaq.broker import tuning
-from metaq.broker.store.internal_logs import DELAYED_TOPIC
+from metaq.broker.store.internal_logs import DELAYED_TOPIC, INTERNAL_TOPICS, InternalTopic
+from metaq.cli.app import run
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest, due_ms, pending_ids
 from metaq.protocol.errors import DiskFull
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.message_id import store_time_ms
-from metaq.protocol.record import (
-    DELAYED_FLAG,
-    attribute_of,
-    checksum,
-    encode_attributes,
-    encode_body,
-    encode_record,
-    iter_headers,
-    property_of,
-)
-from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendReply, SendRequest, decode_rows, encode_parts
+from metaq.protocol.record import DELAYED_FLAG, attribute_of, iter_headers, property_of
+from metaq.protocol.sends import decode_rows
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
-from tests.doubles.store import FaultyFiles
-from tests.unit.broker.harness import NOW, Harness, lose_partition, put
+from tests.unit.broker import harness
+from tests.unit.broker.harness import NOW, lose_partition, noted, place, put, raw_batch, records_of, reserved
 
 OK, ILLEGAL = ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL
 NOW_MS = int(NOW * 1000)
 ALICE = 1
+LOOSE_AND_SAFE = "topic", ["t", "safe"]
 
 
 def delayed(payload, delay=None, due=None):
     """Flag and body."""
-    own = {"metaq.due": str(due)} if delay is None else {"metaq.delay": str(delay)}
-    flag, attribute = encode_attributes(reserved=own)
-    flag |= DELAYED_FLAG
-    return flag, encode_body(payload, flag, attribute)
+    return reserved(payload, {"metaq.due": str(due)} if delay is None else {"metaq.delay": str(delay)})
 
 
-def send(topic, partition, payload, delay=None, due=None, producer=0, sequence=0, opaque=1):
+def send(topic, partition, payload, delay=None, due=None, **more):
     flag, body = delayed(payload, delay, due)
-    ext = SendRequest(topic, partition, flag, checksum(body), None, producer, sequence).to_ext()
-    return encode_frame(RequestCode.SEND, opaque, ext, len(body)) + body
+    return harness.send(topic, partition, body, flag=flag, **more)
 
 
-def records_of(items):
-    return [encode_record(body, 0, flag) for flag, body in items]
+def batch(topic, partition, items, **more):
+    return raw_batch(topic, partition, records_of(items), **more)
 
 
-def batch(topic, partition, items, producer=0, sequence=0):
-    records = records_of(items)
-    payload = np.array(list(map(len, records)), ">u4").tobytes() + b"".join(records)
-    ext = SendBatchRequest(topic, partition, len(records), None, producer, sequence).to_ext()
-    return encode_frame(RequestCode.SEND_BATCH, 1, ext, len(payload)) + payload
-
-
-def many(parts, producer=0, sequences=()):
+def many(*parts, **more):
     """parts: (topic, partition, items) of each."""
-    topics = list(dict.fromkeys(part[0] for part in parts))
-    table = [(topics.index(topic), partition, len(items)) for topic, partition, items in parts]
-    records = [record for _, _, items in parts for record in records_of(items)]
-    body = encode_parts(table, list(map(len, records)), sequences) + b"".join(records)
-    ext = SendManyRequest(tuple(topics), len(parts), len(records), producer).to_ext()
-    return encode_frame(RequestCode.SEND_MANY, 1, ext, len(body)) + body
+    return harness.many([(topic, partition, records_of(items)) for topic, partition, items in parts], **more)
 
 
-class Lives:
-    """One broker after the other over the same files."""
-
-    def __init__(self, directory):
-        self.directory = directory
-        self.files = FaultyFiles()
-        self.time = NOW
-        self.start()
-
-    def start(self, topics=""):
-        self.harness = Harness(self.directory, files=self.files, topics=topics)
-        self.harness.time = self.time
-        self.peer = self.harness.connect()
-
-    def kill(self):
-        """kill -9, and another start."""
-        self.files.kill()
-        self.files.heal()
-        self.start()
-
-    def restart(self):
-        self.harness.close()
-        self.start()
-
-    def ask(self, data):
-        self.peer.send(data)
-        self.work()
-        (frame,) = self.peer.frames()
-        return frame
-
-    def work(self):
-        for _ in range(20):  # a batch is taken in slices
-            self.harness.turn()
-            if not self.harness.threads.run():
-                break
-
-    def wait(self, seconds, step=0.05):
-        """Let both clocks go on."""
-        for _ in range(round(seconds / step)):
-            self.time = self.harness.time = self.harness.time + step
-            self.harness.reactor.advance(step)
-            self.harness.threads.run()
-
-    @property
-    def delays(self):
-        return self.harness.broker.delays
-
-    def stored(self, topic="t", partition=0):
-        """(payload, id, flag) of each message."""
-        log = self.harness.store.find(topic, partition)
-        if log is None or log.visible_end == log.first_offset:
-            return []
-        data = log.segments.snapshot().read(log.first_offset, log.visible_end - log.first_offset)
-        found = []
-        for each in iter_headers(data):
-            body = data[each.start + 20 : each.end]
-            attribute = attribute_of(body, each.flag)
-            found.append((body[0 if attribute is None else 4 + len(attribute) :], each.id, each.flag))
-        return found
-
-    def payloads(self, topic="t", partition=0):
-        return [payload for payload, _, _ in self.stored(topic, partition)]
-
-
-@pytest.fixture
-def lives(tmp_path):
-    lives = Lives(tmp_path)
-    yield lives
-    lives.files.heal()
-    lives.harness.close()
-
-
-def place(frame):
-    assert frame.code == OK, frame.remark
-    reply = SendReply.from_ext(frame.ext)
-    return reply.message_id, reply.offset
-
-
-LOOSE_AND_SAFE = ["t", "safe"]
-
-
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 def test_a_message_comes_at_its_time_and_not_before(lives, topic):
     message_id, offset = place(lives.ask(send(topic, 0, b"later", delay=1500)))
     assert (offset, due_ms(message_id)) == (-1, NOW_MS + 1500)
@@ -160,28 +55,26 @@ def test_a_message_comes_at_its_time_and_not_before(lives, topic):
     lives.wait(0.1)
     assert lives.payloads(topic) == [b"sooner"]
     lives.wait(0.7)
-    assert len(lives.delays) == 1
+    assert len(lives.broker.delays) == 1
     lives.wait(0.1)
     (_, first_id, flag), (payload, last_id, _) = lives.stored(topic)
     assert payload == b"later"
     assert not flag & DELAYED_FLAG
     assert first_id < last_id
     assert (store_time_ms(last_id) or 0) >= NOW_MS + 1500
-    assert len(lives.delays) == 0
+    assert len(lives.broker.delays) == 0
 
 
 def test_what_is_delivered_keeps_its_properties(lives):
     place(lives.ask(send("t", 0, b"a", due=NOW_MS + 10)))
     lives.wait(0.1)
-    log = lives.harness.store.get("t", 0)
-    data = bytes(log.segments.read(0, 1000))
+    data = bytes(lives.harness.store.get("t", 0).segments.read(0, 1000))
     (header,) = iter_headers(data)
-    attribute = attribute_of(data[20:], header.flag)
-    assert attribute is not None
+    assert (attribute := attribute_of(data[20:], header.flag)) is not None
     assert property_of(attribute, b"metaq.due") == str(NOW_MS + 10).encode()
 
 
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 def test_a_batch_comes_message_by_message_in_the_order_of_their_times(lives, topic):
     waits = [300, 100, 200, 0, 100]
     items = [delayed(b"%d" % number, wait) for number, wait in enumerate(waits)]
@@ -194,11 +87,8 @@ def test_a_batch_comes_message_by_message_in_the_order_of_their_times(lives, top
 def test_the_parts_of_a_send_many_are_judged_each_on_its_own(lives):
     plain = [(0, b"plain")]
     mixed = [delayed(b"x", 100), (0, b"y")]
-    frame = lives.ask(
-        many(
-            [("t", 0, [delayed(b"a", 100), delayed(b"b", 50)]), ("t", 1, plain), ("safe", 0, mixed), ("safe", 1, plain)]
-        )
-    )
+    waiting = [delayed(b"a", 100), delayed(b"b", 50)]
+    frame = lives.ask(many(("t", 0, waiting), ("t", 1, plain), ("safe", 0, mixed), ("safe", 1, plain)))
     rows = decode_rows(frame.body, 4)
     assert rows.codes == [OK, OK, ILLEGAL, OK]
     assert rows.offsets[:2] == [-1, 0]
@@ -231,39 +121,29 @@ def test_without_a_time_the_flag_of_a_text_put_is_its_senders_own(lives, count):
 YEAR_MS = 366 * 24 * 3600 * 1000
 
 
-@pytest.mark.parametrize(
-    ("what", "why"),
-    [
-        ({"delay": YEAR_MS + 1}, "366 days"),
-        ({"due": NOW_MS + YEAR_MS + 1}, "366 days"),
-        ({"due": 12}, "2011"),
-        ({"due": "soon"}, "no number"),
-        ({"delay": -1}, "no number"),
-    ],
-)
-def test_a_time_that_no_broker_can_keep_is_refused(lives, what, why):
-    for frame in (send("t", 0, b"a", **what), batch("t", 0, [delayed(b"a", **what)])):
-        answer = lives.ask(frame)
-        assert answer.code == ILLEGAL
-        assert why in answer.remark
-    assert len(lives.delays) == 0
+TIMES = {
+    "a delay of more than a year": ({"delay": YEAR_MS + 1}, "366 days"),
+    "a time in more than a year": ({"due": NOW_MS + YEAR_MS + 1}, "366 days"),
+    "a time long ago": ({"due": 12}, "2011"),
+    "a word": ({"due": "soon"}, "no number"),
+    "a delay below 0": ({"delay": -1}, "no number"),
+}
+REFUSED = {
+    **{f"{name}, by itself": (send("t", 0, b"a", **time), [why]) for name, (time, why) in TIMES.items()},
+    **{f"{name}, in a batch": (batch("t", 0, [delayed(b"a", **time)]), [why]) for name, (time, why) in TIMES.items()},
+    "the flag without a time": (batch("t", 0, [(DELAYED_FLAG, b"a")]), ["metaq.due"]),
+    "a delayed one in a transaction": (send("t", 0, b"a", 1, tx_key="TX:x:1"), ["delayed", "transaction"]),
+}
 
 
-def test_the_flag_without_a_time_is_refused(lives):
-    answer = lives.ask(batch("t", 0, [(DELAYED_FLAG, b"a")]))
-    assert (answer.code, "metaq.due" in answer.remark) == (ILLEGAL, True)
+@pytest.mark.parametrize(("frame", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_no_broker_can_keep_is_refused_and_named(lives, frame, why):
+    answer = lives.ask(frame)
+    assert (answer.code, [each in answer.remark for each in why]) == (ILLEGAL, [True] * len(why))
+    assert len(lives.broker.delays) == 0
 
 
-def test_a_delayed_message_in_a_transaction_is_refused_and_both_are_named(lives):
-    flag, body = delayed(b"a", 1)
-    ext = SendRequest("t", 0, flag, checksum(body), "TX:x:1").to_ext()
-    answer = lives.ask(encode_frame(RequestCode.SEND, 1, ext, len(body)) + body)
-    assert answer.code == ILLEGAL
-    assert "delayed" in answer.remark
-    assert "transaction" in answer.remark
-
-
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 @pytest.mark.parametrize("clean", [True, False])
 def test_what_waits_survives_a_restart_and_what_is_due_comes_at_once_in_order(lives, topic, clean):
     items = [delayed(b"%d" % number, wait) for number, wait in enumerate([5000, 300, 200, 9_000_000])]
@@ -271,15 +151,15 @@ def test_what_waits_survives_a_restart_and_what_is_due_comes_at_once_in_order(li
     place(lives.ask(send(topic, 1, b"other", delay=100)))
     lives.time += 6
     (lives.restart if clean else lives.kill)()
-    assert len(lives.delays) == 5
-    assert lives.delays.counts() == Counter({(topic, 0): 4, (topic, 1): 1})
+    assert len(lives.broker.delays) == 5
+    assert lives.broker.delays.counts() == Counter({(topic, 0): 4, (topic, 1): 1})
     lives.wait(0.05)
     assert lives.payloads(topic) == [b"2", b"1", b"0"]
     assert lives.payloads(topic, 1) == [b"other"]
     (lives.restart if clean else lives.kill)()
     lives.wait(1)
     assert lives.payloads(topic) == [b"2", b"1", b"0"]
-    assert len(lives.delays) == 1
+    assert len(lives.broker.delays) == 1
 
 
 def test_a_delivery_gives_others_their_turn(lives):
@@ -292,14 +172,12 @@ def test_a_delivery_gives_others_their_turn(lives):
     assert lives.payloads().index(b"new") == tuning.DELAYED_TURN_RECORDS
 
 
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 @pytest.mark.parametrize("left", [0, 10, 25, 60, 75])
 def test_a_kill_in_the_middle_of_a_delivery_neither_loses_nor_repeats(lives, topic, left):
     """The mark is there, and of the messages only so many bytes."""
-    items = [delayed(b"%d" % number, 100 + number) for number in range(4)]
-    place(lives.ask(batch(topic, 0, items)))
-    lives.time += 1
-    lives.harness.time = lives.time
+    place(lives.ask(batch(topic, 0, [delayed(b"%d" % number, 100 + number) for number in range(4)])))
+    lives.step_clock(1)
     lives.harness.reactor.advance(1)
     lives.files.kill()
     log = lives.harness.store.get(topic, 0)
@@ -312,7 +190,7 @@ def test_a_kill_in_the_middle_of_a_delivery_neither_loses_nor_repeats(lives, top
     lives.kill()
     lives.wait(0.2)
     assert lives.payloads(topic) == [b"0", b"1", b"2", b"3", b"more"]
-    assert len(lives.delays) == 0
+    assert len(lives.broker.delays) == 0
 
 
 @pytest.mark.parametrize("change", [1, 2])
@@ -320,13 +198,11 @@ def test_a_write_that_fails_is_tried_again(lives, change):
     """That of the mark, and that of the messages."""
     place(lives.ask(batch("t", 0, [(0, b"first")])))
     place(lives.ask(batch("t", 0, [delayed(b"a", 100), delayed(b"b", 100)])))
-    lives.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    lives.files.fail_at = lives.files.changes + change
+    lives.fail_change(change)
     lives.wait(0.15)
     assert lives.payloads() == [b"first"]
-    assert len(lives.delays) == 2
-    lives.files.heal()
-    lives.harness.store.space.look_now()
+    assert len(lives.broker.delays) == 2
+    lives.mend()
     place(lives.ask(batch("t", 0, [(0, b"between")])))
     lives.wait(6)
     assert lives.payloads() == [b"first", b"between", b"a", b"b"]
@@ -339,14 +215,12 @@ def test_a_failed_delivery_is_not_believed_after_a_kill(lives):
     """Another message lies where its messages were to be."""
     place(lives.ask(batch("t", 0, [(0, b"first")])))
     place(lives.ask(batch("t", 0, [delayed(b"a", 100), delayed(b"b", 100)])))
-    lives.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    lives.files.fail_at = lives.files.changes + 2
+    lives.fail_change(2)
     lives.wait(0.15)
-    lives.files.heal()
-    lives.harness.store.space.look_now()
+    lives.mend()
     place(lives.ask(batch("t", 0, [(0, b"between" * 30)])))
     lives.kill()
-    assert len(lives.delays) == 2
+    assert len(lives.broker.delays) == 2
     lives.wait(1)
     assert lives.payloads() == [b"first", b"between" * 30, b"a", b"b"]
 
@@ -354,42 +228,31 @@ def test_a_failed_delivery_is_not_believed_after_a_kill(lives):
 def test_a_closed_partition_waits_and_others_do_not(lives):
     place(lives.ask(batch("t", 0, [delayed(b"%d" % number, 100 + number) for number in range(700)])))
     place(lives.ask(send("t", 1, b"other", delay=200)))
-    lives.harness.broker.partitions.close("t", 0, 0)
+    lives.broker.partitions.close("t", 0, 0)
     lives.wait(1.1)
     assert lives.payloads("t", 1) == [b"other"]
-    ((name, (count, why)),) = lives.delays.late().items()
-    assert (name, count) == (("t", 0), 700)
-    assert "closed" in why
-    assert lives.delays.count(("t", 0)) == 700
-    lives.harness.broker.partitions.open("t")
+    ((name, (count, why)),) = lives.broker.delays.late().items()
+    assert (name, count, "closed" in why) == (("t", 0), 700, True)
+    assert lives.broker.delays.count(("t", 0)) == 700
+    lives.broker.partitions.open("t")
     lives.wait(6)
     assert lives.payloads("t", 0) == [b"%d" % number for number in range(700)]
-    assert lives.delays.late() == {}
+    assert lives.broker.delays.late() == {}
 
 
 def test_partitions_that_take_nothing_are_tried_in_turns(lives, monkeypatch):
     monkeypatch.setattr("metaq.broker.tuning.TURN_SECONDS", 0.0)
     for partition in range(3):
         place(lives.ask(send("t", partition, b"%d" % partition, delay=200)))
-        lives.harness.broker.partitions.close("t", partition, partition)
+        lives.broker.partitions.close("t", partition, partition)
     lives.wait(0.25)
-    assert len(lives.delays.late()) == 3
-    tries = []
-    turn, log = lives.delays._turn, lives.delays.writing.log
-
-    def counted_turn():
-        tries.append(0)
-        turn()
-
-    def counted(*arguments):
-        tries[-1] += 1
-        return log(*arguments)
-
-    monkeypatch.setattr(lives.delays, "_turn", counted_turn)
-    monkeypatch.setattr(lives.delays.writing, "log", counted)
+    assert len(lives.broker.delays.late()) == 3
+    tries = noted(monkeypatch, lives.broker.delays.writing, "log")
+    turns = noted(monkeypatch, lives.broker.delays, "_turn", lambda: len(tries))
     lives.wait(1)
-    assert (max(tries), sum(tries) > 6) == (1, True)
-    lives.harness.broker.partitions.open("t")
+    assert max(after - before for before, after in pairwise([*turns, len(tries)])) == 1
+    assert len(tries) > 6
+    lives.broker.partitions.open("t")
     lives.wait(6)
     assert [lives.payloads("t", partition) for partition in range(3)] == [[b"0"], [b"1"], [b"2"]]
 
@@ -397,9 +260,8 @@ def test_partitions_that_take_nothing_are_tried_in_turns(lives, monkeypatch):
 # --- cancelling and listing -------------------------------------------------------------------------------------------
 
 
-def cancelling(topic, partition, message_id, opaque=1):
-    ext = CancelDelayedRequest(topic, partition, message_id).to_ext()
-    return encode_frame(RequestCode.CANCEL_DELAYED, opaque, ext)
+def cancelling(topic, partition, message_id):
+    return encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest(topic, partition, message_id).to_ext())
 
 
 def cancel(lives, topic, partition, message_id):
@@ -408,7 +270,7 @@ def cancel(lives, topic, partition, message_id):
     return frame.ext["state"]
 
 
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 def test_all_who_cancel_a_message_at_once_are_told_that_it_is_cancelled(lives, topic):
     message_id, _ = place(lives.ask(send(topic, 0, b"x", delay=100)))
     peers = [lives.harness.connect() for _ in range(3)]
@@ -420,7 +282,7 @@ def test_all_who_cancel_a_message_at_once_are_told_that_it_is_cancelled(lives, t
     assert lives.payloads(topic) == []
 
 
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 def test_a_cancelled_message_never_comes(lives, topic):
     waits = [100, 200, 300]
     first, _ = place(lives.ask(batch(topic, 0, [delayed(b"%d" % number, wait) for number, wait in enumerate(waits)])))
@@ -428,7 +290,7 @@ def test_a_cancelled_message_never_comes(lives, topic):
     assert cancel(lives, topic, 1, ids[1]) == "unknown"
     assert cancel(lives, topic, 0, ids[1]) == "cancelled"
     assert cancel(lives, topic, 0, ids[1]) == "cancelled"
-    assert lives.delays.count((topic, 0)) == 2
+    assert lives.broker.delays.count((topic, 0)) == 2
     lives.wait(0.15)
     assert cancel(lives, topic, 0, ids[0]) == "late"
     assert cancel(lives, topic, 0, ids[2] + 1) == "unknown"
@@ -440,26 +302,22 @@ def test_a_cancelled_message_never_comes(lives, topic):
 
 def test_a_cancellation_is_answered_when_it_is_safe(lives):
     message_id, _ = place(lives.ask(send("safe", 0, b"a", delay=1000)))
-    lives.peer.send(encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest("safe", 0, message_id).to_ext()))
-    function, done = lives.harness.threads.waiting.pop(0)  # it reads the record
-    done(function())
-    assert lives.peer.frames() == []
-    other = lives.harness.connect()
-    other.send(encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest("safe", 0, message_id).to_ext()))
-    assert other.frames() == []
+    peers = [lives.peer, lives.harness.connect()]
+    lives.peer.send(cancelling("safe", 0, message_id))
+    lives.harness.threads.run_one()  # it reads the record
+    assert peers[0].frames() == []
+    peers[1].send(cancelling("safe", 0, message_id))
+    assert peers[1].frames() == []
     lives.harness.threads.run()
-    for peer in (lives.peer, other):
-        (frame,) = peer.frames()
-        assert frame.ext["state"] == "cancelled"
+    assert [[frame.ext["state"] for frame in peer.frames()] for peer in peers] == [["cancelled"]] * 2
 
 
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 def test_a_cancellation_that_cannot_be_written_is_none(lives, topic):
     message_id, _ = place(lives.ask(send(topic, 0, b"x", delay=1000)))
     lives.files.fail("pwritev")
-    frame = lives.ask(encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest(topic, 0, message_id).to_ext()))
-    assert frame.code != OK
-    assert lives.delays.count((topic, 0)) == 1
+    assert lives.ask(cancelling(topic, 0, message_id)).code != OK
+    assert lives.broker.delays.count((topic, 0)) == 1
     lives.kill()
     lives.wait(2)
     assert lives.payloads(topic) == [b"x"]
@@ -468,8 +326,7 @@ def test_a_cancellation_that_cannot_be_written_is_none(lives, topic):
 def test_a_cancellation_that_is_not_on_the_disk_is_not_answered_as_one(lives):
     message_id, _ = place(lives.ask(send("safe", 0, b"x", delay=1000)))
     lives.files.fail("fdatasync")
-    frame = lives.ask(encode_frame(RequestCode.CANCEL_DELAYED, 1, CancelDelayedRequest("safe", 0, message_id).to_ext()))
-    assert frame.code != OK
+    assert lives.ask(cancelling("safe", 0, message_id)).code != OK
 
 
 def test_a_full_disk_takes_no_delayed_message_of_a_topic_that_has_another_disk(lives):
@@ -478,7 +335,7 @@ def test_a_full_disk_takes_no_delayed_message_of_a_topic_that_has_another_disk(l
     store = lives.harness.store
     store.space.full[store.data_paths[0]] = DiskFull(store.data_paths[0], "0 MiB are free")
     assert lives.ask(send("other", 0, b"x", delay=100)).code == ResponseCode.DISK_FULL
-    assert len(lives.delays) == 0
+    assert len(lives.broker.delays) == 0
 
 
 def test_what_was_read_for_a_delivery_is_not_delivered_when_another_node_has_begun_to_lead(lives):
@@ -486,11 +343,10 @@ def test_what_was_read_for_a_delivery_is_not_delivered_when_another_node_has_beg
     lives.kill()
     lives.harness.threads.run()
     lives.files.page_cache_empty = True
-    for _ in range(60):
-        lives.time = lives.harness.time = lives.harness.time + 0.05
-        lives.harness.reactor.advance(0.05)
+    lives.step_clock(3)
+    lives.harness.reactor.pump([0.05] * 60)
     assert len(lives.harness.threads.waiting) == 1
-    lives.delays.follow()
+    lives.broker.delays.follow()
     lives.work()
     assert lives.payloads() == []
 
@@ -520,12 +376,16 @@ def test_what_waits_is_listed_and_counted_by_topic(lives):
 # --- numbered sends ---------------------------------------------------------------------------------------------------
 
 
+KINDS = "kind", ["one", "batch", "many"]
+
+
 def numbered(kind, topic, payload, sequence):
+    items = [delayed(payload, 1000), delayed(payload + b"2", 2000)]
     if kind == "one":
-        return send(topic, 0, payload, 1000, None, ALICE, sequence)
+        return send(topic, 0, payload, 1000, producer=ALICE, sequence=sequence)
     if kind == "batch":
-        return batch(topic, 0, [delayed(payload, 1000), delayed(payload + b"2", 2000)], ALICE, sequence)
-    return many([(topic, 0, [delayed(payload, 1000), delayed(payload + b"2", 2000)])], ALICE, [sequence])
+        return batch(topic, 0, items, producer=ALICE, sequence=sequence)
+    return many((topic, 0, items), producer=ALICE, sequences=[sequence])
 
 
 def answered(kind, frame):
@@ -536,33 +396,44 @@ def answered(kind, frame):
     return rows.ids[0], rows.offsets[0]
 
 
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
-@pytest.mark.parametrize("kind", ["one", "batch", "many"])
+def delivered(kind, *payloads):
+    return [each for payload in payloads for each in ([payload] if kind == "one" else [payload, payload + b"2"])]
+
+
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*KINDS)
 def test_a_repeated_send_waits_once_and_is_answered_as_the_first(lives, kind, topic):
     first = answered(kind, lives.ask(numbered(kind, topic, b"a", 7)))
     assert answered(kind, lives.ask(numbered(kind, topic, b"a", 7))) == first
     lives.kill()
     assert answered(kind, lives.ask(numbered(kind, topic, b"a", 7))) == first
-    place(lives.ask(batch(topic, 0, [(0, b"plain")], ALICE, 8)))
-    assert lives.ask(batch(topic, 0, [(0, b"late")], ALICE, 7)).code == ResponseCode.STALE_SEQUENCE
+    place(lives.ask(batch(topic, 0, [(0, b"plain")], producer=ALICE, sequence=8)))
+    late = lives.ask(batch(topic, 0, [(0, b"late")], producer=ALICE, sequence=7))
+    assert late.code == ResponseCode.STALE_SEQUENCE
     lives.wait(3)
-    assert lives.payloads(topic) == ([b"plain", b"a"] if kind == "one" else [b"plain", b"a", b"a2"])
+    assert lives.payloads(topic) == [b"plain", *delivered(kind, b"a")]
     second = answered(kind, lives.ask(numbered(kind, topic, b"b", 9)))
     lives.wait(3)
     assert answered(kind, lives.ask(numbered(kind, topic, b"b", 9))) == second
     lives.wait(3)
-    assert len(lives.payloads(topic)) == (3 if kind == "one" else 5)
+    assert lives.payloads(topic) == [b"plain", *delivered(kind, b"a", b"b")]
 
 
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
-@pytest.mark.parametrize("kind", ["one", "batch", "many"])
-def test_a_repeated_send_waits_once_on_a_node_that_has_no_such_partition(lives, kind, topic):
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*KINDS)
+@pytest.mark.parametrize("takes_nothing", [False, True], ids=["is not there", "takes nothing any more"])
+def test_a_repeated_send_is_answered_as_the_first_though_its_partition(lives, kind, topic, takes_nothing):
     """An empty partition is not copied to other nodes, and a power cut may take it away."""
     first = answered(kind, lives.ask(numbered(kind, topic, b"a", 7)))
-    lose_partition(lives, topic)
+    if takes_nothing:
+        lives.broker.partitions.close(topic, 0, 0)
+    else:
+        lose_partition(lives, topic)
     assert answered(kind, lives.ask(numbered(kind, topic, b"a", 7))) == first
+    assert len(lives.broker.delays) == len(delivered(kind, b"a"))
+    lives.broker.partitions.open(topic)
     lives.wait(3)
-    assert lives.payloads(topic) == ([b"a"] if kind == "one" else [b"a", b"a2"])
+    assert lives.payloads(topic) == delivered(kind, b"a")
 
 
 def test_a_cancelled_send_stays_so_on_a_node_that_has_no_such_partition(lives):
@@ -570,7 +441,7 @@ def test_a_cancelled_send_stays_so_on_a_node_that_has_no_such_partition(lives):
     assert cancel(lives, "t", 0, first[0]) == "cancelled"
     lose_partition(lives, "t")
     assert place(lives.ask(numbered("one", "t", b"a", 7))) == first
-    assert len(lives.delays) == 0
+    assert len(lives.broker.delays) == 0
 
 
 def test_no_partition_is_made_of_a_topic_that_is_not_accepted_any_more(lives):
@@ -581,15 +452,7 @@ def test_no_partition_is_made_of_a_topic_that_is_not_accepted_any_more(lives):
     assert lives.harness.store.find("gone", 0) is None
 
 
-@pytest.mark.parametrize("kind", ["one", "batch", "many"])
-def test_a_repeated_send_that_waits_is_answered_as_the_first_when_its_partition_takes_nothing_any_more(lives, kind):
-    first = answered(kind, lives.ask(numbered(kind, "t", b"a", 7)))
-    lives.harness.broker.partitions.close("t", 0, 0)
-    assert answered(kind, lives.ask(numbered(kind, "t", b"a", 7))) == first
-    assert len(lives.delays) == (1 if kind == "one" else 2)
-
-
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 @pytest.mark.parametrize("left", [0, 10, 30, 60, 90])
 def test_a_kill_in_the_middle_of_a_numbered_write_leaves_nothing_of_it(lives, topic, left):
     place(lives.ask(batch(topic, 0, [delayed(b"before", 1000)])))
@@ -600,7 +463,7 @@ def test_a_kill_in_the_middle_of_a_numbered_write_leaves_nothing_of_it(lives, to
     os.truncate(log.segments.active.path, before + left)
     lives.files.heal()
     lives.start()
-    assert len(lives.delays) == 1
+    assert len(lives.broker.delays) == 1
     place(lives.ask(numbered("batch", topic, b"a", 1)))
     lives.kill()
     place(lives.ask(numbered("batch", topic, b"a", 1)))
@@ -614,7 +477,7 @@ def test_a_kill_in_the_middle_of_a_numbered_write_leaves_nothing_of_it(lives, to
 def test_a_clock_that_steps_forward_delivers_by_the_new_time(lives):
     place(lives.ask(send("t", 0, b"a", due=NOW_MS + 3_600_000)))
     lives.wait(0.5)
-    lives.time = lives.harness.time = lives.harness.time + 3600
+    lives.step_clock(3600)
     lives.wait(1.0)
     assert lives.payloads() == [b"a"]
 
@@ -622,7 +485,7 @@ def test_a_clock_that_steps_forward_delivers_by_the_new_time(lives):
 def test_a_clock_that_steps_back_delivers_later_and_never_early(lives):
     place(lives.ask(send("t", 0, b"a", delay=500)))
     lives.wait(0.4)
-    lives.time = lives.harness.time = lives.harness.time - 60
+    lives.step_clock(-60)
     lives.wait(59.9, 0.1)
     assert lives.payloads() == []
     lives.wait(0.5, 0.1)
@@ -633,11 +496,8 @@ def test_a_clock_that_steps_back_delivers_later_and_never_early(lives):
 
 
 def test_ids_that_are_in_use_are_not_given_again(lives, monkeypatch):
-    from metaq.broker.delays import delays
-    from metaq.protocol import delays as rules
-
-    for module in (delays, rules):
-        monkeypatch.setattr(module, "COUNTER_MASK", 3)
+    for module in ("metaq.broker.delays.delays", "metaq.protocol.delays"):
+        monkeypatch.setattr(f"{module}.COUNTER_MASK", 3)
     ids = [place(lives.ask(send("t", 0, b"%d" % number, due=NOW_MS + 1000)))[0] for number in range(10)]
     assert len(set(ids)) == 10
     assert Counter(due_ms(each) - NOW_MS for each in ids) == {1000: 4, 1001: 4, 1002: 2}
@@ -649,26 +509,20 @@ def test_ids_that_are_in_use_are_not_given_again(lives, monkeypatch):
 
 
 @pytest.fixture
-def small(tmp_path, monkeypatch):
+def small(lives, monkeypatch):
     """Segments of a few kibibytes."""
-    from metaq.broker.store import internal_logs
-
-    small = internal_logs.InternalTopic("metaqdelayed", 4096)
-    monkeypatch.setitem(internal_logs.INTERNAL_TOPICS, DELAYED_TOPIC, small)
+    monkeypatch.setitem(INTERNAL_TOPICS, DELAYED_TOPIC, InternalTopic("metaqdelayed", 4096))
     monkeypatch.setattr(tuning, "DELAYED_LOG_BYTES", 8192)
-    lives = Lives(tmp_path)
-    yield lives
-    lives.files.heal()
-    lives.harness.close()
+    return lives
 
 
 def tick(lives, times=6):
     for _ in range(times):
-        lives.delays.tick()
+        lives.broker.delays.tick()
         lives.wait(0.5)
 
 
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 def test_segments_in_which_nothing_waits_go(small, topic):
     for number in range(20):
         place(small.ask(batch(topic, 0, [delayed(b"x" * 200, 100) for _ in range(10)])))
@@ -682,10 +536,10 @@ def test_segments_in_which_nothing_waits_go(small, topic):
     small.kill()
     tick(small, 1)
     assert len(small.payloads(topic)) == 200
-    assert len(small.delays) == 0
+    assert len(small.broker.delays) == 0
 
 
-@pytest.mark.parametrize("topic", LOOSE_AND_SAFE)
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 @pytest.mark.parametrize("killed", [True, False])
 def test_what_waits_long_is_written_anew_and_keeps_its_id(small, topic, killed):
     first, _ = place(small.ask(batch(topic, 0, [delayed(b"long%d" % number, 3_600_000) for number in range(10)])))
@@ -697,24 +551,22 @@ def test_what_waits_long_is_written_anew_and_keeps_its_id(small, topic, killed):
             tick(small, 4)
     (log,) = small.harness.store.internal_logs(DELAYED_TOPIC)
     assert log.first_offset > 10_000
-    assert len(small.delays) == 10
+    assert len(small.broker.delays) == 10
     if killed:
         small.kill()
-    assert small.delays.counts() == Counter({(topic, 0): 10})
+    assert small.broker.delays.counts() == Counter({(topic, 0): 10})
     ids = pending_ids(first, [3_600_000] * 10)
     assert cancel(small, topic, 0, ids[4]) == "cancelled"
-    live = small.delays.live_bytes
+    live = small.broker.delays.live_bytes
     small.kill()
-    assert small.delays.live_bytes == live
-    small.time = small.harness.time = small.harness.time + 3600
+    assert small.broker.delays.live_bytes == live
+    small.step_clock(3600)
     small.wait(1)
     assert small.payloads(topic)[200:] == [b"long%d" % number for number in range(10) if number != 4]
 
 
 def test_metaq_check_finds_nothing_wrong_with_what_waits(lives, capsys):
-    from metaq.cli.app import run
-
-    for topic in LOOSE_AND_SAFE:
+    for topic in ("t", "safe"):
         place(lives.ask(batch(topic, 0, [delayed(b"a", 100), delayed(b"b", 1000)])))
     lives.wait(0.2)
     lives.files.kill()
@@ -732,24 +584,24 @@ def test_metaq_check_finds_nothing_wrong_with_what_waits(lives, capsys):
 def test_a_log_whose_end_is_being_cut_off_is_not_read_meanwhile(lives):
     """That of a deposed leader: what is known of its end is not there any more."""
     place(lives.ask(batch("t", 0, [delayed(b"a", 100)])))
-    lives.delays.follow()
-    (log,) = lives.delays.store.internal_logs(lives.delays._topic)
+    lives.broker.delays.follow()
+    (log,) = lives.broker.delays.store.internal_logs(lives.broker.delays._topic)
     log.durability.write_failed("its end is being cut off")
     for segment in log.segments:
         os.truncate(segment.path, 0)
-    lives.delays.tick()
+    lives.broker.delays.tick()
 
 
 def test_a_node_that_follows_delivers_nothing_and_knows_what_to_do_when_it_leads(lives):
     place(lives.ask(batch("t", 0, [delayed(b"%d" % number, 100 * number) for number in range(1, 6)])))
     lives.wait(0.25)
     assert lives.payloads() == [b"1", b"2"]
-    lives.delays.follow()
+    lives.broker.delays.follow()
     lives.wait(1)
     assert lives.payloads() == [b"1", b"2"]
-    lives.delays.tick()
-    lives.delays.lead()
-    assert len(lives.delays) == 3
+    lives.broker.delays.tick()
+    lives.broker.delays.lead()
+    assert len(lives.broker.delays) == 3
     lives.wait(0.1)
     assert lives.payloads() == [b"1", b"2", b"3", b"4", b"5"]
     lives.kill()
