@@ -1,92 +1,55 @@
 """Numbered sends: a repeated one is stored once, whatever happens between the first one and its answer."""
 
-import errno
 import os
-from itertools import starmap
 
-import numpy as np
 import pytest
 
 from metaq.broker import last_rows, tuning
 from metaq.broker.store import sequence_rows
 from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
-from metaq.protocol.frames import encode_frame
-from metaq.protocol.record import checksum, encode_record
-from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendReply, SendRequest, decode_rows, encode_parts
-from metaq.protocol.statuses import RequestCode, ResponseCode
-from tests.doubles.store import FaultyFiles
-from tests.unit.broker.harness import Harness, put
+from metaq.protocol.sends import decode_rows
+from metaq.protocol.statuses import ResponseCode
+from tests.unit.broker import harness
+from tests.unit.broker.harness import put, raw_batch, record
 
 OK, NOT_SAFE, STALE = ResponseCode.SUCCESS, ResponseCode.NOT_SAFE, ResponseCode.STALE_SEQUENCE
 IN_DOUBT = ResponseCode.SEND_IN_DOUBT
 ALICE, BOB = 1, (1 << 63) - 1
+LOOSE_AND_SAFE = "topic", ["t", "safe"]
 
 
 def send(topic, partition, body, producer, sequence, opaque=1, repeat_ms=-1):
-    ext = SendRequest(topic, partition, 0, checksum(body), None, producer, sequence, repeat_ms).to_ext()
-    return encode_frame(RequestCode.SEND, opaque, ext, len(body)) + body
+    return harness.send(topic, partition, body, opaque, producer=producer, sequence=sequence, repeat_ms=repeat_ms)
 
 
-def batch(topic, partition, bodies, producer, sequence, repeat_ms=-1):
-    records = [encode_record(body, 0, 0) for body in bodies]
-    payload = np.array(list(map(len, records)), ">u4").tobytes() + b"".join(records)
-    ext = SendBatchRequest(topic, partition, len(records), None, producer, sequence, repeat_ms).to_ext()
-    return encode_frame(RequestCode.SEND_BATCH, 1, ext, len(payload)) + payload
+def batch(topic, partition, bodies, producer, sequence, **more):
+    return raw_batch(topic, partition, list(map(record, bodies)), producer=producer, sequence=sequence, **more)
 
 
-def many(parts, producer, repeat_ms=-1, repeats=frozenset()):
+def many(parts, producer, **more):
     """parts: (topic, partition, bodies, sequence) of each."""
-    topics = list(dict.fromkeys(part[0] for part in parts))
-    table = [(topics.index(topic), partition, len(bodies)) for topic, partition, bodies, _ in parts]
-    records = [encode_record(body, 0, 0) for _, _, bodies, _ in parts for body in bodies]
-    body = encode_parts(table, list(map(len, records)), [part[3] for part in parts]) + b"".join(records)
-    ext = SendManyRequest(tuple(topics), len(parts), len(records), producer, repeat_ms, repeats).to_ext()
-    return encode_frame(RequestCode.SEND_MANY, 1, ext, len(body)) + body
+    records = [(topic, partition, list(map(record, bodies))) for topic, partition, bodies, _ in parts]
+    return harness.many(records, sequences=[part[3] for part in parts], producer=producer, **more)
 
 
 def place(frame):
     """First id and offset of what was stored."""
-    assert frame.code == OK, frame.remark
-    reply = SendReply.from_ext(frame.ext)
-    return reply.message_id, reply.offset
+    return harness.place(frame)
 
 
-def stored(harness, topic="t", partition=0):
-    log = harness.store.find(topic, partition)
+def stored(lives, topic="t", partition=0):
+    log = lives.harness.store.find(topic, partition)
     return 0 if log is None else log.segments.message_count
 
 
-class Lives:
-    """One broker after the other over the same files."""
-
-    def __init__(self, directory):
-        self.directory = directory
-        self.files = FaultyFiles()
-        self.start()
-
-    def start(self):
-        self.harness = Harness(self.directory, files=self.files)
-        self.peer = self.harness.connect()
-
-    def kill(self):
-        """kill -9, and another start."""
-        self.files.kill()
-        self.files.heal()
-        self.start()
-
-    def ask(self, data):
-        self.peer.send(data)
-        self.harness.threads.run()
-        (frame,) = self.peer.frames()
-        return frame
-
-
-@pytest.fixture
-def lives(tmp_path):
-    lives = Lives(tmp_path)
-    yield lives
-    lives.files.heal()
-    lives.harness.close()
+def lead_again(lives, seconds=0):
+    """Another node led meanwhile; this one's clock is so far ahead."""
+    sequences = lives.broker.sequences
+    sequences.enabled = False
+    lives.harness.time += seconds
+    sequences.tick()
+    sequences.rebuild()
+    sequences.enabled = True
 
 
 KINDS = {
@@ -95,19 +58,19 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("topic", ["t", "safe"])
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_repeated_send_is_stored_once_and_answered_as_the_first(lives, kind, topic):
     make = KINDS[kind]
     first = place(lives.ask(make(topic, ALICE, 7)))
-    count = stored(lives.harness, topic)
+    count = stored(lives, topic)
     assert place(lives.ask(make(topic, ALICE, 7))) == first
-    assert stored(lives.harness, topic) == count
+    assert stored(lives, topic) == count
     other = place(lives.ask(make(topic, BOB, 7)))
     assert other != first
     assert place(lives.ask(make(topic, ALICE, 9)))[1] > other[1]  # gaps are allowed
     late = lives.ask(make(topic, ALICE, 8))
-    assert (late.code, stored(lives.harness, topic)) == (STALE, 3 * count)
+    assert (late.code, stored(lives, topic)) == (STALE, 3 * count)
     assert "number 8" in late.remark
 
 
@@ -117,10 +80,10 @@ def test_the_parts_of_a_send_many_are_judged_each_on_its_own(lives):
     again = lives.ask(
         many([("t", 0, [b"a"], 1), ("t", 1, [b"e"], 2), ("safe", 0, [b"x"], 4), ("t", 2, [b"y"], 1)], ALICE)
     )
-    rows = list(starmap(lambda *row: row, zip(*decode_rows(again.body, 4), strict=True)))
-    assert rows[0] == (before.ids[0], before.offsets[0], 0, OK)
-    assert [row[3] for row in rows] == [OK, OK, STALE, OK]
-    assert [stored(lives.harness, *each) for each in (("t", 0), ("t", 1), ("safe", 0), ("t", 2))] == [1, 3, 1, 1]
+    rows = decode_rows(again.body, 4)
+    assert (rows.ids[0], rows.offsets[0]) == (before.ids[0], before.offsets[0])
+    assert rows.codes == [OK, OK, STALE, OK]
+    assert [stored(lives, *each) for each in (("t", 0), ("t", 1), ("safe", 0), ("t", 2))] == [1, 3, 1, 1]
 
 
 def test_a_repetition_is_not_acknowledged_before_the_first_one_is_safe(lives):
@@ -134,7 +97,7 @@ def test_a_repetition_is_not_acknowledged_before_the_first_one_is_safe(lives):
     (first,), (second, third, fourth) = lives.peer.frames(), other.frames()
     assert place(first) == place(second) == place(fourth)
     assert decode_rows(third.body, 1).ids == [place(first)[0]]
-    assert stored(lives.harness, "safe") == 1
+    assert stored(lives, "safe") == 1
 
 
 def test_a_sync_that_fails_leaves_it_open_whether_a_send_is_stored(lives):
@@ -143,39 +106,35 @@ def test_a_sync_that_fails_leaves_it_open_whether_a_send_is_stored(lives):
     assert lives.ask(batch("safe", 0, [b"a"], ALICE, 1)).code == NOT_SAFE
     lives.kill()
     place(lives.ask(batch("safe", 0, [b"a"], ALICE, 1)))
-    assert stored(lives.harness, "safe") == 1
+    assert stored(lives, "safe") == 1
 
 
 @pytest.mark.parametrize("change", [1, 2, 3])
 def test_a_write_that_failed_was_never_stored(lives, change):
     """Each write of the rows and the messages in turn."""
     place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))
-    lives.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    lives.files.fail_at = lives.files.changes + change
+    lives.fail_change(change)
     first = lives.ask(batch("t", 0, [b"a", b"b"], ALICE, 2))
-    lives.files.heal()
-    lives.harness.store.space.look_now()
+    lives.mend()
     assert first.code == (ResponseCode.DISK_FULL if change < 3 else OK)
     if change < 3:
         assert place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))[1] == 0  # still the last one
     again = place(lives.ask(batch("t", 0, [b"a", b"b"], ALICE, 2)))
-    assert stored(lives.harness) == 3
+    assert stored(lives) == 3
     lives.kill()
     assert place(lives.ask(batch("t", 0, [b"a", b"b"], ALICE, 2))) == again
 
 
 def test_a_failed_write_does_not_come_back_with_what_lies_in_its_place_later(lives):
     place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))
-    lives.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    lives.files.fail_at = lives.files.changes + 2
+    lives.fail_change(2)
     assert lives.ask(batch("t", 0, [b"a"], ALICE, 2)).code == ResponseCode.DISK_FULL
-    lives.files.heal()
-    lives.harness.store.space.look_now()
+    lives.mend()
     lives.ask(many([("t", 0, [b"b"], 1)], BOB))  # as long, at the same offset
     lives.kill()
     assert place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))[1] == 0
     place(lives.ask(batch("t", 0, [b"a"], ALICE, 2)))
-    assert stored(lives.harness) == 3
+    assert stored(lives) == 3
 
 
 @pytest.mark.parametrize("change", [1, 2])
@@ -183,35 +142,29 @@ def test_a_failed_write_does_not_come_back_with_what_lies_in_its_place_later(liv
 def test_of_two_parts_of_a_partition_whose_write_failed_neither_was_stored(lives, change, numbers):
     """The write of the rows, and of the first part's messages."""
     place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))
-    lives.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    lives.files.fail_at = lives.files.changes + change
+    lives.fail_change(change)
     failed = lives.ask(many([("t", 0, [b"a"], number) for number in numbers], ALICE))
     assert decode_rows(failed.body, 2).codes == [ResponseCode.DISK_FULL] * 2
-    lives.files.heal()
-    lives.harness.store.space.look_now()
-    assert stored(lives.harness) == 1
+    lives.mend()
+    assert stored(lives) == 1
     assert place(lives.ask(batch("t", 0, [b"first"], ALICE, 1)))[1] == 0  # still the last one
     again = place(lives.ask(batch("t", 0, [b"a"], ALICE, 2)))
-    assert stored(lives.harness) == 2
+    assert stored(lives) == 2
     lives.kill()
     assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 2))) == again
 
 
-@pytest.mark.parametrize("topic", ["t", "safe"])
-@pytest.mark.parametrize("clean", [True, False])
-def test_a_restart_remembers(lives, topic, clean):
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
+@pytest.mark.parametrize("end", ["restart", "kill"])
+def test_a_restart_remembers(lives, topic, end):
     first = place(lives.ask(batch(topic, 0, [b"a", b"b"], ALICE, 3)))
-    if clean:
-        lives.harness.close()
-        lives.start()
-    else:
-        lives.kill()
+    getattr(lives, end)()
     assert place(lives.ask(batch(topic, 0, [b"a", b"b"], ALICE, 3))) == first
     assert lives.ask(batch(topic, 0, [b"z"], ALICE, 2)).code == STALE
-    assert stored(lives.harness, topic) == 2
+    assert stored(lives, topic) == 2
 
 
-@pytest.mark.parametrize("topic", ["t", "safe"])
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 @pytest.mark.parametrize("left", [0, 10, 25, 30, 49])
 def test_a_kill_in_the_middle_of_a_write_leaves_nothing_of_it(lives, topic, left):
     """The row is there, and of the messages only so many bytes."""
@@ -222,15 +175,14 @@ def test_a_kill_in_the_middle_of_a_write_leaves_nothing_of_it(lives, topic, left
     os.truncate(path, 25 + left)
     lives.start()
     assert place(lives.ask(batch(topic, 0, [b"hello", b"hello"], ALICE, 1)))[1] == 25
-    assert stored(lives.harness, topic) == 3
     lives.kill()
     assert place(lives.ask(batch(topic, 0, [b"hello", b"hello"], ALICE, 1)))[1] == 25
-    assert stored(lives.harness, topic) == 3
+    assert stored(lives, topic) == 3
 
 
 def test_a_send_that_was_stored_is_acknowledged_when_its_partition_takes_nothing_any_more(lives):
     first = place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
-    lives.harness.broker.partitions.close("t", 0, 0)
+    lives.broker.partitions.close("t", 0, 0)
     assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 1))) == first
     assert place(lives.ask(send("t", 0, b"a", ALICE, 1))) == first
     assert decode_rows(lives.ask(many([("t", 0, [b"a"], 1)], ALICE)).body, 1).codes == [OK]
@@ -238,16 +190,10 @@ def test_a_send_that_was_stored_is_acknowledged_when_its_partition_takes_nothing
 
 
 def test_several_numbered_sends_of_one_read_keep_their_order(lives):
-    lives.peer.send(
-        send("t", 0, b"a", ALICE, 1, 1)
-        + put("t", 0, b"b", 2)
-        + send("t", 0, b"c", ALICE, 2, 3)
-        + send("t", 0, b"c", ALICE, 2, 4)
-    )
+    sends = [send("t", 0, body, ALICE, *numbers) for body, *numbers in ((b"a", 1, 1), (b"c", 2, 3), (b"c", 2, 4))]
+    lives.peer.send(sends[0] + put("t", 0, b"b", 2) + sends[1] + sends[2])
     lives.harness.threads.run()
-    assert stored(lives.harness) == 3
-    data = bytes(lives.harness.store.get("t", 0).segments.read(0, 1000))
-    assert [data[start + 20 : start + 21] for start in (0, 21, 42)] == [b"a", b"b", b"c"]
+    assert lives.payloads() == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize(
@@ -261,20 +207,13 @@ def test_several_numbered_sends_of_one_read_keep_their_order(lives):
 )
 def test_a_numbered_send_has_to_name_its_partition_and_a_number(lives, frame):
     assert lives.ask(frame).code == ResponseCode.MESSAGE_ILLEGAL
-    assert stored(lives.harness) == 0
+    assert stored(lives) == 0
 
 
 @pytest.mark.parametrize("repeats", ["", "x", "-1", "0,,1", "1.5"])
 def test_parts_that_come_again_are_a_list_of_numbers(lives, repeats):
-    frame = many([("t", 0, [b"a"], 1)], ALICE, 5, frozenset({0})).replace(
-        b'"repeats":"0"', b'"repeats":"' + repeats.encode() + b'"'
-    )
-    grown = len(repeats) - 1
-    total, header = int.from_bytes(frame[:4], "big") + grown, int.from_bytes(frame[5:8], "big") + grown
-    assert (
-        lives.ask(total.to_bytes(4, "big") + frame[4:5] + header.to_bytes(3, "big") + frame[8:]).code
-        == ResponseCode.MESSAGE_ILLEGAL
-    )
+    frame = harness.many([("t", 0, [record()])], wrong={"repeats": repeats}, sequences=[1], producer=ALICE, repeat_ms=5)
+    assert lives.ask(frame).code == ResponseCode.MESSAGE_ILLEGAL
 
 
 def test_a_producer_is_forgotten_after_a_day_without_use(lives):
@@ -282,10 +221,10 @@ def test_a_producer_is_forgotten_after_a_day_without_use(lives):
     lives.harness.time += tuning.SEQUENCE_SECONDS - 60
     lives.ask(batch("t", 0, [b"a"], BOB, 1))
     lives.harness.time += 120
-    lives.harness.broker.sequences.tick()
-    assert len(lives.harness.broker.sequences) == 1
+    lives.broker.sequences.tick()
+    assert len(lives.broker.sequences) == 1
     place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
-    assert stored(lives.harness) == 3
+    assert stored(lives) == 3
 
 
 def test_the_least_recently_used_go_first_beyond_the_limit(lives, monkeypatch):
@@ -294,15 +233,17 @@ def test_the_least_recently_used_go_first_beyond_the_limit(lives, monkeypatch):
         lives.ask(batch("t", 0, [b"a"], producer, 1))
     lives.ask(batch("t", 0, [b"a"], 1, 2))
     lives.ask(batch("t", 0, [b"a"], 9, 1))
-    assert len(lives.harness.broker.sequences) == 7
+    assert len(lives.broker.sequences) == 7
     place(lives.ask(batch("t", 0, [b"a"], 1, 2)))
-    assert stored(lives.harness) == 10
+    assert stored(lives) == 10
 
 
 REPEATS = {
     "one": lambda producer: send("t", 0, b"hello", producer, 1, repeat_ms=500),
     "batch": lambda producer: batch("t", 0, [b"hello"], producer, 1, repeat_ms=500),
-    "many": lambda producer: many([("t", 1, [b"x"], 9), ("t", 0, [b"hello"], 1)], producer, 500, frozenset({1})),
+    "many": lambda producer: many(
+        [("t", 1, [b"x"], 9), ("t", 0, [b"hello"], 1)], producer, repeat_ms=500, repeats=frozenset({1})
+    ),
 }
 
 
@@ -333,7 +274,7 @@ def compact(lives):
     """The logs are replaced by what is known."""
     for _ in range(2):
         lives.harness.time += tuning.SEQUENCES_SWEEP_SECONDS + 1
-        lives.harness.broker.sequences.tick()
+        lives.broker.sequences.tick()
         lives.harness.threads.run()
 
 
@@ -342,27 +283,30 @@ def small(monkeypatch):
     monkeypatch.setattr(tuning, "MAX_SEQUENCES", 64)
 
 
-@pytest.mark.parametrize("kind", REPEATS)
-@pytest.mark.parametrize("after", ["nothing", "a restart", "a compaction", "an election"])
-def test_a_repetition_of_a_forgotten_producer_is_refused_and_not_stored_again(lives, small, kind, after, monkeypatch):
+@pytest.fixture
+def forgotten(lives, small):
+    """Alice has sent something, and then so many that she is not known any more."""
     lives.ask(send("t", 0, b"hello", ALICE, 1))
     invent(lives, 100, 140)
+
+
+@pytest.mark.parametrize("kind", REPEATS)
+@pytest.mark.parametrize("after", ["nothing", "a restart", "a compaction", "an election"])
+def test_a_repetition_of_a_forgotten_producer_is_refused_and_not_stored_again(
+    lives, forgotten, kind, after, monkeypatch
+):
     if after == "a compaction":
         monkeypatch.setattr(tuning, "SEQUENCE_LOG_BYTES", 4096)
         compact(lives)
     if after in ("a restart", "a compaction"):
         lives.kill()
     elif after == "an election":
-        sequences = lives.harness.broker.sequences
-        sequences.enabled = False
-        sequences.tick()
-        sequences.rebuild()
-        sequences.enabled = True
-    count = stored(lives.harness)
+        lead_again(lives)
+    count = stored(lives)
     answer = lives.ask(REPEATS[kind](ALICE))
     assert codes(answer)[-1] == IN_DOUBT
     assert "may" in answer.remark or "not known" in answer.remark
-    assert stored(lives.harness) == count
+    assert stored(lives) == count
     assert place(lives.ask(send("t", 0, b"next", ALICE, 2)))  # its next send is taken
     assert place(lives.ask(send("t", 0, b"new", BOB, 1)))  # so is that of a producer that nobody knows
 
@@ -371,10 +315,10 @@ def test_a_repetition_of_a_forgotten_producer_is_refused_and_not_stored_again(li
 def test_a_repetition_of_a_producer_that_is_known_is_answered_as_the_first(lives, small, kind):
     first = place(lives.ask(send("t", 0, b"hello", ALICE, 1)))
     invent(lives, 100, 20)
-    count = stored(lives.harness)
+    count = stored(lives)
     answer = lives.ask(REPEATS[kind](ALICE))
     assert set(codes(answer)) == {OK}
-    assert stored(lives.harness) == count
+    assert stored(lives) == count
     assert place(lives.ask(send("t", 0, b"hello", ALICE, 1))) == first
 
 
@@ -390,27 +334,19 @@ def test_a_repetition_is_stored_if_all_that_was_forgotten_is_older_than_its_firs
     lives.harness.time += tuning.REPEAT_LATE_SECONDS + 10
     invent(lives, 1000, 1)
     if elected:
-        lives.harness.broker.sequences.rebuild()
+        lives.broker.sequences.rebuild()
     assert place(lives.ask(send("t", 0, b"hello", ALICE, 1, repeat_ms=500)))
     assert lives.ask(send("t", 0, b"hello", BOB, 1, repeat_ms=60_000)).code == IN_DOUBT
 
 
-def test_a_leader_whose_clock_is_ahead_takes_no_forgotten_repetition(lives, small):
-    lives.ask(send("t", 0, b"hello", ALICE, 1))
-    invent(lives, 100, 140)
-    sequences = lives.harness.broker.sequences
-    sequences.enabled = False
-    lives.harness.time += 7200
-    sequences.rebuild()
-    sequences.enabled = True
+def test_a_leader_whose_clock_is_ahead_takes_no_forgotten_repetition(lives, forgotten):
+    lead_again(lives, 7200)
     assert lives.ask(send("t", 0, b"hello", ALICE, 1, repeat_ms=500)).code == IN_DOUBT
 
 
 @pytest.mark.parametrize("kind", REPEATS)
-def test_a_repetition_that_may_be_stored_is_in_doubt_also_where_its_partition_takes_nothing(lives, small, kind):
-    lives.ask(send("t", 0, b"hello", ALICE, 1))
-    invent(lives, 100, 140)
-    lives.harness.broker.partitions.close("t", 0, 0)
+def test_a_repetition_that_may_be_stored_is_in_doubt_also_where_its_partition_takes_nothing(lives, forgotten, kind):
+    lives.broker.partitions.close("t", 0, 0)
     assert codes(lives.ask(REPEATS[kind](ALICE)))[-1] == IN_DOUBT
     assert lives.ask(send("t", 0, b"new", BOB, 1)).code == ResponseCode.NO_PERMISSION
 
@@ -419,7 +355,7 @@ def test_the_address_with_the_most_producers_forgets_its_own(lives, small):
     first = place(lives.ask(send("t", 0, b"hello", ALICE, 1)))
     invent(lives, 100, 300, host="10.0.0.9")
     invent(lives, 1000, 30, host="10.0.0.8")
-    assert len(lives.harness.broker.sequences) <= 64
+    assert len(lives.broker.sequences) <= 64
     assert place(lives.ask(send("t", 0, b"hello", ALICE, 1, repeat_ms=500))) == first
 
 
@@ -435,10 +371,10 @@ def test_a_producer_that_sends_after_a_restart_counts_for_its_address(lives, sma
 def test_many_addresses_with_few_producers_each_leave_room(lives, small):
     for number in range(200):
         invent(lives, 100 + number, 1, host=f"10.0.1.{number}")
-    assert len(lives.harness.broker.sequences) <= 64
+    assert len(lives.broker.sequences) <= 64
 
 
-@pytest.mark.parametrize("topic", ["t", "safe"])
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
 def test_the_log_is_replaced_by_what_is_known(lives, topic, monkeypatch):
     monkeypatch.setattr(tuning, "SEQUENCE_LOG_BYTES", 4096)
     monkeypatch.setattr(tuning, "SEQUENCE_ROWS", 2)
@@ -447,43 +383,37 @@ def test_the_log_is_replaced_by_what_is_known(lives, topic, monkeypatch):
         last = place(lives.ask(batch(topic, 0, [b"a"], ALICE, number)))
     (log,) = lives.harness.store.internal_logs(SEQUENCES_TOPIC)
     before = log.end_offset - log.first_offset
-    lives.harness.broker.sequences.tick()
-    lives.harness.threads.run()
-    lives.harness.broker.sequences.tick()
-    lives.harness.threads.run()
+    compact(lives)
     assert log.end_offset - log.first_offset < before / 20
     assert len([name for name in os.listdir(log.directory) if name.endswith(".meta")]) == 1
     lives.kill()
     assert place(lives.ask(batch(topic, 0, [b"a"], BOB, 1))) == first
     assert place(lives.ask(batch(topic, 0, [b"a"], ALICE, 199))) == last
-    assert stored(lives.harness, topic) == 200
+    assert stored(lives, topic) == 200
 
 
 def test_a_follower_looks_at_no_numbers_and_a_leader_reads_them_again(lives):
-    sequences = lives.harness.broker.sequences
+    sequences = lives.broker.sequences
     place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
     sequences.enabled = False
     place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
-    assert stored(lives.harness) == 2
+    assert stored(lives) == 2
     sequences.rebuild()
     sequences.enabled = True
     assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))[1] == 0
-    assert stored(lives.harness) == 2
+    assert stored(lives) == 2
 
 
 def test_a_leader_whose_clock_is_a_day_ahead_of_the_former_ones_knows_its_numbers(lives):
-    sequences = lives.harness.broker.sequences
+    sequences = lives.broker.sequences
     place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
-    sequences.enabled = False
-    lives.harness.time += tuning.SEQUENCE_SECONDS + 3600
-    sequences.rebuild()
-    sequences.enabled = True
+    lead_again(lives, tuning.SEQUENCE_SECONDS + 3600)
     sequences.tick()
     place(lives.ask(batch("t", 0, [b"b"], BOB, 1)))
     lives.harness.time += tuning.SEQUENCES_SWEEP_SECONDS
     sequences.tick()
     assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))[1] == 0
-    assert stored(lives.harness) == 2
+    assert stored(lives) == 2
     lives.harness.time += tuning.SEQUENCE_SECONDS
     sequences.tick()
     assert len(sequences) == 0
@@ -492,7 +422,7 @@ def test_a_leader_whose_clock_is_a_day_ahead_of_the_former_ones_knows_its_number
 def test_a_node_that_has_started_has_nothing_left_to_read_when_it_is_elected(lives, monkeypatch):
     for number in range(1, 9):
         lives.ask(batch("t", 0, [b"a"], ALICE, number))
-    sequences = lives.harness.broker.sequences
+    sequences = lives.broker.sequences
     sequences.enabled = False
     read = []
     tables = sequence_rows.read_tables
@@ -510,19 +440,19 @@ def test_a_node_that_has_started_has_nothing_left_to_read_when_it_is_elected(liv
     sequences.enabled = True
     assert not read
     assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 8)))[1] > 0
-    assert stored(lives.harness) == 8
+    assert stored(lives) == 8
 
 
 def test_clients_see_nothing_of_the_internal_logs(lives):
     lives.ask(batch("safe", 0, [b"a"], ALICE, 1))
     assert [log.topic for log in lives.harness.store.logs()] == ["safe"]
-    assert list(lives.harness.broker.partitions.stored_topics()) == ["safe"]
+    assert list(lives.broker.partitions.stored_topics()) == ["safe"]
     for name in ("/sequences", "metaqsequences"):
         assert lives.ask(batch(name, 1, [b"x"], ALICE, 9)).code != OK
 
 
 def test_others_send_while_the_log_is_replaced_slice_by_slice(lives, slices):
-    topic, peer, works = "t", lives.harness.connect(), lives.harness.broker.sequences._works
+    topic, peer, works = "t", lives.harness.connect(), lives.broker.sequences._works
     places = {producer: place(lives.ask(batch(topic, 0, [b"a"], producer, 1))) for producer in range(1, 60)}
     for number in range(2, 100):
         places[1] = place(lives.ask(batch(topic, 0, [b"a"], 1, number)))
@@ -530,7 +460,7 @@ def test_others_send_while_the_log_is_replaced_slice_by_slice(lives, slices):
     before, first = log.end_offset - log.first_offset, log.first_offset
     for _ in range(2):  # the first tick forgets old producers, the second one replaces the log
         lives.harness.turn()
-        lives.harness.broker.sequences.tick()
+        lives.broker.sequences.tick()
     turns = 0
     while works:
         turns += 1
@@ -539,7 +469,7 @@ def test_others_send_while_the_log_is_replaced_slice_by_slice(lives, slices):
     assert 28 <= turns < 60
     for _ in range(2):
         lives.harness.threads.run()
-        lives.harness.broker.sequences.tick()
+        lives.broker.sequences.tick()
     assert log.first_offset > first
     assert log.end_offset - log.first_offset < before
     lives.kill()
@@ -554,7 +484,7 @@ def test_a_node_that_leads_no_more_does_not_go_on_replacing_the_log(lives, slice
     for number in range(2, 200):
         lives.ask(batch("t", 0, [b"a"], 20, number))
     (log,) = lives.harness.store.internal_logs(SEQUENCES_TOPIC)
-    sequences = lives.harness.broker.sequences
+    sequences = lives.broker.sequences
     for _ in range(2):
         lives.harness.turn()
         sequences.tick()
@@ -574,9 +504,9 @@ def test_a_node_that_leads_no_more_does_not_go_on_replacing_the_log(lives, slice
 def test_producers_are_forgotten_slice_by_slice(lives, slices):
     invent(lives, 1, 50)
     lives.harness.time += tuning.SEQUENCE_SECONDS + 1
-    lives.harness.broker.sequences.tick()
-    assert len(lives.harness.broker.sequences) == 49
+    lives.broker.sequences.tick()
+    assert len(lives.broker.sequences) == 49
     lives.ask(batch("t", 0, [b"a"], 50, 2))
     for _ in range(60):
         lives.harness.turn()
-    assert len(lives.harness.broker.sequences) == 1
+    assert len(lives.broker.sequences) == 1
