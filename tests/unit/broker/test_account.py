@@ -134,28 +134,24 @@ def used(harness):
     return dict(harness.broker.account.budgets())["unfinished_bytes"].used
 
 
-def reading(peer):
-    return peer.transport.producerState == "producing"
-
-
 def test_unfinished_requests_beyond_the_bound_are_not_read_but_for_the_oldest(small):
     peers = [small.connect() for _ in range(4)]
     for peer in peers:
         peer.send(begun(FRAME - 10))
-    assert [reading(peer) for peer in peers] == [True, True, True, False]
+    assert [peer.is_read for peer in peers] == [True, True, True, False]
     late = small.connect()
     late.send(begun(FRAME - 10))
-    assert not reading(late)
+    assert not late.is_read
     account = small.broker.account.unfinished
     assert account.waiting == 2
     for peer in peers[:2]:
         peer.send(bytes(10))
         assert len(peer.frames()) == 1
     small.turn()
-    assert (reading(peers[3]), reading(late)) == (True, False)
+    assert (peers[3].is_read, late.is_read) == (True, False)
     peers[3].lose()
     small.turn()
-    assert reading(late)
+    assert late.is_read
     for peer in (peers[2], late):
         peer.lose()
     assert (account.waiting, used(small)) == (0, 0)
@@ -167,10 +163,10 @@ def test_who_becomes_the_oldest_goes_on_though_the_former_has_begun_another_one(
         peer.send(begun(FRAME - 10))
     for peer in peers[1:3]:
         peer.send(bytes(1))
-    assert [reading(peer) for peer in peers] == [True, False, False, False]
+    assert [peer.is_read for peer in peers] == [True, False, False, False]
     peers[0].send(bytes(10) + begun(FRAME - 10))
     small.turn()
-    assert [reading(peer) for peer in peers] == [False, True, False, False]
+    assert [peer.is_read for peer in peers] == [False, True, False, False]
 
 
 def test_whole_requests_that_wait_for_their_turn_count_too(small):
@@ -181,12 +177,12 @@ def test_whole_requests_that_wait_for_their_turn_count_too(small):
     assert used(small) == 4 * FRAME
     late = small.connect()
     late.send(begun(FRAME - 10))
-    assert not reading(late)
+    assert not late.is_read
     for peer in waiting[:2]:
         peer.session.resumeProducing()
         assert len(peer.frames()) == 1
     small.turn()
-    assert reading(late)
+    assert late.is_read
     assert used(small) == 3 * FRAME - 10
 
 
@@ -224,7 +220,7 @@ def test_requests_under_way_let_no_others_in_beyond_the_bound(small, under_way, 
     unsent = dict.fromkeys(peers, request)
     most = 0
     while any(unsent.values()) or small.reactor.getDelayedCalls():
-        for peer in [peer for peer, rest in unsent.items() if rest and reading(peer)]:
+        for peer in [peer for peer, rest in unsent.items() if rest and peer.is_read]:
             peer.send(unsent[peer][:READ])
             unsent[peer] = unsent[peer][READ:]
             most = max(most, used(small))
@@ -245,7 +241,7 @@ def test_whole_requests_that_wait_for_their_turn_let_no_others_in_beyond_the_bou
     coming = dict.fromkeys(peers, FRAME - READ)
     most = 0
     while any(coming.values()) or waiting:
-        if not (ready := [peer for peer, left in coming.items() if left and reading(peer)]):
+        if not (ready := [peer for peer, left in coming.items() if left and peer.is_read]):
             waiting.pop(0)()
         for peer in ready:
             count = min(len(peer.session.space), coming[peer], READ)
@@ -265,18 +261,18 @@ def test_who_has_nothing_left_is_read_again_though_there_is_no_room(small, under
     oldest.session.pauseProducing()
     oldest.send(begun(FRAME)[100:] + begun(FRAME) * 3)
     peer.send(request)
-    assert not reading(peer)
+    assert not peer.is_read
     for _ in range(1000):
         small.turn()
     assert len(peer.frames()) == 1
-    assert reading(peer)
+    assert peer.is_read
     assert used(small) == 4 * FRAME
 
 
 def test_a_request_under_way_is_not_cut(small, under_way):
     peer, request = under_way
     peer.send(request)
-    assert reading(peer)
+    assert peer.is_read
     for _ in range(20):
         small.broker.account.unfinished.look()
     assert not peer.transport.aborted
@@ -288,7 +284,7 @@ def test_an_address_beside_others_is_held_back_first(small):
     other.send(begun(100))
     for peer in (stranger, *more):
         peer.send(begun(FRAME - 1000))
-    assert [reading(peer) for peer in (stranger, *more, other)] == [True, True, False, True]
+    assert [peer.is_read for peer in (stranger, *more, other)] == [True, True, False, True]
     other.send(begun(FRAME)[100:])
     assert len(other.frames()) == 1
 
@@ -333,7 +329,7 @@ def test_who_may_not_go_on_brings_one_byte_more_and_then_waits(small):
     assert used(small) <= 4 * FRAME
     for peer in peers:
         peer.session.received(1)
-    assert [reading(peer) for peer in peers] == [False] * 5
+    assert [peer.is_read for peer in peers] == [False] * 5
     assert len(oldest.session.space) == SPACE_READ_BYTES
 
 

@@ -28,9 +28,7 @@ def close(topic, start, end):
 
 
 def reload(harness, peer):
-    peer.send(request(RequestCode.RELOAD_CONFIG))
-    harness.threads.run()
-    (frame,) = peer.frames()
+    frame = peer.ask_frame(request(RequestCode.RELOAD_CONFIG), work=True)
     return json.loads(bytes(frame.body)) if frame.code == ResponseCode.SUCCESS else frame
 
 
@@ -236,15 +234,13 @@ def test_stats_of_many_topics_make_the_settings_of_a_few_at_a_time(harness, peer
 
 @pytest.mark.parametrize("code", [RequestCode.HAND_OVER, RequestCode.RESTART_REPLICATION])
 def test_a_broker_by_itself_has_no_replication_to_hand_over_or_restart(peer, code):
-    peer.send(request(code))
-    (frame,) = peer.frames()
+    frame = peer.ask_frame(request(code))
     assert frame.code != ResponseCode.SUCCESS
     assert "start it with --node" in frame.remark
 
 
 def test_a_broker_by_itself_moves_nothing(peer):
-    peer.send(request(RequestCode.MOVE, MoveRequest("t", 0, 0).to_ext()))
-    (frame,) = peer.frames()
+    frame = peer.ask_frame(request(RequestCode.MOVE, MoveRequest("t", 0, 0).to_ext()))
     assert frame.code != ResponseCode.SUCCESS
     assert "nothing can be moved" in frame.remark
 

@@ -112,8 +112,7 @@ def test_a_group_behind_is_read_for_in_order_until_it_has_caught_up(peer, harnes
         offset += 5 * RECORD
         files.page_cache_empty = False  # fetched ahead: still read by a worker, which leaves the reactor alone
     assert len(harness.broker.cold_reads._readers) == 1
-    peer.send(encode_get("t", "g", 0, log.visible_end - RECORD, RECORD, 1))
-    (answer,) = peer.answers()
+    answer = peer.ask(encode_get("t", "g", 0, log.visible_end - RECORD, RECORD, 1))
     assert bytes(answer.data[20:]) == b"%0100d" % 49
     assert not harness.broker.cold_reads._readers
 

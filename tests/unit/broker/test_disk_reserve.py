@@ -50,8 +50,7 @@ def test_a_partition_that_is_not_there_yet_is_not_made(full, harness):
 
 
 def test_consuming_goes_on_and_puts_do_when_space_returns(full, harness):
-    full.send(encode_get("t", "g", 0, 0, 1000, 1))
-    (answer,) = full.answers()
+    answer = full.ask(encode_get("t", "g", 0, 0, 1000, 1))
     assert bytes(answer.data[20:]) == b"hello"
     assert full.ask_frame(pull("t", 0, 0)).code == ResponseCode.SUCCESS
     look(harness, 2 << 30)

@@ -15,7 +15,7 @@ from metaq.protocol.pulls import PullReply
 from metaq.protocol.record import HEADER_BYTES, iter_headers
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import AnswerReader, Get, Value, encode_get, encode_offset
-from tests.unit.broker.harness import Harness, batch, pull, put
+from tests.unit.broker.harness import Harness, batch, overwrite, pull, put
 
 TOPICS = """
 [topic=orders]
@@ -314,9 +314,7 @@ def test_a_member_that_pulls_frames_takes_the_place_over(harness):
 def test_a_pull_inside_a_record_is_led_to_the_records_start(harness):
     fill(harness, "Ls" * 100)
     peer = harness.connect()
-    peer.send(pull("orders", 0, 40 * RECORD + 3, group="large"))
-    harness.threads.run()
-    (frame,) = peer.frames()
+    frame = peer.ask_frame(pull("orders", 0, 40 * RECORD + 3, group="large"), work=True)
     assert frame.code == ResponseCode.PULL_OFFSET_MOVED
     assert PullReply.from_ext(frame.ext).next_offset == 40 * RECORD
 
@@ -436,9 +434,7 @@ def test_a_record_behind_rejected_ones_that_is_larger_than_the_client_asks_for(h
 
 def test_damage_in_the_midst_ends_an_answer_and_is_then_the_clients_to_find(harness):
     fill(harness, "LsLLsL")
-    with open(f"{log_of(harness).directory}/{0:020}.meta", "r+b") as file:
-        file.seek(3 * RECORD + 22)
-        file.write(b"X")
+    overwrite(f"{log_of(harness).directory}/{0:020}.meta", 3 * RECORD + 22, b"X")
     client = JavaClient(harness)
     client.fetch()
     assert client.seen == [b"L0000", b"L0002"]

@@ -20,7 +20,7 @@ from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import checksum
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import Value, encode_get, encode_put
-from tests.unit.broker.harness import INI, Harness, batch, pull, put
+from tests.unit.broker.harness import INI, Harness, batch, overwrite, pull, put
 
 TOPICS = """
 [topic=orders]
@@ -62,22 +62,12 @@ def fill(peer, letters):
         peer.ask(put("orders", 0, letter.encode() * 5))
 
 
-def ask(harness, peer, request):
-    peer.send(request)
-    harness.threads.run()
-    (answer,) = peer.answers()
-    return answer
+def get(peer, group, offset, max_size=1000):
+    return peer.ask(encode_get("orders", group, 0, offset, max_size, 1), work=True)
 
 
-def get(harness, peer, group, offset, max_size=1000):
-    return ask(harness, peer, encode_get("orders", group, 0, offset, max_size, 1))
-
-
-def ask_pull(harness, peer, group, offset, **more):
-    peer.send(pull("orders", 0, offset, group=group, **more))
-    harness.threads.run()
-    (frame,) = peer.frames()
-    return frame
+def ask_pull(peer, group, offset, **more):
+    return peer.ask_frame(pull("orders", 0, offset, group=group, **more), work=True)
 
 
 # --- get --------------------------------------------------------------------------------------------------------------
@@ -86,14 +76,14 @@ def ask_pull(harness, peer, group, offset, **more):
 @pytest.mark.parametrize("group", ["all", "another"])
 def test_groups_without_a_filter_get_the_stored_bytes(harness, peer, group):
     fill(peer, "sL")
-    assert len(get(harness, peer, group, 0).data) == 2 * RECORD
+    assert len(get(peer, group, 0).data) == 2 * RECORD
 
 
 def test_a_record_that_is_larger_than_the_broker_gives_at_once_is_judged_whole(harness, peer):
     big = b"L" * 3000  # maxTransferSize is 1000
     peer.ask(put("orders", 0, big))
-    assert len(get(harness, peer, "large", 0, 5000).data) == 3020
-    assert len(get(harness, peer, "large", 0, 500).data) == 500
+    assert len(get(peer, "large", 0, 5000).data) == 3020
+    assert len(get(peer, "large", 0, 500).data) == 500
 
 
 def test_a_slow_filter_is_answered_with_what_is_decided_after_its_time(harness, peer):
@@ -114,31 +104,28 @@ def test_a_slow_filter_is_answered_with_what_is_decided_after_its_time(harness, 
 def test_a_damaged_record_is_the_clients_to_find(harness, peer):
     fill(peer, "sL")
     directory = harness.store.get("orders", 0).directory
-    with open(f"{directory}/{0:020}.meta", "r+b") as file:
-        file.seek(RECORD + 22)
-        file.write(b"X")
-    assert get(harness, peer, "large", 0).text == str(RECORD)
-    assert len(get(harness, peer, "large", RECORD).data) == RECORD
+    overwrite(f"{directory}/{0:020}.meta", RECORD + 22, b"X")
+    assert get(peer, "large", 0).text == str(RECORD)
+    assert len(get(peer, "large", RECORD).data) == RECORD
 
 
 def test_a_filter_that_raises_accepts_nothing_and_is_logged_once(harness, peer, caplog):
     fill(peer, "LLL")
     with caplog.at_level(logging.ERROR):
-        assert get(harness, peer, "broken", 0).text == str(3 * RECORD)
-        get(harness, peer, "broken", 0)
+        assert get(peer, "broken", 0).text == str(3 * RECORD)
+        get(peer, "broken", 0)
     assert len([record for record in caplog.records if "my_filters:broken" in record.getMessage()]) == 1
     assert harness.broker.reading.filters.find("orders", "broken").failures == 6
 
 
 def test_a_java_class_without_a_callable_stops_its_group_only(harness, peer):
     fill(peer, "L")
-    answer = get(harness, peer, "lost", 0)
+    answer = get(peer, "lost", 0)
     assert answer.code == 500
     assert "com.acme.NotThere" in answer.text
-    peer.send(pull("orders", 0, 0, group="lost"))
-    (frame,) = peer.frames()
+    frame = peer.ask_frame(pull("orders", 0, 0, group="lost"))
     assert frame.code == ResponseCode.SYSTEM_ERROR
-    assert len(get(harness, peer, "another", 0).data) == RECORD
+    assert len(get(peer, "another", 0).data) == RECORD
 
 
 def test_too_many_waiting_filter_calls_are_refused_not_queued(harness, peer, monkeypatch):
@@ -149,7 +136,7 @@ def test_too_many_waiting_filter_calls_are_refused_not_queued(harness, peer, mon
     first, second = peer.answers()
     assert isinstance(first, Value)
     assert second.code == 503
-    assert isinstance(get(harness, peer, "large", 0), Value)
+    assert isinstance(get(peer, "large", 0), Value)
 
 
 # --- PULL -------------------------------------------------------------------------------------------------------------
@@ -157,7 +144,7 @@ def test_too_many_waiting_filter_calls_are_refused_not_queued(harness, peer, mon
 
 def test_a_pull_brings_all_accepted_records_as_runs(harness, peer):
     fill(peer, "LLssLs")
-    frame = ask_pull(harness, peer, "large", 0)
+    frame = ask_pull(peer, "large", 0)
     reply = PullReply.from_ext(frame.ext)
     assert reply.next_offset == 6 * RECORD
     runs = [(offset, len(data)) for offset, data in decode_runs(frame.body, reply.runs)]
@@ -166,7 +153,7 @@ def test_a_pull_brings_all_accepted_records_as_runs(harness, peer):
 
 def test_a_pull_of_which_nothing_is_accepted_says_how_far_it_looked(harness, peer):
     fill(peer, "sss")
-    frame = ask_pull(harness, peer, "large", 0, wait_ms=1000)
+    frame = ask_pull(peer, "large", 0, wait_ms=1000)
     assert frame.code == ResponseCode.PULL_NOT_FOUND
     assert PullReply.from_ext(frame.ext).next_offset == 3 * RECORD
 
@@ -184,7 +171,7 @@ def test_a_waiting_pull_is_woken_and_filtered(harness, peer):
 def test_tags_and_filter_both_decide(harness, peer):
     for tag, body in (("a", b"L1"), ("b", b"L2"), ("a", b"s3"), ("a", b"L4")):
         peer.ask_frame(batch("orders", 0, [body], tag=tag))
-    frame = ask_pull(harness, peer, "large", 0, tags=("a",))
+    frame = ask_pull(peer, "large", 0, tags=("a",))
     data = b"".join(bytes(run) for _, run in decode_runs(frame.body, PullReply.from_ext(frame.ext).runs))
     assert [body for body in (b"L1", b"L2", b"s3", b"L4") if body in data] == [b"L1", b"L4"]
 
@@ -192,7 +179,7 @@ def test_tags_and_filter_both_decide(harness, peer):
 def test_a_filter_sees_the_attribute_of_a_java_producer(harness, peer):
     body = b"\x00\x00\x00\x01a" + b"payload"
     peer.ask(encode_put("orders", 0, 1, checksum(body), 1, body))
-    assert isinstance(get(harness, peer, "tagged", 0), Value)
+    assert isinstance(get(peer, "tagged", 0), Value)
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------
@@ -251,7 +238,7 @@ def test_a_reload_brings_new_filters_and_keeps_those_that_run(harness, peer):
     kept = harness.broker.reading.filters.find("orders", "large")
     harness.filters_ini += "com.acme.NotThere = my_filters:large\n"
     assert reload(harness).changed
-    assert len(get(harness, peer, "lost", 0).data) == RECORD
+    assert len(get(peer, "lost", 0).data) == RECORD
     assert harness.broker.reading.filters.find("orders", "large") is kept
 
 

@@ -28,9 +28,7 @@ def fill(peer, harness, items, count, payload=b"pay"):
     flag, attribute = encode_attributes(reserved=LISTS[items][2])
     flag |= DELAYED_FLAG
     record = encode_record(encode_body(payload, flag, attribute), 0, flag)
-    peer.send(raw_batch("t", 0, [record] * count))
-    harness.threads.run()
-    (answer,) = peer.frames()
+    answer = peer.ask_frame(raw_batch("t", 0, [record] * count), work=True)
     assert answer.code == ResponseCode.SUCCESS
     return encode_body(payload, flag, attribute)
 

@@ -33,10 +33,6 @@ def small(harness):
     return harness
 
 
-def reading(peer):
-    return peer.transport.producerState == "producing"
-
-
 def send(topic, partition, body, opaque):
     request = SendRequest(topic, partition, 0, checksum(body)).to_ext()
     return encode_frame(RequestCode.SEND, opaque, request, len(body)) + body
@@ -63,12 +59,12 @@ def test_many_producers_before_a_stalled_disk(small, kind):
     sent = {}
     for turn in range(5):
         for number, producer in enumerate(producers):
-            if reading(producer):  # else the kernel's buffers are full at some time, and then the client waits
+            if producer.is_read:  # else the kernel's buffers are full at some time, and then the client waits
                 sent[number, turn] = True
                 producer.send(make(turn * 1000))
             assert pending.bytes <= LIMIT + largest
     assert pending.full
-    waiting = [producer for producer in producers if not reading(producer)]
+    waiting = [producer for producer in producers if not producer.is_read]
     assert pending.waiting == len(waiting) > PRODUCERS // 2
     # who brings no puts is served
     consumer = small.connect()
@@ -82,7 +78,7 @@ def test_many_producers_before_a_stalled_disk(small, kind):
             break
         assert pending.bytes <= LIMIT + largest
     assert (pending.bytes, pending.waiting, pending.full) == (0, 0, False)
-    assert all(map(reading, producers))
+    assert all(producer.is_read for producer in producers)
     expected = len(sent) * (40 if kind == "run" else 1)
     if kind in ("put", "run"):
         answers = [answer for producer in producers for answer in producer.answers()]
@@ -157,7 +153,7 @@ def test_a_bug_met_while_a_connection_goes_on_closes_it(harness, monkeypatch, ca
     monkeypatch.setattr(session, "MAX_PENDING_BYTES", 10)
     peer = harness.connect()
     peer.send(put("safe", 0, BODY) + b"version 2\r\n")
-    assert not reading(peer)
+    assert not peer.is_read
     monkeypatch.setattr(harness.gate, "serve", broken)
     harness.threads.run()
     assert [answer.code for answer in peer.answers()] == [200]
@@ -220,10 +216,10 @@ def test_the_rest_of_a_large_frame_is_not_read_while_too_much_waits(small):
     peer.send(frame[:70_000])
     filler.send(put("safe", 0, b"x" * LIMIT))
     peer.send(frame[70_000:90_000])
-    assert not reading(peer)
+    assert not peer.is_read
     small.threads.run()
     small.turn()
-    assert reading(peer)
+    assert peer.is_read
     peer.send(frame[90_000:])
     small.threads.run()
     assert peer.frames()[0].code == ResponseCode.SUCCESS

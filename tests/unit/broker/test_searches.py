@@ -26,12 +26,10 @@ def keyed(peer: Peer, partition: int, *keys: str, topic: str = "t", payload: byt
     return SendReply.from_ext(peer.ask_frame(raw_batch(topic, partition, [record])).ext)
 
 
-def ask(harness: Harness, peer: Peer, request: ViewMessageRequest | QueryMessageRequest) -> Frame:
+def ask(peer: Peer, request: ViewMessageRequest | QueryMessageRequest) -> Frame:
     by_id = isinstance(request, ViewMessageRequest)
-    peer.send(encode_frame(RequestCode.VIEW_MESSAGE_BY_ID if by_id else RequestCode.QUERY_MESSAGE, 1, request.to_ext()))
-    harness.threads.run()
-    (frame,) = peer.frames()
-    return frame
+    code = RequestCode.VIEW_MESSAGE_BY_ID if by_id else RequestCode.QUERY_MESSAGE
+    return peer.ask_frame(encode_frame(code, 1, request.to_ext()), work=True)
 
 
 def found(frame: Frame) -> list[tuple[int, int, int]]:
@@ -51,9 +49,9 @@ def test_a_message_is_found_by_its_id_whatever_its_partition(peer: Peer, harness
     sent = [keyed(peer, partition, "k") for partition in (0, 1, 2, 0, 1)]
     for reply in sent:
         expected = [(reply.partition, reply.offset, reply.message_id)]
-        assert found(ask(harness, peer, ViewMessageRequest("t", reply.message_id))) == expected
-        assert found(ask(harness, peer, ViewMessageRequest("t", reply.message_id, reply.partition))) == expected
-        other = ask(harness, peer, ViewMessageRequest("t", reply.message_id, (reply.partition + 1) % 3))
+        assert found(ask(peer, ViewMessageRequest("t", reply.message_id))) == expected
+        assert found(ask(peer, ViewMessageRequest("t", reply.message_id, reply.partition))) == expected
+        other = ask(peer, ViewMessageRequest("t", reply.message_id, (reply.partition + 1) % 3))
         assert other.code == ResponseCode.QUERY_NOT_FOUND
         assert FoundReply.from_ext(other.ext) == FoundReply(0, 0, False)
 
@@ -65,25 +63,25 @@ def test_messages_with_a_key_come_newest_first_over_all_partitions(peer: Peer, h
         reply = keyed(peer, partition, "other", f"k{number}", "same")
         sent.append((reply.partition, reply.offset, reply.message_id))
     keyed(peer, 0, "somebody")
-    assert found(ask(harness, peer, QueryMessageRequest("t", "same"))) == sent[::-1]
-    assert found(ask(harness, peer, QueryMessageRequest("t", "same", oldest_first=True))) == sent
-    assert found(ask(harness, peer, QueryMessageRequest("t", "k3"))) == [sent[3]]
-    frame = ask(harness, peer, QueryMessageRequest("t", "same", max_messages=2))
+    assert found(ask(peer, QueryMessageRequest("t", "same"))) == sent[::-1]
+    assert found(ask(peer, QueryMessageRequest("t", "same", oldest_first=True))) == sent
+    assert found(ask(peer, QueryMessageRequest("t", "k3"))) == [sent[3]]
+    frame = ask(peer, QueryMessageRequest("t", "same", max_messages=2))
     assert found(frame) == sent[:-3:-1]
     assert FoundReply.from_ext(frame.ext).more
     begin, end = int(NOW * 1000) + 1000, int(NOW * 1000) + 3000
-    assert found(ask(harness, peer, QueryMessageRequest("t", "same", 9, begin, end))) == sent[3:0:-1]
-    assert ask(harness, peer, QueryMessageRequest("t", "KEYS")).code == ResponseCode.QUERY_NOT_FOUND
+    assert found(ask(peer, QueryMessageRequest("t", "same", 9, begin, end))) == sent[3:0:-1]
+    assert ask(peer, QueryMessageRequest("t", "KEYS")).code == ResponseCode.QUERY_NOT_FOUND
 
 
 def test_an_answer_is_as_large_as_a_pull_s_but_has_one_message_at_least(peer: Peer, harness: Harness) -> None:
     for _ in range(3):
         keyed(peer, 0, "big", payload=bytes(700))  # maxTransferSize is 1,000
-    frame = ask(harness, peer, QueryMessageRequest("t", "big"))
+    frame = ask(peer, QueryMessageRequest("t", "big"))
     assert len(found(frame)) == 1
     assert FoundReply.from_ext(frame.ext).more
     keyed(peer, 1, "huge", payload=bytes(70_000))
-    assert len(found(ask(harness, peer, QueryMessageRequest("t", "huge")))) == 1
+    assert len(found(ask(peer, QueryMessageRequest("t", "huge")))) == 1
 
 
 def test_messages_of_the_text_protocol_are_found_by_the_id_they_were_answered_with(
@@ -91,24 +89,24 @@ def test_messages_of_the_text_protocol_are_found_by_the_id_they_were_answered_wi
 ) -> None:
     answer = peer.ask(encode_put("t", 1, 0, checksum(b"hello"), 1, b"hello"))
     message_id, partition, offset = map(int, answer.text.split())
-    assert found(ask(harness, peer, ViewMessageRequest("t", message_id))) == [(partition, offset, message_id)]
+    assert found(ask(peer, ViewMessageRequest("t", message_id))) == [(partition, offset, message_id)]
 
 
 def test_what_is_not_there_is_said_in_the_same_words_as_by_other_requests(peer: Peer, harness: Harness) -> None:
-    assert ask(harness, peer, ViewMessageRequest("nope", 1)).code == ResponseCode.TOPIC_NOT_EXIST
-    assert ask(harness, peer, ViewMessageRequest("t", 1, 3)).code == ResponseCode.TOPIC_NOT_EXIST
-    assert ask(harness, peer, ViewMessageRequest("t", 1)).code == ResponseCode.QUERY_NOT_FOUND
-    assert ask(harness, peer, ViewMessageRequest("t", -1, 2)).code == ResponseCode.QUERY_NOT_FOUND
+    assert ask(peer, ViewMessageRequest("nope", 1)).code == ResponseCode.TOPIC_NOT_EXIST
+    assert ask(peer, ViewMessageRequest("t", 1, 3)).code == ResponseCode.TOPIC_NOT_EXIST
+    assert ask(peer, ViewMessageRequest("t", 1)).code == ResponseCode.QUERY_NOT_FOUND
+    assert ask(peer, ViewMessageRequest("t", -1, 2)).code == ResponseCode.QUERY_NOT_FOUND
 
 
 def test_a_closed_partition_is_not_read_and_not_passed_over_in_silence(peer: Peer, harness: Harness) -> None:
     reply = keyed(peer, 1, "k")
     keyed(peer, 2, "k")
     harness.broker.partitions.close("t", 1, 1)
-    frame = ask(harness, peer, QueryMessageRequest("t", "k"))
+    frame = ask(peer, QueryMessageRequest("t", "k"))
     answer = FoundReply.from_ext(frame.ext)
     assert (answer.messages, answer.unsearched) == (1, harness.store.get("t", 1).segments.size_bytes)
-    assert ask(harness, peer, ViewMessageRequest("t", reply.message_id, 1)).code == ResponseCode.NO_PERMISSION
+    assert ask(peer, ViewMessageRequest("t", reply.message_id, 1)).code == ResponseCode.NO_PERMISSION
 
 
 @pytest.mark.parametrize(
@@ -155,17 +153,17 @@ def test_many_partitions_are_searched_in_steps(tmp_path: Path, monkeypatch: pyte
     harness = Harness(tmp_path, topics="[topic=wide]\nnumPartitions=9\n")
     peer = harness.connect()
     sent = [keyed(peer, partition, "k", topic="wide") for partition in range(9)]
-    assert len(found(ask(harness, peer, QueryMessageRequest("wide", "k")))) == 9
-    first = found(ask(harness, peer, QueryMessageRequest("wide", "k", max_messages=3, oldest_first=True)))
+    assert len(found(ask(peer, QueryMessageRequest("wide", "k")))) == 9
+    first = found(ask(peer, QueryMessageRequest("wide", "k", max_messages=3, oldest_first=True)))
     assert [message_id for _, _, message_id in first] == [reply.message_id for reply in sent[:3]]
     for reply in sent:
-        assert found(ask(harness, peer, ViewMessageRequest("wide", reply.message_id)))[0][0] == reply.partition
+        assert found(ask(peer, ViewMessageRequest("wide", reply.message_id)))[0][0] == reply.partition
     harness.store.close()
 
 
 def test_plain_messages_have_no_keys(peer: Peer, harness: Harness) -> None:
     peer.ask(put("t", 0, b"KEYS\x01k\x02"))
-    assert ask(harness, peer, QueryMessageRequest("t", "k")).code == ResponseCode.QUERY_NOT_FOUND
+    assert ask(peer, QueryMessageRequest("t", "k")).code == ResponseCode.QUERY_NOT_FOUND
 
 
 @pytest.mark.parametrize(("body", "count"), [(b"", 1), (bytes(24), 1), (bytes(48), 1), (b"x", 0)])

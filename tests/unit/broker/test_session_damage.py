@@ -13,7 +13,7 @@ from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import checksum, iter_headers
 from metaq.protocol.statuses import ResponseCode
 from tests.raising import raising
-from tests.unit.broker.harness import Harness, batch, pull
+from tests.unit.broker.harness import Harness, batch, overwrite, pull
 
 SUCCESS, NOTHING, MOVED = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
 SIZE = 50
@@ -56,9 +56,7 @@ def opened(request, tmp_path):
         if kind != "indexed":
             os.unlink(path.with_suffix(".index"))
         for position, data in damage:
-            with open(path, "r+b") as file:
-                file.seek(position)
-                file.write(data)
+            overwrite(path, position, data)
         harness = SmallSegments(tmp_path, topics=TOPIC)
         if kind == "rebuilt":
             harness.threads.run()
@@ -222,9 +220,7 @@ def test_damage_of_the_active_segment_that_came_after_the_start(opened, tmp_path
     peer = harness.connect()
     peer.send(records(20, 23))
     peer.received()
-    with open(tmp_path / "data" / "damaged-0" / f"{COUNT * SIZE:020d}.meta", "r+b") as file:
-        file.seek(SIZE)
-        file.write(bytes(2 * SIZE))
+    overwrite(tmp_path / "data" / "damaged-0" / f"{COUNT * SIZE:020d}.meta", SIZE, bytes(2 * SIZE))
     frame = ask(harness, peer, 21 * SIZE, verify=True)
     assert PullReply.from_ext(frame.ext) == PullReply(23 * SIZE, 0, 23 * SIZE, 0, damaged_from=21 * SIZE)
     assert ask(harness, peer, 23 * SIZE).code == NOTHING

@@ -25,21 +25,17 @@ def full(peer):
     return peer
 
 
-def reading(peer):
-    return peer.transport.producerState == "producing"
-
-
 def test_a_full_transport_stops_reading_and_goes_on_where_it_stopped(full, monkeypatch):
     monkeypatch.setattr("metaq.broker.tuning.WRITE_BYTES", 1)
     full.send(b"".join(encode_get("t", "g", 0, 0, 100, number) for number in range(5)))
     assert len(full.transport.writes) == 1 + 1
-    assert not reading(full)
+    assert not full.is_read
     for number in range(1, 5):
         full.session.resumeProducing()
         assert len(full.transport.writes) == 2 + number
-    assert not reading(full)
+    assert not full.is_read
     full.session.resumeProducing()
-    assert reading(full)
+    assert full.is_read
     assert [answer.opaque for answer in full.answers()] == [0, 1, 2, 3, 4]
 
 
@@ -74,11 +70,11 @@ def test_a_large_read_is_written_in_between(peer, monkeypatch):
 def test_bytes_that_wait_for_the_disk_are_bounded(peer, harness, monkeypatch):
     monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 400)
     peer.send(put("safe", 0, b"x" * 60))
-    assert reading(peer)
+    assert peer.is_read
     peer.send(put("safe", 0, b"x" * 60))
-    assert not reading(peer)
+    assert not peer.is_read
     harness.threads.run()
-    assert reading(peer)
+    assert peer.is_read
     assert len(peer.answers()) == 2
 
 
@@ -86,9 +82,9 @@ def test_answers_held_back_by_an_earlier_one_count_as_waiting(peer, harness, mon
     monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 400)
     peer.ask(put("t", 0, b"x" * 60))
     peer.send(put("safe", 0) + b"".join(encode_get("t", "g", 0, 0, 1000, number) for number in range(5)))
-    assert not reading(peer)
+    assert not peer.is_read
     harness.threads.run()
-    assert reading(peer)
+    assert peer.is_read
     assert len(peer.answers()) == 6
 
 
@@ -158,12 +154,12 @@ def test_a_connection_with_many_requests_lets_others_have_their_turn(peer, harne
     peer.ask(put("t", 0))
     peer.send(b"".join(encode_get("t", "g", 0, 0, 100, number) for number in range(3)) + put("t", 1, opaque=3))
     assert [answer.opaque for answer in peer.answers()] == [0]
-    assert not reading(peer)
+    assert not peer.is_read
     other = harness.connect()
     assert other.ask(put("t", 0)).code == 200
     harness.turn()
     assert [answer.opaque for answer in peer.answers()] == [1, 2, 3]
-    assert reading(peer)
+    assert peer.is_read
     peer.send(b"version 7\r\n")
     peer.lose()
     harness.turn()
@@ -228,9 +224,7 @@ def test_large_answers_are_refused_while_what_is_not_read_has_all_room(peer, har
     scarce.hold("127.0.0.1", 94)
     frame = peer.ask_frame(pull("t", 0, 0))
     assert (frame.code, "unsentBytes=100" in frame.remark) == (2, True)
-    peer.send(encode_get("t", "g", 0, 0, 1000, 1))
-    harness.threads.run()
-    (answer,) = peer.answers()
+    answer = peer.ask(encode_get("t", "g", 0, 0, 1000, 1), work=True)
     assert (answer.code, "unsentBytes=100" in answer.text) == (503, True)
     scarce.hold("127.0.0.1", -94)
     assert len(peer.ask_frame(pull("t", 0, 0)).body) > 600

@@ -105,9 +105,7 @@ def test_outside_the_log_the_nearest_bound_is_told(peer, offset, bound):
 def test_inside_a_record_its_start_is_told(peer, harness):
     peer.send(put("t", 0) + put("t", 0))
     peer.received()
-    peer.send(pull("t", 0, 30))
-    harness.threads.run()
-    (frame,) = peer.frames()
+    frame = peer.ask_frame(pull("t", 0, 30), work=True)
     assert (frame.code, reply(frame).next_offset) == (MOVED, 25)
 
 
@@ -406,9 +404,7 @@ def test_a_failing_disk_is_answered(tagged, harness, monkeypatch):
     monkeypatch.setattr(type(log.segments), "read", lambda *_: None)
 
     monkeypatch.setattr(type(harness.store.files), "pread", raising(OSError(5, "Input/output error")))
-    tagged.send(pull("t", 0, 0))
-    harness.threads.run()
-    (frame,) = tagged.frames()
+    frame = tagged.ask_frame(pull("t", 0, 0), work=True)
     assert frame.code == ResponseCode.SYSTEM_ERROR
     assert "cannot be read" in frame.remark
 

@@ -16,7 +16,7 @@ from metaq.protocol.record import encode_record, iter_headers, payload_start
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_version
 from tests.properties import LISTED, body_with
-from tests.unit.broker.harness import Harness, pull, raw_batch
+from tests.unit.broker.harness import Harness, overwrite, pull, raw_batch
 from tests.unit.broker.test_slices import step
 
 SUCCESS, NOTHING = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND
@@ -186,9 +186,7 @@ def test_records_far_from_each_other_are_read_apart(peer, harness, monkeypatch):
 
 def test_a_damaged_record_is_given_to_whoever_finds_that(peer, tmp_path):
     offsets = send(peer, [{"n": number} for number in range(30)])
-    with open(tmp_path / "data" / "t-0" / f"{0:020d}.meta", "r+b") as file:
-        file.seek(offsets[7] + 30)
-        file.write(b"?")
+    overwrite(tmp_path / "data" / "t-0" / f"{0:020d}.meta", offsets[7] + 30, b"?")
     frame = peer.ask_frame(pull("t", 0, 0, where="n = 3"))
     assert [offset for offset, _ in given(frame)] == [offsets[3], offsets[7]]
 
