@@ -31,46 +31,45 @@ from metaq.broker.shared.rows import SharedKey
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.halves import CheckHalvesRequest
-from metaq.protocol.record import encode_record
 from metaq.protocol.remoting import StatsRequest
-from metaq.protocol.sends import SendManyRequest, encode_parts
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from tests.unit.broker.harness import Harness, Peer, pull, put
+from tests.unit.broker.harness import Harness, Peer, many, pull, put, record
 from tests.unit.broker.test_slices import step
 
 # --- one budget -------------------------------------------------------------------------------------------------------
 
 
-def test_an_address_that_is_alone_has_all_but_the_reserve():
+@pytest.mark.parametrize(
+    ("there", "takes", "room"),
+    [
+        pytest.param({}, [("a", 150, True), ("a", 1, False), ("b", 10, True)], {}, id="alone has all but the reserve"),
+        pytest.param(
+            {NOBODY: 160},
+            [("a", 4, True), ("b", 7, False)],
+            {"a": 6, "b": 6},
+            id="does not pay what was there at the start, and that does not use up the reserve",
+        ),
+        pytest.param(
+            {"b": 1},
+            [("a", 80, True), ("a", 1, False), ("b", 79, True), ("c", 1, False), ("b", -80, True), ("a", 70, True)],
+            {},
+            id="beside others has its share",
+        ),
+    ],
+)
+def test_an_address_that_is(there, takes, room):
     budget = Shares("cups", "cups", 160, 50)
-    assert budget.take("a", 150)
-    assert not budget.take("a")
-    assert budget.take("b", 10)
-    assert budget.used == 160
-    assert budget.refused == 1
-
-
-def test_what_was_there_at_the_start_does_not_use_up_the_reserve():
-    budget = Shares("cups", "cups", 160, 50)
-    budget.add(NOBODY, 160)
-    assert budget.room("a") == 10
-    assert budget.take("a", 4)
-    assert (budget.room("a"), budget.room("b")) == (6, 6)
-    assert not budget.take("b", 7)
-    budget.add(NOBODY, -100)
-    assert (budget.room("a"), budget.room("b")) == (76, 80)
-
-
-def test_an_address_beside_others_has_its_share():
-    budget = Shares("cups", "cups", 160, 50)
-    budget.add("b", 1)
-    assert budget.take("a", 80)
-    assert not budget.take("a")
-    assert budget.take("b", 79)
-    assert not budget.take("c")
-    budget.add("b", -80)
-    assert budget.take("a", 70)
+    for address, amount in there.items():
+        budget.add(address, amount)
+    for address, amount, given in takes:
+        if amount < 0:
+            budget.add(address, amount)
+        else:
+            assert budget.take(address, amount) == given
+    assert budget.used == sum(there.values()) + sum(amount for _, amount, given in takes if given)
+    assert budget.refused == sum(not given for _, _, given in takes)
+    assert {address: budget.room(address) for address in room} == room
 
 
 def test_what_is_given_back_is_there_for_others():
@@ -113,6 +112,7 @@ def test_a_network_of_ipv6_is_one_address(host, address):
 
 FRAME = 1 << 20
 READ = 10_000
+LARGE = (15 * FRAME).to_bytes(4, "big") + bytes(100_000)
 
 
 def begun(size):
@@ -134,14 +134,17 @@ def used(harness):
     return dict(harness.broker.account.budgets())["unfinished_bytes"].used
 
 
-def test_unfinished_requests_beyond_the_bound_are_not_read_but_for_the_oldest(small):
-    peers = [small.connect() for _ in range(4)]
+def beginning(harness, count, data, *hosts):
+    """So many connections that have sent that, from hosts."""
+    peers = [harness.connect(*hosts) for _ in range(count)]
     for peer in peers:
-        peer.send(begun(FRAME - 10))
-    assert [peer.is_read for peer in peers] == [True, True, True, False]
-    late = small.connect()
-    late.send(begun(FRAME - 10))
-    assert not late.is_read
+        peer.send(data)
+    return peers
+
+
+def test_unfinished_requests_beyond_the_bound_are_not_read_but_for_the_oldest(small):
+    *peers, late = beginning(small, 5, begun(FRAME - 10))
+    assert [peer.is_read for peer in (*peers, late)] == [True, True, True, False, False]
     account = small.broker.account.unfinished
     assert account.waiting == 2
     for peer in peers[:2]:
@@ -158,9 +161,7 @@ def test_unfinished_requests_beyond_the_bound_are_not_read_but_for_the_oldest(sm
 
 
 def test_who_becomes_the_oldest_goes_on_though_the_former_has_begun_another_one(small):
-    peers = [small.connect() for _ in range(4)]
-    for peer in peers:
-        peer.send(begun(FRAME - 10))
+    peers = beginning(small, 4, begun(FRAME - 10))
     for peer in peers[1:3]:
         peer.send(bytes(1))
     assert [peer.is_read for peer in peers] == [True, False, False, False]
@@ -194,10 +195,8 @@ def under_way(small, monkeypatch):
     return small.connect(), in_slices(b"hello")
 
 
-def in_slices(message, parts=400):
-    record = encode_record(message, 0, 0)
-    body = encode_parts([(0, 0, 1), (0, 1, 1)] * (parts // 2), [len(record)] * parts) + record * parts
-    return encode_frame(RequestCode.SEND_MANY, 1, SendManyRequest(("t",), parts, parts).to_ext(), len(body)) + body
+def in_slices(message):
+    return many([("t", number % 2, [record(message)]) for number in range(400)])
 
 
 def test_a_request_under_way_counts_until_it_is_done_though_its_client_has_gone(small, under_way):
@@ -232,9 +231,7 @@ def test_requests_under_way_let_no_others_in_beyond_the_bound(small, under_way, 
 
 
 def test_whole_requests_that_wait_for_their_turn_let_no_others_in_beyond_the_bound(small, monkeypatch):
-    peers = [small.connect() for _ in range(20)]
-    for peer in peers:
-        peer.send(begun(FRAME)[:READ])
+    peers = beginning(small, 20, begun(FRAME)[:READ])
     waiting: list[Any] = []
     monkeypatch.setattr(ConnectionTurns, "defers", lambda self, busy: True)
     monkeypatch.setattr(ConnectionTurns, "wait", lambda self, turn, busy, address: waiting.append(turn))
@@ -256,8 +253,7 @@ def test_whole_requests_that_wait_for_their_turn_let_no_others_in_beyond_the_bou
 
 def test_who_has_nothing_left_is_read_again_though_there_is_no_room(small, under_way):
     peer, request = under_way
-    oldest = small.connect()
-    oldest.send(begun(100))
+    (oldest,) = beginning(small, 1, begun(100))
     oldest.session.pauseProducing()
     oldest.send(begun(FRAME)[100:] + begun(FRAME) * 3)
     peer.send(request)
@@ -279,12 +275,9 @@ def test_a_request_under_way_is_not_cut(small, under_way):
 
 
 def test_an_address_beside_others_is_held_back_first(small):
-    stranger, other = small.connect("10.0.0.1"), small.connect("10.0.0.2")
-    more = [small.connect("10.0.0.1") for _ in range(2)]
-    other.send(begun(100))
-    for peer in (stranger, *more):
-        peer.send(begun(FRAME - 1000))
-    assert [peer.is_read for peer in (stranger, *more, other)] == [True, True, False, True]
+    (other,) = beginning(small, 1, begun(100), "10.0.0.2")
+    strangers = beginning(small, 3, begun(FRAME - 1000), "10.0.0.1")
+    assert [peer.is_read for peer in (*strangers, other)] == [True, True, False, True]
     other.send(begun(FRAME)[100:])
     assert len(other.frames()) == 1
 
@@ -306,8 +299,7 @@ def test_bytes_that_come_one_by_one_count_what_they_take(small):
 
 
 def test_a_connection_brings_a_bounded_piece_before_it_is_counted(harness):
-    peer = harness.connect()
-    peer.send((15 * FRAME).to_bytes(4, "big") + bytes(100_000))
+    (peer,) = beginning(harness, 1, LARGE)
     assert len(peer.session.space) == SPACE_READ_BYTES
     peer.session.received(SPACE_READ_BYTES)
     assert used(harness) == SPACE_READ_BYTES + 100_004
@@ -317,9 +309,7 @@ def test_a_connection_brings_a_bounded_piece_before_it_is_counted(harness):
 
 def test_who_may_not_go_on_brings_one_byte_more_and_then_waits(small):
     """However many had begun while there was room."""
-    oldest, *peers = [small.connect() for _ in range(6)]
-    for peer in (oldest, *peers):
-        peer.send((15 * FRAME).to_bytes(4, "big") + bytes(100_000))
+    oldest, *peers = beginning(small, 6, LARGE)
     oldest.session.received(len(oldest.session.space))
     bringing = [len(peer.session.space) for peer in peers]
     for peer in peers:
@@ -338,8 +328,7 @@ def test_memory_of_many_requests_that_never_came_whole_is_given_back(small, monk
     monkeypatch.setattr("metaq.broker.account.give_back", lambda: given.append(1))
     for _ in range(LOST_BYTES // 100_000 + 1):
         assert given == []
-        peer = small.connect()
-        peer.send((15 * FRAME).to_bytes(4, "big") + bytes(100_000))
+        (peer,) = beginning(small, 1, LARGE)
         peer.lose()
         small.turn()
     assert given == [1]
@@ -347,47 +336,38 @@ def test_memory_of_many_requests_that_never_came_whole_is_given_back(small, monk
 
 def test_a_request_that_does_not_come_whole_in_time_ends_its_connection(factory, harness, caplog):
     caplog.set_level("INFO")
-    peer = harness.connect()
+    (peer,) = beginning(harness, 1, begun(100))
     quick = harness.connect()
-    peer.send(begun(100))
     for _ in range(5):
         harness.reactor.advance(5)
-        quick.send(put("t", 0) + b"put t")
-        quick.send(put("t", 0)[5:])
-        quick.send(b"put t")
-        quick.send(put("t", 0)[5:])
+        for data in (put("t", 0) + b"put t", put("t", 0)[5:], b"put t", put("t", 0)[5:]):
+            quick.send(data)
     assert not peer.transport.aborted
     harness.reactor.advance(5)
     assert not peer.transport.aborted
     harness.reactor.advance(5)
-    assert peer.transport.aborted
-    assert not quick.transport.aborted
+    assert (peer.transport.aborted, quick.transport.aborted) == (True, False)
     assert "for 30 s a request came at less than 16384 bytes a second" in caplog.text
     assert harness.broker.account.unfinished.cut == 1
 
 
 def test_a_request_that_comes_fast_enough_has_more_time(factory, harness):
-    peer = harness.connect()
-    peer.send(begun(100_000))
+    (peer,) = beginning(harness, 1, begun(100_000))
     for _ in range(9):
         harness.reactor.advance(5)
         peer.send(bytes(100_000))
-    for _ in range(7):
-        harness.reactor.advance(5)
+    harness.reactor.pump([5] * 7)
     assert not peer.transport.aborted
     harness.reactor.advance(5)
     assert peer.transport.aborted
 
 
 def test_time_in_which_a_connection_is_not_read_does_not_count(factory, harness):
-    peer = harness.connect()
-    peer.send(begun(100))
+    (peer,) = beginning(harness, 1, begun(100))
     peer.session.pauseProducing()
-    for _ in range(20):
-        harness.reactor.advance(5)
+    harness.reactor.pump([5] * 20)
     peer.session.resumeProducing()
-    for _ in range(6):
-        harness.reactor.advance(5)
+    harness.reactor.pump([5] * 6)
     assert not peer.transport.aborted
     harness.reactor.advance(5)
     assert peer.transport.aborted
@@ -440,13 +420,10 @@ def test_a_pull_that_waits_counts_what_it_says(harness):
 
 def test_one_address_does_not_take_the_places_of_all(harness):
     harness.broker.account = Account(Quotas(waiting_bytes=160 * WAITING_BYTES), harness.reactor)
-    crowd = [harness.connect("10.0.0.1") for _ in range(4)]
-    for peer in crowd:
-        peer.send(pull("t", 0, 0, wait_ms=1000) * 50)
+    crowd = beginning(harness, 4, pull("t", 0, 0, wait_ms=1000) * 50, "10.0.0.1")
     assert waiting(harness) == 150 * WAITING_BYTES
     assert [frame.code for frame in crowd[3].frames()] == [ResponseCode.SYSTEM_BUSY] * 50
-    other = harness.connect("10.0.0.2")
-    other.send(pull("t", 0, 0, wait_ms=1000) * 10)
+    (other,) = beginning(harness, 1, pull("t", 0, 0, wait_ms=1000) * 10, "10.0.0.2")
     assert other.frames() == []
     for peer in (*crowd, other):
         peer.lose()
