@@ -16,11 +16,11 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.remoting import ClosePartitionsRequest, MoveRequest, OpenPartitionsRequest, StatsRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
-from tests.unit.broker.harness import put
+from tests.unit.broker.harness import noted, put
 
 
-def request(code, ext=(), opaque=1):
-    return encode_frame(code, opaque, dict(ext))
+def request(code, ext=()):
+    return encode_frame(code, 1, dict(ext))
 
 
 def close(topic, start, end):
@@ -215,15 +215,7 @@ def test_a_stats_item_cannot_end_the_answer(peer):
 def test_stats_of_many_topics_make_the_settings_of_a_few_at_a_time(harness, peer, monkeypatch, item):
     for number in range(50):
         peer.ask(put(f"%RETRY%g{number}", 0))
-    made = []
-    partitions = harness.broker.partitions
-    settings = partitions._settings
-
-    def counted(name):
-        made.append(name)
-        return settings(name)
-
-    monkeypatch.setattr(partitions, "_settings", counted)
+    made = noted(monkeypatch, harness.broker.partitions, "_settings")
     steps = []
     for _ in stats_lines(harness.broker, item):
         steps.append(len(made))

@@ -5,13 +5,12 @@ import pytest
 from metaq.broker import tuning
 from metaq.broker.filters.message import FilteredMessage
 from metaq.protocol.compression import compress
-from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, encode_record, iter_headers
-from metaq.protocol.sends import SendRequest, decode_rows
-from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.sends import decode_rows
+from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import Value, encode_get, encode_put
-from tests.unit.broker.harness import put, raw_batch
-from tests.unit.broker.test_send_many import many
+from tests.unit.broker import harness as module
+from tests.unit.broker.harness import many, put, raw_batch
 
 TOPICS = "[topic=packed]\nnumPartitions=2\nacceptCompressed=true\n"
 PACKED = COMPRESSED_FLAG
@@ -24,8 +23,7 @@ def stored(harness, topic, partition=0):
 
 
 def send(topic, opaque, transaction=None, body=FRAME):
-    ext = SendRequest(topic, 0, PACKED, checksum(body), transaction).to_ext()
-    return encode_frame(RequestCode.SEND, opaque, ext, len(body)) + body
+    return module.send(topic, 0, body, opaque, PACKED, tx_key=transaction)
 
 
 def batch(topic, *flags, body=FRAME):
@@ -46,13 +44,10 @@ def test_a_send_is_taken_where_the_topic_allows_it_and_refused_elsewhere_with_th
 
 @pytest.mark.parametrize(("flag", "crc", "said"), [(PACKED, 0, "acceptCompressed"), (0, 1, "Checksum failure")])
 def test_a_numbered_send_that_is_refused_is_told_why_and_the_number_is_free(harness, peer, flag, crc, said):
-    def send(flag, crc, opaque):
-        ext = SendRequest("t", 0, flag, checksum(b"x") ^ crc, None, 9, 1).to_ext()
-        return encode_frame(RequestCode.SEND, opaque, ext, 1) + b"x"
-
-    refused = peer.ask_frame(send(flag, crc, 1))
+    numbered = {"producer": 9, "sequence": 1}
+    refused = peer.ask_frame(module.send("t", 0, b"x", flag=flag, crc=checksum(b"x") ^ crc, **numbered))
     assert (refused.code, said in refused.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
-    assert peer.ask_frame(send(0, 0, 2)).code == ResponseCode.SUCCESS
+    assert peer.ask_frame(module.send("t", 0, b"x", **numbered)).code == ResponseCode.SUCCESS
     assert stored(harness, "t") == [0]
 
 
@@ -88,15 +83,9 @@ def test_of_many_parts_only_those_are_refused_that_have_a_compressed_message(har
     plain, packed = encode_record(b"x", 0, 0), encode_record(FRAME, 0, PACKED)
     parts = [("t", 0, [plain]), ("t", 1, [plain, packed]), ("packed", 0, [packed]), ("t", 2, [plain])]
     answer = peer.ask_frame(many(parts))
-    codes = decode_rows(answer.body, 4).codes
-    assert codes == [0, ResponseCode.MESSAGE_ILLEGAL, 0, 0]
+    assert decode_rows(answer.body, 4).codes == [0, ResponseCode.MESSAGE_ILLEGAL, 0, 0]
     assert "acceptCompressed" in answer.remark
-    assert [stored(harness, *each) for each in (("t", 0), ("t", 1), ("packed", 0), ("t", 2))] == [
-        [0],
-        [],
-        [PACKED],
-        [0],
-    ]
+    assert [stored(harness, topic, partition) for topic, partition, _ in parts] == [[0], [], [PACKED], [0]]
 
 
 def test_a_transaction_refuses_the_send(peer):

@@ -13,14 +13,11 @@ from metaq.broker.requests import send as send_module
 from metaq.broker.requests.parkable import Loading
 from metaq.broker.requests.pull import Pull
 from metaq.broker.requests.put import PutGroup
-from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum
-from metaq.protocol.sends import SendRequest
-from metaq.protocol.statuses import RequestCode, ResponseCode
+from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_get
 from tests.doubles.store import FaultyFiles
-from tests.unit.broker.harness import Harness, batch, pull, put
-from tests.unit.broker.test_send_many import many, record
+from tests.unit.broker.harness import Harness, batch, many, pull, put, record, send
 
 LIMIT = 20_000
 BODY = b"x" * 1000
@@ -33,9 +30,11 @@ def small(harness):
     return harness
 
 
-def send(topic, partition, body, opaque):
-    request = SendRequest(topic, partition, 0, checksum(body)).to_ext()
-    return encode_frame(RequestCode.SEND, opaque, request, len(body)) + body
+def held_back(small):
+    """Who has sent as much as may wait, and another one."""
+    filler, peer = small.connect(), small.connect()
+    filler.send(put("safe", 0, b"x" * LIMIT))
+    return filler, peer
 
 
 def run_of(body, opaque):
@@ -163,8 +162,7 @@ def test_a_bug_met_while_a_connection_goes_on_closes_it(harness, monkeypatch, ca
 
 
 def test_a_bug_met_when_a_held_back_connection_is_let_go_closes_it(small, monkeypatch, caplog):
-    filler, peer = small.connect(), small.connect()
-    filler.send(put("safe", 0, b"x" * LIMIT))
+    _, peer = held_back(small)
     peer.send(put("safe", 1))
     monkeypatch.setattr(PutGroup, "commit", broken)
     small.threads.run()
@@ -186,8 +184,7 @@ def test_a_pull_whose_data_cannot_be_loaded_ends_with_its_connection(harness, mo
 
 
 def test_a_connection_held_back_keeps_the_order_of_its_requests(small):
-    filler, peer = small.connect(), small.connect()
-    filler.send(put("safe", 0, b"x" * LIMIT))
+    _, peer = held_back(small)
     peer.send(b"version 1\r\n" + put("safe", 1, opaque=2) + b"version 3\r\n")
     peer.send(b"version 4\r\n")
     assert [answer.opaque for answer in peer.answers()] == [1]
@@ -198,8 +195,7 @@ def test_a_connection_held_back_keeps_the_order_of_its_requests(small):
 
 
 def test_a_connection_that_is_lost_while_held_back_is_forgotten(small):
-    filler, peer = small.connect(), small.connect()
-    filler.send(put("safe", 0, b"x" * LIMIT))
+    filler, peer = held_back(small)
     peer.send(put("safe", 1))
     peer.lose()
     filler.lose()

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import pytest
 
-from metaq.broker.requests import put as put_module
 from metaq.broker.requests import verbs
 from metaq.protocol.errors import DiskFull, SlaveDisconnected
 from metaq.protocol.message_id import store_time_ms
@@ -13,7 +12,7 @@ from metaq.protocol.put_run import LEAST_PUTS
 from metaq.protocol.record import HEADER_BYTES, encode_body, iter_headers, tag_hash
 from metaq.protocol.text import encode_put, parse_put_result
 from tests.raising import raising
-from tests.unit.broker.harness import NOW, Harness, put
+from tests.unit.broker.harness import NOW, Harness, noted, put
 
 COUNT = 4 * LEAST_PUTS
 
@@ -21,14 +20,7 @@ COUNT = 4 * LEAST_PUTS
 @pytest.fixture(autouse=True)
 def runs(monkeypatch):
     """The runs that were served; a test that wants none sees that there are none."""
-    found = []
-
-    def counted(writing, answers, run, caller):
-        found.append(run)
-        return put_module.answer_run(writing, answers, run, caller)
-
-    monkeypatch.setattr(verbs, "answer_run", counted)
-    return found
+    return noted(monkeypatch, verbs, "answer_run")
 
 
 def stored(harness, topic, partition):
@@ -139,7 +131,6 @@ def test_safe_puts_are_answered_after_their_sync_together(peer, harness, runs):
 
 def test_a_failed_sync_refuses_all_that_waited_for_it(peer, harness, monkeypatch):
     peer.send(b"".join(put("safe", number % 2, opaque=number) for number in range(COUNT)))
-
     monkeypatch.setattr(harness.store.files, "fdatasync", raising(OSError(5, "Input/output error")))
     harness.threads.run()
     assert [(answer.code, answer.opaque) for answer in peer.answers()] == [(500, number) for number in range(COUNT)]

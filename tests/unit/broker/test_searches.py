@@ -16,7 +16,7 @@ from metaq.protocol.remoting import FoundReply, QueryMessageRequest, ViewMessage
 from metaq.protocol.sends import SendReply
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_put
-from tests.unit.broker.harness import NOW, Harness, Peer, put, raw_batch
+from tests.unit.broker.harness import NOW, Harness, Peer, noted, put, raw_batch
 
 
 def keyed(peer: Peer, partition: int, *keys: str, topic: str = "t", payload: bytes = b"p") -> SendReply:
@@ -177,14 +177,7 @@ def test_the_partitions_of_a_topic_are_looked_at_in_turns(
 ) -> None:
     sent = [keyed(peer, partition, "k") for partition in (0, 1, 2)]
     monkeypatch.setattr("metaq.broker.tuning.SEARCH_LOGS_PER_STEP", 1)
-    looked_at = []
-    for_read = harness.broker.partitions.for_read
-
-    def counted(topic: str, partition: int) -> Any:
-        looked_at.append(partition)
-        return for_read(topic, partition)
-
-    monkeypatch.setattr(harness.broker.partitions, "for_read", counted)
+    looked_at = noted(monkeypatch, harness.broker.partitions, "for_read", lambda topic, partition: partition)
     peer.send(encode_frame(RequestCode.QUERY_MESSAGE, 1, QueryMessageRequest("t", "k", 9).to_ext()))
     assert len(looked_at) <= 2
     harness.threads.run()

@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 from metaq.protocol.errors import RemoteProtocolError, SlaveDisconnected
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER_BYTES, encode_record, iter_headers
-from metaq.protocol.sends import (
-    SendManyRequest,
-    decode_rows,
-    encode_parts,
-    encode_rows,
-    split_many,
-)
+from metaq.protocol.sends import SendManyRequest, decode_rows, encode_rows, split_many
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.raising import raising
-from tests.unit.broker.harness import put
+from tests.unit.broker.harness import many, put, record
 
 OK = ResponseCode.SUCCESS
 
@@ -33,20 +27,6 @@ class Row(NamedTuple):
     offset: int
     partition: int
     code: int
-
-
-def many(parts, opaque=1, wrong=()):
-    """parts: (topic, partition, [record, …]) of each; wrong: ext fields to send instead."""
-    topics = list(dict.fromkeys(topic for topic, _, _ in parts))
-    records = [record for _, _, records in parts for record in records]
-    table = [(topics.index(topic), partition, len(records)) for topic, partition, records in parts]
-    body = encode_parts(table, list(map(len, records))) + b"".join(records)
-    ext = SendManyRequest(tuple(topics), len(parts), len(records)).to_ext() | dict(wrong)
-    return encode_frame(RequestCode.SEND_MANY, opaque, ext, len(body)) + body
-
-
-def record(body=b"hello", flag=0):
-    return encode_record(body, 0, flag)
 
 
 def rows(frame):
@@ -76,27 +56,18 @@ def test_each_part_is_one_append_and_one_row(peer, harness, appends):
 def test_a_refused_part_leaves_the_others_as_they_are(peer, harness):
     damaged = record(b"abc")[:-1] + b"X"
     harness.broker.partitions.close("t", 2, 2)
+    parts = {
+        ("t", 0): ([record(), damaged], ResponseCode.MESSAGE_ILLEGAL),
+        ("t", 1): ([record()], OK),
+        ("t", 2): ([record()], ResponseCode.NO_PERMISSION),
+        ("t", 3): ([record()], ResponseCode.TOPIC_NOT_EXIST),
+        ("none", 0): ([record()], ResponseCode.TOPIC_NOT_EXIST),
+    }
     answer = peer.ask_frame(
-        many(
-            [
-                ("t", 0, [record(), damaged]),
-                ("t", 1, [record()]),
-                ("t", 2, [record()]),
-                ("t", 3, [record()]),
-                ("none", 0, [record()]),
-                ("t", 1, [record(b"again")]),
-            ]
-        )
+        many([*((*where, sent) for where, (sent, _) in parts.items()), ("t", 1, [record(b"again")])])
     )
     found = rows(answer)
-    assert [row.code for row in found] == [
-        ResponseCode.MESSAGE_ILLEGAL,
-        OK,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.TOPIC_NOT_EXIST,
-        OK,
-    ]
+    assert [row.code for row in found] == [*(code for _, code in parts.values()), OK]
     assert [(row.partition, row.offset) for row in found if row.code == OK] == [(1, 0), (1, 25)]
     assert "Checksum failure" in answer.remark
     assert {log.partition: log.segments.message_count for log in harness.store.logs()} == {1: 2}
@@ -126,11 +97,7 @@ def test_a_log_that_takes_no_writes_refuses_its_parts_only(peer, harness):
     peer.ask(put("t", 0))
     harness.store.get("t", 0).durability.read_only = "disk full"
     answer = peer.ask_frame(many([("t", 1, [record()]), ("t", 0, [record()]), ("t", 0, [record()])]))
-    assert [row.code for row in rows(answer)] == [
-        OK,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-    ]
+    assert [row.code for row in rows(answer)] == [OK] + [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
     assert "disk full" in answer.remark
 
 
@@ -154,7 +121,6 @@ def test_the_answer_waits_until_all_parts_are_safe(peer, harness):
 
 def test_a_failed_sync_refuses_the_parts_that_waited_for_it(peer, harness, monkeypatch):
     peer.send(many([("t", 0, [record()]), ("safe", 0, [record()])]))
-
     monkeypatch.setattr(harness.store.files, "fdatasync", raising(OSError(5, "Input/output error")))
     harness.threads.run()
     (answer,) = peer.frames()

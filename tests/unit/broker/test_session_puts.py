@@ -7,16 +7,11 @@ from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.limits import MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import encode_record
-from metaq.protocol.sends import SendReply, SendRequest
+from metaq.protocol.sends import SendReply
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get, encode_put, parse_put_result
 from tests.raising import raising
-from tests.unit.broker.harness import NOW, batch, put, raw_batch
-
-
-def send(topic, partition, body=b"hello", opaque=1, flag=0):
-    ext = SendRequest(topic, partition, 0, -1).to_ext()
-    return encode_frame(RequestCode.SEND, opaque, ext, len(body), flag=flag) + body
+from tests.unit.broker.harness import NOW, batch, put, raw_batch, send
 
 
 def test_a_put_is_answered_with_id_partition_and_offset(peer):
@@ -108,7 +103,6 @@ def test_puts_to_safe_and_fast_topics_in_one_read_are_answered_in_order(peer, ha
 
 def test_a_failed_sync_refuses_the_puts_that_waited_for_it(peer, harness, monkeypatch):
     peer.send(put("safe", 0))
-
     monkeypatch.setattr(harness.store.files, "fdatasync", raising(OSError(5, "Input/output error")))
     harness.threads.run()
     (answer,) = peer.answers()
@@ -143,7 +137,7 @@ def test_send_is_a_put_and_shares_its_append(peer, appends):
 
 
 def test_send_one_way_is_not_answered_even_if_refused(peer, harness):
-    peer.send(send("t", 0, flag=ONE_WAY) + send("t", 99, flag=ONE_WAY) + send("nope", 0, flag=ONE_WAY))
+    peer.send(send("t", 0, one_way=ONE_WAY) + send("t", 99, one_way=ONE_WAY) + send("nope", 0, one_way=ONE_WAY))
     assert peer.received() == b""
     assert harness.store.get("t", 0).segments.message_count == 1
 
@@ -155,7 +149,7 @@ def test_send_one_way_is_not_answered_even_if_refused(peer, harness):
         (send("t", 3), ResponseCode.TOPIC_NOT_EXIST),
         (encode_frame(RequestCode.SEND, 1, {"topic": "t"}), ResponseCode.MESSAGE_ILLEGAL),
         (encode_frame(RequestCode.SEND_BATCH, 1, {"topic": "t"}), ResponseCode.MESSAGE_ILLEGAL),
-        (encode_frame(RequestCode.SEND, 1, SendRequest("t", 0, 0, 5).to_ext(), 1) + b"x", ResponseCode.MESSAGE_ILLEGAL),
+        (send("t", 0, b"x", crc=5), ResponseCode.MESSAGE_ILLEGAL),
         (raw_batch("t", 0, [encode_record(b"abc", 0, 0)[:-1] + b"X"]), ResponseCode.MESSAGE_ILLEGAL),
         (raw_batch("t", 0, [encode_record(b"abc", 0, 0) + b"x"]), ResponseCode.MESSAGE_ILLEGAL),
         (batch("nope", 0, [b"x"]), ResponseCode.TOPIC_NOT_EXIST),

@@ -16,7 +16,7 @@ from metaq.protocol.record import encode_record, iter_headers, payload_start
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_version
 from tests.properties import LISTED, body_with
-from tests.unit.broker.harness import Harness, overwrite, pull, raw_batch
+from tests.unit.broker.harness import Harness, noted, overwrite, pull, raw_batch
 from tests.unit.broker.test_slices import step
 
 SUCCESS, NOTHING = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND
@@ -102,14 +102,7 @@ def test_a_pull_waits_for_a_message_that_is_wanted(peer, harness):
 
 def test_a_long_stretch_is_looked_at_step_by_step(peer, harness, monkeypatch):
     monkeypatch.setattr(tuning, "WHERE_STEP_BYTES", 200)
-    judged = []
-    judge = Selection.judge
-
-    def counted(*given):
-        judged.append(1)
-        return judge(*given)
-
-    monkeypatch.setattr(Selection, "judge", counted)
+    judged = noted(monkeypatch, Selection, "judge")
     offsets = send(peer, [{"n": number} for number in range(100)])
     peer.send(pull("t", 0, 0, where="n = 98", wait_ms=1000))
     assert peer.frames() == []

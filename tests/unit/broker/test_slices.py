@@ -7,15 +7,15 @@ import pytest
 
 from metaq.client.producer import queues as queues_module
 from metaq.protocol import put_run as put_run_module
-from metaq.protocol.frames import encode_frame
+from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.limits import MAX_PARTS
 from metaq.protocol.record import encode_record, iter_headers
-from metaq.protocol.sends import SendManyRequest, encode_parts
+from metaq.protocol.sends import SendManyRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_get
 from tests.doubles.store import check_invariants
-from tests.unit.broker.harness import batch, put, raw_batch
-from tests.unit.broker.test_send_many import many, record, rows
+from tests.unit.broker.harness import batch, many, pull, put, raw_batch, record
+from tests.unit.broker.test_send_many import rows
 
 
 @pytest.fixture
@@ -53,14 +53,10 @@ def turns(harness, between: Callable[[int], None] = lambda turn: None):
 
 def test_others_are_served_between_the_parts_of_a_request(peer, harness, slices):
     other = harness.connect()
-    answered = []
-
-    def between(turn):
-        answered.append(other.ask(put("t", 0, b"other", turn)).code)
-
+    answered: list[int] = []
     peer.send(many([("t", number % 2, [record(b"part %d" % number)]) for number in range(10)]))
     assert peer.received() == b""
-    turns(harness, between)
+    turns(harness, lambda turn: answered.append(other.ask(put("t", 0, b"other", turn)).code))
     assert len(answered) >= 9  # the first part needs no further turn
     assert set(answered) == {200}
     (answer,) = peer.frames()
@@ -69,10 +65,8 @@ def test_others_are_served_between_the_parts_of_a_request(peer, harness, slices)
         bodies = stored(harness, partition)
         assert [each for each in bodies if each != b"other"] == [b"part %d" % n for n in range(partition, 10, 2)]
     for number, row in enumerate(found):
-        body = b"part %d" % number
-        assert harness.store.get("t", number % 2).segments.read(row.offset, 26) == encode_record(
-            body, row.message_id, 0
-        )
+        expected = encode_record(b"part %d" % number, row.message_id, 0)
+        assert harness.store.get("t", number % 2).segments.read(row.offset, 26) == expected
 
 
 def test_what_follows_on_the_same_connection_waits_for_it(peer, harness, slices):
@@ -175,9 +169,7 @@ def test_a_closing_connection_gets_the_answer_first(peer, harness, slices):
 
 
 def test_a_one_way_request_in_slices_has_no_answer(peer, harness, slices):
-    body = encode_parts([(0, 0, 1), (0, 1, 1)], [25, 25]) + record() * 2
-    ext = SendManyRequest(("t",), 2, 2).to_ext()
-    peer.send(encode_frame(RequestCode.SEND_MANY, 1, ext, len(body), flag=2) + body)
+    peer.send(many([("t", 0, [record()]), ("t", 1, [record()])], one_way=ONE_WAY))
     turns(harness)
     assert peer.received() == b""
     assert [len(stored(harness, partition)) for partition in (0, 1)] == [1, 1]
@@ -243,8 +235,6 @@ def test_puts_of_one_read_are_served_in_several_turns_if_they_are_very_many(peer
 
 
 def test_an_answer_has_a_bounded_number_of_records(peer, harness, monkeypatch):
-    from tests.unit.broker.harness import pull
-
     monkeypatch.setattr("metaq.broker.tuning.PULL_SCAN_RECORDS", 10)
     peer.ask_frame(batch("t", 0, [b"hello"] * 25))
     offset, counts = 0, []

@@ -10,9 +10,8 @@ from metaq.broker.replication.partition_copy import PartitionCopy
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.record import checksum, encode_record
 from tests.doubles.store import check_invariants
-from tests.unit.broker.harness import NOW, Harness, batch, put
+from tests.unit.broker.harness import NOW, Harness, batch, many, put, record
 from tests.unit.broker.replication.test_partition_copy import Master
-from tests.unit.broker.test_send_many import many, record
 from tests.unit.broker.transactions.conversation import XID, tx, tx_put
 
 RUN = b"".join(put("t", 0, b"in a run", number) for number in range(200))

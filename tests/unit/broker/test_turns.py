@@ -8,13 +8,13 @@ from twisted.internet.task import Clock
 from metaq.broker import tuning
 from metaq.broker.network.transport import FastConnection
 from metaq.broker.runtime.turns import ConnectionTurns
+from metaq.protocol import requests
 from metaq.protocol.delays import CancelDelayedRequest
 from metaq.protocol.frames import encode_frame, parse_frame
 from metaq.protocol.record import iter_headers
 from metaq.protocol.requests import FRAME_COST, RequestReader
-from metaq.protocol.sends import SendRequest
 from metaq.protocol.statuses import RequestCode
-from tests.unit.broker.harness import put
+from tests.unit.broker.harness import noted, put, send
 
 BEAT = encode_frame(RequestCode.HEARTBEAT, 1, {}, 0)
 
@@ -56,14 +56,6 @@ def turn(reactor, done, name, seconds=tuning.ITERATION_SECONDS):
         done.append(name)
 
     return work
-
-
-def spend(reactor, turns):
-    """This iteration has no time left."""
-    since = reactor.seconds()
-    reactor.work(tuning.COUNTED_SECONDS)
-    turns.has_worked(since)
-    reactor.work(tuning.ITERATION_SECONDS)
 
 
 def test_an_iteration_takes_what_its_time_allows_and_the_next_ones_the_others_in_order(reactor, turns, done):
@@ -152,12 +144,15 @@ def test_who_comes_when_the_iteration_has_no_time_left_waits_and_a_busy_one_when
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def spent(harness, monkeypatch):
-    """Of this iteration of the harness's reactor no time is left."""
-    turns = harness.broker.turns
-    turns.has_worked(harness.reactor.seconds() - tuning.COUNTED_SECONDS)
+def leave_no_time(harness):
+    """In this iteration of the harness's reactor."""
+    harness.broker.turns.has_worked(harness.reactor.seconds() - tuning.COUNTED_SECONDS)
     harness.reactor.rightNow += tuning.ITERATION_SECONDS
+
+
+@pytest.fixture
+def spent(harness):
+    leave_no_time(harness)
 
 
 def test_what_comes_then_is_served_in_the_next_iteration_and_no_more_is_read(peer, spent, harness):
@@ -179,11 +174,9 @@ def test_a_request_that_comes_in_two_pieces_is_whole_then(peer, spent, harness):
 
 
 def test_a_large_frame_that_is_complete_then_waits(peer, harness):
-    body = bytes(100_000)
-    data = encode_frame(RequestCode.HEARTBEAT, 1, {}, len(body)) + body
+    data = frame_of(100_000)
     peer.send(data[:70_000])
-    harness.broker.turns.has_worked(harness.reactor.seconds() - tuning.COUNTED_SECONDS)
-    harness.reactor.rightNow += tuning.ITERATION_SECONDS
+    leave_no_time(harness)
     space = peer.session.space
     space[:] = data[70_000:]
     peer.session.received(len(space))
@@ -278,8 +271,7 @@ def test_one_that_is_lost_while_it_waits_to_read_is_not_read(harness, caplog):
     transport: Any = FastConnection(socket, peer.session, ("::", 1), None, 0, harness.reactor)
     peer.session.makeConnection(transport)
     transport.read_once()
-    harness.broker.turns.has_worked(harness.reactor.seconds() - tuning.COUNTED_SECONDS)
-    harness.reactor.rightNow += tuning.ITERATION_SECONDS
+    leave_no_time(harness)
     transport.doRead()
     peer.lose()
     del transport.socket  # as Twisted does
@@ -289,15 +281,9 @@ def test_one_that_is_lost_while_it_waits_to_read_is_not_read(harness, caplog):
 
 
 def test_a_large_frame_that_comes_while_another_request_is_worked_on_is_looked_at_behind_it(harness, monkeypatch):
-    looked: list[int] = []
-
-    def seen(*arguments):
-        looked.append(1)
-        return parse_frame(*arguments)
-
     peer, data = harness.connect(), frame_of(100_000)
     peer.send(data[:-1])
-    monkeypatch.setattr("metaq.protocol.requests.parse_frame", seen)
+    looked = noted(monkeypatch, requests, "parse_frame")
     peer.session._yield_turn()
     peer.session.space[:] = data[-1:]
     peer.session.received(1)
@@ -392,17 +378,8 @@ def test_a_request_that_is_answered_at_once_does_not_bring_forward_what_the_same
     ext = CancelDelayedRequest("t", 0, 1).to_ext()
     cancel = encode_frame(RequestCode.CANCEL_DELAYED, 1, ext, 0)
     bodies = [b"%d" % number for number in range(6)]
-    sends = [
-        encode_frame(RequestCode.SEND, number, SendRequest("t", 0).to_ext(), len(body)) + body
-        for number, body in enumerate(bodies)
-    ]
-    peer.send(cancel + b"".join(sends))
+    peer.send(cancel + b"".join(send("t", 0, body, number) for number, body in enumerate(bodies)))
     harness.turn()
     assert len(peer.frames()) == 7
-    log = harness.store.get("t", 0)
-    assert [data[20:] for data in each_record(log)] == bodies
-
-
-def each_record(log):
-    data = log.segments.snapshot().read(0, 1 << 20)
-    return [data[each.end - each.length - 20 : each.end] for each in iter_headers(data)]
+    data = harness.store.get("t", 0).segments.snapshot().read(0, 1 << 20)
+    assert [data[each.end - each.length : each.end] for each in iter_headers(data)] == bodies

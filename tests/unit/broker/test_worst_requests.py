@@ -35,7 +35,6 @@ from metaq.protocol.pulls import PullRequest
 from metaq.protocol.put_run import MOST_PUTS
 from metaq.protocol.record import (
     DELAYED_FLAG,
-    checksum,
     decode_attribute,
     encode_attributes,
     encode_body,
@@ -45,12 +44,11 @@ from metaq.protocol.record import (
     tag_of_attribute,
 )
 from metaq.protocol.requests import RequestReader, one_by_one
-from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendRequest, announced_topics
+from metaq.protocol.sends import SendManyRequest, announced_topics
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from tests.unit.broker.harness import put, raw_batch
+from tests.unit.broker.harness import many, noted, put, raw_batch, record, records_of, reserved, send
 from tests.unit.broker.http.test_http_pages import Browser
-from tests.unit.broker.test_send_many import many, record
 from tests.unit.broker.test_slices import turns
 
 
@@ -67,14 +65,7 @@ def gateway(harness):
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
 @pytest.mark.parametrize("body", [b"topic=safe&length=1", b"&=" * 1000])
 def test_a_message_that_is_put_as_a_form_is_not_parsed_as_one(gateway, harness, monkeypatch, kind, body):
-    parsed = []
-    parse = twisted_http.parse_qs
-
-    def counted(text, *more):
-        parsed.append(len(text))
-        return parse(text, *more)
-
-    monkeypatch.setattr(twisted_http, "parse_qs", counted)
+    parsed = noted(monkeypatch, twisted_http, "parse_qs", lambda text, *_: len(text))
     query = f"topic=t&partition=1&flag=0&length={len(body)}"
     status, _, text = gateway.ask("POST", f"/put/0?{query}", body, content_type=kind)
     assert (status, text.split()[1:2]) == (200, [b"1"])
@@ -122,24 +113,14 @@ def test_a_large_header_with_one_long_text_is_taken(letter):
 @pytest.fixture
 def decoded(monkeypatch):
     """The attributes that are decoded as a whole."""
-    found = []
-    decode = record_module.decode_attribute
-
-    def counted(*what):
-        found.append(what)
-        return decode(*what)
-
-    monkeypatch.setattr(record_module, "decode_attribute", counted)
-    return found
+    return noted(monkeypatch, record_module, "decode_attribute")
 
 
 def test_no_property_but_the_tag_is_decoded_of_what_is_stored(peer, harness, decoded, monkeypatch):
     monkeypatch.setattr("metaq.broker.store.batch.decode_attribute", record_module.decode_attribute, raising=False)
     flag, attribute = encode_attributes(tag="a", properties={f"{number:x}": "" for number in range(1000)})
     body = encode_body(b"", flag, attribute)
-    peer.ask_frame(
-        encode_frame(RequestCode.SEND, 1, SendRequest("t", 0, flag, checksum(body)).to_ext(), len(body)) + body
-    )
+    peer.ask_frame(send("t", 0, body, flag=flag))
     peer.send(raw_batch("t", 0, [record(body, flag)]))
     harness.turn()
     assert harness.store.get("t", 0).lookup.units(0, 1 << 20)["tag"].tolist() == [tag_hash("a")] * 2
@@ -155,21 +136,11 @@ def test_the_tag_alone_is_that_of_the_whole_attribute(attribute, flag):
 
 
 def test_a_long_property_list_of_a_single_message_is_looked_through_once(peer, harness, monkeypatch):
-    begun = []
-    real = record_module._find
-
-    def counted(data, wanted, start, end):
-        begun.append(start)
-        return real(data, wanted, start, end)
-
-    monkeypatch.setattr(record_module, "_find", counted)
+    begun = noted(monkeypatch, record_module, "_find", lambda data, wanted, start, end: start)
     flag = 3 | DELAYED_FLAG
     for number, own in enumerate((b"metaq.delay\x0160000\x02", b"metaq.half\x01bank\x02"), 1):
-        body = encode_body(b"", flag, b"a\x01b\x02" * 5000 + own)
-        ext = SendRequest("t", 0, flag, checksum(body)).to_ext()
-        peer.send(encode_frame(RequestCode.SEND, 1, ext, len(body)) + body)
-        harness.threads.run()
-        assert peer.frames()[0].code == ResponseCode.SUCCESS
+        request = send("t", 0, encode_body(b"", flag, b"a\x01b\x02" * 5000 + own), flag=flag)
+        assert peer.ask_frame(request, work=True).code == ResponseCode.SUCCESS
         assert begun.count(0) == number
 
 
@@ -225,7 +196,7 @@ def taken(reader, data):
     return calls
 
 
-PUT, SENT = put("t", 0), encode_frame(RequestCode.SEND, 1, SendRequest("t", 0).to_ext())
+PUT, SENT = put("t", 0), send("t", 0, b"")
 READS = {
     "versions": b"version\r\n" * 1000,
     "puts": PUT * 9000,
@@ -308,13 +279,10 @@ def test_a_client_that_has_sent_all_and_ended_gets_all_answers(peer, harness):
 
 
 def test_sends_of_one_read_are_stored_in_order(peer, harness):
-    ext = SendRequest("t", 0).to_ext()
-    peer.send(b"".join(encode_frame(RequestCode.SEND, number, ext, 4) + b"%04d" % number for number in range(1000)))
+    peer.send(b"".join(send("t", 0, b"%d" % number, number) for number in range(1000)))
     for _ in range(10):
         harness.turn()
-    assert [frame.opaque for frame in peer.frames()] == list(range(1000))
-    data = harness.store.get("t", 0).segments.read(0, 1 << 20)
-    assert [int(data[each.end - 4 : each.end]) for each in iter_headers(data)] == list(range(1000))
+    assert [frame.opaque for frame in peer.frames()] == bodies(harness, 0) == list(range(1000))
 
 
 # --- puts to many partitions, and puts that are refused ---------------------------------------------------------------
@@ -335,57 +303,52 @@ def bodies(harness, partition, topic="t"):
     return [int(data[each.end - each.length : each.end]) for each in iter_headers(data)]
 
 
-def text_puts(topic="t"):
-    return b"".join(put(topic, number % 3, b"%d" % number, number) for number in range(COUNT))
+def puts(topic="t", make=put):
+    return b"".join(make(topic, number % 3, b"%d" % number, number) for number in range(COUNT))
 
 
-def sends():
-    found = []
-    for number in range(COUNT):
-        body = b"%d" % number
-        ext = SendRequest("t", number % 3, 0, checksum(body)).to_ext()
-        found.append(encode_frame(RequestCode.SEND, number, ext, len(body)) + body)
-    return b"".join(found)
+def all_stored(harness, partitions, topic="t"):
+    return [bodies(harness, each, topic) for each in partitions] == [list(range(each, COUNT, 3)) for each in partitions]
 
 
-@pytest.mark.parametrize("name", ["puts", "sends"])
-def test_others_have_their_turn_between_the_partitions_of_puts(peer, harness, appends, small_steps, name):
+@pytest.mark.parametrize("make", [put, send])
+def test_others_have_their_turn_between_the_partitions_of_puts(peer, harness, appends, small_steps, make):
     counts = [0]
-    peer.send(text_puts() if name == "puts" else sends())
+    peer.send(puts(make=make))
     turns(harness, lambda turn: counts.append(len(appends)))
     counts.append(len(appends))
     assert max(after - before for before, after in pairwise(counts)) == 1
-    answers = peer.answers() if name == "puts" else peer.frames()
+    answers = peer.answers() if make is put else peer.frames()
     assert [(each.code, each.opaque) for each in answers] == [(answers[0].code, number) for number in range(COUNT)]
-    assert [bodies(harness, partition) for partition in range(3)] == [list(range(n, COUNT, 3)) for n in range(3)]
+    assert all_stored(harness, range(3))
 
 
 def test_what_follows_a_run_on_its_connection_is_served_behind_it(peer, harness, small_steps):
-    peer.send(text_puts() + b"offset t g 2 0 1000\r\nversion 1001\r\n")
+    peer.send(puts() + b"offset t g 2 0 1000\r\nversion 1001\r\n")
     turns(harness)
     answers = peer.answers()
     assert [each.opaque for each in answers] == [*range(COUNT), 1000, 1001]
 
 
 def test_a_partition_that_is_closed_during_a_run_refuses_its_puts(peer, harness, small_steps):
-    peer.send(text_puts())
+    peer.send(puts())
     turns(harness, lambda turn: harness.broker.partitions.close("t", 2, 2))
     assert [each.code == 200 for each in peer.answers()] == [number % 3 != 2 for number in range(COUNT)]
-    assert [bodies(harness, partition) for partition in range(2)] == [list(range(n, COUNT, 3)) for n in range(2)]
+    assert all_stored(harness, range(2))
     assert harness.store.find("t", 2) is None or bodies(harness, 2) == []
 
 
 def test_a_run_of_a_connection_that_is_gone_is_stored(peer, harness, small_steps):
-    peer.send(text_puts())
+    peer.send(puts())
     peer.lose()
     turns(harness)
-    assert [bodies(harness, partition) for partition in range(3)] == [list(range(n, COUNT, 3)) for n in range(3)]
+    assert all_stored(harness, range(3))
     assert harness.broker.pending_puts.bytes == 0
 
 
 def test_a_run_with_refused_puts_is_served_in_several_turns(peer, harness, small_steps, monkeypatch):
     monkeypatch.setattr("metaq.broker.tuning.STEP_PARTITIONS", 100)
-    peer.send(text_puts("unknown"))
+    peer.send(puts("unknown"))
     assert turns(harness) >= COUNT // 10 - 1
     answers = peer.answers()
     assert [(each.code == 200, each.opaque) for each in answers] == [(False, number) for number in range(COUNT)]
@@ -393,14 +356,13 @@ def test_a_run_with_refused_puts_is_served_in_several_turns(peer, harness, small
 
 
 def test_a_run_with_refused_puts_is_answered_when_the_others_are_safe(peer, harness, small_steps):
-    data = b"".join(put("safe", number % 3, b"%d" % number, number) for number in range(COUNT))  # it has two
-    peer.send(data)
+    peer.send(puts("safe"))  # it has two partitions
     turns(harness)
     assert peer.received() == b""
     harness.threads.run()
     answers = peer.answers()
     assert [(each.code == 200, each.opaque) for each in answers] == [(n % 3 != 2, n) for n in range(COUNT)]
-    assert [bodies(harness, partition, "safe") for partition in range(2)] == [list(range(n, COUNT, 3)) for n in (0, 1)]
+    assert all_stored(harness, range(2), "safe")
 
 
 def test_parts_that_are_refused_are_counted_once(peer, harness):
@@ -426,19 +388,16 @@ def test_the_bodies_of_a_delayed_batch_are_taken_in_slices(peer, harness, monkey
         return more
 
     monkeypatch.setattr(send_module._Bodies, "__getitem__", counted)
-    flag, attribute = encode_attributes(reserved={"metaq.delay": "3600000"})
-    records = [record(encode_body(b"", flag | DELAYED_FLAG, attribute), flag | DELAYED_FLAG)] * 25
-    peer.send(raw_batch("t", 0, records))
+    peer.send(raw_batch("t", 0, records_of([reserved(b"", {"metaq.delay": "3600000"})] * 25)))
     turns(harness)
     assert peer.frames()[0].code == ResponseCode.SUCCESS
     assert sorted(taken) == [5, 5, 10, 10, 10, 10]
 
 
-@pytest.mark.parametrize("kind", ["batch", "many"])
-def test_more_messages_than_a_frame_may_bring_are_refused_with_the_limit(peer, kind):
-    ext = SendBatchRequest("t", 0, 1).to_ext() if kind == "batch" else SendManyRequest(("t",), 1, 1).to_ext()
-    code = RequestCode.SEND_BATCH if kind == "batch" else RequestCode.SEND_MANY
-    answer = peer.ask_frame(encode_frame(code, 1, ext | {"count": str(MAX_BATCH_RECORDS + 1)}))
+@pytest.mark.parametrize("frame", [raw_batch("t", 0, [record()]), many([("t", 0, [record()])])], ids=["batch", "many"])
+def test_more_messages_than_a_frame_may_bring_are_refused_with_the_limit(peer, frame):
+    found = parse_frame(frame, 4, len(frame))
+    answer = peer.ask_frame(encode_frame(found.code, 1, found.ext | {"count": str(MAX_BATCH_RECORDS + 1)}))
     assert (answer.code, str(MAX_BATCH_RECORDS) in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
 
 
@@ -457,14 +416,7 @@ def test_groups_look_at_new_messages_in_several_turns_if_they_are_many(peer, har
         member.send(encode_frame(RequestCode.ACQUIRE, 5, request.to_ext()))
         waiting.append(member)
     turns_until_quiet(harness)
-    looked = []
-    look = SharedQueue.look
-
-    def counted(queue):
-        looked.append(queue.key)
-        look(queue)
-
-    monkeypatch.setattr(SharedQueue, "look", counted)
+    looked = noted(monkeypatch, SharedQueue, "look", lambda queue: queue.key)
     peer.send(b"".join(put("t", number % 3) for number in range(3)))
     assert len(looked) == 2
     turns_until_quiet(harness)
