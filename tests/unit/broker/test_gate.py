@@ -11,7 +11,7 @@ from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.put_run import LEAST_PUTS, PutRun
-from metaq.protocol.sends import SendRequest, announced_topics
+from metaq.protocol.sends import announced_topics
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
     Get,
@@ -25,7 +25,7 @@ from metaq.protocol.text import (
     Version,
     encode_put,
 )
-from tests.unit.broker.harness import pull, put
+from tests.unit.broker.harness import pull, put, send
 
 NO = "nothing is permitted here"
 RUN = [put("t", number % 3, b"body", number) for number in range(LEAST_PUTS)]
@@ -52,6 +52,11 @@ MANY_TOPICS = {"topics": "t/safe/t", "parts": 3, "count": 3}
 
 def refuse_all(verb, request, topic, peer):
     raise MetaqError(NO)
+
+
+def refuse_safe(verb, request, topic, peer):
+    if topic == "safe":
+        raise MetaqError(NO)
 
 
 def guarded(harness, check):
@@ -133,10 +138,6 @@ def unchanged(harness, before, directory):
 
 
 def test_refusals_come_in_the_order_of_the_commands(filled):
-    def refuse_safe(verb, request, topic, peer):
-        if topic == "safe":
-            raise MetaqError(NO)
-
     peer = guarded(filled, refuse_safe)
     peer.send(put("t", 0, opaque=1) + put("safe", 0, opaque=2) + put("t", 0, opaque=3) + b"get safe g 0 0 9 4\r\n")
     assert [(each.opaque, each.code, each.text == NO) for each in peer.answers()] == [
@@ -151,13 +152,12 @@ def test_refusals_come_in_the_order_of_the_commands(filled):
 def test_of_a_run_the_puts_of_refused_topics_are_refused(harness):
     asked = []
 
-    def refuse_safe(verb, request, topic, peer):
+    def refuse(verb, request, topic, peer):
         asked.append((type(request), topic))
-        if topic == "safe":
-            raise MetaqError(NO)
+        refuse_safe(verb, request, topic, peer)
 
     topics = [("t", "safe")[number % 5 == 0] for number in range(2 * LEAST_PUTS)]
-    peer = guarded(harness, refuse_safe)
+    peer = guarded(harness, refuse)
     peer.send(b"".join(put(topic, 0, b"body", number) for number, topic in enumerate(topics)))
     harness.threads.run()
     assert asked == [(PutRun, "safe"), (PutRun, "t")]  # once for each topic, not for each put
@@ -195,7 +195,7 @@ def test_what_has_to_wait_passes_the_gate_once(harness):
     harness.broker.pending_puts.limit = 2000
     peer = guarded(harness, count)
     body = b"x" * 500
-    data = [put("safe", 0, body * 6, 1), put("safe", 0, body, 2), sent("safe", body, 3), b"get t g 0 0 9 4\r\n"]
+    data = [put("safe", 0, body * 6, 1), put("safe", 0, body, 2), send("safe", 0, body, 3), b"get t g 0 0 9 4\r\n"]
     data += [pull("t", 1, 0, opaque=5, wait_ms=1000), put("t", 1, body, 6)]
     data += [b"".join(put("safe", 0, body, 100 + number) for number in range(LEAST_PUTS))]
     for part in data:  # what is not read yet comes when it is
@@ -207,11 +207,6 @@ def test_what_has_to_wait_passes_the_gate_once(harness):
     got = peer.received()
     assert got.count(b"result 200") == 3 + LEAST_PUTS, got
     assert asked == dict.fromkeys((1, 2, 3, 4, 5, 6, 9, 100), 1)
-
-
-def sent(topic, body, opaque):
-    ext = SendRequest(topic, 0, 0, -1).to_ext()
-    return encode_frame(RequestCode.SEND, opaque, ext, len(body)) + body
 
 
 def test_a_check_with_a_bug_permits_nothing(harness, caplog):
@@ -226,5 +221,5 @@ def test_the_same_requests_are_served_without_a_check(filled):
     peer = filled.connect()
     peer.send(TEXTS[Put] + TEXTS[Version] + encode_put("t", 0, 0, -1, 8, b"x") + TEXTS[PutRun])
     assert {answer.code for answer in peer.answers()} == {200}
-    assert peer.ask_frame(sent("t", b"x", 1)).code == ResponseCode.SUCCESS
+    assert peer.ask_frame(send("t", 0, b"x")).code == ResponseCode.SUCCESS
     assert len(list(filled.store.logs())) == 3

@@ -11,6 +11,7 @@ from metaq.broker.store.sequence_rows import FORGOTTEN, encode_head, encode_row,
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
+from tests.unit.broker.harness import noted
 
 
 @pytest.fixture
@@ -22,15 +23,18 @@ def encode_body(topics, rows):
     return encode_head(topics) + b"".join([encode_row(*row) for row in rows])
 
 
-def write(harness, log, *rows, first_id=1):
-    """rows: (producer, sequence, records) of topic t, partition 0, in one record."""
-    body = encode_body(
-        ("other", "t"), [(producer, number, 0, 9, first_id, records, 0, 1) for producer, number, records in rows]
-    )
-    data, unit = internal_record(body, 1, log.end_offset)
+def append(harness, log, topics, rows, cut=None):
+    """One record of them. cut: where its body ends instead."""
+    data, unit = internal_record(encode_body(topics, rows)[:cut], 1, log.end_offset)
     append = Append(log, (data,), unit)
     harness.store.append_many([append])
     assert append.error is None
+
+
+def write(harness, log, *rows, first_id=1):
+    """rows: (producer, sequence, records) of topic t, partition 0, in one record."""
+    rows = [(producer, number, 0, 9, first_id, records, 0, 1) for producer, number, records in rows]
+    append(harness, log, ("other", "t"), rows)
 
 
 def known(rows):
@@ -101,13 +105,7 @@ def test_what_the_log_says_no_more_goes_when_there_is_too_much(harness, log):
 
 def test_the_older_half_goes_if_the_log_itself_says_too_much(harness, log, monkeypatch):
     rows = LastRows(log, 2)
-    reads = []
-
-    def tables(snapshot, offset, most_bytes):
-        reads.append(offset)
-        return read_tables(snapshot, offset, most_bytes)
-
-    monkeypatch.setattr(last_rows, "read_tables", tables)
+    reads = noted(monkeypatch, last_rows, "read_tables", lambda snapshot, offset, most_bytes: offset)
     for producer in range(1, 12):
         end = log.end_offset
         write(harness, log, (producer, 1, 1), first_id=producer << TIME_SHIFT)
@@ -128,10 +126,8 @@ def test_until_when_producers_were_forgotten_is_told_by_a_row_of_none(harness, l
 
 
 def test_records_of_several_topics_follow_one_another(harness, log):
-    for topics in (["t"], ["t", "u"], ["t"]):
-        rows = [(1, 1, 0, 9, 1, 1, 0, number) for number in range(len(topics))]
-        data, unit = internal_record(encode_body(tuple(topics), rows), 1, log.end_offset)
-        harness.store.append_many([Append(log, (data,), unit)])
+    for topics in (("t",), ("t", "u"), ("t",)):
+        append(harness, log, topics, [(1, 1, 0, 9, 1, 1, 0, number) for number in range(len(topics))])
     found = [[row.topic for row in rows] for _, rows in read_rows(log.segments.snapshot(), 0)]
     assert found == [["t"], ["t", "u"], ["t"]]
     (table,) = read_tables(log.segments.snapshot(), 0)
@@ -140,29 +136,17 @@ def test_records_of_several_topics_follow_one_another(harness, log):
 
 def test_a_topic_is_the_same_whatever_else_a_record_names(harness, log):
     for sequence, topics in enumerate((("t",), ("u", "t"), ("t", "u")), 1):
-        rows = [(1, sequence, 0, 9, 1, 1, 0, number) for number in range(len(topics))]
-        data, unit = internal_record(encode_body(topics, rows), 1, log.end_offset)
-        harness.store.append_many([Append(log, (data,), unit)])
+        append(harness, log, topics, [(1, sequence, 0, 9, 1, 1, 0, number) for number in range(len(topics))])
     last = LastRows(log, 9)
     last.read_on()
-    assert {topic: [row.sequence for row in found] for (_, topic, _), found in last.items()} == {
-        "t": [2, 3],
-        "u": [2, 3],
-    }
+    found = {topic: [row.sequence for row in rows] for (_, topic, _), rows in last.items()}
+    assert found == {"t": [2, 3], "u": [2, 3]}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        encode_body(("t",), [(1, 1, 0, 9, 1, 1, 0, 1)]),
-        encode_body(("t",), [(1, 1, 0, 9, 1, 1, 0, 0)])[:-1],
-    ],
-)
-def test_rows_that_cannot_be_read_are_an_error_for_every_reader(harness, log, body):
-    good = encode_body(("u", "v"), [(1, 1, 0, 9, 1, 1, 0, 1)])
-    for each in (good, body):
-        data, unit = internal_record(each, 1, log.end_offset)
-        harness.store.append_many([Append(log, (data,), unit)])
+@pytest.mark.parametrize(("topic", "cut"), [(1, None), (0, -1)], ids=["of a topic beyond its own", "cut off"])
+def test_rows_that_cannot_be_read_are_an_error_for_every_reader(harness, log, topic, cut):
+    append(harness, log, ("u", "v"), [(1, 1, 0, 9, 1, 1, 0, 1)])
+    append(harness, log, ("t",), [(1, 1, 0, 9, 1, 1, 0, topic)], cut)
     for read in (read_rows, read_tables):
         with pytest.raises(StoreError, match="cannot be read"):
             list(read(log.segments.snapshot(), 0))
@@ -185,8 +169,7 @@ def test_what_is_known_does_not_depend_on_the_pieces_in_which_it_is_read(harness
                 expected[key] = [*expected.get(key, [])[-1:], sequence]
             else:
                 expected.pop(key, None)
-        data, unit = internal_record(encode_body(topics, made), 1, log.end_offset)
-        harness.store.append_many([Append(log, (data,), unit)])
+        append(harness, log, topics, made)
     for _ in range(log.end_offset):
         before = rows._read_to
         rows.read_on(most_bytes)

@@ -17,7 +17,7 @@ from metaq.protocol.record import checksum
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_get
 from tests.doubles.store import FaultyFiles
-from tests.unit.broker.harness import Harness, batch, many, pull, put, record, send
+from tests.unit.broker.harness import Harness, Peer, batch, many, pull, put, record, send
 
 LIMIT = 20_000
 BODY = b"x" * 1000
@@ -79,10 +79,8 @@ def test_many_producers_before_a_stalled_disk(small, kind):
     assert (pending.bytes, pending.waiting, pending.full) == (0, 0, False)
     assert all(producer.is_read for producer in producers)
     expected = len(sent) * (40 if kind == "run" else 1)
-    if kind in ("put", "run"):
-        answers = [answer for producer in producers for answer in producer.answers()]
-    else:
-        answers = [answer for producer in producers for answer in producer.frames()]
+    received = Peer.answers if kind in ("put", "run") else Peer.frames
+    answers = [answer for producer in producers for answer in received(producer)]
     assert {answer.code for answer in answers} <= {0, 200}
     assert len(answers) == expected
     assert sum(log.segments.message_count for log in small.store.logs()) == expected

@@ -15,19 +15,19 @@ FIRST = f"{0:020d}"
 def start(tmp_path):
     started: list[Harness] = []
 
-    def start():
+    def stop():
         while started:
-            stop(started.pop())
+            harness = started.pop()
+            harness.threads.run()
+            harness.close()
+
+    def start():
+        stop()
         started.append(Harness(tmp_path))
         return started[0]
 
-    def stop(harness):
-        harness.threads.run()
-        harness.close()
-
     yield start
-    while started:
-        stop(started.pop())
+    stop()
 
 
 def place(tmp_path, name, data=RECORD):
@@ -42,14 +42,8 @@ def place(tmp_path, name, data=RECORD):
 @pytest.mark.parametrize(
     "stem",
     [
-        "9" * 20,
-        "9" * 200,
-        f"{(1 << 63) - 1:020d}",
-        f"{(1 << 63) - 60:020d}",
-        f"{MAX_OFFSET + 1:020d}",
-        "abc",
-        "-5",
-        "٣",
+        *("9" * 20, "9" * 200, "abc", "-5", "٣"),
+        *(f"{offset:020d}" for offset in ((1 << 63) - 1, (1 << 63) - 60, MAX_OFFSET + 1)),
     ],
 )
 def test_a_name_that_is_no_offset_is_passed_over_and_kept(tmp_path, start, caplog, stem, beside, data):

@@ -9,22 +9,12 @@ from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import put
 
 HALF = "\ud800"
-ACQUIRE = {
-    "topic": "t",
-    "partition": "0",
-    "group": "g",
-    "member": "m",
-    "maxRecords": "1",
-    "maxBytes": "99",
-    "leaseMs": "9",
-}
+PLACE = {"topic": "t", "partition": "0"}
+ACQUIRE = PLACE | {"group": "g", "member": "m", "maxRecords": "1", "maxBytes": "99", "leaseMs": "9"}
 REQUESTS = [
     *((RequestCode.ACQUIRE, ACQUIRE | {name: HALF}) for name in ("topic", "group", "member", "where", "tags")),
-    *(
-        (RequestCode.PULL, {"topic": "t", "partition": "0", "offset": "0", "maxBytes": "99", name: HALF})
-        for name in ("topic", "group", "tags")
-    ),
-    *((RequestCode.SEND, {"topic": "t", "partition": "0", name: HALF}) for name in ("topic", "txKey")),
+    *((RequestCode.PULL, PLACE | {"offset": "0", "maxBytes": "99", name: HALF}) for name in ("topic", "group", "tags")),
+    *((RequestCode.SEND, PLACE | {name: HALF}) for name in ("topic", "txKey")),
     (RequestCode.SEND_MANY, {"topics": HALF, "parts": "1", "count": "1"}),
     (RequestCode.CHECK_HALVES, {"group": HALF, "limit": "1"}),
     (RequestCode.SHARED_STATUS, {"group": HALF}),

@@ -44,7 +44,7 @@ from metaq.protocol.record import (
     tag_of_attribute,
 )
 from metaq.protocol.requests import RequestReader, one_by_one
-from metaq.protocol.sends import SendManyRequest, announced_topics
+from metaq.protocol.sends import SendBatchRequest, SendManyRequest, announced_topics
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import many, noted, put, raw_batch, record, records_of, reserved, send
@@ -394,10 +394,10 @@ def test_the_bodies_of_a_delayed_batch_are_taken_in_slices(peer, harness, monkey
     assert sorted(taken) == [5, 5, 10, 10, 10, 10]
 
 
-@pytest.mark.parametrize("frame", [raw_batch("t", 0, [record()]), many([("t", 0, [record()])])], ids=["batch", "many"])
-def test_more_messages_than_a_frame_may_bring_are_refused_with_the_limit(peer, frame):
-    found = parse_frame(frame, 4, len(frame))
-    answer = peer.ask_frame(encode_frame(found.code, 1, found.ext | {"count": str(MAX_BATCH_RECORDS + 1)}))
+@pytest.mark.parametrize("request_", [SendBatchRequest("t", 0, 1), SendManyRequest(("t",), 1, 1)])
+def test_more_messages_than_a_frame_may_bring_are_refused_with_the_limit(peer, request_):
+    code = RequestCode.SEND_BATCH if isinstance(request_, SendBatchRequest) else RequestCode.SEND_MANY
+    answer = peer.ask_frame(encode_frame(code, 1, request_.to_ext() | {"count": str(MAX_BATCH_RECORDS + 1)}))
     assert (answer.code, str(MAX_BATCH_RECORDS) in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
 
 
