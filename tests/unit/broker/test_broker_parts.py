@@ -13,7 +13,7 @@ from metaq.broker.message_ids import MessageIds
 from metaq.broker.metrics import RESET_SECONDS, Metrics, format_number
 from metaq.broker.runtime.timers import ScheduledCalls, repeat
 from metaq.protocol.errors import ConfigError, PartitionClosed, StoreError, TopicNotAccepted, WrongPartition
-from metaq.protocol.message_id import message_id, message_ids_from, store_time_ms
+from metaq.protocol.message_id import message_ids_from, store_time_ms
 from tests.unit.broker.harness import Harness
 
 # --- message ids ------------------------------------------------------------------------------------------------------
@@ -36,12 +36,6 @@ def test_ids_only_grow_whatever_the_clock_does(steps, broker_id):
 
 def test_an_id_carries_the_wall_clock():
     assert store_time_ms(MessageIds(5, lambda: 1_700_000_000.123).next()) == 1_700_000_000_123
-
-
-def test_ids_begin_above_the_floor_even_of_another_brokers_ids():
-    floor = message_id(1 << 50, 1023)
-    assert MessageIds(0, lambda: 1_700_000_000.0, floor).next() > floor & ~(1023 << 12)
-    assert MessageIds(0, lambda: 1_700_000_000.0, -5).next() > 0
 
 
 @pytest.mark.parametrize("broker_id", [-1, 1024])

@@ -19,7 +19,7 @@ LOG = logging.getLogger("few")
 
 
 @pytest.fixture(autouse=True)
-def _at_info(caplog: pytest.LogCaptureFixture) -> None:
+def _at_info(caplog):
     caplog.set_level(logging.INFO)
 
 
@@ -31,9 +31,8 @@ def test_the_first_lines_are_written_and_the_others_summed_up(caplog: pytest.Log
     assert caplog.messages == [f"cup {number} broken" for number in range(PERIOD_LINES)]
     caplog.clear()
     clock.advance(PERIOD_SECONDS)
-    assert caplog.messages == [
-        f"3 more cups broken in {PERIOD_SECONDS} seconds, the last: cup {PERIOD_LINES + 2} broken"
-    ]
+    summed_up = f"3 more cups broken in {PERIOD_SECONDS} seconds, the last: cup {PERIOD_LINES + 2} broken"
+    assert caplog.messages == [summed_up]
     caplog.clear()
     lines.info("another")
     clock.advance(PERIOD_SECONDS)
@@ -61,9 +60,7 @@ def test_connections_that_are_cut_leave_few_lines(harness: Harness, caplog: pyte
     assert len(caplog.messages) == PERIOD_LINES
 
 
-def test_transactions_that_end_with_their_connections_leave_few_lines(
-    harness: Harness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_transactions_that_end_with_their_connections_leave_few_lines(harness, caplog):
     for number in range(PERIOD_LINES + 5):
         peer = harness.connect()
         request = TransactionRequest(f"TX:s:{number}", "BEGIN")

@@ -151,36 +151,28 @@ def test_stats_config_is_the_file_every_time(peer, harness):
 
 
 def test_counters_count_as_1_x_counts(peer, harness):
-    closed = "t"
-    peer.ask(put("t", 0, b"12345"))
-    peer.ask(encode_put("t", 0, 0, 1, 1, b"bad"))
-    peer.ask(put("nope", 0))
-    peer.ask(put("quiet", 0))
-    peer.ask(encode_get("t", "g", 0, 0, 100, 1))
-    peer.ask(encode_get("t", "g", 0, 25, 100, 1))
-    peer.ask(encode_get("t", "g", 0, 0, 0, 1))
-    peer.ask(encode_get("t", "g", 2, 0, 1, 1))
+    for request in (put("t", 0, b"12345"), encode_put("t", 0, 0, 1, 1, b"bad"), put("nope", 0), put("quiet", 0)):
+        peer.ask(request)
+    for partition, at, size in ((0, 0, 100), (0, 25, 100), (0, 0, 0), (2, 0, 1)):
+        peer.ask(encode_get("t", "g", partition, at, size, 1))
     peer.ask(b"offset t g 0 0 1\r\n")
-    harness.broker.partitions.close(closed, 0, 0)
-    peer.ask(put(closed, 0, b"1"))
-    peer.ask(encode_get(closed, "g", 0, 0, 100, 1))
+    harness.broker.partitions.close("t", 0, 0)
+    peer.ask(put("t", 0, b"1"))
+    peer.ask(encode_get("t", "g", 0, 0, 100, 1))
     metrics = harness.broker.metrics
-    assert (metrics.cmd_put, metrics.put_failed, metrics.cmd_get, metrics.get_miss, metrics.cmd_offset) == (
-        5,
-        2,
-        5,
-        2,
-        1,
-    )
+    puts, gets = (metrics.cmd_put, metrics.put_failed), (metrics.cmd_get, metrics.get_miss)
+    assert (puts, gets, metrics.cmd_offset) == ((5, 2), (5, 2), 1)
     stats = dict(line.split(" ", 1) for line in peer.ask(b"stats t 1\r\n").text.split("\r\n")[2:-2])
     assert stats["message_count"] == "1"
-    assert stats["topic_realtime_put"].startswith("Count=3,Value=3,")
-    assert stats["topic_realtime_message_size"].startswith("Count=3,Value=9,Value/Count=3,")
-    assert stats["topic_realtime_put_failed"].startswith("Count=1,")
-    assert stats["topic_realtime_get"].startswith("Count=5,")
-    assert stats["topic_realtime_get_miss"].startswith("Count=2,")
-    realtime = peer.ask(b"stats realtime 1\r\n").text
-    assert "realtime_put Count=3," in realtime
+    for name, counted in {
+        "put": "Count=3,Value=3,",
+        "message_size": "Count=3,Value=9,Value/Count=3,",
+        "put_failed": "Count=1,",
+        "get": "Count=5,",
+        "get_miss": "Count=2,",
+    }.items():
+        assert stats[f"topic_realtime_{name}"].startswith(counted)
+    assert "realtime_put Count=3," in peer.ask(b"stats realtime 1\r\n").text
 
 
 def test_frames_are_counted_too(peer, harness):

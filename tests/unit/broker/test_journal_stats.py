@@ -5,12 +5,10 @@ import pytest
 from metaq.broker.http.metrics import exposition
 from metaq.broker.http.sheets import encoded
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.record import checksum
 from metaq.protocol.remoting import StatsRequest
-from metaq.protocol.sends import SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.doubles.store import FaultyFiles
-from tests.unit.broker.harness import Harness, put
+from tests.unit.broker.harness import Harness, put, send
 
 PARTITIONS = 3
 TOPIC = f"[topic=durable]\nnumPartitions={PARTITIONS}\nunflushThreshold=0"
@@ -26,9 +24,8 @@ def harness(tmp_path, files):
     harness = Harness(tmp_path, files=files, topics=TOPIC)
     yield harness
     harness.threads.run()
-    harness.broker.transactions.close()
     files.heal()
-    harness.store.close()
+    harness.close()
 
 
 def journal_stats(peer):
@@ -45,8 +42,7 @@ def metrics(harness):
 
 def put_everywhere(peer, harness):
     """One turn with a put to each partition of a topic with synchronous flush; the answers' codes."""
-    requests = (SendRequest("durable", number, 0, checksum(b"hello")) for number in range(PARTITIONS))
-    peer.send(b"".join(encode_frame(RequestCode.SEND, 1, each.to_ext(), 5) + b"hello" for each in requests))
+    peer.send(b"".join(send("durable", number) for number in range(PARTITIONS)))
     harness.threads.run()
     return [answer.code for answer in peer.frames()]
 
@@ -57,14 +53,8 @@ def test_a_journal_that_works(harness):
     found = journal_stats(peer)
     size = int(found.pop("bytes"))
     assert size > 0
-    assert found == {
-        "state": "ok",
-        "partitions": str(PARTITIONS),
-        "files": "1",
-        "waiting_appends": "0",
-        "waiting_bytes": "0",
-        "read_only_partitions": "0",
-    }
+    nothing = dict.fromkeys(("waiting_appends", "waiting_bytes", "read_only_partitions"), "0")
+    assert found == {"state": "ok", "partitions": str(PARTITIONS), "files": "1"} | nothing
     assert metrics(harness)["metaq_journal_failed"] == 0
     assert metrics(harness)["metaq_journal_bytes"] == size
 

@@ -70,20 +70,19 @@ def test_a_pause_is_as_long_as_the_rate_asks_for(loop):
     assert loop.pace.pause() == pytest.approx(0.01)
 
 
-def test_readers_get_at_least_as_much_as_is_written(loop):
-    for _ in range(10):
-        rate = loop.work(late=0.01, read=100 * MIB, written=100 * MIB)
-    assert rate == pytest.approx(tuning.PACE_WRITTEN_FACTOR * 500 * MIB, rel=0.1)
-
-
-def test_a_least_rate_of_its_own_and_a_multiple_of_what_is_written_are_kept():
-    loop = Loop(least=100 * MIB, written_factor=2.0)
-    for _ in range(10):
-        rate = loop.work(late=0.01, read=50 * MIB, written=MIB)
-    assert rate == 100 * MIB
-    for _ in range(10):
-        rate = loop.work(late=0.01, read=50 * MIB, written=100 * MIB)
-    assert rate == pytest.approx(2 * 500 * MIB, rel=0.1)
+@pytest.mark.parametrize(
+    ("own", "least", "factor"),
+    [
+        ({}, tuning.PACE_MIN_BYTES_PER_SECOND, tuning.PACE_WRITTEN_FACTOR),
+        ({"least": 100 * MIB, "written_factor": 2.0}, 100 * MIB, 2),
+    ],
+)
+def test_a_least_rate_and_a_multiple_of_what_is_written_are_kept(own, least, factor):
+    loop = Loop(**own)
+    for written, expected in ((MIB, least), (100 * MIB, factor * 500 * MIB)):
+        for _ in range(10):
+            rate = loop.work(late=0.01, read=50 * MIB, written=written)
+        assert rate == pytest.approx(expected, rel=0.1)
 
 
 def test_it_costs_nothing_when_nobody_reads(loop):

@@ -1,18 +1,18 @@
 """Many puts of one read: what is stored and answered is what a group of single puts gives."""
 
 import random
-from typing import ClassVar
 
 import pytest
 
 from metaq.broker.requests import verbs
-from metaq.protocol.errors import DiskFull, SlaveDisconnected
+from metaq.protocol.errors import DiskFull
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.put_run import LEAST_PUTS
 from metaq.protocol.record import HEADER_BYTES, encode_body, iter_headers, tag_hash
 from metaq.protocol.text import encode_put, parse_put_result
 from tests.raising import raising
 from tests.unit.broker.harness import NOW, Harness, noted, put
+from tests.unit.broker.test_send_many import Slave
 
 COUNT = 4 * LEAST_PUTS
 
@@ -112,9 +112,8 @@ def test_a_partition_that_fails_refuses_its_own_puts_only(peer, harness, monkeyp
     monkeypatch.setattr(harness.store.files, "pwritev", failing)
     peer.send(b"".join(put("t", number % 2, opaque=number) for number in range(COUNT)))
     answers = peer.answers()
-    assert [(answer.opaque, answer.code) for answer in answers] == [
-        (number, 500 if number % 2 else 200) for number in range(COUNT)
-    ]
+    expected = [(number, 500 if number % 2 else 200) for number in range(COUNT)]
+    assert [(answer.opaque, answer.code) for answer in answers] == expected
     prefix = "Put message to [broker 'meta://127.0.0.1:8123'] [partition 't-1'] failed.Detail:"
     assert answers[1].text.startswith(prefix)
     assert harness.broker.metrics.put_failed == COUNT // 2
@@ -149,21 +148,10 @@ def test_no_room_refuses_every_put_of_a_run(peer, harness, runs):
 
 
 def test_a_synchronous_master_sends_each_put_to_its_slave(peer, harness, runs):
-    class Slave:
-        got: ClassVar[list[tuple[int, bytes]]] = []
-
-        def check(self):
-            pass
-
-        def replicate(self, log, records, done):
-            found = list(iter_headers(records))
-            self.got.extend((log.partition, bytes(records[each.start + HEADER_BYTES : each.end])) for each in found)
-            done([SlaveDisconnected() if log.partition == 1 else None for _ in found])
-
-    harness.broker.writing.slave = Slave()
+    slave = harness.broker.writing.slave = Slave()
     peer.send(b"".join(put("t", number % 2, b"%d" % number, opaque=number) for number in range(COUNT)))
-    assert [(answer.opaque, answer.code == 200) for answer in peer.answers()] == [
-        (number, number % 2 == 0) for number in range(COUNT)
-    ]
-    assert sorted(Slave.got) == sorted((number % 2, b"%d" % number) for number in range(COUNT))
+    expected = [(number, number % 2 == 0) for number in range(COUNT)]
+    assert [(answer.opaque, answer.code == 200) for answer in peer.answers()] == expected
+    got = [(partition, body) for partition, bodies, _ in slave.got for body in bodies]
+    assert sorted(got) == sorted((number % 2, b"%d" % number) for number in range(COUNT))
     assert len(runs) == 1

@@ -51,7 +51,7 @@ def opened(request, tmp_path):
             first.connect().send(records(start, start + 10))
         first.threads.run()
         assert len(first.store.get("damaged", 0).segments) == 3
-        close(first)
+        first.close()
         path = tmp_path / "data" / "damaged-0" / f"{0:020d}.meta"
         if kind != "indexed":
             os.unlink(path.with_suffix(".index"))
@@ -66,31 +66,20 @@ def opened(request, tmp_path):
     yield open_again
     for harness in started:
         harness.threads.run()
-        close(harness)
-
-
-def close(harness):
-    harness.close()
+        harness.close()
 
 
 def ask(harness, peer, *arguments, **more):
     """The answer to a pull, whatever worker threads have to do first; an index that is not there stays away."""
     peer.send(pull("damaged", 0, *arguments, **more))
     for _ in range(20):
-        frames = peer.frames()
-        if frames:
+        if frames := peer.frames():
             (frame,) = frames
             return frame
         waiting = harness.threads.waiting
-        jobs = [job for job in waiting if "rebuild_index" not in repr(job[0])]
-        if jobs:
-            function, done = jobs[0]
-            waiting.remove(jobs[0])
-            try:
-                result = function()
-            except Exception as error:
-                result = error
-            done(result)
+        waiting.sort(key=lambda job: "rebuild_index" in repr(job[0]))
+        if waiting and "rebuild_index" not in repr(waiting[0][0]):
+            harness.threads.run_one()
         harness.turn()
     raise AssertionError("no answer came")
 
@@ -208,7 +197,6 @@ def test_a_record_larger_than_what_is_walked_at_once_is_given_whole(opened, monk
 
 def test_a_file_that_cannot_be_read_is_an_error_and_no_damage(opened, monkeypatch, caplog):
     harness = opened((3 * SIZE, b"?" * 60), kind="unindexed")
-
     monkeypatch.setattr("metaq.broker.store.scan.find_record", raising(OSError(5, "broken disk")))
     frame = ask(harness, harness.connect(), 3 * SIZE)
     assert (frame.code, "broken disk" in frame.remark) == (ResponseCode.SYSTEM_ERROR, True)
@@ -238,9 +226,7 @@ def test_nothing_false_is_read_and_nothing_good_is_lost_whatever_bytes_change(op
         damage.append((position, bytes(size) if rng.random() < 0.5 else rng.randbytes(size)))
     harness = opened(*damage)
     log = harness.store.get("damaged", 0)
-    stored = bytes(log.segments.snapshot().read(0, 10 * SIZE)) + bytes(
-        log.segments.snapshot().read(10 * SIZE, 10 * SIZE)
-    )
+    stored = b"".join(bytes(log.segments.snapshot().read(start, 10 * SIZE)) for start in (0, 10 * SIZE))
     sound, unclear = [], set()
     for number in range(COUNT):
         record = stored[number * SIZE : (number + 1) * SIZE]

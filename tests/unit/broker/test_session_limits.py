@@ -67,25 +67,25 @@ def test_a_large_read_is_written_in_between(peer, monkeypatch):
     assert len(peer.answers()) == 20
 
 
-def test_bytes_that_wait_for_the_disk_are_bounded(peer, harness, monkeypatch):
-    monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 400)
-    peer.send(put("safe", 0, b"x" * 60))
-    assert peer.is_read
-    peer.send(put("safe", 0, b"x" * 60))
-    assert not peer.is_read
-    harness.threads.run()
-    assert peer.is_read
-    assert len(peer.answers()) == 2
-
-
-def test_answers_held_back_by_an_earlier_one_count_as_waiting(peer, harness, monkeypatch):
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        pytest.param(put("safe", 0, b"x" * 60), [put("safe", 0, b"x" * 60)], id="wait for the disk"),
+        pytest.param(
+            put("safe", 0), [encode_get("t", "g", 0, 0, 1000, 1)] * 5, id="are held back by an earlier answer"
+        ),
+    ],
+)
+def test_bytes_are_bounded_that(peer, harness, monkeypatch, first, then):
     monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 400)
     peer.ask(put("t", 0, b"x" * 60))
-    peer.send(put("safe", 0) + b"".join(encode_get("t", "g", 0, 0, 1000, number) for number in range(5)))
+    peer.send(first)
+    assert peer.is_read
+    peer.send(b"".join(then))
     assert not peer.is_read
     harness.threads.run()
     assert peer.is_read
-    assert len(peer.answers()) == 6
+    assert len(peer.answers()) == 1 + len(then)
 
 
 def test_bad_bytes_close_the_connection_behind_the_answers_that_are_due(peer, harness):

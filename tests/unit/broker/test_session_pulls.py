@@ -15,6 +15,7 @@ from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.raising import raising
 from tests.unit.broker.harness import batch, pull, put
+from tests.unit.broker.test_slices import step
 
 SUCCESS, NOTHING, MOVED = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
 
@@ -35,6 +36,13 @@ def filtered(frame):
             body = bytes(data[header.start + 20 : header.end])
             found[offset + header.start] = body[4 + int.from_bytes(body[:4], "big") :]
     return found
+
+
+def woken(peer, harness):
+    """The bodies that a pull is answered with in the reactor's next turn."""
+    harness.turn()
+    (frame,) = peer.frames()
+    return bodies(frame.body)
 
 
 def assert_idle(harness):
@@ -88,33 +96,29 @@ def test_a_pull_gives_what_bulk_readers_ask_for_up_to_a_limit(peer, monkeypatch)
     assert len(peer.ask_frame(pull("t", 0, 0, 1 << 20)).body) == 2000
 
 
-def test_at_the_end_without_a_wait_there_is_nothing(peer):
-    peer.ask(put("t", 0))
-    frame = peer.ask_frame(pull("t", 0, 25))
-    assert frame.code == NOTHING
-    assert reply(frame) == PullReply(25, 0, 25, 0)
-
-
-@pytest.mark.parametrize(("offset", "bound"), [(-1, 0), (26, 25), ((1 << 63) - 1, 25)])
-def test_outside_the_log_the_nearest_bound_is_told(peer, offset, bound):
-    peer.ask(put("t", 0))
-    frame = peer.ask_frame(pull("t", 0, offset))
-    assert (frame.code, reply(frame).next_offset) == (MOVED, bound)
-
-
-def test_inside_a_record_its_start_is_told(peer, harness):
-    peer.send(put("t", 0) + put("t", 0))
-    peer.received()
-    frame = peer.ask_frame(pull("t", 0, 30), work=True)
-    assert (frame.code, reply(frame).next_offset) == (MOVED, 25)
-
-
 @pytest.mark.parametrize(
-    ("topic", "partition", "code"),
-    [("nope", 0, ResponseCode.TOPIC_NOT_EXIST), ("t", 3, ResponseCode.TOPIC_NOT_EXIST)],
+    ("offset", "code", "following"),
+    [
+        pytest.param(50, NOTHING, 50, id="at the end"),
+        pytest.param(-1, MOVED, 0, id="in front of the log"),
+        pytest.param(51, MOVED, 50, id="behind the log"),
+        pytest.param((1 << 63) - 1, MOVED, 50, id="far behind the log"),
+        pytest.param(30, MOVED, 25, id="inside of a record"),
+    ],
 )
-def test_a_partition_that_cannot_be_is_refused(peer, topic, partition, code):
-    assert peer.ask_frame(pull(topic, partition, 0, wait_ms=1000)).code == code
+def test_where_no_record_begins_it_is_told_where_to_go_on(peer, offset, code, following):
+    peer.send(put("t", 0) * 2)
+    peer.received()
+    frame = peer.ask_frame(pull("t", 0, offset), work=True)
+    assert (frame.code, reply(frame)) == (
+        code,
+        PullReply(following, 0, 50, 0 if code == NOTHING else reply(frame).behind),
+    )
+
+
+@pytest.mark.parametrize(("topic", "partition"), [("nope", 0), ("t", 3)])
+def test_a_partition_that_cannot_be_is_refused(peer, topic, partition):
+    assert peer.ask_frame(pull(topic, partition, 0, wait_ms=1000)).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 def test_a_closed_partition_is_refused_also_to_pulls_that_wait(peer, harness):
@@ -139,9 +143,7 @@ def test_a_waiting_pull_is_answered_when_data_comes_after_the_put(peer, harness)
     assert peer.received() == b""
     assert other.ask(put("t", 0, b"new")).code == 200
     assert peer.received() == b""
-    harness.turn()
-    (frame,) = peer.frames()
-    assert bodies(frame.body) == [b"new"]
+    assert woken(peer, harness) == [b"new"]
 
 
 def test_a_waiting_pull_is_answered_at_its_deadline(peer, harness):
@@ -158,9 +160,7 @@ def test_a_waiting_pull_is_answered_at_its_deadline(peer, harness):
 def test_a_partition_without_data_is_waited_for(peer, harness):
     peer.send(pull("t", 2, 0, wait_ms=500))
     harness.connect().ask(put("t", 2, b"first"))
-    harness.turn()
-    (frame,) = peer.frames()
-    assert bodies(frame.body) == [b"first"]
+    assert woken(peer, harness) == [b"first"]
     assert reply(peer.ask_frame(pull("t", 1, 5))).next_offset == 0
 
 
@@ -171,9 +171,7 @@ def test_safe_data_wakes_pulls_only_once_it_is_synced(peer, harness):
     harness.turn()
     assert peer.received() == b""
     harness.threads.run()
-    harness.turn()
-    (frame,) = peer.frames()
-    assert len(frame.body) == 25
+    assert woken(peer, harness) == [b"hello"]
 
 
 def test_a_waiting_pull_holds_up_nothing_else(peer, harness):
@@ -204,20 +202,14 @@ def test_very_many_are_resumed_in_several_turns(peer, harness, monkeypatch, why)
         harness.connect().ask(put("t", 0))
     elif why == "their time":
         harness.reactor.rightNow += 1
-        for call in list(harness.reactor.getDelayedCalls()):
-            harness.reactor.calls.remove(call)
-            call.called = 1
-            call.func(*call.args)
+        step(harness)
     elif why == "the connection's end":
         peer.lose()
     else:
         peer.half_close()
     left = []
-    while calls := [call for call in harness.reactor.getDelayedCalls() if call.getTime() <= harness.reactor.seconds()]:
-        (call,) = calls
-        harness.reactor.calls.remove(call)
-        call.called = 1
-        call.func(*call.args)
+    while [call for call in harness.reactor.getDelayedCalls() if call.getTime() <= harness.reactor.seconds()]:
+        step(harness)
         left.append(len(harness.broker.parked))
     assert left == [3, 2, 1, 0]
     assert len(peer.frames()) == (0 if why == "the connection's end" else 4)
@@ -260,9 +252,7 @@ def test_puts_while_very_many_are_resumed_keep_nothing_of_them_twice(peer, harne
     peer.send(pull("t", 0, 0, wait_ms=500) * 50)
     for left in range(49, -1, -1):
         other.send(put("t", 0))
-        (call,) = harness.reactor.getDelayedCalls()[:1]
-        harness.reactor.calls.remove(call)
-        call.func(*call.args)
+        step(harness)
         assert len(parked) == left
         assert len(parked._woken) + len(parked._resuming) == left
     assert len(peer.frames()) == 50
@@ -334,7 +324,9 @@ def test_only_records_with_one_of_the_tags_come_with_their_offsets(tagged, tags,
     assert (reply(frame).runs, reply(frame).next_offset, reply(frame).max_offset) == (runs, following, 151)
 
 
-def test_without_a_match_the_pull_goes_past_all_and_waits_at_the_end(tagged, harness):
+def test_without_a_match_the_pull_goes_past_all_and_waits_at_the_end_or_tells_how_far_it_looked(tagged, harness):
+    frame = tagged.ask_frame(pull("t", 0, 0, tags=("c",)))
+    assert (frame.code, reply(frame).next_offset) == (NOTHING, 151)
     tagged.send(pull("t", 0, 0, tags=("c",), wait_ms=500))
     assert len(harness.broker.parked) == 1
     assert harness.connect().ask(put("t", 0)).code == 200
@@ -344,11 +336,6 @@ def test_without_a_match_the_pull_goes_past_all_and_waits_at_the_end(tagged, har
     harness.turn()
     (frame,) = tagged.frames()
     assert filtered(frame) == {176: b"7"}
-
-
-def test_without_a_match_the_deadline_tells_how_far_was_looked(tagged, harness):
-    frame = tagged.ask_frame(pull("t", 0, 0, tags=("c",)))
-    assert (frame.code, reply(frame).next_offset) == (NOTHING, 151)
 
 
 def test_a_long_way_without_a_match_is_gone_in_steps_with_others_served_between(peer, harness, monkeypatch):
@@ -400,13 +387,10 @@ def test_what_is_not_in_the_page_cache_is_read_in_a_thread(tagged, harness, monk
 
 
 def test_a_failing_disk_is_answered(tagged, harness, monkeypatch):
-    log = harness.store.get("t", 0)
-    monkeypatch.setattr(type(log.segments), "read", lambda *_: None)
-
+    monkeypatch.setattr(type(harness.store.get("t", 0).segments), "read", lambda *_: None)
     monkeypatch.setattr(type(harness.store.files), "pread", raising(OSError(5, "Input/output error")))
     frame = tagged.ask_frame(pull("t", 0, 0), work=True)
-    assert frame.code == ResponseCode.SYSTEM_ERROR
-    assert "cannot be read" in frame.remark
+    assert (frame.code, "cannot be read" in frame.remark) == (ResponseCode.SYSTEM_ERROR, True)
 
 
 # --- broker sets ------------------------------------------------------------------------------------------------------
@@ -420,9 +404,9 @@ def test_pulls_that_wait_are_refused_when_the_node_leads_no_longer(peer, harness
     harness.broker.parked.wake_all()
     harness.turn()
     refused = peer.frames()
-    assert sorted(frame.opaque for frame in refused) == [1, 2]
-    assert {frame.code for frame in refused} == {ResponseCode.NOT_LEADER}
-    assert {frame.ext["leader"] for frame in refused} == {"meta://there:1"}
+    assert sorted((frame.opaque, frame.code, frame.ext["leader"]) for frame in refused) == [
+        (opaque, ResponseCode.NOT_LEADER, "meta://there:1") for opaque in (1, 2)
+    ]
     assert len(harness.broker.parked) == 0
 
 

@@ -47,8 +47,9 @@ def given(frame):
     return found
 
 
-def turns(harness, peer, most=1000):
-    """Let the pull under way go on until it is answered."""
+def answer(harness, peer, data=b"", most=1000):
+    """To what is asked, or is under way, which goes on until then."""
+    peer.send(data)
     for _ in range(most):
         if frames := peer.frames():
             (frame,) = frames
@@ -58,26 +59,22 @@ def turns(harness, peer, most=1000):
     raise AssertionError("no answer")
 
 
-def test_only_messages_for_which_the_filter_holds_are_given(peer):
-    offsets = send(peer, [{"region": "EU", "amount": number} for number in range(9)])
-    frame = peer.ask_frame(pull("t", 0, 0, where="region = 'EU' AND amount BETWEEN 3 AND 4"))
-    assert frame.code == SUCCESS
-    assert given(frame) == [(offsets[3], b"3"), (offsets[4], b"4")]
-    assert (reply(frame).runs, reply(frame).next_offset, reply(frame).behind) == (1, offsets[-1], 0)
+SOME = [{"TAGS": "ab"[number > 4], "region": "EU", "n": number} for number in range(9)]
 
 
-def test_runs_are_as_of_tags(peer):
-    offsets = send(peer, [{"n": number % 3} for number in range(9)])
-    frame = peer.ask_frame(pull("t", 0, 0, where="n <> 1"))
-    assert reply(frame).runs == 4
-    assert [offset for offset, _ in given(frame)] == [offsets[n] for n in range(9) if n % 3 != 1]
-
-
-def test_tags_and_filter_must_both_hold(peer):
-    some = [{"TAGS": tag, "n": n} for tag in "ab" for n in range(3)]
-    offsets = send(peer, some)
-    frame = peer.ask_frame(pull("t", 0, 0, tags=("b",), where="n > 1 OR TAGS = 'a'"))
-    assert given(frame) == [(offsets[5], b"5")]
+@pytest.mark.parametrize(
+    ("more", "numbers", "runs"),
+    [
+        pytest.param({"where": "region = 'EU' AND n BETWEEN 3 AND 4"}, [3, 4], 1, id="for which the filter holds"),
+        pytest.param({"where": "n NOT IN (1, 4, 7)"}, [0, 2, 3, 5, 6, 8], 4, id="as runs, as of tags"),
+        pytest.param({"tags": ("b",), "where": "n > 6 OR TAGS = 'a'"}, [7, 8], 1, id="that have the tag, too"),
+    ],
+)
+def test_only_messages_are_given(peer, more, numbers, runs):
+    offsets = send(peer, SOME)
+    frame = peer.ask_frame(pull("t", 0, 0, **more))
+    assert (frame.code, given(frame)) == (SUCCESS, [(offsets[number], b"%d" % number) for number in numbers])
+    assert (reply(frame).runs, reply(frame).next_offset, reply(frame).behind) == (runs, offsets[-1], 0)
 
 
 def test_a_filter_that_rejects_everything_moves_the_position(peer, harness):
@@ -96,7 +93,7 @@ def test_a_pull_waits_for_a_message_that_is_wanted(peer, harness):
     assert peer.frames() == []
     send(other, [{"n": 2}])
     harness.turn()
-    frame = turns(harness, peer)
+    frame = answer(harness, peer)
     assert [payload for _, payload in given(frame)] == [b"0"]
 
 
@@ -117,8 +114,7 @@ def test_a_pull_that_may_not_wait_looks_at_more_than_one_step(peer, harness, mon
     """Else each of many answers would say nothing but how far it came."""
     monkeypatch.setattr(tuning, "WHERE_STEP_BYTES", 200)
     offsets = send(peer, [{"n": number} for number in range(20)])
-    peer.send(pull("t", 0, 0, where="n = 19"))
-    assert given(turns(harness, peer)) == [(offsets[19], b"19")]
+    assert given(answer(harness, peer, pull("t", 0, 0, where="n = 19"))) == [(offsets[19], b"19")]
 
 
 def test_a_pull_whose_time_is_over_says_how_far_it_came(peer, harness, monkeypatch):
@@ -145,15 +141,10 @@ def test_what_was_chosen_is_given_after_a_while_though_there_is_more_to_look_at(
 def test_an_answer_has_no_more_than_was_asked_for_but_one_message_at_least(peer, harness):
     offsets = send(peer, [{"n": number} for number in range(10)])
     size = offsets[1]
-    frame = turns_of(harness, peer, pull("t", 0, 0, 2 * size + 5, where="n >= 0"))
+    frame = answer(harness, peer, pull("t", 0, 0, 2 * size + 5, where="n >= 0"))
     assert (given(frame), reply(frame).next_offset) == ([(0, b"0"), (size, b"1")], offsets[2])
-    frame = turns_of(harness, peer, pull("t", 0, 0, 1, where="n > 3"))
+    frame = answer(harness, peer, pull("t", 0, 0, 1, where="n > 3"))
     assert (given(frame), reply(frame).next_offset) == ([(offsets[4], b"4")], offsets[5])
-
-
-def turns_of(harness, peer, data):
-    peer.send(data)
-    return turns(harness, peer)
 
 
 def test_chunks_after_each_other_give_everything_once(peer, harness, monkeypatch):
@@ -162,7 +153,7 @@ def test_chunks_after_each_other_give_everything_once(peer, harness, monkeypatch
     offsets = send(peer, [{"n": number % 7} for number in range(200)])
     position, found = 0, []
     while position < offsets[-1]:
-        frame = turns_of(harness, peer, pull("t", 0, position, 150, where="n IN (1, 4, 5)"))
+        frame = answer(harness, peer, pull("t", 0, position, 150, where="n IN (1, 4, 5)"))
         assert reply(frame).next_offset > position
         found += given(frame)
         position = reply(frame).next_offset
@@ -173,8 +164,8 @@ def test_records_far_from_each_other_are_read_apart(peer, harness, monkeypatch):
     monkeypatch.setattr(tuning, "WHERE_GAP_BYTES", 0)
     monkeypatch.setattr(tuning, "WHERE_STEP_READS", 3)
     offsets = send(peer, [{"TAGS": "a" if number % 2 else "b", "n": number} for number in range(40)])
-    peer.send(pull("t", 0, 0, tags=("a",), where="n > 20", wait_ms=1000))
-    assert [offset for offset, _ in given(turns(harness, peer))] == [offsets[n] for n in range(21, 40, 2)]
+    frame = answer(harness, peer, pull("t", 0, 0, tags=("a",), where="n > 20", wait_ms=1000))
+    assert [offset for offset, _ in given(frame)] == [offsets[n] for n in range(21, 40, 2)]
 
 
 def test_a_damaged_record_is_given_to_whoever_finds_that(peer, tmp_path):
@@ -196,21 +187,16 @@ def test_the_version_says_that_pulls_are_filtered(peer):
 
 def test_a_groups_own_filter_sees_what_is_left(tmp_path, monkeypatch):
     module: Any = types.ModuleType("my_filters")
-    asked = []
-
-    def even(group, message):
-        asked.append(message.payload)
-        return int(message.payload) % 2 == 0
-
-    module.even = even
+    module.even = lambda group, message: int(message.payload) % 2 == 0
+    asked = noted(monkeypatch, module, "even", lambda group, message: message.payload)
     monkeypatch.setitem(sys.modules, "my_filters", module)
     harness = Harness(tmp_path, topics="[topic=orders]\nnumPartitions=1\ngroup.g=my_filters:even\n")
     peer = harness.connect()
     offsets = send(peer, [{"n": number} for number in range(10)], "orders")
-    frame = turns_of(harness, peer, pull("orders", 0, 0, group="g", where="n > 5"))
+    frame = answer(harness, peer, pull("orders", 0, 0, group="g", where="n > 5"))
     assert given(frame) == [(offsets[6], b"6"), (offsets[8], b"8")]
     assert asked == [b"6", b"7", b"8", b"9"]
-    frame = turns_of(harness, peer, pull("orders", 0, 0, group="g", where="n = 5"))
+    frame = answer(harness, peer, pull("orders", 0, 0, group="g", where="n = 5"))
     assert (frame.code, reply(frame).next_offset) == (NOTHING, offsets[-1])
     harness.close()
 

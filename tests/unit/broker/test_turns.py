@@ -61,12 +61,9 @@ def turn(reactor, done, name, seconds=tuning.ITERATION_SECONDS):
 def test_an_iteration_takes_what_its_time_allows_and_the_next_ones_the_others_in_order(reactor, turns, done):
     for number in range(5):
         turns.wait(turn(reactor, done, number, tuning.ITERATION_SECONDS / 2), busy=0, address="a")
-    iteration(reactor)
-    assert done == [0, 1]
-    iteration(reactor)
-    assert done == [0, 1, 2, 3]
-    iteration(reactor)
-    assert done == [0, 1, 2, 3, 4]
+    for count in (2, 4, 5):
+        iteration(reactor)
+        assert done == list(range(count))
     assert not reactor.getDelayedCalls()
 
 
@@ -75,12 +72,10 @@ def test_busy_connections_come_behind_the_others_and_one_comes_in_each_iteration
         turns.wait(turn(reactor, done, f"busy {number}"), busy=1, address="a")
     for number in range(3):
         turns.wait(turn(reactor, done, number), busy=0, address="a")
-    iteration(reactor)
-    assert done == [0, "busy 0"]
-    iteration(reactor)
-    assert done[2:] == [1, "busy 1"]
-    iteration(reactor)
-    assert done[4:] == [2]
+    for expected in ([0, "busy 0"], [1, "busy 1"], [2]):
+        done.clear()
+        iteration(reactor)
+        assert done == expected
 
 
 def test_each_address_has_a_turn_however_many_connections_another_one_has(reactor, turns, done):
@@ -215,6 +210,8 @@ def test_large_frames_that_are_complete_at_once_are_looked_at_in_several_iterati
 class SlowSocket:
     """Brings a piece of a frame that never ends each time, which takes a while."""
 
+    setsockopt = setblocking = lambda *_: None
+
     def __init__(self, reactor, reads):
         self.count = 0
         self._reactor = reactor
@@ -229,14 +226,16 @@ class SlowSocket:
         self._reads[-1] += 1
         return min(1000, len(space))
 
-    def setsockopt(self, *_):
-        pass
-
-    def setblocking(self, _):
-        pass
-
     def fileno(self):
         return 99
+
+
+def slow_connection(harness, reads, host="127.0.0.1"):
+    peer = harness.connect(host)
+    slow: Any = SlowSocket(harness.reactor, reads)
+    transport: Any = FastConnection(slow, peer.session, ("::", 1), None, 0, harness.reactor)
+    peer.session.makeConnection(transport)
+    return peer, transport
 
 
 def test_connections_read_their_large_frames_in_turns(harness):
@@ -245,13 +244,7 @@ def test_connections_read_their_large_frames_in_turns(harness):
     readable: dict[Any, None] = {}
     harness.reactor.addReader = readable.setdefault
     harness.reactor.removeReader = readable.pop
-    connections: list[Any] = []
-    for number in range(10):
-        peer = harness.connect(f"127.0.0.{number}")
-        slow: Any = SlowSocket(harness.reactor, reads)
-        transport = FastConnection(slow, peer.session, ("::", 1), None, 0, harness.reactor)
-        peer.session.makeConnection(transport)
-        connections.append(transport)
+    connections = [slow_connection(harness, reads, f"127.0.0.{number}")[1] for number in range(10)]
     for each in connections:
         each.read_once()
     for _ in range(50):
@@ -265,11 +258,9 @@ def test_connections_read_their_large_frames_in_turns(harness):
 
 
 def test_one_that_is_lost_while_it_waits_to_read_is_not_read(harness, caplog):
-    peer = harness.connect()
-    socket: Any = SlowSocket(harness.reactor, [0])
     harness.reactor.addReader = harness.reactor.removeReader = lambda _: None
-    transport: Any = FastConnection(socket, peer.session, ("::", 1), None, 0, harness.reactor)
-    peer.session.makeConnection(transport)
+    peer, transport = slow_connection(harness, [0])
+    socket = transport.socket
     transport.read_once()
     leave_no_time(harness)
     transport.doRead()
@@ -319,12 +310,11 @@ def test_a_single_request_is_answered_before_those_who_have_more_to_do_than_a_tu
     peer.send(BEAT)
     for _ in range(3):
         iteration(harness.reactor)
-        answered = [before + len(each.frames()) for before, each in zip(answered, busy, strict=True)]
+    answered = [before + len(each.frames()) for before, each in zip(answered, busy, strict=True)]
     assert len(peer.frames()) == 1
     assert sum(answered) < 9
     harness.turn()
-    answered = [before + len(each.frames()) for before, each in zip(answered, busy, strict=True)]
-    assert answered == [3, 3, 3]
+    assert [before + len(each.frames()) for before, each in zip(answered, busy, strict=True)] == [3, 3, 3]
 
 
 # --- the reader -------------------------------------------------------------------------------------------------------

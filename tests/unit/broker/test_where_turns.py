@@ -1,37 +1,16 @@
 """How long filters by content work in one turn of the reactor, and who waits for the next one."""
 
-from collections import deque
-
 import pytest
 
 from metaq.broker import tuning
 from metaq.broker.requests.selecting import TurnTime, slice_of
 from metaq.protocol.where import Where
-
-
-class Reactor:
-    """Time that only `work` moves, and calls for the next turn."""
-
-    def __init__(self):
-        self.now = 0.0
-        self.calls: deque = deque()
-
-    def seconds(self):
-        return self.now
-
-    def callLater(self, delay, function, *arguments):  # noqa: N802  # Twisted's name
-        assert delay == 0
-        self.calls.append((function, arguments))
-
-    def turn(self):
-        for _ in range(len(self.calls)):
-            function, arguments = self.calls.popleft()
-            function(*arguments)
+from tests.unit.broker.test_turns import WorkClock, iteration
 
 
 @pytest.fixture
 def reactor():
-    return Reactor()
+    return WorkClock()
 
 
 def waiting(time):
@@ -42,7 +21,7 @@ def waiting(time):
 
 def work(reactor, time, seconds):
     deadline = time.deadline()
-    reactor.now += seconds
+    reactor.work(seconds)
     time.used_until(deadline)
 
 
@@ -53,16 +32,16 @@ def test_a_turn_has_one_slice_behind_its_time_at_most_however_many_pulls_want_on
         if (turn := time.turn()) is not None:
             turn.addCallback(lambda _: judge(name))
             return
-        judged.append((name, reactor.now))
+        judged.append(name)
         work(reactor, time, tuning.WHERE_TURN_SECONDS * 0.7)
 
     for name in range(5):
         judge(name)
-    assert [name for name, _ in judged] == [0, 1]
-    reactor.turn()
-    assert [name for name, _ in judged] == [0, 1, 2, 3]
-    reactor.turn()
-    assert [name for name, _ in judged] == [0, 1, 2, 3, 4]
+    assert judged == [0, 1]
+    iteration(reactor)
+    assert judged == [0, 1, 2, 3]
+    iteration(reactor)
+    assert judged == [0, 1, 2, 3, 4]
 
 
 def test_who_comes_later_stands_behind_those_who_wait(reactor):
@@ -76,11 +55,11 @@ def test_who_comes_later_stands_behind_those_who_wait(reactor):
 
     for name in ("waiting", "too"):
         waiting(time).addCallback(lambda _, name=name: judge(name))
-    reactor.turn()
+    iteration(reactor)
     waiting(time).addCallback(lambda _: order.append("late"))
     assert order == ["waiting"]
-    reactor.turn()
-    reactor.turn()
+    iteration(reactor)
+    iteration(reactor)
     assert order == ["waiting", "too", "late"]
 
 
@@ -91,10 +70,10 @@ def test_what_a_pull_does_beside_judging_counts_too(reactor):
 
         def serve(_, name=name):
             served.append(name)
-            reactor.now += tuning.WHERE_TURN_SECONDS
+            reactor.work(tuning.WHERE_TURN_SECONDS)
 
         waiting(time).addCallback(serve)
-    reactor.turn()
+    iteration(reactor)
     assert served == [0]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from metaq.broker.message_ids import MessageIds
 from metaq.broker.store.batch import encode_puts
-from metaq.protocol.message_id import counter_of, message_id, message_ids_from, store_time_ms
+from metaq.protocol.message_id import counter_of, message_ids_from, store_time_ms
 from metaq.protocol.record import checksum
 from tests.unit.broker.harness import NOW, Harness, put
 
@@ -17,7 +17,7 @@ def store_record(log, record_id, body=b"foreign"):
     log.append(data, units)
 
 
-def restarted(harness, tmp_path, seconds=0.0):
+def restarted(harness, tmp_path):
     harness.close()
     return Harness(tmp_path)
 
@@ -46,24 +46,28 @@ def test_a_foreign_id_does_not_hide_the_largest_own_one_of_its_log(harness, tmp_
     assert first_id(again.connect().ask(put("t", 1))) > own
 
 
-def test_ids_go_on_behind_those_of_a_clock_that_was_some_years_ahead():
-    ahead = message_id(counter_of(MessageIds(0, lambda: NOW + 5 * 365 * 86400).next()), 0)
-    assert MessageIds(0, lambda: NOW, ahead).next() > ahead
+@pytest.mark.parametrize(
+    ("broker_id", "seconds", "time"),
+    [
+        pytest.param(0, NOW + 5 * 365 * 86400, NOW, id="of a clock that was some years ahead"),
+        pytest.param(0, NOW, 0.0, id="of a clock that has lost its date since"),
+        pytest.param(1023, NOW + 86400, NOW, id="of another broker"),
+    ],
+)
+def test_ids_go_on_behind_those(broker_id, seconds, time):
+    floor = MessageIds(broker_id, lambda: seconds).next()
+    assert counter_of(MessageIds(0, lambda: time, floor).next()) > counter_of(floor)
 
 
-@pytest.mark.parametrize("time", [0.0, -1e9, 1_303_895_660.0, 3.6e9, 1e11])
-def test_ids_are_positive_and_increase_whatever_the_clock_says(time):
-    ids = MessageIds(1, lambda: time, floor_id=0)
+@pytest.mark.parametrize("floor", [0, -5])
+@pytest.mark.parametrize("time", [NOW, 0.0, -1e9, 1_303_895_660.0, 3.6e9, 1e11])
+def test_ids_are_positive_and_increase_whatever_the_clock_says(time, floor):
+    ids = MessageIds(1, lambda: time, floor)
     runs = [message_ids_from(ids.next(5000), 5000) for _ in range(3)]
     everything = [int(each) for run in runs for each in run]
     assert everything[0] > 0
     assert everything == sorted(set(everything))
     assert everything[-1] <= LAST_ID
-
-
-def test_ids_of_a_store_are_not_given_again_by_a_clock_that_has_lost_its_date():
-    own = MessageIds(0, lambda: NOW).next()
-    assert MessageIds(0, lambda: 0.0, own).next() > own
 
 
 def test_the_clock_may_come_back_from_beyond_the_last_id():
