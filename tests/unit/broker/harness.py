@@ -367,9 +367,7 @@ def payload_of(body: Any, flag: int) -> bytes:
     return bytes(body[0 if attribute is None else 4 + len(attribute) :])
 
 
-def noted(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, of: Callable[..., Any] = lambda *given: given
-) -> list[Any]:
+def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, of: Any = lambda *given: given) -> list[Any]:
     """What `of` says of the arguments of each call of owner.name from now on, which does what it did."""
     calls: list[Any] = []
     real = getattr(owner, name)
@@ -414,16 +412,7 @@ def batch(topic: str, partition: int, bodies: list[bytes], opaque: int = 1, tag:
     return raw_batch(topic, partition, records, opaque)
 
 
-def send(
-    topic: str,
-    partition: int,
-    body: bytes = b"hello",
-    opaque: int = 1,
-    flag: int = 0,
-    crc: int | None = None,
-    one_way: int = 0,
-    **more: Any,
-) -> bytes:
+def send(topic, partition, body=b"hello", opaque=1, flag=0, crc=None, one_way=0, **more):
     """crc: instead of the right one; more: what else a SendRequest has."""
     ext = SendRequest(topic, partition, flag, checksum(body) if crc is None else crc, **more).to_ext()
     return encode_frame(RequestCode.SEND, opaque, ext, len(body), flag=one_way) + body
@@ -436,20 +425,13 @@ def raw_batch(topic: str, partition: int, records: list[bytes], opaque: int = 1,
     return encode_frame(RequestCode.SEND_BATCH, opaque, ext, len(payload)) + payload
 
 
-def many(
-    parts: Sequence[tuple[str, int, list[bytes]]],
-    opaque: int = 1,
-    wrong: Mapping[str, Any] | None = None,
-    sequences: Sequence[int] = (),
-    one_way: int = 0,
-    **more: Any,
-) -> bytes:
+def many(parts, opaque=1, wrong=(), sequences=(), one_way=0, **more):
     """parts: (topic, partition, records) of each; wrong: ext fields to send instead; more: of a SendManyRequest."""
     topics = list(dict.fromkeys(topic for topic, _, _ in parts))
     records = [record for _, _, records in parts for record in records]
     table = [(topics.index(topic), partition, len(records)) for topic, partition, records in parts]
     body = encode_parts(table, list(map(len, records)), sequences) + b"".join(records)
-    ext = SendManyRequest(tuple(topics), len(parts), len(records), **more).to_ext() | dict(wrong or {})
+    ext = SendManyRequest(tuple(topics), len(parts), len(records), **more).to_ext() | dict(wrong)
     return encode_frame(RequestCode.SEND_MANY, opaque, ext, len(body), flag=one_way) + body
 
 

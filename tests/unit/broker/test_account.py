@@ -34,7 +34,7 @@ from metaq.protocol.halves import CheckHalvesRequest
 from metaq.protocol.remoting import StatsRequest
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from tests.unit.broker.harness import Harness, Peer, many, pull, put, record
+from tests.unit.broker.harness import Harness, Lives, Peer, many, pull, put, record
 from tests.unit.broker.test_slices import step
 
 # --- one budget -------------------------------------------------------------------------------------------------------
@@ -92,18 +92,18 @@ def test_a_refusal_names_the_numbers_and_the_option():
     )
 
 
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [
-        ("10.0.0.5", "10.0.0.5"),
-        ("?", "?"),
-        ("::1", "::"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
-        ("2001:db8:1:2::9", "2001:db8:1:2::"),
-        ("fe80::1%eth0", "fe80::"),
-        ("::ffff:10.0.0.5", "10.0.0.5"),
-    ],
-)
+ADDRESSES = {
+    "10.0.0.5": "10.0.0.5",
+    "?": "?",
+    "::1": "::",
+    "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::",
+    "2001:db8:1:2::9": "2001:db8:1:2::",
+    "fe80::1%eth0": "fe80::",
+    "::ffff:10.0.0.5": "10.0.0.5",
+}
+
+
+@pytest.mark.parametrize(("host", "address"), ADDRESSES.items())
 def test_a_network_of_ipv6_is_one_address(host, address):
     assert account_address(host) == address
 
@@ -282,12 +282,6 @@ def test_an_address_beside_others_is_held_back_first(small):
     assert len(other.frames()) == 1
 
 
-def test_requests_that_are_answered_at_once_take_no_part(small):
-    peer = small.connect()
-    peer.ask(put("t", 0))
-    assert small.broker.account.unfinished._begun == {}
-
-
 def test_bytes_that_come_one_by_one_count_what_they_take(small):
     peer = small.connect()
     request = put("t", 0, bytes(2000))
@@ -296,6 +290,8 @@ def test_bytes_that_come_one_by_one_count_what_they_take(small):
     assert used(small) > 1900 * 64
     assert peer.ask(request[-1:]).code == 200
     assert used(small) == 0
+    peer.ask(put("t", 0))  # what is answered at once takes no part
+    assert small.broker.account.unfinished._begun == {}
 
 
 def test_a_connection_brings_a_bounded_piece_before_it_is_counted(harness):
@@ -374,8 +370,7 @@ def test_time_in_which_a_connection_is_not_read_does_not_count(factory, harness)
 
 
 def test_a_broker_that_stood_still_cuts_nobody(factory, harness):
-    peer = harness.connect()
-    peer.send(begun(100))
+    (peer,) = beginning(harness, 1, begun(100))
     harness.reactor.advance(3600)
     assert not peer.transport.aborted
 
@@ -536,10 +531,8 @@ def test_one_address_does_not_make_all_topics(harness):
     for number in range(15):
         assert crowd.ask(put(f"%RETRY%g{number}", 0)).code == 200
     refused = crowd.ask(put("%RETRY%more", 0))
-    assert refused.code == 503
-    assert (
-        "too many topics without a section: this broker has 15 of at most 16, 15 of them from 10.0.0.1" in refused.text
-    )
+    said = "too many topics without a section: this broker has 15 of at most 16, 15 of them from 10.0.0.1"
+    assert (refused.code, said in refused.text) == (503, True)
     assert other.ask(put("%RETRY%mine", 0)).code == 200
     assert crowd.ask(put("%RETRY%g1", 0)).code == 200
     assert crowd.ask(put("t", 0)).code == 200
@@ -547,21 +540,18 @@ def test_one_address_does_not_make_all_topics(harness):
 
 
 def test_a_group_that_is_new_after_a_restart_still_gets_its_topics(tmp_path):
-    one = Harness(tmp_path, topics="[limits]\nmadeTopics=16\n")
+    lives = Lives(tmp_path, topics="[limits]\nmadeTopics=16\n")
     for number in range(16):
-        assert one.connect(f"10.0.0.{1 + number % 2}").ask(put(f"%RETRY%g{number}", 0)).code == 200
-    one.close()
-    again = Harness(tmp_path, topics="[limits]\nmadeTopics=16\n")
-    try:
-        assert again.broker.account.made_topics.used == 16
-        assert again.connect("10.0.0.3").ask(put("%RETRY%new", 0)).code == 200
-    finally:
-        again.close()
+        assert lives.harness.connect(f"10.0.0.{1 + number % 2}").ask(put(f"%RETRY%g{number}", 0)).code == 200
+    lives.restart()
+    assert lives.broker.account.made_topics.used == 16
+    assert lives.harness.connect("10.0.0.3").ask(put("%RETRY%new", 0)).code == 200
+    lives.end()
 
 
-def test_an_item_of_stats_that_is_none_is_not_repeated_at_length(harness):
-    peer = harness.connect()
-    answer = peer.ask_frame(encode_frame(RequestCode.STATS, 1, StatsRequest("x" * 241).to_ext()))
+def test_an_item_of_stats_that_is_none_is_not_repeated_at_length(peer):
+    frames = [encode_frame(RequestCode.STATS, 1, StatsRequest("x" * count).to_ext()) for count in (240, 241)]
+    assert peer.ask_frame(frames[0]).code == 0
+    answer = peer.ask_frame(frames[1])
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert "extFields.item has 241 characters" in answer.remark
-    assert peer.ask_frame(encode_frame(RequestCode.STATS, 1, StatsRequest("x" * 240).to_ext())).code == 0

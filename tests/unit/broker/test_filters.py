@@ -103,8 +103,7 @@ def test_a_slow_filter_is_answered_with_what_is_decided_after_its_time(harness, 
 
 def test_a_damaged_record_is_the_clients_to_find(harness, peer):
     fill(peer, "sL")
-    directory = harness.store.get("orders", 0).directory
-    overwrite(f"{directory}/{0:020}.meta", RECORD + 22, b"X")
+    overwrite(f"{harness.store.get('orders', 0).directory}/{0:020}.meta", RECORD + 22, b"X")
     assert get(peer, "large", 0).text == str(RECORD)
     assert len(get(peer, "large", RECORD).data) == RECORD
 
@@ -154,8 +153,7 @@ def test_a_pull_brings_all_accepted_records_as_runs(harness, peer):
 def test_a_pull_of_which_nothing_is_accepted_says_how_far_it_looked(harness, peer):
     fill(peer, "sss")
     frame = ask_pull(peer, "large", 0, wait_ms=1000)
-    assert frame.code == ResponseCode.PULL_NOT_FOUND
-    assert PullReply.from_ext(frame.ext).next_offset == 3 * RECORD
+    assert (frame.code, PullReply.from_ext(frame.ext).next_offset) == (ResponseCode.PULL_NOT_FOUND, 3 * RECORD)
 
 
 def test_a_waiting_pull_is_woken_and_filtered(harness, peer):
@@ -224,10 +222,9 @@ def test_a_map_that_cannot_be_read_names_what_is_wrong(text, named):
 
 
 def reload(harness):
-    deferred = harness.broker.reload_config()
-    harness.threads.run()
     results: list[Any] = []
-    deferred.addBoth(results.append)
+    harness.broker.reload_config().addBoth(results.append)
+    harness.threads.run()
     if isinstance(results[0], Failure):
         results[0].raiseException()
     return results[0]

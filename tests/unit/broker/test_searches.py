@@ -45,7 +45,7 @@ def found(frame: Frame) -> list[tuple[int, int, int]]:
     return rows
 
 
-def test_a_message_is_found_by_its_id_whatever_its_partition(peer: Peer, harness: Harness) -> None:
+def test_a_message_is_found_by_its_id_whatever_its_partition(peer, harness):
     sent = [keyed(peer, partition, "k") for partition in (0, 1, 2, 0, 1)]
     for reply in sent:
         expected = [(reply.partition, reply.offset, reply.message_id)]
@@ -56,7 +56,7 @@ def test_a_message_is_found_by_its_id_whatever_its_partition(peer: Peer, harness
         assert FoundReply.from_ext(other.ext) == FoundReply(0, 0, False)
 
 
-def test_messages_with_a_key_come_newest_first_over_all_partitions(peer: Peer, harness: Harness) -> None:
+def test_messages_with_a_key_come_newest_first_over_all_partitions(peer, harness):
     sent = []
     for number, partition in enumerate((2, 0, 1, 0, 2)):
         harness.time = NOW + number
@@ -74,7 +74,7 @@ def test_messages_with_a_key_come_newest_first_over_all_partitions(peer: Peer, h
     assert ask(peer, QueryMessageRequest("t", "KEYS")).code == ResponseCode.QUERY_NOT_FOUND
 
 
-def test_an_answer_is_as_large_as_a_pull_s_but_has_one_message_at_least(peer: Peer, harness: Harness) -> None:
+def test_an_answer_is_as_large_as_a_pull_s_but_has_one_message_at_least(peer, harness):
     for _ in range(3):
         keyed(peer, 0, "big", payload=bytes(700))  # maxTransferSize is 1,000
     frame = ask(peer, QueryMessageRequest("t", "big"))
@@ -84,22 +84,20 @@ def test_an_answer_is_as_large_as_a_pull_s_but_has_one_message_at_least(peer: Pe
     assert len(found(ask(peer, QueryMessageRequest("t", "huge")))) == 1
 
 
-def test_messages_of_the_text_protocol_are_found_by_the_id_they_were_answered_with(
-    peer: Peer, harness: Harness
-) -> None:
+def test_messages_of_the_text_protocol_are_found_by_the_id_they_were_answered_with(peer, harness):
     answer = peer.ask(encode_put("t", 1, 0, checksum(b"hello"), 1, b"hello"))
     message_id, partition, offset = map(int, answer.text.split())
     assert found(ask(peer, ViewMessageRequest("t", message_id))) == [(partition, offset, message_id)]
 
 
-def test_what_is_not_there_is_said_in_the_same_words_as_by_other_requests(peer: Peer, harness: Harness) -> None:
+def test_what_is_not_there_is_said_in_the_same_words_as_by_other_requests(peer, harness):
     assert ask(peer, ViewMessageRequest("nope", 1)).code == ResponseCode.TOPIC_NOT_EXIST
     assert ask(peer, ViewMessageRequest("t", 1, 3)).code == ResponseCode.TOPIC_NOT_EXIST
     assert ask(peer, ViewMessageRequest("t", 1)).code == ResponseCode.QUERY_NOT_FOUND
     assert ask(peer, ViewMessageRequest("t", -1, 2)).code == ResponseCode.QUERY_NOT_FOUND
 
 
-def test_a_closed_partition_is_not_read_and_not_passed_over_in_silence(peer: Peer, harness: Harness) -> None:
+def test_a_closed_partition_is_not_read_and_not_passed_over_in_silence(peer, harness):
     reply = keyed(peer, 1, "k")
     keyed(peer, 2, "k")
     harness.broker.partitions.close("t", 1, 1)
@@ -125,7 +123,7 @@ def test_wrong_fields_are_refused(peer: Peer, ext: dict[str, str | int]) -> None
     assert peer.ask_frame(encode_frame(RequestCode.QUERY_MESSAGE, 1, ext)).code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_a_bounded_number_runs_and_waits_and_addresses_take_turns(peer: Peer, harness: Harness) -> None:
+def test_a_bounded_number_runs_and_waits_and_addresses_take_turns(peer, harness):
     harness.broker.account.searches = Shares("searches for messages", "", 16, 50)
     keyed(peer, 0, "k")
     request = encode_frame(RequestCode.QUERY_MESSAGE, 1, QueryMessageRequest("t", "k").to_ext())
@@ -161,7 +159,7 @@ def test_many_partitions_are_searched_in_steps(tmp_path: Path, monkeypatch: pyte
     harness.store.close()
 
 
-def test_plain_messages_have_no_keys(peer: Peer, harness: Harness) -> None:
+def test_plain_messages_have_no_keys(peer, harness):
     peer.ask(put("t", 0, b"KEYS\x01k\x02"))
     assert ask(peer, QueryMessageRequest("t", "k")).code == ResponseCode.QUERY_NOT_FOUND
 
@@ -172,9 +170,7 @@ def test_a_body_that_its_rows_do_not_fill_is_refused(body: bytes, count: Any) ->
         decode_found(memoryview(body), count)
 
 
-def test_the_partitions_of_a_topic_are_looked_at_in_turns(
-    peer: Peer, harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_partitions_of_a_topic_are_looked_at_in_turns(peer, harness, monkeypatch):
     sent = [keyed(peer, partition, "k") for partition in (0, 1, 2)]
     monkeypatch.setattr("metaq.broker.tuning.SEARCH_LOGS_PER_STEP", 1)
     looked_at = noted(monkeypatch, harness.broker.partitions, "for_read", lambda topic, partition: partition)

@@ -173,12 +173,8 @@ def test_a_frame_whose_tables_do_not_fit_is_refused_as_a_whole(peer, harness, fr
     assert list(harness.store.logs()) == []
 
 
-PARTS = st.lists(
-    st.tuples(
-        st.sampled_from([("t", 0), ("t", 1), ("t", 2), ("wildcat", 0)]), st.lists(st.binary(max_size=40), min_size=1)
-    ),
-    min_size=1,
-)
+PLACES = st.sampled_from([("t", 0), ("t", 1), ("t", 2), ("wildcat", 0)])
+PARTS = st.lists(st.tuples(PLACES, st.lists(st.binary(max_size=40), min_size=1)), min_size=1)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

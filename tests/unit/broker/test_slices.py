@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from metaq.client.producer import queues as queues_module
+from metaq.client.producer.outgoing import Outgoing
+from metaq.client.values import TopicPartition
 from metaq.protocol import put_run as put_run_module
 from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.limits import MAX_PARTS
@@ -104,7 +106,7 @@ def test_a_partition_that_is_closed_meanwhile_refuses_the_batch(peer, harness, s
 
 
 @pytest.mark.parametrize("bound", ["SLICE_BYTES", "SLICE_ATTRIBUTES"])
-def test_a_partition_that_is_closed_while_a_batch_is_stamped_does_not_take_it(
+def test_a_partition_that_is_closed_while_a_batch_is_stamped_takes_none_of_it(
     peer, harness, slices, monkeypatch, bound
 ):
     """However few records it has: stamping pauses by bytes and by attributes as well."""
@@ -112,8 +114,7 @@ def test_a_partition_that_is_closed_while_a_batch_is_stamped_does_not_take_it(
     monkeypatch.setattr(f"metaq.broker.store.tuning.{bound}", 1)
     peer.send(batch("t", 0, [b"%d" % number for number in range(3)], tag="a"))
     assert turns(harness, lambda turn: harness.broker.partitions.close("t", 0, 0)) > 0
-    (answer,) = peer.frames()
-    assert answer.code == ResponseCode.NO_PERMISSION
+    assert [frame.code for frame in peer.frames()] == [ResponseCode.NO_PERMISSION]
     assert not list(harness.store.logs()) or stored(harness, 0) == []
 
 
@@ -134,13 +135,7 @@ def test_what_follows_a_refused_part_in_its_partition_is_refused_in_later_slices
     log = harness.store.get("t", 0)
     peer.send(many([("t", 0, [record(b"%d" % number)]) for number in range(4)] + [("t", 1, [record()])]))
     log.durability.read_only = "broken for a moment"
-    harness.reactor.calls.sort(key=lambda call: call.getTime())
-
-    def mend(turn):
-        if turn == 7:
-            log.durability.read_only = None
-
-    turns(harness, mend)
+    turns(harness, lambda turn: setattr(log.durability, "read_only", None) if turn == 7 else None)
     codes = [row.code for row in rows(peer.frames()[0])]
     first = codes.index(ResponseCode.SERVICE_NOT_AVAILABLE)
     assert set(codes[first:4]) == {ResponseCode.SERVICE_NOT_AVAILABLE}
@@ -199,19 +194,14 @@ def test_a_slice_ends_when_its_time_is_over(peer, harness, monkeypatch, appends)
 
 
 def test_more_parts_than_the_limit_are_refused_with_the_limit(peer, harness):
-    table = np.zeros(MAX_PARTS + 1, np.dtype([("topic", ">u4"), ("partition", ">i4"), ("records", ">u4")]))
-    body = table.tobytes()
+    body = bytes(12 * (MAX_PARTS + 1))  # rows of zeros
     ext = SendManyRequest(("t",), MAX_PARTS + 1, MAX_PARTS + 1).to_ext()
     answer = peer.ask_frame(encode_frame(RequestCode.SEND_MANY, 1, ext, len(body)) + body)
-    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-    assert str(MAX_PARTS) in answer.remark
+    assert (answer.code, str(MAX_PARTS) in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
     assert list(harness.store.logs()) == []
 
 
 def test_our_client_sends_no_more_parts_than_the_limit(monkeypatch):
-    from metaq.client.producer.outgoing import Outgoing
-    from metaq.client.values import TopicPartition
-
     monkeypatch.setattr(queues_module, "MAX_PARTS", 3)
     broker = queues_module.BrokerQueue()
     broker.gathers = True
