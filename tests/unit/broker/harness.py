@@ -6,6 +6,8 @@ import errno
 import os
 import random
 import shutil
+import sys
+import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -378,6 +380,14 @@ def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, of: Any = lamb
 
     monkeypatch.setattr(owner, name, call)
     return calls
+
+
+def filter_module(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> Any:
+    """my_filters, with these."""
+    module = types.ModuleType("my_filters")
+    vars(module).update(functions)
+    monkeypatch.setitem(sys.modules, "my_filters", module)
+    return module
 
 
 def overwrite(path: str | Path, position: int, data: bytes) -> None:

@@ -45,14 +45,17 @@ def load_index(files, harness):
     files.preadv_nowait = only_index
 
 
-def test_a_cold_pull_of_a_half_closed_connection_is_answered_before_that_ends(peer, harness):
+@pytest.mark.parametrize("half_closed", [False, True])
+def test_a_pull_is_answered_whose_index_is_out_of_the_cache_again_and_again(peer, harness, half_closed):
+    """That of a half-closed connection before that ends."""
     peer.send(pull("t", 0, RECORD, 3 * RECORD))
-    peer.half_close()
-    assert not peer.transport.disconnecting
-    harness.threads.run()
+    if half_closed:
+        peer.half_close()
+        assert not peer.transport.disconnecting
+    assert harness.threads.run() < 100
     (frame,) = peer.frames()
     assert len(frame.body) == 3 * RECORD
-    assert peer.transport.disconnecting
+    assert peer.transport.disconnecting == half_closed
 
 
 @pytest.mark.parametrize("by_text", [False, True])
@@ -78,13 +81,6 @@ def test_a_cold_pull_waits_for_its_index_and_its_data_in_worker_threads(peer, ha
     assert len(frame.body) == 3 * RECORD
     assert bytes(frame.body[20:RECORD]) == b"%0100d" % 1
     assert PullReply.from_ext(frame.ext).behind == 50 - 4
-
-
-def test_a_pull_whose_index_is_out_of_the_cache_again_and_again_is_answered(peer, harness):
-    peer.send(pull("t", 0, 0, 3 * RECORD))
-    assert harness.threads.run() < 100
-    (frame,) = peer.frames()
-    assert len(frame.body) == 3 * RECORD
 
 
 def test_look_ups_load_their_index_in_worker_threads(peer, harness):

@@ -34,12 +34,19 @@ def test_the_version_says_that_compressed_messages_are_known(peer):
     assert "compressed/1" in peer.ask(b"version 7\r\n").text.split()
 
 
-def test_a_send_is_taken_where_the_topic_allows_it_and_refused_elsewhere_with_the_setting(harness, peer):
-    assert peer.ask_frame(send("packed", 1)).code == ResponseCode.SUCCESS
-    refused = peer.ask_frame(send("t", 2))
+@pytest.mark.parametrize(
+    ("make", "flags"),
+    [
+        pytest.param(lambda topic: send(topic, 1), [PACKED], id="send"),
+        pytest.param(lambda topic: batch(topic, 0, 0, PACKED), [0, 0, PACKED], id="batch, as a whole"),
+    ],
+)
+def test_a_compressed_message_is_taken_where_the_topic_allows_it_and_refused_elsewhere(harness, peer, make, flags):
+    assert peer.ask_frame(make("packed")).code == ResponseCode.SUCCESS
+    refused = peer.ask_frame(make("t"))
     assert refused.code == ResponseCode.MESSAGE_ILLEGAL
-    assert "takes no compressed messages: set acceptCompressed=true" in refused.remark
-    assert (stored(harness, "packed"), stored(harness, "t")) == ([PACKED], [])
+    assert "topic t takes no compressed messages: set acceptCompressed=true" in refused.remark
+    assert (stored(harness, "packed"), stored(harness, "t")) == (flags, [])
 
 
 @pytest.mark.parametrize(("flag", "crc", "said"), [(PACKED, 0, "acceptCompressed"), (0, 1, "Checksum failure")])
@@ -69,14 +76,6 @@ def test_the_bit_means_nothing_in_a_text_put_of_anything_else(harness, peer, cou
     peer.send(b"".join(put("t", 0, opaque=number, flag=flag) for number, flag in enumerate(flags, 1)))
     assert [answer.code for answer in peer.answers()] == [Status.SUCCESS] * count
     assert stored(harness, "t") == flags
-
-
-def test_a_batch_with_a_compressed_message_is_taken_or_refused_as_a_whole(harness, peer):
-    assert peer.ask_frame(batch("packed", 0, PACKED)).code == ResponseCode.SUCCESS
-    refused = peer.ask_frame(batch("t", 0, 0, PACKED))
-    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
-    assert "topic t takes no compressed messages" in refused.remark
-    assert (stored(harness, "packed"), stored(harness, "t")) == ([0, PACKED], [])
 
 
 def test_of_many_parts_only_those_are_refused_that_have_a_compressed_message(harness, peer):

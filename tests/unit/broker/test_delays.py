@@ -474,21 +474,20 @@ def test_a_kill_in_the_middle_of_a_numbered_write_leaves_nothing_of_it(lives, to
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_clock_that_steps_forward_delivers_by_the_new_time(lives):
-    place(lives.ask(send("t", 0, b"a", due=NOW_MS + 3_600_000)))
-    lives.wait(0.5)
-    lives.step_clock(3600)
-    lives.wait(1.0)
-    assert lives.payloads() == [b"a"]
-
-
-def test_a_clock_that_steps_back_delivers_later_and_never_early(lives):
-    place(lives.ask(send("t", 0, b"a", delay=500)))
-    lives.wait(0.4)
-    lives.step_clock(-60)
-    lives.wait(59.9, 0.1)
+@pytest.mark.parametrize(
+    ("due", "before", "step", "left"),
+    [
+        pytest.param({"due": NOW_MS + 3_600_000}, 0.5, 3600, 0, id="forward: by the new time"),
+        pytest.param({"delay": 500}, 0.4, -60, 59.9, id="back: later and never early"),
+    ],
+)
+def test_a_clock_steps_and_what_waits_is_delivered(lives, due, before, step, left):
+    place(lives.ask(send("t", 0, b"a", **due)))
+    lives.wait(before)
+    lives.step_clock(step)
+    lives.wait(left, 0.1)
     assert lives.payloads() == []
-    lives.wait(0.5, 0.1)
+    lives.wait(1, 0.1)
     assert lives.payloads() == [b"a"]
 
 

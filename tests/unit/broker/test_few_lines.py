@@ -13,7 +13,6 @@ from metaq.broker.runtime.log_format import LogFormat
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.transaction_requests import TransactionRequest
-from tests.unit.broker.harness import Harness
 
 LOG = logging.getLogger("few")
 
@@ -40,37 +39,36 @@ def test_the_first_lines_are_written_and_the_others_summed_up(caplog: pytest.Log
     assert clock.getDelayedCalls() == []
 
 
-def test_connections_that_send_rubbish_leave_few_lines(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(10 * PERIOD_LINES):
-        peer = harness.connect()
-        peer.send(b"rubbish\r\n" * 2)
-        peer.lose()
-    closed = [message for message in caplog.messages if "closed" in message]
-    assert len(closed) == PERIOD_LINES
-    assert "connection from 127.0.0.1:40000 closed: " in closed[0]
+def sends_rubbish(peer, number):
+    peer.send(b"rubbish\r\n" * 2)
+    peer.lose()
+
+
+def leaves_a_transaction(peer, number):
+    peer.send(encode_frame(RequestCode.TRANSACTION, 1, TransactionRequest(f"TX:s:{number}", "BEGIN").to_ext()))
+    peer.lose()
+
+
+MORE = 9 * PERIOD_LINES
+LEFT = {
+    sends_rubbish: ("connection from 127.0.0.1:40000 closed: ", f"{MORE} more connections closed", "conn"),
+    leaves_a_transaction: ("TX:s:0 is ", f"{MORE} more transactions rolled back", f"TX:s:{10 * PERIOD_LINES - 1} is "),
+    lambda peer, _: peer.session.abort("idle"): ("", f"{MORE} more connections", "conn"),
+}
+
+
+@pytest.mark.parametrize("client", LEFT, ids=["send rubbish", "leave a transaction", "are cut"])
+def test_connections_leave_few_lines_that(harness, caplog, client):
+    first, summed_up, last = LEFT[client]
+    for number in range(10 * PERIOD_LINES):
+        client(harness.connect(), number)
+    assert len(caplog.messages) == PERIOD_LINES
+    assert first in caplog.messages[0]
     caplog.clear()
     harness.reactor.advance(PERIOD_SECONDS)
     (line,) = caplog.messages
-    assert line.startswith(f"{9 * PERIOD_LINES} more connections closed in {PERIOD_SECONDS} seconds, the last: conn")
-
-
-def test_connections_that_are_cut_leave_few_lines(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(PERIOD_LINES + 1):
-        harness.connect().session.abort("idle")
-    assert len(caplog.messages) == PERIOD_LINES
-
-
-def test_transactions_that_end_with_their_connections_leave_few_lines(harness, caplog):
-    for number in range(PERIOD_LINES + 5):
-        peer = harness.connect()
-        request = TransactionRequest(f"TX:s:{number}", "BEGIN")
-        peer.send(encode_frame(RequestCode.TRANSACTION, 1, request.to_ext()))
-        peer.lose()
-    assert len(caplog.messages) == PERIOD_LINES
-    caplog.clear()
-    harness.reactor.advance(PERIOD_SECONDS)
-    (line,) = caplog.messages
-    assert line.startswith(f"5 more transactions rolled back in {PERIOD_SECONDS} seconds, the last: TX:s:24 is ")
+    assert line.startswith(summed_up)
+    assert f" in {PERIOD_SECONDS} seconds, the last: {last}" in line
 
 
 def test_the_log_has_no_control_characters_of_clients() -> None:

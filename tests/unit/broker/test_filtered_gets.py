@@ -1,8 +1,6 @@
 """`get` of a group with a filter, as 1.x clients use it: they count the bytes that they got, and commit that."""
 
 import random
-import sys
-import types
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from metaq.protocol.pulls import PullReply
 from metaq.protocol.record import HEADER_BYTES, iter_headers
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import AnswerReader, Get, Value, encode_get, encode_offset
-from tests.unit.broker.harness import Harness, batch, overwrite, pull, put
+from tests.unit.broker.harness import Harness, batch, filter_module, overwrite, pull, put
 
 TOPICS = """
 [topic=orders]
@@ -27,12 +25,12 @@ RECORD = 25  # bytes of a record with a body of 5
 
 @pytest.fixture(autouse=True)
 def my_filters(monkeypatch):
-    module: Any = types.ModuleType("my_filters")
-    module.large = lambda group, message: message.payload.startswith(b"L")
-    module.any = lambda group, message: True
-    module.small = lambda group, message: message.payload.startswith(b"s")
-    monkeypatch.setitem(sys.modules, "my_filters", module)
-    return module
+    return filter_module(
+        monkeypatch,
+        large=lambda group, message: message.payload.startswith(b"L"),
+        any=lambda group, message: True,
+        small=lambda group, message: message.payload.startswith(b"s"),
+    )
 
 
 class JavaClient:

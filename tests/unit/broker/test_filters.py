@@ -3,7 +3,6 @@
 import itertools
 import logging
 import sys
-import types
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import checksum
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import Value, encode_get, encode_put
-from tests.unit.broker.harness import INI, Harness, batch, overwrite, pull, put
+from tests.unit.broker.harness import INI, Harness, batch, filter_module, overwrite, pull, put
 
 TOPICS = """
 [topic=orders]
@@ -41,13 +40,13 @@ RECORD = 25  # bytes of a record with a body of 5
 
 @pytest.fixture(autouse=True)
 def my_filters(monkeypatch):
-    module: Any = types.ModuleType("my_filters")
-    module.large = lambda group, message: message.payload.startswith(b"L")
-    module.tagged = lambda group, message: message.tag == "a"
-    module.broken = lambda group, message: 1 / 0
-    module.number = 5
-    monkeypatch.setitem(sys.modules, "my_filters", module)
-    return module
+    return filter_module(
+        monkeypatch,
+        large=lambda group, message: message.payload.startswith(b"L"),
+        tagged=lambda group, message: message.tag == "a",
+        broken=lambda group, message: 1 / 0,
+        number=5,
+    )
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from metaq.protocol.remoting import (
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import Result, Value, encode_get, encode_put
-from tests.unit.broker.harness import NOW, Harness, pull, put
+from tests.unit.broker.harness import NOW, pull, put
 
 
 def ask(peer, code, request):
@@ -73,12 +73,9 @@ def test_who_knows_the_message_in_front_of_an_offset_is_told_if_it_is_another_on
     ids = [int(peer.ask(put("t", 0)).text.split()[0]) for _ in range(4)]
 
     def told(offset, last_id):
-        counts = MessageCountsReply.from_ext(
-            ask(peer, RequestCode.MESSAGE_COUNTS, MessageCountsRequest("t", 0, offset, last_id)).ext
-        )
-        peer.send(pull("t", 0, offset, last_id=last_id))
-        harness.threads.run()  # what lies at an offset inside of a record
-        (pulled,) = peer.frames()
+        frame = ask(peer, RequestCode.MESSAGE_COUNTS, MessageCountsRequest("t", 0, offset, last_id))
+        counts = MessageCountsReply.from_ext(frame.ext)
+        pulled = peer.ask_frame(pull("t", 0, offset, last_id=last_id), work=True)  # what lies inside of a record
         assert PullReply.from_ext(pulled.ext).id_before == counts.id_before
         assert ("idBefore" in pulled.ext) == (counts.id_before != UNKNOWN_ID)
         return counts.id_before
@@ -134,15 +131,11 @@ def test_heartbeat_is_answered(peer):
     assert peer.ask_frame(encode_frame(RequestCode.HEARTBEAT, 3, {})).code == ResponseCode.SUCCESS
 
 
-def test_ids_after_a_restart_are_above_all_that_are_stored_even_if_the_clock_went_back(tmp_path):
-    first = Harness(tmp_path)
-    peer = first.connect()
-    last = int(peer.ask(put("t", 0)).text.split(" ")[0])
-    first.store.close()
-    second = Harness(tmp_path)
-    second.broker.clock = lambda: NOW - 3600
-    assert int(second.connect().ask(put("t", 1)).text.split(" ")[0]) > last > message_id(0, 0)
-    second.store.close()
+def test_ids_after_a_restart_are_above_all_that_are_stored_even_if_the_clock_went_back(lives):
+    last = int(lives.peer.ask(put("t", 0)).text.split(" ")[0])
+    lives.step_clock(-3600)
+    lives.restart()
+    assert int(lives.peer.ask(put("t", 1)).text.split(" ")[0]) > last > message_id(0, 0)
 
 
 def test_stats_config_is_the_file_every_time(peer, harness):

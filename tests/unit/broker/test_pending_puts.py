@@ -16,12 +16,13 @@ from metaq.broker.requests.put import PutGroup
 from metaq.protocol.record import checksum
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_get
-from tests.doubles.store import FaultyFiles
-from tests.unit.broker.harness import Harness, Peer, batch, many, pull, put, record, send
+from tests.raising import raising
+from tests.unit.broker.harness import Peer, batch, many, pull, put, record, send
 
 LIMIT = 20_000
 BODY = b"x" * 1000
 PRODUCERS = 60
+COPY = f"sync safe 0 {len(BODY)} 0 7 {checksum(BODY)} 1\r\n".encode() + BODY  # as a master sends it
 
 
 @pytest.fixture
@@ -86,26 +87,21 @@ def test_many_producers_before_a_stalled_disk(small, kind):
     assert sum(log.segments.message_count for log in small.store.logs()) == expected
 
 
-def test_a_failing_disk_lets_everybody_go(tmp_path):
-    files = FaultyFiles()
-    harness = Harness(tmp_path, files=files)
-    harness.broker.pending_puts.limit = 1000
-    producers = [harness.connect() for _ in range(5)]
+def test_a_failing_disk_lets_everybody_go(lives):
+    lives.broker.pending_puts.limit = 1000
+    producers = [lives.harness.connect() for _ in range(5)]
     for producer in producers:
         producer.send(put("safe", 0, BODY))
-    assert harness.broker.pending_puts.waiting == 4
-    files.fail("fdatasync")
+    assert lives.broker.pending_puts.waiting == 4
+    lives.files.fail("fdatasync")
     for _ in range(10):
-        harness.threads.run()
-        harness.turn()
+        lives.harness.threads.run()
+        lives.harness.turn()
     assert [[answer.code for answer in producer.answers()] for producer in producers] == [[500]] * 5
-    assert harness.broker.pending_puts.bytes == 0
-    files.heal()
-    harness.store.close()
+    assert lives.broker.pending_puts.bytes == 0
 
 
-def broken(*_):
-    raise RuntimeError("a bug")
+broken = raising(RuntimeError("a bug"))
 
 
 BUGS = {
@@ -119,30 +115,29 @@ BUGS = {
 
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("kind", BUGS)
-def test_an_answer_that_cannot_be_made_gives_its_bytes_back(tmp_path, monkeypatch, caplog, kind, lost):
+def test_an_answer_that_cannot_be_made_gives_its_bytes_back(lives, monkeypatch, caplog, kind, lost):
     """The client is told, or its connection closed; the cause is in the log."""
-    files = FaultyFiles()
-    harness = Harness(tmp_path, files=files)
-    pending = harness.broker.pending_puts
-    harness.broker.writing.takes_copies = True
-    peer = harness.connect()
-    master = f"sync safe 0 {len(BODY)} 0 7 {checksum(BODY)} 1\r\n".encode() + BODY
+    pending, peer = lives.broker.pending_puts, lives.peer
+    lives.broker.writing.takes_copies = True
     with monkeypatch.context() as bug:
         bug.setattr(*BUGS[kind], broken)
-        peer.send({"sync": master, "run": put("safe", 0) * 200}.get(kind) or KINDS[kind](1))
+        peer.send({"sync": COPY, "run": put("safe", 0) * 200}.get(kind) or KINDS[kind](1))
         assert pending.bytes > 0
         if kind == "sync":
-            files.fail("fdatasync")
+            lives.files.fail("fdatasync")
         if lost:
             peer.lose()
-        harness.threads.run()
+        lives.harness.threads.run()
     assert pending.bytes == 0
     assert "RuntimeError: a bug" in caplog.text
     if not lost:
         assert peer.transport.aborted or b"internal error: RuntimeError" in peer.received()
-    files.heal()
-    assert harness.connect().ask(b"stats 1\r\n").code == 200
-    harness.store.close()
+    lives.files.heal()
+    assert lives.harness.connect().ask(b"stats 1\r\n").code == 200
+
+
+def closed_for_a_bug(peer, caplog):
+    return peer.transport.aborted and "RuntimeError: a bug" in caplog.text
 
 
 def test_a_bug_met_while_a_connection_goes_on_closes_it(harness, monkeypatch, caplog):
@@ -154,8 +149,7 @@ def test_a_bug_met_while_a_connection_goes_on_closes_it(harness, monkeypatch, ca
     monkeypatch.setattr(harness.gate, "serve", broken)
     harness.threads.run()
     assert [answer.code for answer in peer.answers()] == [200]
-    assert peer.transport.aborted
-    assert "RuntimeError: a bug" in caplog.text
+    assert closed_for_a_bug(peer, caplog)
     assert harness.broker.pending_puts.bytes == 0
 
 
@@ -165,20 +159,16 @@ def test_a_bug_met_when_a_held_back_connection_is_let_go_closes_it(small, monkey
     monkeypatch.setattr(PutGroup, "commit", broken)
     small.threads.run()
     small.turn()
-    assert peer.transport.aborted
-    assert "RuntimeError: a bug" in caplog.text
+    assert closed_for_a_bug(peer, caplog)
 
 
-def test_a_pull_whose_data_cannot_be_loaded_ends_with_its_connection(harness, monkeypatch, caplog):
-    peer = harness.connect()
-    peer.send(put("t", 0))
-    peer.received()
+def test_a_pull_whose_data_cannot_be_loaded_ends_with_its_connection(peer, monkeypatch, caplog):
+    peer.ask(put("t", 0))
     loading: Deferred[None] = Deferred()
     monkeypatch.setattr(Pull, "step", lambda pull: Loading(loading))
     peer.send(pull("t", 0, 0))
     loading.errback(RuntimeError("a bug"))
-    assert peer.transport.aborted
-    assert "RuntimeError: a bug" in caplog.text
+    assert closed_for_a_bug(peer, caplog)
 
 
 def test_a_connection_held_back_keeps_the_order_of_its_requests(small):
@@ -222,7 +212,7 @@ def test_the_rest_of_a_large_frame_is_not_read_while_too_much_waits(small):
 def test_a_masters_copies_are_counted_too(small):
     small.broker.writing.takes_copies = True
     peer = small.connect()
-    peer.send(f"sync safe 0 {len(BODY)} 0 7 {checksum(BODY)} 1\r\n".encode() + BODY)
+    peer.send(COPY)
     assert small.broker.pending_puts.bytes == len(BODY) + PUT_OVERHEAD_BYTES
     small.threads.run()
     assert small.broker.pending_puts.bytes == 0

@@ -14,7 +14,7 @@ from metaq.protocol.record import iter_headers
 from metaq.protocol.sends import split_batch
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.raising import raising
-from tests.unit.broker.harness import batch, pull, put
+from tests.unit.broker.harness import batch, payload_of, pull, put
 from tests.unit.broker.test_slices import step
 
 SUCCESS, NOTHING, MOVED = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
@@ -30,12 +30,11 @@ def bodies(data):
 
 def filtered(frame):
     """offset -> body of a filtered reply, without the attribute."""
-    found = {}
-    for offset, data in decode_runs(frame.body, reply(frame).runs):
-        for header in iter_headers(data):
-            body = bytes(data[header.start + 20 : header.end])
-            found[offset + header.start] = body[4 + int.from_bytes(body[:4], "big") :]
-    return found
+    return {
+        offset + header.start: payload_of(data[header.start + 20 : header.end], header.flag)
+        for offset, data in decode_runs(frame.body, reply(frame).runs)
+        for header in iter_headers(data)
+    }
 
 
 def woken(peer, harness):

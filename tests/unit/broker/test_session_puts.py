@@ -117,14 +117,6 @@ def test_a_safe_put_is_kept_when_its_connection_is_lost_before_the_sync(peer, ha
     assert harness.store.get("safe", 0).segments.message_count == 1
 
 
-def test_a_connection_that_quits_gets_the_answers_that_are_due(peer, harness):
-    peer.send(put("safe", 0) + b"quit\r\nversion 3\r\n")
-    assert not peer.transport.disconnecting
-    harness.threads.run()
-    assert [answer.opaque for answer in peer.answers()] == [1]
-    assert peer.transport.disconnecting
-
-
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,6 @@
 """PULL with a filter by content: what is given, how far a pull gets, and for how long it may work (docs/filters.md)."""
 
 import gc
-import sys
-import types
 from typing import Any
 
 import pytest
@@ -12,11 +10,11 @@ from metaq.broker.requests.pull import Pull
 from metaq.broker.requests.selecting import Selection
 from metaq.protocol.frames import Frame
 from metaq.protocol.pulls import PullReply, decode_runs
-from metaq.protocol.record import encode_record, iter_headers, payload_start
+from metaq.protocol.record import encode_record, iter_headers
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_version
 from tests.properties import LISTED, body_with
-from tests.unit.broker.harness import Harness, noted, overwrite, pull, raw_batch
+from tests.unit.broker.harness import Harness, filter_module, noted, overwrite, payload_of, pull, raw_batch
 from tests.unit.broker.test_slices import step
 
 SUCCESS, NOTHING = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND
@@ -39,12 +37,11 @@ def reply(frame):
 
 def given(frame):
     """(offset, payload) of what an answer has."""
-    found = []
-    for offset, data in decode_runs(frame.body, reply(frame).runs):
-        for header in iter_headers(data):
-            body = bytes(data[header.start + 20 : header.end])
-            found.append((offset + header.start, body[payload_start(body, header.flag) :]))
-    return found
+    return [
+        (offset + header.start, payload_of(data[header.start + 20 : header.end], header.flag))
+        for offset, data in decode_runs(frame.body, reply(frame).runs)
+        for header in iter_headers(data)
+    ]
 
 
 def answer(harness, peer, data=b"", most=1000):
@@ -186,10 +183,8 @@ def test_the_version_says_that_pulls_are_filtered(peer):
 
 
 def test_a_groups_own_filter_sees_what_is_left(tmp_path, monkeypatch):
-    module: Any = types.ModuleType("my_filters")
-    module.even = lambda group, message: int(message.payload) % 2 == 0
+    module = filter_module(monkeypatch, even=lambda group, message: int(message.payload) % 2 == 0)
     asked = noted(monkeypatch, module, "even", lambda group, message: message.payload)
-    monkeypatch.setitem(sys.modules, "my_filters", module)
     harness = Harness(tmp_path, topics="[topic=orders]\nnumPartitions=1\ngroup.g=my_filters:even\n")
     peer = harness.connect()
     offsets = send(peer, [{"n": number} for number in range(10)], "orders")

@@ -90,18 +90,17 @@ def test_a_batch_stays_together_while_others_put_to_its_partition(peer, harness,
     assert ids.tolist() == list(range(int(answer.ext["msgId"]), int(answer.ext["msgId"]) + 6))
 
 
-def test_a_batch_with_a_damaged_record_is_refused_as_a_whole(peer, harness, slices):
-    peer.send(raw_batch("t", 0, [record(), record(), record(b"abc")[:-1] + b"X"]))
+@pytest.mark.parametrize(
+    ("last", "closed", "code"),
+    [(record(b"abc")[:-1] + b"X", False, ResponseCode.MESSAGE_ILLEGAL), (record(), True, ResponseCode.NO_PERMISSION)],
+    ids=["has a damaged record", "is to a partition that is closed meanwhile"],
+)
+def test_a_batch_is_refused_as_a_whole_that(peer, harness, slices, last, closed, code):
+    peer.send(raw_batch("t", 0, [record(), record(), last]))
+    if closed:
+        harness.broker.partitions.close("t", 0, 0)
     turns(harness)
-    assert peer.frames()[0].code == ResponseCode.MESSAGE_ILLEGAL
-    assert harness.store.get("t", 0).segments.message_count == 0
-
-
-def test_a_partition_that_is_closed_meanwhile_refuses_the_batch(peer, harness, slices):
-    peer.send(batch("t", 0, [b"a", b"b", b"c"]))
-    harness.broker.partitions.close("t", 0, 0)
-    turns(harness)
-    assert peer.frames()[0].code == ResponseCode.NO_PERMISSION
+    assert [frame.code for frame in peer.frames()] == [code]
     assert harness.store.get("t", 0).segments.message_count == 0
 
 

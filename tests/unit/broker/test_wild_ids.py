@@ -6,7 +6,7 @@ from metaq.broker.message_ids import MessageIds
 from metaq.broker.store.batch import encode_puts
 from metaq.protocol.message_id import counter_of, message_ids_from, store_time_ms
 from metaq.protocol.record import checksum
-from tests.unit.broker.harness import NOW, Harness, put
+from tests.unit.broker.harness import NOW, put
 
 LAST_ID = (1 << 63) - 1
 NOW_MS = int(NOW * 1000)
@@ -17,33 +17,27 @@ def store_record(log, record_id, body=b"foreign"):
     log.append(data, units)
 
 
-def restarted(harness, tmp_path):
-    harness.close()
-    return Harness(tmp_path)
-
-
 def first_id(answer):
     assert answer.code == 200, answer
     return int(answer.text.split()[0])
 
 
 @pytest.mark.parametrize("foreign", [LAST_ID, LAST_ID - 4096, 1 << 62, (1 << 63) - (1 << 22)])
-def test_a_broker_starts_and_takes_puts_beside_a_foreign_id_near_the_end(harness, tmp_path, foreign):
-    own = first_id(harness.connect().ask(put("t", 0)))
-    store_record(harness.store.get("t", 0), foreign)
-    again = restarted(harness, tmp_path)
-    peer = again.connect()
-    found = [first_id(peer.ask(put("t", number % 2, opaque=number))) for number in range(3)]
+def test_a_broker_starts_and_takes_puts_beside_a_foreign_id_near_the_end(lives, foreign):
+    own = first_id(lives.peer.ask(put("t", 0)))
+    store_record(lives.harness.store.get("t", 0), foreign)
+    lives.restart()
+    found = [first_id(lives.peer.ask(put("t", number % 2, opaque=number))) for number in range(3)]
     assert own < found[0] < found[1] < found[2]
     assert store_time_ms(found[2]) == NOW_MS
 
 
-def test_a_foreign_id_does_not_hide_the_largest_own_one_of_its_log(harness, tmp_path):
-    harness.time = NOW + 3600
-    own = first_id(harness.connect().ask(put("t", 0)))
-    store_record(harness.store.get("t", 0), LAST_ID)
-    again = restarted(harness, tmp_path)  # its clock is an hour behind
-    assert first_id(again.connect().ask(put("t", 1))) > own
+def test_a_foreign_id_does_not_hide_the_largest_own_one_of_its_log(lives):
+    lives.harness.time = NOW + 3600
+    own = first_id(lives.peer.ask(put("t", 0)))
+    store_record(lives.harness.store.get("t", 0), LAST_ID)
+    lives.restart()  # its clock is an hour behind
+    assert first_id(lives.peer.ask(put("t", 1))) > own
 
 
 @pytest.mark.parametrize(
