@@ -208,19 +208,6 @@ def test_a_message_that_failed_comes_again_first(harness, processed):
     assert client.run().seen == wanted
 
 
-def test_a_request_that_timed_out_may_be_answered_after_its_successor(harness):
-    client, wanted = filled(harness, "Ls" * 100)
-    client.fetch()
-    get = encode_get("orders", "large", 0, client.offset, 500, 7)
-    client.peer.send(get + get.replace(b" 500 7", b" 1000 8"))
-    harness.threads.waiting.reverse()
-    harness.threads.run()
-    forgotten, answer = client.peer.answers()  # in order, whatever was ready first
-    assert (len(forgotten.data), len(answer.data)) == (20 * RECORD, 40 * RECORD)
-    client.take(answer)
-    assert client.run().seen == wanted
-
-
 def test_of_two_answers_to_one_offset_the_smaller_place_counts(harness):
     """A Java client sends the second when the first has timed out, and the filter may be another one by then."""
     client, _ = filled(harness, "LsLsLsssLLLLLLLLLLLLLL")
@@ -277,27 +264,6 @@ def test_a_reconnect_repeats_no_more_than_the_bound(harness, monkeypatch):
         assert repeated == wanted[-len(repeated) :]
 
 
-def test_what_one_connection_was_answered_says_nothing_to_another(harness):
-    fill(harness, "Ls" * 100)
-    first, second = JavaClient(harness), JavaClient(harness)
-    first.fetch()
-    second.offset = first.offset
-    assert bytes(second.fetch().data)[HEADER_BYTES:RECORD] == b"L0040"
-    assert bytes(first.fetch().data)[HEADER_BYTES:RECORD] == b"L0040"  # its own place counts no longer
-
-
-def test_a_partition_that_was_consumed_elsewhere_meanwhile_goes_on_where_that_ended(harness):
-    """first processes 10 of 40 messages that it got, second goes on from there, first takes the partition back."""
-    wanted = fill(harness, "s" * 20 + "Ls" * 100)
-    first = JavaClient(harness)
-    first.fetch(10)
-    second = JavaClient(harness, first.offset)
-    second.fetch(3)
-    first.offset = second.offset
-    first.run()
-    assert sorted(set(first.seen + second.seen)) == wanted
-
-
 def test_a_member_that_pulls_frames_takes_the_place_over(harness):
     client, _ = filled(harness, "Ls" * 100)
     client.fetch()
@@ -312,14 +278,6 @@ def test_a_pull_inside_a_record_is_led_to_the_records_start(harness):
     frame = peer.ask_frame(pull("orders", 0, 40 * RECORD + 3, group="large"), work=True)
     assert frame.code == ResponseCode.PULL_OFFSET_MOVED
     assert PullReply.from_ext(frame.ext).next_offset == 40 * RECORD
-
-
-def test_the_memory_of_a_connection_ends_with_it(harness):
-    client, _ = filled(harness, "Ls" * 100)
-    client.fetch()
-    assert len(harness.broker.reading.places) == 1
-    client.peer.lose()
-    assert len(harness.broker.reading.places) == 0
 
 
 def test_a_connection_that_is_lost_while_its_filter_runs_leaves_nothing(harness):
@@ -368,17 +326,6 @@ def test_places_are_bounded(harness, monkeypatch):
 # --- other ways of the client -----------------------------------------------------------------------------------------
 
 
-def test_an_application_that_reads_a_message_itself_does_not_move_its_consumer(harness):
-    """MessageConsumer.get uses the consumer's group and connection (SimpleMessageConsumer.fetch)."""
-    client, wanted = filled(harness, "Ls" * 200)
-    client.fetch()
-    for offset in range(0, 70 * RECORD, 7 * RECORD):
-        consumed, client.offset = client.offset, offset
-        client.ask()
-        client.offset = consumed
-    assert set(client.run().seen) == set(wanted)
-
-
 @pytest.mark.parametrize("segmented", ["sssss" + "Ls" * 100], indirect=True)
 def test_an_offset_command_sends_the_client_to_where_it_says(segmented):
     """Also where that is an offset that an answer has led to; a Java client asks when it has met a damaged record."""
@@ -388,16 +335,6 @@ def test_an_offset_command_sends_the_client_to_where_it_says(segmented):
     client.offset = int(client.peer.ask(encode_offset("orders", "large", 0, client.offset, 9)).text)
     assert client.offset == 20 * RECORD  # stands for the 20th accepted message, if it is not taken as it is
     assert bytes(client.fetch().data)[HEADER_BYTES:RECORD] == b"L0021"
-
-
-def test_without_automatic_acknowledgement_a_client_goes_back_to_what_it_acknowledged(harness):
-    client, wanted = filled(harness, "Ls" * 200)
-    client.fetch()
-    acknowledged, processed = client.offset, list(client.seen)
-    client.fetch()
-    client.fetch()
-    client.offset, client.seen = acknowledged, processed  # Partition.rollback()
-    assert set(client.run().seen) == set(wanted)
 
 
 def test_a_record_behind_rejected_ones_that_is_larger_than_the_client_asks_for(harness):

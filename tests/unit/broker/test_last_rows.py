@@ -134,15 +134,6 @@ def test_records_of_several_topics_follow_one_another(harness, log):
     assert [table.row(number).topic for number in range(4)] == ["t", "t", "u", "t"]
 
 
-def test_a_topic_is_the_same_whatever_else_a_record_names(harness, log):
-    for sequence, topics in enumerate((("t",), ("u", "t"), ("t", "u")), 1):
-        append(harness, log, topics, [(1, sequence, 0, 9, 1, 1, 0, number) for number in range(len(topics))])
-    last = LastRows(log, 9)
-    last.read_on()
-    found = {topic: [row.sequence for row in rows] for (_, topic, _), rows in last.items()}
-    assert found == {"t": [2, 3], "u": [2, 3]}
-
-
 @pytest.mark.parametrize(("topic", "cut"), [(1, None), (0, -1)], ids=["of a topic beyond its own", "cut off"])
 def test_rows_that_cannot_be_read_are_an_error_for_every_reader(harness, log, topic, cut):
     append(harness, log, ("u", "v"), [(1, 1, 0, 9, 1, 1, 0, 1)])

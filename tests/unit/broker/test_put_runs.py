@@ -8,7 +8,7 @@ from metaq.broker.requests import verbs
 from metaq.protocol.errors import DiskFull
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.put_run import LEAST_PUTS
-from metaq.protocol.record import HEADER_BYTES, encode_body, iter_headers, tag_hash
+from metaq.protocol.record import HEADER_BYTES, encode_body, iter_headers
 from metaq.protocol.text import encode_put, parse_put_result
 from tests.raising import raising
 from tests.unit.broker.harness import NOW, Harness, noted, put
@@ -90,14 +90,6 @@ def test_the_same_is_answered_stored_and_counted_as_in_a_group(tmp_path, runs, s
     assert len(seen[0][0]) == len(puts)
 
 
-def test_units_have_the_tags(peer, harness, runs):
-    tags = ["red", "green", None]
-    bodies = [bytes(encode_body(b"x", 1, tag.encode())) if tag else b"x" for tag in tags]
-    peer.send(b"".join(put("t", 0, body, flag=1 if tag else 0) for tag, body in zip(tags, bodies, strict=True)) * COUNT)
-    assert [unit[1] for unit in stored(harness, "t", 0)] == [tag_hash("red"), tag_hash("green"), 0] * COUNT
-    assert len(runs) == 1
-
-
 def test_a_partition_that_fails_refuses_its_own_puts_only(peer, harness, monkeypatch, runs):
     peer.send(put("t", 0) + put("t", 1))
     peer.received()
@@ -117,14 +109,6 @@ def test_a_partition_that_fails_refuses_its_own_puts_only(peer, harness, monkeyp
     prefix = "Put message to [broker 'meta://127.0.0.1:8123'] [partition 't-1'] failed.Detail:"
     assert answers[1].text.startswith(prefix)
     assert harness.broker.metrics.put_failed == COUNT // 2
-    assert len(runs) == 1
-
-
-def test_safe_puts_are_answered_after_their_sync_together(peer, harness, runs):
-    peer.send(b"".join(put("safe", number % 2, opaque=number) for number in range(COUNT)) + b"version 999\r\n")
-    assert peer.received() == b""
-    harness.threads.run()
-    assert [answer.opaque for answer in peer.answers()] == [*range(COUNT), 999]
     assert len(runs) == 1
 
 

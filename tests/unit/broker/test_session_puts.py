@@ -110,13 +110,6 @@ def test_a_failed_sync_refuses_the_puts_that_waited_for_it(peer, harness, monkey
     assert "read-only" in answer.text
 
 
-def test_a_safe_put_is_kept_when_its_connection_is_lost_before_the_sync(peer, harness):
-    peer.send(put("safe", 0))
-    peer.lose()
-    harness.threads.run()
-    assert harness.store.get("safe", 0).segments.message_count == 1
-
-
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
