@@ -31,7 +31,7 @@ from metaq.broker.requests.verbs import make_gate
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.frames import Frame, encode_frame
-from metaq.protocol.pulls import PullRequest
+from metaq.protocol.pulls import PullReply, PullRequest, decode_runs
 from metaq.protocol.record import (
     DELAYED_FLAG,
     attribute_of,
@@ -369,14 +369,27 @@ def payload_of(body: Any, flag: int) -> bytes:
     return bytes(body[0 if attribute is None else 4 + len(attribute) :])
 
 
-def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, of: Any = lambda *given: given) -> list[Any]:
-    """What `of` says of the arguments of each call of owner.name from now on, which does what it did."""
+def given(frame: Frame) -> list[tuple[int, bytes]]:
+    """(offset, payload) of what a filtered answer has."""
+    return [
+        (offset + header.start, payload_of(data[header.start + 20 : header.end], header.flag))
+        for offset, data in decode_runs(frame.body, PullReply.from_ext(frame.ext).runs)
+        for header in iter_headers(data)
+    ]
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, of: Any = None, result: Any = None) -> list[Any]:
+    """What `of` says of the arguments of each call of owner.name from now on, or `result` of what it gives, as ever."""
     calls: list[Any] = []
     real = getattr(owner, name)
 
     def call(*given: Any, **more: Any) -> Any:
-        calls.append(of(*given))
-        return real(*given, **more)
+        if result is None:
+            calls.append(of(*given) if of else given)
+        found = real(*given, **more)
+        if result is not None:
+            calls.append(result(found))
+        return found
 
     monkeypatch.setattr(owner, name, call)
     return calls

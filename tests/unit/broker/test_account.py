@@ -432,8 +432,7 @@ def test_questions_for_half_messages_count_while_they_wait(harness):
     for number in range(16):
         peer.send(check_halves(f"g{number}"))
     (refused,) = peer.frames()
-    assert refused.code == ResponseCode.SYSTEM_BUSY
-    assert "waitingBytes=32768" in refused.remark
+    assert (refused.code, "waitingBytes=32768" in refused.remark) == (ResponseCode.SYSTEM_BUSY, True)
     assert waiting(harness) == 30 * WAITING_BYTES
     harness.reactor.advance(2)
     assert len(peer.frames()) == 15
@@ -447,9 +446,8 @@ def test_a_connection_asks_for_the_half_messages_of_a_bounded_number_of_groups(h
     peer = harness.connect()
     for number in range(1025):
         peer.send(check_halves(f"g{number}", 0, producer="p"))
-    frames = peer.frames()
-    assert [frame.code for frame in frames[:1024]] == [ResponseCode.SUCCESS] * 1024
-    assert frames[1024].code == ResponseCode.MESSAGE_ILLEGAL
+    codes = [frame.code for frame in peer.frames()]
+    assert codes == [ResponseCode.SUCCESS] * 1024 + [ResponseCode.MESSAGE_ILLEGAL]
     assert waiting(harness) == 0
     assert peer.ask_frame(check_halves("g0", 0, producer="p")).code == ResponseCode.SUCCESS
 
@@ -508,15 +506,13 @@ def acquire(group):
 
 
 def test_one_address_does_not_make_all_shared_groups(harness):
-    harness.broker.shared._places = harness.broker.account.shared_groups = Shares(
-        "shared groups", "sharedGroups", 16, 50
-    )
+    shares = Shares("shared groups", "sharedGroups", 16, 50)
+    harness.broker.shared._places = harness.broker.account.shared_groups = shares
     crowd, other = harness.connect("10.0.0.1"), harness.connect("10.0.0.2")
     for number in range(16):
         crowd.send(acquire(f"g{number}"))
     refused = crowd.frames()[-1]
-    assert refused.code == ResponseCode.SHARED_REFUSED
-    assert "sharedGroups=16" in refused.remark
+    assert (refused.code, "sharedGroups=16" in refused.remark) == (ResponseCode.SHARED_REFUSED, True)
     assert other.ask_frame(acquire("mine")).code != ResponseCode.SHARED_REFUSED
     assert crowd.ask_frame(acquire("g1")).code != ResponseCode.SHARED_REFUSED
     harness.reactor.advance(100)

@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_without_a_time_the_flag_of_a_text_put_is_its_senders_own(lives, count):
 YEAR_MS = 366 * 24 * 3600 * 1000
 
 
-TIMES = {
+TIMES: dict[str, tuple[dict[str, Any], str]] = {
     "a delay of more than a year": ({"delay": YEAR_MS + 1}, "366 days"),
     "a time in more than a year": ({"due": NOW_MS + YEAR_MS + 1}, "366 days"),
     "a time long ago": ({"due": 12}, "2011"),
@@ -592,17 +593,18 @@ def test_a_log_whose_end_is_being_cut_off_is_not_read_meanwhile(lives):
 
 
 def test_a_node_that_follows_delivers_nothing_and_knows_what_to_do_when_it_leads(lives):
-    place(lives.ask(batch("t", 0, [delayed(b"%d" % number, 100 * number) for number in range(1, 6)])))
+    payloads = [b"%d" % number for number in range(1, 6)]
+    items = [delayed(payload, 100 * number) for number, payload in enumerate(payloads, 1)]
+    place(lives.ask(batch("t", 0, items)))
     lives.wait(0.25)
-    assert lives.payloads() == [b"1", b"2"]
+    assert lives.payloads() == payloads[:2]
     lives.broker.delays.follow()
     lives.wait(1)
-    assert lives.payloads() == [b"1", b"2"]
+    assert lives.payloads() == payloads[:2]
     lives.broker.delays.tick()
     lives.broker.delays.lead()
     assert len(lives.broker.delays) == 3
-    lives.wait(0.1)
-    assert lives.payloads() == [b"1", b"2", b"3", b"4", b"5"]
-    lives.kill()
-    lives.wait(0.1)
-    assert lives.payloads() == [b"1", b"2", b"3", b"4", b"5"]
+    for end in (lambda: None, lives.kill):
+        end()
+        lives.wait(0.1)
+        assert lives.payloads() == payloads

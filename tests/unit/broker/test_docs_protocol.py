@@ -70,13 +70,8 @@ def test_every_code_is_listed(code):
     assert re.search(rf"\b{int(code)} {code.name}\b|{code.name} \({int(code)}\)", PROTOCOL)
 
 
-KEYS = (
-    config.LIMITS_KEYS
-    | config.SYSTEM_KEYS
-    | config.ZOOKEEPER_KEYS
-    | config.SYSTEM_KEYS_WITHOUT_EFFECT
-    | config.TOPIC_KEYS_WITHOUT_EFFECT
-)
+WITHOUT_EFFECT = config.SYSTEM_KEYS_WITHOUT_EFFECT | config.TOPIC_KEYS_WITHOUT_EFFECT
+KEYS = config.LIMITS_KEYS | config.SYSTEM_KEYS | config.ZOOKEEPER_KEYS | WITHOUT_EFFECT
 
 
 @pytest.mark.parametrize("key", sorted(KEYS))

@@ -119,8 +119,7 @@ def test_a_filter_that_raises_accepts_nothing_and_is_logged_once(harness, peer, 
 def test_a_java_class_without_a_callable_stops_its_group_only(harness, peer):
     fill(peer, "L")
     answer = get(peer, "lost", 0)
-    assert answer.code == 500
-    assert "com.acme.NotThere" in answer.text
+    assert (answer.code, "com.acme.NotThere" in answer.text) == (500, True)
     frame = peer.ask_frame(pull("orders", 0, 0, group="lost"))
     assert frame.code == ResponseCode.SYSTEM_ERROR
     assert len(get(peer, "another", 0).data) == RECORD

@@ -140,12 +140,8 @@ def unchanged(harness, before, directory):
 def test_refusals_come_in_the_order_of_the_commands(filled):
     peer = guarded(filled, refuse_safe)
     peer.send(put("t", 0, opaque=1) + put("safe", 0, opaque=2) + put("t", 0, opaque=3) + b"get safe g 0 0 9 4\r\n")
-    assert [(each.opaque, each.code, each.text == NO) for each in peer.answers()] == [
-        (1, 200, False),
-        (2, 500, True),
-        (3, 200, False),
-        (4, 500, True),
-    ]
+    answers = [(each.opaque, each.code, each.text == NO) for each in peer.answers()]
+    assert answers == [(1, 200, False), (2, 500, True), (3, 200, False), (4, 500, True)]
     assert not any(log.topic == "safe" for log in filled.store.logs())
 
 
@@ -162,9 +158,8 @@ def test_of_a_run_the_puts_of_refused_topics_are_refused(harness):
     harness.threads.run()
     assert asked == [(PutRun, "safe"), (PutRun, "t")]  # once for each topic, not for each put
     answers = peer.answers()
-    assert [(each.opaque, each.code) for each in answers] == [
-        (number, 200 if topic == "t" else 500) for number, topic in enumerate(topics)
-    ]
+    expected = [(number, 200 if topic == "t" else 500) for number, topic in enumerate(topics)]
+    assert [(each.opaque, each.code) for each in answers] == expected
     assert {each.text for each in answers if each.code == 500} == {NO}
     assert [(log.topic, log.segments.message_count) for log in harness.store.logs()] == [("t", topics.count("t"))]
 

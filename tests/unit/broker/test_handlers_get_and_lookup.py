@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.message_id import UNKNOWN_ID, message_id
+from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.pulls import PullReply
 from metaq.protocol.remoting import (
     MessageCountsReply,
@@ -125,17 +125,6 @@ def test_stats_in_a_frame_are_those_of_the_text_command(peer):
     frame = ask(peer, RequestCode.STATS, StatsRequest("offsets"))
     assert bytes(frame.body).decode() == peer.ask(b"stats offsets 1\r\n").text
     assert b"t part 0 min_offset 0 max_offset 25" in bytes(frame.body)
-
-
-def test_heartbeat_is_answered(peer):
-    assert peer.ask_frame(encode_frame(RequestCode.HEARTBEAT, 3, {})).code == ResponseCode.SUCCESS
-
-
-def test_ids_after_a_restart_are_above_all_that_are_stored_even_if_the_clock_went_back(lives):
-    last = int(lives.peer.ask(put("t", 0)).text.split(" ")[0])
-    lives.step_clock(-3600)
-    lives.restart()
-    assert int(lives.peer.ask(put("t", 1)).text.split(" ")[0]) > last > message_id(0, 0)
 
 
 def test_stats_config_is_the_file_every_time(peer, harness):

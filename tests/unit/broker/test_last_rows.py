@@ -33,8 +33,8 @@ def append(harness, log, topics, rows, cut=None):
 
 def write(harness, log, *rows, first_id=1):
     """rows: (producer, sequence, records) of topic t, partition 0, in one record."""
-    rows = [(producer, number, 0, 9, first_id, records, 0, 1) for producer, number, records in rows]
-    append(harness, log, ("other", "t"), rows)
+    made = [(producer, number, 0, 9, first_id, records, 0, 1) for producer, number, records in rows]
+    append(harness, log, ("other", "t"), made)
 
 
 def known(rows):

@@ -94,9 +94,7 @@ def test_a_failing_disk_lets_everybody_go(lives):
         producer.send(put("safe", 0, BODY))
     assert lives.broker.pending_puts.waiting == 4
     lives.files.fail("fdatasync")
-    for _ in range(10):
-        lives.harness.threads.run()
-        lives.harness.turn()
+    lives.work()
     assert [[answer.code for answer in producer.answers()] for producer in producers] == [[500]] * 5
     assert lives.broker.pending_puts.bytes == 0
 

@@ -107,17 +107,11 @@ def test_a_closed_partition_is_not_read_and_not_passed_over_in_silence(peer, har
     assert ask(peer, ViewMessageRequest("t", reply.message_id, 1)).code == ResponseCode.NO_PERMISSION
 
 
+WRONG = [{"key": ""}, {"key": "k" * 70_000}, {"maxNum": "1025"}, {"oldest": "2"}, {"partition": "-2"}]
+
+
 @pytest.mark.parametrize(
-    "ext",
-    [
-        {"topic": "t"},
-        {"topic": "t", "key": ""},
-        {"topic": "t", "key": "k" * 70_000},
-        {"topic": "t", "key": "k", "maxNum": "1025"},
-        {"topic": "t", "key": "k", "oldest": "2"},
-        {"topic": "t", "key": "k", "partition": "-2"},
-        {"key": "k"},
-    ],
+    "ext", [{"topic": "t"}, {"key": "k"}, *({"topic": "t", "key": "k"} | wrong for wrong in WRONG)]
 )
 def test_wrong_fields_are_refused(peer: Peer, ext: dict[str, str | int]) -> None:
     assert peer.ask_frame(encode_frame(RequestCode.QUERY_MESSAGE, 1, ext)).code == ResponseCode.MESSAGE_ILLEGAL

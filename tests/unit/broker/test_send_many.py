@@ -36,9 +36,8 @@ def rows(frame):
 
 def test_each_part_is_one_append_and_one_row(peer, harness, appends):
     peer.ask(put("t", 1))
-    answer = peer.ask_frame(
-        many([("t", 1, [record(b"a"), record(b"bc")]), ("wildcat", 0, [record()]), ("t", 0, [record(b"d" * 9, 1)])])
-    )
+    parts = [("t", 1, [record(b"a"), record(b"bc")]), ("wildcat", 0, [record()]), ("t", 0, [record(b"d" * 9, 1)])]
+    answer = peer.ask_frame(many(parts))
     first, second, third = rows(answer)
     assert [row[1:] for row in (first, second, third)] == [(25, 1, OK), (0, 0, OK), (0, 0, OK)]
     assert appends[1:] == [("t", 1, 2), ("wildcat", 0, 1), ("t", 0, 1)]
@@ -63,9 +62,8 @@ def test_a_refused_part_leaves_the_others_as_they_are(peer, harness):
         ("t", 3): ([record()], ResponseCode.TOPIC_NOT_EXIST),
         ("none", 0): ([record()], ResponseCode.TOPIC_NOT_EXIST),
     }
-    answer = peer.ask_frame(
-        many([*((*where, sent) for where, (sent, _) in parts.items()), ("t", 1, [record(b"again")])])
-    )
+    sent = [(*where, records) for where, (records, _) in parts.items()]
+    answer = peer.ask_frame(many([*sent, ("t", 1, [record(b"again")])]))
     found = rows(answer)
     assert [row.code for row in found] == [*(code for _, code in parts.values()), OK]
     assert [(row.partition, row.offset) for row in found if row.code == OK] == [(1, 0), (1, 25)]

@@ -54,7 +54,7 @@ class Descriptors(Clock):
 
     def __init__(self):
         super().__init__()
-        self.writers = set()
+        self.writers: set[Any] = set()
         self.addWriter, self.removeWriter = self.writers.add, self.writers.discard
         self.addReader = self.removeReader = lambda _: None
 

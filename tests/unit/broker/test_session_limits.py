@@ -66,25 +66,23 @@ def test_a_large_read_is_written_in_between(peer, monkeypatch):
     assert len(peer.answers()) == 20
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        pytest.param(put("safe", 0, b"x" * 60), [put("safe", 0, b"x" * 60)], id="wait for the disk"),
-        pytest.param(
-            put("safe", 0), [encode_get("t", "g", 0, 0, 1000, 1)] * 5, id="are held back by an earlier answer"
-        ),
-    ],
-)
-def test_bytes_are_bounded_that(peer, harness, monkeypatch, first, then):
+HELD = {
+    "wait for the disk": (put("safe", 0, b"x" * 60), put("safe", 0, b"x" * 60), 2),
+    "are held back by an earlier answer": (put("safe", 0), encode_get("t", "g", 0, 0, 1000, 1) * 5, 6),
+}
+
+
+@pytest.mark.parametrize(("first", "then", "answers"), HELD.values(), ids=HELD)
+def test_bytes_are_bounded_that(peer, harness, monkeypatch, first, then, answers):
     monkeypatch.setattr(session_module, "MAX_PENDING_BYTES", 400)
     peer.ask(put("t", 0, b"x" * 60))
     peer.send(first)
     assert peer.is_read
-    peer.send(b"".join(then))
+    peer.send(then)
     assert not peer.is_read
     harness.threads.run()
     assert peer.is_read
-    assert len(peer.answers()) == 1 + len(then)
+    assert len(peer.answers()) == answers
 
 
 @pytest.mark.parametrize("end", [b"foo\r\n", b"quit\r\n"], ids=["bad bytes", "quit"])

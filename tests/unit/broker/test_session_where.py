@@ -9,12 +9,12 @@ from metaq.broker import tuning
 from metaq.broker.requests.pull import Pull
 from metaq.broker.requests.selecting import Selection
 from metaq.protocol.frames import Frame
-from metaq.protocol.pulls import PullReply, decode_runs
-from metaq.protocol.record import encode_record, iter_headers
+from metaq.protocol.pulls import PullReply
+from metaq.protocol.record import encode_record
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_version
 from tests.properties import LISTED, body_with
-from tests.unit.broker.harness import Harness, filter_module, noted, overwrite, payload_of, pull, raw_batch
+from tests.unit.broker.harness import Harness, filter_module, given, noted, overwrite, pull, raw_batch
 from tests.unit.broker.test_slices import step
 
 SUCCESS, NOTHING = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND
@@ -33,15 +33,6 @@ def send(peer, several, topic="t"):
 
 def reply(frame):
     return PullReply.from_ext(frame.ext)
-
-
-def given(frame):
-    """(offset, payload) of what an answer has."""
-    return [
-        (offset + header.start, payload_of(data[header.start + 20 : header.end], header.flag))
-        for offset, data in decode_runs(frame.body, reply(frame).runs)
-        for header in iter_headers(data)
-    ]
 
 
 def answer(harness, peer, data=b"", most=1000):

@@ -70,13 +70,12 @@ ACQUIRED = {"group": "g", "member": "m", "maxRecords": 1, "maxBytes": 99, "lease
 FILTERS = {"tags": "compared with those of messages", "where": "an expression, or an error that names the character"}
 CHOICE = "one of a few words"
 KEYS = {"txKey": "as 1.x takes them"}
+REPEATS = {"repeats": "numbers of the parts"}
 SEARCHED = {"key": "compared with those of messages"}
 FRAMES = {
     RequestCode.SEND: Entry(SendRequest, T0, KEYS),
     RequestCode.SEND_BATCH: Entry(SendBatchRequest, T0 | {"count": 1}, KEYS),
-    RequestCode.SEND_MANY: Entry(
-        SendManyRequest, {"topics": "t", "parts": 1, "count": 1}, {"repeats": "numbers of the parts"}
-    ),
+    RequestCode.SEND_MANY: Entry(SendManyRequest, {"topics": "t", "parts": 1, "count": 1}, REPEATS),
     RequestCode.PULL: Entry(PullRequest, T0 | {"offset": 0, "maxBytes": 99, "group": "g"}, FILTERS),
     RequestCode.MIN_OFFSET: Entry(PartitionRequest, T0),
     RequestCode.MAX_OFFSET: Entry(PartitionRequest, T0),
@@ -84,9 +83,7 @@ FRAMES = {
     RequestCode.SEARCH_OFFSET_BY_COUNT: Entry(SearchByCountRequest, T0 | {"offset": 0, "count": 1}),
     RequestCode.MESSAGE_COUNTS: Entry(MessageCountsRequest, T0),
     RequestCode.VIEW_MESSAGE_BY_ID: Entry(ViewMessageRequest, T0 | {"msgId": 1}),
-    RequestCode.QUERY_MESSAGE: Entry(
-        QueryMessageRequest, T0 | {"key": "k"}, {"key": "compared with those of messages"}
-    ),
+    RequestCode.QUERY_MESSAGE: Entry(QueryMessageRequest, T0 | {"key": "k"}, SEARCHED),
     RequestCode.HEARTBEAT: Entry(None),
     RequestCode.STATS: Entry(StatsRequest, {}, {"item": "any word that is no item is an unknown topic"}),
     RequestCode.TRANSACTION: Entry(

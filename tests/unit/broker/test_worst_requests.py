@@ -235,16 +235,7 @@ def test_bytes_that_come_before_all_is_decoded_come_behind_it(name):
 @pytest.fixture
 def decoded_at_once(monkeypatch):
     """How many requests each call of the reader gave."""
-    found = []
-    receive = RequestReader.receive
-
-    def counted(reader, data):
-        requests = receive(reader, data)
-        found.append(len(requests))
-        return requests
-
-    monkeypatch.setattr(RequestReader, "receive", counted)
-    return found
+    return noted(monkeypatch, RequestReader, "receive", result=len)
 
 
 def test_others_have_their_turn_while_a_read_of_many_requests_is_served(peer, harness, decoded_at_once):
@@ -379,15 +370,7 @@ def test_sections_without_a_pattern_cost_nothing_for_a_topic_that_there_is_not(h
 
 def test_the_bodies_of_a_delayed_batch_are_taken_in_slices(peer, harness, monkeypatch):
     monkeypatch.setattr("metaq.broker.tuning.DELAYED_SLICE_RECORDS", 10)
-    taken = []
-    get = send_module._Bodies.__getitem__
-
-    def counted(found, which):
-        more = get(found, which)
-        taken.append(len(more))
-        return more
-
-    monkeypatch.setattr(send_module._Bodies, "__getitem__", counted)
+    taken = noted(monkeypatch, send_module._Bodies, "__getitem__", result=len)
     peer.send(raw_batch("t", 0, records_of([reserved(b"", {"metaq.delay": "3600000"})] * 25)))
     turns(harness)
     assert peer.frames()[0].code == ResponseCode.SUCCESS
