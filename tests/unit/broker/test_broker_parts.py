@@ -263,3 +263,9 @@ def test_topics_of_our_own_are_taken_without_a_section_and_have_one_partition(ha
 def test_other_names_of_that_kind_are_not_taken(harness, name):
     with pytest.raises(TopicNotAccepted):
         harness.broker.partitions.for_put(name, 0)
+
+
+def test_a_store_may_be_closed_twice(harness):
+    for _ in range(2):
+        harness.store.close()
+        assert harness.threads.run() == 0

@@ -3,7 +3,7 @@
 import errno
 import socket
 from typing import Any
-from unittest.mock import Mock, call
+from unittest import mock
 
 import pytest
 from twisted.internet.address import IPv4Address
@@ -62,7 +62,7 @@ class Descriptors(Clock):
 def connection(*room, broken=False):
     fake: Any = Socket(*room, broken=broken)
     made = FastConnection(fake, object(), ("127.0.0.1", 1), None, 0, Descriptors())
-    made.registerProducer(Mock(), True)
+    made.registerProducer(mock.Mock(), True)
     return made
 
 
@@ -107,9 +107,9 @@ def test_a_producer_is_paused_above_the_bound_and_goes_on_when_all_is_sent():
     made.write(bytes(FastConnection.bufferSize))
     assert made.producer.mock_calls == []
     made.write(b"x")
-    assert made.producer.mock_calls == [call.pauseProducing()]
+    assert made.producer.mock_calls == [mock.call.pauseProducing()]
     drain(made)
-    assert made.producer.mock_calls == [call.pauseProducing(), call.resumeProducing()]
+    assert made.producer.mock_calls == [mock.call.pauseProducing(), mock.call.resumeProducing()]
 
 
 def test_a_connection_that_became_a_stream_reads_its_messages():
