@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from metaq import ConsumerConfig, TopicPartition
 from metaq.client.connection import Endpoint
 from metaq.client.consumer.beginnings import Beginnings
 from metaq.client.consumer.core import ConsumerCore
@@ -14,9 +15,7 @@ from metaq.client.consumer.cursor import Ask
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition, committer_for
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
-from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.questions.partitions import max_offset
-from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.group_view import GroupSnapshot
 from metaq.coordination.offset_store import Offset
@@ -27,74 +26,59 @@ from tests.waiting import DEADLINE
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def run(*events):
-    """The states that a new member goes through."""
-    state, path = State.NEW, []
-    for event in events:
-        state, _ = next_state(state, event)
-        path.append(state.name)
-    return path
+@pytest.mark.parametrize(
+    ("events", "path"),
+    [
+        ("STARTED JOINED GAINS CLAIMED", "JOINING PLANNING CLAIMING STABLE"),
+        (
+            "STARTED JOINED SETTLED CHANGED LOSSES DRAINED RELEASED CLAIMED",
+            "JOINING PLANNING STABLE PLANNING DRAINING RELEASING CLAIMING STABLE",
+        ),
+    ],
+    ids=["the first of a group joins and claims", "one that hands over drains, commits and releases before it claims"],
+)
+def test_the_states_that_a_new_member_goes_through(events, path):
+    states = [State.NEW]
+    for event in events.split():
+        states.append(next_state(states[-1], Event[event])[0])
+    assert [state.name for state in states[1:]] == path.split()
 
 
-def test_the_first_member_of_a_group_joins_and_claims():
-    assert run(Event.STARTED, Event.JOINED, Event.GAINS, Event.CLAIMED) == ["JOINING", "PLANNING", "CLAIMING", "STABLE"]
+ALIVE = " ".join(each.name for each in State if each not in (State.LEAVING, State.LEFT))
 
 
-def test_a_member_that_must_hand_over_drains_commits_and_releases_before_it_claims():
-    path = run(
-        Event.STARTED,
-        Event.JOINED,
-        Event.SETTLED,
-        Event.CHANGED,
-        Event.LOSSES,
-        Event.DRAINED,
-        Event.RELEASED,
-        Event.CLAIMED,
-    )
-    assert path[3:] == ["PLANNING", "DRAINING", "RELEASING", "CLAIMING", "STABLE"]
-    assert next_state(State.DRAINING, Event.DRAINED)[1] == (Action.RELEASE,)
-
-
-@pytest.mark.parametrize("state", [State.PLANNING, State.RELEASING, State.CLAIMING])
-def test_a_failed_try_is_followed_by_a_pause_and_another(state):
-    later, actions = next_state(state, Event.FAILED)
-    assert (later, actions) == (State.PLAN_LATER, (Action.PAUSE,))
-    assert next_state(later, Event.PAUSE_OVER) == (State.PLANNING, (Action.PLAN,))
-
-
-@pytest.mark.parametrize("state", [State.PLANNING, State.DRAINING, State.RELEASING, State.CLAIMING])
-def test_a_change_during_a_try_is_remembered(state):
-    assert next_state(state, Event.CHANGED) == (state, (Action.NOTE_CHANGE,))
-
-
-@pytest.mark.parametrize("state", [State.STABLE, State.PLAN_LATER, State.JOIN_LATER, State.DRAINING])
-def test_a_member_that_nobody_polls_steps_out_from_wherever_it_rests_and_joins_again_with_the_next_poll(state):
-    assert next_state(state, Event.IDLE) == (State.STEPPING_OUT, (Action.STEP_OUT,))
-    assert next_state(State.STEPPING_OUT, Event.STEPPED_OUT) == (State.AWAY, ())
-    assert next_state(State.AWAY, Event.CHANGED) == (State.AWAY, ())
-    assert next_state(State.AWAY, Event.POLLED) == (State.JOINING, (Action.JOIN,))
+@pytest.mark.parametrize(
+    ("states", "event", "to", "action"),
+    [
+        ("PLANNING RELEASING CLAIMING", "FAILED", "PLAN_LATER", "PAUSE"),  # a failed try is followed by a pause …
+        ("PLAN_LATER", "PAUSE_OVER", "PLANNING", "PLAN"),  # … and another
+        ("PLANNING DRAINING RELEASING CLAIMING", "CHANGED", "", "NOTE_CHANGE"),
+        ("DRAINING", "DRAINED", "RELEASING", "RELEASE"),
+        # a member that nobody polls steps out from wherever it rests, and joins again with the next poll
+        ("STABLE PLAN_LATER JOIN_LATER DRAINING", "IDLE", "STEPPING_OUT", "STEP_OUT"),
+        ("STEPPING_OUT", "STEPPED_OUT", "AWAY", ""),
+        ("AWAY", "CHANGED", "AWAY", ""),
+        ("AWAY STEP_OUT_LATER", "POLLED", "JOINING", "JOIN"),
+        # stepping out is tried again until it succeeds or somebody polls
+        ("STEPPING_OUT", "FAILED", "STEP_OUT_LATER", "PAUSE"),
+        ("STEP_OUT_LATER", "PAUSE_OVER", "STEPPING_OUT", "STEP_OUT"),
+        (ALIVE, "CLOSE", "LEAVING", "LEAVE"),  # closing is possible at any time
+        # a lost session means joining again
+        ("CLAIMING", "SESSION_LOST", "DISCONNECTED", "ABANDON"),
+        ("DISCONNECTED", "CHANGED", "JOINING", "JOIN"),
+    ],
+)
+def test_what_follows_an_event(states, event, to, action):
+    """`to` is left out where the state stays."""
+    for state in states.split():
+        expected = State[to or state], (Action[action],) if action else ()
+        assert next_state(State[state], Event[event]) == expected, state
 
 
 @pytest.mark.parametrize("state", list(State))
 @pytest.mark.parametrize("event", [Event.IDLE, Event.POLLED])
 def test_that_nobody_polls_or_somebody_does_can_be_heard_of_at_any_time(state, event):
     next_state(state, event)
-
-
-def test_stepping_out_is_tried_again_until_it_succeeds_or_somebody_polls():
-    assert next_state(State.STEPPING_OUT, Event.FAILED) == (State.STEP_OUT_LATER, (Action.PAUSE,))
-    assert next_state(State.STEP_OUT_LATER, Event.PAUSE_OVER) == (State.STEPPING_OUT, (Action.STEP_OUT,))
-    assert next_state(State.STEP_OUT_LATER, Event.POLLED) == (State.JOINING, (Action.JOIN,))
-
-
-@pytest.mark.parametrize("state", [each for each in State if each not in (State.LEAVING, State.LEFT)])
-def test_closing_is_possible_at_any_time(state):
-    assert next_state(state, Event.CLOSE) == (State.LEAVING, (Action.LEAVE,))
-
-
-def test_a_lost_session_means_joining_again():
-    assert next_state(State.CLAIMING, Event.SESSION_LOST) == (State.DISCONNECTED, (Action.ABANDON,))
-    assert next_state(State.DISCONNECTED, Event.CHANGED) == (State.JOINING, (Action.JOIN,))
 
 
 def test_a_pair_that_cannot_happen_raises():
@@ -113,56 +97,53 @@ def test_no_state_but_the_last_is_a_dead_end():
 
 # --- a member, with its group in memory -------------------------------------------------------------------------------
 
+AWAY = CoordinationUnavailable("no answer")
+
 
 class MemoryMembership:
     """What coordination.group.GroupMembership promises, for one member; others are names in `members`."""
 
-    def __init__(self, *partitions):
-        self.group, self.consumer_id = "g", "g_me"
-        self.session_id = 1
-        self.last_session_id = 1
-        self.is_connected = True
-        self.session_timeout, self.set_backs, self.connections, self.seen_zxid = 10.0, 0, 1, 0
-        self.members = ["g_me"]
-        self.partitions = list(partitions)
-        self.owners = {}
+    group, consumer_id, session_timeout, seen_zxid = "g", "g_me", 10.0, 0
+
+    def __init__(self, partitions):
+        self.session_id = self.last_session_id = self.connections = 1
+        self.is_connected, self.set_backs = True, 0
+        self.members, self.partitions = ["g_me"], list(partitions)
         self.brokers: dict[int, BrokerNodes] = {}
-        self.failures = []
-        self.claim_failures = []
-        self.release_failures = []
-        self.lost_answers = []  # of step_out: the server has done it
+        self.owners: dict[str, str] = {}
+        self.held: set[tuple[str, str]] = set()
+        self.failures: list[Exception] = []
+        self.claim_failures: list[Exception] = []
+        self.release_failures: list[Exception] = []
+        self.lost_answers: list[Exception] = []  # of step_out: the server has done it
         self.when_free = lambda: None  # others claim now
-        self.held = set()
-        self.left = False
-        self.out = False
+        self.left = self.out = False
 
     @property
     def connection(self):
         return self.connections if self.is_connected else None
 
-    def _fail(self):
-        if self.failures:
-            raise self.failures.pop(0)
+    def _fail(self, failures=None):
+        if failures := self.failures if failures is None else failures:
+            raise failures.pop(0)
+
+    def _give_up(self):
+        self.owners = {name: owner for name, owner in self.owners.items() if owner != "g_me"}
 
     def join(self):
         self._fail()
 
     def leave(self):
         self.left = True
-        self.owners = {name: owner for name, owner in self.owners.items() if owner != "g_me"}
+        self._give_up()
 
     def step_out(self):
-        if self.lost_answers:
-            self._leave_group()
-            raise self.lost_answers.pop(0)
-        if self.release_failures:
-            raise self.release_failures.pop(0)
-        self._leave_group()
-
-    def _leave_group(self):
+        if not self.lost_answers:
+            self._fail(self.release_failures)
         self.out = True
         self.when_free()
-        self.owners = {name: owner for name, owner in self.owners.items() if owner != "g_me"}
+        self._give_up()
+        self._fail(self.lost_answers)
 
     def rejoin(self):
         self._fail()
@@ -178,13 +159,11 @@ class MemoryMembership:
         granted = {each for each in wanted if self.owners.get(each[1], "g_me") == "g_me"}
         self.owners.update({name: "g_me" for _, name in granted})
         self.held |= granted
-        if self.claim_failures:
-            raise self.claim_failures.pop(0)  # the server has done it, and its answer is lost
+        self._fail(self.claim_failures)  # the server has done it, and its answer is lost
         return granted
 
     def release_many(self, given):
-        if self.release_failures:
-            raise self.release_failures.pop(0)
+        self._fail(self.release_failures)
         given = set(given)
         for _, name in given:
             if self.owners.get(name) == "g_me":
@@ -200,11 +179,12 @@ class MemoryMembership:
 
 class MemoryStore:
     def __init__(self):
-        self.offsets = {}
+        self.offsets: dict[tuple[str, str], Offset] = {}
         self.is_elsewhere = False
-        self.written_later = set()  # since the session of those that lost theirs
-        self.failures = []
-        self.log = []
+        self.written_later: set[tuple[str, str]] = set()  # since the session of those that lost theirs
+        self.failures: list[Exception] = []
+        self.log: list[tuple[int, dict]] = []
+        self.before_commit = lambda: None
 
     def load_many(self, group, names):
         return [self.offsets.get(name) for name in names]
@@ -213,37 +193,37 @@ class MemoryStore:
         return [self.is_elsewhere or (name in self.written_later and zxid < 1 << 62) for name in names]
 
     def commit(self, group, offsets, fence):
+        self.before_commit()
         if self.failures:
             raise self.failures.pop(0)
         self.log.append((fence, dict(offsets)))
         self.offsets.update(offsets)
 
 
-FROM_THE_BEGINNING = StartPosition(0)
-CONFIG = ConsumerConfig()
-
-
-def told(notice):
-    """The user's callback has returned for all of it."""
-    notice.done(notice.partitions)
+FROM_THE_BEGINNING, ALWAYS_LATEST = StartPosition(0), StartPosition(max_offset, resume=False)
+LATEST = StartPosition(lambda connection, partition: 40)
 
 
 class World:
-    """One member whose events the test feeds; nothing runs by itself."""
+    """One member whose events the test feeds; nothing runs by itself.
 
-    def __init__(self, *partitions, wants_notice=False, start=FROM_THE_BEGINNING, config=CONFIG):
+    stored: offsets by partition, at the beginning. group: what the membership has otherwise.
+    """
+
+    def __init__(self, *partitions, wants_notice=False, start=FROM_THE_BEGINNING, config=None, stored=(), **group):
         self.now = 0.0
-        self.membership = MemoryMembership(*partitions)
+        self.membership = MemoryMembership(partitions)
+        vars(self.membership).update(group)
         self.store = MemoryStore()
+        self.put(dict(stored))
         membership, store = cast(Any, self.membership), cast(Any, self.store)
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.opened: list[tuple[str, Any]] = []
         self.asked_last: dict[str, Any] = {}
-        self.woken = 0
         self.idle = False
-        self.core = ConsumerCore("g", config)
+        self.core = ConsumerCore("g", config or ConsumerConfig())
         fetcher: Any = SimpleNamespace(
-            serve_soon=lambda: None, wake=self.wake, brokers_are=lambda masters, others: None
+            serve_soon=lambda: None, wake=lambda: None, brokers_are=lambda masters, others: None
         )
         timers: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append((seconds, action)))
         self.looks: list[dict[str, list[str]]] = []  # the partitions that each plan knew
@@ -251,14 +231,7 @@ class World:
         view: Any = SimpleNamespace(set_ids=lambda: self.sets)
         self.committer = OffsetCommitter(store, "g", lambda: membership.connection)
         self.member = GroupMember(
-            membership,
-            self.committer,
-            self.core,
-            fetcher,
-            timers,
-            view,
-            lambda: self.idle,
-            lambda: self.now,
+            membership, self.committer, self.core, fetcher, timers, view, lambda: self.idle, lambda: self.now
         )
         self.member._start = start
         missing_topics: Any = SimpleNamespace(
@@ -275,28 +248,26 @@ class World:
 
         patched.claim = noted
 
-    def wake(self):
-        self.woken += 1
+    def put(self, offsets):
+        """The store has these, by partition."""
+        self.store.offsets.update({("t", name): offset for name, offset in offsets.items()})
 
-    def requests(self, now=0.0):
+    def stored(self, name="0-0"):
+        return self.store.offsets.get(("t", name))
+
+    def requests(self):
         """What is asked now; also by partition in `asked_last`."""
         owned = self.core.owned.values()
-        found = [request for cursor in owned if (request := cursor.next_request(now)) is not None]
+        found = [request for cursor in owned if (request := cursor.next_request(self.now)) is not None]
         self.asked_last = {str(each.cursor.partition): each for each in found}
         return found
+
+    def asks(self):
+        return [(each.ask, each.offset) for each in self.requests()]
 
     def record(self, requests):
         """As Beginnings does."""
         self.core.recorded(self.committer.record(requests))
-
-    def beginnings(self):
-        fetcher: Any = SimpleNamespace(go_on=lambda requests, pause=0.0: None)
-        return Beginnings(self.committer, self.core, fetcher, self.member._timers, lambda: self.now)
-
-    def run_timers(self):
-        timers, self.timers[:] = list(self.timers), []
-        for _, action in timers:
-            action()
 
     def asked(self):
         """The partitions that may need a request."""
@@ -322,59 +293,88 @@ class World:
         while not self.member._events.empty():
             self.member.take(self.member._events.get())
 
-    def state(self) -> State:
-        return self.member.state
+    def changes(self, **group):
+        """The membership is so now, and the member hears of it."""
+        vars(self.membership).update(group)
+        self.member.take(Event.CHANGED)
+        self.queued()
 
-    def owned(self):
-        return [str(partition) for partition in sorted(self.core.owned)]
+    def steps_out(self):
+        self.member.step_out()
+        self.queued()
+
+    def polls(self):
+        self.idle = False
+        self.member.come_back()
+        self.queued()
+
+    def lets_go(self):
+        """The user's callback has returned for what was revoked first."""
+        while (notice := self.core.notices.waiting.popleft()).assigned:
+            pass
+        notice.done(notice.partitions)
+        self.queued()
+
+    def waits(self):
+        """The last pause is over; how long it was."""
+        seconds, action = self.timers.pop()
+        self.now += seconds
+        action()
+        self.queued()
+        return seconds
+
+    def stands(self):
+        return self.member.state, [str(partition) for partition in sorted(self.core.owned)]
 
     def consume(self, name, offset, identity=5):
         self.cursor(name).handed_out(offset, identity)
         self.cursor(name).acknowledge()
 
+    def commit(self, name=None, offset=0):
+        """Regularly; `name`: after that has been consumed."""
+        if name:
+            self.consume(name, offset)
+        return self.committer.commit(self.core.owned.values())
+
+    def session_ends_in_a_commit(self):
+        self.store.failures = [SessionLost("over")]
+        self.store.before_commit = lambda: vars(self.membership).update(session_id=0)
+
+
+BOTH, TWO = ["g_me", "g_other"], ("0-0", "0-1")
+
 
 def test_a_lone_member_owns_everything_from_the_start_offset():
-    world = World("0-0", "0-1").start()
-    assert world.state() is State.STABLE
-    assert world.owned() == ["0-0", "0-1"]
-    assert world.opened == [("0-0", 0), ("0-1", 0)]
+    world = World(*TWO).start()
+    assert (world.stands(), world.opened) == ((State.STABLE, ["0-0", "0-1"]), [("0-0", 0), ("0-1", 0)])
 
 
 def test_a_stored_offset_wins_over_the_start():
-    world = World("0-0")
-    world.store.offsets["t", "0-0"] = Offset(9, 555)
-    world.start()
+    world = World("0-0", stored={"0-0": Offset(9, 555)}).start()
     assert world.opened == [("0-0", 555)]
     assert world.cursor("0-0").last_id == 9  # what a commit of a stretch without messages writes
-    assert world.committer.commit(world.core.owned.values()) == 0  # nothing changed yet
+    assert world.commit() == 0  # nothing changed yet
 
 
 def test_each_plan_looks_for_missing_topics():
     world = World().start()
-    world.membership.partitions = ["0-0"]
-    world.member.take(Event.CHANGED)
+    world.changes(partitions=["0-0"])
     assert world.looks == [{"t": []}, {"t": ["0-0"]}]
 
 
 def test_when_another_joins_its_share_is_committed_and_then_released():
-    world = World("0-0", "0-1").start()
+    world = World(*TWO).start()
     world.consume("0-1", 77)
-    world.membership.members = ["g_me", "g_other"]
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.STABLE
-    assert world.owned() == ["0-0"]
-    assert world.membership.owners == {"0-0": "g_me"}
+    world.changes(members=BOTH)
+    assert (world.stands(), world.membership.owners) == ((State.STABLE, ["0-0"]), {"0-0": "g_me"})
     assert world.store.log == [(1, {("t", "0-1"): Offset(5, 77)})]
-
-
-LATEST = StartPosition(lambda connection, partition: 40)
 
 
 def test_where_a_partition_begins_is_committed_before_the_user_hears_of_it_and_before_it_is_read():
     """A later member begins there, too: "latest" is another place by then."""
-    world = World("0-0", "0-1", start=LATEST).join()
+    world = World(*TWO, start=LATEST).join()
     assert [each.ask for each in world.requests()] == [Ask.BEGIN, Ask.BEGIN]
-    for name in ("0-0", "0-1"):
+    for name in TWO:
         world.core.found(world.asked_last[name], 40, 0.0)
     records = world.requests()
     assert [(each.ask, each.offset) for each in records] == [(Ask.RECORD, 40), (Ask.RECORD, 40)]
@@ -382,54 +382,52 @@ def test_where_a_partition_begins_is_committed_before_the_user_hears_of_it_and_b
     world.record(records)
     assert world.store.log == [(1, {("t", "0-0"): Offset(-1, 40), ("t", "0-1"): Offset(-1, 40)})]  # one write
     assert [str(each) for each in world.core.notices.waiting.popleft().partitions] == ["0-0", "0-1"]
-    assert [(each.ask, each.offset) for each in world.requests()] == [(Ask.PULL, 40), (Ask.PULL, 40)]
-    assert world.committer.commit(world.core.owned.values()) == 0
+    assert (world.asks(), world.commit()) == ([(Ask.PULL, 40), (Ask.PULL, 40)], 0)
 
 
-@pytest.mark.parametrize(("start", "begin"), [(StartPosition(0), 0), (StartPosition(700), 700)])
-def test_a_known_beginning_is_committed_too(start, begin):
-    world = World("0-0", start=start).join()
-    (request,) = world.requests()
-    assert (request.ask, request.offset) == (Ask.RECORD, begin)
+@pytest.mark.parametrize("begin", [0, 700])
+def test_a_known_beginning_is_committed_too(begin):
+    assert World("0-0", start=StartPosition(begin)).join().asks() == [(Ask.RECORD, begin)]
 
 
 def test_what_is_committed_needs_no_beginning_and_always_latest_has_none():
-    world = World("0-0")
-    world.store.offsets["t", "0-0"] = Offset(9, 555)
-    assert [each.ask for each in world.join().requests()] == [Ask.PULL]
-    always = World("0-0", start=StartPosition(max_offset, resume=False)).join()
+    assert World("0-0", stored={"0-0": Offset(9, 555)}).join().asks() == [(Ask.PULL, 555)]
+    always = World("0-0", start=ALWAYS_LATEST).join()
     (begin,) = always.requests()
     always.core.found(begin, 40, 0.0)
-    assert [each.ask for each in always.requests()] == [Ask.PULL]
+    assert always.asks() == [(Ask.PULL, 40)]
 
 
-@pytest.mark.parametrize("error", [CoordinationUnavailable("no answer"), ValueError("a user's store")])
+@pytest.mark.parametrize("error", [AWAY, ValueError("a user's store")])
 def test_a_beginning_that_cannot_be_committed_is_tried_again_and_nothing_is_read_meanwhile(error, caplog):
-    world = World("0-0", "0-1").join()
+    world = World(*TWO).join()
     world.store.failures = [error, error]
-    beginnings = world.beginnings()
-    for _ in range(2):
-        for request in world.requests(now=world.now):
+    fetcher: Any = SimpleNamespace(go_on=lambda requests, pause=0.0: None)
+    beginnings = Beginnings(world.committer, world.core, fetcher, world.member._timers, lambda: world.now)
+
+    def put():
+        for request in world.requests():
             assert request.ask is Ask.RECORD
             beginnings.put(request)
-        world.run_timers()
-        assert world.requests(now=world.now) == []
+        timers, world.timers[:] = list(world.timers), []
+        for _, action in timers:
+            action()
+
+    for _ in range(2):
+        put()
+        assert world.requests() == []
         assert not world.core.notices.waiting
         world.now += 60.0
     assert caplog.text.count("cannot be read before") == 1
-    for request in world.requests(now=world.now):
-        beginnings.put(request)
-    world.run_timers()
-    assert len(world.store.log) == 1
-    assert [each.ask for each in world.requests(now=world.now)] == [Ask.PULL, Ask.PULL]
+    put()
+    assert (len(world.store.log), world.asks()) == (1, [(Ask.PULL, 0), (Ask.PULL, 0)])
 
 
 def test_a_beginning_is_not_committed_any_more_once_another_member_shall_get_the_partition():
     """It would replace that member's own."""
-    world = World("0-0", "0-1", wants_notice=True).join()
+    world = World(*TWO, wants_notice=True).join()
     records = world.requests()
-    world.membership.members = ["g_me", "g_other"]
-    world.member.take(Event.CHANGED)
+    world.changes(members=BOTH)
     world.record(records)
     assert world.store.log == [(1, {("t", "0-0"): Offset(-1, 0)})]
     heard_of = [(each.assigned, [str(one) for one in each.partitions]) for each in world.core.notices.waiting]
@@ -437,7 +435,7 @@ def test_a_beginning_is_not_committed_any_more_once_another_member_shall_get_the
 
 
 def test_a_partition_that_is_kept_after_all_commits_its_beginning_then():
-    world = World("0-0", "0-1").join()
+    world = World(*TWO).join()
     records = world.requests()
     cursor = world.cursor("0-1")
     cursor.revoke()
@@ -455,79 +453,55 @@ def test_a_seek_before_the_beginning_was_committed_is_committed_instead():
     (record,) = world.requests()
     assert (record.ask, record.offset) == (Ask.RECORD, 8)
     world.record([record])
-    assert world.store.offsets == {("t", "0-0"): Offset(-1, 8)}
-    assert [(each.ask, each.offset) for each in world.requests()] == [(Ask.PULL, 8)]
+    assert (world.store.offsets, world.asks()) == ({("t", "0-0"): Offset(-1, 8)}, [(Ask.PULL, 8)])
 
 
 def test_messages_in_the_users_hands_are_waited_for_before_the_release():
-    world = World("0-0", "0-1").start()
+    world = World(*TWO).start()
     state = world.cursor("0-1")
     state.handed_out(99, 5)
-    world.membership.members = ["g_me", "g_other"]
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.DRAINING
-    assert state.revoking
+    world.changes(members=BOTH)
+    assert (world.stands()[0], state.revoking) == (State.DRAINING, True)
     assert world.membership.owners == {"0-0": "g_me", "0-1": "g_me"}
     state.acknowledge()  # the next poll() does so …
-    assigned, revoked = world.core.notices.waiting.popleft(), world.core.notices.waiting.popleft()
-    assert (assigned.assigned, revoked.assigned) == (True, False)
-    told(revoked)  # … and lets go
-    world.queued()
-    assert world.state() is State.STABLE
-    assert world.membership.owners == {"0-0": "g_me"}
-    assert world.store.offsets["t", "0-1"] == Offset(5, 99)
-    assert not state.active
+    assert [each.assigned for each in world.core.notices.waiting] == [True, False]
+    world.lets_go()  # … and lets go
+    assert (world.stands()[0], world.membership.owners) == (State.STABLE, {"0-0": "g_me"})
+    assert (world.stored("0-1"), state.active) == (Offset(5, 99), False)
 
 
 def test_a_user_who_does_not_poll_loses_the_partition_after_the_wait():
-    world = World("0-0", "0-1", wants_notice=True).start()
-    world.membership.members = ["g_me", "g_other"]
-    world.member.take(Event.CHANGED)
-    (seconds, expire) = world.timers[-1]
-    assert seconds == ConsumerConfig().revoke_wait_seconds
-    expire()
-    world.queued()
-    assert world.owned() == ["0-0"]
-    world.core.notices.waiting.popleft()
-    told(world.core.notices.waiting.popleft())  # too late: nothing happens
-    world.queued()
-    assert world.state() is State.STABLE
+    world = World(*TWO, wants_notice=True).start()
+    world.changes(members=BOTH)
+    assert world.waits() == ConsumerConfig().revoke_wait_seconds
+    assert world.stands() == (State.STABLE, ["0-0"])
+    world.lets_go()  # too late: nothing happens
+    assert world.stands() == (State.STABLE, ["0-0"])
 
 
 def test_a_partition_still_held_by_another_is_claimed_when_it_is_free(caplog):
-    world = World("0-0", "0-1")
-    world.membership.owners = {"0-1": "g_slow"}
-    world.start()
-    assert world.state() is State.PLAN_LATER
-    assert world.owned() == ["0-0"]  # what could be claimed is used meanwhile
+    world = World(*TWO, owners={"0-1": "g_slow"}).start()
+    assert world.stands() == (State.PLAN_LATER, ["0-0"])  # what could be claimed is used meanwhile
     del world.membership.owners["0-1"]
     world.member.changed()  # as the membership tells
     world.queued()
     assert caplog.text == ""  # nothing was wrong
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    assert world.stands() == (State.STABLE, ["0-0", "0-1"])
     assert world.opened == [("0-0", 0), ("0-1", 0)]  # the first was not opened twice
 
 
 def test_a_partition_that_another_keeps_is_asked_for_again_and_its_holder_named_once(caplog):
-    world = World("0-0", "0-1")
-    world.membership.owners = {"0-1": "g_slow"}
-    world.start()
+    world = World(*TWO, owners={"0-1": "g_slow"}).start()
     for _ in range(3):
-        (pause, again) = world.timers[-1]
-        world.now += pause
-        again()
-        world.queued()
+        world.waits()
     assert caplog.text.count("0-1 is held by g_slow") == 1
     del world.membership.owners["0-1"]
-    world.timers[-1][1]()
-    world.queued()
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    world.waits()
+    assert world.stands() == (State.STABLE, ["0-0", "0-1"])
 
 
 def test_a_pause_that_a_change_has_ended_does_not_end_a_later_one():
-    world = World("0-0", "0-1")
-    world.membership.owners = {"0-1": "g_slow"}
-    world.start()
+    world = World(*TWO, owners={"0-1": "g_slow"}).start()
     (_, first) = world.timers[-1]
     world.member.changed()
     world.queued()
@@ -536,118 +510,91 @@ def test_a_pause_that_a_change_has_ended_does_not_end_a_later_one():
 
 
 def test_a_partition_freed_while_others_are_drained_is_claimed_at_once():
-    world = World("0-0", "0-1", wants_notice=True).start()
-    world.membership.members = ["g_a", "g_me"]  # 0-1 stays, 0-0 goes …
-    world.membership.partitions = ["0-0", "0-1", "0-2", "0-3"]  # … and 0-2, 0-3 are wanted instead of 0-0, 0-1
+    world = World(*TWO, wants_notice=True).start()
     world.membership.owners |= {"0-2": "g_slow", "0-3": "g_slow"}
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.DRAINING
-    world.membership.owners = {name: owner for name, owner in world.membership.owners.items() if owner == "g_me"}
-    world.member.take(Event.CHANGED)  # both are free now
+    # 0-1 stays, 0-0 goes, and 0-2, 0-3 are wanted instead of 0-0, 0-1
+    world.changes(members=["g_a", "g_me"], partitions=["0-0", "0-1", "0-2", "0-3"])
+    assert world.stands()[0] is State.DRAINING
+    world.changes(owners={"0-0": "g_me", "0-1": "g_me"})  # both are free now
     real, tries = world.membership.claim_many, []
 
     def claim_many(wanted):
         tries.append(wanted)
         return set() if len(tries) == 1 else real(wanted)  # what it looked at was older
 
-    world.membership.claim_many = claim_many
-    world.core.notices.waiting.popleft()
-    told(world.core.notices.waiting.popleft())
-    world.queued()
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-2", "0-3"])
+    cast(Any, world.membership).claim_many = claim_many
+    world.lets_go()
+    assert world.stands() == (State.STABLE, ["0-2", "0-3"])
 
 
 def test_what_was_claimed_without_hearing_so_and_is_not_wanted_any_more_is_given_back():
     """As when the member was frozen in the middle of its claim, and the group went on without it."""
     world = World("0-0").start()
-    world.membership.partitions = ["0-0", "0-1"]
-    world.membership.claim_failures = [CoordinationUnavailable("no answer")]
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.PLAN_LATER
+    world.changes(partitions=["0-0", "0-1"], claim_failures=[AWAY])
+    assert world.stands()[0] is State.PLAN_LATER
     assert world.membership.owners == {"0-0": "g_me", "0-1": "g_me"}
-    world.membership.members = ["g_me", "g_z"]
-    world.member.take(Event.CHANGED)
-    world.queued()
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-0"])
-    assert world.membership.owners == {"0-0": "g_me"}
+    world.changes(members=["g_me", "g_z"])
+    assert (world.stands(), world.membership.owners) == ((State.STABLE, ["0-0"]), {"0-0": "g_me"})
 
 
 def test_what_may_have_been_given_up_is_claimed_anew_before_it_goes_on():
     """A release whose answer was lost: another member may have the partition by now."""
-    world = World("0-0", "0-1").start()
-    before = world.core.owned[TopicPartition("t", 0, 1)]
-    world.membership.members = ["g_me", "g_z"]
-    world.membership.release_failures = [CoordinationUnavailable("no answer")]
-    world.member.take(Event.CHANGED)
-    assert (world.state(), world.owned()) == (State.PLAN_LATER, ["0-0"])
-    assert not before.active
-    world.membership.members = ["g_me"]
+    world = World(*TWO).start()
+    before = world.cursor("0-1")
+    world.changes(members=["g_me", "g_z"], release_failures=[AWAY])
+    assert (world.stands(), before.active) == ((State.PLAN_LATER, ["0-0"]), False)
     world.membership.owners["0-1"] = "g_z"  # it had been done, and it was quick
-    world.member.take(Event.CHANGED)
-    assert world.owned() == ["0-0"]
+    world.changes(members=["g_me"])
+    assert world.stands()[1] == ["0-0"]
     del world.membership.owners["0-1"]
-    world.member.take(Event.CHANGED)
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    world.changes()
+    assert world.stands() == (State.STABLE, ["0-0", "0-1"])
 
 
 def test_nothing_is_logged_of_tries_that_fail_while_it_closes(caplog):
     world = World("0-0").start()
-    world.membership.failures = [CoordinationUnavailable("closing")]
     world.member._closing = True
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.PLAN_LATER
-    assert caplog.text == ""
+    world.changes(failures=[AWAY])
+    assert (world.stands()[0], caplog.text) == (State.PLAN_LATER, "")
 
 
 def test_it_tries_for_ever_and_keeps_what_it_owns():
     world = World("0-0").start()
-    world.membership.failures = [CoordinationUnavailable("no answer") for _ in range(50)]
-    world.member.take(Event.CHANGED)
-    pauses = []
+    world.changes(failures=[AWAY] * 50)
     for _ in range(50):
-        assert world.state() is State.PLAN_LATER
-        assert world.owned() == ["0-0"]
-        seconds, again = world.timers.pop()
-        pauses.append(seconds)
-        again()
-        world.queued()
-    assert world.state() is State.STABLE
-    assert max(pauses) <= ConsumerConfig().rebalance_max_seconds
+        assert world.stands() == (State.PLAN_LATER, ["0-0"])
+        assert world.waits() <= ConsumerConfig().rebalance_max_seconds
+    assert world.stands()[0] is State.STABLE
 
 
 def test_a_failed_registration_is_repeated():
-    world = World("0-0")
-    world.membership.failures = [CoordinationUnavailable("no answer")]
-    world.start()
-    assert world.state() is State.JOIN_LATER
-    world.timers.pop()[1]()
-    world.queued()
-    assert world.state() is State.STABLE
+    world = World("0-0", failures=[AWAY]).start()
+    assert world.stands()[0] is State.JOIN_LATER
+    world.waits()
+    assert world.stands()[0] is State.STABLE
+
+
+def cannot_commit():
+    """A world that is to give 0-1 up, of which 77 is consumed, and could not commit that."""
+    world = World(*TWO).start()
+    world.consume("0-1", 77)
+    world.store.failures = [AWAY]
+    world.changes(members=BOTH)
+    return world
 
 
 def test_a_failed_commit_keeps_the_partition_until_it_succeeds():
-    world = World("0-0", "0-1").start()
-    world.consume("0-1", 77)
-    world.store.failures = [CoordinationUnavailable("no answer")]
-    world.membership.members = ["g_me", "g_other"]
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.PLAN_LATER
+    world = cannot_commit()
+    assert world.stands()[0] is State.PLAN_LATER
     assert world.membership.owners == {"0-0": "g_me", "0-1": "g_me"}
-    world.timers.pop()[1]()
-    world.queued()
-    assert world.owned() == ["0-0"]
-    assert world.store.offsets["t", "0-1"] == Offset(5, 77)
+    world.waits()
+    assert (world.stands()[1], world.stored("0-1")) == (["0-0"], Offset(5, 77))
 
 
 def test_a_partition_that_need_not_be_handed_over_after_all_goes_on():
-    world = World("0-0", "0-1").start()
-    world.consume("0-1", 77)
-    world.store.failures = [CoordinationUnavailable("no answer")]
-    world.membership.members = ["g_me", "g_other"]
-    world.member.take(Event.CHANGED)
-    world.membership.members = ["g_me"]
-    world.member.take(Event.CHANGED)
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    world = cannot_commit()
+    world.changes(members=["g_me"])
+    assert world.stands() == (State.STABLE, ["0-0", "0-1"])
     kept = world.cursor("0-1")
     assert (kept.moves, kept.position, kept.revoking) == (1, 77, False)
     assert "0-1" in world.asked()
@@ -655,15 +602,12 @@ def test_a_partition_that_need_not_be_handed_over_after_all_goes_on():
 
 def test_a_partition_kept_before_its_first_position_is_known_does_not_begin_at_0():
     """start="latest" asks the broker; until it answers the position is 0 and means nothing."""
-    world = World("0-0", "0-1", start=StartPosition(max_offset)).start()
+    world = World(*TWO, start=StartPosition(max_offset)).start()
     world.asked()
-    world.membership.release_failures = [CoordinationUnavailable("no answer")]
-    world.membership.members = ["g_me", "g_other"]
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.PLAN_LATER
-    world.membership.members = ["g_me"]
-    world.member.take(Event.CHANGED)
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    world.changes(members=BOTH, release_failures=[AWAY])
+    assert world.stands()[0] is State.PLAN_LATER
+    world.changes(members=["g_me"])
+    assert world.stands() == (State.STABLE, ["0-0", "0-1"])
     kept = world.cursor("0-1")
     assert (kept.moves, kept.opened, kept.revoking) == (0, False, False)
     assert "0-1" in world.asked()  # for where it begins
@@ -672,44 +616,40 @@ def test_a_partition_kept_before_its_first_position_is_known_does_not_begin_at_0
 # --- nobody polls -----------------------------------------------------------------------------------------------------
 
 
-def idle(*partitions):
+def idle(*partitions, consumed=0):
+    """A world whose user is away; `consumed`: of 0-0, and not committed."""
     world = World(*partitions).start()
     world.idle = True
+    if consumed:
+        world.consume("0-0", consumed)
     return world
 
 
 def test_a_member_that_nobody_polls_commits_gives_everything_up_and_leaves_the_group():
-    world = idle("0-0", "0-1")
-    world.consume("0-1", 77)
+    world = idle(*TWO, consumed=77)
     states = list(world.core.owned.values())
     world.member.step_out()
     assert world.member.stepped_out
     world.queued()
-    assert (world.state(), world.owned(), world.membership.owners) == (State.AWAY, [], {})
-    assert world.membership.out
-    assert not world.membership.left
-    assert world.store.log == [(1, {("t", "0-1"): Offset(5, 77)})]
+    assert (world.stands(), world.membership.owners) == ((State.AWAY, []), {})
+    assert (world.membership.out, world.membership.left) == (True, False)
+    assert world.store.log == [(1, {("t", "0-0"): Offset(5, 77)})]
     assert not any(state.active for state in states)
-    assigned, revoked = world.core.notices.waiting.popleft(), world.core.notices.waiting.popleft()
+    assigned, revoked = world.core.notices.waiting
     assert (assigned.assigned, revoked.assigned) == (True, False)
     assert [str(each) for each in revoked.partitions] == ["0-0", "0-1"]  # heard of with the next poll
     world.member.changed()
     world.queued()
-    assert world.state() is State.AWAY
+    assert world.stands()[0] is State.AWAY
 
 
 def test_it_takes_part_again_with_the_next_poll_from_what_is_committed_by_then():
-    world = idle("0-0", "0-1")
-    world.member.step_out()
-    world.queued()
-    world.store.offsets["t", "0-0"] = Offset(9, 555)  # the other member's
-    world.idle = False
-    world.member.come_back()
-    world.queued()
-    assert not world.member.stepped_out
-    assert not world.membership.out
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
-    assert world.opened[2:] == [("0-0", 555), ("0-1", 0)]
+    world = idle(*TWO)
+    world.steps_out()
+    world.put({"0-0": Offset(9, 555)})  # the other member's
+    world.polls()
+    assert (world.member.stepped_out, world.membership.out) == (False, False)
+    assert (world.stands(), world.opened[2:]) == ((State.STABLE, ["0-0", "0-1"]), [("0-0", 555), ("0-1", 0)])
 
 
 def test_a_poll_that_comes_before_it_has_stepped_out_keeps_everything():
@@ -717,7 +657,7 @@ def test_a_poll_that_comes_before_it_has_stepped_out_keeps_everything():
     world.member.step_out()
     world.idle = False
     world.queued()
-    assert (world.state(), world.owned(), world.member.stepped_out) == (State.STABLE, ["0-0"], False)
+    assert (world.stands(), world.member.stepped_out) == ((State.STABLE, ["0-0"]), False)
     assert not world.membership.out
 
 
@@ -726,121 +666,86 @@ def test_a_poll_that_was_heard_of_before_the_idle_time_that_it_ended_leaves_no_m
     world.member.step_out()
     world.member.come_back()  # and then nobody polls again for so long that it steps out when it gets to it
     world.queued()
-    world.member.step_out()
-    world.queued()
-    assert (world.state(), world.member.stepped_out) == (State.AWAY, True)
-    world.idle = False
-    world.member.come_back()
-    world.queued()
-    assert (world.state(), world.member.stepped_out) == (State.STABLE, False)
+    world.steps_out()
+    assert (world.stands()[0], world.member.stepped_out) == (State.AWAY, True)
+    world.polls()
+    assert (world.stands()[0], world.member.stepped_out) == (State.STABLE, False)
 
 
 def test_coming_back_that_an_exception_interrupts_is_made_good_by_the_next_poll():
     world = idle("0-0")
-    world.member.step_out()
-    world.queued()
-    world.idle = False
-    real = world.member._events
-
-    world.member._events = cast(Any, SimpleNamespace(put=raising(KeyboardInterrupt)))
+    world.steps_out()
+    real, world.member._events = world.member._events, cast(Any, SimpleNamespace(put=raising(KeyboardInterrupt)))
     with pytest.raises(KeyboardInterrupt):
         world.member.come_back()
     world.member._events = real
     assert world.member.stepped_out  # so the next poll does it again
-    world.member.come_back()
-    world.queued()
-    assert world.state() is State.STABLE
+    world.polls()
+    assert world.stands()[0] is State.STABLE
 
 
 def test_what_cannot_be_committed_or_released_is_tried_again_until_somebody_polls(caplog):
-    world = idle("0-0")
-    world.consume("0-0", 77)
-    world.store.failures = [CoordinationUnavailable("no answer")]
-    world.membership.release_failures = [CoordinationUnavailable("no answer")]
-    world.member.step_out()
+    world = idle("0-0", consumed=77)
+    world.store.failures, world.membership.release_failures = [AWAY], [AWAY]
+    world.steps_out()
     for owned in (["0-0"], []):  # what is committed is not owned any more, whether its release is heard of or not
-        world.queued()
-        assert (world.state(), world.owned()) == (State.STEP_OUT_LATER, owned)
-        world.timers.pop()[1]()
-    world.queued()
-    assert (world.state(), world.store.offsets) == (State.AWAY, {("t", "0-0"): Offset(5, 77)})
+        assert world.stands() == (State.STEP_OUT_LATER, owned)
+        world.waits()
+    assert (world.stands()[0], world.store.offsets) == (State.AWAY, {("t", "0-0"): Offset(5, 77)})
     assert caplog.text.count("no answer") == 1
 
 
 def test_nothing_is_owned_any_more_when_others_may_claim_it():
-    world = idle("0-0", "0-1")
-    seen = []
-    world.membership.when_free = lambda: seen.append(world.owned())
-    world.member.step_out()
-    world.queued()
+    world, seen = idle(*TWO), []
+    world.membership.when_free = lambda: seen.append(world.stands()[1])
+    world.steps_out()
     assert seen == [[]]
 
 
 @pytest.mark.parametrize("how", ["release_failures", "lost_answers"])
 def test_a_poll_while_stepping_out_fails_takes_part_again_whether_it_was_done_or_not(how):
-    world = idle("0-0")
-    world.consume("0-0", 77)
-    setattr(world.membership, how, [CoordinationUnavailable("no answer")])
-    world.member.step_out()
-    world.queued()
-    assert world.state() is State.STEP_OUT_LATER
-    world.idle = False
-    world.member.come_back()
-    world.queued()
-    assert (world.state(), world.owned(), world.opened[1:]) == (State.STABLE, ["0-0"], [("0-0", 77)])
+    world = idle("0-0", consumed=77)
+    setattr(world.membership, how, [AWAY])
+    world.steps_out()
+    assert world.stands()[0] is State.STEP_OUT_LATER
+    world.polls()
+    assert (world.stands(), world.opened[1:]) == ((State.STABLE, ["0-0"]), [("0-0", 77)])
     assert not world.member.stepped_out
 
 
 def test_a_session_that_ends_while_it_steps_out_takes_everything_with_it():
-    world = idle("0-0")
-    world.consume("0-0", 77)
-    world.store.failures = [SessionLost("over")]
-    world.membership.session_id, real = 1, world.store.commit
-
-    def commit(group, offsets, fence):
-        world.membership.session_id = 0
-        real(group, offsets, fence)
-
-    world.store.commit = commit
-    world.member.step_out()
-    world.queued()
-    assert (world.state(), world.owned(), world.store.log) == (State.AWAY, [], [])
+    world = idle("0-0", consumed=77)
+    world.session_ends_in_a_commit()
+    world.steps_out()
+    assert (world.stands(), world.store.log) == ((State.AWAY, []), [])
 
 
 def test_a_member_that_waits_for_its_user_to_let_go_steps_out_at_once():
-    world = idle("0-0", "0-1")
+    world = idle(*TWO)
     world.cursor("0-1").handed_out(99, 5)
-    world.membership.members = ["g_me", "g_other"]
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.DRAINING
-    world.member.step_out()
-    world.queued()
-    assert (world.state(), world.owned()) == (State.AWAY, [])
-    world.timers[-1][1]()  # the wait is over, and nobody cares
-    world.queued()
-    assert world.state() is State.AWAY
+    world.changes(members=BOTH)
+    assert world.stands()[0] is State.DRAINING
+    world.steps_out()
+    assert world.stands() == (State.AWAY, [])
+    world.waits()  # the wait is over, and nobody cares
+    assert world.stands()[0] is State.AWAY
 
 
 def test_a_member_that_could_not_come_back_tries_again():
     world = idle("0-0")
-    world.member.step_out()
-    world.queued()
-    world.idle = False
-    world.membership.failures = [CoordinationUnavailable("no answer")]
-    world.member.come_back()
-    world.queued()
-    assert world.state() is State.JOIN_LATER
-    world.timers.pop()[1]()
-    world.queued()
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-0"])
+    world.steps_out()
+    world.membership.failures = [AWAY]
+    world.polls()
+    assert world.stands()[0] is State.JOIN_LATER
+    world.waits()
+    assert world.stands() == (State.STABLE, ["0-0"])
 
 
 def test_closing_while_it_is_away_ends():
     world = idle("0-0")
-    world.member.step_out()
-    world.queued()
+    world.steps_out()
     world.member.take(Event.CLOSE)
-    assert world.state() is State.LEFT
+    assert world.stands()[0] is State.LEFT
 
 
 # --- lost sessions ----------------------------------------------------------------------------------------------------
@@ -849,28 +754,20 @@ def test_closing_while_it_is_away_ends():
 def test_a_lost_session_drops_everything_without_a_commit_and_joins_again():
     world = World("0-0").start()
     world.consume("0-0", 77)
-    old = world.core.owned[TopicPartition("t", 0, 0)]
-    world.membership.session_id = 0
-    world.membership.owners = {}
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.JOIN_LATER
-    assert (world.owned(), old.active, world.store.log) == ([], False, [])
+    old = world.cursor("0-0")
+    world.changes(session_id=0, owners={})
+    assert (world.stands(), old.active, world.store.log) == ((State.JOIN_LATER, []), False, [])
     world.membership.session_id = 2
-    world.timers.pop()[1]()
-    world.queued()
-    new = world.core.owned[TopicPartition("t", 0, 0)]
-    assert (new is not old, new.fence) == (True, 2)
+    world.waits()
+    assert (world.cursor("0-0") is not old, world.cursor("0-0").fence) == (True, 2)
 
 
 def test_a_session_that_was_replaced_before_anybody_looked_is_noticed():
     """The membership joins again by itself, perhaps before this member hears of the loss."""
     world = World("0-0").start()
-    old = world.core.owned[TopicPartition("t", 0, 0)]
-    world.membership.session_id = 2
-    world.membership.owners = {}
-    world.member.take(Event.CHANGED)
-    new = world.core.owned[TopicPartition("t", 0, 0)]
-    assert (world.state(), old.active, new.fence) == (State.STABLE, False, 2)
+    old = world.cursor("0-0")
+    world.changes(session_id=2, owners={})
+    assert (world.stands()[0], old.active, world.cursor("0-0").fence) == (State.STABLE, False, 2)
 
 
 def test_a_member_knows_that_it_holds_nothing_before_its_own_thread_hears_of_a_lost_session():
@@ -880,69 +777,49 @@ def test_a_member_knows_that_it_holds_nothing_before_its_own_thread_hears_of_a_l
     for session_id in (0, 2):  # gone; replaced by another, on which the membership is registered again already
         world.membership.session_id = session_id
         assert not world.member.holds_its_claims()
-    world.membership.owners = {}
-    world.member.take(Event.CHANGED)
+    world.changes(owners={})
     assert world.member.holds_its_claims()
 
 
 def test_a_session_lost_while_committing_is_noticed():
-    world = World("0-0", "0-1").start()
+    world = World(*TWO).start()
     world.consume("0-1", 77)
-    world.membership.members = ["g_me", "g_other"]
-    world.store.failures = [SessionLost("over")]
-    world.membership.session_id, real = 1, world.store.commit
-
-    def commit(group, offsets, fence):
-        world.membership.session_id = 0
-        real(group, offsets, fence)
-
-    world.store.commit = commit
-    world.member.take(Event.CHANGED)
-    assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
+    world.session_ends_in_a_commit()
+    world.changes(members=BOTH)
+    assert world.stands() == (State.JOIN_LATER, [])
 
 
 def test_a_session_lost_while_handing_over_after_a_refused_claim_is_joined_again():
     """What a claim that failed has waited for says nothing about a later try to join."""
     world = World("0-1", "0-2", wants_notice=True).start()
-    world.membership.members = ["g_me", "g_z"]
-    world.membership.partitions = ["0-0", "0-1", "0-2", "0-3"]  # 0-2 goes, 0-0 is wanted …
     world.membership.owners["0-0"] = "g_slow"
-    world.member.take(Event.CHANGED)
-    world.member.take(Event.CHANGED)
+    world.changes(members=["g_me", "g_z"], partitions=["0-0", "0-1", "0-2", "0-3"])  # 0-2 goes, 0-0 is wanted …
+    world.changes()
     real = world.membership.claim_many
 
     def claim_many(wanted):
         world.membership.members = ["g_a", "g_me"]  # … but refused, and by now 0-1 goes, too
         return real(wanted)
 
-    world.membership.claim_many = claim_many
-    world.core.notices.waiting.popleft()
-    told(world.core.notices.waiting.popleft())
-    world.queued()
-    assert (world.state(), world.owned()) == (State.DRAINING, ["0-1"])
-    world.member.take(Event.CHANGED)
-    world.membership.session_id, world.membership.owners = 0, {}
-    world.membership.release_failures = [SessionLost("over")]
-    told(world.core.notices.waiting.popleft())
-    world.queued()
-    assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
+    cast(Any, world.membership).claim_many = claim_many
+    world.lets_go()
+    assert world.stands() == (State.DRAINING, ["0-1"])
+    world.changes()
+    vars(world.membership).update(session_id=0, owners={}, release_failures=[SessionLost("over")])
+    world.lets_go()
+    assert world.stands() == (State.JOIN_LATER, [])
     world.membership.session_id = 2
-    world.timers.pop()[1]()
-    world.queued()
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-2", "0-3"])
+    world.waits()
+    assert world.stands() == (State.STABLE, ["0-2", "0-3"])
 
 
 def test_a_change_that_comes_while_draining_leads_to_another_plan():
-    world = World("0-0", "0-1", wants_notice=True).start()
-    world.membership.members = ["g_me", "g_other"]
-    world.member.take(Event.CHANGED)
-    world.membership.partitions = ["0-0", "0-1", "0-2", "0-3"]
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.DRAINING
-    world.core.notices.waiting.popleft()
-    told(world.core.notices.waiting.popleft())
-    world.queued()
-    assert (world.state(), world.owned()) == (State.STABLE, ["0-0", "0-1"])
+    world = World(*TWO, wants_notice=True).start()
+    world.changes(members=BOTH)
+    world.changes(partitions=["0-0", "0-1", "0-2", "0-3"])
+    assert world.stands()[0] is State.DRAINING
+    world.lets_go()
+    assert world.stands() == (State.STABLE, ["0-0", "0-1"])
 
 
 def test_bursts_of_changes_are_looked_at_once():
@@ -953,29 +830,26 @@ def test_bursts_of_changes_are_looked_at_once():
 
 
 def test_leaving_commits_and_takes_everything_back():
-    world = World("0-0", "0-1").start()
+    world = World(*TWO).start()
     world.consume("0-0", 42)
     world.member.take(Event.CLOSE)
-    assert world.state() is State.LEFT
-    assert world.membership.left
-    assert world.membership.owners == {}
+    assert (world.stands()[0], world.membership.left, world.membership.owners) == (State.LEFT, True, {})
     assert world.store.log == [(1, {("t", "0-0"): Offset(5, 42)})]
 
 
 def test_leaving_without_zookeeper_ends_too(caplog):
     world = World("0-0").start()
     world.consume("0-0", 42)
-    world.store.failures = [CoordinationUnavailable("no answer")]
+    world.store.failures = [AWAY]
     world.member.take(Event.CLOSE)
-    assert world.state() is State.LEFT
+    assert world.stands()[0] is State.LEFT
     assert "could not leave properly" in caplog.text
 
 
 def test_a_bug_in_an_action_is_logged_and_tried_again(caplog):
     world = World("0-0").start()
-    world.membership.failures = [ZeroDivisionError()]
-    world.member.take(Event.CHANGED)
-    assert world.state() is State.PLAN_LATER
+    world.changes(failures=[ZeroDivisionError()])
+    assert world.stands()[0] is State.PLAN_LATER
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -983,26 +857,20 @@ def test_a_bug_in_an_action_is_logged_and_tried_again(caplog):
 
 
 def test_only_what_changed_is_committed_and_a_failure_is_made_good():
-    world = World("0-0", "0-1").start()
-    states = world.core.owned.values()
-    world.consume("0-0", 10)
-    assert world.committer.commit(states) == 1
-    assert world.committer.commit(states) == 0
-    world.consume("0-0", 20)
-    world.store.failures = [CoordinationUnavailable("no answer")]
+    world = World(*TWO).start()
+    assert (world.commit("0-0", 10), world.commit()) == (1, 0)
+    world.store.failures = [AWAY]
     with pytest.raises(CoordinationUnavailable):
-        world.committer.commit(states)
-    assert world.committer.commit(states) == 1
+        world.commit("0-0", 20)
+    assert world.commit() == 1
     assert world.store.log[1:] == [(1, {("t", "0-0"): Offset(5, 20)})]
 
 
 def test_claims_of_different_sessions_are_committed_on_their_own():
-    world = World("0-0", "0-1").start()
-    _, second = world.core.owned.values()
-    second.fence = 2
+    world = World(*TWO).start()
+    world.cursor("0-1").fence = 2
     world.consume("0-0", 10)
-    world.consume("0-1", 11)
-    assert world.committer.commit(world.core.owned.values()) == 2
+    assert world.commit("0-1", 11) == 2
     assert sorted(fence for fence, _ in world.store.log) == [1, 2]
 
 
@@ -1016,124 +884,99 @@ def test_a_lost_partition_is_not_committed():
 
 def test_regular_commits_go_on_after_a_failure(caplog):
     world = World("0-0").start()
-    timers = []
-    runs = SimpleNamespace(call_later=lambda seconds, action: timers.append((seconds, action)))
-    world.committer.commit_regularly(runs, 5, world.core)
+    world.committer.commit_regularly(world.member._timers, 5, world.core)
     world.consume("0-0", 10)
-    world.store.failures = [CoordinationUnavailable("no answer")]
-    timers.pop()[1]()
+    world.store.failures = [AWAY]
+    assert world.waits() == 5
     assert "offsets of group g wait to be committed, every 5 s: no answer" in caplog.text
-    timers.pop()[1]()
+    assert world.waits() == 5
     assert world.store.offsets == {("t", "0-0"): Offset(5, 10)}
-    assert [seconds for seconds, _ in timers] == [5]
+    assert [seconds for seconds, _ in world.timers] == [5]
 
 
 # --- where partitions are read, and begin -----------------------------------------------------------------------------
 
 
-def listening(number, slave_id=None):
-    return BrokerAddress(0, slave_id, "host", number)
-
-
-def ports(world):
-    endpoints = [world.member.endpoint_of(TopicPartition("t", 0, number)) for number in range(2)]
-    return [endpoint and endpoint.port for endpoint in endpoints]
-
-
 def test_a_partition_is_read_from_a_slave_while_there_is_no_master():
-    world = World("0-0", "0-1")
-    world.membership.brokers = {0: BrokerNodes(listening(1), (listening(2, 0), listening(3, 1)))}
-    world.start()
-    assert ports(world) == [1, 1]
+    master, *slaves = (BrokerAddress(0, slave, "host", port) for port, slave in ((1, None), (2, 0), (3, 1)))
+    world = World(*TWO, brokers={0: BrokerNodes(master, tuple(slaves))}).start()
+
+    def ports():
+        endpoints = [world.member.endpoint_of(TopicPartition("t", 0, number)) for number in range(2)]
+        return [endpoint and endpoint.port for endpoint in endpoints]
+
+    assert ports() == [1, 1]
     world.asked()
-    world.membership.brokers = {0: BrokerNodes(None, (listening(2, 0), listening(3, 1)))}
-    world.member.take(Event.CHANGED)
-    assert ports(world) == [2, 3]  # shared out, and steady
+    world.changes(brokers={0: BrokerNodes(None, tuple(slaves))})
+    assert ports() == [2, 3]  # shared out, and steady
     assert world.asked() == ["0-0", "0-1"]
     assert world.member.is_slave(Endpoint("host", 2))
-    world.membership.brokers = {0: BrokerNodes(listening(1), (listening(2, 0),))}
-    world.member.take(Event.CHANGED)
-    assert ports(world) == [1, 1]
-    assert world.asked() == ["0-0", "0-1"]
+    world.changes(brokers={0: BrokerNodes(master, tuple(slaves[:1]))})
+    assert (ports(), world.asked()) == ([1, 1], ["0-0", "0-1"])
     assert not world.member.is_slave(Endpoint("host", 1))
 
 
-@pytest.mark.parametrize(
-    ("start", "begins"),
-    [(StartPosition(7), [100, 7]), (StartPosition(max_offset, resume=False), [max_offset, max_offset])],
-)
+@pytest.mark.parametrize(("start", "begins"), [(StartPosition(7), [100, 7]), (ALWAYS_LATEST, [max_offset, max_offset])])
 def test_a_partition_begins_at_what_is_committed_unless_it_shall_always_begin_at_the_end(start, begins):
-    world = World("0-0", "0-1", start=start)
-    world.store.offsets["t", "0-0"] = Offset(5, 100)
-    world.start()
+    world = World(*TWO, start=start, stored={"0-0": Offset(5, 100)}).start()
     assert [offset for _, offset in world.opened] == begins
 
 
 def test_partitions_of_a_broker_set_that_changes_its_leader_are_kept():
-    world = World("0-0", "0-1", "1-0").start()
+    world = World(*TWO, "1-0").start()
     world.sets = [0]
-    world.membership.partitions = []
-    world.member.take(Event.CHANGED)
-    assert world.owned() == ["0-0", "0-1"]
+    world.changes(partitions=[])
+    assert world.stands()[1] == ["0-0", "0-1"]
     cursor = world.cursor("0-0")
-    world.membership.partitions = ["0-0", "0-1", "1-0"]
-    world.member.take(Event.CHANGED)
-    assert world.owned() == ["0-0", "0-1", "1-0"]
+    world.changes(partitions=["0-0", "0-1", "1-0"])
+    assert world.stands()[1] == ["0-0", "0-1", "1-0"]
     assert world.cursor("0-0") is cursor
 
 
 def test_partitions_of_a_broker_set_that_stays_without_a_leader_are_lost():
     world = World("0-0").start()
     world.sets = [0]
-    world.membership.partitions = []
-    world.member.take(Event.CHANGED)
-    (seconds, look), *_ = world.timers
-    world.now += seconds
-    look()
-    world.queued()
-    assert world.owned() == []
+    world.changes(partitions=[])
+    world.waits()
+    assert world.stands()[1] == []
 
 
 # --- ZooKeeper comes back with less than it had -----------------------------------------------------------------------
 
 
-def lose_session(world, *, set_back=True):
+def lose_session(world, *, set_back=True, **group):
     """A new session follows; `set_back`: because no server took the former one any more."""
-    world.membership.session_id, world.membership.owners, world.membership.held = 2, {}, set()
-    world.membership.connections += 1
-    world.membership.set_backs += set_back
-    world.member.take(Event.CHANGED)
-    world.queued()
+    connections, set_backs = world.membership.connections + 1, world.membership.set_backs + set_back
+    state = {"session_id": 2, "owners": {}, "held": set(), "connections": connections, "set_backs": set_backs}
+    world.changes(**state, **group)
 
 
-def at_the_end(world, offset):
-    """Every partition is begun where it ends."""
+def reconnect(world, **group):
+    """The session lives on, on another server."""
+    world.changes(connections=world.membership.connections + 1, **group)
+
+
+def begins(world, name="0-0"):
+    """Where a partition was begun last; `place`: by the argument `start`."""
+    begin = dict(world.opened)[name]
+    return begin if isinstance(begin, int) else "place"
+
+
+@pytest.mark.parametrize("start", [FROM_THE_BEGINNING, LATEST, ALWAYS_LATEST])
+def test_behind_an_empty_zookeeper_a_member_goes_on_where_it_was_and_writes_that(start):
+    world = World(*TWO, start=start).start()
     while (cursor := world.core.next_wanting()) is not None:
         request = cursor.next_request(0.0)
         if request is not None and request.ask is Ask.BEGIN:
-            world.core.found(request, offset, 0.0)
-
-
-def begins(world):
-    """Where each partition was begun last; `place`: by the argument `start`."""
-    return {name: begin if isinstance(begin, int) else "place" for name, begin in world.opened}
-
-
-@pytest.mark.parametrize("start", [FROM_THE_BEGINNING, LATEST, StartPosition(max_offset, resume=False)])
-def test_behind_an_empty_zookeeper_a_member_goes_on_where_it_was_and_writes_that(start):
-    world = World("0-0", "0-1", start=start).start()
-    at_the_end(world, 40)
-    world.consume("0-0", 77)
-    world.committer.commit(world.core.owned.values())
+            world.core.found(request, 40, 0.0)  # the end
+    world.commit("0-0", 77)
     world.consume("0-0", 90)
     world.store.offsets.clear()
     lose_session(world)
-    assert begins(world)["0-0"] == 90
-    assert world.store.offsets["t", "0-0"] == Offset(5, 90)
-    assert begins(world)["0-1"] == (0 if start is FROM_THE_BEGINNING else 40)  # nothing was consumed of it
-    world.consume("0-0", 99)
-    world.committer.commit(world.core.owned.values())
-    assert world.store.offsets["t", "0-0"] == Offset(5, 99)
+    assert (begins(world), world.stored()) == (90, Offset(5, 90))
+    assert begins(world, "0-1") == (0 if start is FROM_THE_BEGINNING else 40)  # nothing was consumed of it
+    world.commit("0-0", 99)
+    assert world.stored() == Offset(5, 99)
 
 
 def test_what_the_user_had_in_hand_when_the_session_was_lost_counts_once_it_is_done():
@@ -1141,244 +984,190 @@ def test_what_the_user_had_in_hand_when_the_session_was_lost_counts_once_it_is_d
     world.consume("0-0", 77)
     cursor = world.cursor("0-0")
     cursor.handed_out(90, 5)
-    world.membership.session_id = 0
-    world.member.take(Event.CHANGED)
+    world.changes(session_id=0)
     cursor.acknowledge()  # the next poll
     lose_session(world)
-    world.timers.pop()[1]()
-    world.queued()
-    assert begins(world)["0-0"] == 90
+    world.waits()
+    assert begins(world) == 90
 
 
-def test_behind_an_older_copy_a_member_goes_on_where_it_was():
+@pytest.mark.parametrize(
+    ("copy", "later", "set_back", "goes_on"),
+    [
+        pytest.param(Offset(1, 20), False, False, 77, id="an older copy: its server has had more transactions"),
+        pytest.param(Offset(9, 500), True, False, 500, id="another member has gone on ahead"),
+        pytest.param(Offset(9, 20), True, False, 20, id="an operator has set it back"),
+        pytest.param(Offset(1, 20), True, True, 77, id="set back, and a former owner that had hung wrote since"),
+    ],
+)
+def test_where_a_member_goes_on_behind_a_zookeeper_that_knows_another_place(copy, later, set_back, goes_on):
+    """later: it was written since the session was lost. set_back: that server has refused the former session."""
     world = World("0-0").start()
-    world.consume("0-0", 77)
-    world.committer.commit(world.core.owned.values())
-    world.store.offsets["t", "0-0"] = Offset(1, 20)
-    lose_session(world, set_back=False)  # the copy's server has had more transactions meanwhile: nobody was refused
-    assert begins(world)["0-0"] == 77
-    assert world.store.offsets["t", "0-0"] == Offset(5, 77)
-
-
-def test_where_another_member_has_gone_on_counts_whether_it_is_ahead_or_an_operator_has_set_it_back():
-    for offset in (500, 20):
-        world = World("0-0").start()
-        world.consume("0-0", 77)
-        world.committer.commit(world.core.owned.values())
-        world.store.offsets["t", "0-0"] = Offset(9, offset)
-        world.store.written_later.add(("t", "0-0"))
-        lose_session(world, set_back=False)
-        assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (offset, Offset(9, offset))
-
-
-def test_behind_a_zookeeper_that_was_set_back_a_place_counts_against_what_a_former_owner_wrote_since():
-    """It had hung before, and knows less."""
-    world = World("0-0").start()
-    world.consume("0-0", 77)
-    world.committer.commit(world.core.owned.values())
-    world.store.offsets["t", "0-0"] = Offset(1, 20)
-    world.store.written_later.add(("t", "0-0"))
-    lose_session(world)
-    assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (77, Offset(5, 77))
+    world.commit("0-0", 77)
+    world.put({"0-0": copy})
+    world.store.written_later = {("t", "0-0")} if later else set()
+    lose_session(world, set_back=set_back)
+    assert (begins(world), world.stored()) == (goes_on, Offset(5, 77) if goes_on == 77 else copy)
 
 
 def test_behind_an_older_copy_that_refused_nobody_a_place_counts_against_where_the_former_owner_gave_the_partition_up():
     """It had given it up just before, and has written that again before this member came."""
-    world = World("0-0")
-    world.store.offsets["t", "0-0"] = handed_over = Offset(1, 20)
-    world.start()
-    world.consume("0-0", 77)
-    world.committer.commit(world.core.owned.values())
-    world.store.offsets["t", "0-0"] = handed_over
+    handed_over = {"0-0": Offset(1, 20)}
+    world = World("0-0", stored=handed_over).start()
+    world.commit("0-0", 77)
+    world.put(handed_over)
     world.store.written_later.add(("t", "0-0"))
     lose_session(world, set_back=False)
-    assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (77, Offset(5, 77))
+    assert (begins(world), world.stored()) == (77, Offset(5, 77))
 
 
 @pytest.mark.parametrize(("copy", "written"), [({("t", "0-0"): Offset(1, 20)}, 20), ({}, 77)])
 def test_what_was_lost_with_an_earlier_session_than_the_last_is_written_where_nothing_is(copy, written):
     """Another member may have owned it since, and write more than the copy has."""
     world = World("0-0").start()
-    world.consume("0-0", 77)
-    world.committer.commit(world.core.owned.values())
+    world.commit("0-0", 77)
     world.store.offsets = copy
-    world.membership.last_session_id = 9
-    lose_session(world)
+    lose_session(world, last_session_id=9)
     assert world.store.offsets["t", "0-0"].offset == written
 
 
 def test_an_offset_that_is_kept_elsewhere_did_not_go_back_with_zookeeper():
     world = World("0-0").start()
     world.consume("0-0", 77)
-    world.store.offsets["t", "0-0"] = Offset(9, 20)
+    world.put({"0-0": Offset(9, 20)})
     world.store.is_elsewhere = True
     lose_session(world)
-    assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (20, Offset(9, 20))
+    assert (begins(world), world.stored()) == (20, Offset(9, 20))
 
 
 def test_where_the_user_commits_what_was_not_committed_comes_again():
     world = World("0-0", config=ConsumerConfig(auto_commit_seconds=0.0)).start()
-    world.consume("0-0", 77)
-    world.committer.commit(world.core.owned.values())
+    world.commit("0-0", 77)
     world.consume("0-0", 90)
     world.store.offsets.clear()
     lose_session(world)
-    assert (begins(world)["0-0"], world.store.offsets["t", "0-0"]) == (77, Offset(5, 77))
+    assert (begins(world), world.stored()) == (77, Offset(5, 77))
 
 
-def test_partitions_of_others_wait_until_these_had_time_to_come_back():
-    """They alone know where the group stands in them."""
-    world = World("0-0", "0-1")
-    world.membership.members = ["g_me", "g_other"]
-    world.start()
-    assert world.owned() == ["0-0"]
-    world.membership.members = ["g_me"]  # the other one has not seen yet that ZooKeeper is back
-    lose_session(world)
-    assert world.owned() == ["0-0"]
-    seconds, look = world.timers[-1]
-    assert seconds == 15.0  # the session timeout, and RETURN_SECONDS
-    world.store.offsets["t", "0-1"] = Offset(3, 30)  # it is back, and gone again
-    world.now += seconds
-    look()
-    world.queued()
-    assert (world.owned(), begins(world)["0-1"]) == (["0-0", "0-1"], 30)
+@pytest.mark.parametrize("lose", [lose_session, reconnect])
+def test_partitions_of_others_wait_until_these_had_time_to_come_back(lose):
+    """They alone know where the group stands in them: whether the session is lost, or lives on in an older copy, which
+    lacks that of one who had claimed them since."""
+    world = World(*TWO, members=BOTH).start()
+    world.commit("0-0", 77)
+    assert world.stands()[1] == ["0-0"]
+    world.put({"0-0": Offset(1, 20)})
+    lose(world, members=["g_me"])  # the other one has not seen yet that ZooKeeper is back
+    assert world.stands()[1] == ["0-0"]
+    world.put({"0-1": Offset(3, 30)})  # it is back, and gone again
+    assert world.waits() == 15.0  # the session timeout, and RETURN_SECONDS
+    assert (world.stands()[1], begins(world, "0-1")) == (["0-0", "0-1"], 30)
 
 
 def test_after_an_expiry_without_a_set_back_nobody_waits():
-    world = World("0-0", "0-1")
-    world.membership.members = ["g_me", "g_other"]
-    world.start()
-    world.membership.members = ["g_me"]
-    lose_session(world, set_back=False)
-    assert world.owned() == ["0-0", "0-1"]
+    world = World(*TWO, members=BOTH).start()
+    lose_session(world, set_back=False, members=["g_me"])
+    assert world.stands()[1] == ["0-0", "0-1"]
 
 
 def test_a_member_that_cannot_write_where_it_stands_tries_again():
     world = World("0-0").start()
     world.consume("0-0", 77)
     world.store.offsets.clear()
-    world.store.failures = [CoordinationUnavailable("away")]
+    world.store.failures = [AWAY]
     lose_session(world)
-    assert (world.state(), world.owned()) == (State.JOIN_LATER, [])
-    world.timers[-1][1]()
-    world.queued()
-    assert (world.owned(), world.store.offsets["t", "0-0"]) == (["0-0"], Offset(5, 77))
+    assert world.stands() == (State.JOIN_LATER, [])
+    world.waits()
+    assert (world.stands()[1], world.stored()) == (["0-0"], Offset(5, 77))
 
 
 def test_a_session_that_lives_on_in_an_older_copy_makes_good_what_the_copy_lacks():
-    world = World("0-0", "0-1", "0-2").start()
-    for name in ("0-0", "0-1", "0-2"):
-        world.consume(name, 77)
-    world.committer.commit(world.core.owned.values())
-    world.membership.owners = {"0-1": "g_other"}  # 0-0 was claimed later, and 0-1 belonged to another
+    names = ("0-0", "0-1", "0-2")
+    world = World(*names).start()
+    for name in names:
+        world.commit(name, 77)
     world.store.offsets = {("t", "0-0"): Offset(1, 20), ("t", "0-1"): Offset(1, 20)}
     kept = world.cursor("0-0")
-    world.membership.connections += 1
-    world.member.take(Event.CHANGED)
+    reconnect(world, owners={"0-1": "g_other"})  # 0-0 was claimed later, and 0-1 belonged to another
     assert world.membership.owners == {"0-0": "g_me", "0-1": "g_other", "0-2": "g_me"}
-    assert (world.cursor("0-0") is kept, world.owned()) == (True, ["0-0", "0-2"])
-    assert world.store.offsets == {
-        ("t", "0-0"): Offset(5, 77),
-        ("t", "0-1"): Offset(5, 77),
-        ("t", "0-2"): Offset(5, 77),
-    }
-    world.store.offsets["t", "0-0"] = Offset(1, 20)
-    world.member.take(Event.CHANGED)
-    assert world.store.offsets["t", "0-0"] == Offset(1, 20)  # once per connection
+    assert (world.cursor("0-0") is kept, world.stands()[1]) == (True, ["0-0", "0-2"])
+    assert world.store.offsets == {("t", name): Offset(5, 77) for name in names}
+    world.put({"0-0": Offset(1, 20)})
+    world.changes()
+    assert world.stored() == Offset(1, 20)  # once per connection
 
 
 def give_one_up():
-    """A world that has just given 0-1 up, of which 77 is committed, to a member that has not claimed it yet."""
-    world = World("0-0", "0-1").start()
+    """A world that has just given 0-1 up, of which 77 is committed, to a member that has not claimed it yet; the copy
+    that it meets has 20 of it."""
+    world = World(*TWO).start()
     world.consume("0-1", 77)
-    world.membership.members = ["g_me", "g_other"]
-    world.member.take(Event.CHANGED)
-    assert (world.owned(), world.membership.owners) == (["0-0"], {"0-0": "g_me"})
+    world.changes(members=BOTH)
+    assert (world.stands()[1], world.membership.owners) == (["0-0"], {"0-0": "g_me"})
+    world.put({"0-1": Offset(1, 20)})
     return world
 
 
-def test_a_session_that_lives_on_in_an_older_copy_makes_good_what_it_has_just_given_up():
+@pytest.mark.parametrize(("owner", "written"), [(None, 77), ("g_me", 77), ("g_other", 20)])
+def test_a_session_that_lives_on_in_an_older_copy_makes_good_what_it_has_just_given_up(owner, written):
     """Nobody else knows where the group stands there; but who owns it in the copy goes on by itself."""
-    for owners in ({}, {"0-1": "g_me"}, {"0-1": "g_other"}):
-        world = give_one_up()
-        world.store.offsets["t", "0-1"] = Offset(1, 20)
-        world.membership.owners |= owners
-        world.membership.connections += 1
-        world.member.take(Event.CHANGED)
-        is_others = owners == {"0-1": "g_other"}
-        assert world.store.offsets["t", "0-1"] == (Offset(1, 20) if is_others else Offset(5, 77))
-        assert world.membership.owners.get("0-1") == ("g_other" if is_others else None)
-        assert world.owned() == ["0-0"]
+    world = give_one_up()
+    reconnect(world, owners={"0-0": "g_me"} | ({"0-1": owner} if owner else {}))
+    assert world.store.offsets["t", "0-1"].offset == written
+    assert world.membership.owners.get("0-1") == ("g_other" if owner == "g_other" else None)
+    assert world.stands()[1] == ["0-0"]
 
 
 def test_behind_an_empty_zookeeper_a_member_writes_where_it_stood_in_what_it_has_just_given_up():
     world = give_one_up()
     world.store.offsets.clear()
     lose_session(world)
-    assert world.store.offsets["t", "0-1"] == Offset(5, 77)
+    assert world.stored("0-1") == Offset(5, 77)
 
 
-def test_what_was_given_up_long_ago_is_its_next_owners():
-    for lost in (True, False):
-        world = give_one_up()
-        world.store.offsets["t", "0-1"] = Offset(1, 20)
-        world.now += 26.0
-        if lost:
-            lose_session(world)
-        else:
-            world.membership.connections += 1
-            world.member.take(Event.CHANGED)
-        assert world.store.offsets["t", "0-1"] == Offset(1, 20)
+@pytest.mark.parametrize("lose", [lose_session, reconnect])
+def test_what_was_given_up_long_ago_is_its_next_owners(lose):
+    world = give_one_up()
+    world.now += 26.0
+    lose(world)
+    assert world.stored("0-1") == Offset(1, 20)
 
 
 def test_an_owner_node_that_an_older_copy_has_again_goes_again():
     """Nobody could claim the partition as long as the session lives."""
     world = give_one_up()
-    world.consume("0-0", 99)
-    world.committer.commit(world.core.owned.values())
-    world.store.offsets["t", "0-0"] = Offset(1, 20)
+    world.commit("0-0", 99)
+    world.put({"0-0": Offset(1, 20)})
     world.now += 26.0
-    world.membership.owners["0-1"] = "g_me"
-    world.membership.connections += 1
-    world.member.take(Event.CHANGED)
+    reconnect(world, owners={"0-0": "g_me", "0-1": "g_me"})
     assert world.membership.owners == {"0-0": "g_me"}
 
 
-def test_a_session_that_lives_on_in_an_older_copy_leaves_to_others_what_was_theirs():
-    """The copy lacks the session of one who had claimed it since: that one comes back, and knows where it stood."""
-    world = World("0-0", "0-1")
-    world.membership.members = ["g_me", "g_other"]
-    world.start()
-    world.consume("0-0", 77)
-    world.committer.commit(world.core.owned.values())
-    world.store.offsets["t", "0-0"] = Offset(1, 20)
-    world.membership.members = ["g_me"]
-    world.membership.connections += 1
-    world.member.take(Event.CHANGED)
-    assert world.owned() == ["0-0"]
-    seconds, look = world.timers[-1]
-    world.store.offsets["t", "0-1"] = Offset(3, 30)
-    world.now += seconds
-    look()
-    world.queued()
-    assert (seconds, world.owned(), begins(world)["0-1"]) == (15.0, ["0-0", "0-1"], 30)
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_commit_that_comes_before_the_look_at_an_older_copy_does_not_hide_it(waited):
+    """A timer commits, and it may be the first to reach the copy, or have waited for it: it overwrites what would have
+    told of it."""
+    world = World(*TWO, members=BOTH).start()
+    world.commit("0-0", 77)
+    world.membership.is_connected = not waited
+    load = world.store.load_many
 
+    def copy_comes():
+        vars(world.membership).update(is_connected=True, members=["g_me"], connections=2)
+        world.put({"0-0": Offset(1, 20)})
 
-def test_a_commit_that_comes_before_the_look_at_an_older_copy_does_not_hide_it():
-    """A timer commits, and it may be the first to reach the copy: it overwrites what would have told of it."""
-    world = World("0-0", "0-1")
-    world.membership.members = ["g_me", "g_other"]
-    world.start()
-    world.consume("0-0", 77)
-    world.committer.commit(world.core.owned.values())
-    world.store.offsets["t", "0-0"] = Offset(1, 20)
-    world.membership.members = ["g_me"]
-    world.membership.connections += 1
-    world.consume("0-0", 90)
-    world.committer.commit(world.core.owned.values())
-    world.member.take(Event.CHANGED)
-    assert (world.owned(), world.store.offsets["t", "0-0"]) == (["0-0"], Offset(5, 90))
-    assert world.timers[-1][0] == 15.0
+    def load_on_the_next_connection(group, names):
+        if not world.membership.is_connected:
+            copy_comes()
+        return load(group, names)
+
+    cast(Any, world.store).load_many = load_on_the_next_connection
+    if not waited:
+        copy_comes()
+    world.commit("0-0", 90)
+    world.changes()
+    assert (world.stands()[1], world.stored()) == (["0-0"], Offset(5, 90))
+    assert world.waits() == 15.0
 
 
 def test_offsets_that_are_kept_elsewhere_wait_for_no_connection(tmp_path):
@@ -1393,27 +1182,3 @@ def test_offsets_that_are_kept_elsewhere_wait_for_no_connection(tmp_path):
     thread.start()
     thread.join(DEADLINE)
     assert committer.load([("t", "0-0")]) == [(77, 5)]
-
-
-def test_a_commit_that_waited_for_the_older_copy_does_not_hide_it_either():
-    world = World("0-0", "0-1")
-    world.membership.members = ["g_me", "g_other"]
-    world.start()
-    world.consume("0-0", 77)
-    world.committer.commit(world.core.owned.values())
-    world.consume("0-0", 90)
-    world.membership.is_connected = False
-    load = world.store.load_many
-
-    def load_on_the_next_connection(group, names):
-        if not world.membership.is_connected:
-            world.membership.is_connected, world.membership.members = True, ["g_me"]
-            world.membership.connections += 1
-            world.store.offsets["t", "0-0"] = Offset(1, 20)
-        return load(group, names)
-
-    cast(Any, world.store).load_many = load_on_the_next_connection
-    world.committer.commit(world.core.owned.values())
-    world.member.take(Event.CHANGED)
-    assert (world.owned(), world.store.offsets["t", "0-0"]) == (["0-0"], Offset(5, 90))
-    assert world.timers[-1][0] == 15.0
