@@ -4,24 +4,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from metaq import Message, ProducerConfig
 from metaq.client.arrow import decode_columns, record_batch
-from metaq.client.config import ProducerConfig
-from metaq.client.consumer.chunk import Chunk
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.cursor import Ask, Request
-from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.decoding import Records
 from metaq.client.local_store import StoredMessage
-from metaq.client.message import Message
 from metaq.client.producer.building import build_batch, build_body
 from metaq.client.producer.packing import Packer
-from metaq.client.values import TopicPartition
 from metaq.protocol.compression import compress
-from metaq.protocol.errors import ConfigError, CorruptRecord, LocalProtocolError
+from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.limits import MAX_PAYLOAD_BYTES
 from metaq.protocol.record import COMPRESSED_FLAG, encode_attributes, encode_body, encode_record
+from tests.unit.client.chunks import HERE, Bench, chunk_of, damage_of, payloads, sized
 
-HERE = TopicPartition("t", 0, 1)
 LONG = b"the same again and again " * 100
 NOISE = np.random.default_rng(1).bytes(5000)
 
@@ -106,49 +100,41 @@ MIXED = [record(b"a"), record(LONG, True), record(LONG, True, tag="t"), record(b
 PAYLOADS = [b"a", LONG, LONG, b"b", b""]
 
 
-def sized(records, offset=1000):
-    data = b"".join(records)
-    return Chunk.of(data, offset, offset + len(data), np.array([len(each) for each in records]))
-
-
-@pytest.mark.parametrize("sizes", [True, False])
-def test_messages_have_their_payloads(sizes):
-    chunk = sized(MIXED)
-    if not sizes:
-        chunk.sizes = None
-    messages = chunk.take(HERE, 10)
-    assert [message.payload for message in messages] == PAYLOADS
-    assert [message.next_offset for message in messages][-1] == 1000 + sum(map(len, MIXED))
+@pytest.mark.parametrize("make", [sized, chunk_of])
+def test_messages_have_their_payloads(make):
+    messages = make(*MIXED).take(HERE, 10)
+    assert payloads(messages) == PAYLOADS
+    assert messages[-1].next_offset == 1000 + sum(map(len, MIXED))
 
 
 def test_a_message_without_attribute_and_compression_is_still_a_plain_one():
-    assert type(sized(MIXED[:1]).take(HERE, 1)[0]).__name__ == "PlainMessage"
-    assert type(sized(MIXED[:2]).take(HERE, 1)[0]) is Message
+    assert type(sized(*MIXED[:1]).take(HERE, 1)[0]).__name__ == "PlainMessage"
+    assert type(sized(*MIXED[:2]).take(HERE, 1)[0]) is Message
 
 
 @pytest.mark.parametrize("limit", [1, 2, 10])
 @pytest.mark.parametrize("check", [True, False])
 def test_batches_have_the_payloads_of_the_messages(limit, check):
-    chunk, batches = sized(MIXED), []
+    chunk, batches = sized(*MIXED), []
     while chunk.bytes_left:
         batches.append(chunk.take_batch(HERE, limit, check))
     found = pa.Table.from_batches(batches)
     found.validate(full=True)
-    assert found.equals(pa.Table.from_batches([record_batch(sized(MIXED).take(HERE, 10))]))
+    assert found.equals(pa.Table.from_batches([record_batch(sized(*MIXED).take(HERE, 10))]))
     assert found["payload"].to_pylist() == PAYLOADS
 
 
 def test_a_batch_takes_bounded_memory(monkeypatch):
     monkeypatch.setattr("metaq.client.arrow.MAX_UNPACKED_BYTES", len(LONG) + 1)
-    chunk = sized(MIXED)
+    chunk = sized(*MIXED)
     assert [chunk.take_batch(HERE, 10).num_rows for _ in range(2)] == [2, 3]
     assert not chunk.bytes_left
 
 
 def test_messages_may_follow_a_batch():
-    chunk = sized(MIXED)
+    chunk = sized(*MIXED)
     assert chunk.take_batch(HERE, 1)["payload"].to_pylist() == PAYLOADS[:1]
-    assert [message.payload for message in chunk.take(HERE, 10)] == PAYLOADS[1:]
+    assert payloads(chunk.take(HERE, 10)) == PAYLOADS[1:]
 
 
 def test_parts_of_columns_are_what_all_of_them_are():
@@ -164,25 +150,18 @@ def test_parts_of_columns_are_what_all_of_them_are():
 BAD = [record(b"a", identity=7), record(b"", b"no frame", 8), record(b"c", identity=9)]
 
 
-def core(accept=None, **settings):
-    made = ConsumerCore("g", ConsumerConfig(**settings), accept=accept)
-    (cursor,) = made.claim([HERE], [1000], announced=True)
-    chunk = sized(BAD)
-    assert cursor.arrived(Request(cursor, cursor._generation, Ask.PULL, 1000), chunk)
-    made.make_ready(cursor)
-    return made, cursor
+def bench(**options):
+    made = Bench(**options)
+    made.arrive(sized(*BAD))
+    return made
 
 
 def test_a_message_that_cannot_be_unpacked_says_where_it_is():
-    messages = sized(BAD).take(HERE, 10)
-    assert (messages[0].payload, messages[2].payload) == (b"a", b"c")
-    with pytest.raises(CorruptRecord, match="no Zstandard frame") as caught:
-        messages[1].payload.hex()
-    assert (caught.value.partition, caught.value.position, caught.value.end) == (
-        HERE,
-        messages[1].offset,
-        messages[1].next_offset,
-    )
+    first, bad, last = sized(*BAD).take(HERE, 10)
+    assert payloads([first, last]) == [b"a", b"c"]
+    error = damage_of(lambda: bad.payload)
+    assert "no Zstandard frame" in str(error)
+    assert (error.partition, error.position, error.end) == (HERE, bad.offset, bad.next_offset)
 
 
 ACCEPTS = [None, lambda message: True]
@@ -191,23 +170,16 @@ ACCEPTS = [None, lambda message: True]
 
 @pytest.mark.parametrize("accept", ACCEPTS)
 def test_a_batch_ends_in_front_of_it_and_it_is_told_until_there_is_a_seek(accept):
-    made, cursor = core(accept)
-    assert made.take_batch(10)["payload"].to_pylist() == [b"a"]
-    made.under_way = False
-    for _ in range(2):
-        with pytest.raises(CorruptRecord) as caught:
-            made.take_batch(10)
-    assert caught.value.end == 1000 + len(BAD[0]) + len(BAD[1])
-    assert cursor.position == 1000 + len(BAD[0])
+    made = bench(accept=accept)
+    assert made.take_batch() == [b"a"]
+    position = 1000 + len(BAD[0])
+    assert [damage_of(made.take_batch).end for _ in range(2)] == [position + len(BAD[1])] * 2
+    assert made.cursor.position == position
 
 
 @pytest.mark.parametrize("accept", ACCEPTS)
 def test_with_damage_skip_it_is_passed_over(accept):
-    made, cursor = core(accept, damage="skip")
-    assert made.take_batch(10)["payload"].to_pylist() == [b"a"]
-    made.under_way = False
-    rest = made.take_batch(10)["payload"].to_pylist()
-    assert rest + made.take_batch(10)["payload"].to_pylist() == [b"c"]
-    made.under_way = False
-    made.acknowledge()
-    assert cursor.consumed == (1000 + sum(map(len, BAD)), 9)
+    made = bench(accept=accept, damage="skip")
+    assert made.take_batch() == [b"a"]
+    assert made.core.take_batch(10)["payload"].to_pylist() + made.take_batch() == [b"c"]
+    assert made.consumed == (1000 + sum(map(len, BAD)), 9)

@@ -8,20 +8,15 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 from google.protobuf.wrappers_pb2 import StringValue
 
-from metaq.client.consumer.chunk import Chunk
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.cursor import Ask, Request
-from metaq.client.consumer_config import ConsumerConfig
-from metaq.client.message import Message
+from metaq import Message
 from metaq.client.producer.building import build_body
 from metaq.client.producer.typed import TypedProducer
 from metaq.client.serializers import deserializers
-from metaq.client.values import TopicPartition
 from metaq.errors import ClientError, ConfigError, ValueUnreadable
 from metaq.protocol.record import encode_record
 from metaq.serializers import Avro, Json, MsgPack, Protobuf, Serializer
+from tests.unit.client.chunks import HERE, Bench, chunk_of
 
-HERE = TopicPartition("t", 0, 1)
 ORDER = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "long"}]}
 NEWER: dict[str, Any] = {**ORDER, "fields": [*ORDER["fields"], {"name": "note", "type": "string", "default": ""}]}
 WHEN = datetime(2026, 11, 25, 4, 30, tzinfo=UTC)
@@ -166,29 +161,22 @@ class Noted:
 def test_a_typed_producer_sends_payloads_with_the_content_type():
     noted: Any = Noted()
     orders = TypedProducer(noted, Upper())
-    orders.send("t", "a", key="k")
-    orders.send_async("t", "b")
-    orders.produce("t", "c")
-    orders.send_batch("t", ["d", "e"])
-    orders.send_batch_async("t", ["f"])
-    assert [(name, payload) for name, _, payload, _ in noted.sent] == [
-        ("send", b"A"),
-        ("send_async", b"B"),
-        ("produce", b"C"),
-        ("send_batch", [b"D", b"E"]),
-        ("send_batch_async", [b"F"]),
+    for send in (orders.send, orders.send_async, orders.produce):
+        send("t", "a", key="k")
+    for send_many in (orders.send_batch, orders.send_batch_async):
+        send_many("t", ["d", "e"])
+    assert [each[:3] for each in noted.sent] == [
+        *((name, "t", b"A") for name in ("send", "send_async", "produce")),
+        *((name, "t", [b"D", b"E"]) for name in ("send_batch", "send_batch_async")),
     ]
+    assert [options.get("key") for *_, options in noted.sent] == ["k", "k", "k", None, None]
     assert {options["content_type"] for *_, options in noted.sent} == {"text/upper"}
-    assert noted.sent[0][3]["key"] == "k"
 
 
 def test_a_consumers_messages_have_values():
-    core = ConsumerCore("g", ConsumerConfig(), reader=deserializers("deserializer", Json()))
-    (cursor,) = core.claim([HERE], [0], announced=True)
-    data = b"".join(encode_record(each.body, 7, each.flag) for each in (sent(Json(), 1), sent(Json(), [2])))
-    assert cursor.arrived(Request(cursor, cursor._generation, Ask.PULL, 0), Chunk.of(data, 0, len(data)))
-    core.make_ready(cursor)
-    found = core.take(10)
+    bench = Bench(reader=deserializers("deserializer", Json()))
+    bench.arrive(chunk_of(*(encode_record(each.body, 7, each.flag) for each in (sent(Json(), 1), sent(Json(), [2])))))
+    found = bench.core.take(10)
     assert [each.value for each in found] == [1, [2]]
     assert found[0] == Message(*found[0])
     assert type(pickle.loads(pickle.dumps(found[0]))) is Message

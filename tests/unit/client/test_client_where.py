@@ -5,36 +5,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq import Consumer, PartitionReader, TopicBrowser, browse
+from metaq import Consumer, ConsumerConfig, PartitionReader, TopicBrowser, browse
 from metaq.client.arrow import columns_of, decode_columns
 from metaq.client.consumer.answers import PullCodec
-from metaq.client.consumer.chunk import Chunk
-from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.cursor import Ask, PartitionCursor, Request
-from metaq.client.consumer_config import ConsumerConfig
 from metaq.client.decoding import Records, decode_sized, decode_walking, in_bytes, joined
-from metaq.client.values import TopicPartition
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.record import encode_record
 from metaq.protocol.where import Where
 from tests.frames import FrameReader
 from tests.properties import LISTED, body_with
+from tests.unit.client.chunks import HERE, Bench, chunk_of, damaged, payloads, sized
 
-HERE = TopicPartition("t", 0, 1)
 WHERE = Where("n < 3")
 
 
 def records_with(numbers):
     return [encode_record(body_with({"n": n}, b"%d" % n), number + 1, LISTED) for number, n in enumerate(numbers)]
-
-
-def damaged(raw):
-    return raw[:-1] + bytes([raw[-1] ^ 1])
-
-
-def payloads(messages):
-    return [int(message.payload) for message in messages]
 
 
 NUMBERS = st.lists(st.integers(0, 6), min_size=1, max_size=80)
@@ -47,65 +35,32 @@ def test_messages_of_both_decoders_are_those_for_which_it_holds(numbers, damage)
     if damage:
         raw[-1] = damaged(raw[-1])
         numbers = numbers[:-1]
-    data = b"".join(raw)
-    sizes = np.array(list(map(len, raw)), np.int64)
-    walked = decode_walking(Records(data, 0, len(data), 1000, None), HERE, where=WHERE)
-    sized = decode_sized(Records(data, 0, len(data), 1000, sizes), HERE, where=WHERE)
+    walked_chunk, sized_chunk = chunk_of(*raw), sized(*raw)
+    walked, found = decode_walking(walked_chunk, HERE, where=WHERE), decode_sized(sized_chunk, HERE, where=WHERE)
     messages = list(walked.messages)
-    assert list(sized.messages) == messages
-    assert payloads(messages) == [n for n in numbers if n < 3]
-    assert (walked.end, walked.damage) == (sized.end, sized.damage)
-    assert walked.end == 1000 + len(data) - (len(raw[-1]) if damage else 0)
-    tagged = decode_sized(Records(data, 0, len(data), 1000, sizes), HERE, tags={"x"}, where=WHERE)
-    assert list(tagged.messages) == []
+    assert list(found.messages) == messages
+    assert payloads(messages) == [b"%d" % n for n in numbers if n < 3]
+    assert (walked.end, walked.damage) == (found.end, found.damage)
+    assert walked.end == walked_chunk.end_offset - (len(raw[-1]) if damage else 0)
+    assert list(decode_sized(sized_chunk, HERE, tags={"x"}, where=WHERE).messages) == []
 
 
 def test_a_chunk_passes_what_is_left_out():
     raw = records_with([0, 5, 1, 5, 5])
-    ends = np.cumsum(list(map(len, raw))) + 1000
-    data = b"".join(raw)
-    chunk = Chunk.of(data, 1000, 1000 + len(data))
-    assert payloads(chunk.take(HERE, 1, where=WHERE)) == [0]
-    assert chunk.reached == ends[0]
-    assert payloads(chunk.take(HERE, 9, where=WHERE)) == [1]
-    assert (chunk.bytes_left, chunk.reached) == (0, ends[-1])
+    chunk = chunk_of(*raw)
+    assert payloads(chunk.take(HERE, 1, where=WHERE)) == [b"0"]
+    assert chunk.reached == 1000 + len(raw[0])
+    assert payloads(chunk.take(HERE, 9, where=WHERE)) == [b"1"]
+    assert (chunk.bytes_left, chunk.reached) == (0, chunk.end_offset)
 
 
-def core_with(raw, sized=False):
-    core = ConsumerCore("g", ConsumerConfig(), where=WHERE)
-    (cursor,) = core.claim([HERE], [0], announced=True)
-    data = b"".join(raw)
-    sizes = np.array(list(map(len, raw)), np.int64) if sized else None
-    request = cursor.next_request(0.0)
-    assert request is not None
-    assert cursor.arrived(request, Chunk.of(data, 0, len(data), sizes))
-    cursor.answered(request, 0.0, 0.0)
-    core.make_ready(cursor)
-    return core, cursor, len(data)
-
-
-@pytest.mark.parametrize("sized", [False, True])
-def test_what_is_left_out_counts_as_consumed(sized):
-    core, cursor, end = core_with(records_with([0, 5, 1, 5, 5]), sized)
-    assert payloads(core.take(10)) == [0, 1]
-    core.under_way = False
-    core.acknowledge()
-    assert cursor.consumed == (end, 3)  # the id of the last that was handed out
-    core, cursor, end = core_with(records_with([5, 5]), sized)
-    assert core.take(10) == []
-    core.acknowledge()
-    assert cursor.consumed is not None
-    assert cursor.consumed[0] == end
-
-
-@pytest.mark.parametrize("sized", [False, True])
-def test_arrow_batches_have_only_what_it_holds_for(sized):
-    core, cursor, end = core_with(records_with([0, 5, 1, 5, 5]), sized)
-    assert core.take_batch(10)["payload"].to_pylist() == [b"0", b"1"]
-    core.under_way = False
-    core.acknowledge()
-    assert cursor.consumed is not None
-    assert cursor.consumed[0] == end
+@pytest.mark.parametrize("make", [chunk_of, sized])
+@pytest.mark.parametrize("take", [Bench.take, Bench.take_batch])
+@pytest.mark.parametrize(("numbers", "given", "last_id"), [([0, 5, 1, 5, 5], [b"0", b"1"], 3), ([5, 5], [], -1)])
+def test_only_what_it_holds_for_comes_and_what_is_left_out_counts_as_consumed(make, take, numbers, given, last_id):
+    bench, chunk = Bench(where=WHERE), make(*records_with(numbers))
+    bench.arrive(chunk)
+    assert (take(bench), bench.consumed) == (given, (chunk.end_offset, last_id))
 
 
 @settings(deadline=None)
