@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from metaq.client.consumer_config import SharedConfig
-from metaq.client.message import Message
+from metaq import Message, SharedConfig, SharedMessage, TopicPartition
 from metaq.client.serializers import deserializers
 from metaq.client.shared.core import Acquiring, Settle, SharedCore
-from metaq.client.shared.message import SharedMessage
-from metaq.client.values import TopicPartition
 from metaq.errors import ClientError, ValueUnreadable
 from metaq.protocol.record import EXPIRES_FLAG, PRIORITY_SHIFT, encode_attributes, encode_body
 from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
@@ -22,89 +19,129 @@ from metaq.serializers import Json
 from tests.properties import LISTED, body_with
 
 T = TopicPartition("t", 0, 0)
+AGAIN = TopicPartition("%RETRY%g", 0, 0)
 NOW_MS = 1_000_000
+ACK, EXTEND, RELEASE, RETURN = SettleAction.ACK, SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.RETURN
 
 
 class Leasing:
-    """A core with one partition, whose broker leases what a test says. Seconds pass as a test says."""
+    """A core with one partition, whose broker leases for ten seconds what a test says. Seconds pass as a test says.
 
-    def __init__(
-        self,
-        where: str | None = None,
-        partition: TopicPartition = T,
-        linger_ms: int = 0,
-        ordered: bool = False,
-        **more: Any,
-    ) -> None:
+    What is leased first has places from 0 and tokens from 100; what arrives later has tokens from 500.
+    """
+
+    def __init__(self, where: str | None = None, partition=T, linger_ms=0, ordered=False, **more: Any) -> None:
         self.lost: list[SharedMessage] = []
         self.now = 0.0
         self.partition = partition
         config = SharedConfig(settle_linger_ms=linger_ms, lease_seconds=10.0)
-        chosen = None if where is None else parse_where(where)
-
-        def clock() -> int:
-            return NOW_MS + round(self.now * 1000)
-
-        self.core = SharedCore(config, self.lost.append, ordered=ordered, where=chosen, now_ms=clock, **more)
+        more |= {"where": None if where is None else parse_where(where), "now_ms": self._clock}
+        self.core = SharedCore(config, self.lost.append, ordered=ordered, **more)
         self.core.use([partition])
         self.core.waiting[self] = 10
 
-    def lease(self, *messages: Message) -> None:
-        assert [type(each) for each in self.core.actions(self.now)] == [Acquiring]
+    def _clock(self) -> int:
+        return NOW_MS + round(self.now * 1000)
+
+    def _arrive(self, messages, places, token, waited, suspect=0) -> None:
         arrived = []
-        for number, message in enumerate(messages):
+        for message, place in zip(messages, places, strict=True):
             shared = SharedMessage(*message)
-            shared.leased_from, shared.leased_at, shared.token = self.partition, number, 100 + number
+            shared.leased_from, shared.leased_at, shared.token = self.partition, place, token + place
             shared.lease_until = self.now + 10.0
             arrived.append(shared)
-        self.core.arrived(self.partition, arrived, 0, self.now)
+        self.core.arrived(self.partition, arrived, waited, self.now, suspect)
 
-    def said(self, outcome: SettleOutcome = SettleOutcome.DONE) -> list[Settlement]:
-        said: list[Settlement] = []
-        for action in self.core.actions(self.now):
-            if isinstance(action, Settle):
-                said += action.settlements
-                self.core.settled(action.partition, [outcome] * len(action.settlements))
+    def lease(self, *messages: Message) -> None:
+        assert self.kinds() == [Acquiring]
+        self._arrive(messages, range(len(messages)), 100, 0)
+
+    def arrive(self, *places: int, waited=0, suspect=0) -> None:
+        """Of another lease."""
+        self._arrive([message()] * len(places), places, 500, waited, suspect)
+
+    def taken(self, count: int) -> list[SharedMessage]:
+        self.lease(*[message()] * count)
+        return self.take(count)
+
+    def take(self, count=9, **how) -> list[SharedMessage]:
+        return self.core.take(count, self.now, **how)
+
+    def ack(self, *messages: SharedMessage) -> None:
+        for each in messages:
+            self.core.ack(each, self.now)
+
+    def actions(self, at: float | None = None):
+        self.now = self.now if at is None else at
+        return self.core.actions(self.now)
+
+    def kinds(self, at: float | None = None):
+        return [type(each) for each in self.actions(at)]
+
+    def settlements(self, at: float | None = None) -> list[Settlement]:
+        """What is said, before it is answered."""
+        return [each for action in self.actions(at) if isinstance(action, Settle) for each in action.settlements]
+
+    def said(self, outcome=SettleOutcome.DONE, at: float | None = None) -> list[Settlement]:
+        said = self.settlements(at)
+        self.core.settled(self.partition, [outcome] * len(said))
         return said
 
 
-def message(payload: bytes = b"x", flag: int = 0, partition: TopicPartition = T) -> Message:
-    return Message(partition, 7, 8, flag, payload)
+@pytest.fixture
+def leasing() -> Leasing:
+    return Leasing()
+
+
+@pytest.fixture
+def lingering() -> Leasing:
+    return Leasing(linger_ms=100)
+
+
+def message(payload=b"x", flag=0) -> Message:
+    return Message(T, 7, 8, flag, payload)
+
+
+def settled(action: SettleAction, *places: int, token=100, ms=0) -> list[Settlement]:
+    return [Settlement(each, token + each, ms, action) for each in places]
 
 
 def orders(*amounts: int) -> list[Message]:
     return [message(body_with({"amount": each}), LISTED) for each in amounts]
 
 
-def test_what_the_filter_does_not_hold_for_is_acknowledged_unseen() -> None:
-    leasing = Leasing("amount > 10")
-    leasing.lease(*orders(5, 15, 25, 6))
-    taken = leasing.core.take(10, leasing.now)
-    assert [each.properties["amount"] for each in taken] == [15, 25]
-    assert leasing.said() == [Settlement(number, 100 + number, 0, SettleAction.ACK) for number in (0, 3)]
-
-
 def tagged(*tags: str, **properties: int) -> list[Message]:
     return [message(body_with({"TAGS": each, **properties}), LISTED) for each in tags]
 
 
-def test_a_message_without_one_of_the_tags_is_acknowledged_unseen() -> None:
+def test_what_the_filter_does_not_hold_for_is_acknowledged_unseen():
+    leasing = Leasing("amount > 10")
+    leasing.lease(*orders(5, 15, 25, 6))
+    assert [each.properties["amount"] for each in leasing.take()] == [15, 25]
+    assert leasing.said() == settled(ACK, 0, 3)
+
+
+def test_a_message_without_one_of_the_tags_is_acknowledged_unseen():
     leasing = Leasing("amount > 10", tags=frozenset({"a", "b"}))
     leasing.lease(*tagged("a", "c", "b", amount=11), message(), *tagged("a", amount=1))
-    assert [each.tag for each in leasing.core.take(10, leasing.now)] == ["a", "b"]
-    assert leasing.said() == [Settlement(number, 100 + number, 0, SettleAction.ACK) for number in (1, 3, 4)]
+    assert [each.tag for each in leasing.take()] == ["a", "b"]
+    assert leasing.said() == settled(ACK, 1, 3, 4)
 
 
-def test_a_message_with_another_tag_that_comes_to_the_group_again_has_passed_already() -> None:
-    leasing = Leasing(partition=TopicPartition("%RETRY%g", 0, 0), tags=frozenset({"a"}))
-    leasing.lease(*tagged("c"))
-    assert len(leasing.core.take(1, leasing.now)) == 1
+@pytest.mark.parametrize("options", [{"tags": frozenset({"a"})}, {"where": "amount > 10"}])
+def test_a_message_that_comes_to_the_group_again_has_passed_its_filters_already(options):
+    leasing = Leasing(partition=AGAIN, **options)
+    leasing.lease(*tagged("c", amount=5))
+    (taken,) = leasing.take(1)
+    leasing.ack(taken)
+    assert (taken.partition, taken.offset) == (T, 7)  # where it was first, and not where the lease is
+    assert leasing.said() == settled(ACK, 0)
 
 
-def test_the_value_is_read_by_the_consumers_deserializer_and_the_error_without_one_says_what_to_write() -> None:
+def test_the_value_is_read_by_the_consumers_deserializer_and_the_error_without_one_says_what_to_write():
     leasing = Leasing(reader=deserializers("deserializer", Json()))
     leasing.lease(message(b'{"a": 1}'), message(b"none"))
-    good, bad = leasing.core.take(2, leasing.now)
+    good, bad = leasing.take()
     assert good.value == {"a": 1}
     with pytest.raises(ValueUnreadable, match="offset 7"):
         bad.value  # noqa: B018
@@ -114,101 +151,73 @@ def test_the_value_is_read_by_the_consumers_deserializer_and_the_error_without_o
         copied.value  # noqa: B018
 
 
-def test_a_message_that_comes_to_the_group_again_has_passed_the_filter_already() -> None:
-    leasing = Leasing("amount > 10", TopicPartition("%RETRY%g", 0, 0))
-    leasing.lease(*orders(5))
-    (taken,) = leasing.core.take(1, leasing.now)
-    leasing.core.ack(taken, leasing.now)
-    assert (taken.partition, taken.offset) == (T, 7)  # where it was first, and not where the lease is
-    assert leasing.said() == [Settlement(0, 100, 0, SettleAction.ACK)]
-
-
 @pytest.mark.parametrize(("seconds", "comes"), [(0.0, True), (2.0, False)])
-def test_what_expires_while_it_is_here_is_acknowledged_unseen(seconds: float, comes: bool) -> None:
+def test_what_expires_while_it_is_here_is_acknowledged_unseen(leasing, seconds, comes):
     flag, text = encode_attributes(reserved={"metaq.expires": str(NOW_MS + 1000)})
-    leasing = Leasing()
     leasing.lease(message(encode_body(b"x", flag, text), flag | EXPIRES_FLAG), message())
     leasing.now = seconds
-    assert [each.payload for each in leasing.core.take(10, leasing.now)] == [b"x"] * (1 + comes)
-    assert leasing.said() == ([] if comes else [Settlement(0, 100, 0, SettleAction.ACK)])
+    assert [each.payload for each in leasing.take()] == [b"x"] * (1 + comes)
+    assert leasing.said() == ([] if comes else settled(ACK, 0))
 
 
-def test_a_message_that_waited_for_half_of_its_lease_goes_back_unworked() -> None:
-    leasing = Leasing()
+def test_a_message_that_waited_for_half_of_its_lease_goes_back_unworked(leasing):
     leasing.lease(message())
     leasing.now = 5.1
-    assert leasing.core.take(1, leasing.now) == []
-    assert leasing.said() == [Settlement(0, 100, 0, SettleAction.RETURN)]
+    assert leasing.take(1) == []
+    assert leasing.said() == settled(RETURN, 0)
 
 
-def test_what_nobody_takes_goes_back_after_half_of_its_lease_and_nothing_more_is_leased_until_somebody_does() -> None:
-    leasing = Leasing()
+def test_what_nobody_takes_goes_back_after_half_of_its_lease_and_nothing_more_is_leased_until_somebody_does(leasing):
     core = leasing.core
     core.wakes_at, core.is_due = math.inf, False
     leasing.lease(message(), message(), message(flag=9 << PRIORITY_SHIFT))
     assert (core.wakes_at, core.is_due) == (5.0, True)
     core.waiting.clear()  # the caller works on what it got
-    (handed,) = core.take(1, leasing.now)
+    (handed,) = leasing.take(1)
     leasing.now = 1.0
-    arrive(leasing, 8)
+    leasing.arrive(8)
     assert core.next_time(1.0) == 5.0
-    leasing.now = 4.9
-    assert leasing.said() == []
-    leasing.now = 5.0
-    assert leasing.said() == [Settlement(each, 100 + each, 0, SettleAction.RETURN) for each in (0, 1)]
+    assert leasing.said(at=4.9) == []
+    assert leasing.said(at=5.0) == settled(RETURN, 0, 1)
     assert (core.buffered, core.next_time(5.0)) == (1, 6.0)
-    leasing.now = 6.0
-    assert leasing.said() == [Settlement(8, 508, 0, SettleAction.RETURN)]
-    assert core.next_time(6.0) == math.inf
-    assert not core.is_low
+    assert leasing.said(at=6.0) == settled(RETURN, 8, token=500)
+    assert (core.next_time(6.0), core.is_low) == (math.inf, False)
 
-    arrive(leasing, 9)  # a request was under way
-    assert leasing.said() == [Settlement(9, 509, 0, SettleAction.RETURN)]
-    core.ack(handed, leasing.now)
+    leasing.arrive(9)  # a request was under way
+    assert leasing.said() == settled(RETURN, 9, token=500)
+    leasing.ack(handed)
     assert len(leasing.said()) == 1
-    assert core.take(1, leasing.now) == []
+    assert leasing.take(1) == []
     core.waiting[leasing] = 1
-    assert [type(each) for each in core.actions(leasing.now)] == [Acquiring]
-    arrive(leasing, 9)
-    assert len(core.take(1, leasing.now)) == 1
+    assert leasing.kinds() == [Acquiring]
+    leasing.arrive(9)
+    assert len(leasing.take(1)) == 1
 
 
-def test_who_waits_and_was_not_woken_in_time_still_gets_what_comes() -> None:
-    leasing = Leasing()
+def test_who_waits_and_was_not_woken_in_time_still_gets_what_comes(leasing):
     leasing.lease(message())
-    leasing.now = 5.0
-    settle, ask = leasing.core.actions(leasing.now)
-    assert isinstance(settle, Settle)
-    assert isinstance(ask, Acquiring)
-    arrive(leasing, 0)
-    assert len(leasing.core.take(1, leasing.now)) == 1
+    assert leasing.kinds(at=5.0) == [Settle, Acquiring]
+    leasing.arrive(0)
+    assert len(leasing.take(1)) == 1
 
 
-def test_an_acknowledgement_that_came_too_late_is_told() -> None:
-    leasing = Leasing()
-    leasing.lease(message(), message())
-    first, second = leasing.core.take(2, leasing.now)
-    leasing.core.ack(first, leasing.now)
+def test_an_acknowledgement_that_came_too_late_is_told(leasing):
+    first, second = leasing.taken(2)
+    leasing.ack(first)
     leasing.said(SettleOutcome.LOST)
     leasing.core.release(second, 1.5, leasing.now)
-    assert leasing.said() == [Settlement(1, 101, 1500, SettleAction.RELEASE)]
-    assert leasing.lost == [first]
-    assert (leasing.core.acknowledged, leasing.core.lost) == (0, 1)
+    assert leasing.said() == settled(RELEASE, 1, ms=1500)
+    assert (leasing.lost, leasing.core.acknowledged, leasing.core.lost) == ([first], 0, 1)
 
 
-def test_who_extends_and_acknowledges_is_told_once_that_it_was_too_late_and_not_if_only_an_answer_was_lost() -> None:
-    leasing = Leasing()
-    leasing.lease(message(), message(), message())
-    late, repeated, forgotten = leasing.core.take(3, leasing.now)
+def test_who_extends_and_acknowledges_is_told_once_that_it_was_too_late_and_not_if_only_an_answer_was_lost(leasing):
+    late, repeated, forgotten = leasing.taken(3)
     for each in (late, repeated):
         leasing.core.extend(each, 20.0, leasing.now)
-        leasing.core.ack(each, leasing.now)
-    (_, settle) = sorted(leasing.core.actions(leasing.now), key=lambda each: isinstance(each, Settle))
-    assert isinstance(settle, Settle)
-    assert [each.action for each in settle.settlements] == [SettleAction.EXTEND, SettleAction.ACK] * 2
+        leasing.ack(each)
+    assert [each.action for each in leasing.settlements()] == [EXTEND, ACK] * 2
     leasing.core.unsettled(T, leasing.now, 0.0)  # the broker has done it
-    (again,) = (each for each in leasing.core.actions(leasing.now) if isinstance(each, Settle))
-    assert [each.action for each in again.settlements] == [SettleAction.ACK] * 2
+    assert [each.action for each in leasing.settlements()] == [ACK] * 2
     leasing.core.settled(T, [SettleOutcome.LOST, SettleOutcome.GONE])
     assert (leasing.lost, leasing.core.lost, leasing.core.acknowledged) == ([late], 1, 1)
 
@@ -219,309 +228,237 @@ def test_who_extends_and_acknowledges_is_told_once_that_it_was_too_late_and_not_
 
 
 @pytest.mark.parametrize("reached", [True, False])
-def test_what_is_extended_and_acknowledged_and_reaches_no_broker_in_time_is_lost_once(reached: bool) -> None:
-    leasing = Leasing()
-    leasing.lease(message())
-    (late,) = leasing.core.take(1, leasing.now)
+def test_what_is_extended_and_acknowledged_and_reaches_no_broker_in_time_is_lost_once(leasing, reached):
+    (late,) = leasing.taken(1)
     leasing.core.extend(late, 10.0, leasing.now)
-    leasing.core.ack(late, leasing.now)
+    leasing.ack(late)
     if reached:
         leasing.said(SettleOutcome.LOST)
     else:
-        leasing.core.actions(leasing.now)
+        leasing.actions()
         leasing.core.unsettled(T, 20.1, 0.0)
     assert (leasing.lost, leasing.core.lost, leasing.core.unsettled_count) == ([late], 1, 0)
 
 
-def test_a_lease_is_kept_while_a_handler_works_and_not_after_that() -> None:
-    leasing = Leasing()
+def test_a_lease_is_kept_while_a_handler_works_and_not_after_that(leasing):
     leasing.lease(message())
-    (taken,) = leasing.core.take(1, leasing.now, keep=True)
-    leasing.now = 5.1
-    assert leasing.said() == [Settlement(0, 100, 10_000, SettleAction.EXTEND)]
-    leasing.core.ack(taken, leasing.now)
-    leasing.now = 11.0
-    assert leasing.said() == [Settlement(0, 100, 0, SettleAction.ACK)]
+    (taken,) = leasing.take(1, keep=True)
+    assert leasing.said(at=5.1) == settled(EXTEND, 0, ms=10_000)
+    leasing.ack(taken)
+    assert leasing.said(at=11.0) == settled(ACK, 0)
     assert leasing.said() == []
 
 
-def taken(leasing: Leasing, count: int) -> list[SharedMessage]:
-    leasing.lease(*[message()] * count)
-    return leasing.core.take(count, leasing.now)
+def test_acknowledgements_gather_until_the_first_has_waited_or_one_is_released(lingering):
+    first, second, third, fourth = lingering.taken(4)
+    lingering.ack(first)
+    lingering.core.ack(second, 0.05)
+    assert lingering.said(at=0.09) == []
+    assert lingering.said(at=0.1) == settled(ACK, 0, 1)
+    lingering.core.ack(third, 0.2)
+    lingering.core.release(fourth, 0.0, 0.21)
+    assert lingering.said(at=0.21) == settled(ACK, 2) + settled(RELEASE, 3)
 
 
-def offsets(settlements: list[Settlement]) -> list[int]:
-    return [each.offset for each in settlements]
+def test_the_next_of_a_key_and_a_flush_wait_for_no_others(lingering):
+    ordered = Leasing(linger_ms=100, ordered=True)
+    for each in (ordered, lingering):
+        each.ack(*each.taken(1))
+    assert (ordered.said(), lingering.said()) == (settled(ACK, 0), [])
+    lingering.core.settle_now(0.0)
+    assert lingering.said() == settled(ACK, 0)
 
 
-def test_acknowledgements_gather_until_the_first_has_waited_or_one_is_released() -> None:
-    leasing = Leasing(linger_ms=100)
-    first, second, third, fourth = taken(leasing, 4)
-    leasing.core.ack(first, 0.0)
-    leasing.core.ack(second, 0.05)
-    leasing.now = 0.09
-    assert leasing.said() == []
-    leasing.now = 0.1
-    assert offsets(leasing.said()) == [0, 1]
-    leasing.core.ack(third, 0.2)
-    leasing.core.release(fourth, 0.0, 0.21)
-    leasing.now = 0.21
-    assert offsets(leasing.said()) == [2, 3]
-
-
-def test_the_next_of_a_key_and_a_flush_wait_for_no_others() -> None:
-    leasing = Leasing(linger_ms=100, ordered=True)
-    leasing.core.ack(taken(leasing, 1)[0], 0.0)
-    assert offsets(leasing.said()) == [0]
-    leasing = Leasing(linger_ms=100)
-    leasing.core.ack(taken(leasing, 1)[0], 0.0)
-    assert leasing.said() == []
-    leasing.core.settle_now(0.0)
-    assert offsets(leasing.said()) == [0]
-
-
-def test_nothing_goes_to_a_broker_that_has_failed_before_its_pause_is_over() -> None:
-    leasing = Leasing()
-    first, second = taken(leasing, 2)
-    leasing.core.ack(first, 0.0)
-    (action,) = [each for each in leasing.core.actions(0.0) if isinstance(each, Settle)]
-    leasing.core.unsettled(action.partition, 0.0, 1.0)
+def test_nothing_goes_to_a_broker_that_has_failed_before_its_pause_is_over(leasing):
+    first, second = leasing.taken(2)
+    leasing.ack(first)
+    assert leasing.settlements() == settled(ACK, 0)
+    leasing.core.unsettled(T, 0.0, 1.0)
     leasing.core.release(second, 0.0, 0.5)
-    leasing.now = 0.9
-    assert leasing.said() == []
-    leasing.now = 1.0
-    assert offsets(leasing.said()) == [0, 1]
+    assert leasing.said(at=0.9) == []
+    assert leasing.said(at=1.0) == settled(ACK, 0) + settled(RELEASE, 1)
 
 
-def test_a_member_that_asks_for_nothing_more_gives_back_what_it_has_and_pauses_behind_a_broker_that_fails() -> None:
-    leasing = Leasing(linger_ms=100)
-    first, *_ = taken(leasing, 1)
-    leasing.lease(message())
-    leasing.core.close(0.0)
-    (action,) = leasing.core.actions(0.0)
-    assert isinstance(action, Settle)
-    assert [each.action for each in action.settlements] == [SettleAction.RETURN]
-    leasing.core.unsettled(action.partition, 0.0, 1.0)
-    leasing.core.ack(first, 0.5)
-    assert leasing.core.actions(0.9) == []
-    leasing.now = 1.0
-    assert [each.action for each in leasing.said()] == [SettleAction.RETURN, SettleAction.ACK]
+def test_a_member_that_asks_for_nothing_more_gives_back_what_it_has_and_pauses_behind_a_broker_that_fails(lingering):
+    (first,) = lingering.taken(1)
+    lingering.lease(message())
+    lingering.core.close(0.0)
+    assert [each.action for each in lingering.settlements()] == [RETURN]
+    lingering.core.unsettled(T, 0.0, 1.0)
+    lingering.core.ack(first, 0.5)
+    assert lingering.actions(0.9) == []
+    assert [each.action for each in lingering.said(at=1.0)] == [RETURN, ACK]
 
 
-def test_who_closes_withdraws_what_it_has_asked_for_until_that_is_answered_and_gives_back_what_comes() -> None:
-    leasing = Leasing()
+def test_who_closes_withdraws_what_it_has_asked_for_until_that_is_answered_and_gives_back_what_comes(leasing):
     core = leasing.core
-    assert [type(each) for each in core.actions(0.0)] == [Acquiring]
+    assert leasing.kinds() == [Acquiring]
     core.close(0.0)
     assert core.actions(0.0) == [Acquiring(T, 0, 0)]
     assert (core.is_closed, core.actions(0.05)) == (False, [])
     assert 0.05 < core.next_time(0.05) < 0.2
     assert core.actions(0.2) == [Acquiring(T, 0, 0)]
-    arrive(leasing, 0)
+    leasing.arrive(0)
     assert not core.is_closed
-    assert leasing.said() == [Settlement(0, 500, 0, SettleAction.RETURN)]
+    assert leasing.said() == settled(RETURN, 0, token=500)
     assert (core.is_closed, core.actions(1.0), core.next_time(1.0)) == (True, [], math.inf)
 
 
-def test_who_closes_waits_for_no_broker_that_refuses_the_withdrawal() -> None:
-    leasing = Leasing()
-    leasing.core.actions(0.0)
+def test_who_closes_waits_for_no_broker_that_refuses_the_withdrawal(leasing):
+    leasing.actions()
     assert not leasing.core.is_closed
     leasing.core.close(0.0)
     leasing.core.refused(T, 0.0, None)
     assert leasing.core.is_closed
 
 
-def arrive(leasing: Leasing, *places: int, token: int = 500, suspect: int = 0) -> list[SharedMessage]:
-    """Messages at these places, of another lease."""
-    arrived = []
-    for place in places:
-        shared = SharedMessage(*message())
-        shared.leased_from, shared.leased_at, shared.token = T, place, token + place
-        shared.lease_until = leasing.now + 10.0
-        arrived.append(shared)
-    leasing.core.arrived(T, arrived, 0, leasing.now, suspect)
-    return arrived
+# --- what lies here once more, or comes late --------------------------------------------------------------------------
 
 
-def test_who_acknowledges_late_what_lies_here_once_more_acknowledges_that_and_does_not_get_it_again() -> None:
-    leasing = Leasing()
-    first, second, third = taken(leasing, 3)
+def places(messages: list[SharedMessage]) -> list[int]:
+    return [each.leased_at for each in messages]
+
+
+def test_who_acknowledges_late_what_lies_here_once_more_acknowledges_that_and_does_not_get_it_again(leasing):
+    first, second, third = leasing.taken(3)
     leasing.now = 10.5
-    arrive(leasing, 0, 1, 7)
-    leasing.core.ack(first, leasing.now)
+    leasing.arrive(0, 1, 7)
+    leasing.ack(first)
     leasing.core.release(second, 0.0, leasing.now)
-    assert leasing.said() == [
-        Settlement(0, 500, 0, SettleAction.ACK),
-        Settlement(1, 501, 0, SettleAction.RELEASE),
-    ]
-    assert [each.leased_at for each in leasing.core.take(9, leasing.now)] == [7]
-    leasing.core.ack(third, leasing.now)
-    assert leasing.said() == [Settlement(2, 102, 0, SettleAction.ACK)]
+    assert leasing.said() == settled(ACK, 0, token=500) + settled(RELEASE, 1, token=500)
+    assert places(leasing.take()) == [7]
+    leasing.ack(third)
+    assert leasing.said() == settled(ACK, 2)
     assert (leasing.core.acknowledged, leasing.lost) == (2, [])
 
 
-def test_a_copy_that_comes_behind_a_late_acknowledgement_or_was_taken_before_is_not_worked_on_or_lost() -> None:
-    leasing = Leasing()
-    first, second = taken(leasing, 2)
+def test_a_copy_that_comes_behind_a_late_acknowledgement_or_was_taken_before_is_not_worked_on_or_lost(leasing):
+    first, second = leasing.taken(2)
     leasing.now = 10.5
-    arrive(leasing, 0)
-    (copy,) = leasing.core.take(9, leasing.now)
-    leasing.core.ack(first, leasing.now)
-    leasing.core.ack(second, leasing.now)
-    assert leasing.said() == [Settlement(0, 100, 0, SettleAction.ACK), Settlement(1, 101, 0, SettleAction.ACK)]
-    arrive(leasing, 1)
-    assert leasing.core.take(9, leasing.now) == []
-    leasing.core.ack(copy, leasing.now)
-    assert leasing.said(SettleOutcome.GONE) == [Settlement(0, 500, 0, SettleAction.ACK)]
+    leasing.arrive(0)
+    (copy,) = leasing.take()
+    leasing.ack(first, second)
+    assert leasing.said() == settled(ACK, 0, 1)
+    leasing.arrive(1)
+    assert leasing.take() == []
+    leasing.ack(copy)
+    assert leasing.said(SettleOutcome.GONE) == settled(ACK, 0, token=500)
     assert (leasing.core.acknowledged, leasing.lost) == (2, [])
 
 
 @pytest.mark.parametrize("outcome", [SettleOutcome.LOST, SettleOutcome.GONE])
-def test_one_whose_late_acknowledgement_was_refused_is_lost_and_worked_on_again(outcome: SettleOutcome) -> None:
-    leasing = Leasing()
-    (first,) = taken(leasing, 1)
+def test_one_whose_late_acknowledgement_was_refused_is_lost_and_worked_on_again(leasing, outcome):
+    (first,) = leasing.taken(1)
     leasing.now = 10.5
-    leasing.core.ack(first, leasing.now)
+    leasing.ack(first)
     leasing.said(outcome)
     assert leasing.lost == [first]
-    arrive(leasing, 0)
-    assert len(leasing.core.take(9, leasing.now)) == 1
+    leasing.arrive(0)
+    assert places(leasing.take()) == [0]
 
 
-def test_only_so_many_late_acknowledgements_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_late_acknowledgements_are_remembered(leasing, monkeypatch):
     monkeypatch.setattr("metaq.client.shared.tuning.LATE_ACKNOWLEDGED", 2)
-    leasing = Leasing()
-    found = taken(leasing, 3)
+    found = leasing.taken(3)
     leasing.now = 10.5
-    for each in found:
-        leasing.core.ack(each, leasing.now)
+    leasing.ack(*found)
     leasing.said()
-    arrive(leasing, 0, 1, 2)
-    assert [each.leased_at for each in leasing.core.take(9, leasing.now)] == [0]
+    leasing.arrive(0, 1, 2)
+    assert places(leasing.take()) == [0]
 
 
-def test_beside_one_that_is_to_be_alone_nothing_is_asked_for_and_its_acknowledgement_waits_for_no_others() -> None:
-    leasing = Leasing(linger_ms=100)
-    assert [type(each) for each in leasing.core.actions(0.0)] == [Acquiring]
-    arrive(leasing, 0, suspect=2)
-    (alone,) = leasing.core.take(9, 0.0)
-    assert leasing.core.actions(0.0) == []
-    assert leasing.core.next_time(0.0) == 10.0
-    arrive(leasing, 7, suspect=2)  # of a broker that did not know
-    assert leasing.said() == [Settlement(7, 507, 0, SettleAction.RETURN)]
-    leasing.core.ack(alone, 0.0)
-    settle, ask = leasing.core.actions(0.0)
-    assert isinstance(settle, Settle)
-    assert settle.settlements == (Settlement(0, 500, 0, SettleAction.ACK),)
+# --- suspects ---------------------------------------------------------------------------------------------------------
+
+
+def test_beside_one_that_is_to_be_alone_nothing_is_asked_for_and_its_acknowledgement_waits_for_no_others(lingering):
+    assert lingering.kinds() == [Acquiring]
+    lingering.arrive(0, suspect=2)
+    (alone,) = lingering.take()
+    assert (lingering.actions(), lingering.core.next_time(0.0)) == ([], 10.0)
+    lingering.arrive(7, suspect=2)  # of a broker that did not know
+    assert lingering.said() == settled(RETURN, 7, token=500)
+    lingering.ack(alone)
+    settle, ask = lingering.actions()
+    assert settle.settlements == tuple(settled(ACK, 0, token=500))
     assert isinstance(ask, Acquiring)  # behind it
 
 
-def test_the_acknowledgement_of_a_suspect_beside_others_waits_for_no_others() -> None:
-    leasing = Leasing(linger_ms=100)
-    arrive(leasing, 0, suspect=1)
-    (suspect,) = leasing.core.take(9, 0.0)
-    leasing.core.ack(suspect, 0.0)
-    assert offsets(leasing.said()) == [0]
+def test_the_acknowledgement_of_a_suspect_beside_others_waits_for_no_others(lingering):
+    lingering.arrive(0, suspect=1)
+    lingering.ack(*lingering.take())
+    assert lingering.said() == settled(ACK, 0, token=500)
 
 
-def test_one_that_is_to_be_alone_and_that_nobody_takes_goes_back_in_time_and_who_takes_asks_for_more() -> None:
-    leasing = Leasing()
+def test_one_that_is_to_be_alone_and_that_nobody_takes_goes_back_in_time_and_who_takes_asks_for_more(leasing):
     leasing.core.waiting.clear()
-    arrive(leasing, 0, suspect=2)
+    leasing.arrive(0, suspect=2)
     assert leasing.core.next_time(0.0) == 5.0
-    leasing.now = 5.0
-    (settle,) = leasing.core.actions(5.0)
-    assert isinstance(settle, Settle)
-    assert settle.settlements == (Settlement(0, 500, 0, SettleAction.RETURN),)
-    assert leasing.core.take(1, 5.0) == []
-    assert [type(each) for each in leasing.core.actions(5.0)] == [Acquiring]
+    (settle,) = leasing.actions(5.0)
+    assert settle.settlements == tuple(settled(RETURN, 0, token=500))
+    assert (leasing.take(1), leasing.kinds()) == ([], [Acquiring])
 
 
-def test_one_that_was_taken_alone_and_is_never_settled_holds_up_nothing_behind_its_lease() -> None:
-    leasing = Leasing()
-    arrive(leasing, 0, suspect=2)
-    leasing.core.take(9, 0.0)
-    assert leasing.core.actions(9.9) == []
-    assert [type(each) for each in leasing.core.actions(10.0)] == [Acquiring]
+def test_one_that_was_taken_alone_and_is_never_settled_holds_up_nothing_behind_its_lease(leasing):
+    leasing.arrive(0, suspect=2)
+    leasing.take()
+    assert (leasing.actions(9.9), leasing.kinds(10.0)) == ([], [Acquiring])
 
 
-def test_acknowledgements_go_with_the_request_for_more_once_they_are_some() -> None:
-    leasing = Leasing(linger_ms=100)
-    for count, along in ((7, []), (9, list(range(7)) + list(range(9)))):
-        for each in taken(leasing, count):
-            leasing.core.ack(each, leasing.now)
-        said = [action for action in leasing.core.actions(leasing.now) if isinstance(action, Settle)]
-        assert [each.offset for action in said for each in action.settlements] == along
-        leasing.core.refused(T, leasing.now, 0.0)
+# --- when more is asked for -------------------------------------------------------------------------------------------
 
 
-def test_the_driver_is_to_look_when_the_lease_of_a_message_that_is_worked_on_has_to_be_extended() -> None:
-    leasing = Leasing()
+def test_acknowledgements_go_with_the_request_for_more_once_they_are_some(lingering):
+    for count, along in ((7, []), (9, [*range(7), *range(9)])):
+        lingering.ack(*lingering.taken(count))
+        assert [each.offset for each in lingering.settlements()] == along
+        lingering.core.refused(T, lingering.now, 0.0)
+
+
+def test_the_driver_is_to_look_when_the_lease_of_a_message_that_is_worked_on_has_to_be_extended(leasing):
     leasing.lease(message())
     leasing.core.wakes_at, leasing.core.is_due = math.inf, False
-    leasing.core.take(1, leasing.now, keep=True)
+    leasing.take(1, keep=True)
     assert (leasing.core.wakes_at, leasing.core.is_due) == (5.0, True)
 
 
-def test_the_most_urgent_message_is_taken_first_also_when_it_comes_last() -> None:
-    leasing = Leasing()
+def test_the_most_urgent_message_is_taken_first_also_when_it_comes_last(leasing):
     leasing.lease(message(b"low"), message(b"low too"))
     leasing.lease(message(b"urgent", 9 << PRIORITY_SHIFT), message(b"high", 5 << PRIORITY_SHIFT))
-    order = [each.payload for each in leasing.core.take(3, leasing.now)]
-    assert order + [each.payload for each in leasing.core.take(3, leasing.now)] == [
-        b"urgent",
-        b"high",
-        b"low",
-        b"low too",
-    ]
+    order = [each.payload for _ in range(2) for each in leasing.take(3)]
+    assert order == [b"urgent", b"high", b"low", b"low too"]
 
 
-def test_more_is_asked_for_when_half_of_what_was_leased_ahead_is_left_and_that_is_not_under_way() -> None:
-    leasing = Leasing(linger_ms=100)
-    core = leasing.core
-    core.waiting[leasing] = 1
-    leasing.lease(message())
-    (first,) = core.take(1, 0.0)
-    core.ack(first, 0.01)  # ten milliseconds each
-    core.arrived(T, [], 1, 0.01)
-    leasing.now = 0.01
-    (ask,) = (action for action in core.actions(0.01) if isinstance(action, Acquiring))
+def test_more_is_asked_for_when_half_of_what_was_leased_ahead_is_left_and_that_is_not_under_way(lingering):
+    core = lingering.core
+    core.waiting[lingering] = 1
+    (first,) = lingering.taken(1)
+    lingering.now = 0.01
+    lingering.ack(first)  # ten milliseconds each
+    lingering.arrive(waited=1)
+    (ask,) = (action for action in lingering.actions() if isinstance(action, Acquiring))
     core.waiting.clear()
-    arrived = []
-    for number in range(20):
-        shared = SharedMessage(*message())
-        shared.leased_from, shared.leased_at, shared.token, shared.lease_until = T, number, 1, 10.0
-        arrived.append(shared)
-    core.arrived(T, arrived, 1, 0.01)
+    lingering.arrive(*range(20), waited=1)
     assert (ask.records, core.is_low) == (21, False)
-    core.take(9, 0.01)
+    lingering.take(9)
     assert not core.is_low
-    core.take(1, 0.01)
+    lingering.take(1)
     assert core.is_low
-    assert [type(each) for each in core.actions(0.01)] == [Acquiring]
+    assert lingering.kinds() == [Acquiring]
     assert not core.is_low
 
 
-def test_a_broker_that_does_not_wait_for_messages_is_asked_with_pauses_that_grow():
-    leasing = Leasing()
+def test_a_broker_that_does_not_wait_for_messages_is_asked_with_pauses_that_grow(leasing):
     asked = 0
     for _ in range(1000):  # 10 s
-        leasing.now += 0.01
-        if leasing.core.actions(leasing.now):
+        if leasing.actions(leasing.now + 0.01):
             asked += 1
             leasing.core.arrived(T, [], asked % 2, leasing.now + 0.001)
     assert 20 <= asked <= 45  # most pauses are 0.25 … 0.5 s
 
 
-def test_a_broker_that_waits_for_messages_is_asked_again_at_once():
-    leasing = Leasing()
+def test_a_broker_that_waits_for_messages_is_asked_again_at_once(leasing):
     for _ in range(3):
-        assert len(leasing.core.actions(leasing.now)) == 1
+        assert len(leasing.actions()) == 1
         leasing.now += 15.0
-        leasing.core.arrived(T, [], 0, leasing.now)
-    leasing.lease(plain())
-
-
-def plain() -> Message:
-    return Message(T, 0, 1, 0, b"x")
+        leasing.arrive()
+    leasing.lease(message())
