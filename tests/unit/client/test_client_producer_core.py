@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.config import ProducerConfig
+from metaq import ProducerConfig, TopicPartition
 from metaq.client.producer.building import build_batch
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.outgoing import ASKED, GatheredBatch, Outgoing
 from metaq.client.producer.queues import BrokerQueue, Flight, PartitionQueue
 from metaq.client.producer.routing import partition_for_key
-from metaq.client.values import TopicPartition
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ClientError,
@@ -69,8 +68,8 @@ class Sent:
 
     def route(self, outgoing):
         meanwhile, self.meanwhile = self.meanwhile, []
-        for message in meanwhile:
-            self.add(message)
+        for each in meanwhile:
+            self.add(each)
         return self.routes.get(outgoing, HERE)
 
     def partitions_for_keys(self, topic):
@@ -93,6 +92,13 @@ class Sent:
         self.flights += flights
         return queue
 
+    def send(self, *bodies, partition=HERE, **more):
+        """A message of each body is added; the messages."""
+        messages = [message(body, **more) for body in bodies]
+        for each in messages:
+            self.add(each, partition)
+        return messages
+
     def do(self, actions):
         self.flights += actions.flights
         self.ended += [outgoing for outgoing, _ in actions.ended]
@@ -103,6 +109,10 @@ class Sent:
     def batches(self):
         """What went to each partition, in the order it left."""
         return [(turn.queue, turn.batch) for flight in self.flights for turn in flight.turns]
+
+    @property
+    def went(self):
+        return [(queue.partition, batch) for queue, batch in self.batches]
 
     def finish(self, number=-1):
         """The broker acknowledges a flight."""
@@ -115,28 +125,34 @@ class Sent:
         flight = self.flights[-1]
         self.do(self.core.landed(flight, (), [(turn, error) for turn in flight.turns]))
 
-    def wake(self):
-        """Whatever is due by now."""
+    def wake(self, at=None):
+        """Whatever is due by now, or then."""
+        self.now = self.now if at is None else at
         self.do(self.core.wake(self.now))
 
+    def fail_and_wait(self):
+        """It goes again after the pause; how long that was."""
+        self.fail()
+        pause = self.core.wake_at - self.now
+        self.wake(self.core.wake_at)
+        return pause
 
-def test_what_arrives_while_a_request_is_under_way_goes_together_as_the_next():
-    sent = Sent()
-    first, second, third = message(), message(), message()
-    queue = sent.add(first)
-    sent.add(second)
-    sent.add(third)
-    assert len(sent.batches) == 1
+
+@pytest.fixture
+def sent():
+    return Sent()
+
+
+def test_what_arrives_while_a_request_is_under_way_goes_together_as_the_next(sent):
+    first, second, third = sent.send(b"1", b"2", b"3")
+    assert sent.went == [(HERE, [first])]
     sent.finish()
-    assert sent.batches[1:] == [(queue, [second, third])]
+    assert sent.went[1:] == [(HERE, [second, third])]
     sent.finish()
-    assert len(sent.batches) == 2
-    assert sent.core.buffered_bytes == 0
+    assert (len(sent.went), sent.core.buffered_bytes) == (2, 0)
 
 
-def test_a_message_for_one_partition_joins_none_that_may_go_elsewhere():
-    sent = Sent()
-
+def test_a_message_for_one_partition_joins_none_that_may_go_elsewhere(sent):
     def send(body, fixed):
         where = ("t", HERE) if fixed else "t"
         if sent.core.join(where, 0, body, 100.0, ASKED) is None:
@@ -151,12 +167,11 @@ def test_a_message_for_one_partition_joins_none_that_may_go_elsewhere():
     assert [each.bodies for each in sent.batches[-1][1]] == [[b"2"], [b"3", b"4"], [b"5"], [b"6"]]
     sent.fail()
     sent.wake()
-    went = {queue.partition: [body for each in batch for body in each.bodies] for queue, batch in sent.batches[-2:]}
+    went = {partition: [body for each in batch for body in each.bodies] for partition, batch in sent.went[-2:]}
     assert went == {HERE: [b"2", b"5"], THERE: [b"3", b"4", b"6"]}
 
 
-def test_a_single_answer_is_done_with_in_one_step_and_hands_out_what_has_gathered():
-    sent = Sent()
+def test_a_single_answer_is_done_with_in_one_step_and_hands_out_what_has_gathered(sent):
     queue = sent.add(message())
     assert sent.core.landed_alone(sent.flights[0]) == ()
     assert (queue.busy, queue.broker.flights, sent.core.buffered_bytes) == (False, 0, 0)
@@ -171,55 +186,33 @@ def test_a_single_answer_is_done_with_in_one_step_and_hands_out_what_has_gathere
     assert queue.under_way == first.turns[0].batch
     (following,) = sent.core.landed_alone(first) or ()
     assert following.turns == [(queue, [second, third])]
-    assert (queue.busy, queue.broker.flights) == (True, 1)
-    assert sent.core.buffered_bytes == second.size + third.size
+    assert (queue.busy, queue.broker.flights, sent.core.buffered_bytes) == (True, 1, second.size + third.size)
     sent.core.landed(following, following.turns)
     sent.core.release(following, following.turns)
     assert (queue.broker.flights, sent.core.buffered_bytes) == (0, 0)
 
 
-def test_where_interrupts_come_what_has_waited_leaves_by_a_wake():
-    sent = Sent(linger_ms=5)
-    sent.add(lingering := message(future=True))
-    sent.interrupts = True
-    queue = sent.add(blocking := message())
-    assert (sent.batches, sent.core.wake_at) == ([], -math.inf)
-    sent.interrupts = False
-    sent.wake()
-    assert sent.batches == [(queue, [lingering, blocking])]
-
-
-def test_partitions_do_not_wait_for_each_other():
-    sent = Sent()
-    sent.add(message())
-    sent.add(message(), THERE)
-    assert [queue.partition for queue, _ in sent.batches] == [HERE, THERE]
+def test_partitions_do_not_wait_for_each_other(sent):
+    sent.send(b"x")
+    sent.send(b"x", partition=THERE)
+    assert [partition for partition, _ in sent.went] == [HERE, THERE]
 
 
 def test_a_batch_ends_at_its_bytes_and_at_its_records():
     sent = Sent(max_batch_bytes=100, max_batch_records=3)
-    waiting = [message(b"x" * 30) for _ in range(2)] + [message(b"") for _ in range(4)]
-    sent.add(message())
-    for outgoing in waiting:
-        sent.add(outgoing)
-    sent.finish()
-    assert sent.batches[-1][1] == waiting[:2]  # 50 + 50 bytes
-    sent.finish()
-    assert sent.batches[-1][1] == waiting[2:5]
-    sent.finish()
-    assert sent.batches[-1][1] == waiting[5:]
+    _, *waiting = sent.send(b"x", b"x" * 30, b"x" * 30, b"", b"", b"", b"")
+    for taken in (waiting[:2], waiting[2:5], waiting[5:]):  # the first have 50 + 50 bytes
+        sent.finish()
+        assert sent.went[-1] == (HERE, taken)
 
 
-def test_a_window_of_messages_is_divided_so_that_sender_and_broker_work_at_once():
-    sent, window = Sent(), 256
-    for _ in range(window):
-        sent.add(message())
+def test_a_window_of_messages_is_divided_so_that_sender_and_broker_work_at_once(sent):
+    window = 256
+    sent.send(*[b"x"] * window)
     sizes = []
     for _ in range(12):
         sent.finish()
-        answered = len(sent.batches[-2][1])
-        for _ in range(answered):  # the sender has as many under way as it may
-            sent.add(message())
+        sent.send(*[b"x"] * len(sent.batches[-2][1]))  # the sender has as many under way as it may
         sizes.append(len(sent.batches[-1][1]))
     assert all(window // 2 - 1 <= size <= window // 2 + 1 for size in sizes[1:]), sizes
     while sent.core.buffered_bytes:
@@ -227,13 +220,11 @@ def test_a_window_of_messages_is_divided_so_that_sender_and_broker_work_at_once(
     assert sum(len(batch) for _, batch in sent.batches) == window + 1 + sum(sizes[:-1])
 
 
-def test_batches_that_were_made_as_such_are_not_divided():
-    sent = Sent()
-    sent.add(many(100))
-    for _ in range(4):
+def test_batches_that_were_made_as_such_are_not_divided(sent):
+    for _ in range(5):
         sent.add(many(100))
     sent.finish(0)
-    assert [sum(each.count for each in flight.turns[0].batch) for flight in sent.flights] == [100, 400]
+    assert [sum(each.count for each in batch) for _, batch in sent.batches] == [100, 400]
 
 
 def test_a_batch_counts_as_one_of_the_messages_that_may_wait():
@@ -241,89 +232,70 @@ def test_a_batch_counts_as_one_of_the_messages_that_may_wait():
     for _ in range(3):
         sent.add(many(100))
     with pytest.raises(RequestTimedOut, match="3 messages of"):
-        sent.add(message())
+        sent.send(b"x")
     sent.finish(0)
-    sent.add(message())
+    sent.send(b"x")
 
 
-def test_few_messages_go_together_whatever_was_answered_last():
-    sent = Sent()
-    sent.add(message())
-    waiting = [message() for _ in range(64)]
-    for outgoing in waiting:
-        sent.add(outgoing)
+def test_few_messages_go_together_whatever_was_answered_last(sent):
+    _, *waiting = sent.send(*[b"x"] * 65)
     sent.finish()
-    assert sent.batches[-1][1] == waiting
+    assert sent.went[-1] == (HERE, waiting)
+
+
+def taken_from(messages, takes, limit, **connection):
+    queue = PartitionQueue(HERE, BrokerQueue())
+    text_only: Any = SimpleNamespace(**connection)
+    queue.broker.connection = text_only if connection else None
+    for each in messages:
+        queue.put(each)
+    return [queue.take(limit, 10) for _ in range(takes)], queue.queued_bytes
 
 
 def test_a_message_larger_than_a_batch_goes_alone():
-    queue = PartitionQueue(HERE, BrokerQueue())
     large, small = message(b"x" * 500), message()
-    queue.put(large)
-    queue.put(small)
-    assert queue.take(100, 10) == [large]
-    assert queue.take(100, 10) == [small]
-    assert queue.queued_bytes == 0
+    assert taken_from([large, small], 2, 100) == ([[large], [small]], 0)
 
 
 def test_over_the_text_protocol_messages_with_a_key_go_one_by_one():
-    queue = PartitionQueue(HERE, BrokerQueue())
-    text_only: Any = SimpleNamespace(speaks_frames=False)
-    queue.broker.connection = text_only
     plain, keyed, also_keyed = [message(), message()], message(key="k"), message(key="k")
-    for outgoing in (*plain, keyed, also_keyed):
-        queue.put(outgoing)
-    taken = [queue.take(1000, 10) for _ in range(3)]
+    taken, _ = taken_from([*plain, keyed, also_keyed], 3, 1000, speaks_frames=False)
     assert taken == [plain, [keyed], [also_keyed]]
 
 
-def test_a_failed_batch_goes_back_in_front_and_nothing_is_sent_until_the_pause_ends():
-    sent = Sent()
-    first, second, third = message(), message(), message()
-    queue = sent.add(first)
-    sent.add(second)
+def test_a_failed_batch_goes_back_in_front_and_nothing_is_sent_until_the_pause_ends(sent):
+    first, second = sent.send(b"1", b"2")
     sent.fail()
-    sent.add(third)
-    assert len(sent.batches) == 1
+    (third,) = sent.send(b"3")
+    assert len(sent.went) == 1
     assert sent.core.wake_at == sent.now  # the first time at once
     fourth = message()
     sent.meanwhile = [fourth]  # arrives while the three are routed anew
     sent.wake()
-    assert sent.batches[1:] == [(queue, [first, second, third, fourth])]
+    assert sent.went[1:] == [(HERE, [first, second, third, fourth])]
 
 
-def test_a_failed_batch_may_move_to_another_partition():
-    sent = Sent()
-    first, keyed = message(), message(key=key_of(HERE, (HERE, THERE)))
-    sent.add(first)
-    sent.add(keyed)
+def test_a_failed_batch_may_move_to_another_partition(sent):
+    (first,), (keyed,) = sent.send(b"x"), sent.send(b"x", key=key_of(HERE, (HERE, THERE)))
     sent.fail()
     sent.routes[first] = THERE
     sent.wake()
-    assert {(each.partition, tuple(batch)) for each, batch in sent.batches[1:]} == {(HERE, (keyed,)), (THERE, (first,))}
+    assert sorted(sent.went[1:]) == [(HERE, [keyed]), (THERE, [first])]
 
 
-def test_given_up_messages_free_their_room():
-    sent = Sent()
-    sent.add(first := message(b"x" * 80))
+def test_given_up_messages_free_their_room(sent):
+    first = sent.send(b"x" * 80)
     assert sent.core.buffered_bytes == 100
     sent.fail(REFUSED)
-    assert sent.ended == [first]
-    assert sent.core.buffered_bytes == 0
+    assert (sent.ended, sent.core.buffered_bytes) == (first, 0)
 
 
 def test_pauses_between_tries_grow_and_a_change_of_the_cluster_ends_them():
     sent = Sent(retry_min_seconds=1.0, retry_max_seconds=8.0)
-    sent.add(message())
-    pauses = []
-    for _ in range(4):
-        sent.fail()
-        pauses.append(sent.core.wake_at - sent.now)
-        sent.now = sent.core.wake_at
-        sent.wake()
-    assert pauses[0] == 0.0
-    assert pauses[1:] == sorted(pauses[1:])
-    assert pauses[1] < pauses[-1]
+    sent.send(b"x")
+    first, *pauses = (sent.fail_and_wait() for _ in range(4))
+    assert (first, pauses) == (0.0, sorted(pauses))
+    assert pauses[0] < pauses[-1]
     sent.fail()
     before = len(sent.flights)
     sent.do(sent.core.view_changed({"other"}))
@@ -338,25 +310,19 @@ def test_a_message_that_may_go_elsewhere_does_not_wait_for_a_partition_that_has_
     stays.fixed = HERE
     sent.add(stays)
     for _ in range(3):
-        sent.fail()
-        sent.now = sent.core.wake_at
-        sent.wake()
+        sent.fail_and_wait()
     sent.elsewhere = True
     sent.add(moves)
-    sent.fail()
-    assert sent.core.wake_at > sent.now, "nothing that could move has failed"
-    sent.now = sent.core.wake_at
-    sent.wake()
+    assert sent.fail_and_wait() > 0, "nothing that could move has failed"
     sent.fail()
     sent.routes[moves] = THERE
     assert sent.core.wake_at == sent.now
     sent.wake()
-    assert {queue.partition: batch for queue, batch in sent.batches[-2:]} == {HERE: [stays], THERE: [moves]}
+    assert sorted(sent.went[-2:]) == [(HERE, [stays]), (THERE, [moves])]
 
 
-def test_what_has_no_time_left_for_another_try_ends_with_the_reason():
-    sent = Sent()
-    sent.add(first := message(deadline=1.0))
+def test_what_has_no_time_left_for_another_try_ends_with_the_reason(sent):
+    (first,) = sent.send(b"x", deadline=1.0)
     sent.now = 2.0
     flight = sent.flights[-1]
     actions = sent.core.landed(flight, (), [(turn, UNREACHABLE) for turn in flight.turns])
@@ -370,66 +336,72 @@ def test_what_has_no_time_left_for_another_try_ends_with_the_reason():
 
 def test_a_full_buffer_refuses_at_the_deadline_and_says_why():
     sent = Sent(max_buffered_bytes=150)
-    sent.add(message(b"x" * 80))
+    sent.send(b"x" * 80)
     sent.now = 100.0
     with pytest.raises(RequestTimedOut, match="max_buffered_bytes=150"):
-        sent.add(message(b"x" * 80, deadline=100.0))
+        sent.send(b"x" * 80, deadline=100.0)
     assert sent.core.buffered_bytes == 100
 
 
 def test_one_message_larger_than_the_buffer_is_taken_when_it_is_empty():
     sent = Sent(max_buffered_bytes=50)
-    sent.add(message(b"x" * 80))
-    assert len(sent.batches) == 1
+    sent.send(b"x" * 80)
+    assert len(sent.went) == 1
+
+
+# --- lingering --------------------------------------------------------------------------------------------------------
 
 
 def test_an_asynchronous_message_lingers_and_takes_company_along():
     sent = Sent(linger_ms=5)
-    first, second = message(future=True), message(future=True)
-    queue = sent.add(first)
-    sent.add(second)
-    assert (sent.batches, sent.core.wake_at) == ([], 0.005)
-    sent.now = 0.005
-    sent.wake()
-    assert sent.batches == [(queue, [first, second])]
+    both = sent.send(b"1", b"2", future=True)
+    assert (sent.went, sent.core.wake_at) == ([], 0.005)
+    sent.wake(0.005)
+    assert sent.went == [(HERE, both)]
 
 
-def test_a_blocking_message_does_not_linger_and_takes_lingering_ones_along():
+@pytest.mark.parametrize(
+    ("last_is_future", "options"),
+    [(False, {}), (True, {"max_batch_records": 2})],
+    ids=["a blocking message", "one that fills the batch"],
+)
+def test_what_does_not_linger_takes_lingering_ones_along(last_is_future, options):
+    sent = Sent(linger_ms=5, **options)
+    lingering, last = sent.send(b"1", future=True), sent.send(b"2", future=last_is_future)
+    assert sent.went == [(HERE, [*lingering, *last])]
+
+
+def test_where_interrupts_come_what_has_waited_leaves_by_a_wake():
     sent = Sent(linger_ms=5)
-    lingering, blocking = message(future=True), message()
-    sent.add(lingering)
-    queue = sent.add(blocking)
-    assert sent.batches == [(queue, [lingering, blocking])]
-
-
-def test_a_full_batch_does_not_linger():
-    sent = Sent(linger_ms=5, max_batch_records=2)
-    first, second = message(future=True), message(future=True)
-    sent.add(first)
-    queue = sent.add(second)
-    assert sent.batches == [(queue, [first, second])]
+    lingering = sent.send(b"1", future=True)
+    sent.interrupts = True
+    blocking = sent.send(b"2")
+    assert (sent.went, sent.core.wake_at) == ([], -math.inf)
+    sent.interrupts = False
+    sent.wake()
+    assert sent.went == [(HERE, [*lingering, *blocking])]
 
 
 def test_flush_sends_what_lingers_and_gives_up_at_its_deadline():
     sent = Sent(linger_ms=5)
-    queue = sent.add(first := message(future=True))
+    first = sent.send(b"x", future=True)
     sent.core.hurry()
     sent.wake()
-    assert not sent.core.is_empty()
-    assert sent.batches == [(queue, [first])]
+    assert (sent.core.is_empty(), sent.went) == (False, [(HERE, first)])
     sent.finish()
     assert sent.core.is_empty()
 
 
-def test_after_close_nothing_is_accepted_and_what_has_no_outcome_is_handed_back():
-    sent = Sent()
-    sent.add(under_way := message())
-    sent.add(waiting := message())
-    actions = sent.core.close()
-    assert [outgoing for outgoing, _ in actions.late] == [under_way]
-    assert [outgoing for outgoing, _ in actions.ended] == [waiting]
+def handed_back(actions):
+    """Late ones, and those that have ended."""
+    return [outgoing for outgoing, _ in actions.late], [outgoing for outgoing, _ in actions.ended]
+
+
+def test_after_close_nothing_is_accepted_and_what_has_no_outcome_is_handed_back(sent):
+    under_way, waiting = sent.send(b"1", b"2")
+    assert handed_back(sent.core.close()) == ([under_way], [waiting])
     with pytest.raises(ClientError, match="closed"):
-        sent.add(message())
+        sent.send(b"x")
 
 
 # --- many partitions of one broker ------------------------------------------------------------------------------------
@@ -437,10 +409,10 @@ def test_after_close_nothing_is_accepted_and_what_has_no_outcome_is_handed_back(
 PARTITIONS = [TopicPartition("t", 0, number) for number in range(8)]
 
 
-def gathering(partitions=PARTITIONS, **config):
+def gathering(**config):
     """A core whose broker takes many partitions in one request, and has as many under way as may be."""
     sent = Sent(max_requests_in_flight=2, **config)
-    for partition in partitions[:2]:
+    for partition in PARTITIONS[:2]:
         sent.add(message(), partition).broker.gathers = True
     return sent
 
@@ -451,18 +423,12 @@ def parts(flight):
 
 def test_partitions_that_become_ready_while_requests_are_under_way_go_together():
     sent = gathering()
-    waiting = [message() for _ in range(6)]
-    for outgoing, partition in zip(waiting, [*PARTITIONS[2:6], PARTITIONS[0], PARTITIONS[2]], strict=True):
-        sent.add(outgoing, partition)
+    ready = [*PARTITIONS[2:6], PARTITIONS[0]]
+    waiting = [sent.send(b"x", partition=partition) for partition in ready]
+    waiting[0] += sent.send(b"y", partition=ready[0])
     assert len(sent.flights) == 2
     sent.finish(0)
-    assert parts(sent.flights[2]) == [
-        (PARTITIONS[2], [waiting[0], waiting[5]]),
-        (PARTITIONS[3], [waiting[1]]),
-        (PARTITIONS[4], [waiting[2]]),
-        (PARTITIONS[5], [waiting[3]]),
-        (PARTITIONS[0], [waiting[4]]),
-    ]
+    assert parts(sent.flights[2]) == list(zip(ready, waiting, strict=True))
     sent.finish(1)
     assert len(sent.flights) == 3
     sent.finish(2)
@@ -471,41 +437,36 @@ def test_partitions_that_become_ready_while_requests_are_under_way_go_together()
 
 def test_a_partition_with_a_request_under_way_does_not_board_the_next():
     sent = gathering()
-    sent.add(behind := message(), PARTITIONS[1])
-    sent.add(ready := message(), PARTITIONS[2])
+    behind, ready = (sent.send(b"x", partition=each) for each in PARTITIONS[1:3])
     sent.finish(0)
-    assert parts(sent.flights[2]) == [(PARTITIONS[2], [ready])]
+    assert parts(sent.flights[2]) == [(PARTITIONS[2], ready)]
     sent.finish(1)
-    assert parts(sent.flights[3]) == [(PARTITIONS[1], [behind])]
+    assert parts(sent.flights[3]) == [(PARTITIONS[1], behind)]
 
 
 def test_a_request_of_many_partitions_ends_at_its_bytes_and_at_its_records():
     sent = gathering(max_batch_bytes=100, max_batch_records=3)
-    sizes = [30, 30, 30, 0, 0, 0]
-    for size, partition in zip(sizes, PARTITIONS[2:], strict=True):
-        sent.add(message(b"x" * size), partition)
-    sent.finish(0)
-    assert [partition for partition, _ in parts(sent.flights[2])] == PARTITIONS[2:4]  # 50 + 50 bytes
-    sent.finish(1)
-    assert [partition for partition, _ in parts(sent.flights[3])] == PARTITIONS[4:7]
+    for size, partition in zip([30, 30, 30, 0, 0, 0], PARTITIONS[2:], strict=True):
+        sent.send(b"x" * size, partition=partition)
+    for number, taken in ((0, PARTITIONS[2:4]), (1, PARTITIONS[4:7])):  # the first have 50 + 50 bytes
+        sent.finish(number)
+        assert [partition for partition, _ in parts(sent.flights[-1])] == taken
 
 
 def test_other_brokers_do_not_wait():
     sent = gathering()
-    sent.add(message(), THERE)
+    sent.send(b"x", partition=THERE)
     assert len(sent.flights) == 3
 
 
 def test_a_part_that_failed_waits_alone_and_the_others_go_on():
     sent = gathering()
-    first, second, third = message(), message(), message()
-    for outgoing, partition in ((first, PARTITIONS[2]), (second, PARTITIONS[3])):
-        sent.add(outgoing, partition)
+    (first,), _ = sent.send(b"1", partition=PARTITIONS[2]), sent.send(b"2", partition=PARTITIONS[3])
     sent.finish(0)
     flight = sent.flights[2]
-    sent.add(third, PARTITIONS[3])
+    third = sent.send(b"3", partition=PARTITIONS[3])
     sent.do(sent.core.landed(flight, flight.turns[1:], [(flight.turns[0], UNREACHABLE)]))
-    assert parts(sent.flights[3]) == [(PARTITIONS[3], [third])]
+    assert parts(sent.flights[3]) == [(PARTITIONS[3], third)]
     sent.routes[first] = PARTITIONS[2]
     sent.wake()
     sent.finish(1)
@@ -514,17 +475,12 @@ def test_a_part_that_failed_waits_alone_and_the_others_go_on():
 
 def test_everything_of_a_broker_lingers_together():
     sent = gathering(linger_ms=5)
-    for flight in list(sent.flights):
-        sent.finish(sent.flights.index(flight))
-    waiting = [message(future=True) for _ in range(3)]
-    for outgoing, partition in zip(waiting, PARTITIONS[2:5], strict=True):
-        sent.add(outgoing, partition)
+    for number in range(2):
+        sent.finish(number)
+    waiting = [(partition, sent.send(b"x", partition=partition, future=True)) for partition in PARTITIONS[2:5]]
     assert len(sent.core.due) == 1
-    sent.now = 0.005
-    sent.wake()
-    assert parts(sent.flights[2]) == [
-        (partition, [outgoing]) for partition, outgoing in zip(PARTITIONS[2:5], waiting, strict=True)
-    ]
+    sent.wake(0.005)
+    assert parts(sent.flights[2]) == waiting
 
 
 @given(st.lists(st.one_of(st.integers(0, 7), st.sampled_from(["finish", "fail"])), max_size=60), st.integers(1, 3))
@@ -546,8 +502,7 @@ def test_every_message_is_sent_once_in_the_order_of_its_partition(steps, in_flig
             delivered[queue.partition] += batch
         sent.do(sent.core.landed(flight, done, [(turn, UNREACHABLE) for turn in failed]))
         sent.flights += sent.core.release(flight, done)
-        sent.now += 10.0
-        sent.wake()
+        sent.wake(sent.now + 10.0)
 
     answer(failing=False)
     delivered[PARTITIONS[0]].clear()
@@ -572,48 +527,43 @@ def key_of(partition, partitions):
     return next(key for key in map(str, range(100)) if partition_for_key(key, partitions) == partition)
 
 
-def moving():
-    """A key with a message under way to THERE, which leaves the list then."""
-    sent = Sent()
-    key = key_of(THERE, sent.partitions)
-    first = message(key=key)
-    queue = sent.add(first, None)
-    assert queue.partition == THERE
+MOVING = key_of(THERE, (HERE, THERE))
+
+
+@pytest.fixture
+def moving(sent):
+    """A message with the key MOVING is under way to THERE, which leaves the list then."""
+    sent.send(b"1", key=MOVING, partition=None)
+    assert sent.went[0][0] == THERE
     sent.partitions = (HERE,)
-    return sent, key, first, queue
+    return sent
 
 
-def test_a_key_that_moves_waits_for_what_is_under_way_where_it_was():
-    sent, key, first, _there = moving()
-    second, third, other = message(key=key), message(key=key), message(key=key_of(HERE, (HERE, THERE)))
-    assert sent.add(second, None) is None
-    assert sent.add(third, None) is None
-    assert sent.add(other, None).partition == HERE  # a key that stays is not held back
-    assert [batch for _, batch in sent.batches] == [[first], [other]]
-    sent.finish(0)
-    sent.finish(1)
-    assert sent.batches[2:] == [(sent.batches[1][0], [second, third])]
-    sent.finish(2)
-    assert sent.core.buffered_bytes == 0
+def test_a_key_that_moves_waits_for_what_is_under_way_where_it_was(moving):
+    second, third = message(key=MOVING), message(key=MOVING)
+    assert (moving.add(second, None), moving.add(third, None)) == (None, None)
+    (other,) = moving.send(b"x", key=key_of(HERE, (HERE, THERE)), partition=None)
+    assert moving.went[1:] == [(HERE, [other])]  # a key that stays is not held back
+    moving.finish(0)
+    moving.finish(1)
+    assert moving.went[2:] == [(HERE, [second, third])]
+    moving.finish(2)
+    assert moving.core.buffered_bytes == 0
 
 
-def test_what_failed_is_sent_before_what_came_later_for_its_key():
-    sent, key, first, _there = moving()
-    second, third = message(key=key), message(key=key)
-    sent.add(second, None)
-    sent.fail()
-    sent.add(third, None)
-    sent.wake()
-    assert sent.batches[1:] == [(sent.batches[-1][0], [first])]
-    assert sent.batches[-1][0].partition == HERE
-    sent.finish()
-    assert sent.batches[-1][1] == [second, third]
+def test_what_failed_is_sent_before_what_came_later_for_its_key(moving):
+    ((_, first),) = moving.went
+    second = moving.send(b"2", key=MOVING, partition=None)
+    moving.fail()
+    third = moving.send(b"3", key=MOVING, partition=None)
+    moving.wake()
+    assert moving.went[1:] == [(HERE, first)]
+    moving.finish()
+    assert moving.went[2:] == [(HERE, [*second, *third])]
 
 
-def test_what_arrives_while_a_partition_is_routed_anew_stays_behind_it():
-    sent = Sent()
-    key = key_of(THERE, sent.partitions)
-    first, second = message(key=key), message(key=key)
+def test_what_arrives_while_a_partition_is_routed_anew_stays_behind_it(sent):
+    first, second = message(key=MOVING), message(key=MOVING)
     there = sent.add(first, None)
     sent.fail()
     assert sent.add(second, None) is there  # the list has not changed yet
@@ -622,35 +572,29 @@ def test_what_arrives_while_a_partition_is_routed_anew_stays_behind_it():
     assert [batch for _, batch in sent.batches[1:]] == [[first, second]]
 
 
-def test_a_key_whose_earlier_message_is_given_up_goes_on():
-    sent, key, _first, _there = moving()
-    second = message(key=key)
-    sent.add(second, None)
-    sent.fail(REFUSED)
-    assert sent.batches[-1][1] == [second]
+def test_a_key_whose_earlier_message_is_given_up_goes_on(moving):
+    second = moving.send(b"2", key=MOVING, partition=None)
+    moving.fail(REFUSED)
+    assert moving.batches[-1][1] == second
 
 
-def test_a_key_keeps_its_last_partition_while_nobody_publishes_its_topic():
-    sent = Sent()
-    key = key_of(THERE, sent.partitions)
-    there = sent.add(message(key=key), None)
-    sent.partitions = ()
-    assert sent.add(message(key=key), None) is there
+def test_a_key_keeps_its_last_partition_while_nobody_publishes_its_topic(moving):
+    moving.partitions = ()
+    assert moving.add(message(key=MOVING), None) is moving.batches[0][0]
 
 
-def test_a_key_of_a_topic_that_was_never_there_is_refused():
-    sent = Sent()
+def test_a_key_of_a_topic_that_was_never_there_is_refused(sent):
     sent.partitions = ()
     with pytest.raises(NoPartition, match="no partition"):
         sent.add(message(key="k"), None)
     assert sent.core.buffered_bytes == 0
 
 
-def test_what_waits_for_its_key_is_handed_back_at_the_close():
-    sent, key, first, _ = moving()
-    sent.add(second := message(key=key), None)
-    actions = sent.core.close()
-    assert [outgoing for outgoing, _ in (*actions.late, *actions.ended)] == [first, second]
+def test_what_waits_for_its_key_is_handed_back_at_the_close(moving):
+    ((_, first),) = moving.went
+    second = moving.send(b"2", key=MOVING, partition=None)
+    late, ended = handed_back(moving.core.close())
+    assert late + ended == [*first, *second]
 
 
 ALL = (HERE, THERE, TopicPartition("t", 1, 1), TopicPartition("t", 2, 0))
@@ -689,10 +633,6 @@ def test_no_message_of_a_key_is_sent_before_the_outcome_of_an_earlier_one_elsewh
         if not failing:
             sent.flights += sent.core.release(flight, flight.turns)
 
-    def try_again():
-        sent.now += 10.0
-        sent.wake()
-
     for number, step in enumerate(steps):
         if isinstance(step, int):
             outgoing = message(key=str(step), deadline=math.inf)
@@ -703,8 +643,8 @@ def test_no_message_of_a_key_is_sent_before_the_outcome_of_an_earlier_one_elsewh
         elif answered < len(sent.flights):
             answer(failing=step == "fail")
         if number % 3 == 2:
-            try_again()
-    try_again()
+            sent.wake(sent.now + 10.0)
+    sent.wake(sent.now + 10.0)
     while answered < len(sent.flights):
         answer(failing=False)
     assert acknowledged == sending
@@ -714,8 +654,7 @@ def test_no_message_of_a_key_is_sent_before_the_outcome_of_an_earlier_one_elsewh
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 
-def test_futures_whose_time_is_over_leave_the_queue_and_those_under_way_keep_their_place():
-    sent = Sent()
+def test_futures_whose_time_is_over_leave_the_queue_and_those_under_way_keep_their_place(sent):
     under_way, queued, later = (message(deadline=time, future=True) for time in (1.0, 2.0, 9.0))
     for outgoing in (under_way, queued, later):
         sent.add(outgoing)
@@ -723,67 +662,55 @@ def test_futures_whose_time_is_over_leave_the_queue_and_those_under_way_keep_the
     sent.now = 3.0
     actions = sent.core.expire(sent.now)
     sent.do(actions)
-    assert [outgoing for outgoing, _ in actions.ended] == [queued]
-    assert [outgoing for outgoing, _ in actions.late] == [under_way]
-    assert sent.core.expire_at == 9.0
-    assert sent.core.expire(sent.now) == Actions()
+    assert handed_back(actions) == ([under_way], [queued])
+    assert (sent.core.expire_at, sent.core.expire(sent.now)) == (9.0, Actions())
     sent.finish()
-    assert sent.batches[-1][1] == [later]
+    assert sent.went[-1] == (HERE, [later])
 
 
-def test_messages_are_looked_at_for_their_deadlines_four_times_a_second_at_most():
-    sent = Sent()
-    sent.add(message(deadline=1.0, future=True))
+def test_messages_are_looked_at_for_their_deadlines_four_times_a_second_at_most(sent):
+    sent.send(b"x", deadline=1.0, future=True)
     sent.now = 1.0
     sent.core.expire(sent.now)
     for number in range(10):
-        sent.add(message(deadline=1.01 + number / 100, future=True))
+        sent.send(b"x", deadline=1.01 + number / 100, future=True)
     assert sent.core.expire_at == 1.25
 
 
 # --- broker sets ------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_that_another_node_leads_stays_in_its_partition_and_goes_again_at_once():
-    sent, first, second = Sent(), message(), message()
+def test_a_message_that_another_node_leads_stays_in_its_partition_and_goes_again_at_once(sent):
     sent.elsewhere = True
+    first, second = sent.send(b"1", b"2")
     sent.routes = {first: THERE, second: THERE}
-    queue = sent.add(first)
-    sent.add(second)
     sent.fail(NotLeader(0, "meta://there:1"))
     assert sent.core.wake_at == sent.now
     sent.wake()
-    assert sent.batches[1:] == [(queue, [first, second])]
-    assert (first.attempts, queue.failures) == (0, 0)
+    assert sent.went[1:] == [(HERE, [first, second])]
+    assert (first.attempts, sent.batches[0][0].failures) == (0, 0)
 
 
-def test_a_message_waits_for_a_leader_until_its_deadline_and_no_longer():
-    sent, first = Sent(), message(deadline=1.0, future=True)
-    sent.add(first)
+def test_a_message_waits_for_a_leader_until_its_deadline_and_no_longer(sent):
+    (first,) = sent.send(b"x", deadline=1.0, future=True)
     sent.led = 0.2
     tries = 0
+    sent.fail(NotLeader(0))
     while not sent.ended:
-        sent.fail(NotLeader(0))
-        if sent.ended:
-            break
         assert sent.core.wake_at == sent.now + 0.2
-        sent.now += 0.2
-        sent.wake()
+        sent.wake(sent.now + 0.2)
         tries += 1
-    assert tries == 5
-    assert sent.now == pytest.approx(1.0)
+        sent.fail(NotLeader(0))
+    assert (tries, sent.now) == (5, pytest.approx(1.0))
     assert first.cause is not None
     assert "does not lead" in str(sent.core.overdue(first))
 
 
-def test_a_failure_behind_a_refusal_is_a_failure_again():
-    sent, first = Sent(), message()
+def test_a_failure_behind_a_refusal_is_a_failure_again(sent):
+    (first,) = sent.send(b"x")
     sent.routes[first] = THERE
-    queue = sent.add(first)
     sent.fail(NotLeader(0, "meta://there:1"))
     sent.wake()
     sent.fail()
-    sent.now += 10
-    sent.wake()
-    assert queue.failures == 1
-    assert sent.batches[-1][0].partition == THERE
+    sent.wake(sent.now + 10)
+    assert (sent.batches[0][0].failures, sent.went[-1][0]) == (1, THERE)
