@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -30,69 +31,26 @@ from metaq.errors import ConfigError, CoordinationUnavailable, NoPartition, XaEr
 from metaq.testing import FakeCluster
 
 
-class Reached(Exception):
-    """The constructor took its arguments; what it made of them."""
-
-
-@pytest.fixture
-def consumer_tags(monkeypatch):
-    """What a Consumer's core gets for its argument `tags`."""
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("buy", {"buy"}),
+        (["buy", "sell"], {"buy", "sell"}),
+        ((each for each in ("buy", "sell")), {"buy", "sell"}),
+        (None, None),
+    ],
+)
+def test_one_tag_is_one_tag(monkeypatch, tags, expected):
+    class Reached(Exception):
+        """The constructor took its arguments; what it made of them."""
 
     def core(group, config, *, tags, **_):
         raise Reached(tags)
 
     monkeypatch.setattr("metaq.client.consumer.consumer.ConsumerCore", core)
-
-    def given(tags):
-        with pytest.raises(Reached) as reached:
-            Consumer(group="g", topics="trades", tags=tags)
-        return reached.value.args[0]
-
-    return given
-
-
-def test_one_tag_is_one_tag(consumer_tags):
-    assert consumer_tags("buy") == {"buy"}
-    assert consumer_tags(["buy", "sell"]) == {"buy", "sell"}
-    assert consumer_tags(each for each in ("buy", "sell")) == {"buy", "sell"}
-    assert consumer_tags(None) is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"tags": b"buy"}, "tags=b'buy': name one text (str), or a list of them"),
-        ({"tags": 5}, "tags=5: name one text (str), or a list of them"),
-        ({"tags": ["buy", 5]}, "tags=['buy', 5]: name one text (str), or a list of them"),
-        ({"tags": "buy || sell"}, "tags='buy || sell': tags are compared as they are, so * and || match nothing"),
-        ({"tags": ["buy", "*"]}, "tags='*': tags are compared as they are, so * and || match nothing"),
-        ({"tags": []}, "tags=[]: name at least one, or leave it out"),
-        ({"topics": b"trades"}, "topics=b'trades': name one text (str), or a list of them"),
-        ({"topics": 5}, "topics=5: name one text (str), or a list of them"),
-        ({"topics": ["trades", 5]}, "topics=['trades', 5]: name one text (str), or a list of them"),
-        ({"topics": []}, "topics=: name at least one topic"),
-    ],
-)
-def test_what_is_no_list_of_texts_is_refused(arguments, words):
-    with pytest.raises(ConfigError) as refused:
-        Consumer(**{"group": "g", "topics": "trades", **arguments})
-    assert words in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"tags": b"buy"}, "tags=b'buy': name one text (str), or a list of them"),
-        ({"tags": "buy || sell"}, "tags='buy || sell': tags are compared as they are, so * and || match nothing"),
-        ({"tags": ["buy", "*"]}, "tags='*': tags are compared as they are, so * and || match nothing"),
-        ({"tags": []}, "tags=[]: name at least one, or leave it out"),
-        ({"deserializer": 5}, "deserializer=5: give it a serializer, such as Json(), or a list of them"),
-    ],
-)
-def test_tags_and_deserializer_of_a_shared_consumer_are_checked_as_a_consumers(arguments, words):
-    with pytest.raises(ConfigError) as refused:
-        SharedConsumer(**{"group": "g", "topics": "trades", "metadata": FakeCluster([]), **arguments})
-    assert words in str(refused.value)
+    with pytest.raises(Reached) as reached:
+        Consumer(group="g", topics="trades", tags=tags)
+    assert reached.value.args == (expected,)
 
 
 def test_a_partition_that_is_not_there_is_refused_with_a_remedy():
@@ -197,51 +155,71 @@ def test_a_message_with_such_an_on_delivery_does_not_join_others():
     assert list(batch.runs) == [(0, ASKED)]
 
 
-# --- constructors -----------------------------------------------------------------------------------------------------
+# --- constructors, and run() ------------------------------------------------------------------------------------------
+
+GROUP: Any = {"connect": "127.0.0.1:1", "group": "g", "topics": "t"}
+STORED: Any = {"partitions": {"t": {0: 1}}, "store": None, "metadata": FakeCluster([])}
+TAKERS: dict[str, Callable[..., object]] = {
+    "a producer": partial(Producer.direct, address="127.0.0.1:1"),
+    "an ordered producer": partial(OrderedProducer, **STORED),
+    "a consumer": partial(Consumer, **GROUP),
+    "a shared consumer": partial(SharedConsumer, **GROUP),
+    "a reader": partial(PartitionReader, "127.0.0.1:1", TopicPartition("t", 0, 0)),
+    # of consumers that were not begun: enough for what they refuse
+    "run": partial(object.__new__(Consumer).run, handler=print),
+    "run_batches": partial(object.__new__(Consumer).run_batches, handler=print),
+    "a shared consumer's run": partial(object.__new__(SharedConsumer).run, handler=print),
+}
+RUNS = ("run", "run_batches")
+CONSUMERS, ALL_RUNS = ("a consumer", "a shared consumer"), (*RUNS, "a shared consumer's run")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("taker", "option", "value", "words"),
     [
-        ({"selector": 5}, "selector=5: make it an object with a method select(topic, partitions, message)"),
-        ({"selector": min}, "selector=<built-in function min>: make it an object with a method select"),
-        ({"config": {}}, "config={}: make it a ProducerConfig(…), which takes each setting by its name"),
-        ({"config": {"linger_ms": 5}}, "config={'linger_ms': 5}: make it a ProducerConfig"),
-        ({"config": ConsumerConfig}, "make it a ProducerConfig"),
-        ({"linger_ms": "5"}, "linger_ms='5': choose a whole number, 0 or more"),
-        ({"linger_ms": True}, "linger_ms=True: choose a whole number, 0 or more"),
-        ({"partitions": {"t": "2"}}, "partitions['t']='2': choose a whole number, 1 or more"),
-        ({"partitions": 5}, "partitions=5: name the number of partitions by topic"),
-        ({"address": 5}, "address=5: write it as host:port"),
+        pytest.param(taker, option, value, words, id=f"{taker}: {option}{words}")
+        for takers, options, value, words in [
+            (CONSUMERS, "tags topics", b"buy", "=b'buy': name one text (str), or a list of them"),
+            (CONSUMERS, "tags topics", 5, "=5: name one text (str), or a list of them"),
+            (CONSUMERS, "tags topics", ["buy", 5], "=['buy', 5]: name one text (str), or a list of them"),
+            (CONSUMERS, "tags", "buy || sell", "='buy || sell': tags are compared as they are, so * and || match no"),
+            (CONSUMERS, "tags", ["buy", "*"], "='*': tags are compared as they are, so * and || match nothing"),
+            (CONSUMERS, "tags", [], "=[]: name at least one, or leave it out"),
+            (["a consumer"], "topics", [], "=: name at least one topic"),
+            (["a shared consumer"], "topics", [], "=none: name at least one topic"),
+            (CONSUMERS, "deserializer", 5, "=5: give it a serializer, such as Json(), or a list of them"),
+            (["a producer"], "selector", 5, "=5: make it an object with a method select(topic, partitions, message)"),
+            (["a producer"], "selector", min, "=<built-in function min>: make it an object with a method select"),
+            (["an ordered producer"], "selector", 0, "=0: make it an object"),
+            (["a producer", "an ordered producer"], "config", {}, "={}: make it a ProducerConfig(…), which takes each"),
+            (["a producer"], "config", {"linger_ms": 5}, "={'linger_ms': 5}: make it a ProducerConfig"),
+            (["a producer"], "config", ConsumerConfig, f"={ConsumerConfig}: make it a ProducerConfig"),
+            (["a producer"], "linger_ms", "5", "='5': choose a whole number, 0 or more"),
+            (["a producer"], "linger_ms", True, "=True: choose a whole number, 0 or more"),
+            (["a producer"], "partitions", {"t": "2"}, "['t']='2': choose a whole number, 1 or more"),
+            (["a producer"], "partitions", 5, "=5: name the number of partitions by topic"),
+            (["a producer"], "address", 5, "=5: write it as host:port"),
+            (["a consumer"], "config", {}, "={}: make it a ConsumerConfig(…), which takes each setting by its name"),
+            (["a reader"], "config", {}, "={}: make it a ConsumerConfig"),
+            (["a consumer"], "config", ProducerConfig, f"={ProducerConfig}: make it a ConsumerConfig"),
+            (["a consumer"], "accept on_assigned on_revoked on_damaged", 5, "=5: name a function, without calling it"),
+            (ALL_RUNS, "handler", 5, "=5: name a function, without calling it"),
+            (RUNS, "handler", None, "=None: name a function, without calling it"),
+            (RUNS, "on_reject", 5, "=5: name a function, without calling it"),
+            (ALL_RUNS, "threads", "2", "='2': choose a whole number, 1 or more"),
+            (ALL_RUNS, "threads", 0, "=0: choose 1 or more"),
+            (RUNS, "threads", 1025, "=1025: choose at most 1024"),
+            (ALL_RUNS, "threads", 1_000_000, "=1000000: choose at most 1024"),
+            (RUNS, "max_retries", "2", "='2': choose a whole number, 0 or more"),
+            (["a shared consumer's run"], "retry", 5, "=5: give it a Retry"),
+        ]
+        for taker in takers
+        for option in options.split()
     ],
 )
-def test_a_wrong_argument_of_a_producer_is_named_with_a_remedy(arguments, words):
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        Producer.direct(**{"address": "127.0.0.1:1", **arguments})
-
-
-@pytest.mark.parametrize(("option", "words"), [("selector", "make it an object"), ("config", "make it a Producer")])
-def test_a_wrong_argument_of_an_ordered_producer_is_named_with_a_remedy(option, words):
-    store: Any = None
-    wrong: Any = {option: 0}
-    with pytest.raises(ConfigError, match=f"{option}=0: {words}"):
-        OrderedProducer(partitions={"t": {0: 1}}, store=store, metadata=FakeCluster([]), **wrong)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"config": {}}, "config={}: make it a ConsumerConfig(…), which takes each setting by its name"),
-        ({"config": ProducerConfig}, "make it a ConsumerConfig"),
-        ({"accept": 5}, "accept=5: name a function, without calling it"),
-        ({"on_assigned": 5}, "on_assigned=5: name a function, without calling it"),
-        ({"on_revoked": 5}, "on_revoked=5: name a function, without calling it"),
-        ({"on_damaged": 5}, "on_damaged=5: name a function, without calling it"),
-    ],
-)
-def test_a_wrong_argument_of_a_consumer_is_named_with_a_remedy(arguments, words):
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        Consumer(**{"connect": "127.0.0.1:1", "group": "g", "topics": "t", **arguments})
+def test_a_wrong_argument_is_named_with_a_remedy(taker, option, value, words):
+    with pytest.raises(ConfigError, match=re.escape(option + words)):
+        TAKERS[taker](**{option: value})
 
 
 @pytest.mark.parametrize("config", [ConsumerConfig(), ConsumerConfig(broadcast=True)])
@@ -249,53 +227,6 @@ def test_a_wrong_argument_of_a_consumer_is_named_with_a_remedy(arguments, words)
 def test_a_group_that_is_no_text_is_refused(config, group):
     with pytest.raises(TypeError, match=re.escape(f"group={group!r} is no text (str) but")):
         Consumer("127.0.0.1:1", group=group, topics="t", config=config)
-
-
-def test_a_wrong_argument_of_a_reader_is_named_with_a_remedy():
-    wrong: Any = {}
-    with pytest.raises(ConfigError, match=r"config=\{\}: make it a ConsumerConfig"):
-        PartitionReader("127.0.0.1:1", TopicPartition("t", 0, 0), config=wrong)
-
-
-@pytest.fixture
-def consumer():
-    """A Consumer that was not begun: enough for what run() refuses."""
-    return object.__new__(Consumer)
-
-
-@pytest.mark.parametrize("kind", ["run", "run_batches"])
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"handler": 5}, "handler=5: name a function, without calling it"),
-        ({"handler": None}, "handler=None: name a function, without calling it"),
-        ({"on_reject": 5}, "on_reject=5: name a function, without calling it"),
-        ({"threads": "2"}, "threads='2': choose a whole number, 1 or more"),
-        ({"threads": 0}, "threads=0: choose 1 or more"),
-        ({"threads": 1025}, "threads=1025: choose at most 1024"),
-        ({"threads": 1_000_000}, "threads=1000000: choose at most 1024"),
-        ({"max_retries": "2"}, "max_retries='2': choose a whole number, 0 or more"),
-    ],
-)
-def test_a_wrong_argument_of_run_is_named_with_a_remedy(consumer, kind, arguments, words):
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        getattr(consumer, kind)(**{"handler": print, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"handler": 5}, "handler=5: name a function, without calling it"),
-        ({"threads": "2"}, "threads='2': choose a whole number, 1 or more"),
-        ({"threads": 0}, "threads=0: choose 1 or more"),
-        ({"threads": 1_000_000}, "threads=1000000: choose at most 1024"),
-        ({"retry": 5}, "retry=5: give it a Retry"),
-    ],
-)
-def test_a_wrong_argument_of_a_shared_consumers_run_is_named_with_a_remedy(arguments, words):
-    shared = object.__new__(SharedConsumer)
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        shared.run(**{"handler": print, **arguments})
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
