@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from metaq.client.config import ProducerConfig
+from metaq import ProducerConfig, TopicPartition
 from metaq.client.producer.answers import FlightCodec
 from metaq.client.producer.queues import Turn
-from metaq.client.values import TopicPartition
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -19,7 +18,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendRequest, split_many
 from tests.frames import FrameReader
-from tests.unit.client.test_client_producer_core import HERE, THERE, Sent, message
+from tests.unit.client.test_client_producer_core import HERE, THERE, Sent, handed_back, message
 
 LOST = BrokerUnavailable("the connection was lost")
 NOW = 500.0
@@ -37,8 +36,7 @@ class Numbered(Sent):
         self.do(self.core.landed(flight, (), [(turn, error) for turn in flight.turns], answered=False))
 
     def again(self):
-        self.now += 1.0
-        self.wake()
+        self.wake(self.now + 1.0)
 
     def lose_the_first_of(self, *messages):
         """They are added when HERE is all there is; the first request is lost, and THERE is all there is."""
@@ -57,8 +55,7 @@ def started(*messages):
     """A first request is under way, and these wait behind it."""
     sent, first = Numbered(), message(b"first")
     sent.routes = dict.fromkeys(messages, HERE)
-    sent.add(first)
-    for each in messages:
+    for each in (first, *messages):
         sent.add(each)
     return sent, first
 
@@ -70,22 +67,22 @@ def test_what_may_be_stored_goes_again_alone_with_its_number_to_its_partition():
     sent.lose()
     assert len(sent.flights) == 1
     sent.again()
-    (queue, again), (_, others) = sent.batches[1:]
-    assert (queue.partition, queue.sequence, again) == (HERE, 1, [first])
-    assert others == [second, third]  # were never sent, so they may go elsewhere
-    assert sent.batches[2][0].partition == THERE
+    assert sent.batches[1][0].sequence == 1
+    assert sent.went[1:] == [
+        (HERE, [first]),
+        (THERE, [second, third]),
+    ]  # these were never sent, so they may go elsewhere
 
 
 def test_the_next_request_has_the_next_number():
     second = message()
-    sent, _ = started(second)
-    queue = sent.batches[0][0]
-    assert queue.sequence == 1
+    sent, first = started(second)
+    assert sent.numbers == [(HERE, 1, [first])]
     sent.lose()
     sent.again()
-    assert queue.sequence == 1
+    assert sent.numbers == [(HERE, 1, [first])] * 2
     sent.finish()
-    assert (queue.sequence, sent.batches[-1]) == (2, (queue, [second]))
+    assert sent.numbers[-1] == (HERE, 2, [second])
     sent.finish()
     assert sent.core.is_empty()
 
@@ -115,13 +112,13 @@ def test_messages_of_a_key_stay_behind_one_that_is_repeated_and_others_move():
     sent.lose_the_first_of(first, second, other)
     sent.add(later, None)
     sent.again()
-    assert [(queue.partition, batch) for queue, batch in sent.batches[1:]] == [(HERE, [first]), (THERE, [other])]
+    assert sent.went[1:] == [(HERE, [first]), (THERE, [other])]
     sent.finish(1)
-    assert (sent.batches[-1][0].partition, sent.batches[-1][1]) == (HERE, [second])
+    assert sent.went[3:] == [(HERE, [second])]
     sent.finish(3)
     assert len(sent.flights) == 4, "its key's new partition is busy"
     sent.finish(2)
-    assert (sent.batches[-1][0].partition, sent.batches[-1][1]) == (THERE, [later])
+    assert sent.went[4:] == [(THERE, [later])]
 
 
 def test_a_key_waits_for_all_that_stay_behind_one_that_is_repeated_whoever_notices_the_change_first():
@@ -133,10 +130,9 @@ def test_a_key_waits_for_all_that_stay_behind_one_that_is_repeated_whoever_notic
     sent.add(later, None)
     sent.finish(1)
     sent.finish(2)
-    assert [batch for queue, batch in sent.batches if queue.partition == THERE] == [[other]], "second is under way"
+    assert sent.went[1:] == [(HERE, [first]), (THERE, [other]), (HERE, [second])], "second is under way"
     sent.finish()
-    went = [(queue.partition, batch) for queue, batch in sent.batches[1:]]
-    assert went == [(HERE, [first]), (THERE, [other]), (HERE, [second]), (THERE, [later])]
+    assert sent.went[4:] == [(THERE, [later])]
 
 
 class Changing(Numbered):
@@ -152,13 +148,11 @@ class Changing(Numbered):
 
 def test_a_change_while_messages_are_routed_anew_does_not_divide_a_key():
     sent = Changing()
-    first, second, third = (message(key=b"k") for _ in range(3))
-    for each in (first, second, third):
-        sent.add(each, None)
+    messages = sent.send(b"1", b"2", b"3", key=b"k", partition=None)
     sent.fail()
     sent.views = (THERE,), (HERE,)
     sent.again()
-    assert [(queue.partition, batch) for queue, batch in sent.batches[1:]] == [(THERE, [first, second, third])]
+    assert sent.went[1:] == [(THERE, messages)]
 
 
 def test_what_never_left_may_go_elsewhere_at_once():
@@ -166,7 +160,7 @@ def test_what_never_left_may_go_elsewhere_at_once():
     sent.routes = {first: THERE}
     sent.lose(counted=False)
     sent.again()
-    assert sent.batches[-1][0].partition == THERE
+    assert sent.went[1:] == [(THERE, [first])]
 
 
 def test_a_message_whose_time_is_over_stays_in_its_batch_while_others_have_time():
@@ -180,7 +174,7 @@ def test_a_message_whose_time_is_over_stays_in_its_batch_while_others_have_time(
     sent.do(actions)
     short.fail(actions.late[0][1])
     sent.again()
-    assert sent.batches[-1][1] == [short, long]
+    assert sent.went[-1] == (HERE, [short, long])
     sent.finish()
     assert sent.core.is_empty()
 
@@ -192,11 +186,8 @@ def test_it_ends_when_all_its_messages_have_no_time_left():
     sent.lose()
     sent.again()
     sent.lose()
-    sent.now = 6.0
-    sent.wake()
-    assert sent.ended == [first]
-    assert sent.batches[-1] == (sent.batches[0][0], [behind])
-    assert sent.batches[-1][0].sequence == 2
+    sent.wake(6.0)
+    assert (sent.ended, sent.numbers[-1]) == ([first], (HERE, 2, [behind]))
 
 
 def test_it_ends_before_brokers_forget_its_number():
@@ -213,8 +204,7 @@ def test_a_close_ends_what_waits_to_be_repeated():
     sent, first = started()
     sent.lose()
     actions = sent.core.close()
-    assert [each for each, _ in actions.ended] == [first]
-    assert not actions.late
+    assert handed_back(actions) == ([], [first])
     sent.do(actions)
     assert sent.core.is_empty()
 
@@ -223,8 +213,7 @@ def test_a_close_leaves_what_is_being_repeated_to_its_request():
     sent, first = started()
     sent.lose()
     sent.again()
-    actions = sent.core.close()
-    assert ([each for each, _ in actions.ended], [each for each, _ in actions.late]) == ([], [first])
+    assert handed_back(sent.core.close()) == ([first], [])
     sent.lose()
     assert sent.ended == [first]
 
@@ -235,62 +224,12 @@ def test_a_flight_that_is_told_of_twice_counts_once():
     sent.lose()
     assert not sent.core.landed(flight, (), [(turn, LOST) for turn in flight.turns], answered=False).ended
     sent.again()
-    assert len(sent.flights) == 2
-    assert sent.core.buffered_messages == 1
-
-
-def broker(**marks):
-    return SimpleNamespace(endpoint=("h", 1), **({"speaks_frames": True, "takes_many": True} | marks))
-
-
-def encoded(turns, producer, **marks):
-    (request,) = FlightCodec(producer).requests(turns, broker(**marks), NOW)
-    (frame,) = FrameReader().receive(b"".join(map(bytes, request.encode([5]))))
-    return request, frame
-
-
-def turn(partition, sequence):
-    sent = Numbered()
-    queue = sent.add(message(b"x"), partition)
-    queue.sequence = sequence
-    return Turn(queue, [message(b"x")])
-
-
-def test_a_request_says_its_number_to_a_broker_that_takes_it():
-    request, frame = encoded([turn(HERE, 7)], 99, takes_sequences=True)
-    read = SendRequest.from_ext(frame.ext)
-    assert (request.counted, read.producer, read.sequence) == (True, 99, 7)
-    request, frame = encoded([turn(HERE, 7), turn(THERE, 3)], 99, takes_sequences=True)
-    several = SendManyRequest.from_ext(frame.ext)
-    assert (request.counted, several.producer, split_many(frame.body, several).sequences) == (True, 99, [7, 3])
-
-
-def repeated(partition, sequence, seconds, *messages):
-    """A turn that was sent first so long ago."""
-    queue, batch = turn(partition, sequence)
-    batch += messages
-    queue.repeat, queue.sent_at = batch, NOW - seconds
-    return Turn(queue, batch)
-
-
-def test_what_goes_again_says_how_long_ago_it_was_sent_first():
-    _, single = encoded([repeated(HERE, 7, 1.5)], 99, takes_sequences=True)
-    read = SendRequest.from_ext(single.ext)
-    assert (read.producer, read.sequence, read.repeat_ms) == (99, 7, 1500)
-    _, batch = encoded([repeated(HERE, 7, 0.0001, message(b"y"))], 99, takes_sequences=True)
-    assert SendBatchRequest.from_ext(batch.ext).repeat_ms == 1  # an age is never too low
-    _, several = encoded([turn(THERE, 3), repeated(HERE, 7, 4.0)], 99, takes_sequences=True)
-    many = SendManyRequest.from_ext(several.ext)
-    assert (many.repeat_ms, many.repeats) == (4000, frozenset({1}))
-    for turns in ([turn(HERE, 7)], [turn(HERE, 7), turn(THERE, 3)]):
-        _, first = encoded(turns, 99, takes_sequences=True)
-        assert not {"repeatMs", "repeats"} & set(first.ext)
+    assert (len(sent.flights), sent.core.buffered_messages) == (2, 1)
 
 
 def test_the_age_of_what_goes_again_counts_from_the_first_time():
     sent, _ = started()
-    sent.flights[-1].sent_at = sent.now
-    begun = sent.now
+    sent.flights[-1].sent_at = begun = sent.now
     for _ in range(2):
         sent.lose()
         sent.again()
@@ -303,30 +242,82 @@ def test_what_is_in_doubt_ends_and_the_next_message_has_the_next_number():
     sent, first = started(following)
     sent.lose()
     sent.again()
-    doubt = SendInDoubt("it is not known")
-    sent.fail(doubt)
+    sent.fail(SendInDoubt("it is not known"))
     assert sent.ended == [first]
     sent.again()
     assert sent.numbers[-1] == (HERE, 2, [following])
 
 
+# --- what a request says ----------------------------------------------------------------------------------------------
+
+
+def requests(turns, producer=99, takes_sequences=True):
+    broker = SimpleNamespace(endpoint=("h", 1), speaks_frames=True, takes_many=True, takes_sequences=takes_sequences)
+    return FlightCodec(producer).requests(turns, broker, NOW)
+
+
+def frame_of(request):
+    (frame,) = FrameReader().receive(b"".join(map(bytes, request.encode([5]))))
+    return frame
+
+
+def encoded(*turns, **how):
+    (request,) = requests(turns, **how)
+    return request, frame_of(request)
+
+
+def turn(partition, sequence):
+    queue = Numbered().add(message(b"x"), partition)
+    queue.sequence = sequence
+    return Turn(queue, [message(b"x")])
+
+
+def repeated(partition, sequence, seconds, *messages):
+    """A turn that was sent first so long ago."""
+    queue, batch = turn(partition, sequence)
+    batch += messages
+    queue.repeat, queue.sent_at = batch, NOW - seconds
+    return Turn(queue, batch)
+
+
+def test_a_request_says_its_number_to_a_broker_that_takes_it():
+    request, frame = encoded(turn(HERE, 7))
+    read = SendRequest.from_ext(frame.ext)
+    assert (request.counted, read.producer, read.sequence) == (True, 99, 7)
+    request, frame = encoded(turn(HERE, 7), turn(THERE, 3))
+    several = SendManyRequest.from_ext(frame.ext)
+    assert (request.counted, several.producer, split_many(frame.body, several).sequences) == (True, 99, [7, 3])
+
+
+def test_what_goes_again_says_how_long_ago_it_was_sent_first():
+    _, single = encoded(repeated(HERE, 7, 1.5))
+    read = SendRequest.from_ext(single.ext)
+    assert (read.producer, read.sequence, read.repeat_ms) == (99, 7, 1500)
+    _, batch = encoded(repeated(HERE, 7, 0.0001, message(b"y")))
+    assert SendBatchRequest.from_ext(batch.ext).repeat_ms == 1  # an age is never too low
+    _, several = encoded(turn(THERE, 3), repeated(HERE, 7, 4.0))
+    many = SendManyRequest.from_ext(several.ext)
+    assert (many.repeat_ms, many.repeats) == (4000, frozenset({1}))
+    for turns in ([turn(HERE, 7)], [turn(HERE, 7), turn(THERE, 3)]):
+        _, first = encoded(*turns)
+        assert not {"repeatMs", "repeats"} & set(first.ext)
+
+
 @pytest.mark.parametrize(
-    ("partition", "producer", "takes"),
-    [(HERE, 99, False), (HERE, 0, True), (TopicPartition("t", 0, -1), 99, True)],
+    ("partition", "how"),
+    [(HERE, {"takes_sequences": False}), (HERE, {"producer": 0}), (TopicPartition("t", 0, -1), {})],
     ids=["an older broker", "not idempotent", "the broker chooses"],
 )
-def test_a_request_has_no_number_otherwise(partition, producer, takes):
-    request, frame = encoded([turn(partition, 7)], producer, takes_sequences=takes)
+def test_a_request_has_no_number_otherwise(partition, how):
+    request, frame = encoded(turn(partition, 7), **how)
     assert not request.counted
-    assert "producerId" not in frame.ext
-    assert "sequence" not in frame.ext
+    assert not {"producerId", "sequence"} & set(frame.ext)
 
 
 def test_a_partition_without_numbers_takes_none_from_the_others_of_its_flight():
-    turns = [turn(HERE, 7), turn(TopicPartition("u", 0, -1), 1), turn(THERE, 3)]
-    without, counted = FlightCodec(99).requests(turns, broker(takes_sequences=True), NOW)
+    without, counted = requests([turn(HERE, 7), turn(TopicPartition("u", 0, -1), 1), turn(THERE, 3)])
     assert (without.counted, [each.queue.partition.topic for each in without.turns]) == (False, ["u"])
-    (frame,) = FrameReader().receive(b"".join(map(bytes, counted.encode([5]))))
+    frame = frame_of(counted)
     assert split_many(frame.body, SendManyRequest.from_ext(frame.ext)).sequences == [7, 3]
     assert counted.counted
 
