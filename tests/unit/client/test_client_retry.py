@@ -1,22 +1,27 @@
-"""Attempts, pauses and causes; what a handler gets of a message that has waited; which broker it waits at."""
+"""Attempts, pauses and causes; what a handler gets of a message that has waited; which broker it waits at; and what
+run() of a shared consumer does with a message on which its handler fails."""
 
 import pickle
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq import Message, Retry, TopicPartition
+from metaq import Message, Retry, SharedMessage, TopicPartition
 from metaq.client.consumer.retrying import FailedMessages, cause_of
 from metaq.client.message import RetriedMessage, ValueMessage, as_original
 from metaq.client.serializers import deserializers
+from metaq.client.shared import tuning
+from metaq.client.shared.consumer import _Run
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError
 from metaq.protocol.record import encode_attributes, encode_body
 from metaq.protocol.retries import MAX_CAUSE_CHARACTERS, Failure, Origin, encode_failed, failure_of
 from metaq.serializers import Json
 
 HERE = TopicPartition("orders", 1, 2)
+AWAY = BrokerUnavailable("it is away")
 
 
 @pytest.mark.parametrize(
@@ -62,35 +67,32 @@ def test_no_pause_is_longer_than_the_longest(failures, chance, jitter, factor):
 
 
 def test_the_defaults_last_as_long_as_their_description_says():
-    assert sum(Retry(jitter=0).pause(failures, float) for failures in range(1, Retry().attempts)) / 3600 == (
-        pytest.approx(6.3, abs=0.05)
-    )
+    seconds = sum(Retry(jitter=0).pause(failures, float) for failures in range(1, Retry().attempts))
+    assert seconds / 3600 == pytest.approx(6.3, abs=0.05)
 
 
 # --- causes -----------------------------------------------------------------------------------------------------------
 
 
-def failing():
-    raise ValueError("the provider\nis away")
+def caught(error):
+    try:
+        raise error
+    except type(error) as raised:
+        return raised
 
 
 def test_a_cause_names_type_text_and_place():
-    with pytest.raises(ValueError, match="away") as found:
-        failing()
-    text, place = cause_of(found.value).split("\n")
+    text, place = cause_of(caught(ValueError("the provider\nis away"))).split("\n")
     assert text == "ValueError: the provider is away"
-    assert place.endswith(" in failing")
+    assert place.endswith(" in caught")
     assert "test_client_retry.py:" in place
 
 
 def test_a_long_text_leaves_room_for_the_place_and_an_error_without_a_place_has_none():
-    try:
-        raise RuntimeError("x" * 5000)
-    except RuntimeError as error:
-        found = cause_of(error)
+    found = cause_of(caught(RuntimeError("x" * 5000)))
     assert len(found) <= MAX_CAUSE_CHARACTERS
     assert "…\n" in found
-    assert found.endswith(" in test_a_long_text_leaves_room_for_the_place_and_an_error_without_a_place_has_none")
+    assert found.endswith(" in caught")
     assert cause_of(KeyError("k")) == "KeyError: 'k'"
 
 
@@ -104,9 +106,8 @@ def original(payload=b"hello", offset=4096, **attributes):
 
 def waiting(message, attempts=1, topic="%RETRY%g", offset=77):
     failure = Failure(message.origin, attempts, "ValueError: no", 5)
-    return Message(
-        TopicPartition(topic, 0, 0), offset, 2 << 60, *encode_failed(message.flag, message.body, failure, 10)
-    )
+    flag, body = encode_failed(message.flag, message.body, failure, 10)
+    return Message(TopicPartition(topic, 0, 0), offset, 2 << 60, flag, body)
 
 
 def test_a_handler_gets_the_original_with_the_number_of_the_attempt():
@@ -141,30 +142,43 @@ def test_damaged_properties_leave_a_message_as_it_is(caplog):
     assert "metaq.origin" in caplog.text
 
 
+def test_a_retried_message_of_a_consumer_with_a_deserializer_has_its_value():
+    read = ValueMessage.of(original(b'{"a": 1}'), deserializers("deserializer", Json()))
+    assert as_original(read, 1).value == {"a": 1}
+    copy = ValueMessage.of(waiting(read, attempts=2), read._reader)
+    assert (as_original(copy).value, as_original(copy).attempts) == ({"a": 1}, 3)
+    with pytest.raises(ClientError, match="no deserializer"):
+        as_original(Message(*read), 1).value  # noqa: B018
+
+
 # --- where it goes ----------------------------------------------------------------------------------------------------
 
 
 class MemorySender:
-    """A producer that notes what it is to send. brokers: that publish every topic."""
+    """A producer that notes what it is to send. brokers: that publish every topic. errors: of the first sends."""
 
-    def __init__(self, *brokers):
-        self.brokers, self.sent, self.closed = brokers, [], False
+    def __init__(self, *brokers, errors=()):
+        self.brokers, self.errors, self.sent, self.closed = brokers, list(errors), [], False
 
     def partitions(self, topic):
         return tuple(TopicPartition(topic, broker, 0) for broker in self.brokers)
 
     def send_batch_async(self, topic, payloads, *, partition):
+        future: Future[list[str]] = Future()
+        if self.errors:
+            future.set_exception(self.errors.pop(0))
+            return future
         (message,) = payloads
         self.sent.append((topic, partition.broker, failure_of(message.flag, message.body), message))
-        return Future()
+        future.set_result(["stored"])
+        return future
 
     def close(self, timeout=10.0):
         self.closed = True
 
 
-def failed_messages(sender, takes=lambda broker: True):
-    retry = Retry(attempts=3, jitter=0)
-    return FailedMessages(retry, "g", lambda: sender, takes, now=lambda: 1000.0, random=lambda: 0.5)
+def failed_messages(sender, takes=lambda broker: True, now=lambda: 1000.0):
+    return FailedMessages(Retry(attempts=3, jitter=0), "g", lambda: sender, takes, now=now, random=lambda: 0.5)
 
 
 def test_a_failed_message_waits_and_after_the_last_attempt_it_is_dead():
@@ -174,8 +188,7 @@ def test_a_failed_message_waits_and_after_the_last_attempt_it_is_dead():
         failure = failed.failure(original(), KeyError("k"), attempts)
         assert failed.is_last(failure) == (attempts == 3)
         assert failed.send(original(), failure).partition.broker == 1
-    topics = [topic for topic, *_ in sender.sent]
-    assert topics == ["%RETRY%g", "%RETRY%g", "%DEAD%g"]
+    assert [topic for topic, *_ in sender.sent] == ["%RETRY%g", "%RETRY%g", "%DEAD%g"]
     assert [failure.attempts for _, _, failure, _ in sender.sent] == [1, 2, 3]
     assert sender.sent[0][2] == Failure(Origin(HERE, 4096, 1 << 60), 1, "KeyError: 'k'", 1_000_000)
     delays = [message.body.partition(b"metaq.delay\x01")[2].partition(b"\x02")[0] for *_, message in sender.sent]
@@ -183,8 +196,7 @@ def test_a_failed_message_waits_and_after_the_last_attempt_it_is_dead():
 
 
 def test_it_waits_at_the_broker_that_it_came_from_while_that_can_be_sent_to():
-    sender = MemorySender(0, 1, 2)
-    failed = failed_messages(sender)
+    failed = failed_messages(MemorySender(0, 1, 2))
     failure = failed.failure(original(), KeyError(), 1)
     assert {failed.send(original(), failure).partition.broker for _ in range(20)} == {1}
     assert {failed.send(original(), failure, (1,)).partition.broker for _ in range(50)} == {0, 2}
@@ -199,12 +211,12 @@ def test_a_broker_that_keeps_no_delayed_messages_is_not_sent_any():
         asked.append(broker)
         return broker == 2
 
-    failed = failed_messages(MemorySender(1, 2), takes=takes)
+    failed = failed_messages(MemorySender(1, 2), takes)
     failure = failed.failure(original(), KeyError(), 1)
     assert [failed.send(original(), failure).partition.broker for _ in range(3)] == [2, 2, 2]
     assert asked == [1, 2, 1, 1]  # one that could not be asked may be back
     with pytest.raises(BrokerUnavailable, match="%RETRY%g"):
-        failed_messages(MemorySender(1), takes=takes).send(original(), failure)
+        failed_messages(MemorySender(1), takes).send(original(), failure)
 
 
 def test_the_sender_is_made_at_the_first_failure_and_closed_with_the_run():
@@ -222,13 +234,78 @@ def test_the_sender_is_made_at_the_first_failure_and_closed_with_the_run():
     assert [sender.closed for sender in made] == [True]
 
 
-def test_a_retried_message_of_a_consumer_with_a_deserializer_has_its_value():
-    read = ValueMessage.of(
-        Message(TopicPartition("t", 0, 0), 5, 1 << 60, 0, b'{"a": 1}'), deserializers("deserializer", Json())
-    )
-    assert as_original(read, 1).value == {"a": 1}
-    flag, body = encode_failed(read.flag, read.body, Failure(read.origin, 2, "ValueError", 5))
-    copy = ValueMessage.of(Message(TopicPartition("%RETRY%g", 0, 0), 9, 1 << 60, flag, body), read._reader)
-    assert (as_original(copy).value, as_original(copy).attempts) == ({"a": 1}, 3)
-    with pytest.raises(ClientError, match="no deserializer"):
-        as_original(Message(*read), 1).value  # noqa: B018
+# --- run() of a shared consumer ---------------------------------------------------------------------------------------
+
+
+class Consumer:
+    """What a run does to its messages, but for acknowledging them."""
+
+    group = "g"
+
+    def __init__(self):
+        self.done: list[tuple[str, int]] = []
+
+    def release(self, message, *, delay=0.0):
+        self.done.append(("release", message.offset))
+
+
+def leased(attempts, offset=0):
+    message = SharedMessage(HERE, offset, 1, 0, b"poison")
+    message.leased_from, message.leased_at, message.attempts = HERE, offset, attempts
+    return message
+
+
+def fail(message):
+    raise ValueError("it cannot be read")
+
+
+def running(*errors):
+    """A run, its consumer, and what it has sent; its first sends end with these errors."""
+    now = iter(range(1, 100_000))
+    sender, consumer = MemorySender(0, errors=errors), Consumer()
+    checked: Any = consumer
+    return _Run(checked, fail, True, failed_messages(sender, now=lambda: float(next(now)))), consumer, sender.sent
+
+
+def test_a_dead_letter_that_no_broker_took_at_first_tells_later_why_the_handler_failed(caplog):
+    run, consumer, sent = running(AWAY, AWAY)
+    assert [run._handle(leased(attempts)) for attempts in (3, 4, 5)] == [False, False, True]  # each lease counts one
+    assert consumer.done == [("release", 0), ("release", 0)]
+    ((topic, _, failure, _),) = sent
+    assert (topic, failure.attempts, failure.failed_ms) == ("%DEAD%g", 3, 1000)
+    assert failure.cause.startswith("ValueError: it cannot be read\n")
+    assert "in fail" in failure.cause
+    first, second, last = caplog.records
+    assert "no broker has taken a dead letter (it is away) that is to say: ValueError: it cannot" in first.getMessage()
+    assert first.exc_info[0] is ValueError
+    assert "(it is away) that is to say: ValueError: it cannot be read" in second.getMessage()
+    assert "is a dead letter after 3 attempts: ValueError: it cannot be read" in last.getMessage()
+    assert not run._unburied
+
+
+def test_one_whose_last_attempt_was_another_members_says_what_is_known():
+    run, consumer, sent = running()
+    assert run._handle(leased(4))
+    ((_, _, failure, _),) = sent
+    assert "let their leases run out" in failure.cause
+    assert "found no broker for the dead letter" in failure.cause
+    assert (failure.attempts, consumer.done) == (3, [])
+
+
+def test_only_so_many_are_remembered(monkeypatch):
+    monkeypatch.setattr(tuning, "UNBURIED", 2)
+    run, _, sent = running(AWAY, AWAY, AWAY)
+    for attempts in (3, 4):
+        for offset in (0, 100, 200):
+            run._handle(leased(attempts, offset))
+    forgotten, *known = (failure.cause for _, _, failure, _ in sent)
+    assert "let their leases run out" in forgotten
+    assert [cause.partition("\n")[0] for cause in known] == ["ValueError: it cannot be read"] * 2
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_before_the_last_attempt_it_comes_again_without_a_letter(attempts, caplog):
+    run, consumer, sent = running()
+    run._handle(leased(attempts))
+    assert (consumer.done, sent) == ([("release", 0)], [])
+    assert "the handler failed on orders 1-2 @0" in caplog.text
