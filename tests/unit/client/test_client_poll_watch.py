@@ -37,8 +37,7 @@ class World:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.member = Member()
         self.watch = PollWatch("g", "g_me", limit, lambda: self.now)
-        member, timers = self.member, self
-        checked: tuple[Any, Any] = (member, timers)
+        checked: tuple[Any, Any] = (self.member, self)
         self.watch.begin(*checked)
 
     def call_later(self, seconds, action):
@@ -63,49 +62,64 @@ def warnings(caplog):
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_member_that_nobody_polls_is_told_once_with_its_name_the_time_and_what_to_do(caplog):
-    world = World()
-    world.passes(IDLE_WARNING_SECONDS - 1)
-    assert warnings(caplog) == []
-    world.passes(10 * IDLE_WARNING_SECONDS)
+LONG = IDLE_WARNING_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("limit", "passes"),
+    [
+        (None, [(LONG - 1, 0, []), (10 * LONG, 1, [])]),  # unless it is asked for, everything is kept
+        (2.0, [(1.9, 0, []), (0.2, 1, ["out"]), (1000.0, 1, ["out"])]),
+        (2 * LONG, [(LONG + 1, 1, []), (LONG, 2, ["out"])]),
+    ],
+    ids=["without a limit", "after the limit", "with a long limit the warning comes first"],
+)
+def test_a_member_that_nobody_polls_is_told_of_and_steps_out_once(caplog, limit, passes):
+    """passes: seconds, and how many warnings and which steps there are by then."""
+    world = World(limit)
+    for seconds, warned, calls in passes:
+        world.passes(seconds)
+        assert (len(warnings(caplog)), world.member.calls) == (warned, calls)
+    world.poll()
+    assert world.member.calls == [*calls, *["back"] * len(calls)]
+    world.passes((limit or 0) + 1)
+    assert world.member.calls == [*calls, *["back", "out"] * len(calls)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (None, ["for 300 s", "2 partitions", "poll", "close", "max_poll_interval_seconds"]),
+        (2.0, ["for 2 s (max_poll_interval_seconds=2)", "2 partitions"]),
+    ],
+)
+def test_the_warning_names_the_member_the_time_and_what_to_do(caplog, limit, words):
+    World(limit).passes(LONG + 1)
     (warning,) = warnings(caplog)
-    assert "group g: nobody has polled g_me for 300 s" in warning
-    assert "2 partitions" in warning
-    assert "poll" in warning
-    assert "close" in warning
-    assert "max_poll_interval_seconds" in warning
-    assert world.member.calls == []  # unless it is asked for, everything is kept
+    assert all(word in warning for word in ["group g: nobody has polled g_me", *words]), warning
 
 
 def test_each_time_without_a_poll_is_told(caplog):
     world = World()
     for _ in range(3):
-        world.passes(2 * IDLE_WARNING_SECONDS)
+        world.passes(2 * LONG)
         world.poll()
     assert len(warnings(caplog)) == 3
 
 
-def test_who_polls_in_time_hears_nothing(caplog):
+def test_who_polls_in_time_hears_nothing_however_long_a_poll_waits(caplog):
     world = World(limit=2.0)
     for _ in range(1000):
         world.passes(1.9)
         world.poll()
-    assert warnings(caplog) == []
-    assert world.member.calls == []
     assert len(world.timers) == 1  # and nothing piles up
-
-
-def test_a_poll_that_waits_for_long_is_no_time_without_a_poll(caplog):
-    world = World(limit=2.0)
     world.poll(waits=1000.0)
     world.passes(1.9)
-    assert warnings(caplog) == []
-    assert world.member.calls == []
+    assert (warnings(caplog), world.member.calls) == ([], [])
 
 
 def test_a_wait_that_an_exception_ends_is_over():
     world = World(limit=2.0)
-
     with pytest.raises(KeyboardInterrupt):
         world.watch.wait(raising(KeyboardInterrupt))
     world.passes(4.0)
@@ -115,44 +129,18 @@ def test_a_wait_that_an_exception_ends_is_over():
 def test_a_member_without_partitions_keeps_nobody_waiting(caplog):
     world = World()
     world.member.owned = {}
-    world.passes(10 * IDLE_WARNING_SECONDS)
+    world.passes(10 * LONG)
     assert warnings(caplog) == []
 
 
-def test_after_the_limit_the_member_steps_out_once_and_the_next_poll_brings_it_back(caplog):
-    world = World(limit=2.0)
-    world.passes(1.9)
-    assert world.member.calls == []
-    world.passes(0.2)
-    assert world.member.calls == ["out"]
-    (warning,) = warnings(caplog)
-    assert "group g: nobody has polled g_me for 2 s (max_poll_interval_seconds=2)" in warning
-    assert "2 partitions" in warning
-    world.passes(1000.0)
-    assert world.member.calls == ["out"]
-    world.poll()
-    assert world.member.calls == ["out", "back"]
-    world.passes(3.0)
-    assert world.member.calls == ["out", "back", "out"]
-
-
-def test_with_a_long_limit_the_warning_comes_first(caplog):
-    world = World(limit=2 * IDLE_WARNING_SECONDS)
-    world.passes(IDLE_WARNING_SECONDS + 1)
-    assert (len(warnings(caplog)), world.member.calls) == (1, [])
-    world.passes(IDLE_WARNING_SECONDS)
-    assert (len(warnings(caplog)), world.member.calls) == (2, ["out"])
-
-
 def test_a_handler_that_does_not_return_counts_as_kafka_counts_it(caplog):
-    """The thread in run() goes on; what the handler has does not."""
+    """What the handler has does not go on."""
     world = World(limit=2.0)
     world.watch.works("worker 1")
-    world.watch.works("worker 2")
-    for _ in range(30):
+    for _ in range(30):  # the thread in run() goes on, and another handler returns and gets the next message
         world.passes(0.1)
         world.watch.attend()
-        world.watch.works("worker 2")  # returns and gets the next message
+        world.watch.works("worker 2")
     assert world.member.calls == ["out"]
     world.watch.attend()
     assert world.member.calls == ["out"]  # it hangs still
@@ -163,7 +151,7 @@ def test_a_handler_that_does_not_return_counts_as_kafka_counts_it(caplog):
     assert "a handler" in warning
 
 
-def test_a_handler_that_has_nothing_to_do_is_not_waited_for(caplog):
+def test_a_handler_that_has_nothing_to_do_is_not_waited_for():
     world = World(limit=2.0)
     world.watch.works("worker 1")
     world.watch.rests("worker 1")
@@ -174,10 +162,7 @@ def test_a_handler_that_has_nothing_to_do_is_not_waited_for(caplog):
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0])
-def test_the_limit_is_a_number_above_0(seconds):
+def test_the_limit_is_a_number_above_0_and_there_is_none_by_default(seconds):
     with pytest.raises(ConfigError, match="max_poll_interval_seconds"):
         ConsumerConfig(max_poll_interval_seconds=seconds)
-
-
-def test_there_is_no_limit_by_default():
     assert ConsumerConfig().max_poll_interval_seconds is None

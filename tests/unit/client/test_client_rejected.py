@@ -3,10 +3,12 @@
 import logging
 import pwd
 import re
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from metaq import LocalMessageStore, Message, TopicPartition
 from metaq.client.consumer.rejected import (
     LocalRecoverStore,
     drop_message,
@@ -14,9 +16,7 @@ from metaq.client.consumer.rejected import (
     of_cluster,
     recovering,
 )
-from metaq.client.local_store import LocalMessageStore, StoredMessage
-from metaq.client.message import Message
-from metaq.client.values import TopicPartition
+from metaq.client.local_store import StoredMessage
 from metaq.coordination.offset_store import LocalOffsetStore
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull
 from tests.raising import raising
@@ -29,6 +29,8 @@ def message(number, topic="t"):
 
 
 class Deliver:
+    """A handler that fails on these payloads."""
+
     def __init__(self, *failing):
         self.failing, self.seen = set(failing), []
 
@@ -37,6 +39,10 @@ class Deliver:
         if message.payload in self.failing:
             raise FAILURE
 
+    @property
+    def ids(self):
+        return [each.id for each in self.seen]
+
 
 def opened(directory, group="g", **arguments):
     store = LocalRecoverStore(directory, **arguments)
@@ -44,48 +50,40 @@ def opened(directory, group="g", **arguments):
     return store
 
 
+@pytest.fixture
+def store(tmp_path):
+    with closing(opened(tmp_path)) as store:
+        yield store
+
+
 def run_round(store, deliver, *topics):
     return len(list(store.rounds(frozenset(topics or ("t",)), deliver)))
 
 
-def test_a_kept_message_comes_again_as_it_was_until_it_is_processed(tmp_path):
-    store, kept = opened(tmp_path), [message(1), message(2)]
+def test_a_kept_message_comes_again_as_it_was_until_it_is_processed(store):
+    kept = [message(1), message(2)]
     for each in kept:
         store(each, FAILURE)
     deliver = Deliver(b"1")
-    assert run_round(store, deliver) == 2
+    assert (run_round(store, deliver), store.count("t")) == (2, 1)
     assert deliver.seen == kept  # one that fails does not end the round for others
-    assert store.count("t") == 1
     deliver.failing.clear()
     run_round(store, deliver)
-    assert store.count("t") == 0
-    assert run_round(store, deliver) == 0
-    store.close()
+    assert (store.count("t"), run_round(store, deliver)) == (0, 0)
 
 
-def test_more_than_a_page_is_gone_through_in_one_round(tmp_path):
-    store = opened(tmp_path)
-    store._own[1].append("t", [_stored(number) for number in range(250)])
+def test_more_than_a_page_is_gone_through_in_one_round(store):
+    store._own[1].append("t", [StoredMessage.of(message(number)) for number in range(250)])
     deliver = Deliver(*(b"%d" % number for number in range(0, 250, 2)))
-    assert run_round(store, deliver) == 250
-    assert [each.id for each in deliver.seen] == list(range(250))
-    assert store.count("t") == 125
-    store.close()
+    assert (run_round(store, deliver), deliver.ids, store.count("t")) == (250, list(range(250)), 125)
 
 
-def _stored(number):
-    return StoredMessage.of(message(number))
-
-
-def test_only_topics_that_the_consumer_subscribes_are_tried(tmp_path):
-    store = opened(tmp_path)
+def test_only_topics_that_the_consumer_subscribes_are_tried(store):
     store(message(1, "other"), FAILURE)
     store(message(2), FAILURE)
     deliver = Deliver()
     run_round(store, deliver, "t", "third")
-    assert [each.topic for each in deliver.seen] == ["t"]
-    assert store.count("other") == 1
-    store.close()
+    assert ([each.topic for each in deliver.seen], store.count("other")) == (["t"], 1)
 
 
 def test_processes_have_files_of_their_own_and_take_over_those_that_are_left(tmp_path):
@@ -95,39 +93,34 @@ def test_processes_have_files_of_their_own_and_take_over_those_that_are_left(tmp
     third.close()
     deliver = Deliver()
     run_round(first, deliver)
-    assert [each.id for each in deliver.seen] == [3]  # the second is in use
+    assert deliver.ids == [3]  # the second is in use
     second.close()
     run_round(first, deliver)
-    assert [each.id for each in deliver.seen] == [3, 2]
+    assert deliver.ids == [3, 2]
     assert sorted(path.name for path in (tmp_path / "g").glob("*.db")) == ["0.db", "1.db", "2.db"]
     first.close()
 
 
 def test_groups_do_not_mix(tmp_path):
-    one, other = opened(tmp_path, "one"), opened(tmp_path, "other")
-    one(message(1), FAILURE)
-    assert run_round(other, Deliver()) == 0
-    one.close()
-    other.close()
+    with closing(opened(tmp_path, "one")) as one, closing(opened(tmp_path, "other")) as other:
+        one(message(1), FAILURE)
+        assert run_round(other, Deliver()) == 0
 
 
 def test_a_full_store_refuses_so_that_the_message_is_not_passed(tmp_path):
-    store = opened(tmp_path, max_per_topic=1)
-    store(message(1), FAILURE)
-    with pytest.raises(LocalStoreFull):
-        store(message(2), FAILURE)
-    store.close()
+    with closing(opened(tmp_path, max_per_topic=1)) as store:
+        store(message(1), FAILURE)
+        with pytest.raises(LocalStoreFull):
+            store(message(2), FAILURE)
 
 
-def test_one_store_serves_one_run_at_a_time_and_may_be_used_again(tmp_path):
-    store = opened(tmp_path)
+def test_one_store_serves_one_run_at_a_time_and_may_be_used_again(store):
     with pytest.raises(ConfigError, match="on_reject"):
         store.open("g")
     store.close()
     with pytest.raises(LocalStoreError):
         store(message(1), FAILURE)
     store.open("g")
-    store.close()
 
 
 @pytest.mark.parametrize("name", ["first_seconds", "interval_seconds"])
@@ -153,30 +146,26 @@ class Clockwork:
         self.later.append((seconds, action))
 
     def run_timer(self):
+        """And the work that it makes; how long it has waited, and how much work that was."""
         seconds, action = self.later.pop(0)
         action()
-        return seconds
-
-    def run_work(self):
+        done = 0
         while self.work:
             self.work.pop(0)()
+            done += 1
+        return seconds, done
 
 
 def test_rounds_follow_each_other_for_as_long_as_the_handler_runs(tmp_path):
     clockwork: Any = Clockwork()
     seen: list[Message] = []
-    store = LocalRecoverStore(tmp_path, first_seconds=5, interval_seconds=300)
-    store.open("g")
+    store = opened(tmp_path, first_seconds=5, interval_seconds=300)
     with recovering(store, ["t"], lambda messages: seen.extend(messages), clockwork, clockwork.work.append):
-        store(message(1), FAILURE)
-        assert clockwork.run_timer() == 5
-        clockwork.run_work()
-        store(message(2), FAILURE)
-        assert clockwork.run_timer() == 300
-        clockwork.run_work()
+        for number, seconds in ((1, 5), (2, 300)):
+            store(message(number), FAILURE)
+            assert clockwork.run_timer()[0] == seconds
         assert [each.id for each in seen] == [1, 2]
-    clockwork.run_timer()
-    assert not clockwork.work  # ended
+    assert clockwork.run_timer()[1] == 0  # ended
     opened(tmp_path).close()  # its file is free again
 
 
@@ -190,9 +179,8 @@ def test_what_others_have_left_is_given_out_by_one_that_keeps_nothing_and_makes_
     deliver = Deliver()
     assert run_round(watching, deliver) == 0, "it is in use"
     left.close()
-    assert run_round(watching, deliver) == 1
+    assert [run_round(watching, deliver), run_round(watching, deliver)] == [1, 0]
     assert deliver.seen == [message(1)]
-    assert run_round(watching, deliver) == 0
     with pytest.raises(LocalStoreError, match="not open to keep messages"):
         watching(message(2), FAILURE)
     with pytest.raises(ConfigError, match="give each run"):
@@ -204,12 +192,12 @@ def test_what_others_have_left_is_given_out_by_one_that_keeps_nothing_and_makes_
 def test_groups_of_one_name_in_two_clusters_share_no_messages(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert left_of_cluster("zk:2181/one", "/meta", "g") is None
-    stores = [of_cluster("zk:2181/one", "/meta", "g"), of_cluster("zk:2181/two", "/meta", "g")]
-    stores[0](message(1), FAILURE)
-    deliver = Deliver()
-    assert (run_round(stores[1], deliver), run_round(stores[0], deliver)) == (0, 1)
-    for store in stores:
-        store.close()
+    with (
+        closing(of_cluster("zk:2181/one", "/meta", "g")) as one,
+        closing(of_cluster("zk:2181/two", "/meta", "g")) as two,
+    ):
+        one(message(1), FAILURE)
+        assert (run_round(two, Deliver()), run_round(one, Deliver())) == (0, 1)
     left = left_of_cluster("zk:2181/one", "/meta", "g")
     assert left is not None
     left.close()
