@@ -83,19 +83,14 @@ def test_large_records_are_sent_from_where_they_are():
     assert any(part is body for part in parts)
 
 
-@pytest.mark.parametrize("options", [{"delay": 60}, {"deliver_at": datetime.now(UTC) + timedelta(days=1)}])
+@pytest.mark.parametrize("options", [{"delay": 60}, {"deliver_at": datetime.now(UTC) + timedelta(days=1)}, None])
 def test_single_messages_that_wait_have_no_offset_whatever_went_with_them(options):
-    singles = [build_message("t", b"a", 10.0, options) for _ in range(3)]
+    """None: half messages."""
+    singles = [build_message("t", b"a", 10.0, options or {}) for _ in range(3)]
+    for single in singles:
+        single.timing = single.timing if options else Timing.HALF
     give_results(singles, 5 << 22, HERE, -1, None, [])
     assert [(each.result.offset, each.result.pending) for each in singles] == [(-1, True)] * 3
-
-
-def test_single_half_messages_have_no_offset_whatever_went_with_them():
-    singles = [one(b"a") for _ in range(3)]
-    for single in singles:
-        single.timing = Timing.HALF
-    give_results(singles, 5 << 22, HERE, -1, None, [])
-    assert [each.result.offset for each in singles] == [-1, -1, -1]
 
 
 def test_the_results_of_a_batch_count_up_ids_and_offsets():

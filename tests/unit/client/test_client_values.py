@@ -32,11 +32,7 @@ def test_batch_results_follow_from_the_first_id_and_the_record_sizes():
     first = message_id(counter_at(EPOCH_MS + 5) + 4094, 7)  # the counter runs into the next millisecond
     results = BatchResults(first, HERE, 1000, np.array([25, 30, 21], dtype=np.int64))
     ids = message_ids_from(first, 3).tolist()
-    assert list(results) == [
-        SendResult(ids[0], HERE, 1000),
-        SendResult(ids[1], HERE, 1025),
-        SendResult(ids[2], HERE, 1055),
-    ]
+    assert list(results) == [SendResult(*each) for each in zip(ids, [HERE] * 3, (1000, 1025, 1055), strict=True)]
     assert results[-1] == results[2] == results[1:][1]
     assert len(set(ids)) == len(results) == 3
     with pytest.raises(IndexError):
@@ -48,17 +44,14 @@ def make_message(identity=1, **attributes):
     return Message(HERE, 100, identity, flag, bytes(encode_body(b"payload", flag, raw)))
 
 
-def test_a_message_gives_what_its_producer_set():
+def test_a_message_gives_what_its_producer_set_and_is_its_body_without_that():
     message = make_message(tag="buy", keys=["a", "b"], properties={"h": "1"}, attribute="old")
     assert (message.topic, message.partition, message.payload) == ("trades", HERE, b"payload")
     assert (message.tag, message.keys, message.properties, message.attribute) == ("buy", ("a", "b"), {"h": "1"}, "old")
     assert message.next_offset == 100 + 20 + len(message.body)
-
-
-def test_a_message_without_attributes_is_its_body():
-    message = make_message()
-    assert message.payload is message.body
-    assert (message.tag, message.attribute, message.keys, dict(message.properties)) == (None, None, (), {})
+    bare = make_message()
+    assert bare.payload is bare.body
+    assert (bare.tag, bare.attribute, bare.keys, dict(bare.properties)) == (None, None, (), {})
 
 
 def test_the_time_of_a_message_is_in_its_id_unless_a_java_broker_made_it():
