@@ -16,14 +16,7 @@ from metaq.client.questions.finding import FoundMessage, FoundMessages, MessageF
 from metaq.client.questions.places import AtKey, AtMessage, Last, locate
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import ClusterView
-from metaq.protocol.errors import (
-    BrokerUnavailable,
-    ConfigError,
-    CorruptRecord,
-    MessageNotFound,
-    RequestRefused,
-    SearchIncomplete,
-)
+from metaq.protocol import errors
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_record
@@ -65,7 +58,7 @@ class DeadPeer(Peer):
     """A broker that is registered and does not answer."""
 
     def call(self, build: Any, timeout: float | None = None) -> Frame:
-        raise BrokerUnavailable("dead")
+        raise errors.BrokerUnavailable("dead")
 
 
 def answer(*rows: tuple[int, int, int, int], unsearched: int = 0, more: bool = False, damaged: bool = False) -> Any:
@@ -107,17 +100,17 @@ def test_an_id_of_java_brokers_leads_to_the_oldest_message_that_has_it(finder_of
 
 
 def test_nothing_is_told_from_nothing_as_far_as_could_be_looked(finder_of: Any) -> None:
-    with pytest.raises(MessageNotFound, match="'t' has no message with the id 1"):
+    with pytest.raises(errors.MessageNotFound, match="'t' has no message with the id 1"):
         finder_of(Peer(answer()), Peer(answer())).view_message("t", 1)
-    with pytest.raises(SearchIncomplete) as error:
+    with pytest.raises(errors.SearchIncomplete) as error:
         finder_of(Peer(answer(unsearched=3)), Peer(answer(unsearched=4))).view_message("t", 1)
     assert error.value.unsearched_bytes == 7
-    with pytest.raises(SearchIncomplete):
+    with pytest.raises(errors.SearchIncomplete):
         finder_of(Peer(answer(unsearched=3))).oldest_with_key("t", "k")
 
 
 def test_what_an_absent_broker_may_have_is_not_told_from_nothing(finder_of: Any) -> None:
-    with pytest.raises(SearchIncomplete, match="not registered is broker 7, start it") as error:
+    with pytest.raises(errors.SearchIncomplete, match="not registered is broker 7, start it") as error:
         finder_of(Peer(answer()), absent=(7,)).view_message("t", 1)
     assert error.value.unsearched_bytes == 0
     found = finder_of(Peer(answer()), absent=(7, 9)).query_message("t", "k")
@@ -127,7 +120,7 @@ def test_what_an_absent_broker_may_have_is_not_told_from_nothing(finder_of: Any)
     peer = Peer(answer(), answer((0, 7, 1000, 77)))
     find: Any = locate(AtMessage(77), ["a", "t"], finder_of(peer, absent=(7,)))
     assert find(cast(Any, Peer()), TopicPartition("t", 0, 0)) == 7
-    with pytest.raises(SearchIncomplete):
+    with pytest.raises(errors.SearchIncomplete):
         locate(AtMessage(77), ["a", "t"], finder_of(Peer(answer(), answer()), absent=(7,)))
 
 
@@ -151,19 +144,19 @@ def test_a_range_of_time_is_asked_for_in_milliseconds(finder_of: Any) -> None:
     ("key", "count", "begin"), [("", 1, None), ("k", 0, None), ("k", 1025, None), ("k", 1, datetime(2026, 1, 1))]
 )
 def test_what_cannot_be_asked_is_a_config_error(finder_of: Any, key: str, count: int, begin: datetime | None) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(errors.ConfigError):
         finder_of(Peer()).query_message("t", key, count, begin)
 
 
 def test_a_java_broker_cannot_search(finder_of: Any) -> None:
     peer = Peer()
     peer.speaks_frames = False
-    with pytest.raises(RequestRefused, match=r"metaq 1\.x"):
+    with pytest.raises(errors.RequestRefused, match=r"metaq 1\.x"):
         finder_of(peer).view_message("t", 1)
 
 
 def test_a_damaged_message_is_not_given(finder_of: Any) -> None:
-    with pytest.raises(CorruptRecord) as caught:
+    with pytest.raises(errors.CorruptRecord) as caught:
         finder_of(Peer(answer((3, 50, 1, 1), damaged=True))).view_message("t", 1)
     assert (caught.value.partition, caught.value.position) == (TopicPartition("t", 0, 3), 50)
 
@@ -174,7 +167,7 @@ def test_a_damaged_message_hides_none_of_the_others(finder_of: Any) -> None:
     assert found.messages == [message(1, 0, 0, 3), message(0, 0, 0, 1)]
     (error,) = found.damaged
     assert (error.partition, error.position) == (TopicPartition("t", 0, 0), 24)
-    with pytest.raises(CorruptRecord):
+    with pytest.raises(errors.CorruptRecord):
         finder_of(Peer(answer((0, 0, 1, 1), damaged=True))).oldest_with_key("t", "k")
 
 
@@ -194,7 +187,7 @@ def test_a_key_is_looked_for_in_one_topic_after_the_other(finder_of: Any) -> Non
     find: Any = locate(AtKey("k"), ["a", "t"], finder_of(peer))
     assert find(cast(Any, Peer()), TopicPartition("t", 0, 0)) == 7
     assert [(ext["topic"], ext["maxNum"], ext["oldest"]) for _, ext in peer.asked] == [("a", "1", "1"), ("t", "1", "1")]
-    with pytest.raises(MessageNotFound):
+    with pytest.raises(errors.MessageNotFound):
         locate(AtKey("k"), ["a", "t"], finder_of(Peer(answer(), answer())))
 
 
@@ -215,7 +208,7 @@ def test_no_messages_before_the_end_is_the_end(finder_of: Any) -> None:
 
 @pytest.mark.parametrize("place", [Last(-1), datetime(2026, 1, 1)])
 def test_places_that_cannot_be_are_refused(finder_of: Any, place: Last | datetime) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(errors.ConfigError):
         locate(place, ["t"], finder_of())
 
 
@@ -233,12 +226,12 @@ def test_an_id_that_another_broker_has_is_found_although_one_is_silent(finder_of
 @pytest.mark.parametrize("message_id", [77, -7])
 def test_an_id_that_the_silent_broker_may_have_is_not_said_to_be_missing(finder_of: Any, message_id: int) -> None:
     rows = [(0, 0, 1, -7)] if message_id < 0 else []  # of a Java broker's ids the oldest counts
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(errors.BrokerUnavailable):
         finder_of(DeadPeer(), Peer(answer(*rows))).view_message("t", message_id)
 
 
 def test_a_search_by_key_names_silent_brokers_only_where_that_is_allowed(finder_of: Any) -> None:
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(errors.BrokerUnavailable):
         finder_of(DeadPeer(), Peer(answer((0, 0, 1, 77)))).query_message("t", "k")
     found = finder_of(DeadPeer(), Peer(answer((0, 0, 1, 77)))).query_message("t", "k", allow_silent=True)
     assert ([each.id for each in found.messages], found.silent) == ([77], {0: "dead"})

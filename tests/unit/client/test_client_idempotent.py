@@ -7,20 +7,12 @@ import pytest
 from metaq import ProducerConfig, TopicPartition
 from metaq.client.producer.answers import FlightCodec
 from metaq.client.producer.queues import Turn
-from metaq.protocol.errors import (
-    BrokerUnavailable,
-    ConfigError,
-    NoPartition,
-    NotSafe,
-    PartitionClosed,
-    RequestTimedOut,
-    SendInDoubt,
-)
+from metaq.protocol import errors
 from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendRequest, split_many
 from tests.frames import FrameReader
 from tests.unit.client.test_client_producer_core import HERE, THERE, Sent, handed_back, message
 
-LOST = BrokerUnavailable("the connection was lost")
+LOST = errors.BrokerUnavailable("the connection was lost")
 NOW = 500.0
 
 
@@ -87,20 +79,26 @@ def test_the_next_request_has_the_next_number():
     assert sent.core.is_empty()
 
 
-@pytest.mark.parametrize("error", [LOST, RequestTimedOut("no answer"), NotSafe("here", "the sync failed")])
+@pytest.mark.parametrize(
+    "error", [LOST, errors.RequestTimedOut("no answer"), errors.NotSafe("here", "the sync failed")]
+)
 def test_it_stays_unknown_until_the_broker_says_something(error):
     sent, first = started()
     sent.routes = {first: THERE}
-    if isinstance(error, NotSafe):
+    if isinstance(error, errors.NotSafe):
         sent.fail(error)
     else:
         sent.lose(error)
-    for unsent in (NoPartition("nobody publishes it"), BrokerUnavailable("refused"), RequestTimedOut("connecting")):
+    for unsent in (
+        errors.NoPartition("nobody publishes it"),
+        errors.BrokerUnavailable("refused"),
+        errors.RequestTimedOut("connecting"),
+    ):
         sent.again()
         sent.lose(unsent, counted=False)  # this try did not leave, which says nothing of the first
     sent.again()
     assert sent.numbers == [(HERE, 1, [first])] * 5
-    sent.fail(PartitionClosed(0, 0))  # the broker has looked: it is not stored
+    sent.fail(errors.PartitionClosed(0, 0))  # the broker has looked: it is not stored
     sent.again()
     assert sent.numbers[-1] == (THERE, 1, [first])
 
@@ -242,7 +240,7 @@ def test_what_is_in_doubt_ends_and_the_next_message_has_the_next_number():
     sent, first = started(following)
     sent.lose()
     sent.again()
-    sent.fail(SendInDoubt("it is not known"))
+    sent.fail(errors.SendInDoubt("it is not known"))
     assert sent.ended == [first]
     sent.again()
     assert sent.numbers[-1] == (HERE, 2, [following])
@@ -324,5 +322,5 @@ def test_a_partition_without_numbers_takes_none_from_the_others_of_its_flight():
 
 def test_the_option_is_on_and_takes_only_a_truth_value():
     assert ProducerConfig().idempotent
-    with pytest.raises(ConfigError, match="idempotent='no'"):
+    with pytest.raises(errors.ConfigError, match="idempotent='no'"):
         ProducerConfig(idempotent="no")  # type: ignore[arg-type]

@@ -8,14 +8,7 @@ from metaq import TopicPartition
 from metaq.client.connection import Build, Endpoint, Reply
 from metaq.client.questions.partitions import Bounds, bounds_at, offset_at_time, partition_bounds, read_stats
 from metaq.client.questions.records import read_bytes
-from metaq.protocol.errors import (
-    CorruptRecord,
-    OffsetOutOfRange,
-    PartitionClosed,
-    RemoteProtocolError,
-    RequestRefused,
-    TopicNotAccepted,
-)
+from metaq.protocol import errors
 from metaq.protocol.frames import RESPONSE, Frame
 from metaq.protocol.record import encode_record
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
@@ -87,8 +80,8 @@ def test_frames_records_come_as_the_body_and_nothing_at_the_end():
 @pytest.mark.parametrize(
     ("offset", "error", "words"),
     [
-        (50, OffsetOutOfRange, r"offset 50 is outside \[100, 2000\]"),
-        (950, CorruptRecord, "no message begins there, one does at 927"),
+        (50, errors.OffsetOutOfRange, r"offset 50 is outside \[100, 2000\]"),
+        (950, errors.CorruptRecord, "no message begins there, one does at 927"),
     ],
 )
 def test_frames_an_offset_inside_a_message_is_told_from_one_outside_the_bounds(offset, error, words):
@@ -99,9 +92,9 @@ def test_frames_an_offset_inside_a_message_is_told_from_one_outside_the_bounds(o
 @pytest.mark.parametrize(
     ("code", "error"),
     [
-        (ResponseCode.TOPIC_NOT_EXIST, TopicNotAccepted),
-        (ResponseCode.NO_PERMISSION, PartitionClosed),
-        (ResponseCode.SYSTEM_ERROR, RequestRefused),
+        (ResponseCode.TOPIC_NOT_EXIST, errors.TopicNotAccepted),
+        (ResponseCode.NO_PERMISSION, errors.PartitionClosed),
+        (ResponseCode.SYSTEM_ERROR, errors.RequestRefused),
     ],
 )
 def test_frames_a_refusal_is_an_error(code, error):
@@ -126,7 +119,7 @@ def test_text_bounds_come_from_the_statistics_and_counts_are_unknown():
 
 
 def test_text_has_no_index_by_time_and_says_so():
-    with pytest.raises(RequestRefused, match="no index by time"):
+    with pytest.raises(errors.RequestRefused, match="no index by time"):
         offset_at_time(TextPeer(), PLACE, 1)
 
 
@@ -145,17 +138,17 @@ def test_text_a_first_message_that_was_cut_is_asked_for_again_with_twice_the_siz
 
 
 def test_text_a_moved_offset_tells_the_nearer_bound():
-    with pytest.raises(OffsetOutOfRange) as moved:
+    with pytest.raises(errors.OffsetOutOfRange) as moved:
         read_bytes(TextPeer(Result(Status.MOVED, 1, "100")), PLACE, 5, 4096)
     assert (moved.value.offset, moved.value.first) == (5, 100)
 
 
 def test_text_a_closed_partition_is_an_error():
-    with pytest.raises(PartitionClosed):
+    with pytest.raises(errors.PartitionClosed):
         read_bytes(TextPeer(Result(Status.FORBIDDEN, 1, "closed")), PLACE, 5, 4096)
 
 
 @pytest.mark.parametrize("peer", [TextPeer(value(b"")), Peer(Result(200, 1, ""))])
 def test_an_answer_of_the_wrong_kind_is_the_peers_fault(peer):
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(errors.RemoteProtocolError):
         partition_bounds(peer, PLACE)

@@ -15,14 +15,7 @@ from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.outgoing import ASKED, GatheredBatch, Outgoing
 from metaq.client.producer.queues import BrokerQueue, Flight, PartitionQueue
 from metaq.client.producer.routing import partition_for_key
-from metaq.protocol.errors import (
-    BrokerUnavailable,
-    ClientError,
-    NoPartition,
-    NotLeader,
-    RequestRefused,
-    RequestTimedOut,
-)
+from metaq.protocol import errors
 
 HERE, THERE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 
@@ -38,8 +31,8 @@ def many(count):
     return build_batch("t", [b"x"] * count, 100.0, {"partition": HERE})
 
 
-REFUSED = RequestRefused(500, "no")
-UNREACHABLE = BrokerUnavailable("the broker is away")
+REFUSED = errors.RequestRefused(500, "no")
+UNREACHABLE = errors.BrokerUnavailable("the broker is away")
 
 
 class Sent:
@@ -63,7 +56,7 @@ class Sent:
             lambda: self.now,
             lambda: 0.5,
             interruptible=lambda: self.interrupts,
-            follow=lambda error: self.led if isinstance(error, NotLeader) else None,
+            follow=lambda error: self.led if isinstance(error, errors.NotLeader) else None,
         )
 
     def route(self, outgoing):
@@ -231,7 +224,7 @@ def test_a_batch_counts_as_one_of_the_messages_that_may_wait():
     sent = Sent(max_buffered_messages=3)
     for _ in range(3):
         sent.add(many(100))
-    with pytest.raises(RequestTimedOut, match="3 messages of"):
+    with pytest.raises(errors.RequestTimedOut, match="3 messages of"):
         sent.send(b"x")
     sent.finish(0)
     sent.send(b"x")
@@ -328,7 +321,7 @@ def test_what_has_no_time_left_for_another_try_ends_with_the_reason(sent):
     actions = sent.core.landed(flight, (), [(turn, UNREACHABLE) for turn in flight.turns])
     ((ended, error),) = actions.ended
     assert ended is first
-    assert isinstance(error, RequestTimedOut)
+    assert isinstance(error, errors.RequestTimedOut)
     assert sent.core.buffered_bytes == 21, "it counts until it was told"
     sent.do(actions)
     assert sent.core.is_empty()
@@ -338,7 +331,7 @@ def test_a_full_buffer_refuses_at_the_deadline_and_says_why():
     sent = Sent(max_buffered_bytes=150)
     sent.send(b"x" * 80)
     sent.now = 100.0
-    with pytest.raises(RequestTimedOut, match="max_buffered_bytes=150"):
+    with pytest.raises(errors.RequestTimedOut, match="max_buffered_bytes=150"):
         sent.send(b"x" * 80, deadline=100.0)
     assert sent.core.buffered_bytes == 100
 
@@ -400,7 +393,7 @@ def handed_back(actions):
 def test_after_close_nothing_is_accepted_and_what_has_no_outcome_is_handed_back(sent):
     under_way, waiting = sent.send(b"1", b"2")
     assert handed_back(sent.core.close()) == ([under_way], [waiting])
-    with pytest.raises(ClientError, match="closed"):
+    with pytest.raises(errors.ClientError, match="closed"):
         sent.send(b"x")
 
 
@@ -585,7 +578,7 @@ def test_a_key_keeps_its_last_partition_while_nobody_publishes_its_topic(moving)
 
 def test_a_key_of_a_topic_that_was_never_there_is_refused(sent):
     sent.partitions = ()
-    with pytest.raises(NoPartition, match="no partition"):
+    with pytest.raises(errors.NoPartition, match="no partition"):
         sent.add(message(key="k"), None)
     assert sent.core.buffered_bytes == 0
 
@@ -684,7 +677,7 @@ def test_a_message_that_another_node_leads_stays_in_its_partition_and_goes_again
     sent.elsewhere = True
     first, second = sent.send(b"1", b"2")
     sent.routes = {first: THERE, second: THERE}
-    sent.fail(NotLeader(0, "meta://there:1"))
+    sent.fail(errors.NotLeader(0, "meta://there:1"))
     assert sent.core.wake_at == sent.now
     sent.wake()
     assert sent.went[1:] == [(HERE, [first, second])]
@@ -695,12 +688,12 @@ def test_a_message_waits_for_a_leader_until_its_deadline_and_no_longer(sent):
     (first,) = sent.send(b"x", deadline=1.0, future=True)
     sent.led = 0.2
     tries = 0
-    sent.fail(NotLeader(0))
+    sent.fail(errors.NotLeader(0))
     while not sent.ended:
         assert sent.core.wake_at == sent.now + 0.2
         sent.wake(sent.now + 0.2)
         tries += 1
-        sent.fail(NotLeader(0))
+        sent.fail(errors.NotLeader(0))
     assert (tries, sent.now) == (5, pytest.approx(1.0))
     assert first.cause is not None
     assert "does not lead" in str(sent.core.overdue(first))
@@ -709,7 +702,7 @@ def test_a_message_waits_for_a_leader_until_its_deadline_and_no_longer(sent):
 def test_a_failure_behind_a_refusal_is_a_failure_again(sent):
     (first,) = sent.send(b"x")
     sent.routes[first] = THERE
-    sent.fail(NotLeader(0, "meta://there:1"))
+    sent.fail(errors.NotLeader(0, "meta://there:1"))
     sent.wake()
     sent.fail()
     sent.wake(sent.now + 10)

@@ -8,16 +8,7 @@ import pytest
 from metaq.client.questions.brokers import Survey
 from metaq.client.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
-from metaq.protocol.errors import (
-    BrokerUnavailable,
-    CoordinationUnavailable,
-    NotLeader,
-    PartitionClosed,
-    RemoteProtocolError,
-    RequestRefused,
-    RequestTimedOut,
-    TopicNotAccepted,
-)
+from metaq.protocol import errors
 
 PARTITIONS = [TopicPartition("t", broker, number) for broker in (0, 1) for number in (0, 1)]
 BAD = PARTITIONS[0]
@@ -43,7 +34,9 @@ def failing(error, asked):
 
 
 @pytest.mark.parametrize(
-    "error", [BrokerUnavailable("x"), RequestTimedOut("x"), NotLeader(0), RemoteProtocolError("x")], ids=repr
+    "error",
+    [errors.BrokerUnavailable("x"), errors.RequestTimedOut("x"), errors.NotLeader(0), errors.RemoteProtocolError("x")],
+    ids=repr,
 )
 def test_a_broker_that_cannot_be_asked_is_asked_once_and_the_others_answer(survey, error):
     asked: list[TopicPartition] = []
@@ -53,7 +46,7 @@ def test_a_broker_that_cannot_be_asked_is_asked_once_and_the_others_answer(surve
     assert not survey.refused
 
 
-@pytest.mark.parametrize("error", [RequestRefused(500, "no"), TopicNotAccepted("t")], ids=repr)
+@pytest.mark.parametrize("error", [errors.RequestRefused(500, "no"), errors.TopicNotAccepted("t")], ids=repr)
 def test_what_a_broker_refuses_of_one_partition_hides_no_other(survey, error):
     assert survey.ask_each(PARTITIONS, failing(error, [])) == {each: str(each) for each in PARTITIONS[1:]}
     assert (survey.silent, survey.refused) == ({}, {BAD: str(error)})
@@ -62,13 +55,13 @@ def test_what_a_broker_refuses_of_one_partition_hides_no_other(survey, error):
 
 
 def test_a_closed_partition_is_neither_silent_nor_refused(survey):
-    survey.ask_each(PARTITIONS, failing(PartitionClosed(0, 0), []))
+    survey.ask_each(PARTITIONS, failing(errors.PartitionClosed(0, 0), []))
     assert (survey.closed, survey.silent, survey.refused) == ({BAD}, {}, {})
 
 
 def test_that_zookeeper_is_gone_is_for_the_caller_to_say(survey):
-    with pytest.raises(CoordinationUnavailable):
-        survey.attempt(BAD, failing(CoordinationUnavailable("gone"), []))
+    with pytest.raises(errors.CoordinationUnavailable):
+        survey.attempt(BAD, failing(errors.CoordinationUnavailable("gone"), []))
 
 
 def test_a_broker_that_is_left_out_is_not_asked(survey):
