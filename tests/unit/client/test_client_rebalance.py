@@ -336,22 +336,13 @@ class World:
             self.consume(name, offset)
         return self.committer.commit(self.core.owned.values())
 
-    def session_ends_in_a_commit(self):
-        self.store.failures = [SessionLost("over")]
-        self.store.before_commit = lambda: vars(self.membership).update(session_id=0)
-
 
 BOTH, TWO = ["g_me", "g_other"], ("0-0", "0-1")
 
 
-def test_a_lone_member_owns_everything_from_the_start_offset():
-    world = World(*TWO).start()
-    assert (world.stands(), world.opened) == ((State.STABLE, ["0-0", "0-1"]), [("0-0", 0), ("0-1", 0)])
-
-
-def test_a_stored_offset_wins_over_the_start():
-    world = World("0-0", stored={"0-0": Offset(9, 555)}).start()
-    assert world.opened == [("0-0", 555)]
+def test_a_lone_member_owns_everything_from_what_is_stored_or_the_start_offset():
+    world = World(*TWO, stored={"0-0": Offset(9, 555)}).start()
+    assert (world.stands(), world.opened) == ((State.STABLE, ["0-0", "0-1"]), [("0-0", 555), ("0-1", 0)])
     assert world.cursor("0-0").last_id == 9  # what a commit of a stretch without messages writes
     assert world.commit() == 0  # nothing changed yet
 
@@ -479,25 +470,23 @@ def test_a_user_who_does_not_poll_loses_the_partition_after_the_wait():
     assert world.stands() == (State.STABLE, ["0-0"])
 
 
-def test_a_partition_still_held_by_another_is_claimed_when_it_is_free(caplog):
+@pytest.mark.parametrize(("tries", "named"), [(0, 0), (3, 1)], ids=["its holder hands it over", "or keeps it for long"])
+def test_a_partition_still_held_by_another_is_asked_for_until_it_is_free_and_its_holder_named_once(
+    tries, named, caplog
+):
     world = World(*TWO, owners={"0-1": "g_slow"}).start()
+    for _ in range(tries):
+        world.waits()
     assert world.stands() == (State.PLAN_LATER, ["0-0"])  # what could be claimed is used meanwhile
+    assert (caplog.text.count("0-1 is held by g_slow"), len(caplog.records)) == (named, named)  # else nothing is wrong
     del world.membership.owners["0-1"]
-    world.member.changed()  # as the membership tells
-    world.queued()
-    assert caplog.text == ""  # nothing was wrong
+    if tries:
+        world.waits()
+    else:
+        world.member.changed()  # as the membership tells
+        world.queued()
     assert world.stands() == (State.STABLE, ["0-0", "0-1"])
     assert world.opened == [("0-0", 0), ("0-1", 0)]  # the first was not opened twice
-
-
-def test_a_partition_that_another_keeps_is_asked_for_again_and_its_holder_named_once(caplog):
-    world = World(*TWO, owners={"0-1": "g_slow"}).start()
-    for _ in range(3):
-        world.waits()
-    assert caplog.text.count("0-1 is held by g_slow") == 1
-    del world.membership.owners["0-1"]
-    world.waits()
-    assert world.stands() == (State.STABLE, ["0-0", "0-1"])
 
 
 def test_a_pause_that_a_change_has_ended_does_not_end_a_later_one():
@@ -551,11 +540,15 @@ def test_what_may_have_been_given_up_is_claimed_anew_before_it_goes_on():
     assert world.stands() == (State.STABLE, ["0-0", "0-1"])
 
 
-def test_nothing_is_logged_of_tries_that_fail_while_it_closes(caplog):
+@pytest.mark.parametrize(("error", "closing", "logged"), [(AWAY, True, False), (ZeroDivisionError(), False, True)])
+def test_a_bug_in_an_action_is_logged_and_tried_again_but_nothing_that_fails_while_it_closes(
+    error, closing, logged, caplog
+):
     world = World("0-0").start()
-    world.member._closing = True
-    world.changes(failures=[AWAY])
-    assert (world.stands()[0], caplog.text) == (State.PLAN_LATER, "")
+    world.member._closing = closing
+    world.changes(failures=[error])
+    assert (world.stands()[0], "ZeroDivisionError" in caplog.text) == (State.PLAN_LATER, logged)
+    assert logged or caplog.text == ""
 
 
 def test_it_tries_for_ever_and_keeps_what_it_owns():
@@ -713,11 +706,17 @@ def test_a_poll_while_stepping_out_fails_takes_part_again_whether_it_was_done_or
     assert not world.member.stepped_out
 
 
-def test_a_session_that_ends_while_it_steps_out_takes_everything_with_it():
-    world = idle("0-0", consumed=77)
-    world.session_ends_in_a_commit()
-    world.steps_out()
-    assert (world.stands(), world.store.log) == ((State.AWAY, []), [])
+def hands_over(world):
+    world.changes(members=["g_a", "g_me"])
+
+
+@pytest.mark.parametrize(("happens", "then"), [(World.steps_out, State.AWAY), (hands_over, State.JOIN_LATER)])
+def test_a_session_that_ends_in_a_commit_takes_everything_with_it(happens, then):
+    world = idle(*TWO, consumed=77)
+    world.store.failures = [SessionLost("over")]
+    world.store.before_commit = lambda: vars(world.membership).update(session_id=0)
+    happens(world)
+    assert (world.stands(), world.store.log) == ((then, []), [])
 
 
 def test_a_member_that_waits_for_its_user_to_let_go_steps_out_at_once():
@@ -751,23 +750,18 @@ def test_closing_while_it_is_away_ends():
 # --- lost sessions ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_session_drops_everything_without_a_commit_and_joins_again():
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lost_session_drops_everything_without_a_commit_and_joins_again(replaced):
+    """replaced: the membership has joined again by itself, before this member hears of the loss."""
     world = World("0-0").start()
     world.consume("0-0", 77)
     old = world.cursor("0-0")
-    world.changes(session_id=0, owners={})
-    assert (world.stands(), old.active, world.store.log) == ((State.JOIN_LATER, []), False, [])
-    world.membership.session_id = 2
-    world.waits()
-    assert (world.cursor("0-0") is not old, world.cursor("0-0").fence) == (True, 2)
-
-
-def test_a_session_that_was_replaced_before_anybody_looked_is_noticed():
-    """The membership joins again by itself, perhaps before this member hears of the loss."""
-    world = World("0-0").start()
-    old = world.cursor("0-0")
-    world.changes(session_id=2, owners={})
-    assert (world.stands()[0], old.active, world.cursor("0-0").fence) == (State.STABLE, False, 2)
+    world.changes(session_id=2 if replaced else 0, owners={})
+    if not replaced:
+        assert (world.stands(), world.store.log) == ((State.JOIN_LATER, []), [])
+        world.membership.session_id = 2
+        world.waits()
+    assert (world.stands(), old.active, world.cursor("0-0").fence) == ((State.STABLE, ["0-0"]), False, 2)
 
 
 def test_a_member_knows_that_it_holds_nothing_before_its_own_thread_hears_of_a_lost_session():
@@ -779,14 +773,6 @@ def test_a_member_knows_that_it_holds_nothing_before_its_own_thread_hears_of_a_l
         assert not world.member.holds_its_claims()
     world.changes(owners={})
     assert world.member.holds_its_claims()
-
-
-def test_a_session_lost_while_committing_is_noticed():
-    world = World(*TWO).start()
-    world.consume("0-1", 77)
-    world.session_ends_in_a_commit()
-    world.changes(members=BOTH)
-    assert world.stands() == (State.JOIN_LATER, [])
 
 
 def test_a_session_lost_while_handing_over_after_a_refused_claim_is_joined_again():
@@ -829,28 +815,16 @@ def test_bursts_of_changes_are_looked_at_once():
     assert world.member._events.qsize() == 1
 
 
-def test_leaving_commits_and_takes_everything_back():
+@pytest.mark.parametrize("failures", [[], [AWAY]], ids=["with ZooKeeper", "without"])
+def test_leaving_commits_and_takes_everything_back_if_it_can(failures, caplog):
     world = World(*TWO).start()
     world.consume("0-0", 42)
+    world.store.failures = [*failures]
     world.member.take(Event.CLOSE)
-    assert (world.stands()[0], world.membership.left, world.membership.owners) == (State.LEFT, True, {})
-    assert world.store.log == [(1, {("t", "0-0"): Offset(5, 42)})]
-
-
-def test_leaving_without_zookeeper_ends_too(caplog):
-    world = World("0-0").start()
-    world.consume("0-0", 42)
-    world.store.failures = [AWAY]
-    world.member.take(Event.CLOSE)
-    assert world.stands()[0] is State.LEFT
-    assert "could not leave properly" in caplog.text
-
-
-def test_a_bug_in_an_action_is_logged_and_tried_again(caplog):
-    world = World("0-0").start()
-    world.changes(failures=[ZeroDivisionError()])
-    assert world.stands()[0] is State.PLAN_LATER
-    assert "ZeroDivisionError" in caplog.text
+    assert (world.stands()[0], "could not leave properly" in caplog.text) == (State.LEFT, bool(failures))
+    if not failures:
+        assert (world.membership.left, world.membership.owners) == (True, {})
+        assert world.store.log == [(1, {("t", "0-0"): Offset(5, 42)})]
 
 
 # --- commits ----------------------------------------------------------------------------------------------------------
@@ -1118,19 +1092,20 @@ def test_a_session_that_lives_on_in_an_older_copy_makes_good_what_it_has_just_gi
     assert world.stands()[1] == ["0-0"]
 
 
-def test_behind_an_empty_zookeeper_a_member_writes_where_it_stood_in_what_it_has_just_given_up():
+@pytest.mark.parametrize(
+    ("lose", "seconds", "copy", "written"),
+    [
+        (lose_session, 0.0, {}, 77),
+        *((lose, 26.0, {("t", "0-1"): Offset(1, 20)}, 20) for lose in (lose_session, reconnect)),
+    ],
+    ids=["behind an empty ZooKeeper", "long ago, another session", "long ago, another server"],
+)
+def test_what_was_just_given_up_is_written_where_it_stood_and_later_it_is_its_next_owners(lose, seconds, copy, written):
     world = give_one_up()
-    world.store.offsets.clear()
-    lose_session(world)
-    assert world.stored("0-1") == Offset(5, 77)
-
-
-@pytest.mark.parametrize("lose", [lose_session, reconnect])
-def test_what_was_given_up_long_ago_is_its_next_owners(lose):
-    world = give_one_up()
-    world.now += 26.0
+    world.store.offsets = copy
+    world.now += seconds
     lose(world)
-    assert world.stored("0-1") == Offset(1, 20)
+    assert world.store.offsets["t", "0-1"].offset == written
 
 
 def test_an_owner_node_that_an_older_copy_has_again_goes_again():
