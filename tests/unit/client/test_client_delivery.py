@@ -126,15 +126,14 @@ def test_a_cut_last_record_is_left_out():
         assert payloads(chunk_of(whole, cut[:length]).take(HERE, 10)) == [b"a"]
 
 
-def test_what_is_good_in_front_of_a_damaged_record_is_given_first():
-    chunk = chunk_of(record(b"good"), damaged(record(b"bad")), record(b"after"))
+@pytest.mark.parametrize(
+    "bad", [damaged(record(b"bad")), b"\xff\xff\xff\xff" + bytes(40)], ids=["a sum", "a length < 0"]
+)
+def test_what_is_good_in_front_of_a_damaged_record_is_given_first(bad):
+    chunk = chunk_of(record(b"good"), bad, record(b"after"))
     assert payloads(chunk.take(HERE, 10)) == [b"good"]
     error = damage_of(chunk.take, HERE, 10)
     assert (error.position, error.partition, str(error)[:22]) == (1024, HERE, "topic t, partition 0-1")
-
-
-def test_a_negative_length_is_damage():
-    assert damage_of(chunk_of(b"\xff\xff\xff\xff" + bytes(40)).take, HERE, 10).position == 1000
 
 
 def test_only_messages_with_a_wanted_tag_are_given():
@@ -324,21 +323,15 @@ def test_damage_is_skipped_if_that_is_wanted_and_told_once(caplog):
     assert "[1000, 1024)" in caplog.text
 
 
-def test_what_on_damaged_raises_comes_out_once():
+def test_what_on_damaged_raises_comes_out_once_and_loses_no_message_in_front_of_the_damage_or_behind_it():
     bench = Bench(damage="skip", on_damaged=raising(KeyError))
-    bench.arrive(damage(1000, 1024), chunk_of(record(b"after"), offset=1024))
-    with pytest.raises(KeyError):
-        bench.take()
-    assert bench.take() == [b"after"]
-
-
-def test_what_on_damaged_raises_loses_no_message_in_front_of_the_damage():
-    bench = Bench(damage="skip", on_damaged=raising(KeyError))
-    bench.arrive(chunk_of(record(b"before"), offset=1000), damage(1026, 1050))
+    bench.arrive(chunk_of(record(b"before")), damage(1026, 1050), chunk_of(record(b"after"), offset=1050))
     with pytest.raises(KeyError):
         bench.core.take(10)  # as poll(), which has returned nothing
     assert (bench.consumed, bench.cursor.position) == (None, 1000)
     assert [request.offset for request in bench.requests()] == [1000]
+    bench.arrive(chunk_of(record(b"before")), chunk_of(record(b"after"), offset=1026))
+    assert bench.take() == [b"before", b"after"]
 
 
 def test_damage_whose_end_nobody_knows_is_never_skipped():

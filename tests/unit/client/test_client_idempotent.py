@@ -198,22 +198,16 @@ def test_it_ends_before_brokers_forget_its_number():
     assert sent.ended == [first]
 
 
-def test_a_close_ends_what_waits_to_be_repeated():
-    sent, first = started()
-    sent.lose()
-    actions = sent.core.close()
-    assert handed_back(actions) == ([], [first])
-    sent.do(actions)
-    assert sent.core.is_empty()
-
-
-def test_a_close_leaves_what_is_being_repeated_to_its_request():
-    sent, first = started()
-    sent.lose()
-    sent.again()
-    assert handed_back(sent.core.close()) == ([first], [])
-    sent.lose()
-    assert sent.ended == [first]
+def test_a_close_ends_what_waits_to_be_repeated_and_leaves_what_is_being_repeated_to_its_request():
+    (waiting, first), (repeating, second) = started(), started()
+    waiting.lose()
+    repeating.lose()
+    repeating.again()
+    actions = waiting.core.close()
+    assert (handed_back(actions), handed_back(repeating.core.close())) == (([], [first]), ([second], []))
+    waiting.do(actions)
+    repeating.lose()
+    assert (waiting.core.is_empty(), repeating.ended) == (True, [second])
 
 
 def test_a_flight_that_is_told_of_twice_counts_once():
