@@ -87,12 +87,6 @@ def test_a_partition_stays_ready_until_it_was_found_empty(core):
     assert core.next_ready() is None
 
 
-def test_what_may_not_be_handed_out_now_is_found_later(core, cursor):
-    arrive(core, cursor, b"a")
-    for core.in_doubt, found in ((True, []), (False, [b"a"])):
-        assert payloads(core.take(9)) == found
-
-
 def test_a_handler_looks_at_what_was_handed_over(core, cursor):
     arrive(core, cursor, b"a")
     core.hand_over(cursor)

@@ -240,24 +240,6 @@ def test_an_exception_from_outside_loses_no_message_wherever_it_comes(first):
     raise AssertionError("the end was not reached")
 
 
-def test_a_chunk_taken_in_parts_is_consumed_in_parts():
-    bench = Bench()
-    bench.arrive(chunk_of(record(b"a", 7), record(b"b", 8)))
-    assert (bench.take(1), bench.consumed, bench.requests()) == ([b"a"], (1021, 7), [])
-    assert bench.take(5) == [b"b"]
-    assert [request.cursor for request in bench.requests()] == [bench.cursor]
-    assert bench.cursor.buffered_bytes == 0
-
-
-def test_chunks_of_several_partitions_come_in_the_order_they_arrived():
-    bench = Bench()
-    other = bench.claim(THERE)
-    bench.arrive(chunk_of(record(b"a")))
-    bench.arrive(chunk_of(record(b"b")), cursor=other)
-    bench.arrive(chunk_of(record(b"c"), offset=1021))
-    assert bench.take() == [b"a", b"b", b"c"]
-
-
 def test_what_the_broker_filtered_away_is_passed_over():
     bench = Bench(tags=frozenset({"x"}))
     bench.arrive(chunk_of(record(b"a", tag="x"), end=5000), Chunk.of(b"", 5000, 9000))
@@ -378,14 +360,6 @@ def test_zeros_are_no_messages(check):
         assert (error.position, "zeros" in str(error)) == (1020, True)
     assert sized(empty, zeros).take_batch(HERE, 10, check).num_rows == 1
     assert "zeros" in str(damage_of(sized(zeros, empty).take_batch, HERE, 10, check))
-
-
-def test_a_seek_forgets_what_was_handed_out_of_the_partition():
-    bench = Bench()
-    bench.arrive(chunk_of(record(b"a")))
-    bench.take()
-    bench.cursor.moved_to(500)
-    assert bench.consumed == (500, -1)
 
 
 def test_a_message_shows_itself_shortly():

@@ -83,10 +83,6 @@ SHARES = {"a": ["0-0", "0-1", "0-2"], "b": ["1-0"]}
 AGREED = GroupZones(IN_ZONES, {0: "east", 1: "west"}, 0, {})
 
 
-def test_members_share_by_zones():
-    assert {me: ByZone("g", SETTLE).share(me, "t", tuple(IN_ZONES), PARTITIONS, AGREED) for me in IN_ZONES} == SHARES
-
-
 def test_with_a_member_of_another_strategy_all_share_as_range_and_the_log_names_it(caplog):
     caplog.set_level(logging.INFO)
     by_zone = ByZone("g", SETTLE)

@@ -66,19 +66,6 @@ def test_what_may_be_stored_goes_again_alone_with_its_number_to_its_partition():
     ]  # these were never sent, so they may go elsewhere
 
 
-def test_the_next_request_has_the_next_number():
-    second = message()
-    sent, first = started(second)
-    assert sent.numbers == [(HERE, 1, [first])]
-    sent.lose()
-    sent.again()
-    assert sent.numbers == [(HERE, 1, [first])] * 2
-    sent.finish()
-    assert sent.numbers[-1] == (HERE, 2, [second])
-    sent.finish()
-    assert sent.core.is_empty()
-
-
 @pytest.mark.parametrize(
     "error", [LOST, errors.RequestTimedOut("no answer"), errors.NotSafe("here", "the sync failed")]
 )
@@ -101,22 +88,6 @@ def test_it_stays_unknown_until_the_broker_says_something(error):
     sent.fail(errors.PartitionClosed(0, 0))  # the broker has looked: it is not stored
     sent.again()
     assert sent.numbers[-1] == (THERE, 1, [first])
-
-
-def test_messages_of_a_key_stay_behind_one_that_is_repeated_and_others_move():
-    """Its partition is gone from the list of its topic, so that all keys belong elsewhere."""
-    sent = Numbered()
-    first, second, other, later = (message(key=key) for key in (b"k", b"k", b"o", b"k"))
-    sent.lose_the_first_of(first, second, other)
-    sent.add(later, None)
-    sent.again()
-    assert sent.went[1:] == [(HERE, [first]), (THERE, [other])]
-    sent.finish(1)
-    assert sent.went[3:] == [(HERE, [second])]
-    sent.finish(3)
-    assert len(sent.flights) == 4, "its key's new partition is busy"
-    sent.finish(2)
-    assert sent.went[4:] == [(THERE, [later])]
 
 
 def test_a_key_waits_for_all_that_stay_behind_one_that_is_repeated_whoever_notices_the_change_first():

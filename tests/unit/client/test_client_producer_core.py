@@ -185,12 +185,6 @@ def test_a_single_answer_is_done_with_in_one_step_and_hands_out_what_has_gathere
     assert (queue.broker.flights, sent.core.buffered_bytes) == (0, 0)
 
 
-def test_partitions_do_not_wait_for_each_other(sent):
-    sent.send(b"x")
-    sent.send(b"x", partition=THERE)
-    assert [partition for partition, _ in sent.went] == [HERE, THERE]
-
-
 def test_a_batch_ends_at_its_bytes_and_at_its_records():
     sent = Sent(max_batch_bytes=100, max_batch_records=3)
     _, *waiting = sent.send(b"x", b"x" * 30, b"x" * 30, b"", b"", b"", b"")
@@ -428,15 +422,6 @@ def test_partitions_that_become_ready_while_requests_are_under_way_go_together()
     assert sent.core.buffered_bytes == 0
 
 
-def test_a_partition_with_a_request_under_way_does_not_board_the_next():
-    sent = gathering()
-    behind, ready = (sent.send(b"x", partition=each) for each in PARTITIONS[1:3])
-    sent.finish(0)
-    assert parts(sent.flights[2]) == [(PARTITIONS[2], ready)]
-    sent.finish(1)
-    assert parts(sent.flights[3]) == [(PARTITIONS[1], behind)]
-
-
 def test_a_request_of_many_partitions_ends_at_its_bytes_and_at_its_records():
     sent = gathering(max_batch_bytes=100, max_batch_records=3)
     for size, partition in zip([30, 30, 30, 0, 0, 0], PARTITIONS[2:], strict=True):
@@ -588,60 +573,6 @@ def test_what_waits_for_its_key_is_handed_back_at_the_close(moving):
     second = moving.send(b"2", key=MOVING, partition=None)
     late, ended = handed_back(moving.core.close())
     assert late + ended == [*first, *second]
-
-
-ALL = (HERE, THERE, TopicPartition("t", 1, 1), TopicPartition("t", 2, 0))
-_keyed_steps = st.one_of(
-    st.integers(0, 5),
-    st.sampled_from(["finish", "fail"]),
-    st.sets(st.sampled_from(ALL)).map(lambda chosen: tuple(sorted(chosen))),
-)
-
-
-@given(st.lists(_keyed_steps, max_size=80))
-def test_no_message_of_a_key_is_sent_before_the_outcome_of_an_earlier_one_elsewhere(steps):
-    sent = Sent(max_batch_records=3)
-    sent.partitions = ALL
-    sending: dict[str | bytes | None, list[Outgoing]] = {}
-    acknowledged: dict[str | bytes | None, list[Outgoing]] = {}
-    answered = 0
-    sending["0"] = [message(key="0", deadline=math.inf)]
-    sent.add(sending["0"][0], None)  # so that its topic was there once
-
-    def answer(failing):
-        nonlocal answered
-        flight = sent.flights[answered]
-        answered += 1
-        for _, batch in flight.turns:
-            for outgoing in batch:  # all earlier ones of its key are acknowledged, or in front of it in this request
-                mine = acknowledged.setdefault(outgoing.key, [])
-                position = sending[outgoing.key].index(outgoing)
-                in_front = [each for each in batch[: batch.index(outgoing)] if each.key == outgoing.key]
-                assert len(mine) + len(in_front) == position
-            if not failing:
-                for outgoing in batch:
-                    acknowledged[outgoing.key].append(outgoing)
-        failed = [(turn, UNREACHABLE) for turn in flight.turns] if failing else []
-        sent.do(sent.core.landed(flight, () if failing else flight.turns, failed))
-        if not failing:
-            sent.flights += sent.core.release(flight, flight.turns)
-
-    for number, step in enumerate(steps):
-        if isinstance(step, int):
-            outgoing = message(key=str(step), deadline=math.inf)
-            sending.setdefault(str(step), []).append(outgoing)
-            sent.add(outgoing, None)
-        elif isinstance(step, tuple):
-            sent.partitions = step
-        elif answered < len(sent.flights):
-            answer(failing=step == "fail")
-        if number % 3 == 2:
-            sent.wake(sent.now + 10.0)
-    sent.wake(sent.now + 10.0)
-    while answered < len(sent.flights):
-        answer(failing=False)
-    assert acknowledged == sending
-    assert sent.core.buffered_bytes == 0
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------

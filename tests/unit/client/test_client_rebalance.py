@@ -353,14 +353,6 @@ def test_each_plan_looks_for_missing_topics():
     assert world.looks == [{"t": []}, {"t": ["0-0"]}]
 
 
-def test_when_another_joins_its_share_is_committed_and_then_released():
-    world = World(*TWO).start()
-    world.consume("0-1", 77)
-    world.changes(members=BOTH)
-    assert (world.stands(), world.membership.owners) == ((State.STABLE, ["0-0"]), {"0-0": "g_me"})
-    assert world.store.log == [(1, {("t", "0-1"): Offset(5, 77)})]
-
-
 def test_where_a_partition_begins_is_committed_before_the_user_hears_of_it_and_before_it_is_read():
     """A later member begins there, too: "latest" is another place by then."""
     world = World(*TWO, start=LATEST).join()
@@ -799,15 +791,6 @@ def test_a_session_lost_while_handing_over_after_a_refused_claim_is_joined_again
     assert world.stands() == (State.STABLE, ["0-2", "0-3"])
 
 
-def test_a_change_that_comes_while_draining_leads_to_another_plan():
-    world = World(*TWO, wants_notice=True).start()
-    world.changes(members=BOTH)
-    world.changes(partitions=["0-0", "0-1", "0-2", "0-3"])
-    assert world.stands()[0] is State.DRAINING
-    world.lets_go()
-    assert world.stands() == (State.STABLE, ["0-0", "0-1"])
-
-
 def test_bursts_of_changes_are_looked_at_once():
     world = World("0-0").start()
     for _ in range(10):
@@ -846,14 +829,6 @@ def test_claims_of_different_sessions_are_committed_on_their_own():
     world.consume("0-0", 10)
     assert world.commit("0-1", 11) == 2
     assert sorted(fence for fence, _ in world.store.log) == [1, 2]
-
-
-def test_a_lost_partition_is_not_committed():
-    world = World("0-0").start()
-    (state,) = world.core.owned.values()
-    world.consume("0-0", 10)
-    world.core.lose([state])
-    assert world.committer.commit([state]) == 0
 
 
 def test_regular_commits_go_on_after_a_failure(caplog):
