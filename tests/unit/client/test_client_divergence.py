@@ -34,31 +34,36 @@ def there(harness: Harness) -> list[int]:
     return store(harness, 0, 2) + store(harness, 60, 3)
 
 
+@pytest.fixture
+def connection(harness: Harness) -> Connection:
+    return Connection(harness)
+
+
 @pytest.mark.parametrize("offset", [3 * SIZE, 2 * SIZE + 3, 5 * SIZE, 1000])
-def test_a_group_that_has_read_what_was_lost_goes_back_to_what_came_in_its_place(harness, there, offset):
+def test_a_group_that_has_read_what_was_lost_goes_back_to_what_came_in_its_place(connection, there, offset):
     """Whether it stands at a message, inside of one, at the end or behind it."""
-    assert diverged_at(Connection(harness), HERE, offset, lost(1)) == 2 * SIZE
+    assert diverged_at(connection, HERE, offset, lost(1)) == 2 * SIZE
 
 
-def test_a_group_whose_message_is_there_has_missed_nothing_and_one_request_says_so(harness, there):
-    connection = Connection(harness)
+def test_a_group_whose_message_is_there_has_missed_nothing_and_one_request_says_so(connection, there):
     assert diverged_at(connection, HERE, 3 * SIZE, there[2]) is None
     assert len(connection.codes) == 1
     assert diverged_at(connection, HERE, 4 * SIZE, there[1]) is None, "a filter has left out the others"
 
 
-def test_a_group_that_has_nothing_new_in_front_of_it_has_missed_nothing(harness, there):
-    """recoverOffset of a synchronous slave has moved it there."""
-    assert diverged_at(Connection(harness), HERE, 2 * SIZE, lost(1)) is None
+@pytest.mark.parametrize(
+    ("offset", "read"),
+    [(2 * SIZE, lost(1)), (3 * SIZE, UNKNOWN_ID), (3 * SIZE, -77), (3 * SIZE, 0), (3 * SIZE, lost(-5))],
+    ids=["nothing new in front of it", "no id", "one of Java's", "nor this one", "what retention may have taken"],
+)
+def test_what_may_be_as_it_was_is_not_missed(connection, there, offset, read):
+    """recoverOffset of a synchronous slave has moved a group to where nothing new is in front of it; without an id of
+    ours nobody knows."""
+    assert diverged_at(connection, HERE, offset, read) is None
 
 
-@pytest.mark.parametrize("unknown", [UNKNOWN_ID, -77, 0])
-def test_without_an_id_of_ours_nobody_knows(harness, there, unknown):
-    assert diverged_at(Connection(harness), HERE, 3 * SIZE, unknown) is None
-
-
-def test_a_message_that_retention_may_have_taken_is_not_missed(harness, there):
-    assert diverged_at(Connection(harness), HERE, 3 * SIZE, lost(-5)) is None
+def test_an_empty_partition_has_nothing_to_miss(connection):
+    assert diverged_at(connection, HERE, 100, lost(1)) is None
 
 
 def test_a_broker_of_an_earlier_version_does_not_tell(harness, there):
@@ -94,8 +99,8 @@ def told(connection: Connection, core: ConsumerCore, doubt: Any, caplog: pytest.
 
 
 @pytest.mark.parametrize("offset", [3 * SIZE, 1000])
-def test_a_consumer_that_claims_a_partition_which_has_lost_what_was_read_says_so(harness, there, caplog, offset):
-    connection, core = Connection(harness), claimed(offset, lost(1))
+def test_a_consumer_that_claims_a_partition_which_has_lost_what_was_read_says_so(connection, there, caplog, offset):
+    core = claimed(offset, lost(1))
     doubt = pulled(connection, core).take_doubt()
     assert doubt == (offset, lost(1))
     said = told(connection, core, doubt, caplog)
@@ -105,15 +110,13 @@ def test_a_consumer_that_claims_a_partition_which_has_lost_what_was_read_says_so
         assert f"position {offset} is not readable, going on at {5 * SIZE}: the partition has lost its end" in said
 
 
-def test_a_consumer_asks_once_and_again_only_of_another_broker(harness, there):
-    connection, core = Connection(harness), claimed(3 * SIZE, there[2])
-    cursor = pulled(connection, core)
+def test_a_consumer_asks_once_and_again_only_of_another_broker(connection, there):
+    cursor = pulled(connection, claimed(3 * SIZE, there[2]))
     assert cursor.take_doubt() is None
     again = cursor.next_request(0.0)
     assert again is not None
     assert again.last_id == UNKNOWN_ID
-    core = claimed(5 * SIZE, lost(1))
-    cursor = pulled(connection, core)
+    cursor = pulled(connection, claimed(5 * SIZE, lost(1)))
     assert cursor.take_doubt() == (5 * SIZE, lost(1))
     cursor.ask_anew()
     request = cursor.next_request(0.0)
@@ -122,18 +125,14 @@ def test_a_consumer_asks_once_and_again_only_of_another_broker(harness, there):
 
 
 @pytest.mark.parametrize("options", [{"tags": frozenset({"a"})}, {"where": parse_where("x = 1")}])
-def test_a_consumer_that_leaves_messages_out_does_not_ask(harness, there, options):
+def test_a_consumer_that_leaves_messages_out_does_not_ask(connection, there, options):
     """What lies in front of its position is then another message than it has handed out."""
-    assert pulled(Connection(harness), claimed(3 * SIZE, lost(1), **options)).take_doubt() is None
+    assert pulled(connection, claimed(3 * SIZE, lost(1), **options)).take_doubt() is None
 
 
-def test_the_message_of_a_doubt_that_is_there_is_no_reason_to_say_anything(harness, there, caplog):
+def test_the_message_of_a_doubt_that_is_there_is_no_reason_to_say_anything(connection, there, caplog):
     """The broker's filter of the group has left out others."""
-    connection, core = Connection(harness), claimed(4 * SIZE, there[1])
+    core = claimed(4 * SIZE, there[1])
     doubt = pulled(connection, core).take_doubt()
     assert doubt == (4 * SIZE, there[1])
     assert "lost" not in told(connection, core, doubt, caplog)
-
-
-def test_an_empty_partition_has_nothing_to_miss(harness):
-    assert diverged_at(Connection(harness), HERE, 100, lost(1)) is None

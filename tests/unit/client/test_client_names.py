@@ -1,17 +1,16 @@
 """What ZooKeeper does not take in a path is refused before anything is sent or connected."""
 
+from functools import partial
+
 import pytest
 
-from metaq.client.config import ConnectionConfig, ProducerConfig
+from metaq import Consumer, DeadLetters, Producer, ProducerConfig, SharedConsumer
+from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint
-from metaq.client.consumer.consumer import Consumer
-from metaq.client.dead_letters import DeadLetters
 from metaq.client.metadata import DirectMetadata, TopicView
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer.building import build_message
-from metaq.client.producer.producer import Producer
 from metaq.client.producer.routing import Router
-from metaq.client.shared.consumer import SharedConsumer
 from metaq.client.zookeeper import ZooKeeperMetadata
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.session import ZkSession
@@ -41,13 +40,13 @@ def direct():
 def test_a_name_that_zookeeper_does_not_take_is_refused(name, direct):
     session = ZkSession(NOWHERE, "/meta", 1.0)
     for group, topic in ((name, "t"), ("g", name)):
-        with pytest.raises(InvalidName):
-            GroupMembership(session, group, None, [topic], lambda: None)
-        for kind in (Consumer, SharedConsumer):
+        for take in (
+            partial(GroupMembership, session, group, None, [topic], lambda: None),
+            *(partial(kind, NOWHERE, group=group, topics=[topic]) for kind in (Consumer, SharedConsumer)),
+            partial(direct.check_transactions, lambda message: None, [topic], group=group),
+        ):
             with pytest.raises(InvalidName):
-                kind(NOWHERE, group=group, topics=[topic])
-        with pytest.raises(InvalidName):
-            direct.check_transactions(lambda message: None, [topic], group=group)
+                take()
     for call in (
         lambda: ZooKeeperMetadata(NOWHERE, "/meta", 1.0, session=session).view(name),
         lambda: session.paths.topic_pub(name),
@@ -83,9 +82,5 @@ def test_a_send_makes_no_topic_with_a_comma():
         pool = ConnectionPool(ConnectionConfig())
         router = Router(Registered("t", "a,b"), pool, None, default_topic, lambda: 0.0)
         assert router.route(stored).topic == "a,b"
-        if default_topic is None:
-            with pytest.raises(InvalidName, match="separates the topics"):
-                router.explained(made, NoPartition(""))
-        else:
-            with pytest.raises(InvalidName, match="separates the topics"):
-                router.route(made)
+        with pytest.raises(InvalidName, match="separates the topics"):
+            router.route(made) if default_topic else router.explained(made, NoPartition(""))
