@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -137,7 +138,7 @@ def test_what_is_good_in_front_of_a_damaged_record_is_given_first(bad):
 
 
 def test_only_messages_with_a_wanted_tag_are_given():
-    tags = [{"tag": "a"}, {"tag": "b"}, {}, {"tag": "c", "keys": ["a"]}, {"tag": "a"}]
+    tags: list[dict[str, Any]] = [{"tag": "a"}, {"tag": "b"}, {}, {"tag": "c", "keys": ["a"]}, {"tag": "a"}]
     chunk = chunk_of(*(record(b"%d" % number, **each) for number, each in enumerate(tags, 1)))
     assert payloads(chunk.take(HERE, 10, {"a", "c"})) == [b"1", b"4", b"5"]
     assert chunk.bytes_left == 0

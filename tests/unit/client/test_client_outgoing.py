@@ -3,6 +3,7 @@
 import threading
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +87,8 @@ def test_large_records_are_sent_from_where_they_are():
 @pytest.mark.parametrize("options", [{"delay": 60}, {"deliver_at": datetime.now(UTC) + timedelta(days=1)}, None])
 def test_single_messages_that_wait_have_no_offset_whatever_went_with_them(options):
     """None: half messages."""
-    singles = [build_message("t", b"a", 10.0, options or {}) for _ in range(3)]
+    given: Any = options or {}
+    singles = [build_message("t", b"a", 10.0, given) for _ in range(3)]
     for single in singles:
         single.timing = single.timing if options else Timing.HALF
     give_results(singles, 5 << 22, HERE, -1, None, [])

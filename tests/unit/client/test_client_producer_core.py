@@ -177,7 +177,7 @@ def test_a_single_answer_is_done_with_in_one_step_and_hands_out_what_has_gathere
     assert sent.core.landed_alone(first) is None, "an interrupt might come between its steps"
     sent.interrupts = False
     assert queue.under_way == first.turns[0].batch
-    (following,) = sent.core.landed_alone(first) or ()
+    (following,) = sent.core.landed_alone(first)
     assert following.turns == [(queue, [second, third])]
     assert (queue.busy, queue.broker.flights, sent.core.buffered_bytes) == (True, 1, second.size + third.size)
     sent.core.landed(following, following.turns)
