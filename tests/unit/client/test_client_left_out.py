@@ -36,13 +36,9 @@ def test_a_partition_that_a_group_knows_is_left_out_while_its_broker_is_away() -
     assert found(View(p0_0=["g"], p1_0=["g"]), {ZERO, ONE}) == []
 
 
-def test_one_that_a_live_broker_does_not_offer_may_not_exist() -> None:
-    (only,) = found(View(p0_5=["g"]), {ZERO})
+def test_one_that_a_live_broker_does_not_offer_may_not_exist_and_what_is_no_partition_is_passed_over() -> None:
+    (only,) = found(View(p0_5=["g"], words=["g"]), {ZERO})
     assert (only.partition, only.exists) == (TopicPartition("t", 0, 5), False)
-
-
-def test_what_is_no_partition_is_passed_over() -> None:
-    assert found(View(words=["g"]), {ZERO}) == []
 
 
 def test_an_offset_of_a_partition_that_has_moved_names_where_it_is_now() -> None:

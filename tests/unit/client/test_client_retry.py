@@ -128,10 +128,7 @@ def test_any_other_message_is_its_own_origin_and_handled_for_the_first_time():
     assert (message.attempts, message.origin) == (1, Origin(HERE, 4096, 1 << 60))
     stray = Message(TopicPartition("%RETRY%g", 0, 0), 0, 1, 0, b"sent there by hand")
     assert as_original(stray) is stray
-
-
-def test_a_dead_letter_that_is_read_says_where_it_came_from():
-    dead = waiting(original(), attempts=16, topic="%DEAD%g")
+    dead = waiting(original(), attempts=16, topic="%DEAD%g")  # one that is read says where it came from
     assert (dead.attempts, dead.origin.topic, dead.topic) == (16, "orders", "%DEAD%g")
 
 

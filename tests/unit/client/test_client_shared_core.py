@@ -249,11 +249,14 @@ def test_acknowledgements_gather_until_the_first_has_waited_or_one_is_released(l
     assert lingering.said(at=0.21) == settled(ACK, 2) + settled(RELEASE, 3)
 
 
-def test_the_next_of_a_key_and_a_flush_wait_for_no_others(lingering):
-    ordered = Leasing(linger_ms=100, ordered=True)
+def test_the_next_of_a_key_a_suspect_and_a_flush_wait_for_no_others(lingering):
+    ordered, suspects = Leasing(linger_ms=100, ordered=True), Leasing(linger_ms=100)
     for each in (ordered, lingering):
         each.ack(*each.taken(1))
-    assert (ordered.said(), lingering.said()) == (settled(ACK, 0), [])
+    suspects.arrive(0, suspect=1)
+    suspects.ack(*suspects.take())
+    assert (ordered.said(), suspects.said()) == (settled(ACK, 0), settled(ACK, 0, token=500))
+    assert lingering.said() == []
     lingering.core.settle_now(0.0)
     assert lingering.said() == settled(ACK, 0)
 
@@ -295,8 +298,8 @@ def test_who_closes_withdraws_what_it_has_asked_for_until_that_is_answered_and_g
 
 def test_who_closes_waits_for_no_broker_that_refuses_the_withdrawal(leasing):
     leasing.actions()
-    assert not leasing.core.is_closed
     leasing.core.close(0.0)
+    assert not leasing.core.is_closed
     leasing.core.refused(T, 0.0, None)
     assert leasing.core.is_closed
 
@@ -370,12 +373,6 @@ def test_beside_one_that_is_to_be_alone_nothing_is_asked_for_and_its_acknowledge
     settle, ask = lingering.actions()
     assert settle.settlements == tuple(settled(ACK, 0, token=500))
     assert isinstance(ask, Acquiring)  # behind it
-
-
-def test_the_acknowledgement_of_a_suspect_beside_others_waits_for_no_others(lingering):
-    lingering.arrive(0, suspect=1)
-    lingering.ack(*lingering.take())
-    assert lingering.said() == settled(ACK, 0, token=500)
 
 
 def test_one_that_is_to_be_alone_and_that_nobody_takes_goes_back_in_time_and_who_takes_asks_for_more(leasing):
