@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from metaq import Message
 from metaq.client.arrow import SCHEMA, record_batch
 from metaq.client.consumer.chunk import Chunk
-from metaq.client.consumer.cursor import Ask, Request
+from metaq.client.consumer.cursor import Ask
 from metaq.client.decoding import decode_sized, decode_walking
 from metaq.client.questions.records import damaged_bytes
 from metaq.protocol.errors import CorruptRecord
@@ -253,16 +253,6 @@ def test_what_was_fetched_but_not_handed_out_is_dropped_when_the_partition_is_lo
     assert bench.take(1) == [b"a"]
     bench.cursor.revoke()
     assert (bench.take(), bench.consumed) == ([], (1021, 1))  # handed out before: committed before the release
-
-
-def test_chunks_of_an_older_generation_are_dropped():
-    bench = Bench()
-    old = Request(bench.cursor, bench.cursor._generation, Ask.PULL, 1000)
-    bench.arrive(chunk_of(record(b"old")))
-    bench.cursor.moved_to(2000)
-    assert not bench.cursor.arrived(old, chunk_of(record(b"late")))
-    bench.arrive(chunk_of(record(b"new"), offset=2000))
-    assert bench.take() == [b"new"]
 
 
 def test_a_record_that_fails_its_check_is_looked_into_behind_what_is_good():

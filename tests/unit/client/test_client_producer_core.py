@@ -262,14 +262,6 @@ def test_a_failed_batch_goes_back_in_front_and_nothing_is_sent_until_the_pause_e
     assert sent.went[1:] == [(HERE, [first, second, third, fourth])]
 
 
-def test_a_failed_batch_may_move_to_another_partition(sent):
-    (first,), (keyed,) = sent.send(b"x"), sent.send(b"x", key=key_of(HERE, (HERE, THERE)))
-    sent.fail()
-    sent.routes[first] = THERE
-    sent.wake()
-    assert sorted(sent.went[1:]) == [(HERE, [keyed]), (THERE, [first])]
-
-
 def test_given_up_messages_free_their_room(sent):
     first = sent.send(b"x" * 80)
     assert sent.core.buffered_bytes == 100
@@ -527,27 +519,6 @@ def test_a_key_that_moves_waits_for_what_is_under_way_where_it_was(moving):
     assert moving.went[2:] == [(HERE, [second, third])]
     moving.finish(2)
     assert moving.core.buffered_bytes == 0
-
-
-def test_what_failed_is_sent_before_what_came_later_for_its_key(moving):
-    ((_, first),) = moving.went
-    second = moving.send(b"2", key=MOVING, partition=None)
-    moving.fail()
-    third = moving.send(b"3", key=MOVING, partition=None)
-    moving.wake()
-    assert moving.went[1:] == [(HERE, first)]
-    moving.finish()
-    assert moving.went[2:] == [(HERE, [*second, *third])]
-
-
-def test_what_arrives_while_a_partition_is_routed_anew_stays_behind_it(sent):
-    first, second = message(key=MOVING), message(key=MOVING)
-    there = sent.add(first, None)
-    sent.fail()
-    assert sent.add(second, None) is there  # the list has not changed yet
-    sent.partitions = (HERE,)
-    sent.wake()
-    assert [batch for _, batch in sent.batches[1:]] == [[first, second]]
 
 
 def test_a_key_whose_earlier_message_is_given_up_goes_on(moving):
