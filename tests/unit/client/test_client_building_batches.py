@@ -15,14 +15,7 @@ from metaq.protocol.compression import compress, payload_of
 from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.halves import HalfTerms, half_of
 from metaq.protocol.limits import MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES
-from metaq.protocol.record import (
-    COMPRESSED_FLAG,
-    CORRELATION,
-    DELAYED_FLAG,
-    REPLY_TO,
-    encode_attributes,
-    encode_body,
-)
+from metaq.protocol.record import COMPRESSED_FLAG, CORRELATION, DELAYED_FLAG, REPLY_TO, encode_attributes, encode_body
 
 PLACE = TopicPartition("t", 0, 0)
 LONG = b"again and again " * 100

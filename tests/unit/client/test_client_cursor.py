@@ -260,4 +260,5 @@ def test_a_partition_that_is_damaged_to_its_end_asks_for_nothing_until_a_seek():
     with pytest.raises(CorruptRecord):
         core.take(1)
     cursor.moved_to(100)
+    assert core.found(request, None, 1.0) is None  # an answer that comes late
     assert cursor.next_request(1.0) is not None

@@ -48,9 +48,7 @@ def replaced(by: str) -> Any:
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_every_client_refuses_patched_sockets(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Callable[[Path], Any]
-) -> None:
+def test_every_client_refuses_patched_sockets(monkeypatch, tmp_path, make):
     monkeypatch.setattr(socket, "socket", replaced("gevent._socket3"))
     with pytest.raises(errors.ClientError, match=r"^gevent has patched socket, with which this client does not work"):
         make(tmp_path)
@@ -64,9 +62,7 @@ def test_every_client_refuses_patched_sockets(
         (select, "select", "eventlet.green.select", "eventlet has patched select"),
     ],
 )
-def test_so_it_does_with_threads_select_and_queues(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: Any, name: str, by: str, told: str
-) -> None:
+def test_so_it_does_with_threads_select_and_queues(monkeypatch, tmp_path, module, name, by, told):
     monkeypatch.setattr(module, name, replaced(by))
     with pytest.raises(errors.ClientError, match=told):
         MAKERS[0](tmp_path)

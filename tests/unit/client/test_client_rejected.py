@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from metaq import LocalMessageStore, Message, TopicPartition
-from metaq.client.consumer.rejected import (
-    LocalRecoverStore,
-    drop_message,
-    left_of_cluster,
-    of_cluster,
-    recovering,
-)
+from metaq.client.consumer.rejected import LocalRecoverStore, drop_message, left_of_cluster, of_cluster, recovering
 from metaq.client.local_store import StoredMessage
 from metaq.coordination.offset_store import LocalOffsetStore
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull
