@@ -110,7 +110,7 @@ def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> 
 
 
 _LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_RBTIMEOUT)
-"""What a transaction that was not prepared ends with when the leader is gone."""
+"""What a transaction that was not prepared ends with when its broker, or the leader, is gone or silent."""
 
 
 class TaskTransactions:
@@ -175,7 +175,10 @@ class TaskTransactions:
             self.finish()
 
     def _prepare(self, broker: int, waiting: dict[TopicPartition, list[PreparedItem]]) -> None:
-        """Once more, in a new transaction, if a leader of a broker set has gone with the last one."""
+        """Once more, in a new transaction, if the broker has gone with the last one, or was silent.
+
+        What may be prepared although its answer was lost is never committed: nobody has its name.
+        """
         backoff, deadline = Backoff(0.05, 0.5), time.monotonic() + FAILOVER_SECONDS
         while True:
             try:
@@ -183,7 +186,7 @@ class TaskTransactions:
             except (XaError, NoPartition) as error:
                 pause = backoff.next()
                 lost = isinstance(error, NoPartition) or error.code in _LOST
-                if not lost or time.monotonic() + pause > deadline or not self._resource().is_set(broker):
+                if not lost or time.monotonic() + pause > deadline:
                     raise
                 log.warning("broker %d has lost a transaction, its rows are sent again: %s", broker, error)
                 time.sleep(pause)

@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from metaq.client.arrow import DecodedColumns, decode_columns
 from metaq.client.config import check_protocol
 from metaq.client.connection import Connection, Endpoint
+from metaq.client.consumer.tuning import LARGEST_GET_BYTES
 from metaq.client.decoding import Records, in_bytes, joined
 from metaq.client.questions.partitions import Bounds, offset_after, partition_bounds
 from metaq.client.questions.records import BegunPull, Pulled, located
@@ -110,6 +111,7 @@ class RangeReader:
     def __init__(self, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...], nodes: SetNodes) -> None:
         self.position = planned.start
         self.place = planned.id
+        self._asked_bytes = 0
         self._nodes = nodes
         self._planned = planned
         self._options = options
@@ -141,7 +143,11 @@ class RangeReader:
             ahead = pulled.next_offset is not None and self.position < pulled.next_offset < end
             if ahead and pulled.next_offset is not None:
                 coming = self._ask(connection, pulled.next_offset)
-            blocks, damage = self._blocks(pulled)
+            try:
+                blocks, damage = self._blocks(pulled)
+            except _CutOff:
+                coming = self._ask(connection, self.position, LARGEST_GET_BYTES)
+                continue
             if blocks and blocks[-1].end > end:
                 self._lose(Lost(self._planned.id, self._planned.start, end), partition_bounds(connection, self.place))
             following = pulled.next_offset
@@ -161,11 +167,12 @@ class RangeReader:
                     coming = self._ask(connection, following)
             self.position = following
 
-    def _ask(self, connection: Connection, offset: int) -> BegunPull:
+    def _ask(self, connection: Connection, offset: int, most_bytes: int | None = None) -> BegunPull:
         """The broker sends the answer while this thread, and Spark, work on the block before: no thread of ours need
-        wait for it, which would compete for the interpreter's lock."""
+        wait for it, which would compete for the interpreter's lock. most_bytes: by default the option's."""
         options = self._options
-        return BegunPull(connection, self.place, offset, options.fetch_bytes, self._tags, options.where)
+        self._asked_bytes = most_bytes or options.fetch_bytes
+        return BegunPull(connection, self.place, offset, self._asked_bytes, self._tags, options.where)
 
     def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
         """Raises OffsetOutOfRange also where the partition ends before the range, LeaderMoved, and as
@@ -223,7 +230,7 @@ class RangeReader:
         log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
 
     def _blocks(self, pulled: Pulled) -> tuple[list[DecodedColumns], CorruptRecord | None]:
-        """What comes in front of the first damaged record, and that record if there is one."""
+        """What comes in front of the first damaged record, and that record if there is one. Raises _CutOff."""
         planned = self._planned
         runs = pulled.runs
         apart = len(runs) > 1  # the broker left out what it was not asked for
@@ -240,7 +247,11 @@ class RangeReader:
             block = decode_columns(records, planned.id, check, planned.end, self._options.where)
             if block.end > start:
                 blocks.append(block)
-            damage = block.damage or ("" if block.end > start else f"no complete record in {len(data)} bytes")
+            damage = block.damage
+            if not damage and block.end == start:
+                if self._asked_bytes < LARGEST_GET_BYTES:
+                    raise _CutOff
+                damage = f"no complete record in {len(data)} bytes, as many as its broker's maxTransferSize allows"
             if damage:
                 reason = f"{damage} (does the offset begin a record?)"
                 return blocks, CorruptRecord.of(planned.id, block.end, reason)
@@ -282,6 +293,10 @@ class RangeReader:
                 f"{connection.endpoint}, where {planned.id.topic} {planned.id} is read now, has {bounds.end} bytes of "
                 f"the {planned.end} that the query reads: start the master of broker {planned.id.broker}"
             )
+
+
+class _CutOff(Exception):
+    """The text protocol ends an answer where the bytes that were asked for end: its first message is larger."""
 
 
 class Failover:

@@ -60,9 +60,11 @@ class Asked(Protocol):
 
 
 def need_frames(connection: Asked, lacks: str, remedy: str) -> None:
-    """Raise RequestRefused for a Java broker. lacks: what it cannot do, as `cannot count messages`."""
+    """Raise RequestRefused on a connection with text commands. lacks: what a Java broker cannot do, as `cannot count
+    messages`."""
     if not connection.speaks_frames:
-        text = f"{connection.endpoint} is a Java broker (metaq 1.x), which {lacks}: {remedy}"
+        spoken = "is a Java broker (metaq 1.x), or is asked by text as one"
+        text = f"{connection.endpoint} {spoken}, which {lacks}: {remedy}"
         raise RequestRefused(Status.BAD_REQUEST, text)
 
 

@@ -1,10 +1,11 @@
 """What a task of an exactly-once write leaves behind: prepared transactions on brokers in memory."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from metaq import Producer
+from metaq import ConnectionConfig, Producer, ProducerConfig
 from metaq.client.producer import partition_for_key
 from metaq.protocol.errors import NoPartition, XaError
 from metaq.protocol.frames import Frame
@@ -99,6 +100,19 @@ def test_a_task_that_fails_leaves_nothing_in_doubt(brokers, producer):
         transactions.add(Rows("u", None, [bytes(KIB)]))
     transactions.roll_back()
     assert brokers[0].transactions.keys == []
+
+
+def test_a_task_sends_the_rows_of_a_lost_transaction_again(brokers):
+    """It failed with a broker that was stopped for longer than a request may take; other writes waited."""
+    config = ProducerConfig(connection=ConnectionConfig(request_timeout_seconds=0.2))
+    with Producer(metadata=FakeCluster(brokers), config=config) as producer:
+        transactions = task(producer)
+        transactions.add(Rows("u", None, [b"x"]))
+        brokers[0].silent = True
+        threading.Timer(0.5, setattr, (brokers[0], "silent", False)).start()
+        transactions.finish()
+        commit(producer, transactions.prepared)
+    assert brokers[0].bodies("u", 0) == [b"x"]
 
 
 def test_a_topic_that_nobody_publishes_fails_the_task(producer):

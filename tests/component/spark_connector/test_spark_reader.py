@@ -206,6 +206,20 @@ def test_damage_is_data_loss_with_its_range_or_passed_over(now, caplog, protocol
     assert all(f"[{start}, " in caplog.text for start in joined if protocol == "auto" or start - SIZE not in joined)
 
 
+def test_the_text_protocol_is_asked_for_more_where_a_message_is_larger_than_a_fetch(now):
+    options = ReadOptions.parse(
+        {"zookeeper": "h:1", "subscribe": "t", "metaq.fetch.bytes": "4096", "metaq.protocol": "text"}
+    )
+    sent = [b"small", b"x" * 3_000_000, b"small", b"y" * 5_000]
+    with FakeBroker(topics={"t": 1}) as broker:
+        broker.append("t", 0, *sent)
+        everything = InputPartition(OffsetRange(ZERO, broker.endpoint, 0, broker.log("t", 0).end))
+        assert rows(read_partition(options, everything)) == sent
+        broker.max_transfer_bytes = 100_000
+        with pytest.raises(CorruptRecord, match=r"no complete record in 100000 bytes, .* maxTransferSize"):
+            list(read_partition(options, everything))
+
+
 LONG = b"again and again " * 100
 
 
