@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from metaq.coordination.interrupts import begin_elsewhere
 
@@ -34,9 +35,10 @@ class Closing(ABC):
         """On a thread of its own."""
         self.close()
 
-    def __del__(self) -> None:
-        """The collector may call this, so on any thread, with any lock held."""
-        if self._unclosed != os.getpid() or sys.is_finalizing():
+    def __del__(self, getpid: Callable[[], int] = os.getpid, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """The collector may call this, so on any thread, with any lock held; and an interpreter that is about to end,
+        which has taken the names `os` and `sys` away before."""
+        if is_ending() or self._unclosed != getpid():
             return
         self._unclosed = None
         try:

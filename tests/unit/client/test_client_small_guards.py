@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import metaq
+from metaq.client import unclosed
 from metaq.client.config import ConnectionConfig
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.dead_letters import _unending
@@ -71,12 +72,21 @@ def test_a_pool_that_is_closed_in_the_middle_of_a_round_looks_after_no_further_b
     assert looked == ["first"]
 
 
-def test_what_was_closed_is_dropped_without_a_word(recwarn: pytest.WarningsRecorder):
-    class Thing(Closing):
-        def close(self) -> None:
-            self._closes()
+class Thing(Closing):
+    def close(self) -> None:
+        self._closes()
 
+
+def test_what_was_closed_is_dropped_without_a_word(recwarn: pytest.WarningsRecorder):
     thing = Thing()
     thing.close()
     thing.__del__()
     assert [each for each in recwarn if issubclass(each.category, ResourceWarning)] == []
+
+
+def test_an_interpreter_that_has_ended_so_far_that_names_are_gone_drops_it_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name in ("os", "sys"):
+        monkeypatch.setattr(unclosed, name, None)
+    Thing().__del__()
