@@ -31,61 +31,61 @@ KEY = SharedKey("g", "t", 0)
 SIZE = 50
 
 
-def looked_at(
-    state: SharedState, count: int, priorities: list[int] | None = None, keys: list[int] | None = None
-) -> None:
+def looked_at(state, count: int, priorities: list[int] | None = None, keys: list[int] | None = None) -> None:
     """`count` more records of SIZE bytes."""
-    start = state.scanned
-    offsets = np.arange(start, start + count * SIZE, SIZE, dtype=np.int64)
-    state.look(
-        start + count * SIZE,
-        offsets,
-        np.full(count, SIZE, np.int32),
-        None if priorities is None else np.array(priorities, np.uint8),
-        keys,
-    )
+    offsets = state.scanned + SIZE * np.arange(count, dtype=np.int64)
+    ranks = None if priorities is None else np.array(priorities, np.uint8)
+    state.look(state.scanned + count * SIZE, offsets, np.full(count, SIZE, np.int32), ranks, keys)
 
 
 def offsets_of(grants: list[Grant]) -> list[int]:
     return [grant.offset // SIZE for grant in grants]
 
 
-def fresh(limits: Limits = LIMITS) -> SharedState:
-    return SharedState(0, limits)
+def fresh(count: int = 0, limits: Limits = LIMITS, crew: Crew | None = None) -> SharedState:
+    """That has looked at so many records."""
+    state = SharedState(0, limits, crew)
+    looked_at(state, count)
+    return state
+
+
+def acquired(state: SharedState, count: int, until: float, token: int, member: str = "a") -> list[int]:
+    """The numbers of the records that are leased."""
+    return offsets_of(state.acquire(count, 1 << 20, until, token, member))
+
+
+def grants(state: SharedState, count: int, until: float, token: int, member: str) -> list[tuple[int, int]]:
+    """The numbers of the records that are leased, and how often each was handed out."""
+    found = state.acquire(count, 1 << 20, until, token, member)
+    assert all((each.size, each.priority) == (SIZE, 0) for each in found)
+    return [(each.offset // SIZE, each.attempts) for each in found]
 
 
 def test_messages_are_leased_in_order_once_and_the_low_mark_follows_what_is_acknowledged() -> None:
-    state = fresh()
-    looked_at(state, 5)
-    assert offsets_of(state.acquire(3, 1 << 20, 10.0, 1, "a")) == [0, 1, 2]
-    assert offsets_of(state.acquire(3, 1 << 20, 10.0, 2, "b")) == [3, 4]
-    assert state.acquire(3, 1 << 20, 10.0, 3, "c") == []
-    assert state.ack(SIZE, 1) is SettleOutcome.DONE
-    assert (state.low, state.done_above) == (0, 1)
-    assert state.ack(0, 1) is SettleOutcome.DONE
-    assert (state.low, state.done_above) == (2 * SIZE, 0)
+    state = fresh(5)
+    assert [acquired(state, 3, 10.0, token, name) for token, name in enumerate("abc")] == [[0, 1, 2], [3, 4], []]
+    for offset, marks in ((SIZE, (0, 1)), (0, (2 * SIZE, 0))):
+        assert state.ack(offset, 0) is SettleOutcome.DONE
+        assert (state.low, state.done_above) == marks
     assert worked_off(state.figures()).members == {"a": 1, "b": 2}
 
 
 def test_an_expired_lease_comes_back_first_and_alone_and_was_no_attempt() -> None:
-    state = fresh()
-    looked_at(state, 3)
-    state.acquire(1, 1 << 20, 10.0, 1, "a")
-    assert state.expire(9.9) == 0
-    assert state.expire(10.0) == 1
-    assert state.acquire(2, 1 << 20, 20.0, 2, "b") == [Grant(0, SIZE, 0, 1)]
-    assert state.acquire(2, 1 << 20, 20.0, 3, "b") == []  # it has one that may kill it
-    assert state.acquire(1, 1 << 20, 20.0, 4, "c") == [Grant(SIZE, SIZE, 0, 1)]
+    state = fresh(3)
+    acquired(state, 1, 10.0, 1)
+    assert [state.expire(9.9), state.expire(10.0)] == [0, 1]
+    assert grants(state, 2, 20.0, 2, "b") == [(0, 1)]
+    assert grants(state, 2, 20.0, 3, "b") == []  # it has one that may kill it
+    assert grants(state, 1, 20.0, 4, "c") == [(1, 1)]
     state.ack(0, 2)
-    assert state.acquire(2, 1 << 20, 20.0, 5, "b") == [Grant(2 * SIZE, SIZE, 0, 1)]
+    assert grants(state, 2, 20.0, 5, "b") == [(2, 1)]
 
 
 class Group:
     """Members that work on all that they get, and die of some; a lease lasts a second."""
 
     def __init__(self, count: int, *deadly: int, most: int = 3) -> None:
-        self.state = fresh()
-        looked_at(self.state, count)
+        self.state = fresh(count)
         self.deadly = set(deadly)
         self.most = most
         self.now = 0.0
@@ -136,179 +136,156 @@ def test_of_several_deadly_messages_and_members_all_innocent_ones_are_worked_on_
 
 
 def test_a_suspect_is_leased_beside_others_once_and_then_to_a_member_that_has_nothing_else() -> None:
-    state = fresh()
-    looked_at(state, 9)
-    state.acquire(2, 1 << 20, 1.0, 1, "dead")
-    state.acquire(1, 1 << 20, 100.0, 2, "a")
-    state.acquire(1, 1 << 20, 100.0, 3, "b")
+    state = fresh(9)
+    acquired(state, 2, 1.0, 1, "dead")
+    acquired(state, 1, 100.0, 2, "a")
+    acquired(state, 1, 100.0, 3, "b")
     state.expire(1.0)
-    assert state.acquire(5, 1 << 20, 2.0, 4, "a") == [Grant(0, SIZE, 0, 1)]
+    assert grants(state, 5, 2.0, 4, "a") == [(0, 1)]
     assert state.suspects([0]) == [Suspect(0, Suspicion.SUSPECT, False)]
-    assert offsets_of(state.acquire(1, 1 << 20, 100.0, 5, "a")) == [4]  # it has a suspect: another one it does not get
-    assert state.acquire(5, 1 << 20, 100.0, 6, "c") == [Grant(SIZE, SIZE, 0, 1)]
+    assert acquired(state, 1, 100.0, 5, "a") == [4]  # it has a suspect: another one it does not get
+    assert grants(state, 5, 100.0, 6, "c") == [(1, 1)]
     assert state.suspects([SIZE]) == [Suspect(SIZE, Suspicion.ALONE, False)]
     state.expire(2.0)
     assert state.suspects([0]) == [Suspect(0, Suspicion.SUSPECT, True)]
-    assert state.acquire(5, 1 << 20, 100.0, 7, "a") == []  # it is to settle what it has
-    assert offsets_of(state.acquire(1, 1 << 20, 100.0, 8, "b")) == [5]  # one member is enough
+    assert acquired(state, 5, 100.0, 7, "a") == []  # it is to settle what it has
+    assert acquired(state, 1, 100.0, 8, "b") == [5]  # one member is enough
     state.ack(2 * SIZE, 2)
-    assert state.acquire(5, 1 << 20, 100.0, 9, "a") == []
+    assert acquired(state, 5, 100.0, 9, "a") == []
     state.ack(4 * SIZE, 5)
-    assert state.acquire(5, 1 << 20, 3.0, 10, "a") == [Grant(0, SIZE, 0, 1)]
+    assert grants(state, 5, 3.0, 10, "a") == [(0, 1)]
     assert state.suspects([0]) == [Suspect(0, Suspicion.ALONE, False)]
     state.expire(3.0)
-    assert state.acquire(5, 1 << 20, 100.0, 11, "a") == [Grant(0, SIZE, 0, 2)]  # that end was an attempt
+    assert grants(state, 5, 100.0, 11, "a") == [(0, 2)]  # that end was an attempt
 
 
 def test_a_suspect_that_somebody_has_worked_on_is_none_any_more_and_one_that_was_given_back_still_is() -> None:
-    state = fresh()
-    looked_at(state, 3)
-    state.acquire(2, 1 << 20, 1.0, 1, "dead")
+    state = fresh(3)
+    acquired(state, 2, 1.0, 1, "dead")
     state.expire(1.0)
-    (first,) = state.acquire(5, 1 << 20, 9.0, 2, "a")
-    state.release(first.offset, 2, 1.0, 0.0)
-    assert state.suspects([first.offset]) == []
-    (second,) = state.acquire(5, 1 << 20, 9.0, 3, "a")
-    assert second == Grant(SIZE, SIZE, 0, 1)
-    state.release(second.offset, 3, 1.0, 0.0, counts=False)
-    assert state.acquire(5, 1 << 20, 9.0, 4, "b") == [second]
+    assert acquired(state, 5, 9.0, 2, "a") == [0]
+    state.release(0, 2, 1.0, 0.0)
+    assert state.suspects([0]) == []
+    assert grants(state, 5, 9.0, 3, "a") == [(1, 1)]
+    state.release(SIZE, 3, 1.0, 0.0, counts=False)
+    assert grants(state, 5, 9.0, 4, "b") == [(1, 1)]
     state.ack(SIZE, 4)
-    assert state.acquire(5, 1 << 20, 9.0, 5, "a") == [Grant(0, SIZE, 0, 2), Grant(2 * SIZE, SIZE, 0, 1)]
+    assert grants(state, 5, 9.0, 5, "a") == [(0, 2), (2, 1)]
 
 
 def test_suspects_of_two_partitions_are_not_leased_to_a_member_at_once() -> None:
     crew = Crew()
-    one, two = SharedState(0, LIMITS, crew), SharedState(0, LIMITS, crew)
+    one, two = fresh(3, crew=crew), fresh(3, crew=crew)
     for state in (one, two):
-        looked_at(state, 3)
-        state.acquire(1, 1 << 20, 1.0, 1, "dead")
+        acquired(state, 1, 1.0, 1, "dead")
         state.expire(1.0)
-    assert offsets_of(one.acquire(5, 1 << 20, 2.0, 2, "a")) == [0]
-    assert two.acquire(5, 1 << 20, 9.0, 3, "a") == []
+    assert acquired(one, 5, 2.0, 2) == [0]
+    assert acquired(two, 5, 9.0, 3) == []
     one.expire(2.0)  # twice without a word, as it was alone
-    assert offsets_of(two.acquire(5, 1 << 20, 9.0, 4, "a")) == [0]
-    assert one.acquire(5, 1 << 20, 9.0, 5, "a") == []
+    assert acquired(two, 5, 9.0, 4) == [0]
+    assert acquired(one, 5, 9.0, 5) == []
     two.release(0, 4, 2.0, 0.0)
-    assert one.acquire(5, 1 << 20, 9.0, 6, "a") == [Grant(0, SIZE, 0, 2)]
-    assert two.acquire(5, 1 << 20, 9.0, 7, "a") == []
+    assert grants(one, 5, 9.0, 6, "a") == [(0, 2)]
+    assert acquired(two, 5, 9.0, 7) == []
 
 
-def test_who_gets_a_message_again_unasked_may_still_settle_its_first_lease_and_others_may_not() -> None:
-    for other, outcome in (("a", SettleOutcome.DONE), ("b", SettleOutcome.LOST)):
-        state = fresh()
-        looked_at(state, 1)
-        state.acquire(1, 1 << 20, 1.0, 1, "a")
-        state.expire(1.0)
-        assert state.acquire(1, 1 << 20, 9.0, 2, other) == [Grant(0, SIZE, 0, 1)]  # handed out once
-        assert state.release(0, 1, 1.0, 0.0, counts=False) is SettleOutcome.LOST  # it works on this copy
-        assert state.extend(0, 1, 2.0) is outcome
-        assert state.ack(0, 1) is outcome
-        assert state.ack(0, 2) is (SettleOutcome.GONE if other == "a" else SettleOutcome.DONE)
+@pytest.mark.parametrize(("other", "outcome"), [("a", SettleOutcome.DONE), ("b", SettleOutcome.LOST)])
+def test_who_gets_a_message_again_unasked_may_still_settle_its_first_lease_and_others_may_not(other, outcome) -> None:
+    state = fresh(1)
+    acquired(state, 1, 1.0, 1)
+    state.expire(1.0)
+    assert grants(state, 1, 9.0, 2, other) == [(0, 1)]  # handed out once
+    assert state.release(0, 1, 1.0, 0.0, counts=False) is SettleOutcome.LOST  # it works on this copy
+    assert (state.extend(0, 1, 2.0), state.ack(0, 1)) == (outcome, outcome)
+    assert state.ack(0, 2) is (SettleOutcome.GONE if other == "a" else SettleOutcome.DONE)
 
 
 def test_an_expired_lease_is_its_holders_until_another_one_gets_the_message() -> None:
-    state = fresh()
-    looked_at(state, 2)
-    state.acquire(2, 1 << 20, 10.0, 1, "a")
+    state = fresh(2)
+    acquired(state, 2, 10.0, 1)
     state.expire(11.0)
     assert state.ack(0, 1) is SettleOutcome.DONE
     assert state.available == 1
-    state.acquire(1, 1 << 20, 20.0, 2, "b")
-    assert state.ack(SIZE, 1) is SettleOutcome.LOST
-    assert state.ack(SIZE, 2) is SettleOutcome.DONE
-    assert state.ack(SIZE, 2) is SettleOutcome.GONE
+    acquired(state, 1, 20.0, 2, "b")
+    outcomes = [state.ack(SIZE, token) for token in (1, 2, 2)]
+    assert outcomes == [SettleOutcome.LOST, SettleOutcome.DONE, SettleOutcome.GONE]
 
 
 def test_an_extended_lease_ends_when_it_says_earlier_or_later() -> None:
-    state = fresh()
-    looked_at(state, 2)
-    state.acquire(2, 1 << 20, 10.0, 1, "a")
+    state = fresh(2)
+    acquired(state, 2, 10.0, 1)
     state.extend(0, 1, 30.0)
     state.extend(SIZE, 1, 5.0)
-    assert state.next_time == 5.0
-    assert state.expire(5.0) == 1
-    assert offsets_of(state.acquire(2, 1 << 20, 40.0, 2, "b")) == [1]
-    assert state.expire(29.0) == 0
-    assert state.expire(30.0) == 1
+    assert (state.next_time, state.expire(5.0)) == (5.0, 1)
+    assert acquired(state, 2, 40.0, 2, "b") == [1]
+    assert [state.expire(29.0), state.expire(30.0)] == [0, 1]
 
 
 def test_a_released_message_waits_for_its_time_and_a_returned_one_has_no_attempt_more() -> None:
-    state = fresh()
-    looked_at(state, 2)
-    state.acquire(2, 1 << 20, 10.0, 1, "a")
+    state = fresh(2)
+    acquired(state, 2, 10.0, 1)
     assert state.release(0, 1, 1.0, 5.0) is SettleOutcome.DONE
     assert state.release(SIZE, 1, 1.0, 0.0, counts=False) is SettleOutcome.DONE
-    assert state.acquire(2, 1 << 20, 20.0, 2, "b") == [Grant(SIZE, SIZE, 0, 1)]
-    assert state.expire(5.9) == 0
-    assert state.expire(6.0) == 1
-    assert state.acquire(2, 1 << 20, 20.0, 3, "b") == [Grant(0, SIZE, 0, 2)]
+    assert grants(state, 2, 20.0, 2, "b") == [(1, 1)]
+    assert [state.expire(5.9), state.expire(6.0)] == [0, 1]
+    assert grants(state, 2, 20.0, 3, "b") == [(0, 2)]
 
 
 def test_the_most_urgent_goes_first_and_every_eighth_is_the_one_that_waited_longest() -> None:
     state = fresh()
     looked_at(state, 40, [0] * 20 + [9] * 20)
-    taken = offsets_of(state.acquire(16, 1 << 20, 10.0, 1, "a"))
-    assert taken == [*range(20, 27), 0, *range(27, 34), 1]
+    assert acquired(state, 16, 10.0, 1) == [*range(20, 27), 0, *range(27, 34), 1]
 
 
 def test_no_more_are_held_than_the_limit_and_those_that_come_back_still_may_be() -> None:
-    state = fresh(LIMITS._replace(held=2))
-    looked_at(state, 5)
-    assert offsets_of(state.acquire(5, 1 << 20, 10.0, 1, "a")) == [0, 1]
-    assert state.acquire(5, 1 << 20, 10.0, 2, "a") == []
+    state = fresh(5, LIMITS._replace(held=2))
+    assert [acquired(state, 5, 10.0, token) for token in (1, 2)] == [[0, 1], []]
     state.expire(10.0)
-    assert offsets_of(state.acquire(5, 1 << 20, 20.0, 3, "a")) == [0]
+    assert acquired(state, 5, 20.0, 3) == [0]
     state.release(0, 3, 10.0, 0.0)
-    assert offsets_of(state.acquire(5, 1 << 20, 20.0, 4, "a")) == [1]
+    assert acquired(state, 5, 20.0, 4) == [1]
     state.ack(SIZE, 4)
-    assert offsets_of(state.acquire(5, 1 << 20, 20.0, 5, "a")) == [0, 2]
+    assert acquired(state, 5, 20.0, 5) == [0, 2]
 
 
 def test_with_very_many_ranges_the_first_messages_go_first_whatever_their_priority() -> None:
-    state = fresh(LIMITS._replace(ranges=3, share=1000))
+    state = fresh(limits=LIMITS._replace(ranges=3, share=1000))
     looked_at(state, 20, [0, 9] * 10)
     for token in range(3):
         (urgent,) = state.acquire(1, 1 << 20, 10.0, token, "a")
         state.ack(urgent.offset, token)
-    assert offsets_of(state.acquire(2, 1 << 20, 10.0, 9, "a")) == [0, 2]
+    assert acquired(state, 2, 10.0, 9) == [0, 2]
 
 
 def test_one_message_of_a_key_is_leased_at_a_time_in_order() -> None:
     state = fresh()
     state.look_again(ordered=True)
     looked_at(state, 6, [0, 9, 0, 0, 0, 0], [7, 7, 8, NO_KEY, 7, NO_KEY])
-    assert offsets_of(state.acquire(9, 1 << 20, 10.0, 1, "a")) == [0, 2, 3, 5]
-    assert state.acquire(9, 1 << 20, 10.0, 2, "a") == []
+    assert [acquired(state, 9, 10.0, token) for token in (1, 2)] == [[0, 2, 3, 5], []]
     state.release(0, 1, 1.0, 5.0)
-    assert state.acquire(9, 1 << 20, 10.0, 2, "a") == []  # the key waits for its first message
+    assert acquired(state, 9, 10.0, 2) == []  # the key waits for its first message
     state.expire(6.0)
-    assert offsets_of(state.acquire(9, 1 << 20, 20.0, 3, "a")) == [0]
-    state.ack(0, 3)
-    assert offsets_of(state.acquire(9, 1 << 20, 20.0, 4, "a")) == [1]
-    state.ack(SIZE, 4)
-    assert offsets_of(state.acquire(9, 1 << 20, 20.0, 5, "a")) == [4]
+    for token, record in ((3, 0), (4, 1), (5, 4)):
+        assert acquired(state, 9, 20.0, token) == [record]
+        state.ack(record * SIZE, token)
 
 
 def test_what_retention_takes_is_done_and_frees_what_waits_for_its_key() -> None:
     state = fresh()
     state.look_again(ordered=True)
     looked_at(state, 4, None, [7, 7, 7, 8])
-    state.acquire(1, 1 << 20, 10.0, 1, "a")
-    assert state.cut(2 * SIZE) == 1
-    assert state.low == 2 * SIZE
+    acquired(state, 1, 10.0, 1)
+    assert (state.cut(2 * SIZE), state.low) == (1, 2 * SIZE)
     assert state.ack(0, 1) is SettleOutcome.GONE
-    assert offsets_of(state.acquire(9, 1 << 20, 10.0, 2, "a")) == [2, 3]
-    assert state.available == 0
+    assert (acquired(state, 9, 10.0, 2), state.available) == ([2, 3], 0)
 
 
 def test_a_state_that_goes_over_the_partitions_end_is_clipped() -> None:
-    state = fresh()
-    looked_at(state, 4)
-    state.acquire(4, 1 << 20, 10.0, 1, "a")
+    state = fresh(4)
+    acquired(state, 4, 10.0, 1)
     state.ack(SIZE, 1)
     state.ack(3 * SIZE, 1)
-    assert state.clip(2 * SIZE)
-    assert not state.clip(2 * SIZE)
+    assert [state.clip(2 * SIZE), state.clip(2 * SIZE)] == [True, False]
     assert list(state.ranges()) == [(SIZE, 2 * SIZE, 1)]
     assert [offset for offset, _ in state.items()] == [0]
 
