@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from metaq.broker.store.files import REAL_FILES, Files
 from metaq.protocol.record import checksum, iter_headers
 from metaq.protocol.text import Value, encode_get
+from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Harness
 
 XID = "XID:100:0a0b:0c:host"
@@ -44,6 +47,42 @@ class Asker:
         answer = self(data)
         assert answer.code == 500
         return str(answer.text)
+
+
+class Lives:
+    """Of a broker in one directory, and of each its first connection, `ask`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.runs = False
+
+    def start(self, files: Files = REAL_FILES, **more: Any) -> Asker:
+        """more: of Harness."""
+        self.harness = Harness(self.directory, files=files, **more)
+        self.runs, self.files, self.ask = True, files, Asker(self.harness)
+        return self.ask
+
+    def again(self, **more: Any) -> Asker:
+        self.stop()
+        return self.start(**more)
+
+    def stop(self) -> None:
+        self.runs = False
+        self.harness.threads.run()
+        self.harness.close()
+
+    def kill(self) -> None:
+        """Nothing is settled."""
+        self.runs = False
+        if isinstance(self.files, FaultyFiles):
+            self.files.kill()
+        else:
+            self.harness.store.close()
+
+    def lose_power(self) -> None:
+        assert isinstance(self.files, FaultyFiles)
+        self.runs = False
+        self.files.lose_power()
 
 
 def bodies(harness: Harness, topic: str, partition: int) -> list[bytes]:
