@@ -3,10 +3,12 @@
 import pytest
 
 from metaq.protocol.record import checksum, iter_headers
-from tests.unit.broker.harness import Harness, put
+from tests.unit.broker.harness import put
 from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
 
 NOT_STARTED = "XAException:code=-4,msg=XA transaction '{}' has not been started."
+
+CORRUPTED = "Checksum failure,message may be corrupted when transfering on networking."
 
 
 @pytest.fixture
@@ -59,10 +61,7 @@ def test_nothing_of_a_rolled_back_transaction_is_seen(harness, ask):
         (tx_put("TX:s:9", "t", 0, b"x"), "Local transaction 'TX:s:9' has not been started."),
         (tx_put("null", "t", 0, b"x"), "Local transaction 'null' has not been started."),
         (tx_put(XID, "t", 0, b"x"), f"XA transaction '{XID}' has not been started."),
-        (
-            tx_put("TX:s:1", "t", 0, b"x", crc=5),
-            "Checksum failure,message may be corrupted when transfering on networking.",
-        ),
+        (tx_put("TX:s:1", "t", 0, b"x", crc=5), CORRUPTED),
         (tx("TX:s:1", "PREPARE"), "XAException:code=-3,msg=Prepare not implemented on Local Transactions."),
         (tx("TX:s:1", "FORGET"), "XAException:code=-4,msg=TX:s:1 is not a valid xid"),
         (tx("TX:s:9", "PREPARE"), "Local transaction 'TX:s:9' has not been started."),
@@ -125,9 +124,7 @@ def test_two_phases(harness, ask):
     assert ask.ok(tx(XID, "PREPARE", "host")) == "0"
     assert ask.refused(tx(XID, "PREPARE", "host")) == "XAException:code=-6,msg=Cannot call prepare now."
     assert "takes no more messages" in ask.refused(tx_put(XID, "t", 0, b"late"))
-    assert other.ok(tx("null", "RECOVER", "host")) == XID
-    assert other.ok(tx("null", "RECOVER", "other")) == ""
-    assert other.ok(tx("null", "RECOVER")) == XID
+    assert [other.ok(tx("null", "RECOVER", *each)) for each in (["host"], ["other"], [])] == [XID, "", XID]
     assert bodies(harness, "t", 0) == []
     assert other.ok(tx(XID, "COMMIT_TWO_PHASE", "host")) == ""
     assert (bodies(harness, "t", 0), bodies(harness, "t", 1)) == ([b"a"], [b"b"])
@@ -163,13 +160,8 @@ def test_end_is_never_answered(harness, ask):
 
 def test_prepare_and_commit_back_to_back_are_answered_in_order(harness, ask):
     ask.ok(tx(XID, "BEGIN"), tx_put(XID, "safe", 0, b"a"))
-    requests = [
-        tx(XID, "END", opaque=1),
-        tx(XID, "PREPARE", opaque=2),
-        tx(XID, "COMMIT_TWO_PHASE", opaque=3),
-        b"version 4\r\n",
-    ]
-    ask.peer.send(b"".join(requests))
+    requests = [tx(XID, verb, opaque=number) for number, verb in enumerate(("END", "PREPARE", "COMMIT_TWO_PHASE"), 1)]
+    ask.peer.send(b"".join([*requests, b"version 4\r\n"]))
     assert ask.peer.received() == b""
     harness.threads.run()
     answers = ask.peer.answers()
@@ -194,28 +186,23 @@ def test_an_unprepared_transaction_is_rolled_back_when_its_time_is_over(harness,
 
 
 @pytest.fixture
-def small(tmp_path):
-    harness = Harness(tmp_path, system="maxTxTimeoutInSeconds=5\nmaxTxTimeoutTimerCapacity=2")
-    yield harness
-    harness.threads.run()
-    harness.close()
+def small(lives):
+    return lives.start(system="maxTxTimeoutInSeconds=5\nmaxTxTimeoutTimerCapacity=2")
 
 
 def test_a_timeout_is_cut_to_the_setting(small):
-    ask = Asker(small)
-    ask.ok(tx(XID, "BEGIN", 1000))
-    small.reactor.advance(5)
+    small.ok(tx(XID, "BEGIN", 1000))
+    small.harness.reactor.advance(5)
     told = "XAException:code=-4,msg=XA transaction '{}' has timed out after 5 s, and is rolled back."
-    assert ask.refused(tx(XID, "COMMIT_ONE_PHASE")) == told.format(XID)
+    assert small.refused(tx(XID, "COMMIT_ONE_PHASE")) == told.format(XID)
 
 
 def test_no_more_timeouts_than_the_setting_says(small):
-    ask = Asker(small)
-    ask.ok(tx("TX:s:1", "BEGIN", 5), tx("TX:s:2", "BEGIN", 5))
-    assert "maxTxTimeoutTimerCapacity" in ask.refused(tx("TX:s:3", "BEGIN", 5))
-    ask.ok(tx("TX:s:4", "BEGIN"), tx("TX:s:1", "ROLLBACK"), tx("TX:s:3", "BEGIN", 5))
-    small.reactor.advance(5)
-    ask.ok(tx("TX:s:1", "BEGIN", 5))
+    small.ok(tx("TX:s:1", "BEGIN", 5), tx("TX:s:2", "BEGIN", 5))
+    assert "maxTxTimeoutTimerCapacity" in small.refused(tx("TX:s:3", "BEGIN", 5))
+    small.ok(tx("TX:s:4", "BEGIN"), tx("TX:s:1", "ROLLBACK"), tx("TX:s:3", "BEGIN", 5))
+    small.harness.reactor.advance(5)
+    small.ok(tx("TX:s:1", "BEGIN", 5))
 
 
 def test_messages_of_open_transactions_are_bounded(ask, harness):
