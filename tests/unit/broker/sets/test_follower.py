@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred, ensureDeferred, succeed
+from twisted.internet.defer import ensureDeferred, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
@@ -66,10 +66,7 @@ class LeaderSide:
         transport: Any = self.transport
         connection.makeConnection(transport)
 
-        def connect(host: str, port: int) -> Deferred[StreamProtocol]:
-            return succeed(connection)
-
-        monkeypatch.setattr(self.follower, "_connect", connect)
+        monkeypatch.setattr(self.follower, "_connect", lambda host, port: succeed(connection))
         self.connection = connection
         self.ended = ensureDeferred(self.follower.run("a", 1, EPOCH)).addErrback(lambda failure: None)
         self.transport.clear()  # FOLLOW, a frame
@@ -84,12 +81,9 @@ class LeaderSide:
             self.connection.dataReceived(message if isinstance(message, bytes) else b"".join(message))
 
     def welcome(self) -> None:
-        history = EpochHistory().begin(EPOCH, {})
-        self.say(
-            encode_json(
-                Kind.WELCOME, {"epoch": EPOCH, "common": None, "history": history.to_json(), "ends": {}, "bytes": 0}
-            )
-        )
+        history = EpochHistory().begin(EPOCH, {}).to_json()
+        words = {"epoch": EPOCH, "common": None, "history": history, "ends": {}, "bytes": 0}
+        self.say(encode_json(Kind.WELCOME, words))
 
     def ping(self, number: int, committed: tuple[int, int] = (0, 0)) -> None:
         self.say(encode_ping(Ping(number, committed)))
@@ -111,10 +105,18 @@ class LeaderSide:
         return [parse_ack(payload) for kind, payload in self._reader.receive(data) if kind is Kind.ACK]
 
 
-def test_a_ping_is_granted_only_when_the_epoch_is_on_the_disk(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader = LeaderSide(harness, monkeypatch)
+@pytest.fixture
+def leader(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> LeaderSide:
+    return LeaderSide(harness, monkeypatch)
+
+
+def entry(base: int, lane: Lane = Lane.MEMORY) -> StreamEntry:
+    """A message of 24 bytes."""
+    data, units = encode_puts([(0, checksum(b"body"), b"body")], base, [(1 << 40) + base])
+    return StreamEntry(b"t-0", base, 0, lane, units, data)
+
+
+def test_a_ping_is_granted_only_when_the_epoch_is_on_the_disk(harness: Harness, leader: LeaderSide) -> None:
     leader.ping(1)
     leader.welcome()
     leader.ping(2)
@@ -127,36 +129,21 @@ def test_a_ping_is_granted_only_when_the_epoch_is_on_the_disk(
     assert leader.asked == [0, 0, EPOCH]
 
 
-def test_what_the_leader_tells_is_shown_at_once_and_not_acknowledged(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader = LeaderSide(harness, monkeypatch)
+def test_what_the_leader_tells_is_shown_at_once_and_not_acknowledged(leader: LeaderSide) -> None:
     leader.go_live(1)
-    harness.threads.run()
-    data, units = encode_puts([(0, checksum(b"body"), b"body")], 0, [1 << 40])
-    entry = StreamEntry(b"t-0", 0, 0, Lane.MEMORY, units, data)
-    leader.say(encode_block(2, (1, 1), [entry]))
-    log = harness.store.get("t", 0)
+    leader.harness.threads.run()
+    leader.say(encode_block(2, (1, 1), [entry(0)]))
+    log = leader.harness.store.get("t", 0)
     assert [ack.received for ack in leader.acks()][-1:] == [2]
     assert (log.visible_end, log.end_offset) == (0, 24)
     leader.say(encode_committed((2, 2)))
-    assert log.visible_end == 24
-    assert leader.acks() == []
+    assert (log.visible_end, leader.acks()) == (24, [])
 
 
-def entry(base: int, lane: Lane) -> StreamEntry:
-    """A message of 24 bytes."""
-    data, units = encode_puts([(0, checksum(b"body"), b"body")], base, [(1 << 40) + base])
-    return StreamEntry(b"t-0", base, 0, lane, units, data)
-
-
-def test_the_leaders_promise_counts_and_not_the_followers_own_flush_settings(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    leader = LeaderSide(harness, monkeypatch)
+def test_the_leaders_promise_counts_and_not_the_followers_own_flush_settings(harness, leader, caplog) -> None:
     leader.go_live(1)
     harness.threads.run()
-    leader.say(encode_block(2, (1, 1), [entry(0, Lane.MEMORY)]))
+    leader.say(encode_block(2, (1, 1), [entry(0)]))
     log = harness.store.get("t", 0)
     assert leader.acks()[-1].safe == 2
     assert not log.waits
@@ -165,61 +152,49 @@ def test_the_leaders_promise_counts_and_not_the_followers_own_flush_settings(
         assert (leader.acks()[-1][:2], log.synced_end) == ((block, block - 1), 24 * (block - 2) if block > 3 else 0)
         harness.threads.run()
         assert (leader.acks()[-1].safe, log.synced_end) == (block, 24 * (block - 1))
-        harness.broker.member = SimpleNamespace(reconfigured=leader.follower.reconfigured)  # type: ignore[assignment]
+        harness.broker.member = SimpleNamespace(reconfigured=leader.follower.reconfigured)
         harness.broker.reconfigure(harness.broker.config, harness.broker.reading.filters)
     assert "topic t has ack=disk at meta://a:1 and asynchronous flush here" in caplog.text
     leader.connection.connectionLost(Failure(ConnectionDone()))
     assert not log.waits
 
 
-def test_a_topic_that_this_nodes_server_ini_does_not_have_is_copied_and_told_once(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    leader = LeaderSide(harness, monkeypatch)
+def test_a_topic_that_this_nodes_server_ini_does_not_have_is_copied_and_told_once(harness, leader, caplog) -> None:
     leader.go_live(1)
     for number, name in enumerate((b"elsewhere-0", b"elsewhere-1", b"t-0"), start=2):
-        leader.say(encode_block(number, (1, 1), [entry(0, Lane.MEMORY)._replace(name=name)]))
+        leader.say(encode_block(number, (1, 1), [entry(0)._replace(name=name)]))
     assert harness.store.get("elsewhere", 1).end_offset == 24
-    told = [record.getMessage() for record in caplog.records if "server.ini" in record.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith("topic elsewhere is copied from meta://a:1, and this node's server.ini has no section")
+    (told,) = [record.getMessage() for record in caplog.records if "server.ini" in record.getMessage()]
+    assert told.startswith("topic elsewhere is copied from meta://a:1, and this node's server.ini has no section")
 
 
-def test_a_copy_counts_when_what_the_leader_promises_to_be_on_the_disk_is_there(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader = LeaderSide(harness, monkeypatch)
-    leader.go_live(5, ["t-0"], [entry(0, Lane.MEMORY)])
+def test_a_copy_counts_when_what_the_leader_promises_to_be_on_the_disk_is_there(harness, leader: LeaderSide) -> None:
+    leader.go_live(5, ["t-0"], [entry(0)])
     log = harness.store.get("t", 0)
     assert log.synced_end == 0
     harness.threads.run()
     assert [ack.safe for ack in leader.acks()] == [0]
     harness.reactor.advance(0.1)
-    assert log.synced_end == 24
-    assert leader.acks()[-1].safe == 5
+    assert (log.synced_end, leader.acks()[-1].safe) == (24, 5)
 
 
-def test_all_is_shown_when_the_leader_told_it_before_the_copy_was_in_its_place(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader = LeaderSide(harness, monkeypatch)
+def test_all_is_shown_when_the_leader_told_it_before_the_copy_was_in_its_place(leader: LeaderSide) -> None:
     leader.go_live(4)
     leader.ping(1, (4, 4))
     assert not leader.follower.shows_all
-    harness.threads.run()
+    leader.harness.threads.run()
     assert leader.follower.live
     assert leader.follower.shows_all
 
 
 @pytest.mark.parametrize("chosen", [0, EPOCH])
 def test_what_was_told_to_be_committed_is_cut_only_for_a_node_that_an_operator_has_chosen(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, chosen: int
+    harness: Harness, leader: LeaderSide, chosen: int
 ) -> None:
-    leader = LeaderSide(harness, monkeypatch)
     leader.go_live(1)
     harness.threads.run()
     for number in (2, 3):
-        leader.say(encode_block(number, (1, 1), [entry(24 * (number - 2), Lane.MEMORY)]))
+        leader.say(encode_block(number, (1, 1), [entry(24 * (number - 2))]))
     leader.say(encode_committed((2, 2)))
     log, history = harness.store.get("t", 0), leader.file.history
     failures: list[str] = []
@@ -235,17 +210,13 @@ def test_what_was_told_to_be_committed_is_cut_only_for_a_node_that_an_operator_h
     assert (log.end_offset, failures) == (24, [])
     cut(0)
     assert log.end_offset == (0 if chosen else 24)
-    assert ["the leader c lacks acknowledged messages that b has, in t-0" in each for each in failures] == (
-        [] if chosen else [True]
-    )
+    told = "the leader c lacks acknowledged messages that b has, in t-0"
+    assert [told in each for each in failures] == ([] if chosen else [True])
 
 
-def test_a_follower_that_has_stopped_takes_and_grants_nothing(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader = LeaderSide(harness, monkeypatch)
+def test_a_follower_that_has_stopped_takes_and_grants_nothing(leader: LeaderSide) -> None:
     leader.go_live(0)
-    harness.threads.run()
+    leader.harness.threads.run()
     leader.acks()
     asked = list(leader.asked)
     leader.follower.stop()
@@ -253,8 +224,7 @@ def test_a_follower_that_has_stopped_takes_and_grants_nothing(
     assert (leader.acks(), leader.asked) == ([], asked)
 
 
-def test_a_leader_answers_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    leader = LeaderSide(harness, monkeypatch)
+def test_a_leader_answers_once(leader: LeaderSide) -> None:
     leader.welcome()
     leader.welcome()
     assert "a second answer to FOLLOW" in str(leader.connection.lost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ from metaq.protocol.stream import (
     parse_ping,
 )
 from metaq.protocol.transaction_requests import TransactionRequest
-from tests.unit.broker.harness import Harness, Peer, StreamTransport, put
+from tests.unit.broker.harness import Harness, StreamTransport, put
 
 TOPICS = """
 [topic=two]
@@ -57,6 +58,7 @@ class Set:
 
     def __init__(self, harness: Harness, *in_sync: str) -> None:
         self.harness = harness
+        self.peer = harness.connect()
         self.failures: list[Exception] = []
         self.core = Leading("a", 1, in_sync)
         self.leader = Leader(
@@ -79,8 +81,11 @@ class Set:
     def acknowledge(self, name: str) -> None:
         """The follower has everything."""
         self.harness.turn()
-        self.core.acknowledged(name, Ack(self.core.number, self.core.number, 0))
+        self.has_everything(name)
         self.leader._advance()
+
+    def has_everything(self, name: str) -> None:
+        self.core.acknowledged(name, Ack(self.core.number, self.core.number, 0))
 
     def join(self, name: str, transactions: tuple[int, str] = (0, "")) -> Joined:
         """Its connection, on which it has copied what there is. transactions: what it says of its transaction log."""
@@ -91,9 +96,13 @@ class Set:
         self.harness.reactor.advance(0)
         return joined
 
-    @property
-    def peer(self) -> Peer:
-        return self.harness.connect()
+    def put(self, topic: str) -> None:
+        self.peer.send(put(topic, 0))
+        self.harness.turn()
+
+    def codes(self) -> list[int]:
+        """Of what was answered since the last call."""
+        return [answer.code for answer in self.peer.answers()]
 
     def end(self, topic: str) -> tuple[int, int]:
         """Where the partition ends, for readers and for the leader."""
@@ -128,180 +137,151 @@ class Joined:
         return [entry.segment for block in blocks for entry in block.entries if entry.segment < 0]
 
 
-def test_alone_it_answers_and_shows_what_it_has(harness: Harness) -> None:
-    nodes = Set(harness, "a")
-    peer = nodes.peer
-    peer.send(put("t", 0))
-    harness.turn()
-    assert [answer.code for answer in peer.answers()] == [200]
-    assert nodes.end("t") == (25, 25)
+@pytest.fixture
+def alone(harness: Harness) -> Set:
+    return Set(harness, "a")
 
 
-def test_it_answers_and_shows_what_every_in_sync_node_has(harness: Harness) -> None:
-    nodes = Set(harness, "a", "b")
-    peer = nodes.peer
-    peer.send(put("t", 0))
-    harness.turn()
-    assert (peer.answers(), nodes.end("t")) == ([], (0, 25))
-    nodes.acknowledge("b")
-    assert [answer.code for answer in peer.answers()] == [200]
-    assert nodes.end("t") == (25, 25)
+@pytest.fixture
+def pair(harness: Harness) -> Set:
+    return Set(harness, "a", "b")
 
 
-def test_ack_leader_is_answered_before_it_is_shown(harness: Harness) -> None:
-    nodes = Set(harness, "a", "b")
-    peer = nodes.peer
-    peer.send(put("early", 0))
-    assert [answer.code for answer in peer.answers()] == [200]
-    assert nodes.end("early") == (0, 25)
-    nodes.acknowledge("b")
-    assert nodes.end("early") == (25, 25)
+def test_alone_it_answers_and_shows_what_it_has(alone: Set) -> None:
+    alone.put("t")
+    assert (alone.codes(), alone.end("t")) == ([200], (25, 25))
 
 
-def test_ack_leader_waits_for_a_grant(harness: Harness) -> None:
-    nodes = Set(harness, "a", "b")
-    peer = nodes.peer
+def test_it_answers_and_shows_what_every_in_sync_node_has(pair: Set) -> None:
+    pair.put("t")
+    assert (pair.codes(), pair.end("t")) == ([], (0, 25))
+    pair.acknowledge("b")
+    assert (pair.codes(), pair.end("t")) == ([200], (25, 25))
+
+
+def test_ack_leader_is_answered_before_it_is_shown(pair: Set) -> None:
+    pair.peer.send(put("early", 0))
+    assert (pair.codes(), pair.end("early")) == ([200], (0, 25))
+    pair.acknowledge("b")
+    assert pair.end("early") == (25, 25)
+
+
+def test_ack_leader_waits_for_a_grant(harness: Harness, pair: Set) -> None:
     harness.reactor.advance(1.0)
-    peer.send(put("early", 0))
-    harness.turn()
-    assert peer.answers() == []
-    nodes.grant("b")
-    nodes.acknowledge("b")
-    assert [answer.code for answer in peer.answers()] == [200]
+    pair.put("early")
+    assert pair.codes() == []
+    pair.grant("b")
+    pair.acknowledge("b")
+    assert pair.codes() == [200]
 
 
-def test_the_disk_of_every_node_counts_where_puts_wait_for_it(harness: Harness) -> None:
-    nodes = Set(harness, "a", "b")
-    peer = nodes.peer
-    peer.send(put("safe", 0))
-    harness.turn()
-    nodes.core.acknowledged("b", Ack(nodes.core.number, 0, 0))
+def test_the_disk_of_every_node_counts_where_puts_wait_for_it(harness: Harness, pair: Set) -> None:
+    pair.put("safe")
+    pair.core.acknowledged("b", Ack(pair.core.number, 0, 0))
     harness.threads.run()  # the own disk
-    assert peer.answers() == []
-    nodes.acknowledge("b")
+    assert pair.codes() == []
+    pair.acknowledge("b")
     harness.threads.run()
-    assert [answer.code for answer in peer.answers()] == [200]
+    assert pair.codes() == [200]
 
 
-@pytest.mark.parametrize(("in_sync", "left"), [(("a",), 0), (("a", "b"), 1)])
-def test_a_log_that_has_failed_is_reason_to_leave_if_another_node_can_lead(
-    harness: Harness, in_sync: tuple[str, ...], left: int
-) -> None:
+@pytest.mark.parametrize("why", ["its log has failed", "its disk has no room"])
+@pytest.mark.parametrize(("in_sync", "left"), [("a", 0), ("ab", 1)])
+def test_a_leader_that_cannot_write_leaves_if_another_node_can_lead(harness, monkeypatch, in_sync, left, why) -> None:
     nodes = Set(harness, *in_sync)
-    nodes.peer.send(put("t", 0))
-    harness.turn()
-    harness.store.get("t", 0).sync_failed("a background sync has failed")
+    nodes.put("t")
+    log, full = harness.store.get("t", 0), why == "its disk has no room"
+    if full:
+        monkeypatch.setattr(harness.store.files, "space", lambda path: (0, 1 << 30))
+        harness.store.space.look_now()
+    else:
+        log.sync_failed("a background sync has failed")
     harness.reactor.pump([0.2] * 5)
-    assert [str(each) for each in nodes.failures[:1]] == left * [
-        f"{harness.store.get('t', 0).directory} is read-only after a failed write: a background sync has failed"
-    ]
+    told = f"{log.directory} is read-only after a failed write: a background sync has failed"
+    assert [type(each) if full else str(each) for each in nodes.failures[:1]] == left * [DiskFull if full else told]
 
 
-@pytest.mark.parametrize(("in_sync", "left"), [(("a",), 0), (("a", "b"), 1)])
-def test_a_disk_without_room_is_reason_to_leave_if_another_node_can_lead(
-    harness: Harness, in_sync: tuple[str, ...], left: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = Set(harness, *in_sync)
-    monkeypatch.setattr(harness.store.files, "space", lambda path: (0, 1 << 30))
-    harness.store.space.look_now()
-    harness.reactor.pump([0.2] * 5)
-    assert [type(each) for each in nodes.failures[:1]] == left * [DiskFull]
-
-
-def test_too_few_nodes_refuse_a_message_and_store_nothing(harness: Harness) -> None:
-    nodes = Set(harness, "a")
-    answer = nodes.peer.ask(put("two", 0))
+def test_too_few_nodes_refuse_a_message_and_store_nothing(alone: Set) -> None:
+    answer = alone.peer.ask(put("two", 0))
     assert answer.code == 500
     assert "wants 2 nodes in sync (minInSync) and there are 1: not stored" in answer.text
-    assert nodes.end("two") == (0, 0)
+    assert alone.end("two") == (0, 0)
 
 
-def test_a_node_that_leads_no_longer_stores_nothing_and_knows_nothing(harness: Harness) -> None:
-    nodes = Set(harness, "a", "b")
-    peer = nodes.peer
-    peer.send(put("t", 0))
-    harness.turn()
-    nodes.leader.stop(NotLeader(0, "meta://other:1"))
-    (answer,) = peer.answers()
+def test_a_node_that_leads_no_longer_stores_nothing_and_knows_nothing(harness: Harness, pair: Set) -> None:
+    pair.put("t")
+    pair.leader.stop(NotLeader(0, "meta://other:1"))
+    (answer,) = pair.peer.answers()
     assert (answer.code, "meta://other:1" in answer.text) == (500, True)
-    assert nodes.peer.ask(put("t", 0)).code == 500
-    log = harness.store.get("t", 0)
-    writes = [harness.broker.sequences._make(log, (b"late",), b"")]
+    assert pair.peer.ask(put("t", 0)).code == 500
+    writes = [harness.broker.sequences._make(harness.store.get("t", 0), (b"late",), b"")]
     assert harness.broker.writing.append(writes) == []
     assert isinstance(writes[0].error, NotLeader)
-    assert nodes.end("t") == (0, 25)
+    assert pair.end("t") == (0, 25)
 
 
-def test_a_follower_that_goes_live_is_asked_for_its_grant_at_once(harness: Harness) -> None:
-    nodes = Set(harness, "a")
-    joined = nodes.join("b")
+def test_a_follower_that_goes_live_is_asked_for_its_grant_at_once(harness: Harness, alone: Set) -> None:
+    joined = alone.join("b")
     *_, (live, _), (ping, asked) = joined.heard()
     assert (live, ping) == (Kind.LIVE, Kind.PING)
     joined.say(encode_ack(Ack(0, 0, parse_ping(asked).number)))
-    assert nodes.core.followers["b"].granted_until == harness.reactor.seconds() + 0.9
+    assert alone.core.followers["b"].granted_until == harness.reactor.seconds() + 0.9
 
 
-def test_a_follower_that_reads_nothing_is_cut(harness: Harness) -> None:
+def test_a_follower_that_reads_nothing_is_cut(harness: Harness, alone: Set) -> None:
     """What is told in between would stay in memory."""
-    nodes = Set(harness, "a")
-    joined = nodes.join("b")
-    joined.connection.pauseProducing()
+    joined = alone.join("b")
     seconds = int(tuning.STUCK_SECONDS)
-    almost = [tuning.PING_SECONDS] * int((seconds - 1) / tuning.PING_SECONDS)
-    harness.reactor.pump(almost)
-    joined.connection.resumeProducing()  # it has read
-    joined.connection.pauseProducing()
-    harness.reactor.pump(almost)
+    for _ in range(2):
+        joined.connection.resumeProducing()  # it has read
+        joined.connection.pauseProducing()
+        harness.reactor.pump([tuning.PING_SECONDS] * int((seconds - 1) / tuning.PING_SECONDS))
     assert joined.connection.lost is None
     harness.reactor.pump([tuning.PING_SECONDS] * 3 * tuning.PINGS_PER_LOOK)
     assert str(joined.connection.lost) == f"b has read nothing for {seconds} s"
-    assert [each.connected for each in nodes.leader.status()] == [False]
+    assert [each.connected for each in alone.leader.status()] == [False]
 
 
-def test_pings_without_an_answer_do_not_gather(harness: Harness) -> None:
-    nodes = Set(harness, "a")
-    nodes.join("b")
+def test_pings_without_an_answer_do_not_gather(harness: Harness, alone: Set) -> None:
+    alone.join("b")
     harness.reactor.pump([tuning.PING_SECONDS] * 2 * tuning.KEPT_PINGS)
-    assert len(nodes.leader._links["b"].pings) == tuning.KEPT_PINGS
+    assert len(alone.leader._links["b"].pings) == tuning.KEPT_PINGS
 
 
-def test_a_follower_is_copied_to_once(harness: Harness) -> None:
-    joined = Set(harness, "a").join("b")
+def test_a_follower_is_copied_to_once(alone: Set) -> None:
+    joined = alone.join("b")
     joined.say(encode_json(Kind.READY, {"partitions": {}, "transactions": (0, "")}))
     assert "a second READY" in str(joined.connection.lost)
 
 
 @pytest.mark.parametrize("says", [True, False])
-def test_a_follower_that_says_why_it_leaves_is_not_told_as_a_lost_connection(harness: Harness, says: bool) -> None:
-    nodes = Set(harness, "a")
-    joined = nodes.join("b")
+def test_a_follower_that_says_why_it_leaves_is_not_told_as_a_lost_connection(alone: Set, says: bool) -> None:
+    joined = alone.join("b")
     if says:
         joined.say(encode_json(Kind.LEAVE, {"why": "it stops"}))
     joined.connection.connectionLost(Failure(ConnectionLost()))
-    (told,) = nodes.leader.status()
+    (told,) = alone.leader.status()
     assert told.error == "it stops" if says else told.error.startswith("the connection to b was lost")
-    nodes.join("b")
-    assert [each.error for each in nodes.leader.status()] == [""]
+    alone.join("b")
+    assert [each.error for each in alone.leader.status()] == [""]
 
 
-def test_what_is_committed_is_told_soon_when_no_block_tells_it_but_not_for_each_block(harness: Harness) -> None:
-    nodes = Set(harness, "a")
-    joined = nodes.join("b")
-    nodes.core.in_sync = frozenset("ab")
-    nodes.grant("b")
+def test_what_is_committed_is_told_soon_when_no_block_tells_it_but_not_for_each_block(harness, alone: Set) -> None:
+    joined = alone.join("b")
+    alone.core.in_sync = frozenset("ab")
+    alone.grant("b")
     joined.heard()
     told = []
     for _ in range(10):
-        nodes.peer.send(put("t", 0))
-        harness.turn()
-        joined.say(encode_ack(Ack(nodes.core.number, nodes.core.number, 0)))
+        alone.put("t")
+        joined.say(encode_ack(Ack(alone.core.number, alone.core.number, 0)))
         harness.turn()
         told += [parse_committed(payload) for kind, payload in joined.heard() if kind is Kind.COMMITTED]
     assert len(told) == 1
-    assert told[0][0] < nodes.core.committed[0]
+    assert told[0][0] < alone.core.committed[0]
     harness.reactor.advance(tuning.TELL_SECONDS)
     ((kind, payload),) = joined.heard()
-    assert (kind, parse_committed(payload)) == (Kind.COMMITTED, nodes.core.committed)
+    assert (kind, parse_committed(payload)) == (Kind.COMMITTED, alone.core.committed)
     harness.reactor.advance(tuning.TELL_SECONDS)
     assert joined.heard() == []
 
@@ -326,47 +306,38 @@ def _framed(topic: str, kind: str, opaque: int = 1) -> bytes:
 @pytest.mark.parametrize(("topic", "replicas"), [("t", "3"), ("early", "1"), ("safe", "3")])
 def test_an_answer_says_how_many_nodes_have_the_message(harness: Harness, kind: str, topic: str, replicas: str) -> None:
     nodes = Set(harness, "a", "b", "c")
-    peer = nodes.peer
-    peer.send(_framed(topic, kind))
+    nodes.peer.send(_framed(topic, kind))
     harness.turn()
     harness.threads.run()
     for name in "bc":
         nodes.acknowledge(name)
-    (answer,) = peer.frames()
-    assert answer.ext["replicas"] == replicas
+    assert [answer.ext["replicas"] for answer in nodes.peer.frames()] == [replicas]
 
 
-def test_a_node_that_is_not_in_sync_yet_counts_once_it_has_the_message(harness: Harness) -> None:
-    nodes = Set(harness, "a", "b")
-    nodes.core.connected("late")
-    nodes.core.went_live("late")
-    peer = nodes.peer
-    peer.send(_framed("t", "send"))
-    nodes.acknowledge("b")
-    peer.send(_framed("t", "send", 2))
+def test_a_node_that_is_not_in_sync_yet_counts_once_it_has_the_message(harness: Harness, pair: Set) -> None:
+    pair.core.connected("late")
+    pair.core.went_live("late")
+    pair.peer.send(_framed("t", "send"))
+    pair.acknowledge("b")
+    pair.peer.send(_framed("t", "send", 2))
     harness.turn()
-    nodes.core.acknowledged("late", Ack(nodes.core.number, 0, 0))
-    nodes.acknowledge("b")
-    assert [frame.ext["replicas"] for frame in peer.frames()] == ["2", "3"]
+    pair.core.acknowledged("late", Ack(pair.core.number, 0, 0))
+    pair.acknowledge("b")
+    assert [frame.ext["replicas"] for frame in pair.peer.frames()] == ["2", "3"]
 
 
-def test_each_part_of_a_frame_has_its_own_number(harness: Harness) -> None:
-    nodes = Set(harness, "a", "b")
-    peer = nodes.peer
-    peer.send(_framed("t", "many"))
-    nodes.acknowledge("b")
-    (answer,) = peer.frames()
-    assert decode_rows(answer.body, 2).codes == [0, 0]
-    assert list(decode_replicas(answer.body, 2)) == [2, 1]
+def test_each_part_of_a_frame_has_its_own_number(pair: Set) -> None:
+    pair.peer.send(_framed("t", "many"))
+    pair.acknowledge("b")
+    (answer,) = pair.peer.frames()
+    assert (decode_rows(answer.body, 2).codes, list(decode_replicas(answer.body, 2))) == ([0, 0], [2, 1])
 
 
-def test_a_put_in_a_transaction_is_on_the_leader_alone(harness: Harness) -> None:
-    nodes = Set(harness, "a", "b")
-    peer = nodes.peer
+def test_a_put_in_a_transaction_is_on_the_leader_alone(pair: Set) -> None:
     ext = TransactionRequest("TX:s:1", "BEGIN", "s", 0, "").to_ext()
-    assert peer.ask_frame(encode_frame(RequestCode.TRANSACTION, 1, ext)).code == 0
+    assert pair.peer.ask_frame(encode_frame(RequestCode.TRANSACTION, 1, ext)).code == 0
     ext = SendRequest("t", 0, tx_key="TX:s:1").to_ext()
-    answer = peer.ask_frame(encode_frame(RequestCode.SEND, 2, ext, 5) + b"hello")
+    answer = pair.peer.ask_frame(encode_frame(RequestCode.SEND, 2, ext, 5) + b"hello")
     assert (answer.ext["offset"], answer.ext["replicas"]) == ("-1", "1")
 
 
@@ -377,127 +348,95 @@ def test_a_broker_by_itself_says_nothing_of_nodes(harness: Harness, kind: str) -
     assert (len(body), decode_replicas(body, 2)) == (48, [0, 0])
 
 
-def test_a_follower_with_the_same_transaction_log_gets_no_copy_of_it(harness: Harness) -> None:
-    nodes = Set(harness, "a")
+def test_a_follower_with_the_same_transaction_log_gets_no_copy_of_it(harness: Harness, alone: Set) -> None:
     files, directory = harness.store.files, harness.broker.transactions.directory
     Path(directory).mkdir()
     Path(directory, "metaq.json").write_bytes(b"{}")
     same = log_bytes(files, directory), log_digest(files, directory)
     assert same[0] == 2
-    assert nodes.join("b", same).copied() == [SAME]
+    assert alone.join("b", same).copied() == [SAME]
     for other in ((same[0] + 1, same[1]), (same[0], "another")):
-        kinds = nodes.join("b", other).copied()
+        kinds = alone.join("b", other).copied()
         assert (kinds[0], kinds[-1], set(kinds[1:-1])) == (BEGIN, END, {WRITTEN})
 
 
-class SlowPace:
-    """One piece a second."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def pause(self) -> float:
-        return 1.0
-
-    def spend(self, size: int) -> None:
-        self.sizes.append(size)
-
-
-def test_a_copy_keeps_its_pace_until_blocks_wait_for_it(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_keeps_its_pace_until_blocks_wait_for_it(harness: Harness, alone: Set, monkeypatch) -> None:
     monkeypatch.setattr(tuning, "PIECE_BYTES", 30)
     monkeypatch.setattr(tuning, "LIVE_BYTES", 60)
-    nodes = Set(harness, "a")
     for _ in range(3):
-        nodes.peer.send(put("t", 0))
-        harness.turn()
-    pace: Any = SlowPace()
-    nodes.leader._pace = pace
-    joined = nodes.join("b")
+        alone.put("t")
+    sizes: list[int] = []
+    pace: Any = SimpleNamespace(pause=lambda: 1.0, spend=sizes.append)  # one piece a second
+    alone.leader._pace = pace
+    joined = alone.join("b")
     copied = []
     for _ in range(4):
         copied.append(sum(len(parse_block(payload).entries) for kind, payload in joined.heard() if kind is Kind.BLOCK))
         if len(copied) == 3:
             for _ in range(2):  # for the last round, which does not wait
-                nodes.peer.send(put("t", 0))
+                alone.peer.send(put("t", 0))
         harness.reactor.advance(1)
         harness.threads.run()
-    assert pace.sizes == [25, 25, 25]
+    assert sizes == [25, 25, 25]
     assert copied[:3] == [0, 1, 1]
     assert copied[3] >= 3
-    assert not nodes.leader._links["b"].held
+    assert not alone.leader._links["b"].held
 
 
-def with_puts_everywhere(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> tuple[Set, Peer]:
-    """A put in each of PLACES, which the follower has and readers do not see yet; a slice shows one of them. And who
-    waits for the answers."""
-    nodes = Set(harness, "a", "b")
-    nodes.acknowledge("b")
-    peer = nodes.peer
-    peer.send(b"".join(put(topic, partition) for topic, partition in PLACES))
+@pytest.fixture
+def slowly(harness: Harness, pair: Set, monkeypatch: pytest.MonkeyPatch) -> Set:
+    """A put in each of PLACES, which the follower has and readers do not see yet; a slice shows one of them."""
+    pair.acknowledge("b")
+    pair.peer.send(b"".join(put(topic, partition) for topic, partition in PLACES))
     monkeypatch.setattr(broker_tuning, "WORK_SLICE_SECONDS", 0.0)
     harness.turn()
-    nodes.core.acknowledged("b", Ack(nodes.core.number, nodes.core.number, 0))
-    return nodes, peer
+    pair.has_everything("b")
+    pair.leader._advance()
+    return pair
 
 
-def test_what_is_committed_of_very_many_partitions_is_shown_in_turns_and_then_answered(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes, peer = with_puts_everywhere(harness, monkeypatch)
-    shown = [0]
-    nodes.leader._advance()
-    while nodes.leader._showing:
-        shown.append(sum(harness.store.get(*place).visible_end > 0 for place in PLACES))
-        assert shown[-1] - shown[-2] <= 1
-        assert not peer.received() or shown[-1] == len(PLACES)
-        nodes.leader._showing._go_on()
-    assert shown[-1] == len(PLACES)
+def shown(harness: Harness) -> int:
+    return sum(harness.store.get(*place).visible_end > 0 for place in PLACES)
 
 
-def test_a_leader_that_has_ended_shows_no_more_and_answers_what_was_committed(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes, peer = with_puts_everywhere(harness, monkeypatch)
-    nodes.leader._advance()
-    nodes.leader.stop(NotLeader(0))
+def test_what_is_committed_of_very_many_partitions_is_shown_in_turns_and_then_answered(harness, slowly: Set) -> None:
+    seen = [0]
+    while slowly.leader._showing:
+        seen.append(shown(harness))
+        assert seen[-1] - seen[-2] <= 1
+        assert not slowly.peer.received() or seen[-1] == len(PLACES)
+        slowly.leader._showing._go_on()
+    assert seen[-1] == len(PLACES)
+
+
+def test_a_leader_that_has_ended_shows_no_more_and_answers_what_was_committed(harness, slowly: Set) -> None:
+    slowly.leader.stop(NotLeader(0))
     harness.turn()
-    assert sum(harness.store.get(*place).visible_end > 0 for place in PLACES) == 1
-    assert [answer.code for answer in peer.answers()] == [200] * len(PLACES)
+    assert (shown(harness), slowly.codes()) == (1, [200] * len(PLACES))
 
 
-def test_a_repeated_send_is_answered_when_readers_see_the_first_one(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = Set(harness, "a", "b")
-    nodes.acknowledge("b")
-    nodes.peer.send(b"".join(put(topic, partition) for topic, partition in PLACES))
-    monkeypatch.setattr(broker_tuning, "WORK_SLICE_SECONDS", 0.0)
-    harness.turn()
-    nodes.core.acknowledged("b", Ack(nodes.core.number, nodes.core.number, 0))
-    nodes.leader._advance()
+def test_a_repeated_send_is_answered_when_readers_see_the_first_one(harness: Harness, slowly: Set) -> None:
     answered: list[int] = []
-    nodes.leader.replicate((), Lane.MEMORY, lambda error: answered.append(nodes.end(PLACES[-1][0])[0]))
+    slowly.leader.replicate((), Lane.MEMORY, lambda error: answered.append(slowly.end(PLACES[-1][0])[0]))
     assert answered == []
     harness.turn()
     assert answered == [25]
 
 
-def test_what_comes_late_on_a_connection_that_another_has_replaced_counts_for_nothing(harness: Harness) -> None:
-    nodes = Set(harness, "a")
-    old = nodes.join("b")
-    nodes.join("b")
+def test_what_comes_late_on_a_connection_that_another_has_replaced_counts_for_nothing(alone: Set) -> None:
+    old = alone.join("b")
+    alone.join("b")
     *_, (_, asked) = old.heard()
-    new = nodes.core.followers["b"]
+    new = alone.core.followers["b"]
     known = new.safe, new.granted_until
     late = StreamReader().receive(encode_ack(Ack(7, 7, parse_ping(asked).number)))
-    nodes.leader.received("b", old.connection, late)
+    alone.leader.received("b", old.connection, late)
     assert (new.safe, new.granted_until) == known
 
 
-def test_a_leader_that_drains_sends_at_once_what_it_has_taken(harness: Harness) -> None:
-    nodes = Set(harness, "a")
-    joined = nodes.join("b")
+def test_a_leader_that_drains_sends_at_once_what_it_has_taken(alone: Set) -> None:
+    joined = alone.join("b")
     joined.heard()
-    nodes.peer.send(put("t", 0, b"x"))
-    nodes.leader.drain_to("b")
+    alone.peer.send(put("t", 0, b"x"))
+    alone.leader.drain_to("b")
     assert [kind for kind, _ in joined.heard()][:1] == [Kind.BLOCK]
