@@ -17,14 +17,19 @@ PARTITIONS = 9
 class Connection:
     name = "b"
 
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
     def send(self, buffers: Any) -> None:
-        self.sent.append(buffers)
+        """Into nowhere."""
 
     async def drained(self) -> None:
         """Always."""
+
+
+def copying_to(harness: Harness, ends: dict[str, list[int]], live: list[str]) -> Copying:
+    """The copy to a follower with these; it tells `live` when its blocks may come."""
+    connection: Any = Connection()
+    pace: Any = None
+    ready = {"partitions": ends, "transactions": [0, ""]}
+    return Copying(harness.broker, connection, ready, pace, lambda: lambda: live.append("live"))
 
 
 @pytest.fixture
@@ -43,23 +48,17 @@ def test_the_logs_are_looked_at_in_turns(harness: Harness, monkeypatch: pytest.M
     async def no_transactions(*_: object) -> int:
         return 0
 
-    monkeypatch.setattr(tuning, "LOOKED_AT", 2)
-    monkeypatch.setattr(copying, "send_copy", no_transactions)
-    ends = {} if missing else {name: [first, end] for name, (first, end, _) in harness.store.ends().items()}
-    ready = {"partitions": ends, "transactions": [0, ""]}
-    looked: list[int] = []
-    inner = Copying._place
-
     def counted(self: Copying, log: Any) -> Any:
         looked[-1] += 1
         return inner(self, log)
 
+    monkeypatch.setattr(tuning, "LOOKED_AT", 2)
+    monkeypatch.setattr(copying, "send_copy", no_transactions)
+    inner, looked = Copying._place, [0]
     monkeypatch.setattr(Copying, "_place", counted)
+    ends = {} if missing else {name: [first, end] for name, (first, end, _) in harness.store.ends().items()}
     live: list[str] = []
-    connection: Any = Connection()
-    pace: Any = None
-    looked.append(0)
-    copy = Copying(harness.broker, connection, ready, pace, lambda: lambda: live.append("live"))
+    copy = copying_to(harness, ends, live)
     done = ensureDeferred(copy.run())
     for _ in range(1000):
         if done.called:
@@ -70,39 +69,25 @@ def test_the_logs_are_looked_at_in_turns(harness: Harness, monkeypatch: pytest.M
         for call in calls:
             call.called = 1
             call.func(*call.args, **call.kw)
-    assert done.called
-    assert live == ["live"]
-    logs = len(tuple(harness.store.all_logs()))
+    assert (done.called, live) == (True, ["live"])
+    logs = tuple(harness.store.all_logs())
     assert looked[0] == 0  # the message itself was enough for one
     assert max(looked) <= 2
-    assert sum(looked) == 2 * logs  # once for what is missing, once for the last round
-    assert copy.sent_bytes == (sum(log.end_offset for log in harness.store.all_logs()) if missing else 0)
+    assert sum(looked) == 2 * len(logs)  # once for what is missing, once for the last round
+    assert copy.sent_bytes == (sum(log.end_offset for log in logs) if missing else 0)
 
 
-def test_a_partition_that_begins_while_the_last_round_runs_is_left_to_the_blocks(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peer = harness.connect()
-
+def test_a_partition_that_begins_while_the_last_round_runs_is_left_to_the_blocks(harness, monkeypatch) -> None:
     async def new_partition(*_: object) -> int:
         before = len(tuple(harness.store.all_logs()))
-        peer.send(put("t", 0))
+        harness.connect().send(put("t", 0))
         assert len(tuple(harness.store.all_logs())) == before + 1
         harness.threads.run()
         return 0
 
     monkeypatch.setattr(copying, "send_copy", new_partition)
     live: list[str] = []
-    connection: Any = Connection()
-    pace: Any = None
-    copy = Copying(
-        harness.broker,
-        connection,
-        {"partitions": {}, "transactions": [0, ""]},
-        pace,
-        lambda: lambda: live.append("live"),
-    )
-    done = ensureDeferred(copy.run())
+    done = ensureDeferred(copying_to(harness, {}, live).run())
     while not done.called:
         harness.threads.run()
         harness.reactor.advance(0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from metaq.broker.sets import history
 from metaq.broker.sets.history import EpochHistory, NodeFile
 from metaq.broker.sets.rules import common_epoch
-from metaq.broker.store.files import REAL_FILES
+from metaq.broker.store.files import REAL_FILES, Files
 from metaq.protocol.errors import StoreError
 from tests.doubles.store import FaultyFiles
 
@@ -82,43 +82,42 @@ def test_only_later_epochs_follow() -> None:
         found.followed_by(found.behind(found.epochs[0]))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        {},
-        [[1]],
-        [[1, {}]],
-        [[1, "x", {}], [1, "y", {}]],
-        [["1", "x", {}]],
-        [[1, 2, {}]],
-        [[1, "x", {"t-0": -1}]],
-        [[1, "x", []]],
-    ],
-)
+LISTS = [[[1]], [[1, {}]], [[1, "x", {}], [1, "y", {}]], [["1", "x", {}]], [[1, 2, {}]]]
+
+
+@pytest.mark.parametrize("value", [None, {}, *LISTS, [[1, "x", {"t-0": -1}]], [[1, "x", []]]])
 def test_what_is_no_history_is_refused(value: object) -> None:
     with pytest.raises((ValueError, TypeError)):
         EpochHistory.from_json(value)
 
 
-def test_a_node_finds_what_it_wrote(tmp_path: Path) -> None:
-    file = NodeFile(REAL_FILES, str(tmp_path))
+def read(directory: Path) -> NodeFile:
+    file = NodeFile(REAL_FILES, str(directory))
+    file.read()
+    return file
+
+
+def written(directory: Path, files: Files = REAL_FILES) -> NodeFile:
+    """Of a node in its third epoch."""
+    directory.mkdir()
+    file = NodeFile(files, str(directory))
     file.read()  # nothing yet
     file.write(3, EpochHistory().begin(3, {"t-0": 7}), {"t-0": 7})
-    again = NodeFile(REAL_FILES, str(tmp_path))
-    again.read()
+    return file
+
+
+def test_a_node_finds_what_it_wrote(tmp_path: Path) -> None:
+    directory = tmp_path / "meta"
+    file, again = written(directory), read(directory)
     assert (again.instance, again.epoch, again.history.changes) == (file.instance, 3, file.history.changes)
-    assert NodeFile(REAL_FILES, str(tmp_path)).instance != file.instance
+    assert NodeFile(REAL_FILES, str(directory)).instance != file.instance
 
 
 def test_a_power_cut_does_not_take_the_first_epoch_that_a_node_has_told(tmp_path: Path) -> None:
     files = FaultyFiles()
-    file = NodeFile(files, str(tmp_path / "meta"))
-    (tmp_path / "meta").mkdir()
-    file.write(3, EpochHistory().begin(3, {"t-0": 7}), {"t-0": 7})
+    file = written(tmp_path / "meta", files)
     files.lose_power()
-    again = NodeFile(REAL_FILES, str(tmp_path / "meta"))
-    again.read()
+    again = read(tmp_path / "meta")
     assert (again.instance, again.epoch) == (file.instance, 3)
 
 
@@ -135,29 +134,22 @@ def test_an_epoch_does_not_go_back() -> None:
 
 
 def test_a_copy_of_a_directory_is_another_instance(tmp_path: Path) -> None:
-    file = NodeFile(REAL_FILES, str(tmp_path / "a"))
-    (tmp_path / "a").mkdir()
-    file.write(3, EpochHistory().begin(3, {"t-0": 7}), {"t-0": 7})
+    file = written(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     (tmp_path / "a").rename(tmp_path / "moved")
-    copy, moved = (NodeFile(REAL_FILES, str(tmp_path / name)) for name in ("b", "moved"))
-    copy.read()
-    moved.read()
+    copy, moved = read(tmp_path / "b"), read(tmp_path / "moved")
     assert copy.copied
     assert copy.instance != file.instance
     assert copy.history.epochs == file.history.epochs  # it says what the data have
     assert (moved.copied, moved.instance) == (False, file.instance)
     copy.remember({})
-    again = NodeFile(REAL_FILES, str(tmp_path / "b"))
-    again.read()
+    again = read(tmp_path / "b")
     assert (again.copied, again.instance) == (False, copy.instance)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", None])
 def test_a_damaged_file_is_refused_with_a_remedy(tmp_path: Path, damage: bytes | None) -> None:
-    file = NodeFile(REAL_FILES, str(tmp_path))
-    file.write(3, EpochHistory().begin(3, {"t-0": 7}), {"t-0": 7})
-    path = Path(file.path)
+    path = Path(written(tmp_path / "a").path)
     path.write_bytes(path.read_bytes().replace(b"7", b"8") if damage is None else damage)
     with pytest.raises(StoreError, match=r"damaged .* move the node's data directories away"):
-        NodeFile(REAL_FILES, str(tmp_path)).read()
+        read(tmp_path / "a")

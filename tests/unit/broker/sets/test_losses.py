@@ -45,9 +45,9 @@ def test_a_store_as_it_was_has_lost_nothing(harness: StoreHarness, stopped: int)
 def test_a_directory_that_is_gone_is_missed(harness: StoreHarness, stopped: int, same_boot: bool) -> None:
     shutil.rmtree(Path(harness.path, "t-0"))
     harness.open()
-    assert lost(harness, stopped, same_boot=same_boot) == ["t-0"]
-    assert harness.log.end_offset == 0  # as the broker's own start creates it
-    assert lost(harness, stopped, same_boot=same_boot) == ["t-0"]
+    for _ in range(2):
+        assert lost(harness, stopped, same_boot=same_boot) == ["t-0"]
+        assert harness.log.end_offset == 0  # as the broker's own start creates it
 
 
 def test_a_directory_without_its_files_is_missed(harness: StoreHarness, stopped: int) -> None:
@@ -58,9 +58,7 @@ def test_a_directory_without_its_files_is_missed(harness: StoreHarness, stopped:
 
 
 @pytest.mark.parametrize(("same_boot", "missed"), [(True, ["t-0"]), (False, [])])
-def test_an_end_that_is_gone_is_missed_unless_the_machine_has_restarted(
-    harness: StoreHarness, stopped: int, same_boot: bool, missed: list[str]
-) -> None:
+def test_an_end_that_is_gone_is_missed_unless_the_machine_has_restarted(harness, stopped, same_boot, missed) -> None:
     """Nobody had promised that it was on the disk."""
     harness.open()
     assert lost(harness, stopped + 1, same_boot=same_boot) == missed

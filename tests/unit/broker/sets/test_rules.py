@@ -22,30 +22,22 @@ def test_an_acknowledgement_needs_a_running_grant_of_every_other_node_that_count
 
 
 @pytest.mark.parametrize(
-    ("master_present", "leader_gone", "stands"), [(False, False, True), (True, True, True), (True, False, False)]
+    ("forgetful", "master_present", "leader_gone", "stands"),
+    [
+        ((), False, False, True),
+        ((), True, True, True),
+        ((), True, False, False),
+        ({"b"}, False, True, True),
+        ({"a"}, False, True, False),
+        ({"a", "c"}, False, True, False),
+        ({"a", "b", "c"}, False, True, True),
+    ],
 )
-def test_a_node_stands_if_there_is_no_master_or_its_process_is_gone(
-    master_present: bool, leader_gone: bool, stands: bool
+def test_a_node_stands_without_a_living_master_and_a_forgetful_one_only_if_all_in_sync_are(
+    forgetful, master_present, leader_gone, stands
 ):
-    answer = rules.may_stand(
-        "a",
-        {"a", "b"},
-        forgetful=(),
-        master_present=master_present,
-        leader_gone=leader_gone,
-        promises_run_out=True,
-    )
-    assert answer is stands
-
-
-@pytest.mark.parametrize(
-    ("forgetful", "stands"), [((), True), ({"b"}, True), ({"a"}, False), ({"a", "c"}, False), ({"a", "b", "c"}, True)]
-)
-def test_a_forgetful_node_stands_only_if_every_node_in_sync_is_forgetful(forgetful: set[str], stands: bool):
-    answer = rules.may_stand(
-        "a", {"a", "b"}, forgetful=forgetful, master_present=False, leader_gone=True, promises_run_out=True
-    )
-    assert answer is stands
+    masters = {"master_present": master_present, "leader_gone": leader_gone}
+    assert rules.may_stand("a", {"a", "b"}, forgetful=forgetful, promises_run_out=True, **masters) is stands
 
 
 def test_an_elected_node_keeps_those_in_sync_that_are_present_and_itself():

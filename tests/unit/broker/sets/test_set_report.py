@@ -18,22 +18,13 @@ from metaq.coordination.set_records import SetState
 from metaq.protocol.errors import CoordinationError, ReplicaDiverged
 
 FOLLOWER = FollowerStatus("b", True, True, True, 0, 0.0, "")
-AT_REST = MemberState(
-    SetState(3, "a", {"a": "x", "b": "y"}, "b"),
-    frozenset("ab"),
-    epoch=3,
-    last_epoch=3,
-    leader_url="",
-    error="",
-    busy=False,
-    stopping=False,
-    established=True,
-    following=False,
-    live=False,
-    elections=1,
-    hand_overs=0,
-    set_back=False,
-)
+NOTHING = dict.fromkeys(("busy", "stopping", "following", "live", "set_back"), False)
+COUNTS = {"epoch": 3, "last_epoch": 3, "elections": 1, "hand_overs": 0}
+WORDS = {"leader_url": "", "error": ""}
+STATE = SetState(3, "a", {"a": "x", "b": "y"}, "b")
+AT_REST = MemberState(STATE, frozenset("ab"), established=True, **NOTHING, **COUNTS, **WORDS)
+LED_BY_PREFERRED = replace(STATE, preferred="a")
+PREFERRED = int(tuning.PREFERRED_SECONDS)
 
 
 class Member:
@@ -60,49 +51,47 @@ def member() -> Member:
     return Member()
 
 
-def test_a_leader_hands_over_to_the_preferred_node_after_a_minute_and_tries_again(harness, member, caplog):
-    report = SetReport(harness.broker, member)
+@pytest.fixture
+def report(harness, member):
+    return SetReport(harness.broker, member)
+
+
+@pytest.fixture
+def looking(harness, report):
+    """For so many seconds at a call."""
     report.start()
-    harness.reactor.pump([1.0] * (int(tuning.PREFERRED_SECONDS) - 2))
-    assert member.asked == []
-    harness.reactor.pump([1.0] * 4)
-    assert member.asked == ["b"]
+    yield lambda seconds: harness.reactor.pump([1.0] * seconds)
+    report.stop()
+
+
+def test_a_leader_hands_over_to_the_preferred_node_after_a_minute_and_tries_again(looking, member, caplog):
+    for seconds, asked in ((PREFERRED - 2, []), (4, ["b"]), (PREFERRED, ["b", "b"])):
+        looking(seconds)
+        assert member.asked == asked
     assert "the preferred node does not lead: b has not taken over" in caplog.text
-    harness.reactor.pump([1.0] * int(tuning.PREFERRED_SECONDS))
-    assert member.asked == ["b", "b"]
-    report.stop()
 
 
-@pytest.mark.parametrize("why", ["stopping", "leads itself", "behind", "not established"])
-def test_a_leader_does_not_hand_over(harness, member, why):
-    state = AT_REST.state
-    assert state
-    if why == "stopping":
-        member.state = AT_REST._replace(stopping=True)
-    elif why == "leads itself":
-        member.state = AT_REST._replace(state=replace(state, preferred="a"))
-    elif why == "behind":
-        member.leader.status = lambda: [FOLLOWER._replace(in_sync=False)]
-    else:
-        member.state = AT_REST._replace(established=False)
-    report = SetReport(harness.broker, member)
-    report.start()
-    harness.reactor.pump([1.0] * int(3 * tuning.PREFERRED_SECONDS))
+@pytest.mark.parametrize(
+    ("state", "in_sync"),
+    [({"stopping": True}, True), ({"state": LED_BY_PREFERRED}, True), ({}, False), ({"established": False}, True)],
+    ids=["it stops", "it is the preferred node", "the preferred node is behind", "it is not established"],
+)
+def test_a_leader_does_not_hand_over(looking, member, state, in_sync):
+    member.state = AT_REST._replace(**state)
+    member.leader.status = lambda: [FOLLOWER._replace(in_sync=in_sync)]
+    looking(3 * PREFERRED)
     assert member.asked == []
-    report.stop()
 
 
-def test_the_role_of_a_node_says_what_it_does(harness, member):
-    report = SetReport(harness.broker, member)
+def test_the_role_of_a_node_says_what_it_does(report, member):
     seen = [report.status().role]
     member.state = AT_REST._replace(established=False)
     seen.append(report.status().role)
     member.leader.draining = True
     seen.append(report.status().role)
     member.leader = None
-    waiting = AT_REST._replace(error="because")
-    for state in (waiting._replace(live=True), waiting._replace(following=True), waiting._replace(busy=True), waiting):
-        member.state = state
+    for does in ({"live": True}, {"following": True}, {"busy": True}, {}):
+        member.state = AT_REST._replace(error="because", **does)
         seen.append(report.status().role)
     assert report.status().error == "because"
     member.failure = ReplicaDiverged("move it away")
@@ -110,8 +99,7 @@ def test_the_role_of_a_node_says_what_it_does(harness, member):
     assert sorted(seen) == sorted(ROLES)
 
 
-def test_the_time_of_a_role_is_when_it_began(harness, member):
-    report = SetReport(harness.broker, member)
+def test_the_time_of_a_role_is_when_it_began(harness, report, member):
     began = report.status().since_ms
     harness.time += 5
     assert report.status().since_ms == began
@@ -119,19 +107,17 @@ def test_the_time_of_a_role_is_when_it_began(harness, member):
     assert report.status().since_ms == began + 5_000
 
 
-def test_topics_count_as_under_replicated_by_their_own_number_or_that_of_the_sets_nodes(harness, member):
-    report = SetReport(harness.broker, member)
+def test_topics_count_as_under_replicated_by_their_own_number_or_that_of_the_sets_nodes(harness, report, member):
+    broker = harness.broker
     assert report.under_replicated() == []
     member.leader.copies, member.leader.core.in_sync = 1, {"a"}
     member.state = AT_REST._replace(present=frozenset("a"))  # b was dropped, and is a member still
-    topics = sorted(name for name in harness.broker.config.topics if "*" not in name)
-    assert report.under_replicated() == topics
-    system = harness.broker.config.topics
-    harness.broker.config = replace(
-        harness.broker.config, topics={name: replace(topic, replicas=1) for name, topic in system.items()}
-    )
+    topics = broker.config.topics
+    assert report.under_replicated() == sorted(name for name in topics if "*" not in name)
+    single = {name: replace(topic, replicas=1) for name, topic in topics.items()}
+    broker.config = replace(broker.config, topics=single)
     assert report.under_replicated() == []
-    harness.broker.config = replace(harness.broker.config, topics=system)
+    broker.config = replace(broker.config, topics=topics)
     state = member.state.state
     member.state = member.state._replace(state=replace(state, in_sync={"a": "a"}, members=["a"]))
     assert report.under_replicated() == [], "b is forgotten"
@@ -139,88 +125,75 @@ def test_topics_count_as_under_replicated_by_their_own_number_or_that_of_the_set
     assert report.under_replicated() == []
 
 
-def test_a_leader_tells_once_which_topics_take_no_messages_and_that_they_do_again(harness, member, caplog):
+def test_a_leader_tells_once_which_topics_take_no_messages_and_that_they_do_again(
+    harness, report, looking, member, caplog
+):
     caplog.set_level(logging.INFO)
     config = harness.broker.config
-    name = next(name for name in config.topics if "*" not in name)
-    topics = {**config.topics, name: replace(config.topics[name], min_in_sync=2)}
-    harness.broker.config = replace(config, topics=topics)
-    report = SetReport(harness.broker, member)
-    report.start()
-    harness.reactor.pump([1.0] * 3)
+    harness.broker.config = replace(config, topics={**config.topics, "t": replace(config.topics["t"], min_in_sync=2)})
+    looking(3)
     assert "messages are" not in caplog.text
     assert report.status().figures["refusing"] == []
     member.leader.copies = 1
-    harness.reactor.pump([1.0] * 3)
+    looking(3)
     assert caplog.text.count("no messages are taken") == 1
-    assert f"no messages are taken for {name}: in-sync nodes: 1, fewer than minInSync" in caplog.text
-    assert report.status().figures["refusing"] == [name]
+    assert "no messages are taken for t: in-sync nodes: 1, fewer than minInSync" in caplog.text
+    assert report.status().figures["refusing"] == ["t"]
     member.leader.copies = 2
-    harness.reactor.pump([1.0] * 3)
-    assert caplog.text.count(f"messages are taken again for {name}: in-sync nodes: 2") == 1
+    looking(3)
+    assert caplog.text.count("messages are taken again for t: in-sync nodes: 2") == 1
     member.leader.copies = 1
     member.state = AT_REST._replace(established=False)
-    harness.reactor.pump([1.0] * 3)
+    looking(3)
     assert caplog.text.count("no messages are taken") == 1  # it does not lead yet
     member.leader = None
     assert "refusing" not in report.status().figures
-    report.stop()
 
 
 def test_more_nodes_wanted_than_the_set_has_are_told_at_the_start_for_topics_without_a_section_too(
-    harness, member, caplog
+    harness, looking, caplog
 ):
     harness.broker.config = replace(harness.broker.config, system=replace(harness.broker.config.system, min_in_sync=3))
     harness.store.get_or_create("unnamed", 0)
-    report = SetReport(harness.broker, member)
-    report.start()
-    harness.reactor.pump([1.0])
+    looking(1)
     assert "no messages are taken for unnamed: in-sync nodes: 2" in caplog.text
-    report.stop()
 
 
-def test_a_node_that_waits_says_which_nodes_it_needs(harness, member, caplog):
+def test_a_node_that_waits_says_which_nodes_it_needs(harness, report, looking, member, caplog):
     member.leader = None
     away = SetState(3, "a", {"a": "x", "c": "z"}, "")
     member.state = AT_REST._replace(state=away, present=frozenset("b"), following=True, error="cannot connect to a")
-    report = SetReport(harness.broker, member)
-    report.start()
-    harness.reactor.pump([0.5] * 2)
+    looking(1)
     assert report.status().error == "no in-sync node is present: start a or c"
     assert "waits" not in caplog.text
     harness.time += 6
-    harness.reactor.pump([0.5] * 4)
+    looking(2)
     assert caplog.text.count("waits: no in-sync node is present: start a or c") == 1
     member.state = member.state._replace(present=frozenset("bc"))
-    harness.reactor.pump([0.5] * 2)
+    looking(1)
     harness.time += 6
-    harness.reactor.pump([0.5] * 2)
+    looking(1)
     assert "of the in-sync nodes a is not present: start it" in caplog.text
     member.state = member.state._replace(set_back=True)
     assert report.status().error == "cannot connect to a", "by an older state it may be the wrong one that is missing"
     member.state = member.state._replace(present=frozenset("abc"))
-    harness.reactor.pump([0.5] * 2)
+    looking(1)
     assert (report.status().role, report.status().error) == ("joining", "cannot connect to a")
-    report.stop()
 
 
-def test_a_leader_says_loudly_which_topics_it_serves_without_a_section(harness, member, caplog):
+def test_a_leader_says_loudly_which_topics_it_serves_without_a_section(harness, looking, member, caplog):
     harness.broker.partitions.for_replica("solo", 0, 0)
-    report = SetReport(harness.broker, member)
-    report.start()
-    harness.reactor.pump([1.0] * 3)
+    looking(3)
     told = "topics with messages here and no section in this node's server.ini: solo. They are served with"
     assert caplog.text.count(told) == 1
     member.leader = None
-    harness.reactor.pump([1.0] * 2)
+    looking(2)
     member.leader = Member().leader
-    harness.reactor.pump([1.0] * 2)
+    looking(2)
     assert caplog.text.count(told) == 2, "another leadership"
-    report.stop()
 
 
-def test_a_node_tells_what_its_file_says_of_what_clients_are_served(harness, member):
-    report = SetReport(harness.broker, member)
+def test_a_node_tells_what_its_file_says_of_what_clients_are_served(harness, report):
     before = report.status().to_json()["configuration"]
     assert before["system"]["maxTransferSize"] == 1000
     assert before["topics"].keys() == {"t", "safe", "wild*", "quiet"}
