@@ -25,7 +25,7 @@ class Doubles:
         self.member: Any = new(SetMember)
         self.leader: Any = SimpleNamespace(
             draining=False,
-            status=status(True),
+            status=lambda: [FollowerStatus("b", True, True, True, 0, 0.0, "")],
             drain_to=self._drain,
             hand_over_to=self._hand_over_to,
         )
@@ -53,24 +53,8 @@ class Doubles:
         self.member.leader = None
 
 
-@pytest.fixture
-def doubles() -> Doubles:
-    return Doubles()
-
-
-@pytest.fixture
-def clock(doubles: Doubles) -> Clock:
-    """The node's."""
-    doubles.member._reactor = Clock()
-    return doubles.member._reactor
-
-
-def status(in_sync: bool, connected: bool = True) -> Any:
-    """Of node b, as a leader tells it."""
-    return lambda: [FollowerStatus("b", in_sync, connected, in_sync, 0, 0.0, "")]
-
-
-def test_a_leader_that_goes_on_writes_its_page_cache_back_while_it_still_takes_messages(doubles: Doubles) -> None:
+def test_a_leader_that_goes_on_writes_its_page_cache_back_while_it_still_takes_messages() -> None:
+    doubles = Doubles()
     handed = ensureDeferred(doubles.member.hand_over("b"))
     assert (doubles.done, doubles.leader.draining) == (["writes back"], False)
     doubles.written.callback(None)
@@ -78,7 +62,8 @@ def test_a_leader_that_goes_on_writes_its_page_cache_back_while_it_still_takes_m
     assert handed.result == "b"
 
 
-def test_of_two_hand_overs_at_once_one_is_refused(doubles: Doubles) -> None:
+def test_of_two_hand_overs_at_once_one_is_refused() -> None:
+    doubles = Doubles()
     first, second = (ensureDeferred(doubles.member.hand_over("b")) for _ in range(2))
     doubles.written.callback(None)
     assert first.result == "b"
@@ -89,13 +74,15 @@ def test_of_two_hand_overs_at_once_one_is_refused(doubles: Doubles) -> None:
     assert doubles.done.count("tells b") == 1
 
 
-def test_a_hand_over_waits_for_a_node_that_is_about_to_be_in_sync(doubles: Doubles, clock: Clock) -> None:
+def test_a_hand_over_waits_for_a_node_that_is_about_to_be_in_sync() -> None:
+    doubles, clock = Doubles(), Clock()
+    doubles.member._reactor = clock
     doubles.written.callback(None)
-    doubles.leader.status = status(False)
+    doubles.leader.status = lambda: [FollowerStatus("b", False, True, False, None, None, "")]
     handed = ensureDeferred(doubles.member.hand_over(None))
     clock.pump([0.5, 0.5])
     assert not handed.called
-    doubles.leader.status = status(True)
+    doubles.leader.status = lambda: [FollowerStatus("b", True, True, True, 0, 0.0, "")]
     clock.pump([0.5, 0.5])
     assert handed.result == "b"
 
@@ -103,8 +90,10 @@ def test_a_hand_over_waits_for_a_node_that_is_about_to_be_in_sync(doubles: Doubl
 @pytest.mark.parametrize(
     ("connected", "after", "told"), [(True, 4, "in sync: b lacks data still"), (False, 0, "in sync$")]
 )
-def test_a_hand_over_to_nobody_says_who_lacks_data(doubles, clock, connected: bool, after: int, told: str) -> None:
-    doubles.leader.status = status(False, connected)
+def test_a_hand_over_to_nobody_says_who_lacks_data(connected: bool, after: int, told: str) -> None:
+    doubles, clock = Doubles(), Clock()
+    doubles.member._reactor = clock
+    doubles.leader.status = lambda: [FollowerStatus("b", False, connected, False, None, None, "")]
     refused: list[Failure] = []
     ensureDeferred(doubles.member.hand_over(None)).addErrback(refused.append)
     clock.pump([0.5] * 2 * after)
@@ -113,6 +102,7 @@ def test_a_hand_over_to_nobody_says_who_lacks_data(doubles, clock, connected: bo
     assert doubles.done == []
 
 
-def test_a_leader_that_stops_does_not_wait_for_its_disk(doubles: Doubles) -> None:
+def test_a_leader_that_stops_does_not_wait_for_its_disk() -> None:
+    doubles = Doubles()
     ensureDeferred(doubles.member._hand_over(None, leaving=True))
     assert doubles.done == ["drains", "drains", "tells b"]

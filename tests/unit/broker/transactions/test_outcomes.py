@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
 
 from metaq.broker.transactions import outcomes
 from metaq.broker.transactions.outcomes import Outcomes
-from metaq.protocol.errors import MetaqError, NotLeader, TransactionRefused, XaRefused
+from metaq.protocol.errors import NotLeader, TransactionRefused, XaRefused
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.sends import SendReply, SendRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.transaction_requests import TransactionOutcomeReply, TransactionOutcomeRequest, TransactionRequest
 from tests.unit.broker.harness import Harness
-from tests.unit.broker.transactions.conversation import XID, bodies
+from tests.unit.broker.transactions.conversation import XID, Lives, bodies
 
 KEY = "TX:s:1"
 
@@ -27,140 +28,139 @@ class Client:
         self.harness = harness
         self.peer = harness.connect()
 
-    def ask(self, code: RequestCode, ext: dict[str, str | int], body: bytes = b"") -> None:
-        self.peer.send(encode_frame(code, 1, ext, len(body)) + body)
+    def ask(self, code: RequestCode, request: Any, body: bytes = b"") -> None:
+        self.peer.send(encode_frame(code, 1, request.to_ext(), len(body)) + body)
 
-    def verb(self, key: str, kind: str) -> int:
-        self.ask(RequestCode.TRANSACTION, dict(TransactionRequest(key, kind).to_ext()))
+    def start(self, verb: str, key: str = KEY) -> None:
+        self.ask(RequestCode.TRANSACTION, TransactionRequest(key, verb))
+
+    def ends(self, verb: str, key: str = KEY) -> int:
+        """What it is answered, and when everything is written."""
+        self.start(verb, key)
         self.harness.threads.run()
         (frame,) = self.peer.frames()
         return int(frame.code)
 
-    def begin(self, key: str, body: bytes = b"m") -> int:
+    def send(self, body: bytes, key: str = KEY) -> None:
+        self.ask(RequestCode.SEND, SendRequest("t", 0, 0, -1, key), body)
+
+    def begin(self, key: str = KEY) -> int:
         """With one message; its id."""
-        assert self.verb(key, "BEGIN") == ResponseCode.SUCCESS
-        self.ask(RequestCode.SEND, dict(SendRequest("t", 0, 0, -1, key).to_ext()), body)
+        assert self.ends("BEGIN", key) == ResponseCode.SUCCESS
+        self.send(b"m", key)
         (frame,) = self.peer.frames()
         return SendReply.from_ext(frame.ext).message_id
 
-    def outcome(self, key: str, first_id: int) -> bool | str:
-        self.ask(RequestCode.TRANSACTION_OUTCOME, dict(TransactionOutcomeRequest(key, first_id).to_ext()))
-        return self.told()
+    def commit(self, key: str = KEY) -> None:
+        assert self.ends("COMMIT_ONE_PHASE", key) == ResponseCode.SUCCESS
 
-    def told(self) -> bool | str:
-        (frame,) = self.peer.frames()
-        if frame.code != ResponseCode.SUCCESS:
-            return str(frame.remark)
-        return TransactionOutcomeReply.from_ext(frame.ext).committed
+    def want(self, first_id: int, key: str = KEY) -> None:
+        self.ask(RequestCode.TRANSACTION_OUTCOME, TransactionOutcomeRequest(key, first_id))
 
+    def outcome(self, first_id: int, key: str = KEY) -> bool | str:
+        self.want(first_id, key)
+        (told,) = self.told()
+        return told
 
-def test_a_commit_is_remembered_and_a_rollback_is_not_one(harness: Harness) -> None:
-    client = Client(harness)
-    first = client.begin("TX:s:1")
-    second = client.begin("TX:s:2")
-    assert client.verb("TX:s:1", "COMMIT_ONE_PHASE") == ResponseCode.SUCCESS
-    assert client.verb("TX:s:2", "ROLLBACK") == ResponseCode.SUCCESS
-    other = Client(harness)
-    assert other.outcome("TX:s:1", first) is True
-    assert other.outcome("TX:s:2", second) is False
-
-
-def test_an_open_transaction_is_rolled_back_so_that_a_late_commit_changes_nothing(harness: Harness) -> None:
-    client, other = Client(harness), Client(harness)
-    first = client.begin(KEY)
-    assert other.outcome(KEY, first) is False
-    assert client.verb(KEY, "COMMIT_ONE_PHASE") == ResponseCode.TRANSACTION_REFUSED
-    assert bodies(harness, "t", 0) == []
-    assert other.outcome(KEY, first) is False
+    def told(self) -> list[bool | str]:
+        """Whether each was committed, or what is said instead."""
+        return [
+            TransactionOutcomeReply.from_ext(frame.ext).committed
+            if frame.code == ResponseCode.SUCCESS
+            else str(frame.remark)
+            for frame in self.peer.frames()
+        ]
 
 
-def test_who_does_not_know_the_first_message_ends_no_open_transaction(harness: Harness) -> None:
-    client, stranger = Client(harness), Client(harness)
-    first = client.begin(KEY)
-    for other in (0, 1, first - 1, first + 1):
-        assert "does not begin with" in str(stranger.outcome(KEY, other))
-    assert client.verb(KEY, "COMMIT_ONE_PHASE") == ResponseCode.SUCCESS
-    assert bodies(harness, "t", 0) == [b"m"]
-    assert "does not begin with" in str(stranger.outcome(KEY, first + 1))
-    assert stranger.outcome(KEY, first) is True
+@pytest.fixture
+def client(harness: Harness) -> Client:
+    return Client(harness)
 
 
-def test_nobody_can_end_a_transaction_without_a_message_by_asking_for_it(harness: Harness) -> None:
-    client, stranger = Client(harness), Client(harness)
-    assert client.verb(KEY, "BEGIN") == ResponseCode.SUCCESS
-    assert "does not begin with" in str(stranger.outcome(KEY, 0))
-    assert client.verb(KEY, "COMMIT_ONE_PHASE") == ResponseCode.SUCCESS
+@pytest.fixture
+def other(harness: Harness) -> Client:
+    return Client(harness)
 
 
-def test_two_commits_of_one_key_are_told_apart_while_they_are_written(harness: Harness) -> None:
-    client, other = Client(harness), Client(harness)
-    first = client.begin(KEY)
-    client.ask(RequestCode.TRANSACTION, dict(TransactionRequest(KEY, "COMMIT_ONE_PHASE").to_ext()))
-    client.ask(RequestCode.TRANSACTION, dict(TransactionRequest(KEY, "BEGIN").to_ext()))
-    client.ask(RequestCode.SEND, dict(SendRequest("t", 0, 0, -1, KEY).to_ext()), b"n")
-    client.ask(RequestCode.TRANSACTION, dict(TransactionRequest(KEY, "COMMIT_ONE_PHASE").to_ext()))
+def test_a_commit_is_remembered_and_a_rollback_is_not_one(client: Client, other: Client) -> None:
+    first, second = client.begin("TX:s:1"), client.begin("TX:s:2")
+    client.commit("TX:s:1")
+    assert client.ends("ROLLBACK", "TX:s:2") == ResponseCode.SUCCESS
+    assert (other.outcome(first, "TX:s:1"), other.outcome(second, "TX:s:2")) == (True, False)
+
+
+def test_an_open_transaction_is_rolled_back_so_that_a_late_commit_changes_nothing(
+    client: Client, other: Client
+) -> None:
+    first = client.begin()
+    assert other.outcome(first) is False
+    assert client.ends("COMMIT_ONE_PHASE") == ResponseCode.TRANSACTION_REFUSED
+    assert bodies(client.harness, "t", 0) == []
+    assert other.outcome(first) is False
+
+
+def test_who_does_not_know_the_first_message_ends_no_open_transaction(client: Client, other: Client) -> None:
+    first = client.begin()
+    for guess in (0, 1, first - 1, first + 1):
+        assert "does not begin with" in str(other.outcome(guess))
+    client.commit()
+    assert bodies(client.harness, "t", 0) == [b"m"]
+    assert "does not begin with" in str(other.outcome(first + 1))
+    assert other.outcome(first) is True
+
+
+def test_nobody_can_end_a_transaction_without_a_message_by_asking_for_it(client: Client, other: Client) -> None:
+    assert client.ends("BEGIN") == ResponseCode.SUCCESS
+    assert "does not begin with" in str(other.outcome(0))
+    client.commit()
+
+
+def test_two_commits_of_one_key_are_told_apart_while_they_are_written(client: Client, other: Client) -> None:
+    """Whoever asks meanwhile is told when they are."""
+    first = client.begin()
+    client.start("COMMIT_ONE_PHASE")
+    client.start("BEGIN")
+    client.send(b"n")
+    client.start("COMMIT_ONE_PHASE")
     second = next(SendReply.from_ext(frame.ext).message_id for frame in client.peer.frames() if "msgId" in frame.ext)
-    asked = [first, second]
-    for message_id in asked:
-        other.ask(RequestCode.TRANSACTION_OUTCOME, dict(TransactionOutcomeRequest(KEY, message_id).to_ext()))
-    assert other.peer.frames() == []
-    harness.threads.run()
-    told = [TransactionOutcomeReply.from_ext(frame.ext).committed for frame in other.peer.frames()]
-    assert told == [True, True]
-    assert bodies(harness, "t", 0) == [b"m", b"n"]
+    for message_id in (first, second):
+        other.want(message_id)
+    assert other.told() == []
+    client.harness.threads.run()
+    assert other.told() == [True, True]
+    assert bodies(client.harness, "t", 0) == [b"m", b"n"]
 
 
-def test_whoever_asks_while_the_commit_is_written_is_told_when_it_is(harness: Harness) -> None:
-    client, other = Client(harness), Client(harness)
-    first = client.begin(KEY)
-    client.ask(RequestCode.TRANSACTION, dict(TransactionRequest(KEY, "COMMIT_ONE_PHASE").to_ext()))
-    other.ask(RequestCode.TRANSACTION_OUTCOME, dict(TransactionOutcomeRequest(KEY, first).to_ext()))
-    assert other.peer.frames() == []
-    harness.threads.run()
-    assert other.told() is True
-
-
-def test_the_next_life_knows_it_from_the_log(tmp_path: Path) -> None:
-    harness = Harness(tmp_path)
-    client = Client(harness)
+def test_the_next_life_knows_it_from_the_log(lives: Lives) -> None:
+    client = Client(lives.start().harness)
     committed, opened = client.begin("TX:s:1"), client.begin("TX:s:2")
-    assert client.verb("TX:s:1", "COMMIT_ONE_PHASE") == ResponseCode.SUCCESS
-    harness.store.close()  # it is killed
-    again = Harness(tmp_path)
-    other = Client(again)
-    assert other.outcome("TX:s:1", committed) is True
-    assert other.outcome("TX:s:2", opened) is False
-    assert other.outcome("TX:s:3", opened + 1) is False
-    assert "not known any more" in str(other.outcome("TX:s:0", committed - 1))
-    again.close()
+    client.commit("TX:s:1")
+    lives.kill()
+    other = Client(lives.start().harness)
+    asked = {"TX:s:1": committed, "TX:s:2": opened, "TX:s:3": opened + 1}
+    assert [other.outcome(first, key) for key, first in asked.items()] == [True, False, False]
+    assert "not known any more" in str(other.outcome(committed - 1, "TX:s:0"))
 
 
-def test_what_is_older_than_the_part_of_the_log_that_is_read_is_not_known(tmp_path: Path) -> None:
-    harness = Harness(tmp_path)
-    client = Client(harness)
-    first = client.begin(KEY)
-    assert client.verb(KEY, "COMMIT_ONE_PHASE") == ResponseCode.SUCCESS
-    harness.close()  # the next replay begins at the end of the log
-    again = Harness(tmp_path)
-    assert "not known any more" in str(Client(again).outcome(KEY, first))
-    assert Client(again).outcome("TX:s:2", Client(again).begin("TX:s:3")) is False
-    again.close()
+def test_what_is_older_than_the_part_of_the_log_that_is_read_is_not_known(lives: Lives) -> None:
+    client = Client(lives.start().harness)
+    first = client.begin()
+    client.commit()
+    again = Client(lives.again().harness)  # its replay begins at the end of the log
+    assert "not known any more" in str(again.outcome(first))
+    assert again.outcome(again.begin("TX:s:3"), "TX:s:2") is False
 
 
-def test_xa_transactions_are_asked_for_by_recover(harness: Harness) -> None:
-    assert "ask by RECOVER" in str(Client(harness).outcome(XID, 1))
+def test_xa_transactions_are_asked_for_by_recover(client: Client) -> None:
+    assert "ask by RECOVER" in str(client.outcome(1, XID))
 
 
-def test_a_leader_that_may_have_been_replaced_says_nothing(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Elsewhere:
-        def refusal_now(self) -> MetaqError | None:
-            return NotLeader(0)
-
-    client = Client(harness)
-    first = client.begin(KEY)
-    monkeypatch.setattr(harness.broker.transactions, "_copies", Elsewhere())
-    assert "does not lead" in str(client.outcome(KEY, first))
-    assert client.verb(KEY, "COMMIT_ONE_PHASE") == ResponseCode.SUCCESS
+def test_a_leader_that_may_have_been_replaced_says_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = client.begin()
+    elsewhere = SimpleNamespace(refusal_now=lambda: NotLeader(0))
+    monkeypatch.setattr(client.harness.broker.transactions, "_copies", elsewhere)
+    assert "does not lead" in str(client.outcome(first))
+    client.commit()
 
 
 def test_only_so_many_are_remembered_and_of_older_ones_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
