@@ -18,6 +18,7 @@ from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.ports import GuardedSite
+from tests.raising import raising
 from tests.unit.broker.http.test_http_pages import Browser
 
 METHODS = [b"GET", b"POST", b"PUT", b"HEAD", b"OPTIONS", b"TRACE", b"CONNECT", b"PRI", b"\xff", b""]
@@ -107,13 +108,20 @@ def connect(port: Browser) -> tuple[Any, Any]:
     return transport, channel
 
 
+def ended(port: Browser, request: bytes = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") -> tuple[bytes, list[str]]:
+    """What the request is answered, whose connection is ended then, and what the log says of it."""
+    transport, channel = connect(port)
+    channel.dataReceived(request)
+    assert transport.disconnecting
+    return transport.value(), port.shared.closed_lines.lines
+
+
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+
 def test_a_length_of_thousands_of_digits_is_400_and_leaves_no_line(ports, caplog):
-    for port in ports:
-        transport, channel = connect(port)
-        channel.dataReceived(b"POST /put HTTP/1.1\r\nHost: x\r\nContent-Length: " + MANY_DIGITS + b"\r\n\r\n")
-        assert transport.value() == b"HTTP/1.1 400 Bad Request\r\n\r\n"
-        assert transport.disconnecting
-        assert port.shared.closed_lines.lines == []
+    request = b"POST /put HTTP/1.1\r\nHost: x\r\nContent-Length: " + MANY_DIGITS + b"\r\n\r\n"
+    assert [ended(port, request) for port in ports] == [(BAD_REQUEST, [])] * 2
     assert caplog.records == []
 
 
@@ -138,11 +146,8 @@ def test_an_unexpected_error_is_400_an_end_and_one_line(ports, caplog, monkeypat
         raise ValueError("x" * 5000)
 
     monkeypatch.setattr("twisted.web.http.HTTPChannel.headerReceived", broken)
-    transport, channel = connect(ports[0])
-    channel.dataReceived(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert transport.value() == b"HTTP/1.1 400 Bad Request\r\n\r\n"
-    assert transport.disconnecting
-    (line,) = ports[0].shared.closed_lines.lines
+    answer, (line,) = ended(ports[0])
+    assert answer == BAD_REQUEST
     assert line.startswith("HTTP connection from 10.0.0.1:1 failed: ValueError: 'xxx")
     assert "test_http_bytes.py:" in line
     assert len(line) < 500
@@ -150,22 +155,13 @@ def test_an_unexpected_error_is_400_an_end_and_one_line(ports, caplog, monkeypat
 
 
 def test_an_error_behind_a_whole_request_ends_its_connection_at_once(ports, monkeypatch):
-    def broken(*_):
-        raise ValueError("a bug")
-
-    monkeypatch.setattr(OwnNames, "refusal", broken)
-    transport, channel = connect(ports[0])
-    channel.dataReceived(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert transport.value() == b""
-    assert transport.disconnecting
-    assert len(ports[0].shared.closed_lines.lines) == 1
+    monkeypatch.setattr(OwnNames, "refusal", raising(ValueError("a bug")))
+    answer, lines = ended(ports[0])
+    assert (answer, len(lines)) == (b"", 1)
 
 
 def test_a_page_that_raises_is_500_and_one_line(ports, caplog, monkeypatch):
-    def broken(*_):
-        raise ValueError("a bug")
-
-    monkeypatch.setattr(Gateway, "render", broken)
+    monkeypatch.setattr(Gateway, "render", raising(ValueError("a bug")))
     status, _, text = ports[0].ask("GET", "/get")
     assert (status, text) == (500, b"internal error: ValueError\n")
     assert len(ports[0].shared.closed_lines.lines) == 1
