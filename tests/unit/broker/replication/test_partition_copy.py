@@ -88,34 +88,44 @@ class Running:
         return self.copy.status
 
     @property
+    def log(self) -> Any:
+        return self.harness.store.get("t", 0)
+
+    @property
     def bytes(self) -> bytes:
-        log = self.harness.store.get("t", 0)
-        data = log.segments.read(log.first_offset, 1 << 20)
-        assert data is not None
-        return bytes(data)
+        return bytes(self.log.segments.read(self.log.first_offset, 1 << 20))
+
+    def troubled_by(self, what: str) -> bool:
+        return self.status.state is CopyState.TROUBLED and what in self.status.error
+
+    def stopped_by(self, what: str) -> bool:
+        return self.status.state is CopyState.STOPPED and what in self.status.error
 
 
-def test_the_copy_is_the_master_byte_for_byte(harness: Harness):
-    master = Master(b"".join(RECORDS))
-    running = Running(harness, master)
-    assert running.bytes == master.data
-    assert running.status.state is CopyState.CURRENT
-    assert running.status.lag_bytes == 0
-    log = harness.store.get("t", 0)
-    assert log.segments.message_count == len(RECORDS)
-    assert {abs(int(unit["time_ms"])) for unit in log.lookup.units(0, 1 << 20)} == {int(NOW * 1000)}
+@pytest.fixture
+def copying(harness: Harness) -> Callable[[Master], Running]:
+    return lambda master: Running(harness, master)
 
 
-def test_a_log_begins_where_the_masters_does(harness: Harness):
-    running = Running(harness, Master(RECORDS[0], first=4096))
-    assert harness.store.get("t", 0).first_offset == 4096
-    assert running.bytes == RECORDS[0]
+ALL = b"".join(RECORDS)
 
 
-def test_nothing_is_made_for_a_partition_without_data(harness: Harness):
+def test_the_copy_is_the_master_byte_for_byte(copying):
+    running = copying(Master(ALL))
+    assert (running.bytes, running.status.state, running.status.lag_bytes) == (ALL, CopyState.CURRENT, 0)
+    assert running.log.segments.message_count == len(RECORDS)
+    assert {abs(int(unit["time_ms"])) for unit in running.log.lookup.units(0, 1 << 20)} == {int(NOW * 1000)}
+
+
+def test_a_log_begins_where_the_masters_does(copying):
+    running = copying(Master(RECORDS[0], first=4096))
+    assert (running.log.first_offset, running.bytes) == (4096, RECORDS[0])
+
+
+def test_nothing_is_made_for_a_partition_without_data(harness: Harness, copying):
     master = Master()
     master.exists = False
-    running = Running(harness, master)
+    running = copying(master)
     assert (running.status.state, running.status.lag_bytes, running.status.behind) == (CopyState.EMPTY, 0, 0)
     assert harness.store.find("t", 0) is None
     master.exists, master.data = True, RECORDS[0]
@@ -123,126 +133,103 @@ def test_nothing_is_made_for_a_partition_without_data(harness: Harness):
     assert running.bytes == RECORDS[0]
 
 
-def test_a_cut_record_is_asked_for_again(harness: Harness):
-    master = Master(b"".join(RECORDS))
+def test_a_cut_record_is_asked_for_again(copying):
+    master = Master(ALL)
     master.max_transfer = len(RECORDS[0]) + 7
-    running = Running(harness, master)
-    assert running.bytes == master.data
+    assert copying(master).bytes == ALL
 
 
-def test_a_record_larger_than_a_fetch_is_asked_for_whole(harness: Harness):
+def test_a_record_larger_than_a_fetch_is_asked_for_whole(copying):
     large = encode_record(bytes(FETCH_BYTES + 5), 1, 0)
     master = Master(large + RECORDS[0])
-    running = Running(harness, master)
+    assert copying(master).status.offset == master.end
     assert (0, len(large)) in master.asked
-    assert running.status.offset == master.end
 
 
-def test_a_record_that_the_master_cannot_give_is_named(harness: Harness):
+def test_a_record_that_the_master_cannot_give_is_named(copying):
     master = Master(RECORDS[0])
     master.max_transfer = 22
-    running = Running(harness, master)
-    assert running.status.state is CopyState.TROUBLED
-    assert "maxTransferSize" in running.status.error
+    running = copying(master)
+    assert running.troubled_by("maxTransferSize")
     master.max_transfer = 1000
     running.advance(1)
     assert running.bytes == RECORDS[0]
 
 
 @pytest.mark.parametrize("place", [0, 3])
-def test_a_damaged_record_is_not_written(harness: Harness, place: int):
+def test_a_damaged_record_is_not_written(copying, place: int):
     wrong = bytearray(RECORDS[place])
     wrong[-1] ^= 1
-    master = Master(b"".join(RECORDS[:place]) + bytes(wrong) + RECORDS[0])
-    running = Running(harness, master)
-    assert "damaged" in running.status.error
-    assert running.status.offset == sum(map(len, RECORDS[:place]))
-    master.data = b"".join(RECORDS)
+    good = b"".join(RECORDS[:place])
+    master = Master(good + bytes(wrong) + RECORDS[0])
+    running = copying(master)
+    assert ("damaged" in running.status.error, running.status.offset) == (True, len(good))
+    master.data = ALL
     running.advance(1)
-    assert running.bytes == master.data
+    assert running.bytes == ALL
 
 
 @pytest.mark.parametrize("knows", [False, True])
 @pytest.mark.parametrize("wrong", [bytes(len(RECORDS[1])), b"\xff" * len(RECORDS[1]), b"\x00\x7f" + RECORDS[1][2:]])
-def test_what_is_damaged_at_the_master_is_never_copied_and_its_range_is_told(
-    harness: Harness, caplog: pytest.LogCaptureFixture, wrong: bytes, knows: bool
-):
+def test_what_is_damaged_at_the_master_is_never_copied_and_its_range_is_told(copying, caplog, wrong, knows):
     """A master of ours finds out itself where the damage ends, once it is asked to look."""
     master = Master(RECORDS[0] + wrong + RECORDS[2])
     start = len(RECORDS[0])
     master.damaged, master.knows_damage = Damaged(start, start + len(wrong)), knows
-    running = Running(harness, master)
+    running = copying(master)
     for _ in range(5):
         running.advance(5)
     assert running.bytes == RECORDS[0]
-    assert running.status.state is CopyState.TROUBLED
-    assert f"[{start}, {start + len(wrong)}) are damaged" in running.status.error
+    assert running.troubled_by(f"[{start}, {start + len(wrong)}) are damaged")
     assert caplog.text.count("are damaged") == 1
     running.copy.active = False
 
 
-def test_damage_in_what_is_compared_is_no_divergence(harness: Harness):
-    Running(harness, Master(b"".join(RECORDS[:3]))).copy.active = False
+def test_damage_in_what_is_compared_is_no_divergence(copying):
+    copying(Master(b"".join(RECORDS[:3]))).copy.active = False
     master = Master(b"".join(RECORDS[:4]))
     master.damaged, master.knows_damage = Damaged(0, len(RECORDS[0])), True
-    again = Running(harness, master)
-    assert (again.status.state, "damaged" in again.status.error) == (CopyState.TROUBLED, True)
+    again = copying(master)
+    assert again.troubled_by("damaged")
     again.copy.active = False
 
 
-def test_a_refusal_is_tried_again_and_said_once(harness: Harness, caplog: pytest.LogCaptureFixture):
+def test_a_refusal_is_tried_again_and_said_once(copying, caplog: pytest.LogCaptureFixture):
     master = Master(RECORDS[0])
     master.errors = [PeerRefused("not now")] * 3
-    running = Running(harness, master)
+    running = copying(master)
     for _ in range(4):
         running.advance(5)
-    assert running.bytes == RECORDS[0]
-    assert caplog.text.count("not now") == 1
+    assert (running.bytes, caplog.text.count("not now")) == (RECORDS[0], 1)
 
 
-def test_a_lost_connection_ends_the_run_and_the_next_one_goes_on(harness: Harness):
+def test_a_lost_connection_ends_the_run_and_the_next_one_goes_on(copying):
     master = Master(b"".join(RECORDS[:5]))
-    running = Running(harness, master)
+    running = copying(master)
     master.errors = [PeerLost("gone")]
     master.release()
-    assert running.done == [None]
-    assert running.status.state is CopyState.CONNECTING
-    running.start(Master(b"".join(RECORDS)))
-    assert running.bytes == b"".join(RECORDS)
+    assert (running.done, running.status.state) == ([None], CopyState.CONNECTING)
+    running.start(Master(ALL))
+    assert running.bytes == ALL
 
 
-def diverge(change: Callable[[Master], None], harness: Harness, **options: Any) -> Running:
-    running = Running(harness, Master(b"".join(RECORDS)))
+DIFFERENT = Master(b"".join(RECORDS[:-1]) + encode_record(b"body X", 3, 0))
+SHORTER, BEHIND = Master(b"".join(RECORDS[:5])), Master(RECORDS[0], first=1 << 20)
+
+
+@pytest.mark.parametrize(("master", "said"), [(DIFFERENT, "not those"), (SHORTER, "up to"), (BEHIND, "no gaps")])
+def test_a_copy_that_cannot_be_the_masters_stops(copying, master: Master, said: str):
+    running = copying(Master(ALL))
     running.copy.active = False
-    other = Master(b"".join(RECORDS), **options)
-    change(other)
-    running.start(other)
-    return running
+    running.start(master)
+    assert running.stopped_by(said)
+    assert (running.done, running.bytes) == ([None], ALL)
 
 
-def different(master: Master) -> None:
-    master.data = b"".join(RECORDS[:-1]) + encode_record(b"body X", 3, 0)
-
-
-def shorter(master: Master) -> None:
-    master.data = b"".join(RECORDS[:5])
-
-
-def gone(master: Master) -> None:
-    master.data, master.first = RECORDS[0], 1 << 20
-
-
-@pytest.mark.parametrize(("change", "said"), [(different, "not those"), (shorter, "up to"), (gone, "no gaps")])
-def test_a_copy_that_cannot_be_the_masters_stops(harness: Harness, change: Callable[[Master], None], said: str):
-    running = diverge(change, harness)
-    assert running.status.state is CopyState.STOPPED
-    assert said in running.status.error
-    assert running.done == [None]
-    assert running.bytes == b"".join(RECORDS)
-
-
-def test_a_java_master_may_count_less_than_it_gave(harness: Harness):
-    running = diverge(shorter, harness, exact_end=False)
+def test_a_java_master_may_count_less_than_it_gave(copying):
+    running = copying(Master(ALL))
+    running.copy.active = False
+    running.start(Master(b"".join(RECORDS[:5]), exact_end=False))
     assert running.status.state is CopyState.TROUBLED
     running.advance(AHEAD_SECONDS / 2)
     assert running.status.state is CopyState.TROUBLED
@@ -251,23 +238,21 @@ def test_a_java_master_may_count_less_than_it_gave(harness: Harness):
     assert running.status.state.value == "stopped"
 
 
-def test_a_master_that_moves_on_behind_a_slave_stops_it(harness: Harness):
-    master = Master(b"".join(RECORDS))
-    running = Running(harness, master)
+def test_a_master_that_moves_on_behind_a_slave_stops_it(copying):
+    master = Master(ALL)
+    running = copying(master)
     master.first, master.data = master.end + 100, RECORDS[0]
     master.release()
-    assert running.status.state is CopyState.STOPPED
-    assert "move the partition's directory away" in running.status.error
+    assert running.stopped_by("move the partition's directory away")
 
 
-def test_bytes_of_somebody_else_stop_the_copy(harness: Harness):
+def test_bytes_of_somebody_else_stop_the_copy(harness: Harness, copying):
     master = Master(b"".join(RECORDS[:5]))
-    running = Running(harness, master)
-    peer = harness.connect()
-    peer.send(b"put t 0 2 0 -1 7\r\nab")
-    master.data = b"".join(RECORDS)
+    running = copying(master)
+    harness.connect().send(b"put t 0 2 0 -1 7\r\nab")
+    master.data = ALL
     master.release()
-    assert running.status.state is CopyState.STOPPED
+    assert running.stopped_by("")
 
 
 @pytest.mark.parametrize("changed", [None, 199, 150])

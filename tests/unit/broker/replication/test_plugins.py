@@ -1,10 +1,11 @@
 """The -F options' files: what is read, and what is refused by name."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from metaq.broker.replication.plugins import MetaslavePlugin, SamsaPlugin, parse_properties, read_plugins
+from metaq.broker.replication.plugins import MetaslavePlugin, Plugins, SamsaPlugin, parse_properties, read_plugins
 from metaq.protocol.errors import ConfigError
 
 
@@ -21,43 +22,47 @@ def test_lines_ending_in_an_even_number_of_backslashes_are_not_continued():
     assert values("a=b\\\\\nc=d") == {"a": "b\\", "c": "d"}
 
 
-def file(tmp_path: Path, text: str) -> str:
-    path = tmp_path / "plugin.properties"
-    path.write_text(text)
-    return str(path)
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., Plugins]:
+    """By the text of each plugin's file."""
+
+    def plugins(**texts: str) -> Plugins:
+        for name, text in texts.items():
+            (tmp_path / name).write_text(text)
+        return read_plugins({name: str(tmp_path / name) for name in texts})
+
+    return plugins
 
 
-def test_a_slave_has_the_defaults_of_1x(tmp_path: Path):
-    plugins = read_plugins({"metaslave": file(tmp_path, "slaveId=3\nslaveGroup=\n")})
-    assert plugins.metaslave == MetaslavePlugin(3, "meta-slave-group_3", 500, False)
-    assert plugins.samsa is None
-    assert not plugins.gregor
+EVERY_KEY = (
+    "slave=[::1]:8124\ncallbackThreadCount=4\nrecoverOffset=true\nsendToSlaveTimeoutInMills=1\n"
+    "slaveContinuousFailureThreshold=2\ncheckSlaveIntervalInMills=3\nrecoverParallel=false\nrecoverParallelHint=9\n"
+)
 
 
-def test_every_key_of_a_slave(tmp_path: Path):
-    text = "slaveId=0\nslaveGroup=g\nslaveMaxDelayInMills=20\nautoSyncMasterConfig=true"
-    assert read_plugins({"metaslave": file(tmp_path, text)}).metaslave == MetaslavePlugin(0, "g", 20, True)
+@pytest.mark.parametrize(
+    ("plugin", "text", "found"),
+    [
+        ("metaslave", "slaveId=3\nslaveGroup=\n", MetaslavePlugin(3, "meta-slave-group_3", 500, False)),
+        (
+            "metaslave",
+            "slaveId=0\nslaveGroup=g\nslaveMaxDelayInMills=20\nautoSyncMasterConfig=true",
+            MetaslavePlugin(0, "g", 20, True),
+        ),
+        ("samsa", "slave=h:1", SamsaPlugin("h", 1, False, 2000, 100, 100)),
+        ("samsa", EVERY_KEY, SamsaPlugin("::1", 8124, True, 1, 2, 3)),
+        ("gregor", "# nothing", True),
+    ],
+    ids=["slave, defaults of 1.x", "slave, every key", "synchronous master, defaults", "its every key", "its slave"],
+)
+def test_a_role_is_read_with_its_keys_and_the_defaults_of_1x_and_no_other_role(read, plugin, text, found):
+    roles = {"metaslave": None, "samsa": None, "gregor": False} | {plugin: found}
+    plugins = read(**{plugin: text})
+    assert {name: getattr(plugins, name) for name in roles} == roles
 
 
-def test_every_key_of_a_synchronous_master(tmp_path: Path):
-    text = (
-        "slave=[::1]:8124\ncallbackThreadCount=4\nrecoverOffset=true\nsendToSlaveTimeoutInMills=1\n"
-        "slaveContinuousFailureThreshold=2\ncheckSlaveIntervalInMills=3\nrecoverParallel=false\nrecoverParallelHint=9\n"
-    )
-    assert read_plugins({"samsa": file(tmp_path, text)}).samsa == SamsaPlugin("::1", 8124, True, 1, 2, 3)
-
-
-def test_a_synchronous_master_has_the_defaults_of_1x(tmp_path: Path):
-    assert read_plugins({"samsa": file(tmp_path, "slave=h:1")}).samsa == SamsaPlugin("h", 1, False, 2000, 100, 100)
-
-
-def test_a_synchronous_slave_has_no_keys(tmp_path: Path):
-    assert read_plugins({"gregor": file(tmp_path, "# nothing")}).gregor
-
-
-def test_a_slave_is_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    path = file(tmp_path, "slaveId=1")
-    plugins = read_plugins({"gregor": path, "metaslave": path})
+def test_a_slave_is_nothing_else(read, caplog: pytest.LogCaptureFixture):
+    plugins = read(gregor="slaveId=1", metaslave="slaveId=1")
     assert plugins.metaslave is not None
     assert not plugins.gregor
     assert "ignoring -Fgregor" in caplog.text
@@ -81,15 +86,14 @@ def test_a_slave_is_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         ("jettyBroker", "serverport=1", "did you mean serverPort"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, plugin: str, text: str, said: str):
+def test_what_is_wrong_is_named(read, plugin: str, text: str, said: str):
     with pytest.raises(ConfigError, match=said):
-        read_plugins({plugin: file(tmp_path, text)})
+        read(**{plugin: text})
 
 
-def test_the_gateway_listens_on_8080_unless_told_otherwise(tmp_path: Path):
-    assert read_plugins({}).gateway_port is None
-    assert read_plugins({"jettyBroker": file(tmp_path, "")}).gateway_port == 8080
-    assert read_plugins({"jettyBroker": file(tmp_path, "serverPort=0")}).gateway_port == 0
+def test_the_gateway_listens_on_8080_unless_told_otherwise(read):
+    ports = [read(**more).gateway_port for more in ({}, {"jettyBroker": ""}, {"jettyBroker": "serverPort=0"})]
+    assert ports == [None, 8080, 0]
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
@@ -97,7 +101,6 @@ def test_a_missing_file_is_named(tmp_path: Path):
         read_plugins({"gregor": str(tmp_path / "nowhere")})
 
 
-def test_master_and_slave_at_once_are_refused(tmp_path: Path):
-    path = file(tmp_path, "slave=h:1")
+def test_master_and_slave_at_once_are_refused(read):
     with pytest.raises(ConfigError, match="excludes"):
-        read_plugins({"samsa": path, "gregor": path})
+        read(samsa="slave=h:1", gregor="slave=h:1")

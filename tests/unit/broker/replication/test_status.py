@@ -30,15 +30,9 @@ def test_every_partition_has_a_line(harness: Harness):
     harness.broker.replication = Part()
     lines = harness.connect().ask(b"stats replication 1\r\n").text.split("\r\n")
     assert lines == [
-        "STATS",
-        "role slave",
-        "peer meta://m:1",
-        "connected true",
-        "since_ms 7",
-        "slaveId 3",
+        *("STATS", "role slave", "peer meta://m:1", "connected true", "since_ms 7", "slaveId 3"),
         "t part 1 state stopped offset 10 master_end 25 lag_bytes 15 lag_messages unknown since_ms 5 error two lines",
-        "END",
-        "",
+        *("END", ""),
     ]
 
 
