@@ -3,28 +3,19 @@
 import pytest
 import simplejson
 
-from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.metrics import exposition
 from metaq.broker.http.pages import Button, Page, Table, Text, to_html, to_json
 from metaq.broker.http.sheets import encoded
 from metaq.broker.requests.stats import stats_text
 from metaq.broker.store.disk_space import Room
 from metaq.protocol.frames import encode_frame
+from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import encode_result
 from tests.unit.broker.harness import put, worked_off
-from tests.unit.broker.http.test_http_pages import Browser
+from tests.unit.broker.http.test_http_pages import dashboard
 
 HALF = "bad\ud800"  # of JSON that an earlier version took, or of a path whose bytes are not UTF-8
-ACQUIRE = {
-    "topic": "t",
-    "partition": "0",
-    "group": "g",
-    "member": "m",
-    "maxRecords": "1",
-    "maxBytes": "99",
-    "leaseMs": "9",
-}
 
 
 @pytest.fixture
@@ -34,7 +25,7 @@ def damaged(harness, monkeypatch):
     peer.send(put("t", 0))
     peer.received()
     for group in ("g", "other"):
-        peer.send(encode_frame(RequestCode.ACQUIRE, 7, ACQUIRE | {"group": group}))
+        peer.send(encode_frame(RequestCode.ACQUIRE, 7, AcquireRequest("t", 0, group, "m", 1, 99, 9).to_ext()))
     harness.threads.run()
     queue = next(each for each in harness.broker.shared.queues() if each.key.group == "g")
     queue.key = queue.key._replace(group=HALF)
@@ -69,8 +60,7 @@ def test_a_text_answer_tells_of_it():
 @pytest.mark.parametrize("accept", ["text/html", "application/json"])
 @pytest.mark.parametrize("path", ["/", "/topics", "/stats/shared", "/stats/disk", "/metrics"])
 def test_each_page_is_whole(damaged, path, accept):
-    browser = Browser(Dashboard(damaged.broker, damaged.gate, lambda: None, RecentLog()).resource())
-    status, _, body = browser.ask("GET", path, accept=accept)
+    status, _, body = dashboard(damaged).ask("GET", path, accept=accept)
     assert status == 200
     assert body.decode()
 
