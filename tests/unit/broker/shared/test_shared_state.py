@@ -159,20 +159,6 @@ def test_a_suspect_is_leased_beside_others_once_and_then_to_a_member_that_has_no
     assert grants(state, 5, 100.0, 11, "a") == [(0, 2)]  # that end was an attempt
 
 
-def test_a_suspect_that_somebody_has_worked_on_is_none_any_more_and_one_that_was_given_back_still_is() -> None:
-    state = fresh(3)
-    acquired(state, 2, 1.0, 1, "dead")
-    state.expire(1.0)
-    assert acquired(state, 5, 9.0, 2, "a") == [0]
-    state.release(0, 2, 1.0, 0.0)
-    assert state.suspects([0]) == []
-    assert grants(state, 5, 9.0, 3, "a") == [(1, 1)]
-    state.release(SIZE, 3, 1.0, 0.0, counts=False)
-    assert grants(state, 5, 9.0, 4, "b") == [(1, 1)]
-    state.ack(SIZE, 4)
-    assert grants(state, 5, 9.0, 5, "a") == [(0, 2), (2, 1)]
-
-
 def test_suspects_of_two_partitions_are_not_leased_to_a_member_at_once() -> None:
     crew = Crew()
     one, two = fresh(3, crew=crew), fresh(3, crew=crew)
@@ -255,19 +241,6 @@ def test_with_very_many_ranges_the_first_messages_go_first_whatever_their_priori
         (urgent,) = state.acquire(1, 1 << 20, 10.0, token, "a")
         state.ack(urgent.offset, token)
     assert acquired(state, 2, 10.0, 9) == [0, 2]
-
-
-def test_one_message_of_a_key_is_leased_at_a_time_in_order() -> None:
-    state = fresh()
-    state.look_again(ordered=True)
-    looked_at(state, 6, [0, 9, 0, 0, 0, 0], [7, 7, 8, NO_KEY, 7, NO_KEY])
-    assert [acquired(state, 9, 10.0, token) for token in (1, 2)] == [[0, 2, 3, 5], []]
-    state.release(0, 1, 1.0, 5.0)
-    assert acquired(state, 9, 10.0, 2) == []  # the key waits for its first message
-    state.expire(6.0)
-    for token, record in ((3, 0), (4, 1), (5, 4)):
-        assert acquired(state, 9, 20.0, token) == [record]
-        state.ack(record * SIZE, token)
 
 
 def test_what_retention_takes_is_done_and_frees_what_waits_for_its_key() -> None:

@@ -41,12 +41,9 @@ class Story:
 
     def tell(self):
         ask = Asker(self.harness)
-        self.begin(ask, "TX:s:1")
-        self.end(ask, "TX:s:1", "COMMIT_ONE_PHASE")
-        self.begin(ask, A)
-        self.end(ask, A, "PREPARE")
-        self.begin(ask, "TX:s:2")
-        self.end(ask, "TX:s:2", "ROLLBACK")
+        for key, verb in (("TX:s:1", "COMMIT_ONE_PHASE"), (A, "PREPARE"), ("TX:s:2", "ROLLBACK")):
+            self.begin(ask, key)
+            self.end(ask, key, verb)
         self.put(ask, "safe", 0, b"p1")
         self.begin(ask, B)
         self.end(ask, B, "PREPARE")
@@ -138,8 +135,8 @@ def restart_and_verify(tmp_path, story, *, power_lost):
     ask = Asker(harness)
     for key in prepared:
         ask.ok(tx(key, "COMMIT_TWO_PHASE"))
-        story.asked.add((key, "COMMIT_TWO_PHASE"))
-        story.acknowledged.add((key, "COMMIT_TWO_PHASE"))
+        for among in (story.asked, story.acknowledged):
+            among.add((key, "COMMIT_TWO_PHASE"))
         assert not story.did(key, "ROLLBACK", story.acknowledged)
     verify(story, harness, power_lost=power_lost)
     harness.close()
@@ -250,44 +247,29 @@ def decided(tmp_path, topic):
     return files
 
 
-def found_behind_the_newest_name(files, tmp_path, topic):
-    """What the next broker has of the partition when of its names only the newest is left."""
+@pytest.mark.parametrize("topic", ["t", "safe"])
+@pytest.mark.parametrize("start", ["none yet", "appends again", "finds", "dies"])
+def test_a_cut_that_keeps_only_the_newest_name_of_a_partition_keeps_a_commit_whole(
+    tmp_path, topic, start, monkeypatch
+):
+    """POSIX promises no order of names, and a newer segment alone looks like what retention leaves. A start in between
+    has brought the messages back, or found them in the page cache: only the log has them for certain."""
+    files = decided(tmp_path, topic)
+    if start != "none yet":
+        (files.kill if start == "finds" else files.lose_power)()
+        files = files.next_life()
+    if start == "dies":
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionLog, "sync_now", raising(Died))
+            with pytest.raises(Died):
+                SmallSegments(tmp_path, files=files)
+        assert os.path.getsize(segments(tmp_path, topic)[0])  # appended, and no sync has run
+    elif start != "none yet":
+        SmallSegments(tmp_path, files=files).connect().send(put(topic, 0, b"c" * 60))
     files.lose_power(segments(tmp_path, topic)[-1:])
     last = Harness(tmp_path)
     last.threads.run()
-    found = bodies(last, topic, 0)
+    assert bodies(last, topic, 0)[:1] == [b"a" * 60]
+    assert start in ("appends again", "finds") or len(bodies(last, topic, 0)) == 1
     assert bodies(last, "t", 1) == [b"b"]
     last.close()
-    return found
-
-
-@pytest.mark.parametrize("topic", ["t", "safe"])
-def test_a_cut_that_keeps_only_the_newest_name_of_a_partition_leaves_a_commit_whole(tmp_path, topic):
-    """POSIX promises no order of names, and a newer segment alone looks like what retention leaves."""
-    files = decided(tmp_path, topic)
-    assert found_behind_the_newest_name(files, tmp_path, topic) == [b"a" * 60]
-
-
-@pytest.mark.parametrize("topic", ["t", "safe"])
-@pytest.mark.parametrize("lost", [True, False], ids=["appended again", "found"])
-def test_a_cut_after_the_repair_that_keeps_only_the_newest_name_leaves_a_commit_whole(tmp_path, topic, lost):
-    """The start has brought the messages back, or found them in the page cache: only the log has them for certain."""
-    files = decided(tmp_path, topic)
-    (files.lose_power if lost else files.kill)()
-    files = files.next_life()
-    again = SmallSegments(tmp_path, files=files)
-    again.connect().send(put(topic, 0, b"c" * 60))
-    assert found_behind_the_newest_name(files, tmp_path, topic)[0] == b"a" * 60
-
-
-@pytest.mark.parametrize("topic", ["t", "safe"])
-def test_a_cut_during_the_repair_that_keeps_only_the_newest_name_leaves_a_commit_whole(tmp_path, topic, monkeypatch):
-    files = decided(tmp_path, topic)
-    files.lose_power()
-    files = files.next_life()
-    with monkeypatch.context() as patch:
-        patch.setattr(PartitionLog, "sync_now", raising(Died))
-        with pytest.raises(Died):
-            SmallSegments(tmp_path, files=files)
-    assert os.path.getsize(segments(tmp_path, topic)[0])  # appended, and no sync has run
-    assert found_behind_the_newest_name(files, tmp_path, topic) == [b"a" * 60]
