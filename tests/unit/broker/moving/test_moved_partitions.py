@@ -75,16 +75,16 @@ def test_transactions_that_hold_messages_of_a_partition_are_named(harness):
     assert broker.transactions.holding(log) == []
 
 
-def one(peer, body, sequence):
-    return place(peer.ask_frame(send("left", 0, body, 5, sequence)))
+def one(peer):
+    return place(peer.ask_frame(send("left", 0, b"x", 5, 7)))
 
 
-def several(peer, body, sequence):
-    return place(peer.ask_frame(batch("left", 0, [body, body], 5, sequence)))
+def several(peer):
+    return place(peer.ask_frame(batch("left", 0, [b"x", b"x"], 5, 7)))
 
 
-def with_others(peer, body, sequence):
-    frame = peer.ask_frame(many([("left", 0, [body], sequence), ("t", 0, [b"other"], sequence)], 5))
+def with_others(peer):
+    frame = peer.ask_frame(many([("left", 0, [b"x"], 7), ("t", 0, [b"other"], 7)], 5))
     assert frame.remark == ""
     ids, offsets, _, codes = decode_rows(frame.body, 2)
     assert list(codes) == [ResponseCode.SUCCESS] * 2
@@ -96,14 +96,14 @@ def test_a_repeated_send_is_answered_when_the_whole_topic_has_left(tmp_path, sen
     """Also by a broker that was started again, and by one whose server.ini does not name the topic any more."""
     section = "[topic=left]\nnumPartitions=1\n"
     harness = Harness(tmp_path, topics=section)
-    first = send_it(harness.connect(), b"x", 7)
+    first = send_it(harness.connect())
     for topics in (section, section, ""):
         log = harness.store.find("left", 0)
         assert log is not None
         gone = Move("left", 0, 0, 1, 1, 1, MoveState.DONE, 0, (log.end_offset,))
         harness.broker.partitions.use_moves(MoveTable(0, [gone]))
         assert harness.broker.partitions.served_topics()["left"].partitions == 0
-        assert send_it(harness.connect(), b"x", 7) == first
+        assert send_it(harness.connect()) == first
         with pytest.raises((PartitionClosed, TopicNotAccepted)):
             harness.broker.partitions.for_put("left", 0)
         assert log.end_offset == gone.ends[0]

@@ -28,38 +28,32 @@ def shown(core: Leading, now: float = NOW) -> list[int]:
     return [mark.end for mark in core.take_committed()]
 
 
-def test_alone_everything_in_memory_is_committed_at_once() -> None:
+def shown_after(core: Leading, name: str, *received_and_safe: int) -> list[int]:
+    """What is shown when the node has said so."""
+    core.acknowledged(name, Ack(*received_and_safe, 0))
+    return shown(core)
+
+
+def test_alone_everything_in_memory_is_committed_at_once_and_the_own_disk_counts() -> None:
     core = leading("a")
     block(core, Lane.MEMORY, 10)
-    assert shown(core) == [10]
-    assert shown(core) == []
-
-
-def test_alone_the_own_disk_counts() -> None:
-    core = leading("a")
-    number = block(core, Lane.DISK, 10)
+    assert [shown(core), shown(core)] == [[10], []]
+    number = block(core, Lane.DISK, 20)
     assert shown(core) == []
     core.own_safe = number
-    assert shown(core) == [10]
+    assert shown(core) == [20]
 
 
 def test_every_in_sync_node_must_have_it() -> None:
     core = leading("a", "b", "c")
     number = block(core, Lane.MEMORY, 10)
-    core.acknowledged("b", Ack(number, 0, 0))
-    assert shown(core) == []
-    core.acknowledged("c", Ack(number, 0, 0))
-    assert shown(core) == [10]
+    assert [shown_after(core, name, number, 0) for name in "bc"] == [[], [10]]
 
 
 def test_the_disk_lane_waits_for_every_disk() -> None:
     core = leading("a", "b")
-    number = block(core, Lane.DISK, 10)
-    core.own_safe = number
-    core.acknowledged("b", Ack(number, number - 1, 0))
-    assert shown(core) == []
-    core.acknowledged("b", Ack(number, number, 0))
-    assert shown(core) == [10]
+    core.own_safe = number = block(core, Lane.DISK, 10)
+    assert [shown_after(core, "b", number, safe) for safe in (number - 1, number)] == [[], [10]]
     assert core.committed == (number, number)
 
 
@@ -67,8 +61,7 @@ def test_a_lost_node_holds_commits_up_until_it_is_dropped() -> None:
     core = leading("a", "b")
     core.lost("b")
     block(core, Lane.MEMORY, 10)
-    core.acknowledged("b", Ack(1, 1, 0))  # what it said before it was lost does not count
-    assert shown(core) == []
+    assert shown_after(core, "b", 1, 1) == []  # what it said before it was lost does not count
     core.changing_to = frozenset("a")
     assert shown(core) == []  # not before ZooKeeper has it
     core.changing_to, core.in_sync = None, frozenset("a")
@@ -81,8 +74,7 @@ def test_a_node_that_joins_counts_before_it_is_written() -> None:
     core.changing_to = frozenset("ab")
     number = block(core, Lane.MEMORY, 10)
     assert shown(core) == []
-    core.acknowledged("b", Ack(number, number, 0))
-    assert shown(core) == [10]
+    assert shown_after(core, "b", number, number) == [10]
 
 
 def test_nothing_is_committed_without_a_running_grant() -> None:

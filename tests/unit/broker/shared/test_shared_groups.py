@@ -292,6 +292,20 @@ def test_a_group_begins_where_it_said_first(talk: Talk) -> None:
     assert bodies(talk.leased(group="other")) == [b"0", b"1", b"2", b"3"]
 
 
+def test_leases_attempts_and_acknowledgements_outlive_the_broker(talk: Talk) -> None:
+    talk.fill(6)
+    first = talk.leased("a", 3, lease_ms=20_000)
+    talk.settled(ack(first[1]), given_back(first[2], 5000))
+    talk.again(killed=True)
+    assert bodies(talk.leased("b")) == [b"3", b"4", b"5"]
+    talk.harness.reactor.advance(5)
+    talk.harness.time += 5
+    assert attempts(talk.leased("b")) == [(b"2", 2)]
+    assert talk.settled(ack(first[0])) == [SettleOutcome.DONE]
+    talk.harness.reactor.advance(31)
+    assert bodies(talk.one_by_one(4, "b")) == [b"2", b"3", b"4", b"5"]
+
+
 def test_with_group_commit_an_acknowledgement_is_answered_when_it_is_on_the_disk(talk: Talk) -> None:
     talk.fill(1, topic="safe")
     talk.send(acquire(topic="safe"))

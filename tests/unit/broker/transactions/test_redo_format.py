@@ -81,54 +81,39 @@ def test_javas_checksums_of_what_a_commit_appended_are_ours():
     assert compared >= 8
 
 
-@pytest.mark.parametrize("cut", [1, 3, 5, 60])
-def test_a_torn_tail_is_where_reading_stops(tmp_path, cut):
-    whole = (GOLDEN / "redo.1").read_bytes()
-    path = tmp_path / "redo.1"
-    path.write_bytes(whole[:-cut])
-    contents = read_redo(REAL_FILES, str(path))
-    assert contents.entries == ENTRIES[:-1]
-    assert contents.end == ENTRIES[-1].offset
-    assert contents.size == len(whole) - cut
+WHOLE = (GOLDEN / "redo.1").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "left"),
+    [
+        *((WHOLE[:-cut], ENTRIES[:-1]) for cut in (1, 3, 5, 60)),
+        *((WHOLE + tail, ENTRIES) for tail in (bytes(40), b"\xff" * 40, b"\0\0\0\x05hello", b"\0\0\0\x02\x08\x07")),
+    ],
+    ids=[*(f"cut {cut} bytes" for cut in (1, 3, 5, 60)), "zeros", "ones", "no message", "a part of one"],
+)
+def test_a_torn_tail_or_what_is_no_record_is_where_reading_stops(tmp_path, data, left):
+    (tmp_path / "redo.1").write_bytes(data)
+    contents = read_redo(REAL_FILES, str(tmp_path / "redo.1"))
+    assert (contents.entries, contents.end, contents.size) == (left, left[-1].end, len(data))
     assert contents.problem
 
 
-@pytest.mark.parametrize("tail", [bytes(40), b"\xff" * 40, b"\0\0\0\x05hello", b"\0\0\0\x02\x08\x07"])
-def test_what_is_no_record_is_where_reading_stops(tmp_path, tail):
-    whole = (GOLDEN / "redo.1").read_bytes()
-    path = tmp_path / "redo.1"
-    path.write_bytes(whole + tail)
-    contents = read_redo(REAL_FILES, str(path))
-    assert (contents.entries, contents.end) == (ENTRIES, len(whole))
-    assert contents.problem
-
-
+int32 = st.integers(-(2**31), 2**31 - 1)
 keys = st.one_of(
-    st.builds("TX:{}:{}".format, st.sampled_from(["", "10.0.0.1-5-1", "é"]), st.integers(-(2**31), 2**31 - 1)),
+    st.builds("TX:{}:{}".format, st.sampled_from(["", "10.0.0.1-5-1", "é"]), int32),
     st.builds(
         "XID:{}:{}:{}:{}".format,
-        st.integers(-(2**31), 2**31 - 1),
-        st.binary(max_size=64).map(bytes.hex),
-        st.binary(max_size=64).map(bytes.hex),
+        int32,
+        *[st.binary(max_size=64).map(bytes.hex)] * 2,
         st.sampled_from(["", "host"]),
     ),
 )
-int32 = st.integers(-(2**31), 2**31 - 1)
+ids, topics = st.integers(-(2**63), 2**63 - 1), st.sampled_from(["t", "thème"])
+partitions, checksums = (st.integers(least, 2**31 - 1) for least in (0, -1))
 
 
-@given(
-    st.builds(
-        StoredPut,
-        keys,
-        st.integers(-(2**63), 2**63 - 1),
-        st.sampled_from(["t", "thème"]),
-        st.integers(0, 2**31 - 1),
-        int32,
-        st.integers(-1, 2**31 - 1),
-        int32,
-        st.binary(max_size=300),
-    )
-)
+@given(st.builds(StoredPut, keys, ids, topics, partitions, int32, checksums, int32, st.binary(max_size=300)))
 def test_a_put_comes_back_as_it_was(put):
     length, command = encode_put_record(put)
     assert int.from_bytes(length, "big") == len(command)

@@ -249,9 +249,7 @@ def decided(tmp_path, topic):
 
 @pytest.mark.parametrize("topic", ["t", "safe"])
 @pytest.mark.parametrize("start", ["none yet", "appends again", "finds", "dies"])
-def test_a_cut_that_keeps_only_the_newest_name_of_a_partition_keeps_a_commit_whole(
-    tmp_path, topic, start, monkeypatch
-):
+def test_a_cut_that_keeps_only_the_newest_name_of_a_partition_keeps_a_commit_whole(tmp_path, topic, start, monkeypatch):
     """POSIX promises no order of names, and a newer segment alone looks like what retention leaves. A start in between
     has brought the messages back, or found them in the page cache: only the log has them for certain."""
     files = decided(tmp_path, topic)
