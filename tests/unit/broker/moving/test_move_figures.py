@@ -65,9 +65,7 @@ def test_the_target_shows_how_far_it_is(harness: Harness, moves: BrokerMoves) ->
 
 
 @pytest.mark.parametrize("state", list(MoveState))
-def test_the_source_shows_for_how_long_it_has_refused_messages(
-    harness: Harness, moves: BrokerMoves, state: MoveState
-) -> None:
+def test_the_source_shows_for_how_long_it_has_refused_messages(harness, moves, state) -> None:
     moves.learn(at(state, 0, 1))
     wanted = {'metaq_move_state_seconds{from="0-2",state="closing",to="1",topic="t"}': 30.0}
     assert shown(harness) == (wanted if state is MoveState.CLOSING else {})

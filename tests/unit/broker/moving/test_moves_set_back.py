@@ -37,19 +37,24 @@ class MemoryMoves:
 
 class Scene:
     def __init__(self, harness: Harness) -> None:
-        session: Any = SimpleNamespace(nodes=None, paths=None, set_backs=0)
+        self.session: Any = SimpleNamespace(nodes=None, paths=None, set_backs=0)
         registration: Any = None
-        self.session = session
-        self.broker = BrokerMoves(harness.broker, session, registration)
+        self.broker: Any = BrokerMoves(harness.broker, self.session, registration)
         self.zookeeper = MemoryMoves()
-        patched: Any = self.broker
-        patched.moves, patched.in_thread = self.zookeeper, lambda function: succeed(function())
         self.zookeeper.zxid = 500
+        self.broker.moves, self.broker.in_thread = self.zookeeper, lambda function: succeed(function())
 
     def know(self, *moves: Move) -> None:
         for move in moves:
             self.zookeeper.put(move)
         self.done(self.broker.look_at_all())
+
+    def lose(self, *older: Move) -> None:
+        """ZooKeeper has only these."""
+        self.zookeeper.found.clear()
+        self.zookeeper.zxid = 3
+        for move in older:
+            self.zookeeper.put(move)
 
     def done(self, work: Any) -> None:
         ensureDeferred(work).addErrback(lambda failure: pytest.fail(str(failure)))
@@ -68,17 +73,14 @@ def move(state: MoveState, source: int, first: int, target: int) -> Move:
     return Move("t", source, first, 1, target, rate=1, state=state, target_first=3, ends=(7,))
 
 
-def test_what_an_empty_zookeeper_lacks_is_written_by_the_target_and_what_is_done_by_the_source_too(
-    scene: Scene,
-) -> None:
+def test_what_an_empty_zookeeper_lacks_is_written_by_the_target_and_what_is_done_by_the_source_too(scene) -> None:
     scene.know(
         move(MoveState.DONE, 0, 1, 1),
         move(MoveState.COPYING, 0, 2, 1),  # its target knows more
         move(MoveState.PUBLISHING, 2, 3, 0),
         move(MoveState.DONE, 4, 5, 6),
     )
-    scene.zookeeper.found.clear()
-    scene.zookeeper.zxid = 3
+    scene.lose()
     scene.session.set_backs = 1
     scene.done(scene.broker.write_again())
     assert scene.states() == {"0-1": "done", "2-3": "publishing"}
@@ -88,10 +90,7 @@ def test_what_an_empty_zookeeper_lacks_is_written_by_the_target_and_what_is_done
 
 def test_an_older_state_is_replaced_by_the_target_and_believed_by_others(scene: Scene) -> None:
     scene.know(move(MoveState.HANDING_OVER, 1, 1, 0), move(MoveState.CLOSING, 0, 2, 1))
-    scene.zookeeper.found.clear()
-    scene.zookeeper.zxid = 3
-    scene.zookeeper.put(move(MoveState.CLOSING, 1, 1, 0))
-    scene.zookeeper.put(move(MoveState.COPYING, 0, 2, 1))
+    scene.lose(move(MoveState.CLOSING, 1, 1, 0), move(MoveState.COPYING, 0, 2, 1))
     scene.done(scene.broker.write_again())
     assert scene.states() == {"1-1": "handing-over", "0-2": "copying"}
     assert scene.broker._found == {("t", name): each for name, each in scene.zookeeper.found.items()}

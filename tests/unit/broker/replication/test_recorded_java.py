@@ -21,9 +21,8 @@ RECORDED = Path(__file__).parents[3] / "data" / "recorded" / "replication"
 PROBE = "_metaq_slave_status_test"
 
 
-def recording(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = simplejson.loads((RECORDED / f"{name}.json").read_text("utf-8"))
-    return found
+def recording(name: str) -> Any:
+    return simplejson.loads((RECORDED / f"{name}.json").read_text("utf-8"))
 
 
 def said(connection: list[dict[str, str]], who: str) -> bytes:
@@ -94,16 +93,12 @@ def test_our_synchronous_master_says_what_java_took(orders: Harness):
         requests = RequestReader().receive(said(connection, "metaq"))
         for request in requests:
             assert isinstance(request, (Sync, Version))
-            peer.send(partial(encoded, request), partial(keep, replies), 5)
+            peer.send(partial(encoded, request), lambda reply, _, kept=replies: kept.append(reply), 5)
         assert transport.value() == said(connection, "metaq")
         peer.dataReceived(said(connection, "java"))
         assert len(replies) == len(requests)
         assert {reply.code for reply in replies if isinstance(reply, Result)} == {200}
         peer.close()
-
-
-def keep(replies: list[Reply | None], reply: Reply | None, error: Exception | None) -> None:
-    replies.append(reply)
 
 
 def encoded(request: Sync | Version, opaque: int) -> list[bytes]:

@@ -188,9 +188,7 @@ def test_all_is_shown_when_the_leader_told_it_before_the_copy_was_in_its_place(l
 
 
 @pytest.mark.parametrize("chosen", [0, EPOCH])
-def test_what_was_told_to_be_committed_is_cut_only_for_a_node_that_an_operator_has_chosen(
-    harness: Harness, leader: LeaderSide, chosen: int
-) -> None:
+def test_what_was_told_to_be_committed_is_cut_only_for_a_node_that_an_operator_has_chosen(harness, leader, chosen):
     leader.go_live(1)
     harness.threads.run()
     for number in (2, 3):

@@ -30,9 +30,7 @@ def member(name: str = "b", history: EpochHistory | None = None) -> Any:
     ("others", "begins"),
     [({}, True), ({"c": 0}, True), ({"a": 0}, False), ({"c": 4}, False), ({"b": 0, "c": 0}, True)],
 )
-def test_of_new_nodes_the_first_by_name_begins_a_set_unless_another_has_been_in_it(
-    others: dict[str, int], begins: bool
-) -> None:
+def test_of_new_nodes_the_first_by_name_begins_a_set_unless_another_has_been_in_it(others, begins) -> None:
     nodes = {name: SimpleNamespace(epoch=epoch) for name, epoch in others.items()}
     assert member()._may_create(SimpleNamespace(nodes=nodes)) == begins
 

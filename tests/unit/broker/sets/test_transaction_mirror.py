@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -239,9 +239,7 @@ def fail_writing_back(node: Node, files: FaultyFiles) -> None:
 @pytest.mark.parametrize(
     "fail", [fail_sync, fail_write, fail_exchange, fail_sync_of_a_copy, fail_sync_of_the_same, fail_writing_back]
 )
-def test_a_failed_disk_is_told_and_only_a_new_copy_is_believed(
-    node: Node, files: FaultyFiles, fail: Callable[[Node, FaultyFiles], None]
-) -> None:
+def test_a_failed_disk_is_told_and_only_a_new_copy_is_believed(node, files, fail) -> None:
     node.follow(redo_1=b"old")
     fail(node, files)
     assert [type(node.safe()) for _ in range(2)] == [StoreError] * 2
@@ -301,9 +299,7 @@ def test_a_log_of_the_same_bytes_stays_and_is_synced_before_it_counts(node: Node
     [copy(redo_1=b"5678"), [entry(REPLACED - 1, "redo.1", b"5678")], [entry(REMOVED - 1, "redo.1")]],
     ids=["by a copy", "by another file", "by the end of its file"],
 )
-def test_what_the_partitions_have_is_on_the_disk_before_a_replay_passes_it_over(
-    node: Node, files: FaultyFiles, change: list[StreamEntry]
-) -> None:
+def test_what_the_partitions_have_is_on_the_disk_before_a_replay_passes_it_over(node, files, change) -> None:
     """The leader's log says nothing any more of what the leader's partitions have on their disk."""
     node.follow(redo_1=b"1234")
     node.ready()

@@ -1,6 +1,5 @@
 """ACQUIRE and SETTLE through the whole broker without a port: what is leased, answered, written down and read again."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +231,7 @@ def test_nobody_ends_what_another_connection_waits_for_by_naming_its_member(talk
 
 @pytest.mark.parametrize("end", [Peer.half_close, Peer.lose])
 @pytest.mark.parametrize("waits", [True, False])
-def test_what_was_leased_to_a_member_whose_connection_has_ended_goes_to_others_at_once(
-    talk: Talk, end: Callable[[Peer], None], waits: bool
-) -> None:
+def test_what_was_leased_to_a_member_whose_connection_has_ended_goes_to_others_at_once(talk, end, waits) -> None:
     """Before the answer was there: it is made when the lease was written down."""
     gone, harness = talk.harness.connect(), talk.harness
     if not waits:
@@ -317,9 +314,7 @@ def test_with_group_commit_an_acknowledgement_is_answered_when_it_is_on_the_disk
     assert codes(talk.peer) == [ResponseCode.SUCCESS]
 
 
-def test_the_filter_is_the_groups_and_a_member_with_another_one_is_refused_at_once_and_changes_nothing(
-    talk: Talk,
-) -> None:
+def test_the_filter_is_the_groups_and_a_member_with_another_one_is_refused_at_once_and_changes_nothing(talk) -> None:
     talk.put_numbered(range(6))
     found = talk.leased(most=1, tags=(), **N_OVER_1)
     assert numbered(found) == [2]
@@ -333,9 +328,7 @@ def test_the_filter_is_the_groups_and_a_member_with_another_one_is_refused_at_on
     assert talk.status()["left"] == 0
 
 
-def test_of_members_that_begin_at_once_on_different_partitions_the_first_says_the_filter_of_all_partitions(
-    talk: Talk,
-) -> None:
+def test_of_members_that_begin_at_once_on_different_partitions_the_first_says_the_filter_of_all_partitions(talk):
     for partition in (0, 1):
         talk.put_numbered(range(4), partition=partition)
     assert numbered(talk.leased("a", where="n < 2")) == [0, 1]
@@ -343,9 +336,7 @@ def test_of_members_that_begin_at_once_on_different_partitions_the_first_says_th
     assert numbered(talk.leased("a", where="n < 2", partition=1)) == [0, 1]
 
 
-def test_the_filter_outlives_the_broker_and_a_log_that_was_made_shorter(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_filter_outlives_the_broker_and_a_log_that_was_made_shorter(talk, monkeypatch) -> None:
     monkeypatch.setattr("metaq.broker.tuning.SHARED_LOG_BYTES", 100)
     mine: dict[str, Any] = N_OVER_1 | {"tags": ("ä", "b"), "ordered": True}
     talk.leased(**mine)
@@ -408,9 +399,7 @@ def test_a_filter_that_is_too_large_to_be_kept_is_refused(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("shorter", [False, True])
-def test_suspects_and_their_attempts_outlive_the_broker(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch, shorter: bool
-) -> None:
+def test_suspects_and_their_attempts_outlive_the_broker(talk, monkeypatch, shorter) -> None:
     """An attempt is the end without a word of a lease beside which the member has nothing."""
     monkeypatch.setattr("metaq.broker.tuning.SHARED_LOG_BYTES", 100 if shorter else 1 << 20)
     talk.fill(5)
@@ -458,9 +447,7 @@ def test_who_waits_because_of_a_suspect_gets_messages_when_it_is_settled_on_what
 
 
 @pytest.mark.parametrize(("member", "outcome"), [("a", SettleOutcome.DONE), ("b", SettleOutcome.LOST)])
-def test_who_has_a_message_again_because_its_lease_ended_may_acknowledge_its_first_lease(
-    talk: Talk, member: str, outcome: SettleOutcome
-) -> None:
+def test_who_has_a_message_again_because_its_lease_ended_may_acknowledge_its_first_lease(talk, member, outcome) -> None:
     talk.fill(1)
     (first,) = talk.leased("a", lease_ms=1000)
     talk.harness.reactor.advance(1.1)

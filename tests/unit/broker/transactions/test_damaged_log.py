@@ -40,12 +40,9 @@ def original(request, tmp_path_factory):
     files = FaultyFiles()
     harness = Harness(path, files=files)
     ask = Asker(harness)
-    begin(ask, LOCAL)
-    ask.ok(tx(LOCAL, "COMMIT_ONE_PHASE"))
-    begin(ask, A)
-    ask.ok(tx(A, "PREPARE"))
-    begin(ask, ROLLED_BACK)
-    ask.ok(tx(ROLLED_BACK, "ROLLBACK"))
+    for key, end in ((LOCAL, "COMMIT_ONE_PHASE"), (A, "PREPARE"), (ROLLED_BACK, "ROLLBACK")):
+        begin(ask, key)
+        ask.ok(tx(key, end))
     begin(ask, B)
     begin(ask, D)
     ask.ok(tx(D, "PREPARE"))
@@ -113,9 +110,6 @@ class Outcome:
     def read(self):
         return {where: bodies(self.harness, *where) for where in PARTITIONS if self.harness.store.find(*where)}
 
-    def stop(self):
-        self.harness.close()
-
 
 def count(found):
     return Counter(body for each in found.values() for body in each)
@@ -158,7 +152,7 @@ def test_the_undamaged_log(original, tmp_path, caplog):
     verify(outcome, set(), reported=False)
     assert outcome.prepared == PREPARED
     assert not outcome.report.damaged
-    outcome.stop()
+    outcome.harness.close()
 
 
 def test_each_damaged_byte(original, tmp_path, caplog):
@@ -184,7 +178,7 @@ def test_each_damaged_byte(original, tmp_path, caplog):
         except AssertionError as error:
             raise AssertionError(f"byte {position} of {touched}: {outcome.said} {findings(outcome)}") from error
         finally:
-            outcome.stop()
+            outcome.harness.close()
     assert end_of_commits < 80
 
 
@@ -247,5 +241,5 @@ def test_dying_while_a_damaged_log_is_repaired(original, tmp_path, caplog):
                 examined.add(state)
                 outcome = Outcome(path, caplog)
                 verify(outcome, {entry.command.tx_key}, lost=is_lost(original), reported=False)
-                outcome.stop()
+                outcome.harness.close()
         assert number > len(examined) > 3

@@ -89,9 +89,7 @@ def test_a_commit_is_remembered_and_a_rollback_is_not_one(client: Client, other:
     assert (other.outcome(first, "TX:s:1"), other.outcome(second, "TX:s:2")) == (True, False)
 
 
-def test_an_open_transaction_is_rolled_back_so_that_a_late_commit_changes_nothing(
-    client: Client, other: Client
-) -> None:
+def test_an_open_transaction_is_rolled_back_so_that_a_late_commit_changes_nothing(client, other) -> None:
     first = client.begin()
     assert other.outcome(first) is False
     assert client.ends("COMMIT_ONE_PHASE") == ResponseCode.TRANSACTION_REFUSED
