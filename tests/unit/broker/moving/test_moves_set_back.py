@@ -37,12 +37,12 @@ class MemoryMoves:
 
 class Scene:
     def __init__(self, harness: Harness) -> None:
-        self.session: Any = SimpleNamespace(nodes=None, paths=None, set_backs=0)
+        session: Any = SimpleNamespace(nodes=None, paths=None, set_backs=0)
         registration: Any = None
-        self.broker: Any = BrokerMoves(harness.broker, self.session, registration)
-        self.zookeeper = MemoryMoves()
+        broker: Any = BrokerMoves(harness.broker, session, registration)
+        self.session, self.broker, self.zookeeper = session, broker, MemoryMoves()
         self.zookeeper.zxid = 500
-        self.broker.moves, self.broker.in_thread = self.zookeeper, lambda function: succeed(function())
+        broker.moves, broker.in_thread = self.zookeeper, lambda function: succeed(function())
 
     def know(self, *moves: Move) -> None:
         for move in moves:

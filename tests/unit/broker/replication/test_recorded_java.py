@@ -93,12 +93,16 @@ def test_our_synchronous_master_says_what_java_took(orders: Harness):
         requests = RequestReader().receive(said(connection, "metaq"))
         for request in requests:
             assert isinstance(request, (Sync, Version))
-            peer.send(partial(encoded, request), lambda reply, _, kept=replies: kept.append(reply), 5)
+            peer.send(partial(encoded, request), partial(keep, replies), 5)
         assert transport.value() == said(connection, "metaq")
         peer.dataReceived(said(connection, "java"))
         assert len(replies) == len(requests)
         assert {reply.code for reply in replies if isinstance(reply, Result)} == {200}
         peer.close()
+
+
+def keep(replies: list[Reply | None], reply: Reply | None, error: Exception | None) -> None:
+    replies.append(reply)
 
 
 def encoded(request: Sync | Version, opaque: int) -> list[bytes]:

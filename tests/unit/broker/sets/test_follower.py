@@ -82,7 +82,7 @@ class LeaderSide:
 
     def welcome(self) -> None:
         history = EpochHistory().begin(EPOCH, {}).to_json()
-        words = {"epoch": EPOCH, "common": None, "history": history, "ends": {}, "bytes": 0}
+        words: dict[str, Any] = {"epoch": EPOCH, "common": None, "history": history, "ends": {}, "bytes": 0}
         self.say(encode_json(Kind.WELCOME, words))
 
     def ping(self, number: int, committed: tuple[int, int] = (0, 0)) -> None:

@@ -28,9 +28,9 @@ def shown(core: Leading, now: float = NOW) -> list[int]:
     return [mark.end for mark in core.take_committed()]
 
 
-def shown_after(core: Leading, name: str, *received_and_safe: int) -> list[int]:
+def shown_after(core: Leading, name: str, received: int, safe: int) -> list[int]:
     """What is shown when the node has said so."""
-    core.acknowledged(name, Ack(*received_and_safe, 0))
+    core.acknowledged(name, Ack(received, safe, 0))
     return shown(core)
 
 

@@ -18,9 +18,9 @@ from metaq.coordination.set_records import SetState
 from metaq.protocol.errors import CoordinationError, ReplicaDiverged
 
 FOLLOWER = FollowerStatus("b", True, True, True, 0, 0.0, "")
-NOTHING = dict.fromkeys(("busy", "stopping", "following", "live", "set_back"), False)
-COUNTS = {"epoch": 3, "last_epoch": 3, "elections": 1, "hand_overs": 0}
-WORDS = {"leader_url": "", "error": ""}
+NOTHING: dict[str, Any] = dict.fromkeys(("busy", "stopping", "following", "live", "set_back"), False)
+COUNTS: dict[str, Any] = {"epoch": 3, "last_epoch": 3, "elections": 1, "hand_overs": 0}
+WORDS: dict[str, Any] = {"leader_url": "", "error": ""}
 STATE = SetState(3, "a", {"a": "x", "b": "y"}, "b")
 AT_REST = MemberState(STATE, frozenset("ab"), established=True, **NOTHING, **COUNTS, **WORDS)
 LED_BY_PREFERRED = replace(STATE, preferred="a")
@@ -90,7 +90,8 @@ def test_the_role_of_a_node_says_what_it_does(report, member):
     member.leader.draining = True
     seen.append(report.status().role)
     member.leader = None
-    for does in ({"live": True}, {"following": True}, {"busy": True}, {}):
+    doing: list[dict[str, Any]] = [{"live": True}, {"following": True}, {"busy": True}, {}]
+    for does in doing:
         member.state = AT_REST._replace(error="because", **does)
         seen.append(report.status().role)
     assert report.status().error == "because"

@@ -215,7 +215,7 @@ def fail_sync_of_a_copy(node: Node, files: FaultyFiles) -> None:
     """The sync of a file system does not tell of bytes that the disk did not take: those of its files do."""
     node.ready()
     files.fail("fdatasync")
-    node.take(copy(redo_1=b"new"))
+    node.take(copy(redo_1=b"old, and new"))  # there is no tail to be kept, which would be synced, too
 
 
 def fail_sync_of_the_same(node: Node, files: FaultyFiles) -> None:
