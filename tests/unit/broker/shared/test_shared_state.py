@@ -70,17 +70,6 @@ def test_messages_are_leased_in_order_once_and_the_low_mark_follows_what_is_ackn
     assert worked_off(state.figures()).members == {"a": 1, "b": 2}
 
 
-def test_an_expired_lease_comes_back_first_and_alone_and_was_no_attempt() -> None:
-    state = fresh(3)
-    acquired(state, 1, 10.0, 1)
-    assert [state.expire(9.9), state.expire(10.0)] == [0, 1]
-    assert grants(state, 2, 20.0, 2, "b") == [(0, 1)]
-    assert grants(state, 2, 20.0, 3, "b") == []  # it has one that may kill it
-    assert grants(state, 1, 20.0, 4, "c") == [(1, 1)]
-    state.ack(0, 2)
-    assert grants(state, 2, 20.0, 5, "b") == [(2, 1)]
-
-
 class Group:
     """Members that work on all that they get, and die of some; a lease lasts a second."""
 
@@ -205,16 +194,6 @@ def test_an_extended_lease_ends_when_it_says_earlier_or_later() -> None:
     assert (state.next_time, state.expire(5.0)) == (5.0, 1)
     assert acquired(state, 2, 40.0, 2, "b") == [1]
     assert [state.expire(29.0), state.expire(30.0)] == [0, 1]
-
-
-def test_a_released_message_waits_for_its_time_and_a_returned_one_has_no_attempt_more() -> None:
-    state = fresh(2)
-    acquired(state, 2, 10.0, 1)
-    assert state.release(0, 1, 1.0, 5.0) is SettleOutcome.DONE
-    assert state.release(SIZE, 1, 1.0, 0.0, counts=False) is SettleOutcome.DONE
-    assert grants(state, 2, 20.0, 2, "b") == [(1, 1)]
-    assert [state.expire(5.9), state.expire(6.0)] == [0, 1]
-    assert grants(state, 2, 20.0, 3, "b") == [(0, 2)]
 
 
 def test_the_most_urgent_goes_first_and_every_eighth_is_the_one_that_waited_longest() -> None:
