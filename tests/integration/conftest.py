@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,7 @@ from metaq.coordination.session import ZkSession
 from tests.integration.cli_helpers import Up, start_up, stop
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.integration.coordination_helpers import make_chroot, session_at
+from tests.integration.disks import small_disk
 from tests.integration.forked_processes import forked
 from tests.integration.installation import build_distributions
 from tests.integration.java_peers import require_java
@@ -123,6 +125,28 @@ def nodes(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterat
         nodes.start("a", "b")
         nodes.wait_in_sync("a", "b")
         yield nodes
+
+
+@pytest.fixture
+def sets(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[tuple[SetNodes, SetNodes]]:
+    """Broker sets 0, of the nodes "a" and "b", and 1, of "c" and "d", in sync, with the module's SET_TOPICS."""
+    with ExitStack() as stack:
+        found = []
+        for broker_id, names in enumerate(("ab", "cd")):
+            directory = tmp_path / f"set-{broker_id}"
+            directory.mkdir()
+            nodes = stack.enter_context(set_nodes(directory, chroot, request.module.SET_TOPICS, broker_id=broker_id))
+            nodes.start(*names)
+            nodes.wait_in_sync(*names)
+            found.append(nodes)
+        yield found[0], found[1]
+
+
+@pytest.fixture
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of the module's DISK_MB."""
+    with small_disk(tmp_path / "disk", request.module.DISK_MB) as path:
+        yield path
 
 
 @pytest.fixture

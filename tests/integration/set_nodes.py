@@ -9,7 +9,10 @@ from pathlib import Path
 
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
+from metaq.protocol.message_id import store_time_ms
+from metaq.protocol.record import HEADER_BYTES, attribute_of, iter_headers
 from tests.broker_process import RunningBroker, server_ini
+from tests.integration.background import Repeating
 from tests.integration.client_cluster import SHORT_SESSION_SECONDS
 from tests.integration.forked_processes import ForkedBroker
 from tests.segment_files import segments
@@ -104,6 +107,18 @@ class SetNodes:
         self.kill(self.leader)
         self.wait_until(lambda view: view.state and view.state.epoch > epoch and view.master, "an election")
 
+    def fail_over(self, load: Repeating, more: int) -> None:
+        """Of the nodes a and b the one that leads is killed under load, three times, and started again each time."""
+        load.wait_for(more)
+        for name, other in (("a", "b"), ("b", "a"), ("a", "b")):
+            assert self.leader == name
+            self.kill(name)
+            self.wait_for_leader(other)
+            load.wait_for(more)
+            self.start(name)
+            self.wait_in_sync("a", "b")
+            load.wait_for(more // 2)
+
     def signal(self, name: str, number: signal.Signals) -> None:
         self.nodes[name].process.send_signal(number)
 
@@ -113,6 +128,16 @@ class SetNodes:
     def segments(self, name: str) -> dict[str, bytes]:
         """The partition files of a node by their path in its directory; a follower has no empty ones."""
         return {path: content for path, content in segments(self.data(name)).items() if content}
+
+    def delivered(self, name: str) -> Iterator[tuple[bytes, int, str]]:
+        """Of the messages with attributes that a node has: payload, when it was given to its partition, Unix ms, and
+        where it lies."""
+        for path, data in self.segments(name).items():
+            for header in iter_headers(data):
+                body = data[header.start + HEADER_BYTES : header.end]
+                attribute = attribute_of(body, header.flag)
+                assert attribute is not None
+                yield body[4 + len(attribute) :], store_time_ms(header.id) or 0, f"{path}:{header.start}"
 
     def kept(self, name: str) -> list[Path]:
         """What the node has cut off and kept."""

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -17,20 +16,6 @@ from tests.waiting import DEADLINE
 
 DISK_MB = 48
 WHERE = TopicPartition("t", 0, 0)
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """A file system of its own, of DISK_MB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", path], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def fill(disk: Path, megabytes: int) -> Path:

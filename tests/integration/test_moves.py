@@ -1,8 +1,5 @@
 """Partitions move between real brokers while our producers and consumers run: nothing is lost, and nothing repeated."""
 
-import json
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -16,6 +13,8 @@ from metaq.coordination.brokers import ClusterView
 from metaq.coordination.move_records import MoveState
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError
+from tests.integration.background import Repeating
+from tests.integration.cli_helpers import Operator, start
 from tests.integration.client_cluster import running_brokers
 from tests.waiting import DEADLINE, eventually
 
@@ -26,70 +25,78 @@ Got = tuple[TopicPartition, int, str]
 CONFIG = ConsumerConfig(auto_commit_seconds=0.1)
 
 
-class Sending(threading.Thread):
+class Sending(Repeating):
     """Sends numbered messages with keys, several at a time, until it is stopped. `sent`: payload -> its result."""
 
     def __init__(self, connect, topic=TOPIC):
-        super().__init__(daemon=True)
+        super().__init__(self.send)
         self.sent = {}
-        self.errors = []
-        self._connect = connect
         self._topic = topic
-        self._ended = threading.Event()
-
-    def run(self):
-        number = 0
         config = ProducerConfig(delivery_timeout_seconds=60.0, retry_max_seconds=0.2)
-        with Producer(self._connect, config=config) as producer:
-            while not self._ended.is_set():
-                futures = {}
-                for _ in range(20):
-                    key = f"k{number % KEYS}"
-                    payload = f"{key}:{number}"
-                    futures[payload] = producer.send_async(self._topic, payload.encode(), key=key)
-                    number += 1
-                for payload, future in futures.items():
-                    try:
-                        self.sent[payload] = future.result(DEADLINE)
-                    except Exception as error:
-                        self.errors.append((payload, error))
-                time.sleep(0.005)
+        self._producer = Producer(connect, config=config)
+
+    def send(self, step):
+        keys = {f"k{number % KEYS}:{number}": f"k{number % KEYS}" for number in range(20 * step, 20 * step + 20)}
+        futures = {each: self._producer.send_async(self._topic, each.encode(), key=key) for each, key in keys.items()}
+        for payload, future in futures.items():
+            self.sent[payload] = future.result(DEADLINE)
 
     def stop(self):
-        self._ended.set()
-        self.join(DEADLINE)
+        self.end()
+        self._producer.close()
+        assert self.errors == []
 
 
-class Reading(threading.Thread):
+class Reading(Repeating):
     """A member of a group. `got`: (partition, offset, payload) in the order in which they came."""
 
     def __init__(self, connect, group, got, topic=TOPIC, start="earliest", **options):
-        super().__init__(daemon=True)
+        super().__init__(self.read, 0.0)
         self._got = got
-        self._ended = threading.Event()
         self.consumer = Consumer(connect, group=group, topics=[topic], config=CONFIG, start=start, **options)
 
-    def run(self):
-        with self.consumer as consumer:
-            while not self._ended.is_set():
-                for message in consumer.poll(timeout=0.05):
-                    self._got.append((message.partition, message.offset, message.payload.decode()))
+    def read(self, _step):
+        for message in self.consumer.poll(timeout=0.05):
+            self._got.append((message.partition, message.offset, message.payload.decode()))
 
     def stop(self):
-        self._ended.set()
-        self.join(DEADLINE)
+        self.end()
+        self.consumer.close()
+        assert self.errors == []
 
 
-def command(connect, *arguments, check=True, timeout=DEADLINE):
-    done = subprocess.run(
-        [sys.executable, "-m", "metaq", *arguments, "--zk", connect],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert not check or done.returncode == 0, done.stderr
-    return done
+class Load:
+    """A producer and a group of a topic that moves from broker 0 to broker 1 meanwhile."""
+
+    def __init__(self, connect, group="g", topic=TOPIC, members=2):
+        self.connect, self.topic = connect, topic
+        self.sending = Sending(connect, topic)
+        self.got: list[Got] = []
+        self.members = [Reading(connect, group, self.got, topic) for _ in range(members)]
+        for each in (self.sending, *self.members):
+            each.start()
+        eventually(lambda: len(self.sending.sent) > 500 and len(self.got) > 300, what="messages")
+
+    def end(self, partitions, more=()):
+        """The move is done: broker 1 has so many partitions, with what was sent, and `more`, once; so had the group."""
+        count = len(self.sending.sent)
+        eventually(lambda: len(self.sending.sent) > count + 500, what="messages behind the move")
+        self.sending.stop()
+        wanted = sorted([*self.sending.sent, *more])
+        eventually(lambda: len({payload for *_, payload in self.got}) >= len(wanted), what="all messages")
+        time.sleep(0.5)  # what came twice would come now
+        for each in self.members:
+            each.stop()
+        with Producer(self.connect) as producer:
+            there = producer.partitions(self.topic)
+        assert list(there) == [TopicPartition(self.topic, 1, each) for each in range(partitions)]
+        assert sorted(payload for found in stored(self.connect, there).values() for payload in found) == wanted
+        check_got(self.got, wanted)
+
+
+def check_got(got, wanted):
+    assert sorted(payload for *_, payload in got) == sorted(wanted)
+    check_order(got)
 
 
 def stored(connect, partitions):
@@ -109,6 +116,15 @@ def stored(connect, partitions):
     return found
 
 
+MOVE = ("partitions", "move", "--topic", TOPIC)
+
+
+def move(connect, *words, code=0):
+    done = Operator(connect).ran(*MOVE, *words)
+    assert done.code == code, done
+    return done
+
+
 def check_order(got):
     """Each key's messages come in their order within a partition."""
     by_key = defaultdict(list)
@@ -123,38 +139,20 @@ def check_order(got):
 
 def test_a_topic_moves_under_load_and_nothing_is_lost_or_repeated(chroot, tmp_path):
     with running_brokers(chroot, tmp_path, {TOPIC: 3, "other": 1}, count=2):
-        sending = Sending(chroot)
-        sending.start()
-        got: list[Got] = []
-        members = [Reading(chroot, "g", got) for _ in range(3)]
-        for each in members:
-            each.start()
+        load = Load(chroot, members=3)
         late: list[Got] = []
         old = Reading(chroot, "late", late)  # it leaves offsets behind, and comes back when the move is done
         old.start()
-        eventually(lambda: len(sending.sent) > 500 and len(got) > 300 and late, what="messages")
+        eventually(lambda: late, what="messages")
         old.stop()
-        done = command(chroot, "partitions", "move", "--topic", TOPIC, "--from", "0", "--to", "1", "--json")
-        assert json.loads(done.stdout)["to"] == "1-3"
-        count = len(sending.sent)
-        eventually(lambda: len(sending.sent) > count + 500, what="messages behind the move")
-        sending.stop()
-        assert sending.errors == []
+        assert move(chroot, "--from", "0", "--to", "1", "--json").out.count('"to": "1-3"') == 1
+        load.end(6)
         again = Reading(chroot, "late", late)
         again.start()
-        eventually(lambda: len(got) >= len(sending.sent) and len(late) >= len(sending.sent), what="all messages")
-        time.sleep(1.0)
-        for each in (*members, again):
-            each.stop()
-        with Producer(chroot) as producer:
-            partitions = producer.partitions(TOPIC)
-        assert list(partitions) == [TopicPartition(TOPIC, 1, each) for each in range(6)]
-        there = [payload for payloads in stored(chroot, partitions).values() for payload in payloads]
-        assert sorted(there) == sorted(sending.sent)
-        for read in (got, late):
-            assert sorted(payload for _, _, payload in read) == sorted(sending.sent)
-        check_order(got)
-        check_order(late)
+        eventually(lambda: len(late) >= len(load.sending.sent), what="all messages")
+        time.sleep(0.5)
+        again.stop()
+        check_got(late, load.sending.sent)
 
 
 def test_the_last_partitions_move_alone_and_the_rest_stays(chroot, tmp_path):
@@ -162,7 +160,7 @@ def test_the_last_partitions_move_alone_and_the_rest_stays(chroot, tmp_path):
         for number in range(400):
             producer.send(TOPIC, b"%d" % number, key=str(number))
         before = stored(chroot, [TopicPartition(TOPIC, 0, each) for each in range(4)])
-        command(chroot, "partitions", "move", "-t", TOPIC, "--from", "0", "--to", "1", "--partitions", "2-3")
+        move(chroot, "--from", "0", "--to", "1", "--partitions", "2-3")
         eventually(lambda: len(producer.partitions(TOPIC)) == 8, what="the new partitions")
         assert list(producer.partitions(TOPIC)) == [
             *(TopicPartition(TOPIC, 0, each) for each in range(2)),
@@ -176,11 +174,8 @@ def test_the_last_partitions_move_alone_and_the_rest_stays(chroot, tmp_path):
         eventually(lambda: len(producer.partitions(TOPIC)) == 8, what="the producer to see both again")
         with pytest.raises(ConfigError, match="only its last ones"), ZkSession(chroot) as session:
             MovesOfCluster(session).plan(TOPIC, 0, 1, FAST, 0, 0)
-        refused = command(
-            chroot, "partitions", "move", "-t", TOPIC, "--from", "1", "--to", "0", "--partitions", "4-5", check=False
-        )
-        assert refused.returncode == 1
-        assert "still has directories of trades-2" in refused.stderr
+        refused = move(chroot, "--from", "1", "--to", "0", "--partitions", "4-5", code=1)
+        assert "still has directories of trades-2" in refused.err
 
 
 def test_a_cancelled_move_leaves_everything_as_it_was_and_can_be_taken_up_again(chroot, tmp_path):
@@ -188,10 +183,7 @@ def test_a_cancelled_move_leaves_everything_as_it_was_and_can_be_taken_up_again(
         first = TopicPartition(TOPIC, 0, 0)
         for _ in range(200):
             producer.send(TOPIC, b"x" * 1000, partition=first)
-        arguments = ("partitions", "move", "-t", TOPIC, "--from", "0", "--to", "1", "--rate", "1")
-        running = subprocess.Popen(
-            [sys.executable, "-m", "metaq", *arguments, "--zk", chroot], stderr=subprocess.PIPE, text=True
-        )
+        running = start(*MOVE, "--from", "0", "--to", "1", "--rate", "1", "--zk", chroot)
         with ZkSession(chroot) as session:
             moves = MovesOfCluster(session)
 
@@ -207,7 +199,7 @@ def test_a_cancelled_move_leaves_everything_as_it_was_and_can_be_taken_up_again(
             brokers.running[1].kill()
             brokers.start(1)
             assert len(producer.partitions(TOPIC)) == 2
-            command(chroot, "partitions", "move", "-t", TOPIC, "--from", "0", "--to", "1")
+            move(chroot, "--from", "0", "--to", "1")
             assert [(each.state, each.target_first) for each in moves.all()] == [(MoveState.DONE, 1)]
         (payloads,) = stored(chroot, [TopicPartition(TOPIC, 1, 1)]).values()
         assert payloads == ["x" * 1000] * 200 + ["more"]
@@ -218,8 +210,7 @@ def test_a_drained_broker_of_three_has_no_topic_left(chroot, tmp_path):
         with Producer(chroot) as producer:
             for number in range(100):
                 producer.send(TOPIC, b"%d" % number)
-        done = command(chroot, "brokers", "drain", "0")
-        assert "broker 0 has no topic left" in done.stdout
+        assert "broker 0 has no topic left" in Operator(chroot).ran("brokers", "drain", "0").out
         brokers.running[0].kill()
         with Producer(chroot) as producer:
             partitions = producer.partitions(TOPIC)
@@ -281,5 +272,4 @@ def test_a_group_that_began_at_the_end_loses_nothing_that_came_after_it_had_join
         eventually(lambda: len(got) >= len(sent), what="all messages")
         for each in group:
             each.stop()
-        assert sorted(payload for *_, payload in got) == sorted(sent)
-        check_order(got)
+        check_got(got, sent)

@@ -3,60 +3,45 @@ the move ends when the transactions have."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
-
-from metaq import Producer
 from metaq.client.questions.moves import MovesOfCluster
 from metaq.coordination.move_records import Move, MoveState
 from metaq.coordination.session import ZkSession
 from metaq.protocol.record import checksum
 from metaq.protocol.text import encode_put
 from tests.broker_process import Connection, RunningBroker
+from tests.integration.background import Repeating
 from tests.integration.client_cluster import running_brokers
-from tests.integration.set_nodes import SetNodes, set_nodes
-from tests.integration.test_moves import FAST, TOPIC, Got, Reading, Sending, check_order, stored
+from tests.integration.set_nodes import SetNodes
+from tests.integration.test_moves import FAST, TOPIC, Load
 from tests.integration.transaction_texts import ok, tx, tx_put
-from tests.waiting import DEADLINE, eventually
+from tests.waiting import eventually
 
 XID = "XID:4660:0a0b:0c:host"
 LOCAL = "TX:s:1"
 PROBE = b"probe:1"
+SET_TOPICS = {TOPIC: "numPartitions=2"}
 
 
-class Probing(threading.Thread):
+class Probing(Repeating):
     """Puts into the closed partition at each process of the source, all the time. `taken`: what was not refused."""
 
     def __init__(self, processes: Callable[[], list[RunningBroker]]) -> None:
-        super().__init__(daemon=True)
+        super().__init__(self.probe, 0.002)
         self.taken: list[str] = []
         self.refused = 0
         self._processes = processes
-        self._ended = threading.Event()
 
-    def run(self) -> None:
-        put = encode_put(TOPIC, 0, 0, checksum(PROBE), 1, PROBE)
-        while not self._ended.wait(0.002):
-            for process in self._processes():
-                try:
-                    connection = process.connect(timeout=5.0)
-                    try:
-                        answer = connection.ask(put)
-                    finally:
-                        connection.close()
-                except OSError:  # it is dead now
-                    continue
+    def probe(self, _step: int) -> None:
+        for process in self._processes():
+            with suppress(OSError), process.connect(timeout=5.0) as connection:  # it may be dead now
+                answer = connection.ask(encode_put(TOPIC, 0, 0, checksum(PROBE), 1, PROBE))
                 if answer.code == 200:
                     self.taken.append(answer.text)
                 self.refused += answer.code != 200
-
-    def stop(self) -> None:
-        self._ended.set()
-        self.join(DEADLINE)
 
 
 def hold(source: RunningBroker) -> Connection:
@@ -95,13 +80,7 @@ class Held:
 @contextmanager
 def held_move(connect: str, processes: Callable[[], list[RunningBroker]], expected: list[str]) -> Iterator[Held]:
     """expected: payloads of the transactions that are stored in the end, filled by the test."""
-    sending = Sending(connect)
-    sending.start()
-    got: list[Got] = []
-    members = [Reading(connect, "g", got) for _ in range(2)]
-    for each in members:
-        each.start()
-    eventually(lambda: len(sending.sent) > 400 and len(got) > 200, what="messages")
+    load = Load(connect)
     probing = Probing(processes)
     with ZkSession(connect) as session:
         moves = MovesOfCluster(session)
@@ -111,38 +90,11 @@ def held_move(connect: str, processes: Callable[[], list[RunningBroker]], expect
         probing.start()
         yield held
         held.end()
-    count = len(sending.sent)
-    eventually(lambda: len(sending.sent) > count + 200, what="messages behind the move")
-    sending.stop()
-    probing.stop()
-    assert sending.errors == []
+    load.end(4, expected)
+    probing.end()
+    assert probing.errors == []
     assert probing.refused > 50
     assert probing.taken == []
-    wanted = sorted([*sending.sent, *expected])
-    eventually(lambda: len(got) >= len(wanted), what="all messages")
-    for each in members:
-        each.stop()
-    with Producer(connect) as producer:
-        partitions = producer.partitions(TOPIC)
-    assert [(each.broker, each.partition) for each in partitions] == [(1, each) for each in range(4)]
-    assert sorted(payload for payloads in stored(connect, partitions).values() for payload in payloads) == wanted
-    assert sorted(payload for *_, payload in got) == wanted
-    check_order(got)
-
-
-@pytest.fixture
-def sets(chroot: str, tmp_path: Path) -> Iterator[tuple[SetNodes, SetNodes]]:
-    (tmp_path / "s").mkdir()
-    (tmp_path / "d").mkdir()
-    topics = {TOPIC: "numPartitions=2"}
-    with (
-        set_nodes(tmp_path / "s", chroot, topics, broker_id=0) as source,
-        set_nodes(tmp_path / "d", chroot, topics, broker_id=1) as target,
-    ):
-        for each, names in ((source, ("a", "b")), (target, ("c", "d"))):
-            each.start(*names)
-            each.wait_in_sync(*names)
-        yield source, target
 
 
 def test_the_next_leader_of_the_source_keeps_the_partitions_closed(

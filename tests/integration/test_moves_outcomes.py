@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from metaq.coordination.move_records import Move, MoveState
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError
 from tests.broker_process import RunningBroker, server_ini
+from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import Brokers, running_brokers
-from tests.integration.test_moves import FAST, TOPIC, Got, Reading, Sending, command, stored
+from tests.integration.test_moves import FAST, TOPIC, Got, Reading, Sending, stored
 from tests.waiting import DEADLINE, eventually
 
 FIRST = TopicPartition(TOPIC, 0, 0)
@@ -69,8 +69,7 @@ def test_a_broker_with_several_topics_is_drained_under_load(chroot: str, tmp_pat
         for each in (*loads, *members):
             each.start()
         eventually(lambda: all(len(each.sent) > 100 for each in loads), what="messages")
-        drained = command(chroot, "brokers", "drain", "0", timeout=3 * DEADLINE)
-        assert "broker 0 has no topic left" in drained.stdout
+        assert "broker 0 has no topic left" in Operator(chroot).ran("brokers", "drain", "0").out
         for load in loads:
             load.stop()
             assert load.errors == []
@@ -98,20 +97,10 @@ def test_two_drains_towards_each_other_end_and_lose_nothing(chroot: str, tmp_pat
             for topic, payloads in sent.items():
                 for payload in payloads:
                     producer.send(topic, payload.encode(), partition=TopicPartition(topic, int(payload), 0))
-        drains = [
-            subprocess.Popen(
-                [sys.executable, "-m", "metaq", "brokers", "drain", str(broker), "--zk", chroot],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for broker in (0, 1)
-        ]
-        said = [each.communicate(timeout=DEADLINE) for each in drains]
-        for drain, (_, errors) in zip(drains, said, strict=True):
-            assert drain.returncode in (0, 1), errors
-            assert drain.returncode == 0 or "still has" in errors
-        assert any(each.returncode for each in drains)  # there is nowhere else for them to go
+        with ThreadPoolExecutor(2) as together:
+            drains = list(together.map(lambda broker: Operator(chroot).ran("brokers", "drain", broker), "01"))
+        assert all(each.code == 0 or (each.code == 1 and "still has" in each.err) for each in drains), drains
+        assert any(each.code for each in drains)  # there is nowhere else for them to go
         with ZkSession(chroot) as session:
             assert [each for each in MovesOfCluster(session).all() if each.active] == []
         with Producer(chroot) as producer:
@@ -124,18 +113,6 @@ def test_two_drains_towards_each_other_end_and_lose_nothing(chroot: str, tmp_pat
 
 
 # --- the target -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 @pytest.mark.parametrize("reserve", ["0", "8m"])
@@ -261,8 +238,7 @@ def test_a_source_that_was_not_told_is_told_when_the_move_is_cancelled_again(
         finally:
             brokers.running[0].process.send_signal(signal.SIGCONT)
         try:
-            said = command(chroot, "partitions", "move", "-t", TOPIC, "--from", "0", "--cancel")
-            assert "cancelled" in said.stdout
+            assert "cancelled" in Operator(chroot).ran("partitions", "move", "-t", TOPIC, "--from", "0", "--cancel").out
             takes_messages(chroot)
         finally:
             brokers.running[1].process.send_signal(signal.SIGCONT)
@@ -321,13 +297,13 @@ WRONG = {
 
 
 def test_what_is_wrong_is_named_and_begins_nothing(chroot: str, brokers: Brokers, moves: MovesOfCluster) -> None:
+    operator = Operator(chroot)
     for name, (option, value, words) in WRONG.items():
         arguments = {"--topic": TOPIC, "--from": "0", "--to": "1", option: value}
-        line = [word for pair in arguments.items() for word in pair if word is not None]
-        done = command(chroot, "partitions", "move", *line, check=False)
-        assert (done.returncode in (1, 2), words in done.stderr) == (True, True), (name, done)
+        done = operator.ran("partitions", "move", *(word for pair in arguments.items() for word in pair if word))
+        assert (done.code in (1, 2), words in done.err) == (True, True), (name, done)
     assert moves.all() == []
-    refused = command(chroot, "brokers", "drain", "0", "--to", "9", check=False)
-    assert refused.returncode == 1
-    assert "no broker that may get the partitions is registered now" in refused.stderr
-    assert "has no topic left" in command(chroot, "brokers", "drain", "9").stdout
+    drained = operator.ran("brokers", "drain", "0", "--to", "9")
+    assert (drained.code, "no broker that may get the partitions is registered now" in drained.err) == (1, True)
+    drained = operator.ran("brokers", "drain", "9")
+    assert (drained.code, "has no topic left" in drained.out) == (0, True)

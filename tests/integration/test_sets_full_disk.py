@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from metaq import Producer
 from metaq.protocol.errors import MetaqError
+from tests.integration.disks import small_disk
 from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.waiting import DEADLINE, eventually
 
@@ -22,20 +22,12 @@ _PIECE = 1 << 20
 @pytest.fixture
 def nodes(tmp_path: Path, chroot: str) -> Iterator[SetNodes]:
     """Two nodes, each with a file system of its own."""
-    mounted = []
-    with set_nodes(tmp_path, chroot, TOPICS, unflush_threshold=1000, max_segment_size=1 << 20) as nodes:
-        for name in "ab":
-            path = nodes.data(name)
-            path.mkdir(parents=True)
-            words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(path)]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-            mounted.append(path)
+    with (
+        small_disk(tmp_path / "a" / "data", DISK_MB),
+        small_disk(tmp_path / "b" / "data", DISK_MB),
+        set_nodes(tmp_path, chroot, TOPICS, unflush_threshold=1000, max_segment_size=1 << 20) as nodes,
+    ):
         yield nodes
-        nodes.stop()
-    for path in mounted:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def fill(nodes: SetNodes, name: str) -> Path:
