@@ -10,7 +10,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,6 +126,16 @@ def start_up(data_dir: Path, topics: Sequence[str], *more: str) -> Up:
     line = first_line(process)
     zookeeper, *brokers = re.findall(r"127\.0\.0\.1:\d+", line)
     return Up(process, zookeeper, [int(address.rpartition(":")[2]) for address in brokers], data_dir)
+
+
+@contextmanager
+def serving_up(data_dir: Path, topics: Sequence[str], *more: str) -> Iterator[Up]:
+    """`metaq up` as long as the block, behind which it stops cleanly."""
+    up = start_up(data_dir, topics, *more)
+    try:
+        yield up
+    finally:
+        assert stop(up.process) == 0
 
 
 def pids_of_children(pid: int) -> list[int]:

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from metaq import Consumer, Message, PartitionReader, TopicPartition
+from metaq import Consumer, Message, PartitionReader, SharedConsumer, SharedMessage, TopicPartition
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.forked_processes import ForkedBroker
 from tests.waiting import DEADLINE, eventually
@@ -100,6 +101,18 @@ def read(consumer: Consumer | PartitionReader, count: int) -> list[Message]:
     return messages
 
 
+def leased(consumer: SharedConsumer, count: int) -> list[SharedMessage]:
+    """Poll until `count` messages have come, none of them settled and none more."""
+    messages: list[SharedMessage] = []
+
+    def all_came() -> bool:
+        messages.extend(consumer.poll(0.2, count - len(messages)))
+        return len(messages) == count
+
+    eventually(all_came, what=f"{count} messages")
+    return messages
+
+
 def read_until_quiet(consumer: Consumer, count: int, quiet_seconds: float = 1.0) -> list[Message]:
     """Poll until `count` messages have come, however long that takes, and then until no more come for a while."""
     messages = read(consumer, count)
@@ -171,13 +184,13 @@ class MemberProcess:
 class Running:
     """Consumer.run(handler, …) on a thread of its own. It ends with the block, and its error is the test's."""
 
-    def __init__(self, consumer: Consumer, handler: Callable[[Message], object], **arguments: Any) -> None:
+    def __init__(self, consumer: Consumer | SharedConsumer, handler: Callable[..., object], **arguments: Any) -> None:
         self.consumer = consumer
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, args=(handler, arguments))
         self.thread.start()
 
-    def _run(self, handler: Callable[[Message], object], arguments: dict[str, Any]) -> None:
+    def _run(self, handler: Callable[..., object], arguments: dict[str, Any]) -> None:
         try:
             self.consumer.run(handler, **arguments)
         except BaseException as error:
@@ -191,3 +204,31 @@ class Running:
         self.thread.join(DEADLINE)
         assert not self.thread.is_alive()
         assert self.error is None, self.error
+
+
+class Failing(Running):
+    """Its handler fails on payloads, on each as often as `fails` still says. calls: what it was given, at these times,
+    seconds since 1970."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        fails: Mapping[bytes, int] | None = None,
+        error: Callable[[], Exception] | None = None,
+        **arguments: Any,
+    ) -> None:
+        self.fails, self._make_error = Counter(fails or {}), error
+        self.calls: list[Message] = []
+        self.times: list[float] = []
+        super().__init__(consumer, self.handle, **arguments)
+
+    def handle(self, message: Message) -> None:
+        self.calls.append(message)
+        self.times.append(time.time())
+        if self.fails[message.payload] > 0:
+            self.fails[message.payload] -= 1
+            raise self._make_error() if self._make_error else ValueError(f"cannot take {message.payload!r}")
+
+    def attempts(self, payload: bytes) -> list[int]:
+        assert self.error is None, self.error
+        return [each.attempts for each in list(self.calls) if each.payload == payload]

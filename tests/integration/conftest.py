@@ -203,6 +203,23 @@ def side(
 
 
 @pytest.fixture(scope="module")
+def ours(
+    request: pytest.FixtureRequest, zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Side]:
+    """As `side`, our broker alone. FILTERS: source of its module acme_filters; FILTERS_INI: its filters.ini."""
+    require_java()
+    directory = tmp_path_factory.mktemp("ours")
+    modules, conf = directory / "modules", directory / "side" / "conf" / "ours"
+    for each in (modules, conf):
+        each.mkdir(parents=True)
+    (modules / "acme_filters.py").write_text(getattr(request.module, "FILTERS", ""))
+    (conf / "filters.ini").write_text(getattr(request.module, "FILTERS_INI", "[filters]\n"))
+    connect = f"{zookeeper.connect_string}/test-{next(_numbers)}"
+    with running_side("ours", connect, directory / "side", request.module.TOPICS, {"appClassPath": modules}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def spark() -> Iterator["SparkSession"]:
     """Spark in this process, with format("metaq"); two tasks at once."""
     from pyspark.sql import SparkSession

@@ -1,7 +1,5 @@
 """What the coordination tests do to a real ZooKeeper."""
 
-import select
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -67,45 +65,11 @@ def expire(session: ZkSession) -> None:
     wait_for(lambda: session.alive and not session.is_current(before), "a new session")
 
 
-class Relay:
-    """Stands between a session and its server. After cut() nothing passes any more, and nobody is told."""
-
-    def __init__(self, connect: str) -> None:
-        self._server = connect
-        self._cut = threading.Event()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self._sockets = [self._listening]
-        self.connect_string = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        self._cut.set()
-
-    def close(self) -> None:
-        for each in self._sockets:
-            each.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listening.accept()
-                host, _, port = self._server.partition(":")
-                far = socket.create_connection((host, int(port)))
-                self._sockets += [near, far]
-                threading.Thread(target=self._pass_on, args=(near, far), daemon=True).start()
-
-    def _pass_on(self, near: socket.socket, far: socket.socket) -> None:
-        with suppress(OSError, ValueError):  # closed at the end of the test
-            while True:
-                for each in select.select([near, far], [], [])[0]:
-                    data = each.recv(65_536)
-                    if self._cut.is_set():
-                        return
-                    if not data:
-                        near.close()
-                        far.close()
-                        return
-                    (far if each is near else near).sendall(data)
+def hear_all(session: ZkSession) -> None:
+    """Return when everything that was told to the session's listeners before has been heard."""
+    done = threading.Event()
+    session.events.post(done.set)
+    assert done.wait(DEADLINE)
 
 
 @contextmanager

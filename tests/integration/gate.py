@@ -26,6 +26,7 @@ class Gate:
         self._fillers: list[socket.socket] = []
         self._other_end: dict[socket.socket, socket.socket] = {}
         self._accepting = True
+        self._silent = False
         self._selector = selectors.DefaultSelector()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
@@ -66,6 +67,10 @@ class Gate:
                 filler.connect(self._listener.getsockname())
         self.cut()
 
+    def silence(self) -> None:
+        """From now on nothing passes, and nobody is told."""
+        self._silent = True
+
     def cut(self) -> None:
         """End what goes through."""
         for end in list(self._other_end):
@@ -100,6 +105,8 @@ class Gate:
     def _pass_on(self, end: socket.socket) -> None:
         try:
             data = end.recv(1 << 16)
+            if data and self._silent:
+                return
             self._other_end[end].sendall(data)
             self.passed += len(data)
         except OSError:

@@ -19,7 +19,7 @@ from bench.javapeer import JavaBroker, JavaClient
 from bench.processes import ProcessFailed, Server, free_port
 from bench.server_ini import Topics, server_ini
 from tests.integration.coordination_helpers import make_chroot
-from tests.waiting import DEADLINE
+from tests.waiting import DEADLINE, eventually
 
 KINDS = ("java", "ours")
 ON_DISK_WHEN_ANSWERED = {"unflushThreshold": 0}
@@ -85,6 +85,10 @@ class Application(JavaClient):
     def payloads(self, name: str, count: int) -> list[bytes]:
         return [message["data"] for message in self.taken(name, count)]
 
+    def browsed(self, topic: str) -> list[bytes]:
+        """What all partitions of a topic hold, one after the other."""
+        return [message["data"] for message in decoded(self.call("browse", topic, 1 << 20)["messages"])]
+
     def unsubscribe(self, name: str) -> list[bytes]:
         """Shut the consumer down; what came in meanwhile."""
         return [message["data"] for message in decoded(self.call("unsubscribe", name)["messages"])]
@@ -105,6 +109,14 @@ class Side:
     @property
     def is_java(self) -> bool:
         return self.kind == "java"
+
+    def browsed(self, topic: str) -> list[bytes]:
+        return self.app.browsed(topic)
+
+    def becomes(self, topic: str, expected: list[bytes]) -> None:
+        """With 1.x what a commit wrote is readable a moment after its answer, with ours before it."""
+        eventually(lambda: len(self.browsed(topic)) >= len(expected), what=f"{expected} in {topic}")
+        assert self.browsed(topic) == expected
 
     def restart(self, end: Callable[[Broker], None]) -> None:
         """End the broker (Broker.close is a clean stop, Broker.kill a crash) and start it again where it was."""

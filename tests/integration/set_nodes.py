@@ -13,6 +13,7 @@ from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES, attribute_of, iter_headers
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.background import Repeating
+from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import SHORT_SESSION_SECONDS
 from tests.integration.forked_processes import ForkedBroker
 from tests.segment_files import segments
@@ -58,6 +59,18 @@ class SetNodes:
             words = ("-m", "metaq", "broker", "--node", name, *zone, *options, "-f")
             self.nodes[name] = ForkedBroker(directory, ini, module=words)
             self._ports[name] = self.nodes[name].port
+
+    @property
+    def operator(self) -> Operator:
+        return Operator(self.connect)
+
+    def hand_over(self, *to: str) -> None:
+        self.operator.json("brokers", "hand-over", str(self._id), *to)
+        self.wait_in_sync("a", "b")
+
+    def elect(self, name: str) -> None:
+        """As an operator, whoever was in sync."""
+        self.operator.json("brokers", "elect", str(self._id), "--unclean", "--node", name, "--yes")
 
     def data(self, name: str) -> Path:
         return self._directory / name / "data"

@@ -105,52 +105,28 @@ def test_a_restarted_broker_goes_on_at_the_same_offsets_with_higher_ids(tmp_path
     ]
 
 
-def run_until_it_fails(tmp_path, ini):
-    """Exit code and stderr of a broker that cannot start."""
+def lines_of_a_failed_start(tmp_path, ini):
+    """What a broker says on stderr that cannot start."""
     path = tmp_path / "bad.ini"
     path.write_text(ini)
-    done = subprocess.run(
-        [sys.executable, "-m", "metaq.broker", str(path)], capture_output=True, text=True, timeout=DEADLINE, check=False
-    )
-    assert done.stdout == ""
-    return done.returncode, done.stderr
+    command = [sys.executable, "-m", "metaq.broker", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr.splitlines()
 
 
-@pytest.fixture
-def ini(tmp_path):
-    return server_ini(tmp_path / "data", {"t": ""})
-
-
-def test_a_taken_port_is_one_line(tmp_path, ini):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        code, text = run_until_it_fails(tmp_path, ini.replace("serverPort=0", f"serverPort={port}"))
-    assert code == 1
-    assert text.startswith(f"metaq broker: serverPort={port}: cannot listen")
-    assert text.count("\n") == 1
-
-
-def test_a_data_path_that_cannot_be_used_is_one_line(tmp_path, ini):
-    (tmp_path / "data").write_text("a file")
-    code, text = run_until_it_fails(tmp_path, ini)
-    assert code == 1
-    assert text.startswith(f"metaq broker: dataPath={tmp_path / 'data'}: cannot be used")
-    assert text.count("\n") == 1
-
-
-def test_a_data_path_in_use_is_one_line(tmp_path, ini):
+def test_what_keeps_a_broker_from_its_start_is_one_line(tmp_path, taken_port):
+    ini = server_ini(tmp_path / "data", {"t": ""})
+    (line,) = lines_of_a_failed_start(tmp_path, ini.replace("serverPort=0", f"serverPort={taken_port}"))
+    assert line.startswith(f"metaq broker: serverPort={taken_port}: cannot listen")
+    (line,) = lines_of_a_failed_start(tmp_path, ini.replace("numPartitions", "numPartition"))
+    assert "did you mean numPartitions?" in line
+    (tmp_path / "file").write_text("a file")
+    (line,) = lines_of_a_failed_start(tmp_path, server_ini(tmp_path / "file", {"t": ""}))
+    assert line.startswith(f"metaq broker: dataPath={tmp_path / 'file'}: cannot be used")
     with RunningBroker(tmp_path, ini):
-        code, text = run_until_it_fails(tmp_path, ini)
-    assert code == 1
-    assert "in use by another broker" in text
-    assert text.count("\n") == 1
-
-
-def test_a_wrong_file_is_one_line(tmp_path, ini):
-    code, text = run_until_it_fails(tmp_path, ini.replace("numPartitions", "numPartition"))
-    assert code == 1
-    assert "did you mean numPartitions?" in text
-    assert text.count("\n") == 1
+        (line,) = lines_of_a_failed_start(tmp_path, ini)
+    assert "in use by another broker" in line
 
 
 def test_an_absent_zookeeper_is_told_while_it_is_waited_for_and_ends_the_start_with_one_line(tmp_path):
@@ -158,9 +134,7 @@ def test_an_absent_zookeeper_is_told_while_it_is_waited_for_and_ends_the_start_w
         silent.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port, the broker least of all
         port = silent.getsockname()[1]
         zookeeper = f"zk.zkConnect=127.0.0.1:{port}\nzk.zkConnectionTimeoutMs=1000"
-        code, text = run_until_it_fails(tmp_path, server_ini(tmp_path / "data", {"t": ""}, zookeeper=zookeeper))
-    assert code == 1
-    waiting, error = text.splitlines()
+        waiting, error = lines_of_a_failed_start(tmp_path, server_ini(tmp_path, {"t": ""}, zookeeper=zookeeper))
     assert f"waiting up to 1 s for ZooKeeper at 127.0.0.1:{port}: nothing listens" in waiting
     assert error.startswith(f"metaq broker: ZooKeeper at 127.0.0.1:{port} does not answer within 1 s: nothing listens")
 
@@ -168,10 +142,9 @@ def test_an_absent_zookeeper_is_told_while_it_is_waited_for_and_ends_the_start_w
 def test_a_broker_id_in_use_names_the_other_broker(tmp_path, chroot):
     ini = zookeeper_ini(tmp_path, chroot, {"t": ""})
     with RunningBroker(tmp_path, ini) as broker:
-        code, text = run_until_it_fails(tmp_path, ini.replace(str(tmp_path / "data"), str(tmp_path / "other")))
-        assert code == 1
-        assert f"127.0.0.1:{broker.port}" in text
-        assert "brokerId" in text
+        lines = lines_of_a_failed_start(tmp_path, ini.replace(str(tmp_path / "data"), str(tmp_path / "other")))
+        assert f"127.0.0.1:{broker.port}" in lines[-1]
+        assert "brokerId" in lines[-1]
         assert broker.stop() == 0
 
 

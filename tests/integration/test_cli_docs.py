@@ -10,25 +10,22 @@ import pytest
 
 from tests.waiting import DEADLINE
 
-from .cli_helpers import start_up, stop
+from .cli_helpers import serving_up
 from .doc_examples import blocks, console_examples, matches
 
 
 def test_the_examples_of_the_page_print_what_it_says(tmp_path):
     (up_line,) = (block for block in blocks("cli.md", "sh") if "metaq up" in block)
     more = shlex.split(up_line)[2:]
-    up = start_up(tmp_path / "data", [], *more)
-    data = {"DATA": str(up.data_dir)}
-    env = {**os.environ, **up.env, **data, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     examples = list(console_examples("cli.md"))
     assert len(examples) >= 30
-    try:
+    with serving_up(tmp_path / "data", [], *more) as up:
+        data = {"DATA": str(up.data_dir)}
+        env = {**os.environ, **up.env, **data, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         for command, shown in examples:
             ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=DEADLINE)
             printed = ran.stdout + ran.stderr
             assert matches(shown, printed), f"$ {command}\n{printed}\n--- the page says:\n{shown}"
-    finally:
-        assert stop(up.process) == 0
 
 
 @pytest.mark.parametrize(

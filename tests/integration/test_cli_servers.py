@@ -14,7 +14,7 @@ import pytest
 from metaq.coordination.embedded import find_jars
 from tests.waiting import DEADLINE, eventually
 
-from .cli_helpers import first_line, is_running, pids_of_children, run, start, start_up, stop
+from .cli_helpers import first_line, is_running, pids_of_children, run, serving_up, start, start_up, stop
 
 UP = ("up", "--port", "0", "--zookeeper-port", "0")
 
@@ -47,22 +47,16 @@ def test_up_stops_on_ctrl_c_and_keeps_its_messages_for_the_next_start(tmp_path):
     first = start_up(tmp_path / "data", ["trades:1"])
     assert first.run("produce", "--topic", "trades", stdin=b"kept\n").code == 0
     assert stop(first.process, signal.SIGINT) == 0
-    second = start_up(tmp_path / "data", ["trades:1", "more:1"])
-    try:
+    with serving_up(tmp_path / "data", ["trades:1", "more:1"]) as second:
         assert second.run("consume", "--topic", "trades").out == "kept\n"
-    finally:
-        assert stop(second.process) == 0
 
 
 def test_up_serves_what_its_data_directory_holds_whatever_it_is_told_to_serve(tmp_path):
     kept = ("--setting", "empty.deletePolicy=delete,24")
-    first = start_up(tmp_path / "data", ["trades:3", "orders:1", "empty:2"], "--brokers", "2", *kept)
-    try:
+    with serving_up(tmp_path / "data", ["trades:3", "orders:1", "empty:2"], "--brokers", "2", *kept) as first:
         for topic, lines in (("trades", 12), ("orders", 2)):  # to each of the partitions in turn
             sent = "".join(f"{topic} {number}\n" for number in range(lines)).encode()
             assert first.run("produce", "--topic", topic, "--batch", "1", stdin=sent).code == 0
-    finally:
-        assert stop(first.process) == 0
     again = start_up(tmp_path / "data", ["trades:2", "new:1"])
     try:
         assert len(again.broker_ports) == 2
@@ -139,18 +133,6 @@ def test_zookeeper_prints_one_line_serves_and_stops_on_sigterm(tmp_path):
     assert not is_running(java)
 
 
-def test_a_broker_runs_from_its_ini_and_stops_on_sigterm(zookeeper, tmp_path):
-    ini = tmp_path / "server.ini"
-    ini.write_text(server_ini(tmp_path, zookeeper.connect_string, port=0))
-    process = start("broker", "-f", str(ini))
-    assert "127.0.0.1:" in first_line(process)
-    assert [
-        row["broker"] for row in json.loads(run("brokers", "list", "--json", "--zk", zookeeper.connect_string).out)
-    ] == [5]
-    assert stop(process) == 0
-    assert run("brokers", "list", "--json", "--zk", zookeeper.connect_string).out == "[]\n"
-
-
 def server_ini(directory, connect_string, port, more=""):
     return (
         f"[system]\nbrokerId=5\nhostName=127.0.0.1\nserverPort={port}\nnumPartitions=1\ndataPath={directory}/data\n"
@@ -175,50 +157,11 @@ def test_a_port_in_use_is_one_clear_line(taken_port, tmp_path, command, option):
     assert_one_line(ran, f"{option}={taken_port}", "choose another port")
 
 
-def test_port_in_use_of_a_broker_is_one_clear_line(taken_port, zookeeper, tmp_path):
-    ini = tmp_path / "server.ini"
-    ini.write_text(server_ini(tmp_path, zookeeper.connect_string, taken_port))
-    ran = run("broker", "-f", str(ini))
-    assert ran.code == 1
-    last = ran.err.splitlines()[-1]
-    assert str(taken_port) in last
-    assert "Traceback" not in ran.err
-
-
 def test_data_directory_in_use_is_one_clear_line_and_the_owner_goes_on(tmp_path):
-    up = start_up(tmp_path / "data", ["trades:1"])
-    try:
+    with serving_up(tmp_path / "data", ["trades:1"]) as up:
         second = run(*UP, "--data-dir", str(tmp_path / "data"))
         assert_one_line(second, f"--data-dir={tmp_path / 'data'}", "choose another directory")
         assert up.run("produce", "--topic", "trades", stdin=b"still here\n").code == 0
-    finally:
-        assert stop(up.process) == 0
-
-
-def test_data_directory_of_a_running_broker_is_refused_to_another(zookeeper, tmp_path):
-    ini = tmp_path / "server.ini"
-    ini.write_text(server_ini(tmp_path, zookeeper.connect_string, port=0))
-    first = start("broker", "-f", str(ini))
-    try:
-        first_line(first)
-        ran = run("broker", "-f", str(ini))
-        assert ran.code == 1
-        assert str(tmp_path / "data") in ran.err.splitlines()[-1]
-        assert "Traceback" not in ran.err
-    finally:
-        assert stop(first) == 0
-
-
-def test_data_directory_that_cannot_be_written_is_one_clear_line(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    for command in (UP, ("zookeeper", "--port", "0")):
-        ran = run(*command, "--data-dir", str(tmp_path / "file" / "data"))
-        assert_one_line(ran, "--data-dir=", "cannot be written", "choose another directory")
-
-
-def test_topic_with_a_slash_is_one_clear_line(tmp_path):
-    ran = run(*UP, "--data-dir", str(tmp_path / "data"), "--topic", "a/b:2")
-    assert_one_line(ran, "--topic", "'a/b'", "use a name without '/'")
 
 
 def test_unknown_key_in_server_ini_is_one_clear_line_with_a_suggestion(zookeeper, tmp_path):
@@ -262,11 +205,8 @@ def test_up_goes_on_with_apaches_server_from_its_jars_and_never_beside_its_data(
     assert first.run("produce", "--topic", "trades", stdin=b"kept\n").code == 0
     assert stop(first.process) == 0
     assert_one_line(run(*UP, "--data-dir", str(tmp_path / "data")), "holds the data of Apache's", "--zookeeper apache:")
-    again = start_up(tmp_path / "data", ["trades:1"], *server)
-    try:
+    with serving_up(tmp_path / "data", ["trades:1"], *server) as again:
         assert again.run("consume", "--topic", "trades").out == "kept\n"
-    finally:
-        assert stop(again.process) == 0
 
 
 def test_up_of_the_standalone_server_refuses_apaches_and_servers_with_a_known_hole(tmp_path):

@@ -4,14 +4,14 @@ import json
 import os
 import shutil
 import signal
-import threading
 from functools import partial
 from pathlib import Path
 
 from metaq import Producer
+from tests.integration.background import Repeating
 from tests.waiting import DEADLINE, eventually
 
-from .cli_helpers import Up, is_running, pids_of_children, run, start_up, stop
+from .cli_helpers import Up, is_running, pids_of_children, run, serving_up, start_up, stop
 
 
 def sets(up: Up) -> dict[str, dict[str, object]]:
@@ -66,28 +66,19 @@ def end(up: Up, ini: str, number: int) -> int:
 
 def test_up_continues_a_directory_without_replicas_and_refuses_fewer(tmp_path):
     data = tmp_path / "data"
-    up = start_up(data, ["trades:1"])
-    try:
+    with serving_up(data, ["trades:1"]) as up:
         assert up.run("produce", "--topic", "trades", stdin=b"kept\n").code == 0
-    finally:
-        assert stop(up.process) == 0
-    up = start_up(data, ["trades:1"], "--replicas", "2")
-    try:
+    with serving_up(data, ["trades:1"], "--replicas", "2") as up:
         assert {name: row["role"] for name, row in sets(up).items()} == {"0a": "leader", "0b": "in-sync"}
         segments = [sorted((data / each / "data" / "trades-0").glob("*.meta")) for each in ("broker-0", "broker-0-b")]
         assert segments[0][0].read_bytes() == segments[1][0].read_bytes() != b""
-    finally:
-        assert stop(up.process) == 0
     ran = run("up", "--port", "0", "--zookeeper-port", "0", "--data-dir", str(data), "--replicas", "1")
     assert ran.code == 1
     assert "--replicas=1" in ran.err
     assert "start 2" in ran.err
-    up = start_up(data, ["trades:1"])
-    try:
+    with serving_up(data, ["trades:1"]) as up:
         assert len(sets(up)) == 2
         assert up.run("consume", "--topic", "trades").out == "kept\n"
-    finally:
-        assert stop(up.process) == 0
 
 
 def test_up_has_the_node_lead_that_has_the_data_when_the_directory_of_the_other_one_is_gone(tmp_path):
@@ -98,63 +89,36 @@ def test_up_has_the_node_lead_that_has_the_data_when_the_directory_of_the_other_
     finally:
         assert stop(up.process) == 0  # node a stops last, so it alone was in sync
     shutil.rmtree(data / "broker-0")
-    up = start_up(data, ["trades:1"], "--replicas", "2")
-    try:
+    with serving_up(data, ["trades:1"], "--replicas", "2") as up:
         assert {name: row["role"] for name, row in sets(up).items()} == {"0a": "in-sync", "0b": "leader"}
         assert up.run("consume", "--topic", "trades").out == "kept\n"
         assert up.process.stderr is not None
         said = os.read(up.process.stderr.fileno(), 1 << 16).decode()
-    finally:
-        assert stop(up.process) == 0
     assert "broker 0: the data of node a, which was in sync last, are gone: node b leads with what it has" in said
-
-
-def has_ended(pid: int) -> bool:
-    return not is_running(pid)
 
 
 def is_whole(up: Up) -> bool:
     return up.run("brokers", "sets", "--in-sync", "2").code == 0
 
 
-def grows(sent: list[bytes], before: int) -> bool:
-    return len(sent) > before
-
-
 def test_the_documented_rolling_restart_makes_no_send_fail(tmp_path):
     """docs/replication.md: one node at a time, the next only when the set is whole again."""
-    up = start_up(tmp_path / "data", ["trades:2"], "--brokers", "1", "--replicas", "2")
-    sent: list[bytes] = []
-    errors: list[Exception] = []
-    stopped = threading.Event()
+    with (
+        serving_up(tmp_path / "data", ["trades:2"], "--brokers", "1", "--replicas", "2") as up,
+        Producer(up.zookeeper) as producer,
+    ):
 
-    def send() -> None:
-        with Producer(up.zookeeper) as producer:
-            while not stopped.is_set():
-                payload = b"%d" % len(sent)
-                try:
-                    producer.send("trades", payload, timeout=DEADLINE)
-                except Exception as error:  # what the test is about
-                    errors.append(error)
-                sent.append(payload)
+        def send(number: int) -> None:
+            producer.send("trades", b"%d" % number, timeout=DEADLINE)
 
-    sender = threading.Thread(target=send)
-    sender.start()
-    try:
-        eventually(partial(grows, sent, 0), DEADLINE, "the first message")  # the producer may begin late
-        for ini in ("broker-0/server.ini", "broker-0-b/server.ini"):
-            before = len(sent)
-            pid = end(up, ini, signal.SIGTERM)
-            eventually(partial(has_ended, pid), 2 * DEADLINE, "the end of the node")
-            eventually(partial(is_whole, up), 2 * DEADLINE, "two nodes in sync")
-            eventually(partial(grows, sent, before), DEADLINE, "a message behind the restart")
-        stopped.set()
-        sender.join()
-        assert errors == []
-        count = ("--count", str(len(sent)), "--timeout", "60")
+        with Repeating(send, 0.0) as sender:
+            for ini in ("broker-0/server.ini", "broker-0-b/server.ini"):
+                sender.wait_for(1)
+                pid = end(up, ini, signal.SIGTERM)
+                eventually(lambda pid=pid: not is_running(pid), 2 * DEADLINE, "the end of the node")  # type: ignore[misc]
+                eventually(partial(is_whole, up), 2 * DEADLINE, "two nodes in sync")
+            sender.wait_for(1)
+        assert sender.errors == []
+        count = ("--count", str(sender.done), "--timeout", "60")
         consumed = up.run("consume", "--topic", "trades", "--group", "g", *count).out.split()
-        assert sorted(consumed, key=int) == [each.decode() for each in sent]
-    finally:
-        stopped.set()
-        sender.join()
-        assert stop(up.process) == 0
+        assert sorted(consumed, key=int) == [str(number) for number in range(sender.done)]

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from metaq import Producer, browse
 from tests.integration.client_cluster import Brokers
 from tests.waiting import DEADLINE
@@ -23,6 +25,16 @@ def send():
 """
 
 
+_FORKS = """
+futures = send()
+if (child := os.fork()) == 0:
+    sys.exit(7)
+print(os.waitpid(child, 0)[1] >> 8, file=sys.stderr)
+"""
+_DROPS = "def main():\n    global producer\n    send()\n    del producer\nmain()"
+LINGERS = 60_000
+
+
 def run(brokers: Brokers, end: str, count: int, linger_ms: int = 0, seconds: float = DEADLINE) -> tuple[int, str]:
     """The program's exit code and what it said on stderr."""
     program = [sys.executable, "-c", _PROGRAM + end]
@@ -35,37 +47,27 @@ def stored(brokers: Brokers) -> list[int]:
     return sorted(int(message.payload) for message in browse(brokers.connect, "t"))
 
 
-def test_everything_is_delivered(brokers: Brokers) -> None:
-    assert run(brokers, "futures = send()", 5000) == (0, "")
-    assert stored(brokers) == list(range(5000))
-
-
-def test_what_lingers_is_delivered(brokers: Brokers) -> None:
-    assert run(brokers, "futures = send()", 100, linger_ms=60_000) == (0, "")
-    assert stored(brokers) == list(range(100))
-
-
-def test_what_an_exception_leaves_behind_is_delivered(brokers: Brokers) -> None:
-    code, said = run(brokers, "futures = send()\nraise SystemExit(3)", 100, linger_ms=60_000)
-    assert (code, said) == (3, "")
-    assert stored(brokers) == list(range(100))
-
-
-def test_threads_that_go_on_after_the_main_one_can_send(brokers: Brokers) -> None:
-    end = "threading.Thread(target=lambda: (time.sleep(0.5), send())).start()"
-    assert run(brokers, end, 100, linger_ms=60_000) == (0, "")
-    assert stored(brokers) == list(range(100))
-
-
-def test_a_forked_child_leaves_its_parents_messages_alone(brokers: Brokers) -> None:
-    end = """
-futures = send()
-if (child := os.fork()) == 0:
-    sys.exit(7)
-print(os.waitpid(child, 0)[1] >> 8, file=sys.stderr)
-"""
-    assert run(brokers, end, 100, linger_ms=60_000) == (0, "7\n")
-    assert stored(brokers) == list(range(100))
+@pytest.mark.parametrize(
+    ("end", "count", "linger_ms", "code", "said"),
+    [
+        pytest.param("futures = send()", 5000, 0, 0, "", id="all that was sent"),
+        pytest.param("futures = send()", 100, LINGERS, 0, "", id="what lingers"),
+        pytest.param("futures = send()\nraise SystemExit(3)", 100, LINGERS, 3, "", id="what an exception leaves"),
+        pytest.param(
+            "threading.Thread(target=lambda: (time.sleep(0.5), send())).start()",
+            100,
+            LINGERS,
+            0,
+            "",
+            id="what a thread sends that goes on after the main one",
+        ),
+        pytest.param(_FORKS, 100, LINGERS, 0, "7\n", id="once, what a forked child has too"),
+        pytest.param(_DROPS, 20_000, 0, 0, "", id="what was given to a producer that nobody has any more"),
+    ],
+)
+def test_it_is_delivered(brokers: Brokers, end: str, count: int, linger_ms: int, code: int, said: str) -> None:
+    assert run(brokers, end, count, linger_ms) == (code, said)
+    assert stored(brokers) == list(range(count))
 
 
 def test_what_cannot_be_delivered_in_time_is_said_with_its_number_topic_and_reason(brokers: Brokers) -> None:
@@ -81,12 +83,6 @@ def test_what_cannot_be_delivered_in_time_is_said_with_its_number_topic_and_reas
     counts = [int(count) for count in re.findall(r"metaq: (\d+) messages? to topic 't' could not be delivered", said)]
     assert sum(counts) == 50, said
     assert "deliver_at_exit_seconds=1" in said
-
-
-def test_what_a_producer_was_given_that_nobody_has_any_more_is_delivered(brokers: Brokers) -> None:
-    end = "def main():\n    global producer\n    send()\n    del producer\nmain()"
-    assert run(brokers, end, 20_000) == (0, "")
-    assert stored(brokers) == list(range(20_000))
 
 
 def test_of_a_direct_producer_too_that_was_a_functions_own(brokers: Brokers) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pwd
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from bench.javapeer import JavaBroker
 from metaq import Consumer, ConsumerConfig, DeadLetters, Message, Producer, Retry, RetryLater, TopicPartition
 from metaq.client.consumer.rejected import of_cluster
 from metaq.errors import ClientError, ConfigError, LocalStoreError
-from tests.integration import client_cluster
-from tests.integration.client_cluster import SESSION_SECONDS, Brokers, running_brokers
+from tests.integration.client_cluster import SESSION_SECONDS, Brokers, Failing, running_brokers
 from tests.integration.java_peers import require_java
 from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
@@ -56,31 +54,6 @@ def member(connect: str, **arguments: Any) -> Consumer:
     return Consumer(connect, group=arguments.pop("group", "g"), topics=["t"], config=config, **arguments)
 
 
-class Running(client_cluster.Running):
-    """fails: payloads, each with how often the handler still fails on it."""
-
-    def __init__(
-        self,
-        consumer: Consumer,
-        fails: dict[bytes, int] | None = None,
-        error: Callable[[], Exception] = lambda: ValueError("away"),
-        **arguments: Any,
-    ) -> None:
-        self.fails, self.make_error = Counter(fails or {}), error
-        self.calls: list[Message] = []
-        super().__init__(consumer, self.handle, **arguments)
-
-    def handle(self, message: Message) -> None:
-        self.calls.append(message)
-        if self.fails[message.payload] > 0:
-            self.fails[message.payload] -= 1
-            raise self.make_error()
-
-    def attempts(self, payload: bytes) -> list[int]:
-        assert self.error is None, self.error
-        return [each.attempts for each in list(self.calls) if each.payload == payload]
-
-
 def files(home: Path) -> list[str]:
     return [path.name for path in home.rglob("*.db")]
 
@@ -94,7 +67,7 @@ def test_on_our_brokers_a_failed_message_goes_back_to_the_broker_and_its_partiti
     brokers: Brokers, producer: Producer, home: Path, error: Callable[[], Exception]
 ) -> None:
     producer.send_batch("t", [b"flaky", b"behind"], partition=FIRST)
-    with Running(member(brokers.connect), {b"flaky": 2}, error) as running:
+    with Failing(member(brokers.connect), {b"flaky": 2}, error) as running:
         eventually(lambda: running.attempts(b"flaky") == [1, 2, 3], what="the third attempt")
         assert [each.payload for each in running.calls][:2] == [b"flaky", b"behind"]
         assert is_read_by(running.consumer)
@@ -124,10 +97,10 @@ def test_a_group_that_is_started_anew_gets_what_waits(brokers: Brokers, producer
     """Also before anything fails at the new member."""
     producer.send("t", b"flaky", partition=FIRST)
     pause = Retry(attempts=3, first=3.0, factor=1.0, most=3.0, jitter=0)
-    with Running(member(brokers.connect), {b"flaky": 1}, retry=pause) as first:
+    with Failing(member(brokers.connect), {b"flaky": 1}, retry=pause) as first:
         eventually(lambda: first.attempts(b"flaky") == [1], what="the first attempt")
         eventually(lambda: is_read_by(first.consumer), what="the topic of what waits")
-    with Running(member(brokers.connect)) as second:
+    with Failing(member(brokers.connect)) as second:
         eventually(lambda: second.attempts(b"flaky") == [2], what="the second attempt")
 
 
@@ -174,10 +147,10 @@ def test_what_an_earlier_run_kept_on_this_machine_is_tried_again_and_goes_to_the
 ) -> None:
     producer.send_batch("t", [b"fine", b"flaky"], partition=SECOND)
     rejects = {b"fine": 1, b"flaky": 1}
-    with Running(member(brokers.connect), rejects, retry=None, max_retries=0) as former:
+    with Failing(member(brokers.connect), rejects, retry=None, max_retries=0) as former:
         eventually(lambda: len(former.calls) == 2, what="their rejection")
     assert files(home) == ["0.db"]
-    with Running(member(brokers.connect), {b"flaky": 1}) as running:
+    with Failing(member(brokers.connect), {b"flaky": 1}) as running:
         eventually(lambda: running.attempts(b"flaky") == [1, 2], what="what was kept")
         assert running.attempts(b"fine") == [1]
         again = running.calls[-1]
@@ -190,7 +163,7 @@ def test_what_an_earlier_run_kept_on_this_machine_is_tried_again_and_goes_to_the
 @pytest.mark.usefixtures("no_home")
 def test_on_our_brokers_nobody_needs_a_home_directory(brokers: Brokers, producer: Producer) -> None:
     producer.send("t", b"flaky", partition=FIRST)
-    with Running(member(brokers.connect), {b"flaky": 1}) as running:
+    with Failing(member(brokers.connect), {b"flaky": 1}) as running:
         eventually(lambda: running.attempts(b"flaky") == [1, 2], what="the second attempt")
 
 
@@ -229,7 +202,7 @@ def test_a_home_directory_that_takes_no_file_is_told_with_the_options(
 def test_a_run_that_began_before_its_broker_chooses_when_that_is_there(brokers: Brokers, producer: Producer) -> None:
     producer.send("t", b"flaky", partition=FIRST)
     brokers.running[0].stop()
-    with Running(member(brokers.connect), {b"flaky": 1}) as running:
+    with Failing(member(brokers.connect), {b"flaky": 1}) as running:
         eventually(lambda: running.consumer._listener is not None, what="the run")
         brokers.start()
         eventually(lambda: len(running.attempts(b"flaky")) == 2, what="another try, wherever it waited")
@@ -246,14 +219,14 @@ def test_a_group_whose_name_leaves_no_room_for_a_topic_tries_in_place(
 ) -> None:
     producer.send("t", b"flaky", partition=FIRST)
     group = "g" * 236
-    with Running(member(brokers.connect, group=group), {b"flaky": 3}) as running:
+    with Failing(member(brokers.connect, group=group), {b"flaky": 3}) as running:
         eventually(lambda: running.attempts(b"flaky") == [1, 1, 1, 1], what="tries in place")
     assert files(home) == ["0.db"]
 
 
 def test_over_the_text_protocol_it_goes_back_too(brokers: Brokers, producer: Producer, home: Path) -> None:
     producer.send("t", b"flaky", partition=FIRST)
-    with Running(member(brokers.connect, protocol="text"), {b"flaky": 1}) as running:
+    with Failing(member(brokers.connect, protocol="text"), {b"flaky": 1}) as running:
         eventually(lambda: running.attempts(b"flaky") == [1, 2], what="the second attempt")
     assert files(home) == []
 
@@ -261,7 +234,7 @@ def test_over_the_text_protocol_it_goes_back_too(brokers: Brokers, producer: Pro
 def test_a_broadcast_consumer_tries_in_place(brokers: Brokers, producer: Producer, home: Path) -> None:
     config = ConsumerConfig(broadcast=True, retry_step_seconds=0.01)
     producer.send("t", b"flaky", partition=FIRST)
-    with Running(member(brokers.connect, config=config), {b"flaky": 3}) as running:
+    with Failing(member(brokers.connect, config=config), {b"flaky": 3}) as running:
         eventually(lambda: running.attempts(b"flaky") == [1, 1, 1, 1], what="tries in place")
     assert files(home) == ["0.db"]
 
@@ -273,7 +246,7 @@ def test_on_a_java_broker_it_is_tried_in_place_and_kept_on_this_machine(
     with Producer(chroot) as producer:
         for payload in (b"bad", b"behind", b"flushes"):
             producer.send("t", payload, partition=FIRST)
-    with Running(member(chroot), {b"bad": 6}) as running:
+    with Failing(member(chroot), {b"bad": 6}) as running:
         eventually(lambda: running.attempts(b"behind"), what="the one behind")
         assert [each.payload for each in running.calls][:7] == [b"bad"] * 6 + [b"behind"]
         assert files(home) == ["0.db"]
@@ -301,7 +274,7 @@ def test_with_one_java_broker_among_ours_it_is_tried_in_place(
         place = TopicPartition("t", 1, 0)
         eventually(lambda: place in producer.partitions("t"), what="both brokers")
         producer.send_batch("t", [b"bad", b"behind"], partition=place)
-        with Running(member(chroot), {b"bad": 6}) as running:
+        with Failing(member(chroot), {b"bad": 6}) as running:
             eventually(lambda: running.attempts(b"behind"), what="the one behind")
             assert [each.payload for each in running.calls][:7] == [b"bad"] * 6 + [b"behind"]
         assert files(home) == ["0.db"]

@@ -13,7 +13,8 @@ from metaq.client.timers import Timers
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.session import ZkSession
-from tests.integration.coordination_helpers import Relay, session_at
+from tests.integration.coordination_helpers import session_at
+from tests.integration.gate import Gate
 from tests.waiting import eventually
 from tests.zookeepers import zookeeper_process
 
@@ -28,13 +29,6 @@ def strict_server(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
         yield server
 
 
-@pytest.fixture
-def relay(strict_server: ZooKeeperProcess) -> Iterator[Relay]:
-    relay = Relay(strict_server.connect_string)
-    yield relay
-    relay.close()
-
-
 def test_the_session_timeout_is_the_one_that_was_granted(strict_server: ZooKeeperProcess) -> None:
     session = ZkSession(strict_server.connect_string, session_timeout=ASKED_SECONDS)
     assert session.session_timeout == ASKED_SECONDS
@@ -43,11 +37,12 @@ def test_the_session_timeout_is_the_one_that_was_granted(strict_server: ZooKeepe
 
 
 def test_a_member_that_is_cut_off_hands_nothing_out_when_another_can_own_its_partitions(
-    strict_server: ZooKeeperProcess, relay: Relay
+    strict_server: ZooKeeperProcess,
 ) -> None:
     timers = Timers("test")
     with (
-        session_at(relay.connect_string, ASKED_SECONDS) as cut_off,
+        Gate(strict_server.connect_string) as gate,
+        session_at(gate.address, ASKED_SECONDS) as cut_off,
         session_at(strict_server.connect_string, ASKED_SECONDS) as other,
     ):
         member = GroupMembership(cut_off, "g", "c1", ["t"], lambda: None)
@@ -58,7 +53,7 @@ def test_a_member_that_is_cut_off_hands_nothing_out_when_another_can_own_its_par
         other_member = GroupMembership(other, "g", "c2", ["t"], lambda: None)
         other_member.join()
         assert not watch.may_have_lost_everything()
-        relay.cut()
+        gate.silence()
         began = time.monotonic()
         eventually(lambda: other_member.claim("t", "0-0"), what="taking over")
         assert watch.may_have_lost_everything()

@@ -14,6 +14,7 @@ from metaq import Consumer, ConsumerConfig, TopicPartition
 from metaq.client.consumer.rebalance import State
 from metaq.coordination.brokers import ClusterView
 from metaq.protocol.errors import SessionLost
+from tests.integration.background import Repeating
 from tests.integration.client_cluster import (
     SESSION_SECONDS,
     SHORT_SESSION_SECONDS,
@@ -32,29 +33,24 @@ def member(brokers, group="g", config=CONFIG, **arguments):
     return Consumer(brokers.connect, group=group, topics=["t"], config=config, **arguments)
 
 
-class Polling:
+class Polling(Repeating):
     """Polls a consumer on a thread of its own and keeps what it gave."""
 
     def __init__(self, consumer):
-        self.consumer, self.messages, self.stop = consumer, [], threading.Event()
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
-
-    def run(self):
-        while not self.stop.is_set():
-            self.messages += self.consumer.poll(timeout=0.05)
-
-    def end(self):
-        self.stop.set()
-        self.thread.join(DEADLINE)
-        self.consumer.commit()  # what the last poll() returned has been dealt with
-        self.consumer.close()
-
-    def __enter__(self):
-        return self
+        super().__init__(lambda _: self.messages.extend(consumer.poll(timeout=0.05)), 0.0)
+        self.consumer, self.messages = consumer, []
 
     def __exit__(self, *_):
-        self.end()
+        super().end()
+        self.consumer.commit()  # what the last poll() returned has been dealt with
+        self.consumer.close()
+        assert self.errors == []
+
+
+def polling(consumer):
+    found = Polling(consumer)
+    found.start()
+    return found
 
 
 def owns(consumer, count):
@@ -66,11 +62,11 @@ def test_partitions_are_shared_when_a_member_joins_and_taken_over_within_a_secon
         eventually(owns(first.consumer, 4), 10, "owning everything")
 
         def join_and_leave() -> float:
-            second = Polling(member(brokers))
+            second = polling(member(brokers))
             eventually(lambda: owns(first.consumer, 2)() and owns(second.consumer, 2)(), 5, "sharing")
             assert not set(first.consumer.assignment()) & set(second.consumer.assignment())
             started = time.monotonic()
-            second.end()
+            second.__exit__()
             eventually(owns(first.consumer, 4), 1, "the take-over")
             return time.monotonic() - started
 
@@ -111,20 +107,20 @@ def test_a_killed_member_is_replaced_within_the_session_timeout_and_two_seconds(
 
 def test_no_message_is_lost_and_none_repeated_by_orderly_rebalances(brokers, producer):
     """Members join and leave while 4,000 messages flow; each is handed out exactly once, in order per partition."""
-    members = [Polling(member(brokers))]
+    members = [polling(member(brokers))]
     eventually(owns(members[0].consumer, 4), 10)
     for part in range(8):
         for number in range(part * 500, part * 500 + 500):
             producer.send_async("t", b"%d" % number)
         producer.flush()
         if part in (1, 3):
-            members.append(Polling(member(brokers)))
+            members.append(polling(member(brokers)))
         if part == 5:
-            members[0].end()
+            members[0].__exit__()
     total = lambda: sum(len(each.messages) for each in members)  # noqa: E731
     eventually(lambda: total() >= 4000, 20, "reading everything")
     for each in members[1:]:
-        each.end()
+        each.__exit__()
     counted = Counter(message.payload for each in members for message in each.messages)
     assert set(counted) == {b"%d" % number for number in range(4000)}
     assert [payload for payload, times in counted.items() if times > 1] == []
@@ -294,15 +290,6 @@ def test_the_commit_of_an_owner_whose_session_ended_is_refused(brokers, producer
     old.close()
 
 
-def test_progress_is_kept_between_runs_and_nothing_is_read_twice(brokers, producer):
-    producer.send_batch("t", [b"1", b"2"])
-    with member(brokers) as consumer:
-        assert len(read(consumer, 2)) == 2
-    producer.send("t", b"3")
-    with member(brokers) as consumer:
-        assert [message.payload for message in read_until_quiet(consumer, 1)] == [b"3"]
-
-
 def test_what_was_handed_out_but_not_acknowledged_comes_again(brokers, producer):
     producer.send_batch("t", [b"1", b"2"])
     consumer = member(brokers)
@@ -320,31 +307,6 @@ def test_a_message_read_by_iteration_counts_when_the_next_is_asked_for(brokers, 
     consumer.close()
     with member(brokers) as consumer:
         assert [message.payload for message in read_until_quiet(consumer, 2)] == [b"2", b"3"]
-
-
-def test_broadcast_consumers_of_a_host_share_a_group_and_keep_offsets_in_a_file(brokers, producer, tmp_path):
-    producer.send_batch("t", [b"1", b"2"])
-    file = tmp_path / "offsets"
-    with member(brokers, config=replace(CONFIG, broadcast=True, offsets_file=file)) as consumer:
-        assert consumer.group.startswith("g-")
-        assert len(read(consumer, 2)) == 2
-    with member(brokers) as consumer:  # an ordinary member of g reads them, too
-        assert len(read(consumer, 2)) == 2
-    producer.send("t", b"3")
-    with member(brokers, config=replace(CONFIG, broadcast=True, offsets_file=file)) as consumer:
-        assert [message.payload for message in read_until_quiet(consumer, 1)] == [b"3"]
-    assert consumer.group in file.read_text()
-
-
-def test_a_consumer_goes_on_when_its_broker_is_killed_and_started_again(brokers, producer):
-    with Polling(member(brokers)) as polling:
-        producer.send("t", b"before", key="k")
-        eventually(lambda: len(polling.messages) == 1, 10)
-        brokers.running[0].kill()
-        brokers.start(0)
-        producer.send("t", b"after", key="k", timeout=DEADLINE)
-        eventually(lambda: len(polling.messages) >= 2, 10, "reading on")
-        assert [message.payload for message in polling.messages] == [b"before", b"after"]
 
 
 def test_close_is_bounded_when_zookeeper_hangs_and_poll_on_another_thread_returns(brokers):

@@ -47,18 +47,6 @@ def store(tmp_path: Path) -> Iterator[LocalMessageStore]:
         yield store
 
 
-def _producer(brokers: Brokers, store: LocalMessageStore) -> Closable:
-    return Producer(brokers.connect)
-
-
-def _ordered_producer(brokers: Brokers, store: LocalMessageStore) -> Closable:
-    return OrderedProducer(brokers.connect, partitions={"t": {0: 2}}, store=store)
-
-
-def _consumer(brokers: Brokers, store: LocalMessageStore) -> Closable:
-    return Consumer(brokers.connect, group="g", topics=["t"])
-
-
 @cache
 def _address(connect: str) -> str:
     with Cluster(connect) as cluster:
@@ -66,41 +54,26 @@ def _address(connect: str) -> str:
     return f"{endpoint.host}:{endpoint.port}"
 
 
-def _reader(brokers: Brokers, store: LocalMessageStore) -> Closable:
-    return PartitionReader(_address(brokers.connect), TopicPartition("t", 0, 0))
+Make = Callable[[str, LocalMessageStore], Closable]
+MAKERS: dict[str, Make] = {
+    "producer": lambda connect, store: Producer(connect),
+    "producer with a store": lambda connect, store: Producer(connect, undelivered=store),
+    "ordered producer": lambda connect, store: OrderedProducer(connect, partitions={"t": {0: 2}}, store=store),
+    "consumer": lambda connect, store: Consumer(connect, group="g", topics=["t"]),
+    "shared consumer": lambda connect, store: SharedConsumer(connect, group="g", topics=["t"]),
+    "reader": lambda connect, store: PartitionReader(_address(connect), TopicPartition("t", 0, 0)),
+    "cluster": lambda connect, store: Cluster(connect),
+    "browser": lambda connect, store: TopicBrowser(connect, "t"),
+    "dead letters": lambda connect, store: DeadLetters(connect, group="g"),
+}
 
 
-def _cluster(brokers: Brokers, store: LocalMessageStore) -> Closable:
-    return Cluster(brokers.connect)
-
-
-def _browser(brokers: Brokers, store: LocalMessageStore) -> Closable:
-    return TopicBrowser(brokers.connect, "t")
-
-
-def _undelivered(brokers: Brokers, store: LocalMessageStore) -> Closable:
-    return Producer(brokers.connect, undelivered=store)
-
-
-def _dead_letters(brokers: Brokers, store: LocalMessageStore) -> Closable:
-    return DeadLetters(brokers.connect, group="g")
-
-
-def _shared(brokers: Brokers, store: LocalMessageStore) -> Closable:
-    return SharedConsumer(brokers.connect, group="g", topics=["t"])
-
-
-MAKERS = [
-    _producer,
-    _undelivered,
-    _ordered_producer,
-    _consumer,
-    _shared,
-    _reader,
-    _cluster,
-    _browser,
-    _dead_letters,
-]
+@pytest.fixture(params=MAKERS)
+def make(request: pytest.FixtureRequest, brokers: Brokers, store: LocalMessageStore) -> Callable[[], Closable]:
+    """Makes a client of this kind; the first one is closed already, so that what all of them share is there."""
+    chosen = partial(MAKERS[request.param], brokers.connect, store)
+    chosen().close()
+    return chosen
 
 
 def _used() -> tuple[int, int]:
@@ -113,17 +86,13 @@ def _is_left_at_most(threads: int, descriptors: int) -> bool:
     return now[0] <= threads and now[1] <= descriptors
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_an_interrupted_constructor_leaves_nothing(
-    brokers: Brokers, store: LocalMessageStore, make: Callable[[Brokers, LocalMessageStore], Closable]
-) -> None:
-    make(brokers, store).close()
+def test_an_interrupted_constructor_leaves_nothing(make: Callable[[], Closable]) -> None:
     before = _used()
     constructed: list[Closable] = []
     random, longest, interrupted = Random(1), 0.03, 0
 
     def construct() -> Closable:
-        return make(brokers, store)
+        return make()
 
     def keep() -> None:
         constructed.append(construct())
@@ -142,19 +111,15 @@ def test_an_interrupted_constructor_leaves_nothing(
     _await_no_more_than(before)
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_an_interrupt_where_a_part_of_it_is_constructed_leaves_nothing(
-    brokers: Brokers, store: LocalMessageStore, make: Callable[[Brokers, LocalMessageStore], Closable]
-) -> None:
+def test_an_interrupt_where_a_part_of_it_is_constructed_leaves_nothing(make: Callable[[], Closable]) -> None:
     """It may come when the call of a class returns: nobody has the new object then. Chance seldom finds that."""
-    make(brokers, store).close()
     before = _used()
     parts = list[str]()
     while True:
         at = _AtReturn(len(parts))
         sys.setprofile(at)
         try:
-            made = make(brokers, store)
+            made = make()
         except Limit:
             parts.append(at.part)
             continue
@@ -206,12 +171,8 @@ def _is_constructing(construct: Callable[[], object]) -> bool:
     return frame is not None and any("/client/" in each for each in files)
 
 
-@pytest.mark.parametrize("make", MAKERS)
 def test_an_interrupted_close_is_done_all_the_same(
-    brokers: Brokers,
-    store: LocalMessageStore,
-    make: Callable[[Brokers, LocalMessageStore], Closable],
-    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], Closable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nobody who calls it again, as behind a `with`."""
     begun, start = list[bool](), Aside.start
@@ -221,12 +182,11 @@ def test_an_interrupted_close_is_done_all_the_same(
         begun.append(True)
 
     monkeypatch.setattr(Aside, "start", begin)
-    make(brokers, store).close()
     before = _used()
     random, interrupted = Random(1), 0
     with Alarm() as alarm:
         for _ in range(ROUNDS // 3):
-            closable = make(brokers, store)
+            closable = make()
             begun.clear()
             interrupted += alarm.interrupts(closable.close, 1e-5 + random.random() * 0.003, when=begun.copy)
     assert interrupted

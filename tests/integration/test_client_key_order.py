@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
 from metaq import Message, Producer, ProducerConfig, SendResult, TopicPartition, browse
 from metaq.protocol.message_id import counter_at, message_id, store_time_ms
+from tests.integration.background import Repeating
 from tests.integration.client_cluster import SHORT_SESSION_SECONDS, running_brokers
 from tests.waiting import DEADLINE, eventually
 
@@ -24,28 +24,19 @@ class Sent(NamedTuple):
     future: Future[SendResult]
 
 
-class KeyedSender(threading.Thread):
-    """Sends numbers, counted per key, without waiting for answers, until it is told to stop."""
+class KeyedSender(Repeating):
+    """Sends numbers, counted per key, without waiting for answers."""
 
     def __init__(self, producer: Producer) -> None:
-        super().__init__(name="keyed sender")
+        super().__init__(self.send)
         self._producer = producer
         self.sent: list[Sent] = []
-        self.enough = threading.Event()
 
-    def run(self) -> None:
-        for count in itertools.count():
-            if count % 20 == 0 and self.enough.wait(0.005):
-                return
-            number, key = divmod(count, KEYS)
+    def send(self, step: int) -> None:
+        for each in range(20 * step, 20 * step + 20):
+            number, key = divmod(each, KEYS)
             future = self._producer.send_async("t", b"%d %d" % (key, number), key=f"key-{key}")
             self.sent.append(Sent(key, number, future))
-
-    def send_some(self, count: int = 2000) -> None:
-        """Go on until so many more are under way or answered."""
-        wanted = len(self.sent) + count
-        eventually(lambda: not self.is_alive() or len(self.sent) >= wanted, what="sending on")
-        assert self.is_alive(), "the sender ended with an error"
 
 
 def disordered_results(sent: list[Sent]) -> list[tuple[Sent, Sent]]:
@@ -98,21 +89,19 @@ def test_the_order_of_a_key_holds_while_its_broker_is_killed_away_and_back(chroo
         running_brokers(chroot, tmp_path, {"t": 2}, count=2, session_seconds=SHORT_SESSION_SECONDS) as brokers,
         Producer(chroot, config=PATIENT) as producer,
     ):
-        sender = KeyedSender(producer)
-        sender.start()
-        try:
+        with KeyedSender(producer) as sender:
             for victim in (0, 1, 0):
-                sender.send_some()
+                sender.wait_for(100)
                 brokers.running[victim].kill()
                 eventually(lambda: len(producer.partitions("t")) == 2, what="the end of the broker's session")
-                sender.send_some()
+                sender.wait_for(100)
                 brokers.start(victim)
                 eventually(lambda: len(producer.partitions("t")) == 4, what="the broker's return")
-                sender.send_some()
-        finally:
-            sender.enough.set()
-            sender.join(DEADLINE)
+                sender.wait_for(100)
+        assert sender.errors == []
         producer.flush(DEADLINE)
         assert [each for each in sender.sent if each.future.exception(0) is not None] == []
         assert disordered_results(sender.sent) == []
-        assert disordered_copies(list(browse(chroot, "t"))) == []
+        stored = list(browse(chroot, "t"))
+        assert {each.future.result().message_id for each in sender.sent} <= {message.id for message in stored}
+        assert disordered_copies(stored) == []

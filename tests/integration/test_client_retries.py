@@ -2,19 +2,15 @@
 
 import subprocess
 import sys
-import threading
-import time
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from metaq import Consumer, ConsumerConfig, DeadLetters, Retry, TopicPartition
 from metaq.errors import ClientError, ConfigError, MessageNotFound
-from tests.integration import client_cluster
 from tests.integration.cli_helpers import Operator
-from tests.integration.client_cluster import SESSION_SECONDS, SHORT_SESSION_SECONDS
-from tests.waiting import DEADLINE, eventually
+from tests.integration.client_cluster import SESSION_SECONDS, SHORT_SESSION_SECONDS, Failing
+from tests.waiting import eventually
 
 TOPICS = {"t": 2, "other": 1}
 CONFIG = ConsumerConfig(
@@ -27,31 +23,17 @@ def member(brokers, group="g", **arguments):
     return Consumer(brokers.connect, group=group, topics=["t"], config=CONFIG, **arguments)
 
 
-class Running(client_cluster.Running):
-    """run(retry=…). fails: payloads, each with how often the handler still fails on it."""
-
-    def __init__(self, consumer, retry=SOON, fails=None, **arguments):
-        self.fails, self.calls = Counter(fails or {}), []
-        super().__init__(consumer, self.handle, retry=retry, **arguments)
-
-    def handle(self, message):
-        self.calls.append((message.payload, message.attempts, message, time.time()))
-        if self.fails[message.payload] > 0:
-            self.fails[message.payload] -= 1
-            raise ValueError(f"cannot take {message.payload!r}")
-
-    def attempts(self, payload):
-        assert self.error is None, self.error
-        return [attempts for each, attempts, *_ in self.calls if each == payload]
+def failing(consumer, retry=SOON, fails=None):
+    return Failing(consumer, fails, retry=retry)
 
 
 def test_a_failed_message_comes_again_as_it_was_while_its_partition_goes_on(brokers, producer):
     place = TopicPartition("t", 0, 0)
     sent = producer.send("t", b"flaky", partition=place, tag="buy", keys=["order-7"], attribute="old")
     producer.send("t", b"behind", partition=place)
-    with Running(member(brokers), fails={b"flaky": 2}) as running:
+    with failing(member(brokers), fails={b"flaky": 2}) as running:
         eventually(lambda: running.attempts(b"flaky") == [1, 2, 3], 20, "the third attempt")
-        again = running.calls[-1][2]
+        again = running.calls[-1]
         assert (again.partition, again.offset, again.id) == (place, sent.offset, sent.message_id)
         assert (again.tag, again.keys, again.attribute) == ("buy", ("order-7",), "old")
         assert again.origin.offset == sent.offset
@@ -64,42 +46,30 @@ def test_what_waits_has_passed_the_filter_already_and_a_start_at_the_end_passes_
     """Members of a group may be started with other options while messages wait."""
     producer.send("t", b"flaky", tag="buy")
     retry = Retry(attempts=3, first=1.0, factor=1.0, most=1.0, jitter=0)
-    with Running(member(brokers, tags={"buy"}), retry, fails={b"flaky": 9}) as first:
+    with failing(member(brokers, tags={"buy"}), retry, fails={b"flaky": 9}) as first:
         eventually(lambda: first.attempts(b"flaky") == [1], 20)
-    with Running(member(brokers, tags={"sell"}, start="always_latest"), retry) as second:
+    with failing(member(brokers, tags={"sell"}, start="always_latest"), retry) as second:
         eventually(lambda: second.attempts(b"flaky") == [2], 20)
 
 
 def test_pauses_are_kept_and_other_messages_do_not_wait_for_them(brokers, producer):
     retry = Retry(attempts=3, first=0.5, factor=2.0, jitter=0)
     producer.send("t", b"flaky", partition=TopicPartition("t", 0, 0))
-    with Running(member(brokers), retry, fails={b"flaky": 2}) as running:
+    with failing(member(brokers), retry, fails={b"flaky": 2}) as running:
         eventually(lambda: running.attempts(b"flaky"), 20)
         producer.send("t", b"behind", partition=TopicPartition("t", 0, 0))
         eventually(lambda: len(running.attempts(b"flaky")) == 3, 20)
-    times = [when for payload, _, _, when in running.calls if payload == b"flaky"]
-    assert 0.5 <= times[1] - times[0] < 3.0
-    assert 1.0 <= times[2] - times[1] < 4.0
-    behind = next(when for payload, _, _, when in running.calls if payload == b"behind")
-    assert behind < times[1]
-
-
-def test_another_member_gets_it_and_the_group_commits_in_its_topic(brokers, producer):
-    """The member that failed on it may be gone: it belongs to the group."""
-    producer.send("t", b"flaky", partition=TopicPartition("t", 0, 0))
-    retry = Retry(attempts=3, first=2.0, factor=1.0, most=2.0, jitter=0)
-    with Running(member(brokers), retry, fails={b"flaky": 9}) as first:
-        eventually(lambda: first.attempts(b"flaky") == [1], 20)
-        eventually(lambda: "%RETRY%g" in {each.topic for each in first.consumer.assignment()}, 20)
-    with Running(member(brokers), retry) as second:
-        eventually(lambda: second.attempts(b"flaky") == [2], 20, "the second attempt at the other member")
+    assert [each.payload for each in running.calls] == [b"flaky", b"behind", b"flaky", b"flaky"]
+    first, _, second, third = running.times
+    assert 0.5 <= second - first < 3.0
+    assert 1.0 <= third - second < 4.0
 
 
 def test_after_the_last_attempt_it_is_a_dead_letter_that_says_all_of_itself(brokers, producer):
     began = datetime.now(UTC) - timedelta(seconds=1)
     sent = producer.send("t", b"bad", key="order-7", tag="buy")
     producer.send("t", b"worse", key="order-8")
-    with Running(member(brokers), fails={b"bad": 9, b"worse": 9}) as running:
+    with failing(member(brokers), fails={b"bad": 9, b"worse": 9}) as running:
         eventually(lambda: len(running.calls) == 6, 20, "all attempts")
         with DeadLetters(brokers.connect, group="g") as letters:
             eventually(lambda: letters.count() == 2, 20)
@@ -108,7 +78,7 @@ def test_after_the_last_attempt_it_is_a_dead_letter_that_says_all_of_itself(brok
             assert (found.original.partition, found.original.offset) == (sent.partition, sent.offset)
             assert (found.attempts, found.cause) == (3, "ValueError: cannot take b'bad'")
             assert found.place.endswith(" in handle")
-            assert "test_client_retries.py:" in found.place
+            assert "client_cluster.py:" in found.place
             assert began < found.failed <= datetime.now(UTC)
             assert letters.get(found.name) == found
             assert len(list(letters.read())) == 2
@@ -120,7 +90,7 @@ def test_after_the_last_attempt_it_is_a_dead_letter_that_says_all_of_itself(brok
 def test_redriven_letters_are_sent_as_they_were_and_come_once(brokers, producer):
     for number in range(6):
         producer.send("t", b"%d" % number, key=f"order-{number}")
-    running = Running(member(brokers), fails={b"%d" % number: 3 for number in range(6)})
+    running = failing(member(brokers), fails={b"%d" % number: 3 for number in range(6)})
     with running, DeadLetters(brokers.connect, group="g") as letters:
         eventually(lambda: letters.count() == 6, 20)
         done = letters.redrive(letters.read(key="order-3"))
@@ -141,7 +111,7 @@ def test_redriven_letters_are_sent_as_they_were_and_come_once(brokers, producer)
 
 def test_a_redrive_is_done_as_a_statement_and_to_a_group_that_only_polls_it_is_refused(brokers, producer):
     producer.send("t", b"bad", key="order-7")
-    with Running(member(brokers), fails={b"bad": 3}), DeadLetters(brokers.connect, group="g") as letters:
+    with failing(member(brokers), fails={b"bad": 3}), DeadLetters(brokers.connect, group="g") as letters:
         eventually(lambda: letters.count() == 1, 20)
     with member(brokers) as polling, DeadLetters(brokers.connect, group="g") as letters:
         eventually(lambda: polling.poll(timeout=0.1) == [] and polling.assignment(), 20)
@@ -153,39 +123,6 @@ def test_a_redrive_is_done_as_a_statement_and_to_a_group_that_only_polls_it_is_r
         letters.redrive(letters.read())
         assert letters.count() == 0
         eventually(lambda: [each.payload for each in polling.poll(timeout=0.1)] == [b"bad"], 20)
-
-
-def test_in_order_nothing_overtakes_a_failed_message(brokers, producer):
-    retry = Retry(attempts=3, first=0.01, most=0.01, ordered=True)
-    producer.send_batch("t", [b"a", b"bad", b"b", b"dead", b"c"], partition=TopicPartition("t", 0, 1))
-    with Running(member(brokers), retry, fails={b"bad": 2, b"dead": 9}) as running:
-        eventually(lambda: running.attempts(b"c"), 20)
-    assert [payload for payload, *_ in running.calls] == [b"a", *[b"bad"] * 3, b"b", *[b"dead"] * 3, b"c"]
-    assert running.attempts(b"bad") == [1, 2, 3]
-    with DeadLetters(brokers.connect, group="g") as letters:
-        assert [each.original.payload for each in letters.read()] == [b"dead"]
-
-
-def test_of_a_batch_only_what_fails_by_itself_is_tried_again(brokers, producer):
-    producer.send_batch("t", [b"%d" % number for number in range(20)], partition=TopicPartition("t", 0, 0))
-    seen: Counter[bytes] = Counter()
-    failures = Counter({b"7": 3})
-
-    def handle(messages):
-        seen.update(each.payload for each in messages)
-        for each in messages:
-            if failures[each.payload] > 0:
-                failures[each.payload] -= 1
-                raise ValueError
-
-    consumer = member(brokers)
-    thread = threading.Thread(target=consumer.run_batches, args=(handle,), kwargs={"retry": SOON, "max_messages": 50})
-    thread.start()
-    eventually(lambda: seen[b"7"] >= 4 and len(seen) == 20, 20)
-    consumer.close()
-    thread.join(DEADLINE)
-    with DeadLetters(brokers.connect, group="g") as letters:
-        assert letters.count() == 0
 
 
 def test_what_does_not_go_together_is_refused_and_names_both(brokers):
@@ -209,7 +146,7 @@ def test_what_does_not_go_together_is_refused_and_names_both(brokers):
 
 def test_a_member_without_retries_gets_nothing_of_what_waits(brokers, producer):
     producer.send("t", b"bad", partition=TopicPartition("t", 0, 0))
-    with Running(member(brokers), fails={b"bad": 1}) as running:
+    with failing(member(brokers), fails={b"bad": 1}) as running:
         eventually(lambda: running.attempts(b"bad") == [1, 2], 20)
         with member(brokers) as other:
             eventually(lambda: other.poll(timeout=0.1) is not None and len(other.assignment()) == 1, 20)
@@ -229,10 +166,10 @@ def test_operators_see_what_waits_and_what_is_dead(brokers, producer):
     for number in range(3):
         producer.send("t", b"%d" % number, key=f"order-{number}")
     retry = Retry(attempts=2, first=30.0, most=30.0, jitter=0)
-    with Running(member(brokers), retry, fails={b"0": 1, b"1": 1}) as running:
+    with failing(member(brokers), retry, fails={b"0": 1, b"1": 1}) as running:
         eventually(lambda: len(running.calls) == 3, 20)
         eventually(lambda: operator.json("groups", "describe", "g")["waiting_retries"] == 2, 20, "what waits")
-    with Running(
+    with failing(
         member(brokers, "other"), Retry(attempts=1), fails={b"%d" % number: 9 for number in range(3)}
     ) as dying:
         eventually(lambda: len(dying.calls) == 3, 20)

@@ -12,9 +12,10 @@ from metaq.coordination.assignment import range_assignment
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.session import ZkSession
 from tests.broker_process import server_ini
+from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import SHORT_SESSION_SECONDS, MemberProcess
-from tests.integration.coordination_helpers import session_at, wait_for
+from tests.integration.coordination_helpers import wait_for
 from tests.integration.forked_processes import ForkedBroker
 from tests.integration.set_nodes import SetNodes
 from tests.waiting import DEADLINE
@@ -24,12 +25,6 @@ SECTION = {TOPIC: "numPartitions=4"}
 EAST = [f"0-{number}" for number in range(4)]
 WEST = [f"1-{number}" for number in range(4)]
 GROUP = "g"
-
-
-@pytest.fixture
-def session(chroot: str) -> Iterator[ZkSession]:
-    with session_at(chroot) as session:
-        yield session
 
 
 @pytest.fixture
@@ -133,31 +128,24 @@ def test_a_zone_whose_consumers_die_is_read_by_the_others_until_they_are_back(se
             each.kill()
 
 
-class Polled:
+class Polled(Repeating):
     """A member in this process, polled by a thread."""
 
-    def __init__(self, connect: str, name: str, config: ConsumerConfig) -> None:
+    def __init__(self, connect: str, config: ConsumerConfig) -> None:
+        super().__init__(self.poll, 0.0)
         self.payloads: list[bytes] = []
         self.revoked: list[list[str]] = []
-        self._ended = threading.Event()
-        self.consumer = Consumer(
-            connect,
-            group=GROUP,
-            topics=[TOPIC],
-            config=config,
-            on_revoked=lambda partitions: self.revoked.append([str(each) for each in partitions]),
-        )
-        self._thread = threading.Thread(target=self._poll, daemon=True)
-        self._thread.start()
+        note = lambda partitions: self.revoked.append([str(each) for each in partitions])  # noqa: E731
+        self.consumer = Consumer(connect, group=GROUP, topics=[TOPIC], config=config, on_revoked=note)
+        self.start()
 
-    def _poll(self) -> None:
-        while not self._ended.is_set():
-            self.payloads += [bytes(each.payload) for each in self.consumer.poll(timeout=0.1)]
+    def poll(self, _step: int) -> None:
+        self.payloads += [bytes(each.payload) for each in self.consumer.poll(timeout=0.1)]
 
     def close(self) -> None:
-        self._ended.set()
-        self._thread.join(DEADLINE)
+        self.end()
         self.consumer.close()
+        assert self.errors == []
 
 
 def in_zone(name: str, zone: str, **options: object) -> ConsumerConfig:
@@ -172,8 +160,7 @@ def test_a_failover_moves_nothing_until_the_next_leader_has_stayed(sets, chroot,
     monkeypatch.setattr("metaq.client.consumer.group_member.ZONE_SETTLE_SECONDS", SETTLE)
     shares, zero = Shares(session), sets[0]
     members = {
-        name: Polled(chroot, name, in_zone(name, zone, read_from="nearest"))
-        for name, zone in (("e", "east"), ("w", "west"))
+        name: Polled(chroot, in_zone(name, zone, read_from="nearest")) for name, zone in (("e", "east"), ("w", "west"))
     }
     at_home = {"e": EAST, "w": WEST}
     sent: list[bytes] = []
@@ -231,10 +218,10 @@ def alone(chroot: str, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 def test_with_a_member_of_another_strategy_the_group_shares_as_range_until_it_has_gone(chroot, session, caplog):
     shares = Shares(session)
-    members = [Polled(chroot, name, in_zone(name, zone)) for name, zone in (("a", "west"), ("b", "east"))]
+    members = [Polled(chroot, in_zone(name, zone)) for name, zone in (("a", "west"), ("b", "east"))]
     try:
         shares.become({"a": WEST, "b": EAST})
-        members.append(Polled(chroot, "c", ConsumerConfig(consumer_id="c")))
+        members.append(Polled(chroot, ConsumerConfig(consumer_id="c")))
         names = ["a", "b", "c"]
         shares.become({name: sorted(range_assignment(name, names, [*EAST, *WEST])) for name in names})
         told = [each for each in caplog.messages if "g_c reads topic t without strategy='zone'" in each]
@@ -250,7 +237,7 @@ def test_with_a_member_of_another_strategy_the_group_shares_as_range_until_it_ha
 def test_a_broker_without_neighbours_is_shared_by_those_with_the_fewest(chroot, session):
     shares = Shares(session)
     configs = {"a": "west", "b": "west", "c": "north"}
-    members = [Polled(chroot, name, in_zone(name, zone)) for name, zone in configs.items()]
+    members = [Polled(chroot, in_zone(name, zone)) for name, zone in configs.items()]
     try:
         shares.become({"a": ["0-0", *WEST[:2]], "b": ["0-1", *WEST[2:]], "c": EAST[2:]})
     finally:

@@ -14,20 +14,13 @@ from metaq.coordination.embedded import EmbeddedZooKeeper
 from metaq.coordination.local_zookeeper import APACHE_DIRECTORY, STANDALONE_DIRECTORY, ZooKeeperProcess
 from metaq.coordination.standalone_process import StandaloneZooKeeper
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, DirectoryInUse
+from tests.integration.cli_helpers import is_running
 from tests.integration.coordination_helpers import wait_for
 
 KINDS = {EmbeddedZooKeeper: "data", StandaloneZooKeeper: STANDALONE_DIRECTORY}
 """And the directory that each needs."""
 
 both = pytest.mark.parametrize("kind", KINDS)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that ended without its parent's taking notice does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @both
@@ -132,7 +125,7 @@ def test_the_server_ends_when_its_parent_is_killed(kind: type[ZooKeeperProcess],
     assert parent.stdout is not None
     pid, running = parent.stdout.readline().split()
     assert running == "True"
-    assert alive(int(pid))
+    assert is_running(int(pid))
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
-    wait_for(lambda: not alive(int(pid)), "the end of the server")
+    wait_for(lambda: not is_running(int(pid)), "the end of the server")

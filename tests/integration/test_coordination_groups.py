@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
@@ -24,7 +25,7 @@ from metaq.protocol.errors import (
     InvalidName,
     SessionLost,
 )
-from tests.integration.coordination_helpers import deaf, expire, session_at, wait_for
+from tests.integration.coordination_helpers import deaf, expire, hear_all, session_at, wait_for
 from tests.raising import raising
 from tests.waiting import DEADLINE
 
@@ -153,9 +154,7 @@ def test_a_refused_partition_is_told_of_when_it_is_free(sessions, broker):
     first, second = Member(sessions[0], "c1").joined(), Member(sessions[1], "c2").joined()
     assert first.membership.claim("t", "0-0")
     wait_for(lambda: len(second.membership.snapshot().consumers["t"]) == 2, "both")
-    events = threading.Event()
-    second.session.events.post(events.set)
-    assert events.wait(DEADLINE)
+    hear_all(second.session)
     told = second.changes
     assert not second.membership.claim("t", "0-0")
     assert not second.membership.claim("t", "0-0")
@@ -218,24 +217,18 @@ def test_leaving_ends_the_wait_for_a_configured_id(sessions):
         second.membership.join()
 
 
-def test_a_member_whose_node_was_removed_says_so_and_joins_again(sessions, view):
+@pytest.mark.parametrize("owners_too", [False, True], ids=["its own", "those of what it owns, too"])
+def test_a_member_whose_nodes_were_removed_says_so_and_joins_again_with_what_it_owns(sessions, view, owners_too):
     member = Member(sessions[0], "c1").joined()
     assert member.membership.claim("t", "0-0")
+    if owners_too:
+        sessions[2].zk.delete(sessions[2].paths.owner("g", "t", "0-0"))
     sessions[2].zk.delete(sessions[2].paths.consumer("g", "g_c1"))
     wait_for(lambda: not _is_registered(member), "the news")
     wait_for(lambda: view.consumers("g") == {"g_c1": ["t"]}, "its node")
     wait_for(lambda: _is_registered(member), "the news that it is back")
-    assert member.membership.held == {("t", "0-0")}  # what it owns has stayed its own
-
-
-def test_a_member_whose_owner_nodes_were_removed_too_makes_them_anew(sessions, view):
-    member = Member(sessions[0], "c1").joined()
-    assert member.membership.claim("t", "0-0")
-    sessions[2].zk.delete(sessions[2].paths.owner("g", "t", "0-0"))
-    sessions[2].zk.delete(sessions[2].paths.consumer("g", "g_c1"))
-    wait_for(lambda: not _is_registered(member), "the news")
-    wait_for(lambda: _is_registered(member), "the news that it is back")
     wait_for(lambda: view.owners("g", "t") == {"0-0": "g_c1"}, "its owner node")
+    assert member.membership.held == {("t", "0-0")}
 
 
 def test_late_news_of_the_session_on_which_it_joined_is_no_reason_to_join_again(sessions, caplog):
@@ -294,14 +287,8 @@ def test_an_owner_node_of_our_name_and_another_session_is_not_ours(sessions, bro
 def test_claims_of_random_concurrent_members_never_overlap(sessions, broker, view):
     members = [Member(session, f"c{number}").joined().membership for number, session in enumerate(sessions)]
     partitions = [("t", f"0-{number}") for number in range(12)]
-    granted: list[set[tuple[str, str]]] = []
-    threads = [
-        threading.Thread(target=lambda each=each: granted.append(each.claim_many(partitions))) for each in members
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(members)) as together:
+        granted = list(together.map(lambda each: each.claim_many(partitions), members))
     assert sum(map(len, granted)) == len(set().union(*granted)) == 12
     assert len(view.owners("g", "t")) == 12
 
@@ -351,9 +338,7 @@ def test_rejoining_may_be_asked_for(sessions, broker, view):
         member.membership.rejoin()
         assert member.membership.session_id == member.session.session_id
         assert member.membership.claim("t", "0-0")
-    done = threading.Event()
-    member.session.events.post(done.set)  # behind the news of the expiry
-    assert done.wait(DEADLINE)
+    hear_all(member.session)
     assert member.membership.held == {("t", "0-0")}  # which took away nothing of the new session
 
 
@@ -366,9 +351,7 @@ def test_a_member_that_stepped_out_owns_nothing_and_is_not_in_the_group_until_it
     assert (first.membership.session_id, first.membership.held) == (0, frozenset())
     wait_for(lambda: len(second.mine()) == 12, "the news of its leaving")
     expire(first.session)
-    done = threading.Event()
-    first.session.events.post(done.set)  # behind the news of the new session, on which a member joins again by itself
-    assert done.wait(DEADLINE)
+    hear_all(first.session)  # of the new session, on which a member joins again by itself
     first.membership._presence._task.close(DEADLINE)
     assert list(view.consumers("g")) == ["g_c2"]
     first.membership.rejoin()
@@ -427,16 +410,6 @@ def test_a_damaged_offset_is_an_error_that_names_its_node(sessions):
         ZooKeeperOffsetStore(sessions[0]).load("g", "t", "0-0")
 
 
-def test_a_thousand_offsets_are_committed_in_a_pipeline(sessions):
-    store = ZooKeeperOffsetStore(sessions[0])
-    offsets = {("t", f"0-{number}"): Offset(number, number) for number in range(1_000)}
-    for _ in range(2):  # created, then set
-        started = time.monotonic()
-        store.commit("g", offsets, None)
-        assert time.monotonic() - started < 10
-    assert store.load_many("g", list(offsets)) == list(offsets.values())
-
-
 def test_thousands_of_partitions_are_claimed_committed_and_given_up(sessions: list[ZkSession]) -> None:
     first, second = Member(sessions[0]).joined().membership, Member(sessions[1]).joined().membership
     everything = [("t", f"0-{number}") for number in range(2_500)]
@@ -446,7 +419,9 @@ def test_thousands_of_partitions_are_claimed_committed_and_given_up(sessions: li
 
     store = ZooKeeperOffsetStore(sessions[0])
     offsets = {each: Offset(1, number) for number, each in enumerate(everything)}
+    started = time.monotonic()
     store.commit("g", dict(list(offsets.items())[:1_500]), first.session_id)
+    assert time.monotonic() - started < 10  # in pipelines
     ZooKeeperOffsetStore(sessions[1]).commit("g", {("t", "0-2000"): Offset(7, 7)}, None)  # a tool
     assert sum(each is not None for each in store.load_many("g", everything)) == 1_501
     sessions[0].zk.delete(sessions[0].paths.offset("g", "t", "0-10"))  # behind the store's back

@@ -1,15 +1,13 @@
 """ZooKeeper comes back empty, and from an older copy, under a broker, a producer, two groups and a shared group."""
 
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 from metaq import Consumer, ConsumerConfig, Message, Producer, ProducerConfig, SharedConfig, SharedConsumer, browse
-from metaq.protocol.errors import MetaqError
+from tests.integration.background import Repeating
 from tests.integration.client_cluster import running_brokers
 from tests.integration.set_nodes import set_nodes
 from tests.waiting import eventually
@@ -20,51 +18,17 @@ POLLED = 20
 """Messages that one poll gives: what a rebalance may give again."""
 
 
-class Application:
-    """A member that writes down what it is handed, on a thread of its own."""
+class Application(Repeating):
+    """A member that writes down what it is handed."""
 
     def __init__(self, consumer: Consumer) -> None:
+        super().__init__(self.take, 0.0)
         self.consumer = consumer
         self.messages: list[Message] = []
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+        self.start()
 
-    def _work(self) -> None:
-        while not self._ending.is_set():
-            self.messages += self.consumer.poll(POLLED, 0.1)
-
-    def end(self) -> None:
-        self._ending.set()
-        self._thread.join()
-        self.consumer.close()
-
-
-class Sender:
-    """Sends one message after the other, on a thread of its own."""
-
-    def __init__(self, producer: Producer) -> None:
-        self.payloads: list[bytes] = []
-        self.failures: list[str] = []
-        self._producer = producer
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        number = 0
-        while not self._ending.wait(0.01):
-            payload = b"%d" % number
-            number += 1
-            try:
-                self._producer.send("t", payload)
-                self.payloads.append(payload)
-            except MetaqError as error:
-                self.failures.append(str(error))
-
-    def end(self) -> None:
-        self._ending.set()
-        self._thread.join()
+    def take(self, _step: int) -> None:
+        self.messages += self.consumer.poll(POLLED, 0.1)
 
 
 def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_copy(tmp_path: Path) -> None:
@@ -90,7 +54,14 @@ def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_cop
             }
             members = [each for group in groups.values() for each in group]
             eventually(lambda: all(each.consumer.assignment() for each in members), what="the claims of all members")
-            sender = Sender(producer)
+            payloads: list[bytes] = []
+
+            def send(number: int) -> None:
+                producer.send("t", b"%d" % number)
+                payloads.append(b"%d" % number)
+
+            sender = Repeating(send, 0.01)
+            sender.start()
             done: Counter[bytes] = Counter()
 
             def work(message: object) -> None:
@@ -101,10 +72,10 @@ def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_cop
 
             def goes_on() -> float:
                 """Until everybody has come by messages that were sent from now on; seconds."""
-                began, sent = time.monotonic(), len(sender.payloads)
+                began, sent = time.monotonic(), len(payloads)
 
                 def all_have() -> bool:
-                    last = set(sender.payloads[sent + 20 : sent + 40])
+                    last = set(payloads[sent + 20 : sent + 40])
                     return len(last) == 20 and all(
                         last <= {message.payload for each in group for message in each.messages}
                         for group in groups.values()
@@ -129,7 +100,7 @@ def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_cop
             server.start()
             took.append(goes_on())
             sender.end()
-            sent = set(sender.payloads)
+            sent = set(payloads)
             eventually(lambda: done.keys() >= sent, what="the work of the shared group")
             for start, group in groups.items():
                 eventually(
@@ -141,8 +112,10 @@ def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_cop
                 assert again <= 2 * POLLED * len(group), f"{again} messages came again in the group {start}"
             for each in members:
                 each.end()
+                each.consumer.close()
+                assert each.errors == []
             assert max(took) < SESSION_SECONDS + 8
-            assert not sender.failures
+            assert sender.errors == []
     server.stop()
 
 
@@ -163,8 +136,7 @@ def test_a_broker_set_waits_for_an_operators_choice_which_its_living_nodes_carry
         assert (view.state, view.master) == (None, None)
         log = nodes.nodes["b"].errors
         eventually(lambda: "has no state of broker set 0, which has had epoch 1" in log.read_text(), what="the remedy")
-        words = ["brokers", "elect", "0", "--unclean", "--node", "b", "--yes", "--zk", nodes.connect]
-        subprocess.run([sys.executable, "-m", "metaq", *words], check=True, timeout=60)
+        nodes.elect("b")
         nodes.wait_in_sync("a", "b")
         assert nodes.leader == "b"
         assert [message.payload for message in browse(nodes.connect, "t")] == [b"before"]

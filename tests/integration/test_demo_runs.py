@@ -6,6 +6,8 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.waiting import eventually
 
 from .cli_helpers import is_running, run, start, stop
@@ -63,29 +65,17 @@ def test_the_demo_leaves_spark_out_without_java():
     assert ran.out.splitlines()[-1] == "OK nothing lost"
 
 
-def test_ctrl_c_ends_the_demo_and_all_its_processes(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_demo_that_is_ended_leaves_no_process_behind_and_on_ctrl_c_no_file(tmp_path, number, code):
     process = start("demo", env={"TMPDIR": str(tmp_path)})
     assert process.stdout is not None
     for line in process.stdout:
         if b"c1 and c2 start" in line:
             break
     assert len(processes_below(tmp_path)) >= 4  # ZooKeeper's and the brokers' files, the consumers' histories
-    assert stop(process, signal.SIGINT) == 130
+    assert stop(process, number) == code
     eventually(lambda: not processes_below(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_killed_demo_leaves_no_process_behind(tmp_path):
-    process = start("demo", env={"TMPDIR": str(tmp_path)})
-    assert process.stdout is not None
-    for line in process.stdout:
-        if b"c1 and c2 start" in line:
-            break
-    assert len(processes_below(tmp_path)) >= 4
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    eventually(lambda: not processes_below(tmp_path))
+    assert number == signal.SIGKILL or list(tmp_path.iterdir()) == []
 
 
 def test_the_demo_needs_its_data_directory_for_itself(tmp_path):

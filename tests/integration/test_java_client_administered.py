@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from bench.server_ini import Topics
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import Connection
-from tests.integration.java_peers import require_java
-from tests.integration.java_sides import Fields, Side, running_side
+from tests.integration.java_sides import Fields, Side
 from tests.waiting import eventually
 
-FILTER = "def only_red(group, message):\n    return message.attribute == 'red'\n"
+FILTERS = "def only_red(group, message):\n    return message.attribute == 'red'\n"
+FILTERS_INI = "[filters]\ncom.acme.OnlyRed = acme_filters:only_red\n"
 TOPICS: Topics = {
     "filtered": {"numPartitions": 1, "group.picky": "com.acme.OnlyRed"},
     "closed": {"numPartitions": 1},
     "grown": {"numPartitions": 1},
     "wild*": {},
 }
-
-
-@pytest.fixture(scope="module")
-def ours(zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
-    require_java()
-    directory: Path = tmp_path_factory.mktemp("administered")
-    modules = directory / "modules"
-    modules.mkdir()
-    (modules / "acme_java_filters.py").write_text(FILTER)
-    conf = directory / "side" / "conf" / "ours"
-    conf.mkdir(parents=True)
-    (conf / "filters.ini").write_text("[filters]\ncom.acme.OnlyRed = acme_java_filters:only_red\n")
-    connect = f"{zookeeper.connect_string}/{directory.name}"
-    with running_side("ours", connect, directory / "side", TOPICS, {"appClassPath": modules}) as side:
-        yield side
 
 
 def ask(side: Side, code: RequestCode, ext: dict[str, str | int]) -> None:

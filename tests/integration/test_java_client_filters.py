@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,12 +12,11 @@ from bench.javapeer import JavaClient
 from bench.processes import Server
 from bench.server_ini import Topics
 from metaq import Producer
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
-from tests.integration.java_peers import require_java
-from tests.integration.java_sides import Broker, Side, running_side
+from tests.integration.background import Repeating
+from tests.integration.java_sides import Broker, Side
 from tests.waiting import eventually
 
-FILTER = """
+FILTERS = """
 def even(group, message):
     return int(message.payload[-9:]) % 2 == 0
 """
@@ -27,18 +25,6 @@ ONE: Topics = {name: {"numPartitions": 1, **GROUPS} for name in ("original", "fa
 TOPICS: Topics = {**ONE, "killed": {"numPartitions": 2, **GROUPS}}
 BODY_BYTES = 100
 JAVA_DEFAULT_MAX_DELAY_MS = 5000  # a pause of half a second after each 301
-
-
-@pytest.fixture(scope="module")
-def ours(zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
-    require_java()
-    directory: Path = tmp_path_factory.mktemp("filters")
-    modules = directory / "modules"
-    modules.mkdir()
-    (modules / "acme_filters.py").write_text(FILTER)
-    connect = f"{zookeeper.connect_string}/{directory.name}"
-    with running_side("ours", connect, directory / "side", TOPICS, {"appClassPath": modules}) as side:
-        yield side
 
 
 def body(number: int) -> bytes:
@@ -109,8 +95,13 @@ def test_nothing_is_lost_while_broker_and_consumers_are_killed(
     """The consumer's connection goes with the broker, and its offset counts only what it got."""
     first = 0 if name == "stopped" else 500_000_000
     store(ours, "killed", range(first, first + 60_000))  # the first consumer is far behind
-    sent = Sending(ours.connect, first + 60_000)
-    sent.start()
+    acknowledged = list(range(first, first + 60_000))
+
+    def send(step: int) -> None:
+        batch = range(first + 60_000 + 500 * step, first + 60_500 + 500 * step)
+        producer.send_batch("killed", [body(each) for each in batch])
+        acknowledged.extend(batch)
+
     files = [tmp_path / f"received-{member}.txt" for member in ("c0", "c1", "last")]
 
     def lines() -> list[str]:
@@ -122,21 +113,21 @@ def test_nothing_is_lost_while_broker_and_consumers_are_killed(
         before = len(lines())
         eventually(lambda: len(lines()) > before + 2000, 60, what)
 
-    for number in range(2):
-        consumer = JavaClient(ours.connect, tmp_path / f"consumer{number}.log")
-        try:
-            consumer.call("follow", "killed", "killed", f"c{number}", files[number])
-            await_more("messages")
-            ours.restart(end)
-            await_more("messages after the restart")
-        finally:
-            consumer.kill()
-    sent.stop()
+    # what fails in it, while the broker is away, is not known to have been taken
+    with Producer(ours.connect) as producer, Repeating(send, 0.05):
+        for number in range(2):
+            consumer = JavaClient(ours.connect, tmp_path / f"consumer{number}.log")
+            try:
+                consumer.call("follow", "killed", "killed", f"c{number}", files[number])
+                await_more("messages")
+                ours.restart(end)
+                await_more("messages after the restart")
+            finally:
+                consumer.kill()
     last = JavaClient(ours.connect, tmp_path / "last.log")
     try:
         last.call("follow", "killed", "killed", "last", files[2])
-        sent.acknowledged += range(first, first + 60_000)
-        accepted = {number for number in sent.acknowledged if number % 2 == 0}
+        accepted = {number for number in acknowledged if number % 2 == 0}
         eventually(lambda: accepted <= set(delivered(lines())), 60, "every accepted message")
     finally:
         last.kill()
@@ -152,31 +143,3 @@ def test_nothing_is_lost_while_broker_and_consumers_are_killed(
 def delivered(lines: list[str], partition: str | None = None) -> list[int]:
     words = [line.split() for line in lines]
     return [int(each[4]) for each in words if partition in (None, each[1])]
-
-
-class Sending(threading.Thread):
-    """Sends batches to both partitions until it is stopped; `acknowledged`: the numbers that the broker took."""
-
-    def __init__(self, connect: str, first: int) -> None:
-        super().__init__(daemon=True)
-        self.acknowledged: list[int] = []
-        self._connect = connect
-        self._first = first
-        self._stopped = threading.Event()
-
-    def run(self) -> None:
-        number = self._first
-        with Producer(self._connect) as producer:
-            while not self._stopped.wait(0.05):
-                batch = range(number, number + 500)
-                number += 500
-                try:
-                    producer.send_batch("killed", [body(each) for each in batch])
-                except Exception:  # the broker is away: whether it took the batch is not known
-                    continue
-                self.acknowledged += batch
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self.join(30)
-        assert not self.is_alive()

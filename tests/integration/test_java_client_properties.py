@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from bench.server_ini import Topics
 from metaq import Consumer, Producer, ProducerConfig
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
-from tests.integration.java_peers import require_java
-from tests.integration.java_sides import Side, running_side
+from tests.integration.java_sides import Side
 from tests.waiting import DEADLINE, eventually
 
 TOPICS: Topics = {"typed": 1, "packed": {"numPartitions": 1, "acceptCompressed": "true"}}
 LONG = b"again and again " * 200
-
-
-@pytest.fixture(scope="module")
-def ours(zookeeper: ZooKeeperProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
-    require_java()
-    connect = f"{zookeeper.connect_string}/java-properties"
-    with running_side("ours", connect, tmp_path_factory.mktemp("ours") / "side", TOPICS) as side:
-        yield side
 
 
 def test_a_java_consumer_sees_typed_properties_as_the_attributes_text(ours: Side) -> None:

@@ -11,20 +11,10 @@ from bench.processes import ProcessFailed
 from tests.broker_process import server_ini
 from tests.integration.forked_processes import ForkedBroker
 from tests.integration.java_peers import require_java
-from tests.integration.java_sides import Application, Side, decoded
+from tests.integration.java_sides import Application, Side
 from tests.waiting import eventually
 
 TOPICS = {"committed": 2, "undone": 1, "late": 1, "left": 1, "two-1": 1, "two-2": 1, "refused": 1, "prepared": 1}
-
-
-def browsed(app: Application, topic: str) -> list[bytes]:
-    return [message["data"] for message in decoded(app.call("browse", topic, 1 << 20)["messages"])]
-
-
-def becomes(app: Application, topic: str, expected: list[bytes]) -> None:
-    """With 1.x what a commit wrote is readable a moment after its answer, with ours before it."""
-    eventually(lambda: len(browsed(app, topic)) >= len(expected), 10, f"{expected} in {topic}")
-    assert browsed(app, topic) == expected
 
 
 def test_messages_appear_together_with_the_commit_in_the_order_of_sending(side: Side) -> None:
@@ -34,9 +24,9 @@ def test_messages_appear_together_with_the_commit_in_the_order_of_sending(side: 
     assert all(result["success"] for result in results)
     assert {result["offset"] for result in results} == {-1}
     assert {result["id"] for result in results} != {0}
-    assert browsed(side.app, "committed") == []
+    assert side.browsed("committed") == []
     side.app.call("commit", sender)
-    becomes(side.app, "committed", [b"1", b"3", b"5", b"0", b"2", b"4"])
+    side.becomes("committed", [b"1", b"3", b"5", b"0", b"2", b"4"])
     ids = {message["id"] for message in side.app.call("browse", "committed", 1 << 20)["messages"]}
     assert ids == {result["id"] for result in results}
     outside = side.app.send(sender, "committed", b"without one")
@@ -50,8 +40,8 @@ def test_a_transaction_spans_the_topics_of_its_broker(side: Side) -> None:
     for topic in ("two-1", "two-2", "two-1"):
         assert side.app.send(sender, topic, topic.encode())["success"]
     side.app.call("commit", sender)
-    becomes(side.app, "two-1", [b"two-1"] * 2)
-    becomes(side.app, "two-2", [b"two-2"])
+    side.becomes("two-1", [b"two-1"] * 2)
+    side.becomes("two-2", [b"two-2"])
 
 
 def test_a_rollback_leaves_nothing(side: Side) -> None:
@@ -60,7 +50,7 @@ def test_a_rollback_leaves_nothing(side: Side) -> None:
     assert side.app.send(sender, "undone", b"never")["success"]
     side.app.call("rollback", sender)
     side.app.send_all(sender, "undone", b"seen")
-    becomes(side.app, "undone", [b"seen"])
+    side.becomes("undone", [b"seen"])
 
 
 def test_a_transaction_over_its_time_is_rolled_back(side: Side) -> None:
@@ -70,7 +60,7 @@ def test_a_transaction_over_its_time_is_rolled_back(side: Side) -> None:
     eventually(lambda: rolled_back(side, sender), 10, "the time-out")
     with pytest.raises(ProcessFailed, match=r"Local transaction 'TX:.*' has (not been started|timed out)"):
         side.app.call("commit", sender)
-    assert browsed(side.app, "late") == []
+    assert side.browsed("late") == []
 
 
 def rolled_back(side: Side, sender: str) -> bool:
@@ -92,7 +82,7 @@ def test_refusals_inside_a_transaction_are_those_of_1x(side: Side) -> None:
     side.app.call("begin", sender)
     assert side.app.send(sender, "refused", b"fine")["success"]
     side.app.call("commit", sender)
-    becomes(side.app, "refused", [b"fine"])
+    side.becomes("refused", [b"fine"])
 
 
 def test_an_application_that_ends_in_a_transaction_leaves_nothing(side: Side) -> None:
@@ -102,7 +92,7 @@ def test_an_application_that_ends_in_a_transaction_leaves_nothing(side: Side) ->
         assert leaver.send(sender, "left", b"never")["success"]
         leaver.kill()
     side.app.send_all(side.app.producer("stayer", "left"), "left", b"after")
-    becomes(side.app, "left", [b"after"])
+    side.becomes("left", [b"after"])
 
 
 def test_an_application_reads_which_limit_refuses_it(chroot: str, tmp_path: Path) -> None:
@@ -121,6 +111,6 @@ def test_an_application_reads_which_limit_refuses_it(chroot: str, tmp_path: Path
             ):
                 app.send(senders[1], "t", b"2")
             app.call("commit", senders[0])
-            becomes(app, "t", [b"1"])
+            assert app.browsed("t") == [b"1"]
     finally:
         broker.kill()

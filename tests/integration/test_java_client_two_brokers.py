@@ -11,7 +11,7 @@ from bench.javapeer import JavaBroker
 from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from tests.integration.coordination_helpers import make_chroot
 from tests.integration.java_peers import require_java
-from tests.integration.java_sides import ON_DISK_WHEN_ANSWERED, Application, OurBroker, decoded
+from tests.integration.java_sides import ON_DISK_WHEN_ANSWERED, Application, OurBroker
 from tests.waiting import eventually
 
 TOPICS = dict.fromkeys(["spread", "pinned", "xa"], 2)
@@ -23,9 +23,6 @@ class Pair:
     java: JavaBroker
     ours: OurBroker
     app: Application
-
-    def browsed(self, topic: str) -> list[bytes]:
-        return [message["data"] for message in decoded(self.app.call("browse", topic, 1 << 20)["messages"])]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +54,7 @@ def test_sends_reads_browsing_and_statistics_cover_both(pair: Pair) -> None:
     assert {message["id"]: message["partition"] for message in received} == {
         result["id"]: result["partition"] for result in results
     }
-    assert pair.browsed("spread") == [b"3", b"7", b"0", b"4", b"1", b"5", b"2", b"6"]
+    assert pair.app.browsed("spread") == [b"3", b"7", b"0", b"4", b"1", b"5", b"2", b"6"]
     stats = app.call("stats")["brokers"]
     assert {int(port): values["broker_id"] for port, values in stats.items()} == {
         pair.java.port: "0",
@@ -75,7 +72,7 @@ def test_a_transaction_stays_on_the_broker_of_its_first_message(pair: Pair) -> N
         (broker,) = {result["partition"].split("-")[0] for result in results}
         brokers.add(broker)
         pair.app.call("commit", sender)
-    eventually(lambda: len(pair.browsed("pinned")) == 12, 10, "all four transactions")
+    eventually(lambda: len(pair.app.browsed("pinned")) == 12, 10, "all four transactions")
     assert brokers == {"0", "1"}
 
 
@@ -98,5 +95,5 @@ def test_a_coordinator_finds_what_is_in_doubt_on_either(pair: Pair) -> None:
         if set(brokers.values()) == {"0", "1"}:
             break
     assert set(brokers.values()) == {"0", "1"}
-    eventually(lambda: len(pair.browsed("xa")) == len(brokers), 10, "all branches")
-    assert sorted(pair.browsed("xa")) == sorted(branch.encode() for branch in brokers)
+    eventually(lambda: len(pair.app.browsed("xa")) == len(brokers), 10, "all branches")
+    assert sorted(pair.app.browsed("xa")) == sorted(branch.encode() for branch in brokers)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bench.processes import ProcessFailed, Server
-from tests.integration.java_sides import Broker, Fields, Side, decoded
+from tests.integration.java_sides import Broker, Fields, Side
 from tests.waiting import eventually
 
 TOPICS = dict.fromkeys(
@@ -16,20 +16,10 @@ TOPICS = dict.fromkeys(
 NOT_KNOWN, PROTOCOL = -4, -6
 
 
-def browsed(side: Side, topic: str) -> list[bytes]:
-    return [message["data"] for message in decoded(side.app.call("browse", topic, 1 << 20)["messages"])]
-
-
-def becomes(side: Side, topic: str, expected: list[bytes]) -> None:
-    """With 1.x what a commit wrote is readable a moment after its answer, with ours before it."""
-    eventually(lambda: len(browsed(side, topic)) >= len(expected), 10, f"{expected} in {topic}")
-    assert browsed(side, topic) == expected
-
-
 def readable(side: Side, topic: str) -> bool:
     """Whether the client is connected again."""
     try:
-        browsed(side, topic)
+        side.browsed(topic)
     except ProcessFailed:
         return False
     return True
@@ -63,9 +53,9 @@ def test_two_phases(side: Side) -> None:
     xa.work("a", b"1", b"2")
     assert xa("prepare", "a") == {"vote": 0}
     assert xa.in_doubt == ["a"]
-    assert browsed(side, "two-phase") == []
+    assert side.browsed("two-phase") == []
     assert xa("commit", "a") == {}
-    becomes(side, "two-phase", [b"1", b"2"])
+    side.becomes("two-phase", [b"1", b"2"])
     assert xa.in_doubt == []
 
 
@@ -73,7 +63,7 @@ def test_one_phase_and_a_branch_without_work(side: Side) -> None:
     xa = Coordinator(side, "one", "one-phase")
     xa.work("b", b"1")
     assert xa("commit_one_phase", "b") == {}
-    becomes(side, "one-phase", [b"1"])
+    side.becomes("one-phase", [b"1"])
     xa.work("empty")
     assert xa("prepare", "empty") == {"vote": 3}
     assert xa("commit", "empty")["xa_code"] == NOT_KNOWN
@@ -90,7 +80,7 @@ def test_rollbacks_before_and_after_prepare(side: Side) -> None:
     assert side.app.send(xa.name, "undone", b"never")["success"]
     assert xa("fail", "e") == {}
     assert xa("rollback", "e") == {}
-    assert browsed(side, "undone") == []
+    assert side.browsed("undone") == []
 
 
 def test_the_codes_of_wrong_steps(side: Side) -> None:
@@ -123,7 +113,7 @@ def test_a_branch_over_its_time_is_rolled_back_and_a_prepared_one_is_not(side: S
     # a second phase without the first is refused for as long as the branch is there
     eventually(lambda: xa("commit", "late")["xa_code"] == NOT_KNOWN, 10, "the time-out")
     assert xa("commit", "kept") == {}
-    becomes(side, "late", [b"kept"])
+    side.becomes("late", [b"kept"])
 
 
 def test_qualifiers_keep_coordinators_apart(side: Side) -> None:
@@ -138,7 +128,7 @@ def test_qualifiers_keep_coordinators_apart(side: Side) -> None:
     side.app.call("xa_qualifier", same.name, "mine")
     assert same.in_doubt == ["g"]
     assert same("commit", "g") == {}
-    becomes(side, "handed-on", [b"1"])
+    side.becomes("handed-on", [b"1"])
 
 
 @pytest.mark.parametrize("end", [Server.close, Server.kill])
@@ -155,13 +145,13 @@ def test_prepared_branches_survive_the_broker_and_are_finished_after_recover(
     eventually(lambda: xa("recover", "").get("in_doubt"), 30, "the client is back")
     assert sorted(xa.in_doubt) == [f"{end.__name__}-h", f"{end.__name__}-i"]
     eventually(lambda: readable(side, topic), 30, "the browser is back")
-    assert browsed(side, topic) == []
+    assert side.browsed(topic) == []
     assert xa("commit", f"{end.__name__}-h") == {}
     assert xa("rollback", f"{end.__name__}-i") == {}
     assert xa("commit_one_phase", "unprepared")["xa_code"] == NOT_KNOWN
     assert xa.in_doubt == []
     if side.is_java:  # 1.x writes it where the partition ended before its segments were loaded (semantics.md §9)
         return
-    becomes(side, topic, [b"h"])
+    side.becomes(topic, [b"h"])
     side.app.send_all(side.app.producer("plain", topic), topic, b"after")
-    becomes(side, topic, [b"h", b"after"])
+    side.becomes(topic, [b"h", b"after"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from bench.javapeer import JavaBroker, JavaClient
 from metaq import Consumer, ConsumerConfig, Message, Producer, Retry, TopicPartition
-from tests.integration.client_cluster import read, running_brokers
+from tests.integration.client_cluster import Running, read, running_brokers
 from tests.integration.java_peers import received, require_java
 from tests.waiting import DEADLINE, eventually
 
@@ -147,10 +146,8 @@ def test_a_java_member_is_not_disturbed_by_retries_of_ours_in_its_group(chroot: 
         JavaClient(chroot, tmp_path / "client.log") as client,
     ):
         client.join("t", "g")
-        with Consumer(chroot, group="g", topics=["t"]) as consumer:
-            retry = Retry(attempts=3, first=0.05, most=0.05)
-            worker = threading.Thread(target=consumer.run, args=(handler,), kwargs={"retry": retry})
-            worker.start()
+        consumer = Consumer(chroot, group="g", topics=["t"])
+        with Running(consumer, handler, retry=Retry(attempts=3, first=0.05, most=0.05)):
             eventually(lambda: [each.topic for each in consumer.assignment()] == ["t"], what="its share")
             (ours,) = consumer.assignment()
             theirs = TopicPartition("t", 0, 1 - ours.partition)
@@ -159,5 +156,3 @@ def test_a_java_member_is_not_disturbed_by_retries_of_ours_in_its_group(chroot: 
             producer.send("t", b"for Java", partition=theirs)
             assert received(client, "g", 1) == [(b"for Java", None)]
             assert [each for each in consumer.assignment() if each.topic == "t"] == [ours]
-            consumer.stop()
-            worker.join(DEADLINE)

@@ -1,5 +1,6 @@
 """Partitions move between real brokers while our producers and consumers run: nothing is lost, and nothing repeated."""
 
+import json
 import threading
 import time
 from collections import defaultdict
@@ -61,7 +62,8 @@ class Reading(Repeating):
 
     def stop(self):
         self.end()
-        self.consumer.close()
+        with self.consumer:
+            pass  # what it was given last counts
         assert self.errors == []
 
 
@@ -145,7 +147,7 @@ def test_a_topic_moves_under_load_and_nothing_is_lost_or_repeated(chroot, tmp_pa
         old.start()
         eventually(lambda: late, what="messages")
         old.stop()
-        assert move(chroot, "--from", "0", "--to", "1", "--json").out.count('"to": "1-3"') == 1
+        assert json.loads(move(chroot, "--from", "0", "--to", "1", "--json").out)["to"] == "1-3"
         load.end(6)
         again = Reading(chroot, "late", late)
         again.start()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from bench.javapeer import JavaClient
 from bench.processes import ProcessFailed
@@ -18,15 +15,16 @@ from metaq import Producer
 from metaq.client.questions.moves import MovesOfCluster
 from metaq.coordination.move_records import MoveState
 from metaq.coordination.session import ZkSession
+from tests.integration.background import Repeating
 from tests.integration.client_cluster import running_brokers
 from tests.integration.java_peers import require_java
 from tests.integration.test_moves import FAST, TOPIC, stored
-from tests.waiting import DEADLINE, eventually
+from tests.waiting import eventually
 
 _STUCK_SECONDS = 20.0
 
 
-class JavaSending(threading.Thread):
+class JavaSending(Repeating):
     """Puts numbered messages, one after the other, within `with`. `sent`: payload -> when it was acknowledged.
 
     An error that leaves `with` has a note of what the client and its log said last.
@@ -34,67 +32,47 @@ class JavaSending(threading.Thread):
 
     def __init__(self, client: JavaClient, first: int = 0) -> None:
         """first: the number of the first message."""
-        super().__init__(daemon=True)
+        super().__init__(self.put, 0.01)
         self.sent: dict[str, float] = {}
         self.failed: dict[str, str] = {}
         self._client = client
         self._first = first
-        self._ended = threading.Event()
         self._last_failure = "no put failed"
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-        if error is not None:
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__()
+        if isinstance(error := raised[1], BaseException):
             reasons = Counter(self.failed.values())
             error.add_note(f"{len(self.sent)} puts succeeded, failed: {reasons}; the last: {self._last_failure}")
 
-    def run(self) -> None:
-        for number in count(self._first):
-            if self._ended.wait(0.01):
-                return
-            payload = f"{number}"
-            try:
-                self._client.put(TOPIC, payload.encode())
-                self.sent[payload] = time.monotonic()
-            except ProcessFailed as error:
-                self._last_failure = f"put {payload}, with the end of the log:\n{error}"
-                self.failed[payload] = str(error).partition("\n")[0].partition(": ")[2]
+    def put(self, step: int) -> None:
+        payload = f"{self._first + step}"
+        try:
+            self._client.put(TOPIC, payload.encode())
+            self.sent[payload] = time.monotonic()
+        except ProcessFailed as error:
+            self._last_failure = f"put {payload}, with the end of the log:\n{error}"
+            self.failed[payload] = str(error).partition("\n")[0].partition(": ")[2]
 
     @property
     def is_stuck(self) -> bool:
         return is_stuck(self.sent.values())
 
-    def stop(self) -> None:
-        self._ended.set()
-        self.join(DEADLINE)
 
-
-class JavaReading(threading.Thread):
+class JavaReading(Repeating):
     """What a member of a group gets: `got` has (payload, when it was seen)."""
 
     def __init__(self, client: JavaClient, group: str, got: Sequence[tuple[str, float]] = ()) -> None:
         """got: by an earlier life."""
-        super().__init__(daemon=True)
+        super().__init__(self.receive, 0.02)
         self.got = list(got)
         self._client = client
         self._group = group
-        self._ended = threading.Event()
         client.join(TOPIC, group)
 
-    def run(self) -> None:
-        while not self._ended.wait(0.02):
-            found = self._client.received(self._group)
-            self.got += [(message["data"].decode(), time.monotonic()) for message in found]
-
-    def stop(self) -> None:
-        self._ended.set()
-        self.join(DEADLINE)
+    def receive(self, _step: int) -> None:
+        found = self._client.received(self._group)
+        self.got += [(message["data"].decode(), time.monotonic()) for message in found]
 
     @property
     def is_stuck(self) -> bool:
@@ -130,7 +108,7 @@ def test_a_java_producer_and_a_java_group_go_through_a_move(chroot: str, tmp_pat
         took = time.monotonic() - begun
         before = len(sending.sent)
         eventually(lambda: len(sending.sent) > before + 200 or sending.is_stuck, what="messages behind the move")
-        sending.stop()
+        sending.end()
         sent, failed = sending.sent, sending.failed
         url = f"meta://127.0.0.1:{brokers.running[1].port}"
         if len(sent) <= before + 200:
@@ -139,7 +117,7 @@ def test_a_java_producer_and_a_java_group_go_through_a_move(chroot: str, tmp_pat
             client = ending.enter_context(JavaClient(chroot, tmp_path / "restarted.log"))
             again = ending.enter_context(JavaSending(client, len(sent) + len(failed)))
             eventually(lambda: len(again.sent) > 200, what="messages of the application that was started again")
-            again.stop()
+            again.end()
             sent, failed = sent | again.sent, failed | again.failed
         brokers.running[0].kill()  # nobody needs it any more
 
@@ -147,7 +125,7 @@ def test_a_java_producer_and_a_java_group_go_through_a_move(chroot: str, tmp_pat
             return sent.keys() - {payload for payload, _ in reading.got}
 
         eventually(lambda: not missing() or reading.is_stuck, what="all messages")
-        reading.stop()
+        reading.end()
         if missing():
             assert consuming.connections(url) == 0
             consuming.leave("java")
@@ -155,7 +133,7 @@ def test_a_java_producer_and_a_java_group_go_through_a_move(chroot: str, tmp_pat
             reading = JavaReading(client, "java", reading.got)
             reading.start()
             eventually(lambda: not missing(), what="all messages of the application that was started again")
-            reading.stop()
+            reading.end()
         with Producer(chroot) as producer:
             partitions = producer.partitions(TOPIC)
         assert [(each.broker, each.partition) for each in partitions] == [(1, each) for each in range(4)]

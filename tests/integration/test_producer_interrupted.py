@@ -10,11 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from metaq import Consumer, Producer, ProducerConfig
+from metaq import Consumer, Message, Producer, ProducerConfig
 from metaq.errors import MetaqError
 from tests.integration.alarms import interrupted_behind
-from tests.integration.client_cluster import Brokers
-from tests.waiting import DEADLINE
+from tests.integration.client_cluster import Brokers, Running
 
 SECONDS = 4.0
 
@@ -40,16 +39,14 @@ def request(producer: Producer) -> None:
 
 @contextmanager
 def answering(brokers: Brokers) -> Iterator[None]:
-    with Producer(brokers.connect) as producer, Consumer(brokers.connect, group="g", topics=["t"]) as consumer:
+    with Producer(brokers.connect) as producer:
 
-        def work() -> None:
-            consumer.run(lambda message: producer.reply(message, b"y") if message.asks_reply else None)
+        def reply(message: Message) -> None:
+            if message.asks_reply:
+                producer.reply(message, b"y")
 
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        yield
-        consumer.stop()
-        thread.join(DEADLINE)
+        with Running(Consumer(brokers.connect, group="g", topics=["t"]), reply):
+            yield
 
 
 def on_another_thread(call: Callable[[Producer], object], producer: Producer) -> str:

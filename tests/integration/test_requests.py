@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -13,40 +12,24 @@ import pytest
 from metaq import Consumer, ConsumerConfig, Message, Producer, ProducerConfig
 from metaq.client.questions.cluster import Cluster
 from metaq.serializers import Json
-from tests.integration.client_cluster import Brokers, running_brokers
+from tests.integration.background import Repeating
+from tests.integration.client_cluster import Brokers, Running
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"ask": 2, "%REPLY%": 1}
-
-
-@pytest.fixture
-def brokers(zookeeper, tmp_path, request: pytest.FixtureRequest) -> Iterator[Brokers]:
-    connect = f"{zookeeper.connect_string}/requests-{request.node.name[:20]}"
-    with running_brokers(connect, tmp_path, TOPICS) as running:
-        yield running
 
 
 @contextmanager
 def serving(connect: str, answer: Callable[[Producer, Message], object]) -> Iterator[Consumer]:
     """As docs/client.md shows it."""
     config = ConsumerConfig(retry_step_seconds=0.1, retry_max_seconds=0.5)
+    consumer = Consumer(connect, group="servers", topics=["ask"], config=config)
     with (
         Producer(connect, config=ProducerConfig(delivery_timeout_seconds=5.0)) as producer,
-        Consumer(connect, group="servers", topics=["ask"], config=config) as consumer,
+        Running(consumer, lambda request: answer(producer, request), max_retries=None, threads=2),
     ):
-        thread = threading.Thread(
-            target=consumer.run,
-            args=(lambda request: answer(producer, request),),
-            kwargs={"max_retries": None, "threads": 2},
-        )
-        thread.start()
         eventually(lambda: len(consumer.assignment()) >= 1)
-        try:
-            yield consumer
-        finally:
-            consumer.stop()
-            thread.join(DEADLINE)
-            assert not thread.is_alive()
+        yield consumer
 
 
 def upper(producer: Producer, request: Message) -> None:
@@ -86,23 +69,18 @@ def test_a_requester_leaves_no_trace_in_zookeeper(brokers: Brokers) -> None:
 
 
 def test_requests_survive_a_broker_that_is_killed_and_comes_back(brokers: Brokers) -> None:
-    stop, futures = threading.Event(), list[Future[Message]]()
+    futures = list[Future[Message]]()
     with serving(brokers.connect, upper), Producer(brokers.connect) as producer:
 
-        def ask() -> None:
-            while not stop.is_set():
-                futures.append(producer.request("ask", b"n%d" % len(futures), timeout=DEADLINE))
-                time.sleep(0.005)
+        def ask(number: int) -> None:
+            futures.append(producer.request("ask", b"n%d" % number, timeout=DEADLINE))
 
         producer.request("ask", b"first", timeout=DEADLINE).result()
-        thread = threading.Thread(target=ask)
-        thread.start()
-        for _ in range(2):
-            time.sleep(0.5)
-            brokers.running[0].kill()
-            brokers.start(0)
-        time.sleep(0.5)
-        stop.set()
-        thread.join(DEADLINE)
-        assert len(futures) > 100
+        with Repeating(ask) as asking:
+            for _ in range(2):
+                asking.wait_for(50)
+                brokers.running[0].kill()
+                brokers.start(0)
+            asking.wait_for(50)
+        assert asking.errors == []
         assert results(futures) == [b"N%d" % number for number in range(len(futures))]

@@ -4,9 +4,9 @@ import threading
 from collections import Counter
 
 from metaq import Consumer, ConsumerConfig, DeadLetters, Message, Producer, Retry
-from tests.integration.client_cluster import SESSION_SECONDS
+from tests.integration.client_cluster import SESSION_SECONDS, Running
 from tests.integration.set_nodes import SetNodes
-from tests.waiting import DEADLINE, eventually
+from tests.waiting import eventually
 
 SET_TOPICS = {"t": "numPartitions=2"}
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1)
@@ -26,12 +26,8 @@ def test_what_waits_and_what_is_dead_survives_the_leader(nodes: SetNodes) -> Non
 
     leader = nodes.leader
     (other,) = {"a", "b"} - {leader}
-    with (
-        Producer(nodes.connect) as producer,
-        Consumer(nodes.connect, group="g", topics=["t"], config=CONFIG) as consumer,
-    ):
-        worker = threading.Thread(target=consumer.run, args=(handler,), kwargs={"retry": RETRY})
-        worker.start()
+    consumer = Consumer(nodes.connect, group="g", topics=["t"], config=CONFIG)
+    with Producer(nodes.connect) as producer, Running(consumer, handler, retry=RETRY):
         for payload in (b"flaky", b"bad"):
             producer.send("t", payload)
         eventually(lambda: calls[b"flaky", 1] and calls[b"bad", 1], what="the first attempts")
@@ -52,5 +48,3 @@ def test_what_waits_and_what_is_dead_survives_the_leader(nodes: SetNodes) -> Non
             (done,) = letters.redrive(letters.read(limit=1), to="group")
             assert done.letter.attempts == 2
         eventually(lambda: calls[b"bad", 1] >= 2, what="the redriven one")
-        consumer.stop()
-        worker.join(DEADLINE)

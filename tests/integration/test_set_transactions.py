@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 import signal
-from itertools import count
 from pathlib import Path
 
 from metaq.broker.sets.transaction_mirror import is_mirrored
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.transaction_requests import CompleteTransactionRequest
-from tests.broker_process import Connection, RunningBroker
-from tests.integration.load import Load, kill_under
+from tests.integration.load import kill_under
 from tests.integration.set_nodes import SetNodes
-from tests.integration.transaction_texts import bodies, check_pairs, ok, recover, tx, tx_put
+from tests.integration.transaction_texts import Transactions, bodies, check_whole, ok, recover, tx, tx_put
 from tests.segment_files import contents
 from tests.waiting import eventually
 
@@ -127,35 +125,6 @@ def test_the_decision_of_an_operator_survives_a_failover_until_the_coordinator_f
         assert recover(connection) == []
 
 
-class Producer(Load):
-    """Two messages in each of four partitions per transaction, one after the other until the leader is gone."""
-
-    def __init__(self, broker: RunningBroker, name: str) -> None:
-        super().__init__(broker)
-        self.name_ = name
-        self.acknowledged: list[str] = []
-        self.begun: list[str] = []
-
-    def send(self) -> None:
-        for number in count():
-            self.commit(number)
-
-    def commit(self, number: int) -> None:
-        name = f"{self.name_}.{number}"
-        xa = number % 2
-        key = f"XID:1:{number:06x}:{self.name_.encode().hex()}:host" if xa else f"TX:{self.name_}:{number}"
-        ok(self.connection, tx(key, "BEGIN"))
-        for part in range(2):
-            for topic, partition in PARTITIONS:
-                ok(self.connection, tx_put(key, topic, partition, f"{name} {part}".encode()))
-        self.begun.append(name)
-        if xa:
-            ok(self.connection, tx(key, "PREPARE"), tx(key, "COMMIT_TWO_PHASE"))
-        else:
-            ok(self.connection, tx(key, "COMMIT_ONE_PHASE"))
-        self.acknowledged.append(name)
-
-
 def test_every_transaction_is_there_whole_or_not_at_all_when_leaders_are_killed_again_and_again(
     nodes: SetNodes,
 ) -> None:
@@ -164,7 +133,7 @@ def test_every_transaction_is_there_whole_or_not_at_all_when_leaders_are_killed_
     begun: set[str] = set()
     for number in range(KILLS):
         name = leader(nodes)
-        producers = [Producer(nodes.nodes[name], f"{number}.{each}") for each in range(3)]
+        producers = [Transactions(nodes.nodes[name], f"{number}.{each}", PARTITIONS) for each in range(3)]
         kill_under(nodes.nodes[name], producers, chance.uniform(0.05, 0.3))
         for producer in producers:
             committed.update(producer.acknowledged)
@@ -172,22 +141,12 @@ def test_every_transaction_is_there_whole_or_not_at_all_when_leaders_are_killed_
         with nodes.nodes[leader(nodes, other(name))].connect() as connection:
             for key in recover(connection):  # prepared, with or without an answer
                 ok(connection, tx(key, "COMMIT_TWO_PHASE"))
-            verify(connection, committed)
+            check_whole(connection, PARTITIONS, committed)
         nodes.start(name)
         nodes.wait_in_sync("a", "b")
     eventually(lambda: same_files(nodes), what="the same files on both nodes")
     with nodes.nodes[leader(nodes)].connect() as connection:
-        assert verify(connection, committed) <= begun
+        assert check_whole(connection, PARTITIONS, committed) <= begun
     assert len(committed) > KILLS
     logs = [nodes.nodes[name].errors.read_text() for name in "ab"]
     assert not any("Traceback" in log for log in logs)
-
-
-def verify(connection: Connection, committed: set[str]) -> set[str]:
-    """Each transaction is whole, once, and those that were acknowledged are there; the names of all."""
-    found = [bodies(connection, *place) for place in PARTITIONS]
-    for each in found:
-        check_pairs(each, committed)
-    sets = [{body.decode().rpartition(" ")[0] for body in each} for each in found]
-    assert all(each == sets[0] for each in sets), "a transaction is in some partitions only"
-    return sets[0]

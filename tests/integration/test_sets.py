@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +11,9 @@ import pytest
 
 from metaq import Producer, TopicPartition
 from metaq.protocol.record import HEADER_BYTES, iter_headers
+from tests.integration.background import Repeating
 from tests.integration.set_nodes import SetNodes, set_nodes
-from tests.waiting import DEADLINE, eventually
+from tests.waiting import eventually
 
 TOPICS = {"t": "numPartitions=4", "safe": "numPartitions=2\nunflushThreshold=0"}
 
@@ -27,39 +24,21 @@ def nodes(tmp_path: Path, chroot: str) -> Iterator[SetNodes]:
         yield nodes
 
 
-class Sender:
-    """Sends to both topics from a thread of its own until it is stopped; `acknowledged` were."""
+class Sender(Repeating):
+    """Sends to both topics; `acknowledged` were."""
 
     def __init__(self, connect: str) -> None:
+        super().__init__(self.send, 0.0)
         self.acknowledged: list[bytes] = []
-        self.errors: list[Exception] = []
-        self.longest_pause = 0.0
-        self._stop = threading.Event()
         self._producer = Producer(connect)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
 
-    def _run(self) -> None:
-        number = 0
-        last = time.monotonic()
-        while not self._stop.is_set():
-            body = b"%d " % number + b"x" * (number % 700)
-            try:
-                self._producer.send("safe" if number % 4 == 0 else "t", body, timeout=30)
-                self.acknowledged.append(body)
-            except Exception as error:
-                self.errors.append(error)
-            now = time.monotonic()
-            self.longest_pause, last = max(self.longest_pause, now - last), now
-            number += 1
+    def send(self, number: int) -> None:
+        body = b"%d " % number + b"x" * (number % 700)
+        self._producer.send("safe" if number % 4 == 0 else "t", body, timeout=30)
+        self.acknowledged.append(body)
 
-    def wait_for(self, more: int) -> None:
-        goal = len(self.acknowledged) + more
-        eventually(lambda: len(self.acknowledged) >= goal or not self._thread.is_alive(), what=f"{more} more messages")
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
+    def end(self) -> None:
+        super().end()
         self._producer.close()
 
 
@@ -67,12 +46,9 @@ class Sender:
 def sender(nodes: SetNodes) -> Iterator[Sender]:
     nodes.start("a", "b")
     nodes.wait_in_sync("a", "b")
-    sender = Sender(nodes.connect)
-    try:
+    with Sender(nodes.connect) as sender:
         sender.wait_for(100)
         yield sender
-    finally:
-        sender.stop()
 
 
 def bodies(segments: dict[str, bytes]) -> Counter[bytes]:
@@ -88,7 +64,7 @@ def check(nodes: SetNodes, sender: Sender, *names: str) -> None:
     """Nothing that was acknowledged is missing, no error reached the user, and all nodes hold the same bytes."""
     sender.wait_for(50)
     nodes.wait_in_sync(*names)
-    sender.stop()
+    sender.end()
     assert sender.errors == []
     eventually(lambda: all(nodes.segments(name) == nodes.segments(names[0]) for name in names), what="the same bytes")
     stored = bodies(nodes.segments(names[0]))
@@ -134,27 +110,22 @@ def test_a_leader_that_was_stopped_cuts_what_nobody_else_has_and_follows(nodes: 
 def test_three_nodes_survive_two_deaths(nodes: SetNodes) -> None:
     nodes.start("a", "b", "c")
     nodes.wait_in_sync("a", "b", "c")
-    sender = Sender(nodes.connect)
-    try:
-        left = {"a", "b", "c"}
+    left = {"a", "b", "c"}
+    with Sender(nodes.connect) as sender:
         for _ in range(2):
             sender.wait_for(100)
             leader = nodes.leader
             nodes.kill(leader)
             left.discard(leader)
             nodes.wait_for_leader(*left)
-        (last,) = left
-        check(nodes, sender, last)
-    finally:
-        sender.stop()
+        check(nodes, sender, *left)
 
 
 def test_a_node_that_cannot_write_down_its_epoch_leaves_the_election_to_others(nodes: SetNodes) -> None:
     nodes.start("a", "b", "c")
     nodes.wait_in_sync("a", "b", "c")
     (nodes.data("b") / "metaqset" / ".history.json.tmp").mkdir()  # the file is written there first
-    words = [sys.executable, "-m", "metaq", "brokers", "hand-over", "0", "--to", "b", "--zk", nodes.connect]
-    subprocess.run(words, check=False, timeout=DEADLINE)
+    nodes.operator.ran("brokers", "hand-over", "0", "--to", "b")
     log = nodes.nodes["b"].errors
     eventually(lambda: "leaves its set" in log.read_text(), what="b to say that it cannot lead")
     nodes.wait_for_leader("a", "c")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
-import sys
 import time
+from itertools import islice
 
 import pytest
 
@@ -55,11 +54,6 @@ def in_sync(nodes: SetNodes) -> list[str]:
     return [] if state is None else list(state.in_sync)
 
 
-def elect(nodes: SetNodes, name: str) -> None:
-    words = ["brokers", "elect", "0", "--unclean", "--node", name, "--yes", "--zk", nodes.connect]
-    subprocess.run([sys.executable, "-m", "metaq", *words], check=True, timeout=60)
-
-
 def test_an_empty_directory_is_not_in_sync_whatever_the_name_of_its_node(nodes: SetNodes) -> None:
     sent = send(nodes, "acknowledged")
     end(nodes, "a", "b")
@@ -84,7 +78,7 @@ def test_an_empty_node_names_the_one_that_has_data_and_the_command(nodes: SetNod
     nodes.start("b")
     nodes.start("a")
     says(nodes, "a", "if they are lost, have b lead with what it has: `metaq brokers elect 0 --unclean --node b`")
-    elect(nodes, "b")
+    nodes.elect("b")
     nodes.wait_in_sync("a", "b")
     assert nodes.leader == "b"
 
@@ -127,9 +121,7 @@ def test_a_state_that_was_set_back_elects_nobody(nodes: SetNodes) -> None:
     assert old is not None
     for leader in ("a", "b"):
         assert nodes.leader == leader
-        words = [sys.executable, "-m", "metaq", "brokers", "hand-over", "0", "--zk", nodes.connect]
-        subprocess.run(words, check=True, timeout=60)
-        nodes.wait_in_sync("a", "b")
+        nodes.hand_over()
     sent = send(nodes, "acknowledged")
     end(nodes, "a", "b")
     with ZkSession(nodes.connect) as session:
@@ -138,7 +130,7 @@ def test_a_state_that_was_set_back_elects_nobody(nodes: SetNodes) -> None:
     says(nodes, "a", "ZooKeeper was set back")
     says(nodes, "b", "ZooKeeper was set back")
     assert nodes.view().master is None
-    elect(nodes, "a")
+    nodes.elect("a")
     nodes.wait_in_sync("a", "b")
     state = nodes.view().state
     assert state is not None
@@ -160,7 +152,7 @@ def test_a_new_node_that_begins_the_set_anew_does_not_make_others_cut(nodes: Set
         assert nodes.kept(name) == []
     nodes.kill("c")
     nodes.wait_until(lambda view: view.master is None and "c" not in view.nodes, "the session of c to end")
-    elect(nodes, "a")
+    nodes.elect("a")
     nodes.wait_for_leader("a")
     assert set(sent) <= stored(nodes, "a")
 
@@ -172,17 +164,17 @@ def test_who_has_no_znode_in_the_set_is_no_replica(nodes: SetNodes, name: str) -
     nodes.kill("b")
     nodes.wait_until(lambda view: list(view.nodes) == ["a"], "the session of b to end")
     eventually(lambda: in_sync(nodes) == ["a"], what="a alone")
-    hello = {"set": 0, "node": name, "instance": "strange", "epoch": 0, "epochs": [], "hasData": False}
-    body = json.dumps(hello).encode()
-    address = "127.0.0.1", nodes.nodes["a"].port
-    with socket.create_connection(address, timeout=10) as stranger:
-        stranger.sendall(encode_frame(RequestCode.FOLLOW, 1, {}, len(body)) + body)
-        said = b"".join(iter(lambda: stranger.recv(65536), b""))  # until the leader closes the connection
+
+    def ask_to_follow(hello: dict[str, object], parts: int | None = None) -> bytes:
+        """What the leader says until it closes the connection, or in so many parts."""
+        body = json.dumps(hello).encode()
+        with socket.create_connection(("127.0.0.1", nodes.nodes["a"].port), timeout=10) as stranger:
+            stranger.sendall(encode_frame(RequestCode.FOLLOW, 1, {}, len(body)) + body)
+            return b"".join(islice(iter(lambda: stranger.recv(65536), b""), parts))
+
+    hello: dict[str, object] = {"set": 0, "node": name, "instance": "strange", "epochs": [], "hasData": False}
+    said = ask_to_follow(hello | {"epoch": 0})
     assert b"no znode of the set's nodes has the name" in said
     assert all(each not in said for each in sent)
     assert in_sync(nodes) == ["a"]
-    del hello["epoch"]
-    body = json.dumps(hello).encode()
-    with socket.create_connection(address, timeout=10) as stranger:  # it must not hold up those who ask meanwhile
-        stranger.sendall(encode_frame(RequestCode.FOLLOW, 1, {}, len(body)) + body)
-        assert b"FOLLOW does not say who asks" in stranger.recv(65536)
+    assert b"FOLLOW does not say who asks" in ask_to_follow(hello, 1)  # it must not hold up those who ask meanwhile

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -21,13 +19,6 @@ pytestmark = pytest.mark.timeout(180)
 SEGMENT_BYTES = 2048
 SET_TOPICS = {"t": "numPartitions=1"}
 SET_SETTINGS = {"max_segment_size": SEGMENT_BYTES}
-
-
-def hand_over(nodes: SetNodes, name: str) -> None:
-    words = [sys.executable, "-m", "metaq", "brokers", "hand-over", "0", "--to", name, "--zk", nodes.connect]
-    subprocess.run(words, check=True, timeout=60)
-    nodes.wait_in_sync("a", "b")
-    assert nodes.leader == name
 
 
 def same_everywhere(nodes: SetNodes, sent: list[bytes]) -> None:
@@ -89,7 +80,7 @@ def test_a_partition_that_is_gone_is_copied_anew(nodes: SetNodes, journaled: int
     says(nodes, "b", "directories have not what they had when the node stopped (t-0)")
     same_everywhere(nodes, sent)
     nodes.wait_in_sync("a", "b")
-    hand_over(nodes, "b")
+    nodes.hand_over("--to", "b")
     same_everywhere(nodes, sent)
 
 
@@ -119,7 +110,7 @@ def test_a_partition_that_lacks_its_beginning_is_copied_anew(nodes: SetNodes) ->
     nodes.start("b")
     eventually(lambda: nodes.segments("a") == nodes.segments("b"), what="b to have the first segment again")
     nodes.wait_in_sync("a", "b")
-    hand_over(nodes, "b")
+    nodes.hand_over("--to", "b")
     same_everywhere(nodes, sent)
-    hand_over(nodes, "a")
+    nodes.hand_over("--to", "a")
     same_everywhere(nodes, sent)

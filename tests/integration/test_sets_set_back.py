@@ -15,16 +15,12 @@ from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_records import SetState, format_set_state
 from metaq.coordination.znodes import set_data
-from tests.integration.cli_helpers import Operator
 from tests.integration.set_nodes import SetNodes, set_nodes
-from tests.integration.test_sets_identity import elect, in_sync, says, send, stored
+from tests.integration.test_sets_identity import STAND_SECONDS, in_sync, says, send, stored
 from tests.waiting import eventually
 from tests.zookeepers import data_of, zookeeper_process
 
 pytestmark = pytest.mark.timeout(180)
-
-STAND_SECONDS = 3.0
-"""In which a node that may stand leads, three times over."""
 
 
 class Cluster:
@@ -32,7 +28,6 @@ class Cluster:
 
     def __init__(self, directory: Path, server: ZooKeeperProcess, nodes: SetNodes) -> None:
         self.nodes = nodes
-        self.operator = Operator(nodes.connect)
         self._server = server
         self._copy = directory / "copy"
 
@@ -47,15 +42,9 @@ class Cluster:
         shutil.copytree(self._copy, data_of(self._server))
         self._server.start()
 
-    def pause(self, name: str) -> None:
-        """Until the set has dropped the node."""
-        self.nodes.signal(name, signal.SIGSTOP)
-        eventually(lambda: name not in in_sync(self.nodes), what=f"{name} to be dropped")
-        self.absent(name)
-
-    def kill(self, name: str) -> None:
-        """Until the set has dropped the node. A paused one would still read what its socket was sent behind that."""
-        self.nodes.kill(name)
+    def drop(self, name: str, number: signal.Signals) -> None:
+        """Until the set has dropped the node. A stopped one still reads later what its socket was sent meanwhile."""
+        self.nodes.signal(name, number)
         eventually(lambda: name not in in_sync(self.nodes), what=f"{name} to be dropped")
         self.absent(name)
 
@@ -81,11 +70,11 @@ def cluster(directory: Path, *names: str) -> Iterator[Cluster]:
 @pytest.mark.parametrize("names", ["ab", "abc"])
 def test_a_dropped_node_is_not_elected_by_the_older_state_that_counts_it_in(tmp_path: Path, names: str) -> None:
     with cluster(tmp_path, *names) as tested:
-        nodes, operator = tested.nodes, tested.operator
+        nodes, operator = tested.nodes, tested.nodes.operator
         tested.copy()
         nodes.wait_in_sync(*names)
         assert nodes.leader == "a"
-        tested.pause("b")
+        tested.drop("b", signal.SIGSTOP)
         sent = send(nodes, "acknowledged")
         tested.set_back()
         advice = []
@@ -116,7 +105,7 @@ def test_a_dropped_node_is_not_elected_by_the_older_state_that_counts_it_in(tmp_
         assert state is not None
         assert (state.epoch, state.leader) == (1, "")
         assert master is None
-        elect(nodes, "a")
+        nodes.elect("a")
         nodes.wait_in_sync(*names)
         assert nodes.leader == "a"
         for name in names:
@@ -130,7 +119,7 @@ def test_a_node_does_not_cut_what_is_acknowledged_for_a_leader_that_an_older_sta
         nodes = tested.nodes
         old = nodes.view().state
         assert old is not None
-        tested.kill("b")
+        tested.drop("b", signal.SIGKILL)
         sent = send(nodes, "acknowledged")
         nodes.signal("a", signal.SIGSTOP)
         tested.absent("a")
@@ -142,16 +131,16 @@ def test_a_node_does_not_cut_what_is_acknowledged_for_a_leader_that_an_older_sta
         says(nodes, "a", "lacks acknowledged messages that a has")
         assert set(sent) <= stored(nodes, "a")
         assert nodes.kept("a") == []
-        shown = tested.operator.ran("brokers", "sets").out
+        shown = nodes.operator.ran("brokers", "sets").out
         assert "stopped" in shown
         assert "`metaq brokers elect 0 --unclean --node a`" in shown
-        monitor = tested.operator.ran("monitor", "--min-memory", "0")
+        monitor = nodes.operator.ran("monitor", "--min-memory", "0")
         assert monitor.code == 1
         assert "a is stopped" in monitor.out
         nodes.kill("b")
         tested.absent("b")
         eventually(lambda: nodes.view().master is None, what="the session of b to end")
-        elect(nodes, "a")
+        nodes.elect("a")
         nodes.wait_in_sync("a")
         nodes.start("b")
         nodes.wait_in_sync("a", "b")
@@ -164,12 +153,12 @@ def test_a_living_node_cuts_what_an_operator_has_given_up(tmp_path: Path) -> Non
     with cluster(tmp_path, "a", "b") as tested:
         nodes = tested.nodes
         before = send(nodes, "before")
-        tested.kill("b")
+        tested.drop("b", signal.SIGKILL)
         sent = send(nodes, "given up")
         nodes.signal("a", signal.SIGSTOP)
         tested.absent("a")
         nodes.start("b")
-        elect(nodes, "b")
+        nodes.elect("b")
         nodes.wait_in_sync("b")
         tested.resume("a")
         nodes.wait_in_sync("a", "b")

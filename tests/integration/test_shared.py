@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -13,66 +14,45 @@ import pytest
 from metaq import DeadLetters, Retry, SharedConfig, SharedConsumer, SharedMessage
 from metaq.errors import ConfigError, SharedRefused
 from metaq.serializers import Json
+from tests.integration.client_cluster import Running, leased
 from tests.waiting import eventually
 
 TOPICS = {"jobs": 1, "many": 3}
 
 
-def taken(consumer: SharedConsumer, count: int, seconds: float = 30.0) -> list[SharedMessage]:
-    """`count` messages, none of them settled."""
-    messages: list[SharedMessage] = []
-    end = time.monotonic() + seconds
-    while len(messages) < count and time.monotonic() < end:
-        messages += consumer.poll(0.2, count - len(messages))
-    assert len(messages) == count
-    return messages
+def member(brokers, **options) -> SharedConsumer:
+    return SharedConsumer(brokers.connect, **{"group": "g", "topics": ["jobs"]} | options)
 
 
 def test_sixteen_members_of_one_partition_share_its_messages_and_each_is_worked_on_once(brokers, producer):
     sent = [b"%d" % number for number in range(400)]
     producer.send_batch("jobs", sent)
-    seen: Counter[bytes] = Counter()
-    members: Counter[str] = Counter()
-    lock = threading.Lock()
+    seen: list[tuple[bytes, str]] = []
 
-    def work(consumer):
-        def handle(message):
-            time.sleep(0.002)
-            with lock:
-                seen[message.payload] += 1
-                members[consumer.member] += 1
+    def work(name, message):
+        time.sleep(0.002)
+        seen.append((message.payload, name))
 
-        consumer.run(handle)
-
-    consumers = [
-        SharedConsumer(brokers.connect, group="g", topics=["jobs"], config=SharedConfig(prefetch=4)) for _ in range(16)
-    ]
-    threads = [threading.Thread(target=work, args=(each,), daemon=True) for each in consumers]
-    for thread in threads:
-        thread.start()
-    try:
-        eventually(lambda: len(seen) == len(sent), what="all messages")
-        for consumer in consumers:
-            consumer.flush()
-        assert sum(consumer.counts[0] for consumer in consumers) == len(sent)
-    finally:
-        for consumer in consumers:
-            consumer.close()
-    for thread in threads:
-        thread.join(10)
-    assert set(seen) == set(sent)
-    assert set(seen.values()) == {1}
-    assert len(members) > 8
+    consumers = [member(brokers, config=SharedConfig(prefetch=4)) for _ in range(16)]
+    with ExitStack() as working:
+        for each in consumers:
+            working.enter_context(Running(each, partial(work, each.member)))
+        eventually(lambda: len(seen) >= len(sent), what="all messages")
+        for each in consumers:
+            each.flush()
+        assert sum(each.counts[0] for each in consumers) == len(sent)
+    assert sorted(payload for payload, _ in seen) == sorted(sent)
+    assert len({name for _, name in seen}) > 8
 
 
 def test_a_member_that_ends_without_a_word_leaves_its_messages_to_others_when_its_lease_ends(brokers, producer):
     producer.send_batch("jobs", [b"a", b"b"])
-    with SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=1.0) as first:
-        mine = taken(first, 2)
+    with member(brokers, lease_seconds=1.0) as first:
+        mine = leased(first, 2)
         first.ack(mine[0])
         first.flush()
-    with SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=5.0) as second:
-        (again,) = taken(second, 1)
+    with member(brokers, lease_seconds=5.0) as second:
+        (again,) = leased(second, 1)
         assert (again.payload, again.attempts) == (mine[1].payload, 1)
         second.ack(again)
         second.flush()
@@ -93,19 +73,12 @@ def test_what_fails_comes_again_then_is_a_dead_letter_and_comes_once_more_when_t
         if message.payload == b"poison" and not is_mended:
             raise ValueError("it cannot be read")
 
-    with (
-        SharedConsumer(brokers.connect, group="g", topics=["many"]) as consumer,
-        DeadLetters(brokers.connect, group="g") as letters,
-    ):
-        run = partial(consumer.run, handle, threads=2, retry=RETRY)
-        threading.Thread(target=run, daemon=True).start()
+    consumer = member(brokers, topics=["many"])
+    with Running(consumer, handle, threads=2, retry=RETRY), DeadLetters(brokers.connect, group="g") as letters:
         eventually(letters.count, what="a dead letter")
         (letter,) = letters.read()
-        assert (letter.original.payload, letter.attempts, letter.cause) == (
-            b"poison",
-            3,
-            "ValueError: it cannot be read",
-        )
+        cause = "ValueError: it cannot be read"
+        assert (letter.original.payload, letter.attempts, letter.cause) == (b"poison", 3, cause)
         place = ("many", ("k",), {"n": 1})
         assert sorted(handled) == [(b"good", 1, None), *((b"poison", number, place) for number in (1, 2, 3))]
         eventually(lambda: consumer.counts[0] == 2, what="that both are done")
@@ -139,19 +112,17 @@ def test_a_message_whose_members_die_of_it_is_a_dead_letter_alone_and_says_so(br
     handled = set(died.stdout.split())
     attempts: list[int] = []
     while len(attempts) < 2:
-        with SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=0.3) as consumer:
-            while (message := taken(consumer, 1)[0]).payload != b"deadly":
+        with member(brokers, lease_seconds=0.3) as consumer:
+            while (message := leased(consumer, 1)[0]).payload != b"deadly":
                 assert message.attempts == 1
                 handled.add(message.payload)
                 consumer.ack(message)
             attempts.append(message.attempts)
     assert attempts == [1, 2]  # those in which it was alone
     with (
-        SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer,
+        Running(member(brokers), lambda message: handled.add(message.payload), retry=replace(RETRY, attempts=2)),
         DeadLetters(brokers.connect, group="g") as letters,
     ):
-        run = partial(consumer.run, lambda message: handled.add(message.payload), retry=replace(RETRY, attempts=2))
-        threading.Thread(target=run, daemon=True).start()
         eventually(letters.count, what="a dead letter")
         eventually(lambda: handled == sent, what="all others")
         (letter,) = letters.read()
@@ -161,8 +132,8 @@ def test_a_message_whose_members_die_of_it_is_a_dead_letter_alone_and_says_so(br
 
 def test_a_late_acknowledgement_of_a_sole_member_counts_although_it_has_the_message_again(brokers, producer):
     producer.send("jobs", b"slow")
-    with SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=0.3) as consumer:
-        (message,) = taken(consumer, 1)
+    with member(brokers, lease_seconds=0.3) as consumer:
+        (message,) = leased(consumer, 1)
         time.sleep(0.6)  # it asks for one more, and gets this one
         consumer.ack(message)
         consumer.flush()
@@ -175,20 +146,20 @@ def test_a_filter_leaves_messages_out_for_the_whole_group_and_for_good(brokers, 
         producer.send_async("jobs", b"%d" % number, properties={"n": number})
     producer.flush()
     where = "n >= 240 AND n < 245"
-    with SharedConsumer(brokers.connect, group="g", topics=["jobs"], where=where) as consumer:
-        messages = taken(consumer, 5)
+    with member(brokers, where=where) as consumer:
+        messages = leased(consumer, 5)
         assert [message.payload for message in messages] == [b"240", b"241", b"242", b"243", b"244"]
         assert consumer.poll(0.3) == []
         consumer.ack(*messages)
         consumer.flush()
         assert consumer.counts == (5, 0)  # the broker left out the others
-    with SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer:
+    with member(brokers) as consumer:
         with pytest.raises(SharedRefused, match=r"with where='n >= 240 AND n < 245'"):
             consumer.poll(60.0)
         with pytest.raises(SharedRefused, match=r"this member .* wants ordered_by_key=False"):
             consumer.run(lambda message: pytest.fail("it is handed out"))
-    with SharedConsumer(brokers.connect, group="other", topics=["jobs"]) as consumer:
-        assert len(taken(consumer, 500)) == 500
+    with member(brokers, group="other") as consumer:
+        assert len(leased(consumer, 500)) == 500
 
 
 def test_tags_and_values_with_a_filter_priorities_retries_and_dead_letters(brokers, producer):
@@ -197,20 +168,19 @@ def test_tags_and_values_with_a_filter_priorities_retries_and_dead_letters(broke
         tag = ("buy", "sell", "hold")[number % 3]
         orders.send_async("jobs", {"n": number}, tag=tag, properties={"n": number}, priority=number % 2)
     producer.flush()
+    handled: list[tuple[int, int]] = []
+
+    def handle(message: SharedMessage):
+        handled.append((message.value["n"], message.attempts))
+        if message.value["n"] == 4:
+            raise ValueError("not 4")
+
+    wants = {"tags": ["buy", "sell"], "where": "n < 12"}
+    consumer = member(brokers, deserializer=Json(), **wants)
     with (
-        SharedConsumer(
-            brokers.connect, group="g", topics=["jobs"], tags=["buy", "sell"], where="n < 12", deserializer=Json()
-        ) as consumer,
+        Running(consumer, handle, retry=replace(RETRY, attempts=2)),
         DeadLetters(brokers.connect, group="g") as letters,
     ):
-        handled: list[tuple[int, int]] = []
-
-        def handle(message: SharedMessage):
-            handled.append((message.value["n"], message.attempts))
-            if message.value["n"] == 4:
-                raise ValueError("not 4")
-
-        threading.Thread(target=partial(consumer.run, handle, retry=replace(RETRY, attempts=2)), daemon=True).start()
         eventually(letters.count, what="a dead letter")
         eventually(lambda: len(handled) == 9, what="all messages")
         wanted = [number for number in range(12) if number % 3 != 2]
@@ -220,7 +190,7 @@ def test_tags_and_values_with_a_filter_priorities_retries_and_dead_letters(broke
         handled.clear()
         list(letters.redrive(letters.read(), to="group"))
         eventually(lambda: handled[:1] == [(4, 1)], what="the redriven message")
-    with SharedConsumer(brokers.connect, group="g", topics=["jobs"], tags=["buy", "sell"], where="n < 12") as other:
+    with member(brokers, **wants) as other:
         assert other.poll(0.5) == []  # done for the whole group
 
 
@@ -233,12 +203,12 @@ def test_a_dead_letter_that_has_expired_is_redriven_without_an_end_and_to_its_ow
         if len(handled) == 1:
             raise ValueError("not yet")
 
+    consumer = member(brokers)
     with (
-        SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer,
+        Running(consumer, handle, retry=replace(RETRY, attempts=1)),
         DeadLetters(brokers.connect, group="g") as letters,
         DeadLetters(brokers.connect, group="other") as others,
     ):
-        threading.Thread(target=partial(consumer.run, handle, retry=replace(RETRY, attempts=1)), daemon=True).start()
         eventually(letters.count, what="a dead letter")
         found = list(letters.read())
         with pytest.raises(ConfigError, match="%DEAD%other"):
@@ -254,8 +224,8 @@ def test_what_has_expired_is_given_to_nobody(brokers, producer):
     producer.send("jobs", b"stale", ttl=0.05)
     time.sleep(0.1)
     producer.send("jobs", b"fresh", ttl=60)
-    with SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer:
-        assert [message.payload for message in taken(consumer, 1)] == [b"fresh"]
+    with member(brokers) as consumer:
+        assert [message.payload for message in leased(consumer, 1)] == [b"fresh"]
         assert consumer.poll(0.3) == []
 
 
@@ -269,12 +239,8 @@ def test_a_handler_may_work_longer_than_its_lease(brokers, producer):
         time.sleep(4.5)
         done.set()
 
-    with (
-        SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=2.0) as consumer,
-        SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as other,
-    ):
-        thread = threading.Thread(target=consumer.run, args=(handle,), daemon=True)
-        thread.start()
+    consumer = member(brokers, lease_seconds=2.0)
+    with Running(consumer, handle), member(brokers) as other:
         eventually(lambda: times, what="the handler")
         assert other.poll(3.5) == []
         assert done.wait(10)
@@ -294,15 +260,10 @@ def test_what_a_busy_handler_keeps_waiting_goes_to_others_after_half_of_the_leas
             begun.set()
             goes_on.wait(60)
 
-    with (
-        SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=12) as busy,
-        SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=60) as other,
-    ):
-        thread = threading.Thread(target=busy.run, args=(handle,), daemon=True)
-        thread.start()
+    with Running(member(brokers, lease_seconds=12), handle), member(brokers, lease_seconds=60) as other:
         assert begun.wait(10)
         start = time.monotonic()
-        messages = taken(other, 4)
+        messages = leased(other, 4)
         assert time.monotonic() - start < 11
         assert {each.payload for each in messages} == sent - {b"0", b"1"}
         assert {(each.attempts, each.is_suspect) for each in messages} == {(1, False)}
@@ -313,10 +274,10 @@ def test_what_comes_while_an_idle_member_closes_is_not_left_with_it(brokers, pro
     """Its lease would be longer than any test waits."""
     sent = None
     for number in range(40):
-        with SharedConsumer(brokers.connect, group="g", topics=["jobs"], lease_seconds=300) as consumer:
+        with member(brokers, lease_seconds=300) as consumer:
             if sent is not None:
                 sent.result(10)
-                (message,) = taken(consumer, 1)
+                (message,) = leased(consumer, 1)
                 assert (message.payload, message.attempts, message.is_suspect) == (b"%d" % (number - 1), 1, False)
                 consumer.ack(message)
                 consumer.flush()
@@ -330,10 +291,10 @@ def test_what_comes_while_an_idle_member_closes_is_not_left_with_it(brokers, pro
 def test_an_urgent_message_passes_thousands_that_wait(brokers, producer):
     for _ in range(10):
         producer.send_batch("jobs", [b"low"] * 1000)
-    with SharedConsumer(brokers.connect, group="g", topics=["jobs"], config=SharedConfig(prefetch=0)) as consumer:
-        consumer.ack(*taken(consumer, 1))
+    with member(brokers, config=SharedConfig(prefetch=0)) as consumer:
+        consumer.ack(*leased(consumer, 1))
         producer.send("jobs", b"urgent", priority=9)
-        (message,) = taken(consumer, 1)
+        (message,) = leased(consumer, 1)
         assert (message.payload, message.priority) == (b"urgent", 9)
 
 
@@ -354,15 +315,13 @@ def test_messages_of_a_key_come_one_at_a_time_in_order(brokers, producer):
         with lock:
             busy[key] -= 1
 
-    with SharedConsumer(brokers.connect, group="g", topics=["many"], ordered_by_key=True) as consumer:
-        thread = threading.Thread(target=consumer.run, args=(handle,), kwargs={"threads": 8}, daemon=True)
-        thread.start()
+    with Running(member(brokers, topics=["many"], ordered_by_key=True), handle, threads=8):
         eventually(lambda: sum(len(each) for each in seen.values()) == 30, what="all messages")
-        with SharedConsumer(brokers.connect, group="other", topics=["many"]) as any_order:
+        with member(brokers, group="other", topics=["many"]) as any_order:
             held = any_order.poll(5.0)
             assert held
             with (
-                SharedConsumer(brokers.connect, group="other", topics=["many"], ordered_by_key=True) as refused,
+                member(brokers, group="other", topics=["many"], ordered_by_key=True) as refused,
                 pytest.raises(SharedRefused, match=r"with ordered_by_key=False.* wants ordered_by_key=True"),
             ):
                 refused.poll(60.0)
@@ -374,19 +333,19 @@ def test_messages_of_a_key_come_one_at_a_time_in_order(brokers, producer):
 
 def test_leases_and_acknowledgements_outlive_kill_9_of_the_broker(brokers, producer):
     producer.send_batch("jobs", [b"%d" % number for number in range(10)])
-    with SharedConsumer(brokers.connect, group="g", topics=["jobs"], config=SharedConfig(prefetch=0)) as consumer:
-        first = taken(consumer, 4)
+    with member(brokers, config=SharedConfig(prefetch=0)) as consumer:
+        first = leased(consumer, 4)
         consumer.ack(*first[:2])
         consumer.flush()
         brokers.running[0].kill()
         brokers.start(0)
         consumer.ack(first[2])
         consumer.flush(60)
-        rest = taken(consumer, 6)
+        rest = leased(consumer, 6)
         assert [int(each.payload) for each in rest] == [4, 5, 6, 7, 8, 9]
         assert {each.attempts for each in rest} == {1}
         consumer.release(first[3])
-        (again,) = taken(consumer, 1)
+        (again,) = leased(consumer, 1)
         assert (again.payload, again.attempts) == (first[3].payload, 2)
         consumer.ack(again, *rest)
         consumer.flush()
@@ -401,14 +360,11 @@ def test_options_that_there_are_not_are_refused_with_what_to_choose(brokers):
         ({"where": "n >"}, "where"),
     ):
         with pytest.raises(ConfigError, match=text):
-            SharedConsumer(brokers.connect, **{"group": "g", "topics": ["jobs"]} | options)
-
-
-def test_retries_that_no_shared_consumer_can_keep_are_refused(brokers):
-    with SharedConsumer(brokers.connect, group="g", topics=["jobs"]) as consumer:
-        with pytest.raises(ConfigError, match="ordered_by_key"):
-            consumer.run(print, retry=Retry(ordered=True))
-        with pytest.raises(ConfigError, match="604800"):
-            consumer.run(print, retry=Retry(attempts=3, first=8 * 86400.0, most=30 * 86400.0))
-        with pytest.raises(ConfigError, match="give it a Retry"):
-            consumer.run(print, retry=3)  # type: ignore[arg-type]
+            member(brokers, **options)
+    with member(brokers) as consumer:
+        for retry, text in (
+            (Retry(ordered=True), "ordered_by_key"),
+            (Retry(attempts=3, first=8 * 86400.0, most=30 * 86400.0), "604800"),
+        ):
+            with pytest.raises(ConfigError, match=text):
+                consumer.run(print, retry=retry)

@@ -6,23 +6,12 @@ import time
 
 import pytest
 
-from metaq import Producer, SharedConfig, SharedConsumer, SharedMessage
+from metaq import Producer, SharedConfig, SharedConsumer
 from metaq.errors import SharedRefused
+from tests.integration.client_cluster import leased
 from tests.integration.set_nodes import SetNodes
-from tests.waiting import eventually
 
 TOPIC = "t"
-
-
-def taken(consumer: SharedConsumer, count: int) -> list[SharedMessage]:
-    messages: list[SharedMessage] = []
-
-    def all_came() -> bool:
-        messages.extend(consumer.poll(0.2, count - len(messages)))
-        return len(messages) == count
-
-    eventually(all_came, what=f"{count} messages")
-    return messages
 
 
 def test_the_next_leader_knows_leases_attempts_acknowledgements_and_the_filter(nodes: SetNodes) -> None:
@@ -31,7 +20,7 @@ def test_the_next_leader_knows_leases_attempts_acknowledgements_and_the_filter(n
             producer.send(TOPIC, b"%d" % number)
     config = SharedConfig(prefetch=0, lease_seconds=60)
     with SharedConsumer(nodes.connect, group="g", topics=[TOPIC], config=config) as consumer:
-        first = taken(consumer, 6)
+        first = leased(consumer, 6)
         consumer.ack(*first[:2])
         consumer.release(first[2])
         consumer.flush()
@@ -43,7 +32,7 @@ def test_the_next_leader_knows_leases_attempts_acknowledgements_and_the_filter(n
         ):
             wrong.poll(60.0)
         with SharedConsumer(nodes.connect, group="g", topics=[TOPIC], config=config) as other:
-            rest = taken(other, 7)
+            rest = leased(other, 7)
             assert {each.payload for each in rest} == {b"%d" % number for number in range(12)} - {
                 each.payload for each in (*first[:2], *first[3:])
             }

@@ -14,7 +14,7 @@ import pytest
 from bench.processes import Server
 from metaq import Producer, browse
 
-from .cli_helpers import start_up, stop
+from .cli_helpers import serving_up
 from .doc_examples import blocks
 from .installation import Environment
 from .spark_home import OPTIONS
@@ -97,8 +97,7 @@ def submit(environment: dict[str, str], master: str, wheel: Path, directory: Pat
 def test_a_topic_is_drained_to_parquet_and_back_on_a_standalone_cluster(
     environment: dict[str, str], master: str, wheel: Path, tmp_path: Path
 ) -> None:
-    up = start_up(tmp_path / "data", ["trades:2", "back:2"], "--flush", "async")
-    try:
+    with serving_up(tmp_path / "data", ["trades:2", "back:2"], "--flush", "async") as up:
         with Producer(up.zookeeper) as producer:
             for number in range(100):
                 producer.send("trades", f"{number:04d}".encode(), key=f"k{number % 7}", keys=[f"k{number % 7}"])
@@ -115,5 +114,3 @@ def test_a_topic_is_drained_to_parquet_and_back_on_a_standalone_cluster(
         for message in browse(up.zookeeper, "back"):
             by_key.setdefault(message.keys[0], []).append(message.payload)
         assert by_key == {f"k{key}": [f"{number:04d}".encode() for number in range(key, 100, 7)] for key in range(7)}
-    finally:
-        assert stop(up.process) == 0

@@ -9,13 +9,12 @@ from metaq.spark_connector.columns import COLUMNS
 from metaq.spark_connector.options import READ_NAMES, WRITE_NAMES
 from metaq.spark_connector.schema import SPARK_COLUMNS
 
-from .cli_helpers import start_up, stop
+from .cli_helpers import serving_up
 from .doc_examples import ROOT, blocks
 
 
 def test_the_examples_of_the_page_run_and_compute_what_they_say(spark, tmp_path):
-    up = start_up(tmp_path / "data", ["trades:2", "totals:1"])
-    try:
+    with serving_up(tmp_path / "data", ["trades:2", "totals:1"]) as up:
         with Producer(up.zookeeper) as producer:
             for symbol, price in (("AA", 1), ("AA", 2), ("BB", 5)):
                 producer.send("trades", str(price).encode(), key=symbol, keys=[symbol])
@@ -42,14 +41,11 @@ def test_the_examples_of_the_page_run_and_compute_what_they_say(spark, tmp_path)
         streamed = {(None, "line 0"), (None, "line 1")}
         assert {tuple(row) for row in rows} == {("AA", "3"), ("BB", "5")} | streamed
         assert len(rows) == 4
-    finally:
-        assert stop(up.process) == 0
 
 
 def test_the_notebook_runs_from_top_to_bottom(spark, tmp_path):
     cells = json.loads((ROOT / "docs" / "spark.ipynb").read_text("utf-8"))["cells"]
-    up = start_up(tmp_path / "data", ["trades:2"])
-    try:
+    with serving_up(tmp_path / "data", ["trades:2"]) as up:
         names: dict[str, Any] = {}
         for cell in cells:
             if cell["cell_type"] == "code":
@@ -57,8 +53,6 @@ def test_the_notebook_runs_from_top_to_bottom(spark, tmp_path):
         sold = [tuple(row) for row in names["by_shop"].collect()]
         assert sold == [(f"shop-{shop}", 34 - (shop > 0), sum(range(shop, 100, 3))) for shop in range(3)]
         assert spark.table("seen").count() == 100
-    finally:
-        assert stop(up.process) == 0
 
 
 def test_the_tables_of_the_page_name_every_option_and_column():

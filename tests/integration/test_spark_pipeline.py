@@ -10,7 +10,7 @@ from metaq import Producer, browse
 from metaq.cli.demo.flights import flights_table, json_messages
 from tests.waiting import eventually
 
-from .cli_helpers import start_up, stop
+from .cli_helpers import serving_up
 from .doc_examples import blocks
 
 SECONDS = 240.0
@@ -44,8 +44,7 @@ def in_topic(zookeeper: str) -> list[Delay]:
 
 
 def test_a_restarted_pipeline_gives_the_batch_result_in_files_and_topic(spark: SparkSession, tmp_path: Path) -> None:
-    up = start_up(tmp_path / "data", ["flights:2", "delays:2"], "--session-timeout", "20")
-    try:
+    with serving_up(tmp_path / "data", ["flights:2", "delays:2"], "--session-timeout", "20") as up:
         names: dict[str, Any] = {}
         (example,) = [block for block in blocks("spark.md", "python") if "daily_delays" in block]
         exec(example.replace("127.0.0.1:2181", up.zookeeper), names)
@@ -76,5 +75,3 @@ def test_a_restarted_pipeline_gives_the_batch_result_in_files_and_topic(spark: S
                     query.stop()
         assert in_files(spark, tmp_path / "delays") == expected
         assert in_topic(up.zookeeper) == expected
-    finally:
-        assert stop(up.process) == 0

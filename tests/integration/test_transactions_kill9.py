@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from itertools import count
 from pathlib import Path
 
-from tests.broker_process import Connection, RunningBroker, server_ini
+from tests.broker_process import Connection, server_ini
 from tests.integration.forked_processes import ForkedBroker
-from tests.integration.load import Load, kill_under
-from tests.integration.transaction_texts import bodies, check_pairs, ok, recover, tx, tx_put
+from tests.integration.load import kill_under
+from tests.integration.transaction_texts import Transactions, bodies, check_whole, ok, recover, tx, tx_put
 from tests.waiting import eventually
 
 TOPICS = {"fast": "numPartitions=2\nunflushThreshold=1000", "safe": "numPartitions=2\nunflushThreshold=0"}
 XID = "XID:4660:0a0b:0c:host"
+PLACES = (("safe", 0), ("fast", 1))
 ROUNDS = 6
 PRODUCERS = 4
 LOAD_SECONDS = 0.4
@@ -42,31 +42,6 @@ def test_a_prepared_transaction_survives_kill_9_and_is_committed_afterwards(tmp_
         assert broker.stop() == 0
 
 
-class Producer(Load):
-    """Two messages in each of two partitions per transaction, one after the other until the broker is gone."""
-
-    def __init__(self, broker: RunningBroker, number: int, round_number: int) -> None:
-        super().__init__(broker)
-        self.name_ = f"{round_number}.{number}"
-        self.acknowledged: list[str] = []
-
-    def send(self) -> None:
-        for number in count():
-            self.commit(f"{self.name_}.{number}", number)
-
-    def commit(self, name: str, count: int) -> None:
-        key = f"TX:{self.name_}:{count}" if count % 2 else f"XID:1:{count:06x}:{self.name_.encode().hex()}:host"
-        ok(self.connection, tx(key, "BEGIN"))
-        for part in range(2):
-            for topic, partition in (("safe", 0), ("fast", 1)):
-                ok(self.connection, tx_put(key, topic, partition, f"{name} {part}".encode()))
-        if count % 2:
-            ok(self.connection, tx(key, "COMMIT_ONE_PHASE"))
-        else:
-            ok(self.connection, tx(key, "PREPARE"), tx(key, "COMMIT_TWO_PHASE"))
-        self.acknowledged.append(name)
-
-
 def test_every_transaction_is_there_whole_or_not_at_all_when_the_broker_is_killed_again_and_again(
     tmp_path: Path,
 ) -> None:
@@ -81,7 +56,7 @@ def test_every_transaction_is_there_whole_or_not_at_all_when_the_broker_is_kille
             if number == ROUNDS:
                 assert broker.stop() == 0
                 break
-            producers = [Producer(broker, each, number) for each in range(PRODUCERS)]
+            producers = [Transactions(broker, f"{number}.{each}", PLACES) for each in range(PRODUCERS)]
             kill_under(broker, producers, LOAD_SECONDS)
             for producer in producers:
                 committed.update(producer.acknowledged)
@@ -89,15 +64,9 @@ def test_every_transaction_is_there_whole_or_not_at_all_when_the_broker_is_kille
 
 
 def verify(connection: Connection, committed: set[str]) -> None:
-    def found_by_now() -> list[list[bytes]]:
-        return [bodies(connection, "safe", 0), bodies(connection, "fast", 1)]
-
     # what the start had to append to a partition with synchronous flush is shown when its sync ends
-    eventually(lambda: len({len(each) for each in found_by_now()}) == 1, 20, "what the start appended")
-    found = found_by_now()
-    for each in found:
-        check_pairs(each, committed)
-    assert set(found[0]) == set(found[1]), "a transaction is in one partition only"
+    eventually(lambda: len({len(bodies(connection, *place)) for place in PLACES}) == 1, 20, "what the start appended")
+    check_whole(connection, PLACES, committed)
 
 
 BODY_BYTES = 256 << 10

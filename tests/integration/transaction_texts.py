@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import count
+
 from metaq.protocol.record import checksum, iter_headers
 from metaq.protocol.text import Value, encode_get
-from tests.broker_process import Connection
+from tests.broker_process import Connection, RunningBroker
+from tests.integration.load import Load
 
-__all__ = ["bodies", "check_pairs", "ok", "recover", "tx", "tx_put"]
+__all__ = ["Transactions", "bodies", "check_whole", "ok", "recover", "tx", "tx_put"]
 
 
 def tx(key: str, verb: str, *optional: object) -> bytes:
@@ -45,6 +49,42 @@ def bodies(connection: Connection, topic: str, partition: int) -> list[bytes]:
             found.append(body)
         offset += headers[-1].end  # the last record may be cut
     return found
+
+
+class Transactions(Load):
+    """Two messages in each of `places` per transaction, one after the other: every second one is prepared first.
+    begun: the names of those that may be there; acknowledged: of those that must."""
+
+    def __init__(self, broker: RunningBroker, name: str, places: Sequence[tuple[str, int]]) -> None:
+        super().__init__(broker)
+        self.acknowledged: list[str] = []
+        self.begun: list[str] = []
+        self._name, self._places = name, places
+
+    def send(self) -> None:
+        for number in count():
+            name, is_local = f"{self._name}.{number}", number % 2
+            key = f"TX:{self._name}:{number}" if is_local else f"XID:1:{number:06x}:{self._name.encode().hex()}:host"
+            ok(self.connection, tx(key, "BEGIN"))
+            for part in range(2):
+                for topic, partition in self._places:
+                    ok(self.connection, tx_put(key, topic, partition, f"{name} {part}".encode()))
+            self.begun.append(name)
+            if is_local:
+                ok(self.connection, tx(key, "COMMIT_ONE_PHASE"))
+            else:
+                ok(self.connection, tx(key, "PREPARE"), tx(key, "COMMIT_TWO_PHASE"))
+            self.acknowledged.append(name)
+
+
+def check_whole(connection: Connection, places: Sequence[tuple[str, int]], committed: set[str]) -> set[str]:
+    """Each of the transactions is whole, in all places, once, and the acknowledged ones are there; the names of all."""
+    found = [bodies(connection, *place) for place in places]
+    for each in found:
+        check_pairs(each, committed)
+    names = [{body.decode().rpartition(" ")[0] for body in each} for each in found]
+    assert all(each == names[0] for each in names), "a transaction is in some partitions only"
+    return names[0]
 
 
 def check_pairs(found: list[bytes], committed: set[str]) -> None:
