@@ -13,8 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -37,6 +36,7 @@ from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.statuses import RequestCode
 from metaq.testing import FakeBroker, FakeCluster
 from tests.integration.alarms import Alarm
+from tests.integration.background import Repeating
 from tests.waiting import DEADLINE, eventually
 
 _PATIENCE = 20.0
@@ -66,24 +66,6 @@ def say_lost(what: str, error: BaseException) -> None:
     print(f"{what} was lost: {error!r}", file=sys.stderr)
 
 
-@contextmanager
-def beside(action: Callable[[], None]) -> Iterator[None]:
-    """Repeats `action` on another thread meanwhile."""
-    stop = threading.Event()
-
-    def repeat() -> None:
-        while not stop.is_set():
-            action()
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
 def storm_of_calls(interrupts: int) -> Seen:
     """Blocking calls, and futures of another thread, on one connection at a time."""
     seen = Seen()
@@ -94,7 +76,7 @@ def storm_of_calls(interrupts: int) -> Seen:
         def ask(opaque: int) -> tuple[bytes]:
             return (encode_frame(RequestCode.STATS, opaque, {"item": "x"}),)
 
-        def others() -> None:
+        def others(_step: int) -> None:
             with lock:
                 here = connection
             done: SimpleQueue[object] = SimpleQueue()  # an Event may be interrupted with its lock held
@@ -113,7 +95,7 @@ def storm_of_calls(interrupts: int) -> Seen:
                 say_lost("a call of another thread", error)
                 seen["calls of others lost"] += 1
 
-        with Storm() as storm, beside(others):
+        with Storm() as storm, Repeating(others, 0.0):
             while storm.count < interrupts:
                 try:
                     if not storm.call(partial(connection.call, ask, _PATIENCE)):
@@ -168,7 +150,7 @@ def _producer_storm(interrupts: int, act: Callable[[Producer], object], room: in
     config = ProducerConfig(retry_min_seconds=0.001, retry_max_seconds=0.01, max_buffered_bytes=room)
     with FakeBroker({"t": 4}) as broker, Producer(metadata=FakeCluster([broker]), config=config) as producer:
 
-        def others() -> None:
+        def others(_step: int) -> None:
             try:
                 producer.send_async("t", b"other", timeout=_PATIENCE).result(_PATIENCE + 5)
                 seen["futures"] += 1
@@ -176,7 +158,7 @@ def _producer_storm(interrupts: int, act: Callable[[Producer], object], room: in
                 say_lost("a future", error)
                 seen["futures lost"] += 1
 
-        with Storm() as storm, beside(others):
+        with Storm() as storm, Repeating(others, 0.0):
             while storm.count < interrupts and not seen["futures lost"]:
                 try:
                     if not storm.call(partial(act, producer)):
@@ -211,7 +193,7 @@ def storm_of_ordered_sends(interrupts: int) -> Seen:
                 numbers[who] += 1
                 producer.send("t", f"{who}:{numbers[who]}".encode(), partition=here, timeout=_PATIENCE)
 
-            def others() -> None:
+            def others(_step: int) -> None:
                 if numbers["other"] % 100 == 50:
                     cluster.unregister(broker)
                 send("other")
@@ -219,7 +201,7 @@ def storm_of_ordered_sends(interrupts: int) -> Seen:
                     cluster.register(broker)
 
             answered: set[int] = set()
-            with Storm() as storm, beside(others):
+            with Storm() as storm, Repeating(others, 0.0):
                 while storm.count < interrupts:
                     if not storm.call(partial(send, "main")):
                         answered.add(numbers["main"])
@@ -275,7 +257,7 @@ def storm_of_polls(interrupts: int, connect: str) -> Seen:
     with Producer(connect) as producer, Consumer(connect, group=group, topics=["t"]) as consumer:
         eventually(lambda: consumer.poll(timeout=0.1) or consumer.assignment(), what="the partitions")
 
-        def others() -> None:
+        def others(_step: int) -> None:
             result = producer.send("t", b"x", timeout=_PATIENCE)
             sent.add((result.partition, result.offset))
             seen["futures"] += 1
@@ -289,7 +271,7 @@ def storm_of_polls(interrupts: int, connect: str) -> Seen:
             partition = random.choice(consumer.assignment())
             consumer.seek(partition, consumer.position(partition))
 
-        with Storm() as storm, beside(others):
+        with Storm() as storm, Repeating(others, 0.0):
             while storm.count < interrupts:
                 action = random.choice((poll, poll, poll, consumer.commit, consumer.lag, seek))
                 try:

@@ -79,12 +79,3 @@ def test_a_slave_answers_as_recorded(slave: RunningBroker):
         for entry in ON_SLAVE:
             ours = comparable(asked(connection, entry), slave.port, 28324, ids=True)
             assert ours == comparable(recorded(entry), 28324, 28324, ids=True), entry["name"]
-
-
-def test_what_a_master_answered_is_in_both_logs(master: RunningBroker, slave: RunningBroker):
-    with master.connect() as connection:
-        eventually(lambda: asked(connection, ON_MASTER[0]).code == 200, 20, "the master has its slave")
-        assert asked(connection, ON_MASTER[4]).code == 200
-    logs = [broker.directory / "data" / "orders-1" / f"{0:020}.meta" for broker in (master, slave)]
-    assert logs[0].read_bytes() == logs[1].read_bytes()
-    assert logs[0].stat().st_size == 20 + len(b"sync-1") + 20 + len(b"tx")

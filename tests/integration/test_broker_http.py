@@ -15,7 +15,7 @@ from metaq.protocol.record import checksum, encode_record
 from metaq.protocol.text import parse_put_result
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.client_cluster import read
-from tests.waiting import DEADLINE, eventually
+from tests.waiting import DEADLINE
 
 
 def ask(port, path, method="GET", **headers):
@@ -71,16 +71,6 @@ def test_an_operator_sees_a_group_and_lets_it_skip_what_is_pending(broker, chroo
     assert (row["committed"], row["messages behind"]) == (800, 0)
     assert f"127.0.0.1:{broker.port}" in ask(port, "/cluster")
     assert 'metaq_topic_messages{topic="t"} 8.0' in ask(port, "/metrics")
-
-
-def test_the_configuration_is_loaded_again_from_the_page_but_not_from_a_foreign_one(broker):
-    port = dashboard_port(broker)
-    with broker.ini.open("a") as file:
-        file.write("[topic=new]\nnumPartitions=2\n")
-    assert refused(port, "/reload-config", "POST", Origin="http://elsewhere.example")[0] == 403
-    assert "new" not in json.loads(ask(port, "/topics"))["Configured, without data"]
-    assert "added: new" in ask(port, "/reload-config", "POST")
-    eventually(lambda: "new" in json.loads(ask(port, "/topics"))["Configured, without data"], 5, "the new topic")
 
 
 def test_a_port_that_is_taken_costs_the_pages_and_not_the_broker(tmp_path):

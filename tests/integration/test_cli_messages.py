@@ -284,11 +284,3 @@ def test_commands_that_run_on_end_with_the_code_of_the_page(cluster, command, nu
     assert process.stdout is not None
     assert process.stdout.readline()
     assert stop(process, number) in codes
-
-
-def test_identifiers_in_tables_are_no_quantities(cluster):
-    table = cluster.run("--zk", cluster.zookeeper, "stats", "--broker", "0").out
-    ((_, port),) = (line.split() for line in table.splitlines() if line.split()[:1] == ["port"])
-    assert port == str(cluster.broker_ports[0])
-    ((_, pid),) = (line.split() for line in table.splitlines() if line.split()[:1] == ["pid"])
-    assert pid.isdigit()

@@ -69,17 +69,3 @@ def test_status_and_restart_of_a_slave_that_copies_until_its_master_goes(tmp_pat
         eventually(lambda: not status(copy)["connected"], 20, "the loss")
         lost = operator.ran("replication", "status", *OF_THE_SLAVE, "--json")
         assert (lost.code, '"connected": false' in lost.out, lost.err) == (1, True, "")
-
-
-def test_a_partition_that_stopped_is_shown_and_goes_on_after_a_restart(tmp_path: Path, chroot: str) -> None:
-    operator = Operator(chroot)
-    with broker(tmp_path / "master", chroot, {"t": 1}), Producer(chroot) as producer:
-        producer.send("t", b"the master's")
-        with broker(tmp_path / "slave", f"{chroot}/alone", {"t": 1}) as alone, alone.connect() as connection:
-            assert connection.ask(b"put t 0 12 0 -1 7\r\nnot the same").code == 200
-        with slave(tmp_path, chroot, {"t": 1}) as copy:
-            eventually(lambda: status(copy)["partitionsStopped"] == 1, 20, "the stop")
-            ran = operator.ran("replication", "status", *OF_THE_SLAVE)
-            assert (ran.code, "stopped" in ran.out, "not those of the master" in ran.out) == (1, True, True)
-            operator.json("replication", "restart", *OF_THE_SLAVE)
-            eventually(lambda: status(copy)["partitionsStopped"] == 1, 20, "the second look")

@@ -4,14 +4,11 @@ import json
 import os
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
 
-from metaq import Producer
-from tests.integration.background import Repeating
 from tests.waiting import DEADLINE, eventually
 
-from .cli_helpers import Up, is_running, pids_of_children, run, serving_up, start_up, stop
+from .cli_helpers import Up, pids_of_children, run, serving_up, start_up, stop
 
 
 def sets(up: Up) -> dict[str, dict[str, object]]:
@@ -95,30 +92,3 @@ def test_up_has_the_node_lead_that_has_the_data_when_the_directory_of_the_other_
         assert up.process.stderr is not None
         said = os.read(up.process.stderr.fileno(), 1 << 16).decode()
     assert "broker 0: the data of node a, which was in sync last, are gone: node b leads with what it has" in said
-
-
-def is_whole(up: Up) -> bool:
-    return up.run("brokers", "sets", "--in-sync", "2").code == 0
-
-
-def test_the_documented_rolling_restart_makes_no_send_fail(tmp_path):
-    """docs/replication.md: one node at a time, the next only when the set is whole again."""
-    with (
-        serving_up(tmp_path / "data", ["trades:2"], "--brokers", "1", "--replicas", "2") as up,
-        Producer(up.zookeeper) as producer,
-    ):
-
-        def send(number: int) -> None:
-            producer.send("trades", b"%d" % number, timeout=DEADLINE)
-
-        with Repeating(send, 0.0) as sender:
-            for ini in ("broker-0/server.ini", "broker-0-b/server.ini"):
-                sender.wait_for(1)
-                pid = end(up, ini, signal.SIGTERM)
-                eventually(lambda pid=pid: not is_running(pid), 2 * DEADLINE, "the end of the node")  # type: ignore[misc]
-                eventually(partial(is_whole, up), 2 * DEADLINE, "two nodes in sync")
-            sender.wait_for(1)
-        assert sender.errors == []
-        count = ("--count", str(sender.done), "--timeout", "60")
-        consumed = up.run("consume", "--topic", "trades", "--group", "g", *count).out.split()
-        assert sorted(consumed, key=int) == [str(number) for number in range(sender.done)]

@@ -14,7 +14,7 @@ import pytest
 from bench.javapeer import JavaBroker
 from metaq import Consumer, ConsumerConfig, DeadLetters, Message, Producer, Retry, RetryLater, TopicPartition
 from metaq.client.consumer.rejected import of_cluster
-from metaq.errors import ClientError, ConfigError, LocalStoreError
+from metaq.errors import ClientError, ConfigError
 from tests.integration.client_cluster import SESSION_SECONDS, Brokers, Failing, running_brokers
 from tests.integration.java_peers import require_java
 from tests.raising import raising
@@ -187,16 +187,6 @@ def test_who_needs_the_store_and_has_no_home_directory_is_told_the_options(
 
         consumer.run(handle, max_retries=None)  # nothing is rejected, so nothing is needed
         assert tries == [b"flaky"] * 9
-
-
-def test_a_home_directory_that_takes_no_file_is_told_with_the_options(
-    brokers: Brokers, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (home / "file").touch()
-    monkeypatch.setenv("HOME", str(home / "file"))
-    told = r"cannot be opened: .*on_reject=LocalRecoverStore\(directory\)"
-    with member(brokers.connect) as consumer, pytest.raises(LocalStoreError, match=told):
-        consumer.run(print, retry=None)
 
 
 def test_a_run_that_began_before_its_broker_chooses_when_that_is_there(brokers: Brokers, producer: Producer) -> None:

@@ -52,12 +52,6 @@ def test_what_was_sent_is_read_with_everything_its_producer_set(producer, consum
     assert empty.payload == b""
 
 
-def test_a_backlog_is_read_completely_and_in_order(producer, consumer):
-    for part in range(10):
-        producer.send_batch("t", [b"%d" % number for number in range(part * 500, part * 500 + 500)])
-    assert [int(message.payload) for message in read(consumer, 5000)] == list(range(5000))
-
-
 def test_seek_goes_to_an_offset_the_beginning_and_the_end(producer, consumer):
     results = [producer.send("t", b"%d" % number) for number in range(5)]
     read(consumer, 5)

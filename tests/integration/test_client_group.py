@@ -11,9 +11,7 @@ import pytest
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from metaq import Consumer, ConsumerConfig, TopicPartition
-from metaq.client.consumer.rebalance import State
 from metaq.coordination.brokers import ClusterView
-from metaq.protocol.errors import SessionLost
 from tests.integration.background import Repeating
 from tests.integration.client_cluster import (
     SESSION_SECONDS,
@@ -75,18 +73,6 @@ def test_partitions_are_shared_when_a_member_joins_and_taken_over_within_a_secon
         eventually(lambda: first.messages, 1, "reading what was taken over")
 
 
-def test_a_misspelt_topic_is_told_once_with_the_nearest_that_exists(brokers, caplog):
-    def told():
-        return [record.getMessage() for record in caplog.records if "no live broker" in record.getMessage()]
-
-    with Consumer(brokers.connect, group="g", topics=["tt", "t"], config=CONFIG) as consumer:
-        eventually(told, what="the warning")
-        eventually(owns(consumer, 4), what="owning the topic that exists")
-        with member(brokers) as second:  # another plan
-            eventually(lambda: consumer.poll(timeout=0.05) or owns(second, 2)(), what="sharing")
-    assert told() == ["group g: topic 'tt' is published by no live broker: did you mean 't'?"]
-
-
 def test_a_killed_member_is_replaced_within_the_session_timeout_and_two_seconds(brokers, producer):
     with Polling(member(brokers)) as survivor:
 
@@ -129,23 +115,6 @@ def test_no_message_is_lost_and_none_repeated_by_orderly_rebalances(brokers, pro
         for message in each.messages:
             by_partition.setdefault(message.partition, []).append(message.offset)
         assert all(offsets == sorted(offsets) for offsets in by_partition.values())
-
-
-def test_messages_in_work_are_committed_before_another_gets_the_partition(brokers, producer):
-    """The member holds messages while another joins: they count as consumed with its next poll and are not repeated."""
-    producer.send_batch("t", [b"%d" % number for number in range(10)], partition=TopicPartition("t", 0, 3))
-    first = member(brokers)
-    held = read(first, 10)
-    with Polling(member(brokers)) as second:
-        eventually(lambda: first._member.state is State.DRAINING, 5, "waiting for the messages in work")
-        assert second.consumer.assignment() == []
-        first.poll(timeout=0)
-        eventually(lambda: TopicPartition("t", 0, 3) in second.consumer.assignment(), 1, "the hand-over")
-        producer.send("t", b"new", partition=TopicPartition("t", 0, 3))
-        eventually(lambda: second.messages, 5)
-        assert [message.payload for message in second.messages] == [b"new"]
-    assert len(held) == 10
-    first.close()
 
 
 def test_callbacks_are_called_while_polling_with_what_changes(brokers, producer):
@@ -241,15 +210,6 @@ def test_a_member_that_nobody_polls_leaves_its_partitions_to_others_and_takes_pa
     assert f"group g: {'a handler of' if way == 'run' else 'nobody has polled'} {consumer.consumer_id}" in told[0]
 
 
-def test_a_member_that_polls_and_gets_nothing_is_not_idle(brokers, producer, caplog):
-    config = replace(CONFIG, max_poll_interval_seconds=0.5)
-    with Consumer(brokers.connect, group="g", topics=["t"], config=config) as consumer:
-        eventually(lambda: consumer.poll(timeout=0.1) or owns(consumer, 4)(), what="owning everything")
-        before = consumer._core.owned
-        assert consumer.poll(timeout=2.0) == []
-        assert consumer._core.owned is before
-
-
 def expire(consumer):
     """End a consumer's ZooKeeper session on the server, as a long network failure does."""
     end_on_server(consumer._session)
@@ -270,24 +230,6 @@ def test_after_a_lost_session_the_consumer_joins_again_and_goes_on(brokers, prod
     producer.send("t", b"after")
     eventually(lambda: b"after" in [message.payload for message in consumer.poll(timeout=0.2)], 5)
     consumer.close()
-
-
-def test_the_commit_of_an_owner_whose_session_ended_is_refused(brokers, producer):
-    """It must not overwrite what the new owner has committed."""
-    here = TopicPartition("t", 0, 0)
-    producer.send_batch("t", [b"%d" % number for number in range(10)], partition=here)
-    old = member(brokers)
-    read(old, 10)
-    stale = old._core.owned[here]
-    old._core.acknowledge()
-    expire(old)
-    with member(brokers, "other") as reference:
-        read(reference, 10)
-    eventually(lambda: old._core.owned.get(here) not in (None, stale), 10, "joining again")
-    stale.active = True
-    with pytest.raises(SessionLost):
-        old._committer.commit([stale])
-    old.close()
 
 
 def test_what_was_handed_out_but_not_acknowledged_comes_again(brokers, producer):

@@ -7,8 +7,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 
-import pytest
-
 from metaq import Consumer, ConsumerConfig, LocalRecoverStore, RetryLater, TopicPartition, drop_message
 from tests.integration.client_cluster import SESSION_SECONDS, Running, read
 from tests.waiting import DEADLINE, eventually
@@ -21,21 +19,6 @@ CONFIG = ConsumerConfig(
 
 def member(brokers, group="g", **arguments):
     return Consumer(brokers.connect, group=group, topics=["t"], config=CONFIG, **arguments)
-
-
-def test_a_stop_that_comes_before_run_ends_it(brokers, producer):
-    producer.send("t", b"later")
-    with member(brokers, group="stopped") as consumer:
-        consumer.stop()
-        consumer.run(lambda message: pytest.fail("the handler was called"))
-        seen = []
-
-        def handler(message):
-            seen.append(message.payload)
-            consumer.stop()
-
-        consumer.run(handler)
-    assert seen == [b"later"]
 
 
 def test_a_rejected_message_is_kept_and_comes_again_until_it_is_processed_even_after_a_restart(
@@ -66,33 +49,6 @@ def test_a_rejected_message_is_kept_and_comes_again_until_it_is_processed_even_a
     assert set(seen) == {b"bad"}  # its offset was committed: the cluster does not send it again
 
 
-def test_what_another_process_left_is_taken_over_and_one_failing_message_does_not_hold_up_others(
-    brokers, producer, tmp_path
-):
-    directory = tmp_path / "recover"
-    held, left = LocalRecoverStore(directory), LocalRecoverStore(directory)
-    held.open("g")
-    left.open("g")  # 1.db
-    producer.send_batch("t", [b"poison", b"fine"], partition=TopicPartition("t", 0, 1))
-    with member(brokers, "other") as consumer:
-        messages = read(consumer, 2)
-    for message in messages:
-        left(message, ValueError("at first"))
-    left.close()
-    seen = []
-
-    def handler(message):
-        seen.append(message.payload)
-        if message.payload == b"poison":
-            raise ValueError("for ever")
-
-    store = LocalRecoverStore(directory, first_seconds=0.05, interval_seconds=0.05)
-    with Running(member(brokers, start="latest"), handler, on_reject=store):
-        eventually(lambda: seen.count(b"poison") >= 3, 20)
-    assert seen.count(b"fine") == 1
-    held.close()
-
-
 def test_every_message_is_processed_once_while_members_with_handlers_come_and_go(brokers, producer):
     processed: list[bytes] = []
     lock = threading.Lock()
@@ -119,21 +75,6 @@ def test_every_message_is_processed_once_while_members_with_handlers_come_and_go
     for each in members[1:]:
         each.__exit__()
     assert [payload for payload, times in Counter(processed).items() if times > 1] == []
-
-
-def test_stop_in_a_handler_ends_run_and_poll_goes_on_behind_it(brokers, producer):
-    producer.send_batch("t", [b"1", b"2", b"3"], partition=TopicPartition("t", 0, 0))
-    with member(brokers) as consumer:
-        seen = []
-
-        def handler(message):
-            seen.append(message.payload)
-            consumer.stop()
-
-        consumer.run(handler, on_reject=drop_message)
-        assert seen == [b"1"]
-        messages = read(consumer, 2)
-        assert [message.payload for message in messages] == [b"2", b"3"]
 
 
 def test_batches_are_processed_together(brokers, producer):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq import Consumer, ConsumerConfig, LocalOffsetStore, SqlOffsetStore, TopicPartition
+from metaq import Consumer, ConsumerConfig, SqlOffsetStore, TopicPartition
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import SessionLost
@@ -101,14 +101,6 @@ def test_an_option_of_its_own_chooses_where_a_new_group_begins(brokers, producer
         assert [message.payload for message in read(consumer, 1)] == [b"new"]
 
 
-def test_what_the_filter_refuses_counts_as_consumed(brokers, producer):
-    producer.send_batch("t", [b"no", b"yes", b"no"], partition=HERE)
-    with member(brokers, accept=lambda message: message.payload == b"yes") as consumer:
-        assert [message.payload for message in read_until_quiet(consumer, 1)] == [b"yes"]
-    with member(brokers) as consumer:
-        assert read_until_quiet(consumer, 0) == []
-
-
 def test_consumers_with_consistent_hashing_share_all_partitions(brokers):
     with member(brokers, strategy="consist", consumer_id="a") as first:
         eventually(lambda: first.poll(timeout=0.1) or len(first.assignment()) == 2, 20)
@@ -120,17 +112,6 @@ def test_consumers_with_consistent_hashing_share_all_partitions(brokers):
 
             eventually(lambda: second._member.state.name == "STABLE" and len(owned()) == 2, 20)
             assert len(set(owned())) == 2
-
-
-def test_the_file_of_broadcast_consumers_is_written_as_java_writes_it(brokers, producer, tmp_path):
-    path = tmp_path / "offsets"
-    producer.send_batch("t", [b"1", b"2"], partition=HERE)
-    with member(brokers, broadcast=True, offsets_file=path) as consumer:
-        last = read(consumer, 2)[-1]
-    entry = json.loads(path.read_text())[consumer.group][0]  # beside the beginnings of the topic's other partitions
-    assert list(entry) == ["offset", "topic", "partition", "modified", "messageId"]
-    assert entry["partition"] == {"partition": 0, "brokerId": 0}
-    assert LocalOffsetStore(path).load(consumer.group, "t", "0-0") == Offset(last.id, last.next_offset)
 
 
 def stored_offset(path):

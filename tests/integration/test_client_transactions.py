@@ -11,7 +11,7 @@ import pytest
 from bench.javapeer import JavaBroker
 from metaq import Consumer, Producer, TopicPartition, XaVote, Xid
 from metaq.protocol.errors import TransactionLost, TransactionRefused
-from tests.integration.client_cluster import Brokers, read_until_quiet, running_brokers
+from tests.integration.client_cluster import read_until_quiet, running_brokers
 from tests.integration.java_peers import require_java
 from tests.waiting import eventually
 
@@ -70,19 +70,6 @@ def test_a_commit_is_seen_as_one_block_and_a_rollback_is_not_seen(producer: Prod
     assert payloads(consumer, 10) == {P1: expected, TopicPartition("u", 0, 0): [b"other topic"]}
 
 
-def test_an_exception_leaves_nothing_behind(producer: Producer, consumer: Consumer) -> None:
-    def fail() -> None:
-        with producer.transaction() as transaction:
-            transaction.send("t", b"dropped", partition=P0)
-            raise KeyError("why")
-
-    with pytest.raises(KeyError):
-        fail()
-    with producer.transaction() as transaction:
-        transaction.send("t", b"kept", partition=P0)
-    assert payloads(consumer, 1) == {P0: [b"kept"]}
-
-
 def test_a_transaction_that_runs_into_its_timeout_is_refused(producer: Producer, consumer: Consumer) -> None:
     transaction = producer.transaction(timeout_seconds=5)
     transaction.send("t", b"late", partition=P0)
@@ -119,32 +106,3 @@ def test_xa_in_two_phases_by_another_process(producer: Producer, consumer: Consu
         branch.send("t", b"one phase", partition=P0)
     xa.commit(third, one_phase=True)
     assert payloads(consumer, 4) == {P0: [b"1", b"2", b"one phase"], TopicPartition("u", 0, 0): [b"3"]}
-
-
-def test_what_is_prepared_survives_kill_9_of_our_broker(chroot: str, tmp_path: Path) -> None:
-    with running_brokers(chroot, tmp_path, TOPICS) as brokers:
-        _prepare_and_kill(chroot, brokers)
-        brokers.start()
-        with Producer(chroot) as producer:
-            eventually(lambda: producer.partitions("t"), 20, "the registration")
-            xa = producer.xa(["t"], qualifier="q")
-            assert xa.recover().xids == (XID,)
-            xa.commit(XID)
-            assert xa.recover().xids == ()
-        with Consumer(chroot, group="g", topics=["t"], start="earliest") as consumer:
-            assert payloads(consumer, 3) == {P0: [b"before", b"1", b"2"]}
-
-
-def _prepare_and_kill(chroot: str, brokers: Brokers) -> None:
-    with Producer(chroot) as producer:
-        eventually(lambda: producer.partitions("t"), 20, "the registration")
-        producer.send("t", b"before", partition=P0)
-        xa = producer.xa(["t"], qualifier="q")
-        with xa.start(XID) as branch:
-            branch.send_batch("t", [b"1", b"2"], partition=P0)
-        assert xa.prepare(XID) is XaVote.OK
-        local = producer.transaction()
-        local.send("t", b"lost", partition=P0)
-        brokers.running[0].kill()
-        with pytest.raises(TransactionLost):
-            local.send("t", b"lost too", partition=P0)

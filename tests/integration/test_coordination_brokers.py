@@ -278,7 +278,7 @@ def test_a_broker_whose_place_was_taken_leaves_its_successor_alone(session: ZkSe
 # --- an expired session -----------------------------------------------------------------------------------------------
 
 
-def test_after_an_expiry_everything_is_registered_again_and_not_told_as_deleted(session, other, told):
+def test_after_an_expiry_everything_is_registered_again(session, other, told):
     broker = registration(session)
     broker.register([ORDERS])
     broker.add_topic("later", 2, subscribe=False)
@@ -306,7 +306,7 @@ def test_after_an_expiry_it_waits_until_a_successor_has_gone(session: ZkSession,
 # --- stale nodes ------------------------------------------------------------------------------------------------------
 
 
-def test_the_stale_nodes_of_its_own_earlier_life_are_replaced_at_once_without_a_word(session, other, caplog):
+def test_the_stale_nodes_of_its_own_earlier_life_are_replaced_at_once(session, other, caplog):
     registration(other).register([ORDERS, EVENTS])  # crashed: its session still lives
     before = ephemerals(other)
     started = time.monotonic()

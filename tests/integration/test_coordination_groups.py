@@ -432,6 +432,9 @@ def test_thousands_of_partitions_are_claimed_committed_and_given_up(sessions: li
     assert second.claim_many(everything) == set(everything[:1_100]) | {("t", "0-1200")}
     first.leave()
     assert second.claim_many(everything) == set(everything)
+    second.leave()
+    remove_group(sessions[1], "g")
+    assert ClusterView(sessions[1]).groups() == []
 
 
 def test_a_group_is_removed_with_all_it_has_kept_once_its_members_have_gone(sessions, broker, view, monkeypatch):
@@ -458,13 +461,6 @@ def test_a_group_is_removed_with_all_it_has_kept_once_its_members_have_gone(sess
     assert view.groups() == []
     assert store.load("g", "t", "0-1") is None
     Member(sessions[0]).joined().membership.leave()
-
-
-def test_a_group_with_thousands_of_offsets_is_removed(sessions, view):
-    names = [("t", f"0-{number}") for number in range(2500)]
-    ZooKeeperOffsetStore(sessions[0]).commit("g", {name: Offset(-1, 1) for name in names}, None)
-    remove_group(sessions[1], "g")
-    assert view.groups() == []
 
 
 def test_a_member_may_subscribe_to_a_topic_more_and_all_members_see_it(sessions: list[ZkSession]) -> None:

@@ -14,7 +14,7 @@ from metaq.coordination.brokers import ClusterView
 from metaq.coordination.group import GroupMembership, new_consumer_id
 from metaq.coordination.move_records import Move
 from metaq.coordination.moves import Moves
-from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
+from metaq.coordination.offset_store import ZooKeeperOffsetStore
 from metaq.coordination.records import Begun, ConsumerFilter, format_topics, parse_offset, parse_topics
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession
@@ -190,8 +190,3 @@ def comparable(path: str, data: str | None, ephemeral: bool) -> tuple[str, objec
     elif data and "/consumers/" in path and "/ids/" in path:
         meaning = tuple(sorted(parse_topics(path, data.encode())))
     return GENERATED.sub("_*", path), meaning, ephemeral
-
-
-def test_offsets_of_the_live_tree_are_those_recorded(live: Tree, sessions: list[ZkSession]):
-    store = ZooKeeperOffsetStore(sessions[4])
-    assert store.load("g1", "orders", "0-1") == Offset(-5468918097748426752, 44)

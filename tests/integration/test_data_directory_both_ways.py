@@ -1,4 +1,5 @@
-"""A data directory goes from a Java broker to ours and back: same offsets, same messages, prepared transactions too."""
+"""A data directory goes from a Java broker to ours and back: same offsets, same messages; with transactions in
+test_transactions_java_directory.py."""
 
 from __future__ import annotations
 
@@ -12,9 +13,6 @@ import pytest
 from metaq import Message, Producer, TopicPartition
 from metaq.cli.direct_read import read_topic
 from metaq.client.questions.cluster import Cluster
-from metaq.protocol.record import checksum
-from metaq.protocol.text import Result, encode_put
-from tests.broker_process import Connection
 from tests.integration.java_peers import require_java
 from tests.soak.history import read_journal
 from tests.soak.members import Group, JavaConsumer
@@ -93,40 +91,6 @@ class Scene:
         del self.log[max(where for where in self.log if where[0] == "0-2")]
 
 
-class Coordinator:
-    """One XA transaction with a message for partition 0, in the words of the text protocol, one connection each."""
-
-    def __init__(self, port: int, key: str) -> None:
-        self._port, self._key = port, key
-
-    def prepare(self, payload: bytes) -> None:
-        self.ask(f"{self._key} null BEGIN")
-        put = encode_put(TOPIC, 0, 0, checksum(payload), 7, payload)
-        line, _, body = put.partition(b"\r\n")
-        words, _, opaque = line.rpartition(b" ")
-        with Connection(self._port) as connection:
-            assert connection.ask(b"%s %s %s\r\n%s" % (words, self._key.encode(), opaque, body)).code == 200
-        assert self.ask(f"{self._key} null PREPARE") == "0"
-
-    def ask(self, words: str) -> str:
-        """The text of a successful answer."""
-        with Connection(self._port) as connection:
-            answer = connection.ask(f"transaction {words} 7\r\n".encode())
-        assert isinstance(answer, Result)
-        assert answer.code == 200, answer.text
-        return answer.text
-
-    def recover(self) -> list[str]:
-        """The keys of all prepared transactions."""
-        return self.ask("null null RECOVER").split()
-
-    def commit(self) -> None:
-        self.ask(f"{self._key} null COMMIT_TWO_PHASE")
-
-    def roll_back(self) -> None:
-        self.ask(f"{self._key} null ROLLBACK")
-
-
 @pytest.fixture
 def scene(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[Scene]:
     """With PARTITIONS partitions, or as many as the test's parameter says."""
@@ -179,35 +143,6 @@ def test_the_java_broker_opens_the_directory_again_and_serves_everything(scene: 
     assert all(after[path].startswith(data) for path, data in before.items())
     unread = [payload for payload in scene.log.values() if payload not in read_before]
     assert sorted(scene.consume(len(unread))) == sorted(unread)
-
-
-def test_a_prepared_transaction_is_finished_by_the_broker_that_takes_over(scene: Scene) -> None:
-    first, second = (Coordinator(scene.place.port, f"XID:1:0{n}:0b:both-ways") for n in (1, 2))
-    scene.place.start("java")
-    scene.send("java", 5)
-    first.prepare(b"prepared by java 0")
-    scene.place.kill()
-
-    scene.place.start("ours")
-    scene.send("ours", 5)
-    assert first.recover() == ["XID:1:01:0b:both-ways"]
-    assert scene.read() == scene.log
-    end = max(offset for partition, offset in scene.log if partition == "0-0")
-    first.commit()
-    assert first.recover() == []
-    ((where, payload),) = set(scene.read().items()) - set(scene.log.items())
-    assert payload == b"prepared by java 0"
-    assert where[0] == "0-0"
-    assert where[1] > end
-    scene.log[where] = payload
-    second.prepare(b"prepared by ours 1")
-    scene.place.kill()
-
-    scene.place.start("java")
-    assert second.recover() == ["XID:1:02:0b:both-ways"]
-    second.roll_back()
-    scene.send("back", 1)
-    assert scene.read() == scene.log
 
 
 @pytest.mark.parametrize("scene", [12], indirect=True)  # many, so that ours uses its journal

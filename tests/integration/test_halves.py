@@ -9,7 +9,7 @@ from metaq import Consumer, HalfOutcome, Message, Producer, ProducerConfig
 from metaq.protocol.errors import TransactionTooLate
 from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator
-from tests.integration.client_cluster import read, read_until_quiet
+from tests.integration.client_cluster import read
 from tests.integration.set_nodes import SetNodes
 from tests.waiting import DEADLINE, eventually
 
@@ -21,21 +21,6 @@ BANK = ProducerConfig(producer_group="bank")
 
 def said(outcome: bool | HalfOutcome, message: Message) -> bool | HalfOutcome:
     return outcome
-
-
-def test_consumers_see_committed_messages_alone(brokers) -> None:
-    with (
-        Producer(brokers.connect, config=BANK) as producer,
-        Consumer(brokers.connect, group="group", topics=["t"]) as consumer,
-    ):
-        consumer.poll(timeout=1.0)
-        for number in range(30):
-            outcome = (True, False, HalfOutcome.UNKNOWN)[number % 3]
-            producer.send_in_transaction("t", b"%d" % number, execute=partial(said, outcome))
-        producer.send("t", b"last", partition=producer.partitions("t")[0])
-        producer.send("t", b"last", partition=producer.partitions("t")[1])
-        came = [message.payload for message in read_until_quiet(consumer, 12, 0.5)]
-    assert sorted(came) == sorted([b"last"] * 2 + [b"%d" % number for number in range(0, 30, 3)])
 
 
 def test_transactions_under_way_together_keep_their_outcomes(brokers) -> None:

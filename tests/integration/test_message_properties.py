@@ -9,11 +9,11 @@ from typing import Literal
 
 import pytest
 
-from metaq import Consumer, ConsumerConfig, Message, PartitionReader, Producer, ProducerConfig, TopicPartition, browse
+from metaq import Consumer, ConsumerConfig, Message, PartitionReader, Producer, ProducerConfig, browse
 from metaq.protocol.errors import RequestRefused
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import COMPRESSED_FLAG
-from tests.integration.client_cluster import Brokers, running_brokers
+from tests.integration.client_cluster import Brokers, read, running_brokers
 from tests.waiting import DEADLINE
 
 PACKED = "1\nacceptCompressed=true"
@@ -34,7 +34,7 @@ Protocols = pytest.mark.parametrize("protocol", ["auto", "text"])
 @pytest.fixture(scope="module")
 def brokers(zookeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     plain = "typed-auto", "typed-text", "short-auto", "short-text", "plain", "run"
-    packed = "arrow", "packed-auto", "packed-text", "moved"
+    packed = "packed-auto", "packed-text", "moved"
     topics: dict[str, int | str] = {**dict.fromkeys(plain, 1), **dict.fromkeys(packed, PACKED)}
     connect = f"{zookeeper.connect_string}/properties"
     with running_brokers(connect, tmp_path_factory.mktemp("properties"), topics) as running:
@@ -42,12 +42,8 @@ def brokers(zookeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
 
 
 def consumed(brokers: Brokers, topic: str, count: int, protocol: str = "auto") -> list[Message]:
-    messages: list[Message] = []
-    give_up = time.monotonic() + DEADLINE
     with Consumer(brokers.connect, group=f"g-{topic}", topics=[topic], protocol=protocol) as consumer:
-        while len(messages) < count and time.monotonic() < give_up:
-            messages += consumer.poll(timeout=0.2)
-    return messages
+        return read(consumer, count)
 
 
 @Protocols
@@ -126,17 +122,6 @@ def test_compressed_messages_are_read_as_they_were_sent(brokers: Brokers, protoc
     assert [each.payload for each in browse(brokers.connect, topic, protocol=protocol)] == [
         message.payload for message in messages
     ]
-
-
-def test_arrow_batches_of_compressed_messages(brokers: Brokers) -> None:
-    with Producer(brokers.connect, config=ZSTD) as producer:
-        producer.send_batch("arrow", [LONG] * 100)
-    where = TopicPartition("arrow", 0, 0)
-    with PartitionReader(f"127.0.0.1:{brokers.running[0].port}", where) as reader:
-        payloads: list[bytes] = []
-        while len(payloads) < 100:
-            payloads += reader.poll_arrow(timeout=DEADLINE)["payload"].to_pylist()
-    assert payloads == [LONG] * 100
 
 
 @Protocols

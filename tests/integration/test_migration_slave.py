@@ -56,16 +56,6 @@ def stop_publishing(place: Place) -> None:
     place.reload()
 
 
-def is_withdrawn(master: Place, chroot: str) -> bool:
-    """Whether producers see the topic no more; if they do, the master is asked again (Java may miss a reload)."""
-    if not producers_see(chroot):
-        return True
-    time.sleep(1)
-    master.ini.touch()
-    master.reload()
-    return False
-
-
 def producers_see(chroot: str) -> bool:
     with Cluster(chroot) as cluster:
         return bool(cluster.view.topic_partitions("t"))

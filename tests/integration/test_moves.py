@@ -207,36 +207,6 @@ def test_a_cancelled_move_leaves_everything_as_it_was_and_can_be_taken_up_again(
         assert payloads == ["x" * 1000] * 200 + ["more"]
 
 
-def test_a_drained_broker_of_three_has_no_topic_left(chroot, tmp_path):
-    with running_brokers(chroot, tmp_path, {TOPIC: 2, "a": 1, "b": 1}, count=3) as brokers:
-        with Producer(chroot) as producer:
-            for number in range(100):
-                producer.send(TOPIC, b"%d" % number)
-        assert "broker 0 has no topic left" in Operator(chroot).ran("brokers", "drain", "0").out
-        brokers.running[0].kill()
-        with Producer(chroot) as producer:
-            partitions = producer.partitions(TOPIC)
-            assert len(partitions) == 6
-            there = [int(payload) for payloads in stored(chroot, partitions).values() for payload in payloads]
-            assert sorted(there) == list(range(100))
-
-
-def test_an_open_transaction_holds_the_source_open_until_it_ends(chroot, tmp_path):
-    with running_brokers(chroot, tmp_path, {TOPIC: 1}, count=2), Producer(chroot) as producer:
-        first = TopicPartition(TOPIC, 0, 0)
-        producer.send(TOPIC, b"before", partition=first)
-        with ZkSession(chroot) as session:
-            moves = MovesOfCluster(session)
-            with producer.transaction() as transaction:
-                transaction.send(TOPIC, b"in it", partition=first)
-                move = moves.begin(moves.plan(TOPIC, 0, 1, FAST))
-                eventually(lambda: "transactions" in moves.look(move).waits_for, what="the wait for the transaction")
-                assert moves.look(move).move.state is MoveState.CLOSING
-            eventually(lambda: moves.look(move).move.state is MoveState.DONE, what="the move")
-        (payloads,) = stored(chroot, [TopicPartition(TOPIC, 1, 1)]).values()
-        assert payloads == ["before", "in it"]
-
-
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_group_that_began_at_the_end_loses_nothing_that_came_after_it_had_joined(chroot, tmp_path, members):
     """It has committed nothing when it gives the partitions up, and messages come to the target before it gets them."""

@@ -9,9 +9,8 @@ import pytest
 from bench.javapeer import JavaBroker, JavaClient
 from metaq import Consumer, ConsumerConfig, Producer
 from metaq.coordination.session import ZkSession
-from metaq.protocol.frames import encode_frame
-from metaq.protocol.statuses import RequestCode
 from tests.broker_process import RunningBroker
+from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import SESSION_SECONDS, read
 from tests.integration.java_peers import put_when_connected, received_at_least_once, require_java
 from tests.integration.replication_helpers import broker, same_files, slave, status
@@ -127,8 +126,10 @@ def test_a_slave_that_has_other_bytes_stops_and_says_so(tmp_path: Path, root: st
         with slave(tmp_path, root, {"t": 1}) as copy:
             eventually(lambda: status(copy)["partitionsStopped"] == 1, 20, "the stop")
             assert "not those of the master" in status(copy)["partitions"][0]["error"]
-            with copy.connect() as connection:
-                connection.ask_frame(encode_frame(RequestCode.RESTART_REPLICATION, 1, {}))
+            operator, of_the_slave = Operator(root), ("--broker", "0", "--slave", "1")
+            ran = operator.ran("replication", "status", *of_the_slave)
+            assert (ran.code, "stopped" in ran.out, "not those of the master" in ran.out) == (1, True, True)
+            operator.json("replication", "restart", *of_the_slave)
             eventually(lambda: status(copy)["partitionsStopped"] == 1, 20, "the second stop")
         assert segments(tmp_path / "slave" / "data") == before
 

@@ -11,7 +11,7 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import Result
 from tests.broker_process import RunningBroker
-from tests.integration.client_cluster import SESSION_SECONDS
+from tests.integration.client_cluster import SESSION_SECONDS, read
 from tests.integration.replication_helpers import broker, same_files, status
 from tests.segment_files import segments
 from tests.waiting import eventually
@@ -120,14 +120,7 @@ def test_a_promoted_slave_moves_the_groups_to_its_own_positions(tmp_path: Path, 
             assert store.load("lost", "t", "0-1") == Offset(-1, 0)
         config = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS)
         with Consumer(chroot, group="g", topics=["t"], config=config) as consumer:
-            found: list[int] = []
-
-            def two() -> bool:
-                found.extend(each.id for each in consumer.poll(timeout=0.1))
-                return len(found) >= 2
-
-            eventually(two, 20, "the rest")
-            assert found == [third[0], ids_and_offsets[3][0]]
+            assert [each.id for each in read(consumer, 2)] == [third[0], ids_and_offsets[3][0]]
 
 
 def sync_slave_elsewhere(tmp_path: Path, connect: str) -> RunningBroker:

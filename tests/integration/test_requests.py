@@ -49,6 +49,8 @@ def test_a_thousand_requests_are_under_way_and_each_gets_its_reply(brokers: Brok
             producer.request("ask", b"%d" % number, timeout=DEADLINE).result()
         assert (time.monotonic() - begun) / 20 < 0.5  # long polling: no pause of a poll is on the way
         assert producer.late_replies == 0
+        with Cluster(brokers.connect) as cluster:
+            assert cluster.view.groups() == ["servers"]  # a requester leaves no trace in ZooKeeper
 
 
 @pytest.mark.parametrize("protocol", ["auto", "text"])
@@ -59,13 +61,6 @@ def test_values_are_asked_and_answered(brokers: Brokers, protocol: str) -> None:
     with serving(brokers.connect, add), Producer(brokers.connect, protocol=protocol) as producer:
         reply = producer.typed(Json()).request("ask", [1, 2, 3], timeout=DEADLINE).result()
         assert reply.decode(Json()) == {"sum": 6}
-
-
-def test_a_requester_leaves_no_trace_in_zookeeper(brokers: Brokers) -> None:
-    with Producer(brokers.connect) as producer, serving(brokers.connect, upper):
-        producer.request("ask", b"x", timeout=DEADLINE).result()
-        with Cluster(brokers.connect) as cluster:
-            assert cluster.view.groups() == ["servers"]
 
 
 def test_requests_survive_a_broker_that_is_killed_and_comes_back(brokers: Brokers) -> None:

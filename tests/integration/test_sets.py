@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,28 +82,6 @@ def test_a_node_joins_and_holds_the_same_files(nodes: SetNodes) -> None:
     eventually(lambda: nodes.segments("a") == nodes.segments("b"), what="the same bytes on both nodes")
     assert len(nodes.segments("b")) > 4
     assert sum(bodies(nodes.segments("b")).values()) == 2100
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_other_node_takes_over(nodes: SetNodes, sender: Sender, number: signal.Signals) -> None:
-    for name, other in (("a", "b"), ("b", "a")):
-        assert nodes.leader == name
-        nodes.signal(name, number)
-        nodes.nodes[name].process.wait(20)
-        nodes.wait_for_leader(other)
-        sender.wait_for(50)
-        nodes.start(name)
-        nodes.wait_in_sync("a", "b")
-    check(nodes, sender, "a", "b")
-
-
-def test_a_leader_that_was_stopped_cuts_what_nobody_else_has_and_follows(nodes: SetNodes, sender: Sender) -> None:
-    nodes.signal("a", signal.SIGSTOP)
-    nodes.wait_for_leader("b")
-    sender.wait_for(50)
-    nodes.signal("a", signal.SIGCONT)
-    check(nodes, sender, "a", "b")
-    assert nodes.leader == "b"
 
 
 def test_three_nodes_survive_two_deaths(nodes: SetNodes) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
+from concurrent.futures import Future
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
-from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, TopicPartition
+from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, SendResult, TopicPartition
 from metaq.broker.sets import tuning
 from metaq.client.config import ConnectionConfig
 from metaq.client.connection import Endpoint, open_connection
@@ -24,6 +25,7 @@ from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import RunningBroker
+from tests.integration.background import Repeating
 from tests.integration.client_cluster import SHORT_SESSION_SECONDS
 from tests.integration.set_nodes import SetNodes
 from tests.waiting import DEADLINE, eventually
@@ -40,63 +42,46 @@ class Load:
     def __init__(self, connect: str) -> None:
         self.acknowledged: Counter[bytes] = Counter()
         self.received: Counter[bytes] = Counter()
-        self.revoked: list[int] = []
-        self.errors: list[BaseException] = []
-        self.last_sent = self.last_received = 0.0
-        self.longest_pause = 0.0
-        self._connect = connect
-        self._ended, self._sent = threading.Event(), threading.Event()
+        self.revoked: list[object] = []
+        self.last_sent = self.last_received = self.longest_pause = 0.0
+        self._futures: list[tuple[bytes, Future[SendResult]]] = []
         self._producer = Producer(connect)
-        work = (self._send_and_wait, self._send, self._consume)
-        self._threads = [threading.Thread(target=self._guarded, args=(each,), daemon=True) for each in work]
-        for each in self._threads:
+        self._consumer = Consumer(connect, group="g", topics=[TOPIC], on_revoked=self.revoked.append)
+        self._sending = [Repeating(self._send_and_wait, 0.002), Repeating(self._send, 0.001)]
+        self._receiving = Repeating(self._consume, 0.0)
+        for each in (*self._sending, self._receiving):
             each.start()
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            self.errors.append(error)
+    @property
+    def errors(self) -> list[Exception]:
+        return [error for each in (*self._sending, self._receiving) for error in each.errors]
 
-    def _send_and_wait(self) -> None:
-        number = 0
-        while not self._ended.wait(0.002):
-            payload = b"waited-%d" % number
-            started = time.monotonic()
-            self._producer.send(TOPIC, payload)
-            self.longest_pause = max(self.longest_pause, time.monotonic() - started)
-            self.last_sent = time.monotonic()
-            self.acknowledged[payload] += 1
-            number += 1
+    def _send_and_wait(self, number: int) -> None:
+        payload = b"waited-%d" % number
+        started = time.monotonic()
+        self._producer.send(TOPIC, payload)
+        self.last_sent = time.monotonic()
+        self.longest_pause = max(self.longest_pause, self.last_sent - started)
+        self.acknowledged[payload] += 1
 
-    def _send(self) -> None:
-        number = 0
-        futures = []
-        while not self._ended.wait(0.001):
-            payload = b"async-%d" % number
-            futures.append((payload, self._producer.send_async(TOPIC, payload, key=str(number % 7))))
-            number += 1
-        for payload, future in futures:
-            future.result(DEADLINE)
-            self.acknowledged[payload] += 1
+    def _send(self, number: int) -> None:
+        payload = b"async-%d" % number
+        self._futures.append((payload, self._producer.send_async(TOPIC, payload, key=str(number % 7))))
 
-    def _consume(self) -> None:
-        def revoked(partitions: object) -> None:
-            self.revoked.append(1)
-
-        with Consumer(self._connect, group="g", topics=[TOPIC], on_revoked=revoked) as consumer:
-            while not self._sent.is_set() or self.acknowledged - self.received:
-                for message in consumer.poll(timeout=0.1):
-                    self.received[bytes(message.payload)] += 1
-                    self.last_received = time.monotonic()
+    def _consume(self, _step: int) -> None:
+        for message in self._consumer.poll(timeout=0.1):
+            self.received[bytes(message.payload)] += 1
+            self.last_received = time.monotonic()
 
     def end(self) -> None:
-        self._ended.set()
-        for each in self._threads[:-1]:
-            each.join(DEADLINE)
-        self._sent.set()
-        self._threads[-1].join(DEADLINE)
-        assert not any(each.is_alive() for each in self._threads), "some messages did not come"
+        for each in self._sending:
+            each.end()
+        for payload, future in self._futures:
+            future.result(DEADLINE)
+            self.acknowledged[payload] += 1
+        eventually(lambda: not self.acknowledged - self.received, what="all messages")
+        self._receiving.end()
+        self._consumer.close()
         self._producer.close()
 
 
@@ -256,40 +241,30 @@ def test_no_short_transaction_is_unknown_when_the_leader_goes(
     """Many commits are under way each time. What they say is what readers see, and only a kill loses transactions."""
     committed: list[bytes] = []
     lost: list[bytes] = []
-    errors: list[BaseException] = []
-    ended = threading.Event()
     places = [TopicPartition(TOPIC, 0, partition) for partition in range(partitions)]
 
-    def work(name: int) -> None:
+    def transact(producer: Producer, name: int, number: int) -> None:
+        payload = b"%d-%d" % (name, number)
         try:
-            with Producer(nodes.connect) as producer:
-                for number in count():
-                    if ended.is_set():
-                        return
-                    payload = b"%d-%d" % (name, number)
-                    try:
-                        with producer.transaction() as transaction:
-                            for place in places:
-                                transaction.send(TOPIC, payload, partition=place)
-                        committed.append(payload)
-                    except (TransactionLost, NoPartition):  # the latter with its first message: nobody leads yet
-                        lost.append(payload)
-        except BaseException as error:
-            errors.append(error)
+            with producer.transaction() as transaction:
+                for place in places:
+                    transaction.send(TOPIC, payload, partition=place)
+            committed.append(payload)
+        except (TransactionLost, NoPartition):  # the latter with its first message: nobody leads yet
+            lost.append(payload)
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(producers)]
-    for each in threads:
-        each.start()
-    for _ in range(4):
-        before = len(committed)
-        eventually(lambda: len(committed) > before + 20 or errors)  # noqa: B023
-        epoch = nodes.epoch
-        go(nodes, nodes.leader)
-        nodes.wait_in_sync("a", "b", after=epoch)
-    ended.set()
-    for each in threads:
-        each.join(DEADLINE)
-    assert errors == []
+    with ExitStack() as working:
+        work = []
+        for name in range(producers):
+            producer = working.enter_context(Producer(nodes.connect))
+            work.append(working.enter_context(Repeating(partial(transact, producer, name), 0.0)))
+        for _ in range(4):
+            before = len(committed)
+            eventually(lambda: len(committed) > before + 20)  # noqa: B023
+            epoch = nodes.epoch
+            go(nodes, nodes.leader)
+            nodes.wait_in_sync("a", "b", after=epoch)
+    assert [error for each in work for error in each.errors] == []
     for place in places:
         with Cluster(nodes.connect) as cluster:
             end = cluster.ask(place, lambda connection: partition_bounds(connection, place)).end  # noqa: B023

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from metaq import Consumer, Message, Producer
+from metaq import Consumer, Producer
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_set
@@ -20,6 +19,7 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import RunningBroker
 from tests.integration.cli_helpers import Operator
+from tests.integration.client_cluster import read
 from tests.integration.replication_helpers import broker, same_files, slave
 from tests.waiting import DEADLINE, eventually
 
@@ -59,9 +59,13 @@ def send(chroot: str, *payloads: bytes) -> None:
     with ZkSession(chroot) as session:  # a leader is elected before it has registered its topics
         view = ClusterView(session)
         eventually(lambda: len(view.topic_partitions("t")) == 2, DEADLINE, "the leader's topics")
+    put(chroot, "t", *payloads)
+
+
+def put(chroot: str, topic: str, *payloads: bytes) -> None:
     with Producer(chroot) as producer:
         for each in payloads:
-            producer.send("t", each, timeout=DEADLINE)
+            producer.send(topic, each, timeout=DEADLINE)
 
 
 def test_an_asynchronous_slave_follows_the_leader_of_a_set_through_a_failover(
@@ -157,9 +161,9 @@ def test_an_operator_hands_a_set_over_and_is_told_why_not(chroot: str, start: St
     assert 0 < done["seconds"] < DEADLINE
     led(chroot, "b", "a")
     for topic in ("solo", "lone"):  # lone: only a's file names it
-        send_to(chroot, topic, b"3")
+        put(chroot, topic, b"3")
         with Consumer(chroot, group="audit", topics=[topic]) as consumer:
-            assert sorted(each.payload for each in taken(consumer, 3)) == [b"1", b"2", b"3"]
+            assert sorted(each.payload for each in read(consumer, 3)) == [b"1", b"2", b"3"]
     told = "no section in this node's server.ini: lone. They are served with the settings of [system]"
     eventually(lambda: told in second.errors.read_text(), DEADLINE, "the line")
     ran = operator.ran("brokers", "hand-over", "0")
@@ -187,21 +191,7 @@ def a_topic_that_a_reload_has_made_is_there_after_a_change_of_the_leader(
     monitored = operator.ran("monitor", "--min-memory", "0")
     assert (monitored.code, "[topic=lone] only on a, not on b" in monitored.out) == (1, True), monitored
     for topic in ("solo", "lone"):
-        send_to(chroot, topic, b"1", b"2")
-
-
-def send_to(chroot: str, topic: str, *payloads: bytes) -> None:
-    with Producer(chroot) as producer:
-        for each in payloads:
-            producer.send(topic, each, timeout=DEADLINE)
-
-
-def taken(consumer: Consumer, count: int) -> list[Message]:
-    found: list[Message] = []
-    deadline = time.monotonic() + DEADLINE
-    while len(found) < count and time.monotonic() < deadline:
-        found += consumer.poll(timeout=1.0)
-    return found
+        put(chroot, topic, b"1", b"2")
 
 
 def test_operators_see_how_far_the_nodes_of_a_set_are(chroot: str, start: StartNode):
@@ -267,7 +257,7 @@ def test_a_node_that_is_not_in_sync_leads_only_if_an_operator_insists(chroot: st
     led(chroot, "a")
     send(chroot, b"only a", b"only a", b"only a")
     with Consumer(chroot, group="audit", topics=["t"]) as consumer:
-        assert len(taken(consumer, 4)) == 4
+        assert len(read(consumer, 4)) == 4
         consumer.commit()
     first.kill()
     second = start("b")
@@ -307,7 +297,7 @@ def a_group_that_was_ahead_is_told_and_set_back(chroot: str, operator: Operator,
     for command in commands:
         assert operator.ran(*command.split()).code == 0
     with Consumer(chroot, group="audit", topics=["t"]) as consumer:
-        assert sorted(each.payload for each in taken(consumer, len(new))) == sorted(new)
+        assert sorted(each.payload for each in read(consumer, len(new))) == sorted(new)
 
 
 def test_a_set_whose_state_is_lost_waits_for_an_operator(chroot: str, start: StartNode):

@@ -18,6 +18,7 @@ from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.planning import plan_query
 from metaq.spark_connector.pushdown import Pushed
 from metaq.spark_connector.reader import read_partition
+from tests.integration.background import Repeating
 from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.waiting import DEADLINE, eventually
 
@@ -152,32 +153,20 @@ def test_queries_that_are_planned_while_the_leader_goes_have_all_partitions(
 
 
 def _plan_while_leaders_go(chosen: ReadOptions, nodes: SetNodes, go: signal.Signals) -> None:
-    ended = threading.Event()
-    errors: list[BaseException] = []
-    found: list[list[str]] = []
+    found: set[tuple[str, ...]] = set()
 
-    def plan() -> None:
-        while not ended.is_set():
-            try:
-                found.append([str(each.id) for each in plan_query(chosen, Pushed())])
-            except BaseException as error:
-                errors.append(error)
+    def plan(_step: int) -> None:
+        found.add(tuple(str(each.id) for each in plan_query(chosen, Pushed())))
 
-    threads = [threading.Thread(target=plan) for _ in range(2)]
-    for each in threads:
-        each.start()
-    try:
+    with Repeating(plan, 0.0) as one, Repeating(plan, 0.0) as other:
         for _ in range(3):
-            leader, before = nodes.leader, len(found)
-            eventually(lambda: len(found) > before + 4 or errors)  # noqa: B023
+            leader = nodes.leader
+            for each in (one, other):
+                each.wait_for(2)
             nodes.signal(leader, go)
             nodes.nodes[leader].process.wait(DEADLINE)
             nodes.wait_for_leader(*{"a", "b"} - {leader})
             nodes.start(leader)
             nodes.wait_in_sync("a", "b")
-    finally:
-        ended.set()
-        for each in threads:
-            each.join(DEADLINE)
-    assert errors == []
-    assert {tuple(each) for each in found} == {("0-0", "0-1", "1-0", "1-1")}
+    assert one.errors + other.errors == []
+    assert found == {("0-0", "0-1", "1-0", "1-1")}

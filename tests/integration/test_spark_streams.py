@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
@@ -111,13 +110,6 @@ def test_a_listener_says_how_far_a_query_is_behind(spark, cluster, producer):
         finally:
             spark.streams.removeListener(listener)
             query.stop()
-
-
-def test_a_wrong_option_of_a_stream_is_refused(spark, cluster, tmp_path):
-    stream = spark.readStream.format("metaq").options(zookeeper=cluster.zookeeper, subscribe="tick")
-    query = stream.option("endingOffsets", "latest").load().writeStream.format("noop")
-    with pytest.raises(StreamingQueryException, match="endingOffsets=latest: is an option of batch reads only"):
-        query.option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
 
 
 # --- the reader itself ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,9 @@ def prepare(connection: Connection, *keys: str) -> None:
         assert ok(connection, tx(key, "PREPARE")) == "0"
 
 
+@pytest.mark.parametrize("end", [ForkedBroker.stop, ForkedBroker.kill], ids=["stopped", "killed"])
 def test_what_java_prepared_is_committed_here_and_what_we_prepare_is_committed_there(
-    chroot: str, tmp_path: Path
+    chroot: str, tmp_path: Path, end: Callable[[ForkedBroker], int]
 ) -> None:
     data = tmp_path / "data"
     with java(tmp_path / "java", chroot, data) as broker, Connection(broker.port) as connection:
@@ -55,7 +57,7 @@ def test_what_java_prepared_is_committed_here_and_what_we_prepare_is_committed_t
         prepare(connection, PREPARED[2])
         ok(connection, tx("TX:s:3", "BEGIN"), tx_put("TX:s:3", "t", 0, b"ours"), tx("TX:s:3", "COMMIT_ONE_PHASE"))
         prepare(connection, PREPARED[3])
-        assert ours.stop() == 0
+        end(ours)
     before += [f"{PREPARED[0]} a".encode(), b"ours"]
     contents = read_redo(REAL_FILES, str(data / "transactions" / "redo.1"))
     assert contents.problem is None

@@ -90,17 +90,6 @@ def test_a_filter_goes_with_tags_accept_and_start(server: Any) -> None:
         assert numbers(read(consumer, 1)) == [100]
 
 
-def test_arrow_batches_have_what_the_filter_holds_for(server: Any) -> None:
-    wanted = send_orders(server.connect, "arrow", 2000)
-    found: list[int] = []
-    with Consumer(server.connect, group="arrow", topics="arrow", where=WHERE) as consumer:
-        while len(found) < len(wanted):
-            batch = consumer.poll_arrow(timeout=DEADLINE)
-            assert batch.num_rows
-            found += [int(payload.split()[0]) for payload in batch["payload"].to_pylist()]
-    assert sorted(found) == wanted
-
-
 def test_a_topic_and_a_partition_are_read_without_a_group(server: Any) -> None:
     wanted = send_orders(server.connect, "browsed", 600)
     assert numbers(list(browse(server.connect, "browsed", where=WHERE))) == wanted
