@@ -1,5 +1,7 @@
 """Commands for operators against a real ZooKeeper, a real broker of ours and a real Java broker."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Sequence
@@ -15,9 +17,11 @@ from metaq.client.questions.cluster import Cluster
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.paths import Paths
 from metaq.coordination.session import ZkSession
+from tests.broker_process import RunningBroker, server_ini
+from tests.integration.cli_helpers import Operator
 from tests.waiting import eventually
 
-from .cli_helpers import Operator, run
+from .cli_helpers import run
 from .client_cluster import SHORT_SESSION_SECONDS, Brokers, running_brokers
 from .coordination_helpers import make_chroot
 from .java_peers import received, require_java
@@ -395,3 +399,25 @@ def test_what_a_tool_is_to_change_has_to_exist(brokers: Brokers, operator: Opera
     misspelt = operator.refused("consume", "--topic", "trade", "--group", "readers", "--timeout", "1")
     assert "topic 'trade' is published by no live broker: did you mean 'trades'?" in misspelt
     assert operator.json("groups", "list") == [{"group": "audit", "members": 0, "topics": ["trades"]}]
+
+
+LOOK = ("monitor", "--min-memory", "0")
+
+
+def test_a_broker_without_room_and_a_server_of_zookeeper_that_is_down_are_alarms(tmp_path: Path, chroot: str) -> None:
+    ini = server_ini(tmp_path / "data", {"t": "numPartitions=1"}, zookeeper=f"zk.zkConnect={chroot}")
+    with RunningBroker(tmp_path, ini):
+        operator = Operator(chroot)
+        green = operator.ran(*LOOK)
+        assert green.code == 0, green.out
+        assert f"ok    broker 0: {tmp_path}/data has " in green.out
+        servers, _, below = chroot.partition("/")
+        one_down = Operator(f"{servers},127.0.0.1:1/{below}").ran(*LOOK)
+        assert one_down.code == 1
+        assert "alarm zookeeper: nothing listens at 127.0.0.1:1: start ZooKeeper there" in one_down.out
+        assert "answers, 1 of 2 servers" in one_down.out
+    command = ("-m", "metaq", "broker", "--disk-reserve", "1000t", "-f")
+    with RunningBroker(tmp_path, ini, module=command):
+        full = operator.ran(*LOOK)
+    assert full.code == 1
+    assert f"alarm broker 0: refuses messages for want of room: {tmp_path}/data has " in full.out

@@ -1,14 +1,17 @@
 """Producer and consumer together on real brokers: nothing acknowledged is lost; positions, filters, protocols."""
 
 import time
+from collections import defaultdict
+from concurrent.futures import Future, wait
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from metaq import Consumer, ConsumerConfig, Producer, ProducerConfig, TopicPartition
 from metaq.protocol.errors import CoordinationUnavailable, NoPartition, NotOwner
 from tests.integration.client_cluster import SESSION_SECONDS, read, running_brokers
-from tests.waiting import assert_within, eventually
+from tests.waiting import DEADLINE, assert_within, eventually
 
 TOPICS = {"t": 1}
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS)
@@ -114,3 +117,43 @@ def test_an_unreachable_zookeeper_is_said_within_the_deadline(begin):
         return time.monotonic() - started
 
     assert_within(5, attempt)
+
+
+CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS)
+PARTITIONS = 300
+ROUNDS = 40
+
+
+def test_order_holds_and_nothing_is_lost_when_the_broker_is_killed_and_comes_back(chroot, tmp_path):
+    futures: list[Future[Any]] = []
+    batches: list[Future[Any]] = []
+    here = [TopicPartition("t", 0, number) for number in range(PARTITIONS)]
+    with running_brokers(chroot, tmp_path, {"t": PARTITIONS}) as brokers, Producer(chroot) as producer:
+        eventually(lambda: len(producer.partitions("t")) == PARTITIONS, 10)
+        for number in range(ROUNDS):
+            if number == ROUNDS // 2:
+                brokers.running[0].kill()
+                brokers.start(0)
+            futures += [producer.send_async("t", b"%d" % number, partition=each, timeout=DEADLINE) for each in here]
+        batches += [producer.send_batch_async("t", [b"a", b"b"], partition=each, timeout=DEADLINE) for each in here]
+        assert not wait([*futures, *batches], timeout=2 * DEADLINE).not_done
+        found = defaultdict(list)
+        results = [future.result() for future in futures]
+        for future in batches:
+            results += future.result()
+        places = {}
+        with Consumer(chroot, group="g", topics=["t"], start="earliest", config=CONFIG) as consumer:
+            wanted = {(result.partition, result.offset) for result in results}
+
+            def all_read() -> bool:
+                for message in consumer.poll(timeout=0.1):
+                    found[message.partition].append(bytes(message.payload))
+                    places[message.partition, message.offset] = message.id
+                return places.keys() >= wanted
+
+            eventually(all_read, 20, "reading everything")
+    for result in results:
+        assert places[result.partition, result.offset] == result.message_id
+    expected = [*(b"%d" % number for number in range(ROUNDS)), b"a", b"b"]
+    for partition in here:
+        assert list(dict.fromkeys(found[partition])) == expected  # what was not acknowledged may be there twice
