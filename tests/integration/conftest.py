@@ -16,7 +16,7 @@ from metaq import Producer
 from metaq.coordination.embedded import QUICK_JVM_OPTIONS
 from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.session import ZkSession
-from tests.integration.cli_helpers import Up, start_up, stop
+from tests.integration.cli_helpers import Operator, Up, start_up, stop
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.integration.coordination_helpers import make_chroot, session_at
 from tests.integration.disks import small_disk
@@ -101,6 +101,11 @@ def spark_home(request: pytest.FixtureRequest) -> Iterator[None]:
 def chroot(zookeeper: ZooKeeperProcess) -> str:
     """Connect string with a chroot of this test's own."""
     return make_chroot(f"{zookeeper.connect_string}/test-{next(_numbers)}")
+
+
+@pytest.fixture
+def operator(chroot: str) -> Operator:
+    return Operator(chroot)
 
 
 @pytest.fixture

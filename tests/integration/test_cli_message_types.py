@@ -3,8 +3,6 @@
 import json
 import threading
 
-import pytest
-
 from metaq import (
     DeadLetters,
     HalfOutcome,
@@ -20,14 +18,9 @@ from metaq.protocol.printable import has_control
 from tests.waiting import eventually
 
 from .cli_helpers import Operator
-from .client_cluster import Brokers
 
 TOPICS = {"trades": 2}
-
-
-@pytest.fixture
-def operator(brokers: Brokers) -> Operator:
-    return Operator(brokers.connect)
+pytestmark = pytest.mark.usefixtures("brokers")
 
 
 def test_a_group_without_dead_letters_must_be_one_that_is_known(operator: Operator, producer: Producer) -> None:

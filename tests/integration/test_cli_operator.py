@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from kazoo.client import KazooClient
 
 from bench.javapeer import JavaBroker, JavaClient
@@ -33,11 +32,6 @@ def send(connect: str, topic: str, partition: int, *payloads: bytes) -> None:
     with Producer(connect) as producer:
         for payload in payloads:
             producer.send(topic, payload, partition=TopicPartition(topic, 0, partition))
-
-
-@pytest.fixture
-def operator(chroot: str) -> Operator:
-    return Operator(chroot)
 
 
 def values(rows: Sequence[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -115,36 +115,48 @@ def test_each_node_of_a_live_cluster_is_documented_with_its_kind(live: Tree):
     assert unexpected == {}
 
 
-def assert_documented(session: ZkSession, word: str, count: int) -> None:
-    """Each node that no Java program writes has a row of its kind, and each row with this word a node."""
-    found = {path: ephemeral for path, (_, ephemeral) in tree(session.zk).items() if OURS_ALONE.match(path)}
+def make_a_set(first: ZkSession, _second: ZkSession) -> None:
+    part = BrokerSet(first, 0, SetNode("a", "meta://127.0.0.1:8123", "", "5e1c9a70"), lambda _view: None)
+    part.start()
+    assert part.create(SetState(1, "a", {"a": "x"}))
+
+
+def make_a_move(first: ZkSession, _second: ZkSession) -> None:
+    assert Moves(first).begin(Move("orders", 0, 1, 2, target=1, rate=1000))
+
+
+def make_filters(first: ZkSession, _second: ZkSession) -> None:
+    GroupMembership(first, "g1", "c1", ["orders"], lambda: None, takes=ConsumerFilter(("buy",))).join()
+
+
+def make_begun_messages(first: ZkSession, _second: ZkSession) -> None:
+    BegunMarks(first, "g1").make([("orders", "0-0")], first.session_id)
+
+
+def make_zones(first: ZkSession, second: ZkSession) -> None:
+    BrokerRegistration(first, BrokerAddress(0, None, "127.0.0.1", 28223), zone="east").register()
+    GroupMembership(second, "g1", "c1", ["orders"], lambda: None, zone="east").join()
+
+
+@pytest.mark.parametrize(
+    ("make", "word", "count"),
+    [
+        (make_a_set, "/sets", 4),
+        (make_a_move, "/moves", 3),
+        (make_filters, "/filters", 2),
+        (make_begun_messages, "/begun", 3),
+        (make_zones, "/zones", 4),
+    ],
+)
+def test_each_node_that_no_java_program_writes_is_documented_with_its_kind(
+    sessions: list[ZkSession], make: Callable[[ZkSession, ZkSession], None], word: str, count: int
+):
+    """And each row with this word has such a node."""
+    make(sessions[0], sessions[1])
+    found = {path: ephemeral for path, (_, ephemeral) in tree(sessions[0].zk).items() if OURS_ALONE.match(path)}
     rows = [(row, kind == "ephemeral") for row, kind in documented() if word in row.pattern]
     assert len(rows) == len(found) == count
     assert all(any(row.fullmatch(path) and found[path] == kind for path in found) for row, kind in rows)
-
-
-def test_each_node_of_a_broker_set_is_documented_with_its_kind(sessions: list[ZkSession]):
-    node = SetNode("a", "meta://127.0.0.1:8123", "", "5e1c9a70")
-    part = BrokerSet(sessions[0], 0, node, lambda _view: None)
-    part.start()
-    assert part.create(SetState(1, "a", {"a": "x"}))
-    assert_documented(sessions[0], "/sets", 4)
-    part.close()
-
-
-def test_each_node_of_a_move_is_documented_with_its_kind(sessions: list[ZkSession]):
-    assert Moves(sessions[0]).begin(Move("orders", 0, 1, 2, target=1, rate=1000))
-    assert_documented(sessions[0], "/moves", 3)
-
-
-def test_each_node_of_filters_is_documented_with_its_kind(sessions: list[ZkSession]):
-    GroupMembership(sessions[0], "g1", "c1", ["orders"], lambda: None, takes=ConsumerFilter(("buy",))).join()
-    assert_documented(sessions[0], "/filters", 2)
-
-
-def test_each_node_of_begun_messages_is_documented_with_its_kind(sessions: list[ZkSession]):
-    BegunMarks(sessions[0], "g1").make([("orders", "0-0")], sessions[0].session_id)
-    assert_documented(sessions[0], "/begun", 3)
 
 
 def test_begun_messages_are_kept_until_the_partition_is_given_up(sessions: list[ZkSession]):
@@ -161,12 +173,6 @@ def test_begun_messages_are_kept_until_the_partition_is_given_up(sessions: list[
     assert marks.load([here, there]) == [None, None]
     marks.write(here, Begun(7), fence)  # as if somebody had deleted it
     assert marks.load([here]) == [Begun(7)]
-
-
-def test_each_node_of_zones_is_documented_with_its_kind(sessions: list[ZkSession]):
-    BrokerRegistration(sessions[0], BrokerAddress(0, None, "127.0.0.1", 28223), zone="east").register()
-    GroupMembership(sessions[1], "g1", "c1", ["orders"], lambda: None, zone="east").join()
-    assert_documented(sessions[0], "/zones", 4)
 
 
 def test_each_documented_path_exists_in_a_live_cluster(live: Tree):

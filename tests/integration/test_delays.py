@@ -1,12 +1,12 @@
 """Delayed messages of real brokers: on the command line, in moves, in broker sets; test_kills.py kills them."""
 
 from collections import defaultdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from metaq import Consumer, PartitionReader, Producer, SendResult, TopicPartition
+from metaq import PartitionReader, Producer, SendResult, TopicPartition
 from metaq.protocol.errors import MetaqError
 from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator, start
@@ -17,19 +17,6 @@ from tests.waiting import DEADLINE, eventually
 TOPICS = {"t": 2}
 SET_TOPICS = {"t": "numPartitions=2", "safe": "numPartitions=2\nunflushThreshold=0"}
 SET_SETTINGS = {"unflush_threshold": 1000}
-
-
-def test_a_consumer_gets_a_message_at_its_time(brokers, producer: Producer) -> None:
-    with Consumer(brokers.connect, group="group", topics=["t"]) as consumer:
-        consumer.poll(timeout=1.0)
-        due = datetime.now(UTC) + timedelta(seconds=1.5)
-        producer.send("t", b"at its time", deliver_at=due)
-        producer.send("t", b"at once")
-        gone = producer.send("t", b"never", delay=1.0)
-        assert producer.cancel(gone)
-        assert [message.payload for message in read(consumer, 1)] == [b"at once"]
-        assert [message.payload for message in read(consumer, 1)] == [b"at its time"]
-        assert datetime.now(UTC) >= due
 
 
 def test_the_commands_list_count_and_cancel(brokers, producer: Producer) -> None:

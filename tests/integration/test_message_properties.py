@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from metaq import Consumer, ConsumerConfig, Message, PartitionReader, Producer, ProducerConfig, browse
+from metaq import Consumer, ConsumerConfig, Message, Producer, ProducerConfig, browse
 from metaq.protocol.errors import RequestRefused
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import COMPRESSED_FLAG
@@ -34,7 +34,7 @@ Protocols = pytest.mark.parametrize("protocol", ["auto", "text"])
 @pytest.fixture(scope="module")
 def brokers(zookeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     plain = "typed-auto", "typed-text", "short-auto", "short-text", "plain", "run"
-    packed = "packed-auto", "packed-text", "moved"
+    packed = "packed-auto", "packed-text"
     topics: dict[str, int | str] = {**dict.fromkeys(plain, 1), **dict.fromkeys(packed, PACKED)}
     connect = f"{zookeeper.connect_string}/properties"
     with running_brokers(connect, tmp_path_factory.mktemp("properties"), topics) as running:
@@ -130,17 +130,6 @@ def test_a_topic_that_takes_no_compressed_messages_says_so(brokers: Brokers, pro
         with pytest.raises(RequestRefused, match="topic plain takes no compressed messages: set acceptCompressed=true"):
             producer.send("plain", LONG, timeout=10)
         producer.send("plain", b"short")
-
-
-def test_a_producer_without_compression_sends_a_compressed_message_on_unpacked(brokers: Brokers) -> None:
-    with Producer(brokers.connect, config=ZSTD) as producer:
-        producer.send("moved", LONG, tag="t")
-    (message,) = consumed(brokers, "moved", 1)
-    with Producer(brokers.connect) as producer:
-        result = producer.send_batch("plain", [message])[0]
-    with PartitionReader(f"127.0.0.1:{brokers.running[0].port}", result.partition, start=result.offset) as reader:
-        (copy,) = reader.poll(timeout=DEADLINE)
-    assert (copy.payload, copy.tag, copy.flag) == (LONG, "t", 1)
 
 
 def test_a_broker_that_does_not_know_of_compression_gets_no_compressed_message(tmp_path: Path) -> None:
