@@ -185,7 +185,7 @@ class Running:
     """Consumer.run(handler, …) on a thread of its own. It ends with the block, and its error is the test's."""
 
     def __init__(self, consumer: Consumer | SharedConsumer, handler: Callable[..., object], **arguments: Any) -> None:
-        self.consumer = consumer
+        self.consumer: Any = consumer
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, args=(handler, arguments))
         self.thread.start()

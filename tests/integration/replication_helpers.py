@@ -11,6 +11,7 @@ from tests.broker_process import RunningBroker, server_ini
 from tests.integration.client_cluster import SESSION_SECONDS
 from tests.integration.forked_processes import ForkedBroker
 from tests.segment_files import segments
+from tests.waiting import eventually
 
 
 def broker(directory: Path, connect: str, topics: dict[str, int], *options: str, system: str = "") -> RunningBroker:
@@ -34,6 +35,11 @@ def slave(tmp_path: Path, connect: str, topics: dict[str, int], properties: str 
 
 def same_files(one: Path, other: Path) -> bool:
     return bool(segments(one)) and segments(one) == segments(other)
+
+
+def wait_for_copy(directory: Path) -> None:
+    """Until the slave below `directory` has the files of the master there."""
+    eventually(lambda: same_files(directory / "master" / "data", directory / "slave" / "data"), what="the copy")
 
 
 def status(broker: RunningBroker) -> Any:

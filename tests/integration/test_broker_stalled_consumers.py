@@ -50,30 +50,25 @@ def peak_of(broker: RunningBroker, other: Connection, seconds: float) -> int:
     return peak
 
 
-def test_a_thousand_stalled_consumers_cost_bounded_memory(tmp_path, descriptors):
+def much(number: int, _end: int) -> bytes:
+    return (pull(0) if number % 2 else encode_get("t", "g", 0, 0, MEGABYTE, 1)) * 20
+
+
+def what_is_to_come(_number: int, end: int) -> bytes:
+    return pull(end, 60_000) * 100
+
+
+@pytest.mark.parametrize("asked", [much, what_is_to_come])
+def test_a_thousand_stalled_consumers_cost_bounded_memory(tmp_path, descriptors, asked):
     with (
         RunningBroker(tmp_path, server_ini(tmp_path / "data", {"t": ""}, unflush_threshold=1000)) as broker,
         broker.connect() as other,
         ExitStack() as stalled,
     ):
         fill(other)
+        end = int(other.ask_frame(pull(0)).ext["maxOffset"])
         for number in range(CONSUMERS):
             consumer = stalled.enter_context(broker.connect(receive_buffer=4096))
-            consumer.send((pull(0) if number % 2 else encode_get("t", "g", 0, 0, MEGABYTE, 1)) * 20)
-        assert peak_of(broker, other, 2.0) < 200 * MEGABYTE
-        assert "Traceback" not in broker.errors.read_text()
-
-
-def test_pulls_that_wait_on_a_thousand_connections_cost_bounded_memory(tmp_path, descriptors):
-    with (
-        RunningBroker(tmp_path, server_ini(tmp_path / "data", {"t": ""}, unflush_threshold=1000)) as broker,
-        broker.connect() as other,
-        ExitStack() as waiting,
-    ):
-        fill(other)
-        end = other.ask_frame(pull(0)).ext["maxOffset"]
-        for _ in range(CONSUMERS):
-            consumer = waiting.enter_context(broker.connect(receive_buffer=4096))
-            consumer.send(pull(int(end), 60_000) * 100)
+            consumer.send(asked(number, end))
         assert peak_of(broker, other, 2.0) < 200 * MEGABYTE
         assert "Traceback" not in broker.errors.read_text()

@@ -3,6 +3,8 @@
 import json
 import threading
 
+import pytest
+
 from metaq import (
     DeadLetters,
     HalfOutcome,

@@ -11,13 +11,11 @@ from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.session import ZkSession
-from tests.broker_process import server_ini
 from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator
-from tests.integration.client_cluster import SHORT_SESSION_SECONDS, MemberProcess
+from tests.integration.client_cluster import SHORT_SESSION_SECONDS, MemberProcess, running_brokers
 from tests.integration.coordination_helpers import wait_for
-from tests.integration.forked_processes import ForkedBroker
-from tests.integration.set_nodes import SetNodes
+from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.waiting import DEADLINE
 
 TOPIC = "t"
@@ -30,22 +28,18 @@ GROUP = "g"
 @pytest.fixture
 def sets(chroot: str, tmp_path: Path) -> Iterator[tuple[SetNodes, SetNodes]]:
     """Set 0 has the nodes a, which leads, in the east and b in the west; set 1 has c in the west."""
-    found = []
-    try:
-        for broker_id in range(2):
-            directory = tmp_path / str(broker_id)
-            directory.mkdir()
-            found.append(SetNodes(directory, chroot, SECTION, broker_id=broker_id))
-        found[0].start("a", options=("--zone", "east"))
-        found[0].start("b", options=("--zone", "west"))
-        found[1].start("c", options=("--zone", "west"))
-        found[0].wait_in_sync("a", "b")
-        found[1].wait_in_sync("c")
-        assert found[0].leader == "a"
-        yield found[0], found[1]
-    finally:
-        for each in found:
-            each.stop()
+    for name in "01":
+        (tmp_path / name).mkdir()
+    with (
+        set_nodes(tmp_path / "0", chroot, SECTION, {"a": "east", "b": "west"}) as zero,
+        set_nodes(tmp_path / "1", chroot, SECTION, {"c": "west"}, broker_id=1) as one,
+    ):
+        zero.start("a", "b")
+        one.start("c")
+        zero.wait_in_sync("a", "b")
+        one.wait_in_sync("c")
+        assert zero.leader == "a"
+        yield zero, one
 
 
 class Shares:
@@ -184,7 +178,7 @@ def test_a_failover_moves_nothing_until_the_next_leader_has_stayed(sets, chroot,
             shares.become({"w": [*EAST, *WEST]})
             comes_to("w")
             assert (members["e"].revoked, members["w"].revoked) == ([EAST], [])
-            zero.start("a", options=("--zone", "east"))
+            zero.start("a")
             zero.wait_in_sync("a", "b")
             assert Operator(chroot).ran("brokers", "hand-over", "0", "--to", "a").code == 0
             comes_to("w")
@@ -202,17 +196,12 @@ def test_a_failover_moves_nothing_until_the_next_leader_has_stayed(sets, chroot,
 @pytest.fixture
 def alone(chroot: str, tmp_path: Path) -> Iterator[None]:
     """Broker 0 in the east and broker 1 in the west, which are in no set."""
-    brokers = []
-    try:
-        for broker_id, zone in enumerate(("east", "west")):
-            directory = tmp_path / str(broker_id)
-            directory.mkdir()
-            ini = server_ini(directory / "data", SECTION, broker_id=broker_id, zookeeper=f"zk.zkConnect={chroot}")
-            brokers.append(ForkedBroker(directory, ini, module=("-m", "metaq", "broker", "--zone", zone, "-f")))
+    with (
+        running_brokers(chroot, tmp_path, {TOPIC: 4}, zone="east"),
+        running_brokers(chroot, tmp_path, {TOPIC: 4}, 0, zone="west") as west,
+    ):
+        west.start(1)
         yield
-    finally:
-        for each in brokers:
-            each.kill()
 
 
 @pytest.mark.usefixtures("alone")

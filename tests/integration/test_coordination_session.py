@@ -114,7 +114,7 @@ def answering(server: socket.socket, answer: bytes | None) -> str:
                 connection, _ = server.accept()
                 with connection, suppress(OSError):
                     connection.recv(4)
-                    connection.sendall(answer)
+                    connection.sendall(answer or b"")
                     connection.recv(4096)
 
     if answer is not None:

@@ -13,7 +13,7 @@ from tests.broker_process import RunningBroker
 from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import SESSION_SECONDS, read
 from tests.integration.java_peers import put_when_connected, received_at_least_once, require_java
-from tests.integration.replication_helpers import broker, same_files, slave, status
+from tests.integration.replication_helpers import broker, same_files, slave, status, wait_for_copy
 from tests.segment_files import segments
 from tests.waiting import eventually
 
@@ -82,7 +82,7 @@ def test_a_slave_of_ours_follows_new_topics_and_refuses_messages(tmp_path: Path,
         with master.connect() as connection:
             for topic, partition in (("t", 0), ("t", 1), ("wild1", 0)):
                 assert connection.ask(b"put %b %d 1 0 -1 7\r\nx" % (topic.encode(), partition)).code == 200
-        eventually(lambda: same_files(tmp_path / "master" / "data", tmp_path / "slave" / "data"), 20, "the copy")
+        wait_for_copy(tmp_path)
         shown = {(each["topic"], each["partition"]): each for each in status(copy)["partitions"]}
         assert shown["wild1", 0]["lagBytes"] == 0
         with ZkSession(root) as session:
@@ -102,7 +102,7 @@ def test_our_consumer_reads_the_rest_from_the_slave_and_returns_to_the_master(tm
         with Producer(root) as producer:
             for data in sent:
                 producer.send("t", data)
-        eventually(lambda: same_files(tmp_path / "master" / "data", tmp_path / "slave" / "data"), 20, "the copy")
+        wait_for_copy(tmp_path)
         master.kill()
         with Consumer(root, group="g", topics=["t"], config=CONFIG) as consumer:
             assert [message.payload for message in read(consumer, 20)] == sent
@@ -110,9 +110,7 @@ def test_our_consumer_reads_the_rest_from_the_slave_and_returns_to_the_master(tm
                 with Producer(root) as producer:
                     producer.send("t", b"again")
                 assert [message.payload for message in read(consumer, 1)] == [b"again"]
-                eventually(
-                    lambda: same_files(tmp_path / "master" / "data", tmp_path / "slave" / "data"), 20, "the copy"
-                )
+                wait_for_copy(tmp_path)
                 eventually(lambda: status(copy)["lagBytes"] == 0 and status(copy)["connected"], 20, "telling that")
 
 

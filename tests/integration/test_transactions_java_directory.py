@@ -9,7 +9,7 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq.broker.store.files import REAL_FILES
-from tests.broker_process import Connection, server_ini
+from tests.broker_process import Connection, RunningBroker, server_ini
 from tests.doubles.redo import read_redo
 from tests.integration.coordination_helpers import make_chroot
 from tests.integration.forked_processes import ForkedBroker
@@ -39,7 +39,7 @@ def prepare(connection: Connection, *keys: str) -> None:
 
 @pytest.mark.parametrize("end", [ForkedBroker.stop, ForkedBroker.kill], ids=["stopped", "killed"])
 def test_what_java_prepared_is_committed_here_and_what_we_prepare_is_committed_there(
-    chroot: str, tmp_path: Path, end: Callable[[ForkedBroker], int]
+    chroot: str, tmp_path: Path, end: Callable[[RunningBroker], int]
 ) -> None:
     data = tmp_path / "data"
     with java(tmp_path / "java", chroot, data) as broker, Connection(broker.port) as connection:
