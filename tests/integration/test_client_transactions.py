@@ -10,7 +10,6 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq import Consumer, Producer, TopicPartition, XaVote, Xid
-from metaq.protocol.errors import TransactionLost, TransactionRefused
 from tests.integration.client_cluster import read_until_quiet, running_brokers
 from tests.integration.java_peers import require_java
 from tests.waiting import eventually
@@ -68,22 +67,6 @@ def test_a_commit_is_seen_as_one_block_and_a_rollback_is_not_seen(producer: Prod
     producer.send("t", b"behind", partition=P1)
     expected = [b"between", *(b"%d" % number for number in range(7)), b"behind"]
     assert payloads(consumer, 10) == {P1: expected, TopicPartition("u", 0, 0): [b"other topic"]}
-
-
-def test_a_transaction_that_runs_into_its_timeout_is_refused(producer: Producer, consumer: Consumer) -> None:
-    transaction = producer.transaction(timeout_seconds=5)
-    transaction.send("t", b"late", partition=P0)
-
-    def is_over() -> bool:
-        try:
-            transaction.send("t", b"x", partition=P0)
-        except (TransactionRefused, TransactionLost):
-            return True
-        return False
-
-    eventually(is_over, 20, "the timeout")
-    producer.send("t", b"behind", partition=P0)
-    assert payloads(consumer, 1) == {P0: [b"behind"]}
 
 
 def test_xa_in_two_phases_by_another_process(producer: Producer, consumer: Consumer, chroot: str) -> None:

@@ -220,15 +220,3 @@ def test_with_a_member_of_another_strategy_the_group_shares_as_range_until_it_ha
     finally:
         for each in members:
             each.close()
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_broker_without_neighbours_is_shared_by_those_with_the_fewest(chroot, session):
-    shares = Shares(session)
-    configs = {"a": "west", "b": "west", "c": "north"}
-    members = [Polled(chroot, in_zone(name, zone)) for name, zone in configs.items()]
-    try:
-        shares.become({"a": ["0-0", *WEST[:2]], "b": ["0-1", *WEST[2:]], "c": EAST[2:]})
-    finally:
-        for each in members:
-            each.close()

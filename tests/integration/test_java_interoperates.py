@@ -107,30 +107,6 @@ def test_a_java_and_a_python_consumer_share_the_partitions_of_one_group(
         assert sorted(mine + theirs) == sorted(sent)
 
 
-def test_our_handlers_retry_and_reject_on_a_java_broker(java_broker: JavaBroker, chroot: str) -> None:
-    seen: list[bytes] = []
-    rejected: list[bytes] = []
-
-    def handle(message: Message) -> None:
-        seen.append(message.payload)
-        if message.payload == b"bad":
-            raise ValueError("cannot take it")
-        if message.payload == b"last":
-            consumer.stop()
-
-    where = TopicPartition("t", 0, 0)
-    config = ConsumerConfig(retry_step_seconds=0.02)
-    with Producer(chroot) as producer:
-        for payload in (b"1", b"bad", b"2", b"last", b"flushes the last"):
-            producer.send("t", payload, partition=where)
-    with Consumer(chroot, group="g", topics=["t"], config=config) as consumer:
-        consumer.run(handle, max_retries=2, on_reject=lambda message, _: rejected.append(message.payload))
-    assert seen == [b"1", b"bad", b"bad", b"bad", b"2", b"last"]
-    assert rejected == [b"bad"]
-    with Consumer(chroot, group="g", topics=["t"]) as consumer:
-        assert [message.payload for message in read(consumer, 1)] == [b"flushes the last"]
-
-
 def test_a_java_member_is_not_disturbed_by_retries_of_ours_in_its_group(chroot: str, tmp_path: Path) -> None:
     """It subscribes to none of the topics in which failed messages wait, and keeps what it owns."""
     seen: list[tuple[bytes, int]] = []

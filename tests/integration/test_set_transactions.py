@@ -50,31 +50,6 @@ def log_files(folder: Path) -> dict[str, bytes]:
     return contents((path for path in folder.iterdir() if is_mirrored(path.name)), folder)
 
 
-def test_a_prepared_transaction_is_committed_on_the_next_leader(nodes: SetNodes) -> None:
-    first = leader(nodes)
-    with nodes.nodes[first].connect() as connection:
-        ok(connection, tx(XID, "BEGIN", 60, "host"), tx_put(XID, "safe", 0, b"one"), tx_put(XID, "fast", 1, b"two"))
-        ok(connection, tx("TX:s:1", "BEGIN"), tx_put("TX:s:1", "safe", 0, b"never prepared"))
-        assert ok(connection, tx(XID, "PREPARE", "host")) == "0"
-        nodes.kill(first)
-    second = leader(nodes, other(first))
-    with nodes.nodes[second].connect() as connection:
-        assert recover(connection) == [XID]
-        assert bodies(connection, "safe", 0) == []
-        assert connection.ask(tx("TX:s:1", "COMMIT_ONE_PHASE")).code != 200
-        assert ok(connection, tx(XID, "COMMIT_TWO_PHASE", "host")) == ""
-        assert (bodies(connection, "safe", 0), bodies(connection, "fast", 1)) == ([b"one"], [b"two"])
-    nodes.start(first)
-    nodes.wait_in_sync("a", "b")
-    nodes.kill(second)
-    with nodes.nodes[leader(nodes, first)].connect() as connection:
-        assert recover(connection) == []
-        assert (bodies(connection, "safe", 0), bodies(connection, "fast", 1)) == ([b"one"], [b"two"])
-    nodes.start(second)
-    nodes.wait_in_sync("a", "b")
-    eventually(lambda: same_files(nodes), what="the same files on both nodes")
-
-
 def test_a_leader_that_is_deposed_forgets_what_was_under_way_and_leads_again_later(nodes: SetNodes) -> None:
     """In one life of its process, and with the same connections of clients."""
     first = leader(nodes)

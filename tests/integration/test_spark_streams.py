@@ -1,6 +1,5 @@
 """Topics as streaming DataFrames: real Spark, real brokers; admission also by the reader's own methods."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tests.waiting import eventually
 
 from .cli_helpers import Up
 
-TOPICS = ["flow:2", "behind:2", "steps:2", "bytes:1", "least:1", "now:1", "tick:1", "lost:1"]
+TOPICS = ["flow:2", "behind:2", "steps:2", "bytes:1", "least:1", "now:1"]
 OPTIONS = ("--flush", "async")
 
 
@@ -69,20 +68,6 @@ def test_a_query_drains_a_topic_in_limited_batches_and_goes_on_where_it_was(spar
             committed = asked.committed("spark-flow", partition)
             assert committed is not None
             assert committed.offset == end
-
-
-def test_a_query_by_processing_time_sees_what_comes_later(spark, cluster, producer):
-    stream = spark.readStream.format("metaq").options(zookeeper=cluster.zookeeper, subscribe="tick").load()
-    query = stream.writeStream.format("memory").queryName("tick").trigger(processingTime="100 milliseconds").start()
-    try:
-        query.processAllAvailable()  # begun at the end of the topic
-        sent = send(producer, "tick", 0, 30)
-        query.processAllAvailable()
-        assert sorted(bytes(row.value).decode() for row in spark.table("tick").collect()) == sent
-        assert query.lastProgress is not None
-        assert json.loads(query.lastProgress["sources"][0]["endOffset"])["tick"]["0-0"] > 0
-    finally:
-        query.stop()
 
 
 def test_a_listener_says_how_far_a_query_is_behind(spark, cluster, producer):
