@@ -33,7 +33,6 @@ TOPICS = [
     "empty:1",
     "group:2",
     "explicit:2",
-    "later:1",
     "kept:1",
     "out:2",
     "a:1",
@@ -247,14 +246,6 @@ def test_pushed_filters_give_the_same_rows_as_spark_alone(spark, cluster):
         assert read(spark, cluster, "big", tags="rare").count() == 20
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-
-
-def test_the_end_is_fixed_when_the_query_is_planned(spark, cluster, producer):
-    send_numbered(producer, "later", 10)
-    planned = read(spark, cluster, "later").rdd  # planned here
-    send_numbered(producer, "later", 10, first=10)
-    assert planned.count() == 10
-    assert read(spark, cluster, "later").count() == 20
 
 
 def test_a_frame_and_its_views_keep_their_plan_until_they_are_loaded_again(spark, cluster, producer):
