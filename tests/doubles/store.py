@@ -6,8 +6,8 @@ import errno
 import os
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -114,6 +114,14 @@ class FaultyFiles(Files):
         """No more faults."""
         self._failing.clear()
         self.fail_at = None
+
+    @contextmanager
+    def failing(self, *names: str, cause: int = errno.EIO) -> Iterator[None]:
+        """These fail meanwhile, with this errno."""
+        self.error = OSError(cause, os.strerror(cause))
+        self._failing.update(names)
+        yield
+        self.heal()
 
     def kill(self) -> None:
         """What the kernel does when the process dies: descriptors and locks are gone, the page cache stays."""

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.recovery import RecoveryReport
+from metaq.broker.store.retention import RemovedSegment
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.broker.store.topic_config import DeletePolicy
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import counter_at, message_id
-from metaq.protocol.record import checksum, iter_headers
+from metaq.protocol.record import Buffer, checksum, iter_headers
 from tests.doubles.store import FaultyFiles, ManualThreads, check_invariants
 
-__all__ = ["NOW_MS", "Answers", "StoreHarness"]
+__all__ = ["NOW_MS", "Answers", "StoreHarness", "flip"]
 
 NOW_MS = 1_700_000_000_000
 """The harness's wall clock, Unix ms."""
+
+
+def flip(path: Path, position: int, mask: int = 1) -> bytes:
+    """Change bits of one byte of a file; returns what the file has now."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= mask
+    path.write_bytes(data)
+    return bytes(data)
 
 
 class StoreHarness:
@@ -82,6 +92,21 @@ class StoreHarness:
         self.files.lose_power(kept)
         return self._start_anew()
 
+    def crash(self, *, power: bool) -> PartitionLog:
+        """A power cut, or else a kill; and a start."""
+        return self.lose_power() if power else self.kill()
+
+    @contextmanager
+    def stopped(self, *, clean: bool = False, partition: int = 0) -> Iterator[Path]:
+        """Something happens to the files, the first data file of a partition among them, between two lives."""
+        data = self.data_file(partition=partition)
+        if clean:
+            self.store.close()
+        else:
+            self.files.kill()
+        yield data
+        self._start_anew()
+
     def _start_anew(self, files: FaultyFiles | None = None) -> PartitionLog:
         self.threads = ManualThreads()
         self.files = files or FaultyFiles()
@@ -90,13 +115,42 @@ class StoreHarness:
 
     def append(self, *bodies: bytes, flag: int = 0, now_ms: int = NOW_MS) -> int:
         """Append one batch with fresh ids and check the invariants; returns its offset."""
-        log = self.log
-        ids = range(self.next_id, self.next_id + len(bodies))
-        data, units = encode_puts([(flag, checksum(body), body) for body in bodies], log.end_offset, ids, now_ms)
-        self.next_id += len(bodies)
-        base = log.append(data, units)
-        check_invariants(log)
+        base = self.put(self.log, *bodies, flag=flag, now_ms=now_ms)
+        check_invariants(self.log)
         return base
+
+    def append_each(self, *bodies: bytes) -> None:
+        """Each in a batch of its own."""
+        for body in bodies:
+            self.append(body)
+
+    def put(self, log: PartitionLog, *bodies: bytes, flag: int = 0, now_ms: int = NOW_MS) -> int:
+        """Append one batch with fresh ids to any partition; returns its offset."""
+        return log.append(*self.encoded(log.end_offset, *bodies, flag=flag, now_ms=now_ms))
+
+    def encoded(
+        self, base: int, *bodies: bytes, flag: int = 0, now_ms: int = NOW_MS
+    ) -> tuple[Sequence[Buffer], Buffer]:
+        """Data and units of one batch with fresh ids that begins at offset `base`."""
+        ids = range(self.next_id, self.next_id + len(bodies))
+        self.next_id += len(bodies)
+        return encode_puts([(flag, checksum(body), body) for body in bodies], base, ids, now_ms)
+
+    def checkpoint(self) -> None:
+        """Of the partition, made at once."""
+        self.log.checkpoint()
+        self.threads.run_all()
+
+    def flush(self) -> None:
+        """Sync the partition at once."""
+        self.log.flush()
+        self.threads.run_all()
+
+    def retain(self) -> list[RemovedSegment]:
+        """Apply retention, to the end; returns what goes."""
+        removed = self.store.apply_retention()
+        self.threads.run_all()
+        return removed
 
     def settle(self) -> None:
         """Let everything come to rest that has something to do."""
@@ -105,21 +159,26 @@ class StoreHarness:
             self.store.tick()
             self.threads.run_all()
 
-    def bodies(self) -> list[bytes]:
-        """Bodies of all readable records, read segment by segment."""
-        log, found = self.log, []
-        offset = log.first_offset
-        while offset < log.visible_end:
+    def bodies(self, partition: int = 0) -> list[bytes]:
+        """Bodies of all readable records."""
+        return list(self.records(partition).values())
+
+    def records(self, partition: int = 0) -> dict[int, bytes]:
+        """Bodies of all readable records by their offsets, read segment by segment; none without the partition."""
+        log = self.store.find("t", partition)
+        found: dict[int, bytes] = {}
+        offset = log.first_offset if log else 0
+        while log and offset < log.visible_end:
             data = log.segments.snapshot().read(offset, 1 << 30)
             assert data
             headers = list(iter_headers(data))
             assert headers[-1].end == len(data)
-            found += [data[header.end - header.length : header.end] for header in headers]
+            found |= {offset + each.start: data[each.end - each.length : each.end] for each in headers}
             offset += len(data)
         return found
 
-    def data_file(self, first_offset: int = 0) -> Path:
-        return Path(self.path, "t-0", f"{first_offset:020d}.meta")
+    def data_file(self, first_offset: int = 0, *, partition: int = 0) -> Path:
+        return Path(self.path, f"t-{partition}", f"{first_offset:020d}.meta")
 
     def index_file(self, first_offset: int = 0) -> Path:
         return Path(self.path, "t-0", f"{first_offset:020d}.index")

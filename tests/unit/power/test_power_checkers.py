@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,13 +43,13 @@ def keep(end: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def three() -> History:
+def three():
     """Three messages, the first two of them promised."""
     return history(put(0, "i1.0"), put(STEP, "i2.0", "i3.0"), keep(2 * STEP))
 
 
 @pytest.mark.parametrize("names", [["i1.0", "i2.0"], ["i1.0", "i2.0", "i3.0"]])
-def test_what_was_promised_and_what_was_put_behind_it_is_right(three: History, names: list[str]) -> None:
+def test_what_was_promised_and_what_was_put_behind_it_is_right(three, names):
     three.partitions["t-0"].check("t-0", 0, b"".join(map(record, names)))
 
 
@@ -69,26 +68,26 @@ def test_what_was_promised_and_what_was_put_behind_it_is_right(three: History, n
         (encode_record(b"somebody else's", 1, 0), "a false message at 0"),
     ],
 )
-def test_what_is_lost_repeated_or_false_is_found(three: History, data: bytes, problem: str) -> None:
+def test_what_is_lost_repeated_or_false_is_found(three, data, problem):
     with pytest.raises(Broken, match=problem):
         three.partitions["t-0"].check("t-0", 0, data)
 
 
-def test_only_what_was_to_be_removed_may_be_missing_at_the_front() -> None:
+def test_only_what_was_to_be_removed_may_be_missing_at_the_front():
     marks = [put(0, "i1.0", "i2.0"), keep(2 * STEP)]
     with pytest.raises(Broken, match=r"1 acknowledged messages are lost: i1\.0 at 0"):
         history(*marks).partitions["t-0"].check("t-0", STEP, record("i2.0"))
     history(*marks, {"kind": "removed", "end": STEP}).partitions["t-0"].check("t-0", STEP, record("i2.0"))
 
 
-def test_another_message_in_the_place_of_a_lost_one_is_right_unless_that_was_promised() -> None:
+def test_another_message_in_the_place_of_a_lost_one_is_right_unless_that_was_promised():
     again = [put(0, "i1.0", "i2.0"), put(STEP, "i3.1"), keep(2 * STEP)]
     history(*again).partitions["t-0"].check("t-0", 0, record("i1.0") + record("i3.1"))
     with pytest.raises(Broken, match=r"lost: i3.1 at 50"):
         history(*again).partitions["t-0"].check("t-0", 0, record("i1.0") + record("i2.0"))
 
 
-def test_a_body_names_itself_only_as_a_whole() -> None:
+def test_a_body_names_itself_only_as_a_whole():
     body = body_of("i1.0", 100)
     assert name_of(body) == "i1.0"
     assert name_of(body[:-1]) is None
@@ -120,20 +119,20 @@ def before_edge(end: int) -> tuple[list[dict[str, Any]], bytes]:
 
 
 @pytest.mark.parametrize("segments", [(0,), (-20, 0, 5000)])
-def test_a_cut_may_leave_an_empty_message_in_place_of_one_that_was_never_promised(segments: tuple[int, ...]) -> None:
+def test_a_cut_may_leave_an_empty_message_in_place_of_one_that_was_never_promised(segments):
     marks, data = before_edge(EDGE)
     partition = history(*marks, put(EDGE, "iff.0")).partitions["t-0"]
     partition.check("t-0", 0, data + emptied("iff.0"), SectorEdges(segments))
 
 
 @pytest.mark.parametrize("torn", [True, False])
-def test_a_history_knows_whether_a_cut_could_lose_single_sectors(torn: bool) -> None:
+def test_a_history_knows_whether_a_cut_could_lose_single_sectors(torn):
     assert History(torn=torn).torn is torn
     assert EDGE not in SectorEdges()
 
 
 @pytest.mark.parametrize("at", [2 * STEP, EDGE - 4, EDGE - 1, EDGE + 1, EDGE + 8])
-def test_no_empty_message_is_excused_elsewhere(at: int) -> None:
+def test_no_empty_message_is_excused_elsewhere(at):
     assert at not in SectorEdges([0])
     marks, data = before_edge(at)
     partition = history(*marks, put(at, "iff.0")).partitions["t-0"]
@@ -151,14 +150,14 @@ def test_no_empty_message_is_excused_elsewhere(at: int) -> None:
         ([put(EDGE, "iff.0")], encode_record(b"somebody else's", 255, 0), SectorEdges([0])),  # not empty
     ],
 )
-def test_nothing_else_is_excused_at_an_edge(more: list[dict[str, Any]], data: bytes, edges: SectorEdges) -> None:
+def test_nothing_else_is_excused_at_an_edge(more, data, edges):
     marks, before = before_edge(EDGE)
     partition = history(*marks, *more).partitions["t-0"]
     with pytest.raises(Broken, match=f"a false message at {EDGE}"):
         partition.check("t-0", 0, before + data, edges)
 
 
-def test_an_empty_message_that_a_start_has_found_and_kept_must_stay_and_what_lay_there_is_not_missed() -> None:
+def test_an_empty_message_that_a_start_has_found_and_kept_must_stay_and_what_lay_there_is_not_missed():
     marks, data = before_edge(EDGE)
     behind = EDGE + len(emptied("iff.0"))
     found = [*marks, put(EDGE, "iff.0"), {"kind": "empty", "offset": EDGE}, keep(behind)]
@@ -169,7 +168,7 @@ def test_an_empty_message_that_a_start_has_found_and_kept_must_stay_and_what_lay
         later.check("t-0", 0, data)
 
 
-def test_an_empty_message_takes_nobodys_place_among_transactions() -> None:
+def test_an_empty_message_takes_nobodys_place_among_transactions():
     committed = [A, B, *done("COMMIT_ONE_PHASE"), *PLAIN]
     Promises(committed).check({"t-0": ["p", EMPTY, "a", "b", EMPTY]}, [])
     with pytest.raises(Broken, match="torn apart"):
@@ -207,7 +206,7 @@ def done(verb: str) -> list[dict[str, Any]]:
         ([A, B, *done("COMMIT_ONE_PHASE"), *PLAIN], ["p", "a", "b"], []),
     ],
 )
-def test_kept_promises_of_transactions(marks: list[dict[str, Any]], names: list[str], prepared: list[str]) -> None:
+def test_kept_promises_of_transactions(marks, names, prepared):
     Promises(marks).check({"t-0": names}, prepared)
 
 
@@ -229,9 +228,7 @@ def test_kept_promises_of_transactions(marks: list[dict[str, Any]], names: list[
         ([], ["p"], [], "p was never put there"),
     ],
 )
-def test_broken_promises_of_transactions(
-    marks: list[dict[str, Any]], names: list[str], prepared: list[str], problem: str
-) -> None:
+def test_broken_promises_of_transactions(marks, names, prepared, problem):
     with pytest.raises(Broken, match=problem):
         Promises(marks).check({"t-0": names}, prepared)
 
@@ -244,7 +241,7 @@ def test_broken_promises_of_transactions(
         (lambda data: data + bytes(20), "a false message"),
     ],
 )
-def test_bytes_that_are_no_messages_of_ours_are_found(damage: Callable[[bytes], bytes], problem: str) -> None:
+def test_bytes_that_are_no_messages_of_ours_are_found(damage, problem):
     assert [name for _, name in named_records("t-0", 0, record("i1.0"))] == ["i1.0"]
     with pytest.raises(Broken, match=problem):
         list(named_records("t-0", 0, damage(record("i1.0"))))

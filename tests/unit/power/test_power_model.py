@@ -83,7 +83,7 @@ def durable_file(content: bytes) -> State:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_sync_has_covered_is_there_in_every_state() -> None:
+def test_what_a_sync_has_covered_is_there_in_every_state():
     trace = Traced(durable_file(b""))
     handle = trace.open("f")
     trace.write(handle, 0, b"a" * 1500)
@@ -91,7 +91,7 @@ def test_what_a_sync_has_covered_is_there_in_every_state() -> None:
     assert trace.contents("f") == {b"a" * 1500}
 
 
-def test_what_no_sync_has_covered_is_there_in_part_or_not_at_all() -> None:
+def test_what_no_sync_has_covered_is_there_in_part_or_not_at_all():
     trace = Traced(durable_file(b""))
     trace.write(trace.open("f"), 0, b"a" * 2 * SECTOR)
     found = trace.contents("f")
@@ -99,14 +99,14 @@ def test_what_no_sync_has_covered_is_there_in_part_or_not_at_all() -> None:
     assert {b"", a + a, a + zeros, zeros + a, zeros + zeros} == found
 
 
-def test_a_sector_is_never_torn_in_itself() -> None:
+def test_a_sector_is_never_torn_in_itself():
     trace = Traced(durable_file(b"o" * SECTOR))
     trace.write(trace.open("f"), 100, b"n" * 100)
     old, new = b"o" * SECTOR, b"o" * 100 + b"n" * 100 + b"o" * (SECTOR - 200)
     assert trace.contents("f") == {old, new}
 
 
-def test_a_sector_has_the_content_of_some_moment_not_a_later_write_without_the_earlier_one() -> None:
+def test_a_sector_has_the_content_of_some_moment_not_a_later_write_without_the_earlier_one():
     trace = Traced(durable_file(b"." * 4))
     handle = trace.open("f")
     trace.write(handle, 0, b"1")
@@ -114,7 +114,7 @@ def test_a_sector_has_the_content_of_some_moment_not_a_later_write_without_the_e
     assert trace.contents("f") == {b"....", b"1...", b"12.."}
 
 
-def test_a_sync_covers_what_ended_before_it_began_and_not_what_came_meanwhile() -> None:
+def test_a_sync_covers_what_ended_before_it_began_and_not_what_came_meanwhile():
     trace = Traced(durable_file(b"...."))
     handle = trace.open("f")
     trace.write(handle, 0, b"1")
@@ -124,7 +124,7 @@ def test_a_sync_covers_what_ended_before_it_began_and_not_what_came_meanwhile() 
     assert trace.contents("f") == {b"1...", b"12.."}
 
 
-def test_a_sync_that_has_not_ended_promises_nothing() -> None:
+def test_a_sync_that_has_not_ended_promises_nothing():
     trace = Traced(durable_file(b"...."))
     handle = trace.open("f")
     trace.write(handle, 0, b"1")
@@ -132,7 +132,7 @@ def test_a_sync_that_has_not_ended_promises_nothing() -> None:
     assert trace.contents("f") == {b"....", b"1..."}
 
 
-def test_a_growing_file_may_have_any_size_it_had_and_the_end_of_any_page() -> None:
+def test_a_growing_file_may_have_any_size_it_had_and_the_end_of_any_page():
     trace = Traced(durable_file(b""))
     handle = trace.open("f")
     trace.write(handle, 0, b"a" * 100)
@@ -141,7 +141,7 @@ def test_a_growing_file_may_have_any_size_it_had_and_the_end_of_any_page() -> No
     assert sizes == {0, 100, PAGE, 2 * PAGE, 2 * PAGE + 100}
 
 
-def test_a_truncation_is_there_or_not_and_what_was_cut_never_comes_back_behind_it() -> None:
+def test_a_truncation_is_there_or_not_and_what_was_cut_never_comes_back_behind_it():
     trace = Traced(durable_file(b"old!" * 300))
     handle = trace.open("f")
     trace.truncate(handle, 4)
@@ -153,7 +153,7 @@ def test_a_truncation_is_there_or_not_and_what_was_cut_never_comes_back_behind_i
             assert content in (b"old!", b"old!n", b"old!\0")
 
 
-def test_a_synced_truncation_is_there() -> None:
+def test_a_synced_truncation_is_there():
     trace = Traced(durable_file(b"old!" * 300))
     handle = trace.open("f")
     trace.truncate(handle, 4)
@@ -161,7 +161,7 @@ def test_a_synced_truncation_is_there() -> None:
     assert trace.contents("f") == {b"old!"}
 
 
-def test_opening_with_truncation_empties_a_file() -> None:
+def test_opening_with_truncation_empties_a_file():
     trace = Traced(durable_file(b"old"))
     trace.open("f", os.O_RDWR | os.O_TRUNC)
     assert trace.contents("f") == {b"old", b""}
@@ -170,7 +170,7 @@ def test_opening_with_truncation_empties_a_file() -> None:
 # --- failed syncs -----------------------------------------------------------------------------------------------------
 
 
-def test_after_a_failed_sync_a_good_one_makes_nothing_safe() -> None:
+def test_after_a_failed_sync_a_good_one_makes_nothing_safe():
     trace = Traced(durable_file(b"old."))
     handle = trace.open("f")
     trace.write(handle, 0, b"new!")
@@ -183,7 +183,7 @@ def test_after_a_failed_sync_a_good_one_makes_nothing_safe() -> None:
     assert trace.disk.doomed
 
 
-def test_after_a_failed_sync_a_page_is_not_safe_even_if_it_is_written_again_but_others_are() -> None:
+def test_after_a_failed_sync_a_page_is_not_safe_even_if_it_is_written_again_but_others_are():
     trace = Traced(durable_file(b"o" * 2 * PAGE))
     handle = trace.open("f")
     trace.write(handle, 0, b"n" * PAGE)
@@ -195,7 +195,7 @@ def test_after_a_failed_sync_a_page_is_not_safe_even_if_it_is_written_again_but_
     assert {content[:SECTOR] for content in found} == {b"o" * SECTOR, b"n" * SECTOR, b"x" * SECTOR}
 
 
-def test_a_lost_page_that_has_left_the_cache_is_what_the_disk_has_and_can_be_made_safe_again() -> None:
+def test_a_lost_page_that_has_left_the_cache_is_what_the_disk_has_and_can_be_made_safe_again():
     trace = Traced(durable_file(b"old."))
     handle = trace.open("f")
     trace.write(handle, 0, b"new!")
@@ -212,7 +212,7 @@ def test_a_lost_page_that_has_left_the_cache_is_what_the_disk_has_and_can_be_mad
     assert not trace.disk.doomed
 
 
-def test_a_failed_sync_loses_only_what_was_not_safe_before() -> None:
+def test_a_failed_sync_loses_only_what_was_not_safe_before():
     trace = Traced(durable_file(b"...."))
     handle = trace.open("f")
     trace.write(handle, 0, b"1")
@@ -222,7 +222,7 @@ def test_a_failed_sync_loses_only_what_was_not_safe_before() -> None:
     assert trace.contents("f") == {b"1...", b"12.."}
 
 
-def test_dropped_is_all_but_what_failed_syncs_have_lost() -> None:
+def test_dropped_is_all_but_what_failed_syncs_have_lost():
     trace = Traced(State((), {"f": b"....", "g": b"...."}))
     lost, kept = trace.open("f"), trace.open("g")
     trace.write(lost, 0, b"1")
@@ -231,7 +231,7 @@ def test_dropped_is_all_but_what_failed_syncs_have_lost() -> None:
     assert trace.states(styles=(Style.DROPPED,))[0].files == {"f": b"....", "g": b"2..."}
 
 
-def test_a_growth_that_a_failed_sync_lost_is_not_made_safe_by_the_next_one() -> None:
+def test_a_growth_that_a_failed_sync_lost_is_not_made_safe_by_the_next_one():
     trace = Traced(durable_file(b""))
     handle = trace.open("f")
     trace.write(handle, 0, b"a" * 10)
@@ -244,7 +244,7 @@ def test_a_growth_that_a_failed_sync_lost_is_not_made_safe_by_the_next_one() -> 
 
 
 @pytest.mark.parametrize("names", Names)
-def test_a_new_name_is_lost_with_its_data_until_its_directory_is_synced(names: Names) -> None:
+def test_a_new_name_is_lost_with_its_data_until_its_directory_is_synced(names):
     trace = Traced()
     handle = trace.make("f")
     trace.write(handle, 0, b"a")
@@ -253,7 +253,7 @@ def test_a_new_name_is_lost_with_its_data_until_its_directory_is_synced(names: N
     assert None not in trace.contents("f", names=names)
 
 
-def test_a_file_that_is_synced_may_still_lose_its_name_but_not_on_ext4() -> None:
+def test_a_file_that_is_synced_may_still_lose_its_name_but_not_on_ext4():
     trace = Traced()
     handle = trace.make("f")
     trace.write(handle, 0, b"a")
@@ -262,7 +262,7 @@ def test_a_file_that_is_synced_may_still_lose_its_name_but_not_on_ext4() -> None
     assert trace.contents("f", names=Names.ORDERED) == {b"a"}
 
 
-def test_names_are_lost_one_by_one_or_in_order() -> None:
+def test_names_are_lost_one_by_one_or_in_order():
     trace = Traced()
     trace.make("a")
     trace.make("b")
@@ -273,7 +273,7 @@ def test_names_are_lost_one_by_one_or_in_order() -> None:
 
 
 @pytest.mark.parametrize("names", Names)
-def test_a_rename_has_happened_or_not_and_its_target_is_always_there(names: Names) -> None:
+def test_a_rename_has_happened_or_not_and_its_target_is_always_there(names):
     trace = Traced(durable_file(b"old"))
     handle = trace.make("new")
     trace.write(handle, 0, b"new")
@@ -286,14 +286,14 @@ def test_a_rename_has_happened_or_not_and_its_target_is_always_there(names: Name
     assert all(each in ({"f": b"old", "new": b"new"}, {"f": b"new"}) for each in found)
 
 
-def test_a_rename_without_a_sync_of_the_file_may_leave_an_empty_one() -> None:
+def test_a_rename_without_a_sync_of_the_file_may_leave_an_empty_one():
     trace = Traced(durable_file(b"old"))
     trace.write(trace.make("new"), 0, b"new")
     trace.rename("new", "f")
     assert trace.contents("f") == {b"old", b"", b"new", b"\0\0\0"}
 
 
-def test_a_removed_file_may_come_back_until_its_directory_is_synced() -> None:
+def test_a_removed_file_may_come_back_until_its_directory_is_synced():
     trace = Traced(durable_file(b"old"))
     trace.unlink("f")
     assert trace.contents("f") == {None, b"old"}
@@ -301,7 +301,7 @@ def test_a_removed_file_may_come_back_until_its_directory_is_synced() -> None:
     assert trace.contents("f") == {None}
 
 
-def test_what_lies_in_a_lost_directory_is_lost() -> None:
+def test_what_lies_in_a_lost_directory_is_lost():
     trace = Traced()
     trace.mkdir("d")
     handle = trace.make("d/f")
@@ -313,7 +313,7 @@ def test_what_lies_in_a_lost_directory_is_lost() -> None:
     assert trace.contents("d/f") == {b"a"}
 
 
-def test_a_sync_of_the_file_system_covers_every_file_and_name() -> None:
+def test_a_sync_of_the_file_system_covers_every_file_and_name():
     trace = Traced()
     trace.mkdir("d")
     trace.write(trace.make("d/f"), 0, b"a")
@@ -326,7 +326,7 @@ def test_a_sync_of_the_file_system_covers_every_file_and_name() -> None:
 # --- the trace --------------------------------------------------------------------------------------------------------
 
 
-def test_a_trace_that_does_not_tell_everything_is_refused() -> None:
+def test_a_trace_that_does_not_tell_everything_is_refused():
     head = (32 + 4).to_bytes(4, "little") + int(Kind.UNSUPPORTED).to_bytes(4, "little") + bytes(24)
     with pytest.raises(Unsupported, match="link"):
         parse_trace(head + b"link")

@@ -1,20 +1,23 @@
 """Fixtures of the store's tests."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.doubles.store_harness import Answers, StoreHarness
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> Iterator[StoreHarness]:
+def harness(tmp_path):
     store = StoreHarness(tmp_path / "data")
     yield store
     store.files.kill()
 
 
 @pytest.fixture
-def answers() -> Answers:
+def answers():
     return Answers()
+
+
+@pytest.fixture
+def errors(caplog):
+    """Returns what has been logged as errors so far."""
+    return lambda: [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]

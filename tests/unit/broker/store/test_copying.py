@@ -13,7 +13,7 @@ from metaq.broker.store.index import UNIT_BYTES, UNIT_DTYPE, UnitArray
 from metaq.broker.store.topic_config import DeletePolicy, Disposal
 from metaq.protocol.errors import OffsetOutOfRange
 from tests.doubles.store import check_invariants
-from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
+from tests.doubles.store_harness import NOW_MS, StoreHarness
 
 SIZE = 21  # of a record with one byte
 BODIES = [b"%d" % number for number in range(10)]
@@ -55,7 +55,7 @@ def break_byte(harness: StoreHarness, record: int, position: int = 20) -> None:
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_pieces_are_whole_records_of_one_segment_with_their_units(harness: StoreHarness, stored: bool) -> None:
+def test_pieces_are_whole_records_of_one_segment_with_their_units(harness, stored):
     fill(harness)
     if stored:
         harness.settle()
@@ -68,7 +68,7 @@ def test_pieces_are_whole_records_of_one_segment_with_their_units(harness: Store
     assert times.tolist() == [NOW_MS + number for number in range(10)]
 
 
-def test_a_copy_made_of_pieces_has_the_same_files(harness: StoreHarness, tmp_path: Path) -> None:
+def test_a_copy_made_of_pieces_has_the_same_files(harness, tmp_path):
     fill(harness)
     other = StoreHarness(tmp_path / "copy")
     for base, segment, data, units in pieces(harness):
@@ -80,7 +80,7 @@ def test_a_copy_made_of_pieces_has_the_same_files(harness: StoreHarness, tmp_pat
     other.files.kill()
 
 
-def test_what_readers_do_not_see_yet_is_copied_too(harness: StoreHarness) -> None:
+def test_what_readers_do_not_see_yet_is_copied_too(harness):
     harness.group_commit = True
     harness.max_segment_size = 4 * SIZE
     harness.log.limit_visibility()
@@ -88,16 +88,14 @@ def test_what_readers_do_not_see_yet_is_copied_too(harness: StoreHarness) -> Non
     assert shape(pieces(harness, 4 * SIZE, 1 << 20)) == [(4, 8, 4), (8, 10, 2)]
 
 
-def test_a_record_larger_than_a_piece_is_one(harness: StoreHarness) -> None:
+def test_a_record_larger_than_a_piece_is_one(harness):
     fill(harness)
     assert shape(pieces(harness, 0, 5)) == [(number, number + 1, 1) for number in range(10)]
 
 
 @pytest.mark.parametrize("position", [0, 3, 5, 9, 20])
 @pytest.mark.parametrize("indexed", [True, False])
-def test_damage_is_given_as_it_is_and_what_lies_behind_it_follows(
-    harness: StoreHarness, indexed: bool, position: int
-) -> None:
+def test_damage_is_given_as_it_is_and_what_lies_behind_it_follows(harness, indexed, position):
     fill(harness)
     harness.settle()
     break_byte(harness, 1, position)
@@ -112,7 +110,7 @@ def test_damage_is_given_as_it_is_and_what_lies_behind_it_follows(
     assert b"".join(each.data for each in found[:3])[: 4 * SIZE] == harness.data_file().read_bytes()
 
 
-def test_damage_larger_than_a_piece_comes_in_pieces(harness: StoreHarness) -> None:
+def test_damage_larger_than_a_piece_comes_in_pieces(harness):
     fill(harness)
     harness.settle()
     for record in (1, 2):
@@ -130,7 +128,7 @@ def test_damage_larger_than_a_piece_comes_in_pieces(harness: StoreHarness) -> No
     ]
 
 
-def test_an_index_that_is_damaged_is_done_without(harness: StoreHarness) -> None:
+def test_an_index_that_is_damaged_is_done_without(harness):
     fill(harness)
     harness.settle()
     with open(harness.index_file(), "r+b") as file:
@@ -140,7 +138,7 @@ def test_an_index_that_is_damaged_is_done_without(harness: StoreHarness) -> None
     assert shape(found)[0] == (0, 4, 4)
 
 
-def test_a_reader_that_is_slower_than_retention_is_told_where_it_can_go_on(harness: StoreHarness) -> None:
+def test_a_reader_that_is_slower_than_retention_is_told_where_it_can_go_on(harness):
     fill(harness)
     harness.settle()
     reader = CopyReader(harness.log.segments, 0, 1 << 20)
@@ -155,8 +153,8 @@ def test_a_reader_that_is_slower_than_retention_is_told_where_it_can_go_on(harne
 @pytest.mark.parametrize("lost_power", [False, True])
 @pytest.mark.parametrize("record", [0, 1, 3, 4, 9])
 def test_a_copy_has_the_damage_too_and_what_lies_behind_it(
-    harness: StoreHarness, tmp_path: Path, group_commit: bool, lost_power: bool, record: int, answers: Answers
-) -> None:
+    harness, tmp_path, group_commit, lost_power, record, answers
+):
     fill(harness)
     harness.settle()
     break_byte(harness, record)
@@ -180,10 +178,7 @@ def test_a_copy_has_the_damage_too_and_what_lies_behind_it(
         assert [span[20:] for span in spans] == kept
         for path in Path(harness.path, "t-0").glob("*.meta"):
             assert Path(other.path, "t-0", path.name).read_bytes() == path.read_bytes()
-        if lost_power:
-            other.lose_power()
-        else:
-            other.kill()
+        other.crash(power=lost_power)
         other.settle()
     other.files.kill()
 
@@ -197,9 +192,7 @@ def units_of(harness: StoreHarness) -> list[UnitArray]:
 
 
 @pytest.mark.parametrize("action", [None, Disposal.DELETE, Disposal.ARCHIVE])
-def test_segments_go_in_front_of_an_offset_by_the_nodes_own_policy(
-    harness: StoreHarness, action: Disposal | None
-) -> None:
+def test_segments_go_in_front_of_an_offset_by_the_nodes_own_policy(harness, action):
     harness.delete_policy = None if action is None else DeletePolicy(action, 10**9)
     fill(harness)
     harness.settle()
@@ -215,7 +208,7 @@ def test_segments_go_in_front_of_an_offset_by_the_nodes_own_policy(
     assert harness.store.drop_before(harness.log, 1 << 40) == []
 
 
-def test_what_is_not_on_the_disk_or_not_visible_is_dropped_later(harness: StoreHarness) -> None:
+def test_what_is_not_on_the_disk_or_not_visible_is_dropped_later(harness):
     harness.max_segment_size = 4 * SIZE
     harness.log.limit_visibility()
     fill(harness)
@@ -231,7 +224,7 @@ def test_what_is_not_on_the_disk_or_not_visible_is_dropped_later(harness: StoreH
     assert len(store.drop_before(log, 8 * SIZE)) == 1
 
 
-def test_retention_that_is_switched_off_takes_nothing(harness: StoreHarness) -> None:
+def test_retention_that_is_switched_off_takes_nothing(harness):
     harness.delete_policy = DeletePolicy(Disposal.DELETE, 60, max_bytes=1)
     fill(harness)
     harness.settle()

@@ -14,7 +14,7 @@ from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.segment import segment_files
 from metaq.protocol.errors import LogReadOnly, StoreError
 from tests.doubles.store import check_invariants
-from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
+from tests.doubles.store_harness import NOW_MS, StoreHarness
 
 SIZE = 21  # of a record with one byte
 BODIES = [b"%d" % number for number in range(10)]
@@ -70,14 +70,14 @@ def kept_bytes(harness: StoreHarness) -> bytes:
 
 
 @pytest.fixture(params=[False, True], ids=["asynchronous", "group commit"])
-def filled(harness: StoreHarness, request: pytest.FixtureRequest) -> StoreHarness:
+def filled(harness, request):
     harness.group_commit = request.param
     fill(harness)
     return harness
 
 
 @pytest.mark.parametrize("count", range(11))
-def test_a_log_goes_on_as_if_what_was_cut_had_never_been(filled: StoreHarness, count: int, answers: Answers) -> None:
+def test_a_log_goes_on_as_if_what_was_cut_had_never_been(filled, count, answers):
     filled.threads.run_all()
     everything = b"".join(path.read_bytes() for path in sorted(Path(filled.path, "t-0").glob("*.meta")))
     log = filled.log
@@ -98,7 +98,7 @@ def test_a_log_goes_on_as_if_what_was_cut_had_never_been(filled: StoreHarness, c
     assert not filled.report().notable
 
 
-def test_what_goes_is_named(filled: StoreHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_goes_is_named(filled, caplog):
     done = cut(filled, 5 * SIZE)
     assert done.kept() == [f"{4 * SIZE:020d}.meta.damaged-{5 * SIZE}", f"{8 * SIZE:020d}.meta.damaged-{8 * SIZE}"]
     assert f"bytes [{5 * SIZE}, {8 * SIZE}) are cut off" in caplog.text
@@ -106,7 +106,7 @@ def test_what_goes_is_named(filled: StoreHarness, caplog: pytest.LogCaptureFixtu
     assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
-def test_copies_of_an_earlier_cut_stay(filled: StoreHarness) -> None:
+def test_copies_of_an_earlier_cut_stay(filled):
     cut(filled, 5 * SIZE)
     filled.append(b"x")
     done = cut(filled, 5 * SIZE)
@@ -114,19 +114,19 @@ def test_copies_of_an_earlier_cut_stay(filled: StoreHarness) -> None:
     assert filled.bodies() == BODIES[:5]
 
 
-def test_nothing_to_cut_is_done_at_once(filled: StoreHarness) -> None:
+def test_nothing_to_cut_is_done_at_once(filled):
     done = Done()
     filled.store.cut({filled.log: filled.log.end_offset}, done)
     assert done.kept() == []
 
 
 @pytest.mark.parametrize("end", [-1, 10 * SIZE + 1])
-def test_an_end_outside_the_log_is_refused(filled: StoreHarness, end: int) -> None:
+def test_an_end_outside_the_log_is_refused(filled, end):
     with pytest.raises(StoreError, match="no cut at"):
         filled.store.cut({filled.log: end}, Done())
 
 
-def test_a_record_is_not_cut_in_two(filled: StoreHarness) -> None:
+def test_a_record_is_not_cut_in_two(filled):
     done = cut(filled, 5 * SIZE + 1)
     assert "no record begins or ends there" in str(done.error())
     assert not isinstance(done.error(), CutUnfinished)
@@ -134,7 +134,7 @@ def test_a_record_is_not_cut_in_two(filled: StoreHarness) -> None:
     filled.append(b"goes on")
 
 
-def test_many_logs_are_cut_together(filled: StoreHarness) -> None:
+def test_many_logs_are_cut_together(filled):
     filled.threads.run_all()
     log = filled.log
     logs = [filled.store.get_or_create("u", number) for number in range(5)]
@@ -150,7 +150,7 @@ def test_many_logs_are_cut_together(filled: StoreHarness) -> None:
     assert filled.store.ends() == {"t-0": (0, SIZE, 0), **{f"u-{number}": (0, 0, 0) for number in range(5)}}
 
 
-def test_a_log_that_is_being_cut_refuses_appends(filled: StoreHarness) -> None:
+def test_a_log_that_is_being_cut_refuses_appends(filled):
     filled.settle()
     done = Done()
     filled.store.cut({filled.log: SIZE}, done)
@@ -166,7 +166,7 @@ def test_a_log_that_is_being_cut_refuses_appends(filled: StoreHarness) -> None:
     assert filled.bodies() == [b"0", b"x"]
 
 
-def test_a_store_that_closes_answers_and_cuts_nothing(filled: StoreHarness) -> None:
+def test_a_store_that_closes_answers_and_cuts_nothing(filled):
     done = Done()
     filled.store.cut({filled.log: SIZE}, done)
     threads = filled.threads
@@ -177,7 +177,7 @@ def test_a_store_that_closes_answers_and_cuts_nothing(filled: StoreHarness) -> N
     assert filled.bodies() == BODIES
 
 
-def test_the_journal_cannot_bring_back_what_was_cut(harness: StoreHarness) -> None:
+def test_the_journal_cannot_bring_back_what_was_cut(harness):
     harness.group_commit = True
     others = [harness.store.get_or_create("u", number) for number in range(4)]
     fill(harness)
@@ -196,7 +196,7 @@ def test_the_journal_cannot_bring_back_what_was_cut(harness: StoreHarness) -> No
     assert harness.bodies() == [*BODIES[:2], b"x"]
 
 
-def test_a_failed_partition_whose_entries_keep_the_journal_keeps_all_from_being_cut(harness: StoreHarness) -> None:
+def test_a_failed_partition_whose_entries_keep_the_journal_keeps_all_from_being_cut(harness):
     harness.group_commit = True
     others = [harness.store.get_or_create("u", number) for number in range(4)]
     fill(harness)
@@ -211,12 +211,11 @@ def test_a_failed_partition_whose_entries_keep_the_journal_keeps_all_from_being_
     assert harness.bodies() == BODIES
 
 
-def test_readers_of_a_limited_log_stay_where_they_were(filled: StoreHarness) -> None:
+def test_readers_of_a_limited_log_stay_where_they_were(filled):
     filled.settle()
     cut(filled, 9 * SIZE)
     filled.log.limit_visibility()
-    for body in (b"a", b"b", b"c"):
-        filled.append(body)
+    filled.append_each(b"a", b"b", b"c")
     filled.settle()
     assert filled.log.visible_end == 9 * SIZE
     cut(filled, 10 * SIZE)
@@ -229,7 +228,7 @@ def test_readers_of_a_limited_log_stay_where_they_were(filled: StoreHarness) -> 
     assert filled.bodies() == [*BODIES[:9], b"a", b"d"]
 
 
-def test_store_times_and_searches_go_on_from_what_stays(filled: StoreHarness) -> None:
+def test_store_times_and_searches_go_on_from_what_stays(filled):
     cut(filled, 6 * SIZE)
     filled.append(b"x", now_ms=NOW_MS + 7)
     index = filled.log.segments.active_index
@@ -237,7 +236,7 @@ def test_store_times_and_searches_go_on_from_what_stays(filled: StoreHarness) ->
     assert filled.log.lookup.offset_at_time(NOW_MS + 6) == 6 * SIZE
 
 
-def test_a_segment_whose_index_is_gone_is_cut_by_its_records(filled: StoreHarness) -> None:
+def test_a_segment_whose_index_is_gone_is_cut_by_its_records(filled):
     filled.settle()
     filled.log.segments.drop_index(filled.log.segments[1])
     filled.index_file(4 * SIZE).unlink()
@@ -248,7 +247,7 @@ def test_a_segment_whose_index_is_gone_is_cut_by_its_records(filled: StoreHarnes
     assert filled.bodies() == BODIES[:6]
 
 
-def test_what_was_cut_can_be_read_as_a_partition_of_its_own(filled: StoreHarness, tmp_path: Path) -> None:
+def test_what_was_cut_can_be_read_as_a_partition_of_its_own(filled, tmp_path):
     """As docs/replication.md says."""
     cut(filled, 6 * SIZE)
     (kept,) = Path(filled.path, "t-0").glob(f"*.damaged-{6 * SIZE}")
@@ -266,7 +265,7 @@ def test_what_was_cut_can_be_read_as_a_partition_of_its_own(filled: StoreHarness
 @pytest.mark.parametrize(
     ("first", "start"), [(0, 1000), (4 * SIZE, 0)], ids=["behind its end", "in front of what it has"]
 )
-def test_a_partition_begins_anew(filled: StoreHarness, first: int, start: int) -> None:
+def test_a_partition_begins_anew(filled, first, start):
     filled.settle()
     filled.store.drop_before(filled.log, first)
     filled.settle()
@@ -284,7 +283,7 @@ def test_a_partition_begins_anew(filled: StoreHarness, first: int, start: int) -
     assert filled.bodies() == [b"x"]
 
 
-def test_a_partition_does_not_begin_anew_where_it_has_data(filled: StoreHarness) -> None:
+def test_a_partition_does_not_begin_anew_where_it_has_data(filled):
     with pytest.raises(StoreError, match="begin anew"):
         filled.store.begin_anew({filled.log: 10 * SIZE}, Done())
 
@@ -302,9 +301,7 @@ def state(harness: StoreHarness) -> tuple[int, list[bytes]]:
 @pytest.mark.parametrize("lost_power", [False, True], ids=["killed", "power cut"])
 @pytest.mark.parametrize("group_commit", [False, True], ids=["asynchronous", "group commit"])
 @pytest.mark.parametrize(("count", "begin"), [(0, None), (2, None), (4, None), (6, None), (0, 1000), (0, 0)])
-def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(
-    tmp_path: Path, lost_power: bool, group_commit: bool, begin: int | None, count: int
-) -> None:
+def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(tmp_path, lost_power, group_commit, begin, count):
     outcomes = set()
     for fault in range(1, MOST_CHANGES):
         harness = StoreHarness(tmp_path / str(fault))
@@ -313,7 +310,6 @@ def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(
         harness.settle()
         record = harness.log.segments[0].data.read(SIZE, 0)
         index = harness.log.segments[0].index
-        assert index is not None
         unit = index.units(0, 1).tobytes()
         first = 0
         if begin == 0:  # where only older segments were
@@ -341,10 +337,7 @@ def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(
         reached = harness.files.changes >= harness.files.fail_at
         answered = [error for _, error in done.calls]
         unchanged = answered and answered[0] is not None and not isinstance(answered[0], CutUnfinished)
-        if lost_power:
-            harness.lose_power()
-        else:
-            harness.kill()
+        harness.crash(power=lost_power)
         found = state(harness)
         assert found in (before, after)
         outcomes.add(found == after)
@@ -357,10 +350,7 @@ def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(
         assert not Path(harness.path, "t-0", CUT_NAME).exists()
         harness.append(b"x")
         harness.settle()
-        if lost_power:
-            harness.lose_power()
-        else:
-            harness.kill()
+        harness.crash(power=lost_power)
         assert state(harness) == (found[0], [*found[1], b"x"])
         harness.files.kill()
         if not reached:
@@ -371,7 +361,7 @@ def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(
     assert outcomes == {False, True}
 
 
-def test_a_cut_that_only_a_start_can_finish_keeps_the_log_from_being_written(filled: StoreHarness) -> None:
+def test_a_cut_that_only_a_start_can_finish_keeps_the_log_from_being_written(filled):
     filled.settle()
     filled.files.fail("truncate")
     done = cut(filled, 5 * SIZE)
@@ -383,14 +373,14 @@ def test_a_cut_that_only_a_start_can_finish_keeps_the_log_from_being_written(fil
     assert filled.bodies() == BODIES[:5]
 
 
-def test_a_cut_file_of_somebody_else_stops_the_start(filled: StoreHarness) -> None:
+def test_a_cut_file_of_somebody_else_stops_the_start(filled):
     filled.store.close()
     Path(filled.path, "t-0", CUT_NAME).write_text("scissors")
     with pytest.raises(StoreError, match="does not say where the partition ends"):
         filled.open()
 
 
-def test_a_cut_that_a_closing_store_has_not_begun_changes_nothing_and_tells_nobody(filled: StoreHarness) -> None:
+def test_a_cut_that_a_closing_store_has_not_begun_changes_nothing_and_tells_nobody(filled):
     done = Done()
     filled.store.cut({filled.log: 5 * SIZE}, done)
     cutting, names = filled.store._cutting, filled.names()
@@ -402,7 +392,7 @@ def test_a_cut_that_a_closing_store_has_not_begun_changes_nothing_and_tells_nobo
     assert len(done.calls) == 1
 
 
-def test_a_log_cannot_be_cut_in_front_of_its_first_file(filled: StoreHarness) -> None:
+def test_a_log_cannot_be_cut_in_front_of_its_first_file(filled):
     directory = Path(filled.path, "t-0")
     filled.store.close()
     for path in directory.glob(f"{0:020d}.*"):

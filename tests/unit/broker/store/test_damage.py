@@ -22,8 +22,7 @@ SIZE = 50
 def log(harness, request):
     """Ten records in each of two closed segments, with an index or without one yet."""
     harness.max_segment_size = 10 * SIZE
-    for body in BODIES:
-        harness.append(body)
+    harness.append_each(*BODIES)
     harness.threads.run_all()
     harness.store.close()
     harness.request = request.param

@@ -7,18 +7,18 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.index import (
     UNIT_DTYPE,
@@ -30,11 +30,11 @@ from metaq.broker.store.index import (
 )
 from metaq.broker.store.scan import time_id
 from metaq.broker.store.search import find_id
-from metaq.broker.store.searching import Budget
+from metaq.broker.store.searching import Budget, FoundMatches, LogView
 from metaq.protocol.errors import MetaqError, StoreError
-from metaq.protocol.record import Buffer, checksum, encode_record
+from metaq.protocol.record import Buffer, encode_record
 from tests.doubles.store import FaultyFiles, check_invariants
-from tests.doubles.store_harness import NOW_MS, StoreHarness
+from tests.doubles.store_harness import NOW_MS, StoreHarness, flip
 
 RECORDS = 300
 """Of each segment: its index has two whole blocks and one that is not finished."""
@@ -67,8 +67,7 @@ def fill(harness: StoreHarness) -> None:
         harness.next_id = id_of(batch * BATCH)
         harness.append(*bodies, now_ms=time_of(batch * BATCH))
         harness.threads.run_all()
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     assert [segment.first_offset for segment in harness.log.segments] == [0, RECORDS * SIZE]
     assert not harness.log.durability.dirty
 
@@ -152,26 +151,18 @@ def damaged(data: bytes, position: int, size: int = 1) -> bytes:
 
 
 class Template:
-    """A directory that was filled once, copied for each damage."""
+    """A directory that was filled once and stopped cleanly, copied for each damage."""
 
-    def __init__(self, path: Path, *, clean: bool) -> None:
-        """clean: it was stopped cleanly; else killed after the checkpoint."""
+    def __init__(self, path: Path) -> None:
         self.path = path
         harness = StoreHarness(path / "data")
         fill(harness)
-        if clean:
-            harness.store.close()
+        harness.store.close()
         harness.files.kill()
         self.sizes = {first: harness.index_file(first).stat().st_size for first in (0, RECORDS * SIZE)}
 
-    def damage(self, place: Path, first_offset: int, position: int, size: int = 1) -> StoreHarness:
-        """A copy with this damage, not opened yet."""
-        harness = self.copy(place)
-        file = harness.index_file(first_offset)
-        file.write_bytes(damaged(file.read_bytes(), position, size))
-        return harness
-
     def copy(self, place: Path) -> StoreHarness:
+        """Not opened yet."""
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(self.path / "data", place)
         harness = StoreHarness(place)
@@ -179,47 +170,34 @@ class Template:
         return harness
 
 
-def check_at_rest(template: Template, place: Path, first_offset: int, position: int, size: int = 1) -> None:
-    harness = template.damage(place, first_offset, position, size)
-    try:
-        harness.open()
-        check_all(harness, look_up_first=bool(position & 1))
-    finally:
-        harness.files.kill()
-
-
-def check_running(template: Template, place: Path, first_offset: int, position: int, size: int = 1) -> None:
-    harness = template.copy(place)
-    try:
-        harness.open()
-        settle(harness)
-        with harness.index_file(first_offset).open("r+b") as file:  # the running store's own file, not a new one
-            data = file.read()
-            file.seek(0)
-            file.write(damaged(data, position, size))
-        check_all(harness, look_up_first=bool(position & 1))
-    finally:
-        harness.files.kill()
-
-
-Check = Callable[..., None]
-CHECKS = (check_at_rest, check_running)
-
-
-def some_positions(size: int) -> Iterator[int]:
-    """All of the header's words and some of everything behind."""
-    yield from range(0, 64, 9)
-    yield from range(64, size, 463)
-    yield from (4095, 4096, 4064, size - 1)
-
-
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
-    return Template(tmp_path_factory.mktemp("filled"), clean=True)
+def template(tmp_path_factory):
+    return Template(tmp_path_factory.mktemp("filled"))
 
 
-def test_no_flipped_bit_of_an_index_is_taken_for_good(template: Template, tmp_path: Path) -> None:
-    path = template.copy(tmp_path / "data").index_file()
+@pytest.fixture
+def copied(template, tmp_path):
+    harness = template.copy(tmp_path / "data")
+    yield harness
+    harness.files.kill()
+
+
+@pytest.fixture
+def damaged_first(copied):
+    """With damage in block 1 of the index of the closed segment."""
+    flip(copied.index_file(), 5000)
+    return copied
+
+
+@pytest.fixture
+def damaged_last(copied):
+    """With damage in block 1 of the index of the growing segment."""
+    flip(copied.index_file(RECORDS * SIZE), 5000)
+    return copied
+
+
+def test_no_flipped_bit_of_an_index_is_taken_for_good(copied):
+    path = copied.index_file()
     good = path.read_bytes()
     for position in range(len(good)):
         path.write_bytes(damaged(good, position))
@@ -233,195 +211,154 @@ def test_no_flipped_bit_of_an_index_is_taken_for_good(template: Template, tmp_pa
 
 
 @pytest.mark.parametrize("first_offset", [0, RECORDS * SIZE])
-@pytest.mark.parametrize("check", CHECKS)
-def test_a_flipped_bit_in_an_index_costs_no_message(
-    template: Template, tmp_path: Path, check: Check, first_offset: int
-) -> None:
-    positions = list(some_positions(template.sizes[first_offset]))
-    assert len(positions) > 30
+@pytest.mark.parametrize("running", [False, True], ids=["check_at_rest", "check_running"])
+@pytest.mark.parametrize("size", [1, 512], ids=["a flipped bit", "a zeroed sector"])
+def test_damage_in_an_index_costs_no_message(template, tmp_path, size, running, first_offset):
+    """In all of the header's words and some of everything behind, or in every sector."""
+    end = template.sizes[first_offset]
+    some = [*range(0, 64, 9), *range(64, end, 463), 4095, 4096, 4064, end - 1]
+    positions = some if size == 1 else range(0, end, size)
+    assert len(positions) > (30 if size == 1 else 10)
     for position in positions:
-        check(template, tmp_path / "data", first_offset, position)
+        harness = template.copy(tmp_path / "data")
+        if running:
+            settle(harness)
+        path = harness.index_file(first_offset)
+        path.write_bytes(damaged(path.read_bytes(), position, size))  # the running store's own file, not a new one
+        check_all(harness, look_up_first=bool(position & 1))
+        harness.files.kill()
 
 
 @pytest.mark.parametrize("first_offset", [0, RECORDS * SIZE])
-@pytest.mark.parametrize("check", CHECKS)
-def test_a_zeroed_sector_of_an_index_costs_no_message(
-    template: Template, tmp_path: Path, check: Check, first_offset: int
-) -> None:
-    positions = list(range(0, template.sizes[first_offset], 512))
-    assert len(positions) > 10
-    for position in positions:
-        check(template, tmp_path / "data", first_offset, position, 512)
-
-
-@pytest.mark.parametrize("first_offset", [0, RECORDS * SIZE])
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("running", [False, True], ids=["check_at_rest", "check_running"])
 @pytest.mark.parametrize("change", ["short", "cut in the middle", "empty", "unreadable"])
 def test_an_index_that_ends_early_or_cannot_be_read_costs_no_message(
-    template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Check, first_offset: int, change: str
-) -> None:
+    template, copied, monkeypatch, running, first_offset, change
+):
     size = template.sizes[first_offset]
-    left = {"short": size - 1, "cut in the middle": 5000, "empty": 0, "unreadable": size}[change]
-    harness = template.copy(tmp_path / "data")
-    if check is check_running:
-        harness.open()
-        settle(harness)
-    os.truncate(harness.index_file(first_offset), left)
+    if running:
+        settle(copied)
+    path = copied.index_file(first_offset)
+    os.truncate(path, {"short": size - 1, "cut in the middle": 5000, "empty": 0, "unreadable": size}[change])
     if change == "unreadable":
-        break_sectors(monkeypatch, harness.index_file(first_offset))
-    if check is check_at_rest:
-        harness.open()
-    check_all(harness, look_up_first=True)
-    harness.files.kill()
-
-
-def damage_now(harness: StoreHarness, first_offset: int) -> Path:
-    """In block 1 of an index that is in use; its path."""
-    path = harness.index_file(first_offset)
-    with path.open("r+b") as file:
-        file.seek(5000)
-        file.write(b"damaged")
-    return path
+        break_sectors(monkeypatch, path)
+    check_all(copied, look_up_first=True)
 
 
 def break_sectors(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """Reads of this very file, not of one that is put in its place, fail behind its header."""
     broken = path.stat().st_ino
-    pread, preadv = FaultyFiles.pread, FaultyFiles.preadv_nowait
 
-    def check(fd: int, position: int) -> None:
-        if position and os.fstat(fd).st_ino == broken:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def failing(read: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(files: FaultyFiles, fd: int, what: object, position: int) -> Any:
+            if position and os.fstat(fd).st_ino == broken:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(files, fd, what, position)
 
-    def failing_pread(self: FaultyFiles, fd: int, size: int, position: int) -> bytes:
-        check(fd, position)
-        return pread(self, fd, size, position)
+        return checked
 
-    def failing_preadv(self: FaultyFiles, fd: int, buffer: memoryview, position: int) -> int:
-        check(fd, position)
-        return preadv(self, fd, buffer, position)
-
-    monkeypatch.setattr(FaultyFiles, "pread", failing_pread)
-    monkeypatch.setattr(FaultyFiles, "preadv_nowait", failing_preadv)
+    for name in ("pread", "preadv_nowait"):
+        monkeypatch.setattr(FaultyFiles, name, failing(getattr(FaultyFiles, name)))
 
 
-def test_an_index_that_somebody_deleted_is_made_again(template: Template, tmp_path: Path) -> None:
-    harness = template.copy(tmp_path / "data")
-    harness.open()
-    harness.index_file().unlink()
-    check_all(harness, look_up_first=False)
-    assert harness.index_file().exists()
-    harness.files.kill()
+def test_an_index_that_somebody_deleted_is_made_again(copied):
+    copied.open()
+    copied.index_file().unlink()
+    check_all(copied, look_up_first=False)
+    assert copied.index_file().exists()
 
 
-def test_damage_is_told_once_and_by_its_place(
-    template: Template, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    harness = template.damage(tmp_path / "data", 0, 5000)
-    harness.open()
+def test_damage_is_told_once_and_by_its_place(damaged_first, errors):
     for _ in range(3):
-        read_all(harness)
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        f"{harness.index_file()}: block 1, at byte 4096: its units do not fit its checksum; "
+        read_all(damaged_first)
+    assert errors() == [
+        f"{damaged_first.index_file()}: block 1, at byte 4096: its units do not fit its checksum; "
         "its segment is read without an index until one is made again"
     ]
-    harness.files.kill()
 
 
-def test_the_growing_segment_is_closed_when_its_index_is_damaged(template: Template, tmp_path: Path) -> None:
-    harness = template.copy(tmp_path / "data")
-    harness.open()
-    harness.append(b"00600")
-    damage_now(harness, RECORDS * SIZE)
-    units = harness.log.lookup.units(offset_of(400), 100)
-    assert units["offset"].tolist() == [offset_of(number) for number in range(400, 404)]
-    assert [segment.first_offset for segment in harness.log.segments] == [0, RECORDS * SIZE, offset_of(601)]
-    assert harness.log.segments.message_count == RECORDS
-    settle(harness)
-    assert harness.log.segments.message_count == 2 * RECORDS + 1
+def check_after_a_kill(harness: StoreHarness) -> None:
+    """Of a copy with one message more: all are there, and nothing has to be checked."""
     check_invariants(harness.log)
-    assert harness.restart().segments.message_count == 2 * RECORDS + 1
+    assert harness.kill().segments.message_count == 2 * RECORDS + 1
     assert harness.report().checked_bytes == 0
     check_invariants(harness.log)
-    harness.files.kill()
 
 
-def test_a_log_that_takes_no_writes_names_its_damaged_index(template: Template, tmp_path: Path) -> None:
-    harness = template.damage(tmp_path / "data", RECORDS * SIZE, 5000)
-    log = harness.open().get_or_create("t", 0)
+def test_the_growing_segment_is_closed_when_its_index_is_damaged(copied):
+    copied.append(b"00600")
+    flip(copied.index_file(RECORDS * SIZE), 5000)
+    units = copied.log.lookup.units(offset_of(400), 100)
+    assert units["offset"].tolist() == [offset_of(number) for number in range(400, 404)]
+    assert [segment.first_offset for segment in copied.log.segments] == [0, RECORDS * SIZE, offset_of(601)]
+    assert copied.log.segments.message_count == RECORDS
+    settle(copied)
+    assert copied.log.segments.message_count == 2 * RECORDS + 1
+    copied.store.close()
+    check_after_a_kill(copied)
+
+
+def test_a_log_that_takes_no_writes_names_its_damaged_index(damaged_last):
+    log = damaged_last.log
     log.sync_failed("the disk is gone")
-    with pytest.raises(StoreError, match=f"{harness.index_file(RECORDS * SIZE)}: block 1"):
+    with pytest.raises(StoreError, match=f"{damaged_last.index_file(RECORDS * SIZE)}: block 1"):
         log.lookup.units(offset_of(400), 100)
     assert len(log.lookup.units(0, 100)) == 4
-    harness.files.kill()
 
 
-def test_a_growing_segment_stays_if_no_other_can_be_made(template: Template, tmp_path: Path) -> None:
-    harness = template.damage(tmp_path / "data", RECORDS * SIZE, 5000)
-    log = harness.open().get_or_create("t", 0)
-    harness.files.fail("open")
-    with pytest.raises(StoreError, match="block 1"):
+def test_a_growing_segment_stays_if_no_other_can_be_made(damaged_last):
+    log = damaged_last.log
+    with damaged_last.files.failing("open"), pytest.raises(StoreError, match="block 1"):
         log.lookup.units(offset_of(400), 100)
-    harness.files.heal()
     assert log.read_only is None
     assert len(log.lookup.units(offset_of(400), 100)) == 4
-    harness.files.kill()
 
 
-def test_a_rebuild_waits_for_jobs_that_write_to_the_damaged_file(template: Template, tmp_path: Path) -> None:
-    harness = template.copy(tmp_path / "data")
-    log = harness.open().get_or_create("t", 0)
-    settle(harness)
-    harness.append(b"00600")
+def test_a_rebuild_waits_for_jobs_that_write_to_the_damaged_file(copied):
+    log = copied.log
+    settle(copied)
+    copied.append(b"00600")
     log.checkpoint()  # waits for its thread, with a unit for the growing segment
-    assert len(harness.threads) == 1
-    index = damage_now(harness, RECORDS * SIZE)
+    assert len(copied.threads) == 1
+    index = copied.index_file(RECORDS * SIZE)
+    flip(index, 5000)
     assert len(log.lookup.units(offset_of(400), 100)) == 4
-    harness.store.tick()
+    copied.store.tick()
     before = index.stat().st_ino
-    harness.threads.run_one()
+    copied.threads.run_one()
     assert index.stat().st_ino == before
-    assert harness.store.unindexed_segments == 1
+    assert copied.store.unindexed_segments == 1
     check_invariants(log)
-    settle(harness)
+    settle(copied)
     assert index.stat().st_ino != before
     assert log.segments.message_count == 2 * RECORDS + 1
-    check_invariants(log)
-    assert harness.kill().segments.message_count == 2 * RECORDS + 1
-    assert harness.report().checked_bytes == 0
-    harness.files.kill()
+    check_after_a_kill(copied)
 
 
-def test_a_job_begun_without_an_index_does_not_write_to_the_new_one(template: Template, tmp_path: Path) -> None:
-    harness = template.copy(tmp_path / "data")
-    log = harness.open().get_or_create("t", 0)
-    harness.append(b"00600")
-    damage_now(harness, RECORDS * SIZE)
+def test_a_job_begun_without_an_index_does_not_write_to_the_new_one(copied):
+    log = copied.log
+    copied.append(b"00600")
+    flip(copied.index_file(RECORDS * SIZE), 5000)
     assert len(log.lookup.units(offset_of(400), 100)) == 4  # the segment has data that no sync covers, and no index
     assert not log.segments[1].finished
-    while len(harness.threads):
-        harness.threads.run_one()
+    while len(copied.threads):
+        copied.threads.run_one()
         check_invariants(log)
     assert log.segments[1].finished
-    settle(harness)
-    assert harness.kill().segments.message_count == 2 * RECORDS + 1
-    assert harness.report().checked_bytes == 0
-    check_invariants(harness.log)
-    harness.files.kill()
+    settle(copied)
+    check_after_a_kill(copied)
 
 
-def test_messages_that_are_not_safe_yet_are_not_counted_when_an_index_is_lost(harness: StoreHarness) -> None:
+def test_messages_that_are_not_safe_yet_are_not_counted_when_an_index_is_lost(harness):
     harness.group_commit = True
     log = harness.log
     other = harness.store.get_or_create("t", 1)  # two partitions wait: the journal takes what they append
-    fill_bodies = [b"%05d" % number for number in range(RECORDS)]
-    harness.append(*fill_bodies)
+    harness.append(*[b"%05d" % number for number in range(RECORDS)])
     harness.threads.run_all()
-    log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     harness.append(b"later")  # waits for the disk
     assert (log.segments.message_count, other.segments.message_count) == (RECORDS, 0)
-    damage_now(harness, 0)
+    flip(harness.index_file(), 5000)
     assert len(log.lookup.units(offset_of(200), 1000)) == 40
     assert log.segments.message_count == log.lookup.count_before(log.visible_end) == 0
     harness.append(b"last")
@@ -434,61 +371,53 @@ def test_messages_that_are_not_safe_yet_are_not_counted_when_an_index_is_lost(ha
     assert harness.restart().segments.message_count == RECORDS + 2
 
 
-def test_a_rebuild_that_fails_is_tried_again_later(
-    template: Template, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    harness = template.damage(tmp_path / "data", 0, 5000)
-    harness.open()
-    read_all(harness)
-    harness.files.fail("rename")
-    settle(harness)
-    assert caplog.text.count("cannot be rebuilt") == 1
-    read_all(harness)
-    harness.files.heal()
-    settle(harness)
-    assert harness.store.unindexed_segments == 1
-    harness.now += 60
-    settle(harness)
-    assert harness.store.unindexed_segments == 0
-    assert harness.log.segments.message_count == 2 * RECORDS
-    harness.files.kill()
+def test_a_rebuild_that_fails_is_tried_again_later(damaged_first, caplog):
+    read_all(damaged_first)
+    with damaged_first.files.failing("rename"):
+        settle(damaged_first)
+        assert caplog.text.count("cannot be rebuilt") == 1
+        read_all(damaged_first)
+    settle(damaged_first)
+    assert damaged_first.store.unindexed_segments == 1
+    damaged_first.now += 60
+    settle(damaged_first)
+    assert damaged_first.store.unindexed_segments == 0
+    assert damaged_first.log.segments.message_count == 2 * RECORDS
 
 
-def test_a_search_that_meets_damage_says_so_and_has_the_index_made_again(template: Template, tmp_path: Path) -> None:
-    harness = template.damage(tmp_path / "data", 0, 5000)
-    log = harness.open().get_or_create("t", 0)
-    view = harness.store.searching.view(log)
-    found = find_id(harness.files, [view], id_of(200), 10, Budget())
+def test_a_search_that_meets_damage_says_so_and_has_the_index_made_again(damaged_first):
+    log, searching = damaged_first.log, damaged_first.store.searching
+
+    def search(view: LogView) -> FoundMatches:
+        return find_id(damaged_first.files, [view], id_of(200), 10, Budget())
+
+    view = searching.view(log)
+    found = search(view)
     assert (found.matches, found.unsearched) == ([], RECORDS * SIZE)
-    harness.store.searching.take_in(found, [log])
+    searching.take_in(found, [log])
     assert log.segments[0].index is None
-    settle(harness)
-    again = find_id(harness.files, [view], id_of(200), 10, Budget())  # an old view; what it says is of an old index
-    harness.store.searching.take_in(again, [log])
+    settle(damaged_first)
+    searching.take_in(search(view), [log])  # an old view; what it says is of an old index
     assert log.segments[0].index is not None
-    found = find_id(harness.files, [harness.store.searching.view(log)], id_of(200), 10, Budget())
-    assert [match.offset for match in found.matches] == [offset_of(200)]
-    harness.files.kill()
+    assert [match.offset for match in search(searching.view(log)).matches] == [offset_of(200)]
 
 
-def test_key_building_that_meets_damage_has_the_index_made_again(template: Template, tmp_path: Path) -> None:
-    harness = template.damage(tmp_path / "data", 0, 5000)
-    keys = harness.index_file().with_suffix(".keys")
+def test_key_building_that_meets_damage_has_the_index_made_again(damaged_first):
+    keys = damaged_first.index_file().with_suffix(".keys")
     keys.unlink(missing_ok=True)
-    log = harness.open().get_or_create("t", 0)
-    harness.store.tick()
-    harness.threads.run_one()
+    log = damaged_first.log
+    damaged_first.store.tick()
+    damaged_first.threads.run_one()
     assert log.segments[0].index is None
-    settle(harness)
-    settle(harness)
+    settle(damaged_first)
+    settle(damaged_first)
     assert log.segments[0].index is not None
     assert keys.exists()
-    harness.files.kill()
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=8), st.data())
 @settings(max_examples=60, deadline=None)
-def test_units_written_in_any_pieces_are_read_in_any_pieces(sizes: list[int], data: st.DataObject) -> None:
+def test_units_written_in_any_pieces_are_read_in_any_pieces(sizes, data):
     units = np.zeros(sum(sizes), UNIT_DTYPE)
     units["offset"] = np.arange(len(units)) * SIZE
     units["size"] = SIZE
@@ -529,33 +458,24 @@ def write_version_1(path: Path) -> None:
     path.write_bytes(head + zlib.crc32(head).to_bytes(4, "little") + units)
 
 
-def test_indexes_of_version_1_are_believed_as_checkpoints_and_made_again(template: Template, tmp_path: Path) -> None:
-    harness = template.copy(tmp_path / "data")
+def test_indexes_of_version_1_are_believed_as_checkpoints_and_made_again(template, copied):
     for first in template.sizes:
-        write_version_1(harness.index_file(first))
-    harness.open()
-    assert harness.report().checked_bytes == 0
-    assert harness.store.unindexed_segments == 1
-    check_all(harness, look_up_first=True)
-    assert len(harness.log.segments) == 2
-    harness.restart()
-    assert harness.report().checked_bytes == harness.store.unindexed_segments == 0
-    check_invariants(harness.log)
-    harness.files.kill()
+        write_version_1(copied.index_file(first))
+    copied.open()
+    assert (copied.report().checked_bytes, copied.store.unindexed_segments) == (0, 1)
+    check_all(copied, look_up_first=True)
+    assert len(copied.log.segments) == 2
+    copied.restart()
+    assert (copied.report().checked_bytes, copied.store.unindexed_segments) == (0, 0)
+    check_invariants(copied.log)
 
 
-def test_damage_below_a_checkpoint_of_version_1_cuts_nothing(
-    template: Template, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    harness = template.copy(tmp_path / "data")
-    write_version_1(harness.index_file(RECORDS * SIZE))
-    file = harness.data_file(RECORDS * SIZE)
-    file.write_bytes(damaged(file.read_bytes(), 100 * SIZE + 22))
-    harness.open()
-    assert harness.log.segments.message_count == 2 * RECORDS - 1
-    assert harness.log.visible_end == 2 * RECORDS * SIZE
+def test_damage_below_a_checkpoint_of_version_1_cuts_nothing(copied, caplog):
+    write_version_1(copied.index_file(RECORDS * SIZE))
+    flip(copied.data_file(RECORDS * SIZE), 100 * SIZE + 22)
+    assert copied.log.segments.message_count == 2 * RECORDS - 1
+    assert copied.log.visible_end == 2 * RECORDS * SIZE
     assert f"is damaged in [{400 * SIZE}, {401 * SIZE})" in caplog.text
-    harness.files.kill()
 
 
 class Killed(BaseException):
@@ -580,15 +500,13 @@ def die_at(harness: StoreHarness, step: int) -> None:
     harness.files.fail_at = harness.files.changes + step
 
 
-def check_nothing_cut(harness: StoreHarness, bodies: list[bytes]) -> None:
+def check_nothing_cut(harness: StoreHarness) -> None:
     """After a kill a start believes what the checkpoint covered, damage included, and has what follows it."""
     harness.kill()
-    assert harness.report().cut_at is None
-    assert harness.report().set_aside == ()
-    assert harness.log.visible_end == 2 * RECORDS * SIZE + sum(20 + len(body) for body in bodies)
-    assert harness.log.segments.snapshot().read(2 * RECORDS * SIZE - 5, 1 << 20)[5:] == b"".join(
-        encode_record(body, id_of(2 * RECORDS) + number, 0) for number, body in enumerate(bodies)
-    )
+    assert (harness.report().cut_at, harness.report().set_aside) == (None, ())
+    behind = b"".join(encode_record(body, id_of(2 * RECORDS) + number, 0) for number, body in enumerate(BEHIND))
+    assert harness.log.visible_end == 2 * RECORDS * SIZE + len(behind)
+    assert harness.log.segments.snapshot().read(2 * RECORDS * SIZE - 5, 1 << 20)[5:] == behind
     harness.files.kill()
 
 
@@ -596,14 +514,8 @@ def check_nothing_cut(harness: StoreHarness, bodies: list[bytes]) -> None:
 @pytest.mark.parametrize("damage", ["a record", "all records"])
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_checkpoint_of_version_1_holds_whenever_its_index_is_made_again(
-    template: Template,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: str,
-    damage: str,
-    *,
-    in_memory: bool,
-) -> None:
+    template, tmp_path, monkeypatch, fault, damage, in_memory
+):
     """In the start itself, or in the first job that writes units, if so few wait that they stay in memory."""
     if in_memory:
         monkeypatch.setattr("metaq.broker.store.tuning.UNITS_IN_MEMORY", 1 << 20)
@@ -613,31 +525,26 @@ def test_a_checkpoint_of_version_1_holds_whenever_its_index_is_made_again(
         harness.files.kill()
         write_version_1(harness.index_file(RECORDS * SIZE))
         file = harness.data_file(RECORDS * SIZE)
-        data = file.read_bytes()
         for number in range(RECORDS) if damage == "all records" else [100]:
-            data = damaged(data, number * SIZE + 22)
-        file.write_bytes(data)
+            flip(file, number * SIZE + 22)
         harness = StoreHarness(tmp_path / str(step))
         if fault == "kill":
             die_at(harness, step)
         else:
             harness.files = FullDisk(step, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-        try:
+        with suppress(Killed, MetaqError):
             harness.open()
-            harness.log.checkpoint()
-            harness.threads.run_all()
-        except (Killed, MetaqError):
-            pass
-        done = harness.files.changes < cast(int, harness.files.fail_at)
+            harness.checkpoint()
+        done = harness.files.changes < harness.files.fail_at
         harness.files.heal()
-        check_nothing_cut(harness, BEHIND)
+        check_nothing_cut(harness)
         if done:
             assert step > 8
             return
     pytest.fail("no end")
 
 
-def test_an_index_without_units_that_vouches_for_damage_is_not_lost_by_the_next_append(harness: StoreHarness) -> None:
+def test_an_index_without_units_that_vouches_for_damage_is_not_lost_by_the_next_append(harness):
     """Its segment grows again if the one behind it, still empty, was lost with the name of its file."""
     harness.append(*[b"%05d" % number for number in range(3)])
     harness.restart()
@@ -646,31 +553,25 @@ def test_an_index_without_units_that_vouches_for_damage_is_not_lost_by_the_next_
     replace_index(REAL_FILES, str(harness.index_file()), np.empty(0, UNIT_DTYPE), 0, 75)
     harness.restart()
     assert harness.log.end_offset == 75
-    harness.log.append(*encode_puts([(0, checksum(b"behind it"), b"behind it")], 75, [harness.next_id], NOW_MS))
+    harness.put(harness.log, b"behind it")
     die_at(harness, 2)  # behind the opening of the index
-    harness.log.checkpoint()
     with pytest.raises(Killed):
-        harness.threads.run_all()
+        harness.checkpoint()
     harness.files.heal()
     log = harness.kill()
-    assert harness.report().cut_at is None
-    assert log.end_offset == 75 + 29
+    assert (harness.report().cut_at, log.end_offset) == (None, 75 + 29)
 
 
-def test_puts_go_on_behind_a_damaged_end_of_the_index_and_ids_are_still_known(harness: StoreHarness) -> None:
+def test_puts_go_on_behind_a_damaged_end_of_the_index_and_ids_are_still_known(harness):
     harness.append(*[b"%05d" % number for number in range(300)])
     harness.restart()
-    path = harness.index_file()
-    path.write_bytes(damaged(path.read_bytes(), 2 * 4096 + 64))
+    flip(harness.index_file(), 2 * 4096 + 64)
     assert harness.store.max_message_id == harness.next_id - 1
-    data, units = encode_puts(
-        [(0, checksum(b"goes on"), b"goes on")], harness.log.end_offset, [harness.next_id], NOW_MS
-    )
-    harness.log.append(data, units)
+    harness.put(harness.log, b"goes on")
     assert harness.bodies()[-1] == b"goes on"
 
 
-def test_an_index_made_again_in_front_of_damage_is_believed_at_the_next_start(harness: StoreHarness) -> None:
+def test_an_index_made_again_in_front_of_damage_is_believed_at_the_next_start(harness):
     harness.group_commit = True
     harness.max_segment_size = 2000
     while len(harness.log.segments) == 1:
@@ -682,17 +583,12 @@ def test_an_index_made_again_in_front_of_damage_is_believed_at_the_next_start(ha
     end = harness.log.end_offset
     harness.append(*[b"acknowledged"] * 5)
     harness.threads.run_all()
-    data = harness.data_file(0)
-    data.write_bytes(damaged(data.read_bytes(), closed.size - 3))
-    path = harness.index_file(0)
-    path.write_bytes(damaged(path.read_bytes(), 100))
+    flip(harness.data_file(), closed.size - 3)
+    flip(harness.index_file(), 100)
     harness.log.lookup.count_before(closed.end - 1)
-    for _ in range(3):
-        harness.store.tick()
-        harness.threads.run_all()
+    settle(harness)
     assert closed.index is not None
     log = harness.kill()
-    assert harness.report().cut_at is None
-    assert not harness.report().set_aside
+    assert (harness.report().cut_at, harness.report().set_aside) == (None, ())
     assert log.end_offset == end + 5 * 32
     assert log.segments[0].index is not None

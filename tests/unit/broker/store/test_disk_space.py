@@ -14,14 +14,13 @@ from metaq.broker.store.store import Append
 from metaq.protocol.errors import DiskFull, LogReadOnly
 from metaq.protocol.record import checksum
 from tests.doubles.store import FaultyFiles, ManualThreads, check_invariants
-from tests.doubles.store_harness import StoreHarness
 from tests.raising import raising
 
 GIB = 1 << 30
 
 
 @pytest.mark.parametrize(("total", "reserve"), [(100 * GIB, GIB), (10 * GIB, GIB // 2), (1000, 50), (0, 0)])
-def test_the_default_is_a_part_of_small_disks_and_bounded_on_large_ones(total: int, reserve: int) -> None:
+def test_the_default_is_a_part_of_small_disks_and_bounded_on_large_ones(total, reserve):
     assert default_reserve(total) == reserve
 
 
@@ -41,7 +40,7 @@ class Disk:
         return not self.space.full
 
 
-def test_puts_are_refused_below_the_reserve_until_there_is_clearly_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_puts_are_refused_below_the_reserve_until_there_is_clearly_more(caplog):
     disk = Disk(1000 << 20)
     assert disk.look(1000 << 20)
     assert not disk.look((1000 << 20) - 1)
@@ -56,7 +55,7 @@ def test_puts_are_refused_below_the_reserve_until_there_is_clearly_more(caplog: 
     disk.space.check("/data/t-0", journaled=False)
 
 
-def test_a_partition_elsewhere_depends_on_the_journals_disk_only_if_it_uses_it() -> None:
+def test_a_partition_elsewhere_depends_on_the_journals_disk_only_if_it_uses_it():
     disk = Disk(100)
     disk.space.full["/data"] = DiskFull("/data", "test")
     disk.space.check("/other/t-0", journaled=False)
@@ -64,11 +63,11 @@ def test_a_partition_elsewhere_depends_on_the_journals_disk_only_if_it_uses_it()
         disk.space.check("/other/t-0", journaled=True)
 
 
-def test_a_reserve_of_nothing_refuses_nothing() -> None:
+def test_a_reserve_of_nothing_refuses_nothing():
     assert Disk(0).look(0)
 
 
-def test_one_look_is_under_way_at_a_time_and_a_failed_one_changes_nothing() -> None:
+def test_one_look_is_under_way_at_a_time_and_a_failed_one_changes_nothing():
     disk = Disk(100)
     assert not disk.look(10)
     disk.space.look()
@@ -81,9 +80,7 @@ def test_one_look_is_under_way_at_a_time_and_a_failed_one_changes_nothing() -> N
 
 
 @pytest.mark.parametrize("group_commit", [False, True])
-def test_a_put_that_finds_the_disk_full_leaves_nothing_and_later_ones_go_on(
-    harness: StoreHarness, group_commit: bool
-) -> None:
+def test_a_put_that_finds_the_disk_full_leaves_nothing_and_later_ones_go_on(harness, group_commit):
     harness.group_commit = group_commit
     harness.append(b"good")
     harness.files.error = OSError(errno.ENOSPC, "No space left on device")
@@ -96,11 +93,11 @@ def test_a_put_that_finds_the_disk_full_leaves_nothing_and_later_ones_go_on(
     harness.append(b"goes on")
     harness.threads.run_all()
     assert harness.bodies() == [b"good", b"goes on"]
-    harness.lose_power() if group_commit else harness.kill()
+    harness.crash(power=group_commit)
     assert harness.bodies() == [b"good", b"goes on"]
 
 
-def test_what_follows_a_refused_append_in_its_partition_is_refused_with_it(harness: StoreHarness) -> None:
+def test_what_follows_a_refused_append_in_its_partition_is_refused_with_it(harness):
     log = harness.log
     appends = []
     end = log.end_offset
@@ -116,7 +113,7 @@ def test_what_follows_a_refused_append_in_its_partition_is_refused_with_it(harne
     check_invariants(log)
 
 
-def test_what_cannot_be_cut_back_turns_the_log_read_only(harness: StoreHarness) -> None:
+def test_what_cannot_be_cut_back_turns_the_log_read_only(harness):
     harness.append(b"good")
     harness.files.error = OSError(errno.ENOSPC, "No space left on device")
     harness.files.fail("pwritev")
@@ -125,7 +122,7 @@ def test_what_cannot_be_cut_back_turns_the_log_read_only(harness: StoreHarness) 
         harness.append(b"half written")
 
 
-def test_without_room_for_a_new_segment_the_last_one_grows(harness: StoreHarness) -> None:
+def test_without_room_for_a_new_segment_the_last_one_grows(harness):
     harness.max_segment_size = 25
     log = harness.log
     harness.files.error = OSError(errno.ENOSPC, "No space left on device")
@@ -141,7 +138,7 @@ def test_without_room_for_a_new_segment_the_last_one_grows(harness: StoreHarness
     assert harness.bodies() == [b"first", b"second", b"third"]
 
 
-def test_a_sync_that_finds_the_disk_full_still_stops(harness: StoreHarness) -> None:
+def test_a_sync_that_finds_the_disk_full_still_stops(harness):
     harness.group_commit = True
     harness.files.error = OSError(errno.ENOSPC, "No space left on device")
     logs = [harness.store.get_or_create("t", number) for number in range(4)]
@@ -157,7 +154,7 @@ def test_a_sync_that_finds_the_disk_full_still_stops(harness: StoreHarness) -> N
 
 
 @pytest.mark.parametrize("refused", ["pwritev", "open"])
-def test_a_journal_without_room_has_the_partitions_synced_instead(harness: StoreHarness, refused: str) -> None:
+def test_a_journal_without_room_has_the_partitions_synced_instead(harness, refused):
     harness.group_commit = True
     logs = [harness.store.get_or_create("t", number) for number in range(4)]
     bodies = (b"first", b"second", b"third")
@@ -177,7 +174,7 @@ def test_a_journal_without_room_has_the_partitions_synced_instead(harness: Store
 
 
 @pytest.mark.parametrize("call", ["make_directory", "open"])
-def test_a_partition_without_room_is_made_when_there_is_some(harness: StoreHarness, call: str) -> None:
+def test_a_partition_without_room_is_made_when_there_is_some(harness, call):
     harness.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     store = harness.store
     harness.files.fail(call)
@@ -190,19 +187,17 @@ def test_a_partition_without_room_is_made_when_there_is_some(harness: StoreHarne
     assert store.internal_log(SEQUENCES_TOPIC, True).end_offset == 0
 
 
-def test_an_index_without_room_stays_in_memory_and_is_written_later(harness: StoreHarness) -> None:
+def test_an_index_without_room_stays_in_memory_and_is_written_later(harness):
     harness.append(b"first")
     harness.files.error = OSError(errno.ENOSPC, "No space left on device")
     harness.files.fail("pwritev")
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     assert harness.log.read_only is None
     assert harness.log.synced_end == harness.log.end_offset
     assert harness.log.durability.dirty
     harness.files.heal()
     harness.append(b"second")
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     assert not harness.log.durability.dirty
     harness.lose_power()
     assert harness.bodies() == [b"first", b"second"]

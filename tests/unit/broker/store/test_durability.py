@@ -61,7 +61,7 @@ class Told:
 # --- sequences of events ----------------------------------------------------------------------------------------------
 
 
-def test_asynchronous_flush_shows_what_is_appended_and_syncs_past_the_threshold() -> None:
+def test_asynchronous_flush_shows_what_is_appended_and_syncs_past_the_threshold():
     durability = fresh(ASYNCHRONOUS)
     assert durability.appended(100, 1) == SHOW | MARK_DIRTY
     assert (durability.safe_end, durability.safe_count) == (100, 1)
@@ -71,7 +71,7 @@ def test_asynchronous_flush_shows_what_is_appended_and_syncs_past_the_threshold(
     assert durability.appended(500, 1) == SHOW, "it counts anew from the sync that covers the others"
 
 
-def test_group_commit_hands_appends_to_the_journal_and_shows_them_when_they_are_safe() -> None:
+def test_group_commit_hands_appends_to_the_journal_and_shows_them_when_they_are_safe():
     durability = fresh()
     told = Told(durability)
     assert durability.appended(100, 2) == JOURNAL | MARK_DIRTY
@@ -87,21 +87,21 @@ def test_group_commit_hands_appends_to_the_journal_and_shows_them_when_they_are_
     assert durability.safe_end == 200
 
 
-def test_a_sync_of_the_partition_s_own_files_makes_safe_as_well() -> None:
+def test_a_sync_of_the_partition_s_own_files_makes_safe_as_well():
     durability = fresh()
     durability.appended(100, 1)
     assert durability.synced(100, 1, all_covered=False) == SHOW
     assert (durability.safe_end, durability.synced_end, durability.dirty) == (100, 100, True)
 
 
-def test_nobody_is_told_anything_where_nobody_waits() -> None:
+def test_nobody_is_told_anything_where_nobody_waits():
     durability = fresh()
     durability.appended(100, 1)
     assert durability.safe(100, 1) == SHOW
     assert durability.appended(200, 1) == JOURNAL
 
 
-def test_what_the_journal_could_not_replay_is_synced_instead() -> None:
+def test_what_the_journal_could_not_replay_is_synced_instead():
     durability = fresh(ASYNCHRONOUS)
     durability.appended(100, 1)
     assert durability.use(GROUP_COMMIT) == SYNC
@@ -111,7 +111,7 @@ def test_what_the_journal_could_not_replay_is_synced_instead() -> None:
     assert durability.appended(400, 1) == JOURNAL
 
 
-def test_group_commit_that_ends_keeps_what_it_promised_and_shows_the_rest_then() -> None:
+def test_group_commit_that_ends_keeps_what_it_promised_and_shows_the_rest_then():
     durability = fresh()
     told = Told(durability)
     durability.appended(100, 1)
@@ -126,7 +126,7 @@ def test_group_commit_that_ends_keeps_what_it_promised_and_shows_the_rest_then()
     assert (durability.mode, durability.safe_end) == (Mode.SHOWING, 300)
 
 
-def test_group_commit_that_ends_without_anything_unsafe_ends_at_once() -> None:
+def test_group_commit_that_ends_without_anything_unsafe_ends_at_once():
     durability = fresh()
     durability.appended(100, 1)
     durability.safe(100, 1)
@@ -134,7 +134,7 @@ def test_group_commit_that_ends_without_anything_unsafe_ends_at_once() -> None:
     assert durability.mode is Mode.SHOWING
 
 
-def test_group_commit_may_return_before_it_has_ended() -> None:
+def test_group_commit_may_return_before_it_has_ended():
     durability = fresh()
     durability.appended(100, 1)
     durability.use(ASYNCHRONOUS)
@@ -144,7 +144,7 @@ def test_group_commit_may_return_before_it_has_ended() -> None:
     assert (durability.mode, durability.safe_end) == (Mode.WAITING, 100)
 
 
-def test_a_failure_is_told_once_to_all_and_to_those_who_come_later() -> None:
+def test_a_failure_is_told_once_to_all_and_to_those_who_come_later():
     durability = fresh()
     told = Told(durability)
     durability.appended(100, 1)
@@ -161,7 +161,7 @@ def test_a_failure_is_told_once_to_all_and_to_those_who_come_later() -> None:
     assert not durability.lacks(200)
 
 
-def test_a_failed_write_ends_appending_and_not_what_is_being_made_safe() -> None:
+def test_a_failed_write_ends_appending_and_not_what_is_being_made_safe():
     durability = fresh()
     durability.appended(100, 1)
     durability.write_failed("no new segment")
@@ -174,7 +174,7 @@ def test_a_failed_write_ends_appending_and_not_what_is_being_made_safe() -> None
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 
-def test_jobs_that_are_wanted_while_one_syncs_share_the_next() -> None:
+def test_jobs_that_are_wanted_while_one_syncs_share_the_next():
     durability = fresh()
     assert durability.begin(DATA) == DATA
     assert durability.begin(DATA) == durability.begin(DATA | INDEX) == 0
@@ -184,7 +184,7 @@ def test_jobs_that_are_wanted_while_one_syncs_share_the_next() -> None:
     assert durability.begin(0) == 0
 
 
-def test_units_are_written_beside_a_sync_but_a_checkpoint_waits_for_them() -> None:
+def test_units_are_written_beside_a_sync_but_a_checkpoint_waits_for_them():
     durability = fresh()
     assert durability.begin(DATA) == DATA
     assert durability.begin(INDEX) == INDEX
@@ -196,7 +196,7 @@ def test_units_are_written_beside_a_sync_but_a_checkpoint_waits_for_them() -> No
     assert durability.begin(0) == DATA | INDEX
 
 
-def test_no_job_begins_after_a_failure() -> None:
+def test_no_job_begins_after_a_failure():
     durability = fresh()
     durability.begin(DATA)
     durability.begin(DATA | INDEX)
@@ -206,7 +206,7 @@ def test_no_job_begins_after_a_failure() -> None:
     assert durability.begin_last() == 0
 
 
-def test_the_last_job_covers_everything_whatever_was_under_way() -> None:
+def test_the_last_job_covers_everything_whatever_was_under_way():
     durability = fresh()
     durability.begin(DATA)
     durability.begin(INDEX)
@@ -218,7 +218,7 @@ def test_the_last_job_covers_everything_whatever_was_under_way() -> None:
 # --- by the clock -----------------------------------------------------------------------------------------------------
 
 
-def test_a_dirty_partition_is_synced_by_its_interval_and_gets_checkpoints_until_it_is_clean() -> None:
+def test_a_dirty_partition_is_synced_by_its_interval_and_gets_checkpoints_until_it_is_clean():
     durability = Durability(FlushPolicy(1000, 2_000), 0, 0, 0)
     durability.appended(100, 1)
     assert durability.due(50.0) == 0
@@ -234,7 +234,7 @@ def test_a_dirty_partition_is_synced_by_its_interval_and_gets_checkpoints_until_
     assert durability.due(90.0) == 0, "the interval begins when it is dirty again"
 
 
-def test_what_the_journal_has_waits_longer_for_its_checkpoint() -> None:
+def test_what_the_journal_has_waits_longer_for_its_checkpoint():
     durability = fresh()
     durability.appended(100, 1)
     assert durability.due(0.0) == 0
@@ -245,7 +245,7 @@ def test_what_the_journal_has_waits_longer_for_its_checkpoint() -> None:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def test_every_mode_says_what_each_event_means_or_that_it_cannot_happen() -> None:
+def test_every_mode_says_what_each_event_means_or_that_it_cannot_happen():
     impossible = {mode: {event for event in DurabilityEvent if event not in TABLE[mode]} for mode in Mode}
     assert impossible == {
         Mode.SHOWING: {DurabilityEvent.BEHIND_GAP, DurabilityEvent.SAFE, DurabilityEvent.ALL_SAFE},
@@ -430,7 +430,7 @@ TestAnySequence.settings = settings(max_examples=150, stateful_step_count=60, de
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_puts_wait_in_the_modes_of_group_commit_only(mode: Mode) -> None:
+def test_puts_wait_in_the_modes_of_group_commit_only(mode):
     durability = fresh()
     durability.mode = mode
     assert durability.waits == (mode in (Mode.WAITING, Mode.LEAVING))

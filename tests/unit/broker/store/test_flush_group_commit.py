@@ -19,13 +19,13 @@ def put(harness: StoreHarness, answers: Answers, body: bytes) -> None:
     answers.expect(harness.log, harness.log.end_offset, body)
 
 
-def test_threshold_of_zero_or_less_means_group_commit() -> None:
+def test_threshold_of_zero_or_less_means_group_commit():
     policies = [TopicStoreConfig(1 << 20, threshold, 1000).flush_policy for threshold in (0, -1, 3)]
     assert policies == [GROUP_COMMIT, GROUP_COMMIT, FlushPolicy(3, 1000)]
     assert [policy.waits for policy in policies] == [True, True, False]
 
 
-def test_group_commit_shows_and_answers_only_after_the_sync(harness: StoreHarness, answers: Answers) -> None:
+def test_group_commit_shows_and_answers_only_after_the_sync(harness, answers):
     harness.group_commit = True
     put(harness, answers, b"a")
     log = harness.log
@@ -42,7 +42,7 @@ def test_group_commit_shows_and_answers_only_after_the_sync(harness: StoreHarnes
     assert harness.bodies() == [b"a"]
 
 
-def test_appends_during_a_sync_share_the_next_one(harness: StoreHarness, answers: Answers) -> None:
+def test_appends_during_a_sync_share_the_next_one(harness, answers):
     harness.group_commit = True
     for body in (b"a", b"b", b"c", b"d"):
         put(harness, answers, body)
@@ -55,7 +55,7 @@ def test_appends_during_a_sync_share_the_next_one(harness: StoreHarness, answers
     assert harness.files.calls["fdatasync"] == 2
 
 
-def test_the_first_sync_of_a_new_partition_syncs_its_directories_too(harness: StoreHarness, answers: Answers) -> None:
+def test_the_first_sync_of_a_new_partition_syncs_its_directories_too(harness, answers):
     harness.group_commit = True
     harness.open()
     harness.files.calls.clear()
@@ -67,19 +67,17 @@ def test_the_first_sync_of_a_new_partition_syncs_its_directories_too(harness: St
     assert harness.files.calls["fsync_directory"] == 2
 
 
-def test_when_visible_is_answered_at_once_for_visible_data(harness: StoreHarness, answers: Answers) -> None:
+def test_when_visible_is_answered_at_once_for_visible_data(harness, answers):
     put(harness, answers, b"async")
     assert answers.got == [(b"async", None)]
     assert len(harness.threads) == 0
 
 
-def test_on_visible_is_called_after_the_waiters_each_time_data_becomes_visible(
-    harness: StoreHarness, answers: Answers
-) -> None:
+def test_on_visible_is_called_after_the_waiters_each_time_data_becomes_visible(harness, answers):
     harness.group_commit = True
     seen: list[tuple[int, int]] = []
 
-    def note(log: PartitionLog) -> None:
+    def note(log):
         seen.append((log.visible_end, len(answers.got)))
 
     harness.log.on_visible = note
@@ -90,16 +88,14 @@ def test_on_visible_is_called_after_the_waiters_each_time_data_becomes_visible(
     assert seen == [(21, 1), (42, 2)]
 
 
-def test_on_visible_is_called_within_an_asynchronous_append(harness: StoreHarness) -> None:
+def test_on_visible_is_called_within_an_asynchronous_append(harness):
     seen: list[int] = []
     harness.log.on_visible = lambda log: seen.append(log.visible_end)
     harness.append(b"a", b"b")
     assert seen == [42]
 
 
-def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(
-    harness: StoreHarness, answers: Answers, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(harness, answers, caplog):
     harness.group_commit = True
     harness.append(b"a")
     harness.log.when_safe(21, raising(RuntimeError("bug")))
@@ -109,7 +105,7 @@ def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(
     assert "RuntimeError: bug" in caplog.text
 
 
-def test_threads_that_finish_at_once_work_too(harness: StoreHarness, answers: Answers) -> None:
+def test_threads_that_finish_at_once_work_too(harness, answers):
     harness.group_commit = True
     harness.max_segment_size = 60
     harness.threads = run_inline  # type: ignore[assignment]
@@ -119,7 +115,7 @@ def test_threads_that_finish_at_once_work_too(harness: StoreHarness, answers: An
     check_invariants(harness.log)
 
 
-def test_asynchronous_flush_syncs_at_the_record_after_the_threshold(harness: StoreHarness) -> None:
+def test_asynchronous_flush_syncs_at_the_record_after_the_threshold(harness):
     harness.unflush_threshold = 3
     for _ in range(3):
         harness.append(b"x")
@@ -129,7 +125,7 @@ def test_asynchronous_flush_syncs_at_the_record_after_the_threshold(harness: Sto
     assert harness.log.segments[0].synced == 4 * 21
 
 
-def test_asynchronous_flush_syncs_after_the_interval(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asynchronous_flush_syncs_after_the_interval(harness, monkeypatch):
     monkeypatch.setattr("metaq.broker.store.tuning.CHECKPOINT_SECONDS", 1e9)
     harness.append(b"x")
     harness.store.tick()
@@ -143,7 +139,7 @@ def test_asynchronous_flush_syncs_after_the_interval(harness: StoreHarness, monk
     assert harness.log.segments[0].checkpointed == 0
 
 
-def test_dirty_logs_get_a_checkpoint_every_five_seconds_and_clean_ones_none(harness: StoreHarness) -> None:
+def test_dirty_logs_get_a_checkpoint_every_five_seconds_and_clean_ones_none(harness):
     for harness.now in (0.0, 0.25):
         harness.store.tick()
     harness.append(b"x")
@@ -161,7 +157,7 @@ def test_dirty_logs_get_a_checkpoint_every_five_seconds_and_clean_ones_none(harn
     assert harness.files.changes == done
 
 
-def test_checkpoints_of_many_partitions_are_bounded_at_a_time_and_all_made(harness: StoreHarness) -> None:
+def test_checkpoints_of_many_partitions_are_bounded_at_a_time_and_all_made(harness):
     for number in range(50):
         log = harness.store.get_or_create("many", number)
         log.append(*one_record(log))
@@ -173,7 +169,7 @@ def test_checkpoints_of_many_partitions_are_bounded_at_a_time_and_all_made(harne
     assert all(log.segments[0].checkpointed == log.end_offset for log in harness.store.logs())
 
 
-def test_a_roll_starts_the_checkpoint_of_the_closed_segment(harness: StoreHarness) -> None:
+def test_a_roll_starts_the_checkpoint_of_the_closed_segment(harness):
     harness.max_segment_size = 21
     harness.append(b"x")
     harness.threads.run_all()
@@ -181,7 +177,7 @@ def test_a_roll_starts_the_checkpoint_of_the_closed_segment(harness: StoreHarnes
     assert harness.names() == ["00000000000000000000.index", "00000000000000000000.meta", "00000000000000000021.meta"]
 
 
-def test_close_answers_waiters_whose_sync_was_never_run(harness: StoreHarness, answers: Answers) -> None:
+def test_close_answers_waiters_whose_sync_was_never_run(harness, answers):
     harness.group_commit = True
     put(harness, answers, b"a")
     put(harness, answers, b"b")
@@ -193,7 +189,7 @@ def test_close_answers_waiters_whose_sync_was_never_run(harness: StoreHarness, a
         harness.append(b"c")
 
 
-def test_close_takes_over_a_sync_whose_result_has_not_arrived(harness: StoreHarness, answers: Answers) -> None:
+def test_close_takes_over_a_sync_whose_result_has_not_arrived(harness, answers):
     harness.group_commit = True
     put(harness, answers, b"a")
     arrive = harness.threads.run_unreported()
@@ -208,14 +204,13 @@ def test_close_takes_over_a_sync_whose_result_has_not_arrived(harness: StoreHarn
     assert harness.open().get("t", 0).segments.message_count == 2
 
 
-def test_jobs_let_go_of_the_descriptors_they_pinned(harness: StoreHarness) -> None:
+def test_jobs_let_go_of_the_descriptors_they_pinned(harness):
     harness.group_commit = True
     harness.max_segment_size = 60
     for _ in range(5):
         harness.append(b"x" * 20)
         harness.threads.run_all()
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     assert [segment.data.pins for segment in harness.log.segments] == [0] * 3
 
 

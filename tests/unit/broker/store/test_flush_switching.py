@@ -26,7 +26,7 @@ def switch(harness: StoreHarness, group_commit: bool) -> None:
     check_invariants(harness.log)
 
 
-def test_puts_that_wait_keep_waiting_when_group_commit_ends(harness: StoreHarness, answers: Answers) -> None:
+def test_puts_that_wait_keep_waiting_when_group_commit_ends(harness, answers):
     harness.group_commit = True
     put(harness, answers, b"before")
     switch(harness, False)
@@ -40,7 +40,7 @@ def test_puts_that_wait_keep_waiting_when_group_commit_ends(harness: StoreHarnes
     assert len(harness.threads) == 0
 
 
-def test_group_commit_ends_also_while_puts_keep_coming(harness: StoreHarness, answers: Answers) -> None:
+def test_group_commit_ends_also_while_puts_keep_coming(harness, answers):
     harness.group_commit = True
     put(harness, answers, b"1")
     put(harness, answers, b"2")
@@ -52,7 +52,7 @@ def test_group_commit_ends_also_while_puts_keep_coming(harness: StoreHarness, an
     assert answers.succeeded == [b"1", b"2", b"3"]
 
 
-def test_an_idle_partition_changes_at_once(harness: StoreHarness, answers: Answers) -> None:
+def test_an_idle_partition_changes_at_once(harness, answers):
     harness.group_commit = True
     put(harness, answers, b"a")
     harness.threads.run_all()
@@ -61,7 +61,7 @@ def test_an_idle_partition_changes_at_once(harness: StoreHarness, answers: Answe
     assert answers.succeeded == [b"a", b"b"]
 
 
-def test_group_commit_syncs_what_was_not_and_makes_new_puts_wait(harness: StoreHarness, answers: Answers) -> None:
+def test_group_commit_syncs_what_was_not_and_makes_new_puts_wait(harness, answers):
     put(harness, answers, b"old")
     switch(harness, True)
     put(harness, answers, b"new")
@@ -72,7 +72,7 @@ def test_group_commit_syncs_what_was_not_and_makes_new_puts_wait(harness: StoreH
     assert harness.bodies() == [b"old", b"new"]
 
 
-def test_a_failed_sync_reaches_those_who_waited_before_the_change(harness: StoreHarness, answers: Answers) -> None:
+def test_a_failed_sync_reaches_those_who_waited_before_the_change(harness, answers):
     harness.group_commit = True
     put(harness, answers, b"a")
     harness.files.fail("fdatasync")
@@ -81,7 +81,7 @@ def test_a_failed_sync_reaches_those_who_waited_before_the_change(harness: Store
     assert [name for name, error in answers.got if error is not None] == [b"a"]
 
 
-def test_settings_reach_every_partition_that_exists(harness: StoreHarness, answers: Answers) -> None:
+def test_settings_reach_every_partition_that_exists(harness, answers):
     put(harness, answers, b"x" * 50)
     harness.max_segment_size = 60
     harness.store.reconfigure()
@@ -94,7 +94,7 @@ ACTIONS = st.lists(st.sampled_from(["put 0", "put 1", "put 2", "put 3", "run", "
 
 @settings(max_examples=150, deadline=None)
 @given(ACTIONS)
-def test_what_group_commit_acknowledged_survives_a_power_cut_whatever_was_switched(actions: list[str]) -> None:
+def test_what_group_commit_acknowledged_survives_a_power_cut_whatever_was_switched(actions):
     with TemporaryDirectory() as directory:
         harness = StoreHarness(Path(directory, "data"))
         store = harness.open()

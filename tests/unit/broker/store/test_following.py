@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ class Told:
 
 
 @pytest.fixture
-def follower(tmp_path: Path) -> Iterator[StoreHarness]:
+def follower(tmp_path):
     store = StoreHarness(tmp_path / "follower")
     store.max_segment_size = 1  # which must not matter
     yield store
@@ -61,7 +61,7 @@ def data_files(harness: StoreHarness) -> dict[str, bytes]:
 # --- the tap ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_append_is_told_in_order_with_its_segment(harness: StoreHarness) -> None:
+def test_every_append_is_told_in_order_with_its_segment(harness):
     harness.max_segment_size = 2 * SIZE
     told = Told(harness)
     harness.append(b"a")
@@ -76,7 +76,7 @@ def test_every_append_is_told_in_order_with_its_segment(harness: StoreHarness) -
     assert b"".join(entry[4] for entry in told.entries) == b"".join(dict(sorted(data_files(harness).items())).values())
 
 
-def test_appends_of_many_partitions_are_told_in_their_order(harness: StoreHarness) -> None:
+def test_appends_of_many_partitions_are_told_in_their_order(harness):
     told = Told(harness)
     harness.append(b"a")
     first = told.entries[0]
@@ -85,7 +85,7 @@ def test_appends_of_many_partitions_are_told_in_their_order(harness: StoreHarnes
     assert [entry[0] for entry in told.entries] == [b"t-0", b"u-2", b"u-1"]
 
 
-def test_units_are_told_as_they_were_stored(harness: StoreHarness) -> None:
+def test_units_are_told_as_they_were_stored(harness):
     told = Told(harness)
     harness.append(b"a", now_ms=NOW_MS)
     harness.append(b"b", now_ms=NOW_MS - 5000)
@@ -93,7 +93,7 @@ def test_units_are_told_as_they_were_stored(harness: StoreHarness) -> None:
     assert times == [[NOW_MS], [NOW_MS]]
 
 
-def test_what_was_not_appended_is_not_told(harness: StoreHarness) -> None:
+def test_what_was_not_appended_is_not_told(harness):
     told = Told(harness)
     harness.append(b"a")
     harness.files.fail("pwritev")
@@ -102,7 +102,7 @@ def test_what_was_not_appended_is_not_told(harness: StoreHarness) -> None:
     assert len(told.entries) == 1
 
 
-def test_it_is_told_before_anybody_reads_it_or_is_answered(harness: StoreHarness) -> None:
+def test_it_is_told_before_anybody_reads_it_or_is_answered(harness):
     order: list[str] = []
     harness.store.on_append = lambda *arguments: order.append("told")
     harness.log.on_visible = lambda log: order.append("visible")
@@ -110,7 +110,7 @@ def test_it_is_told_before_anybody_reads_it_or_is_answered(harness: StoreHarness
     assert order == ["told", "visible"]
 
 
-def test_a_listener_that_fails_costs_no_append(harness: StoreHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_fails_costs_no_append(harness, caplog):
     harness.store.on_append = raising(RuntimeError("bug of the listener"))
     harness.append(b"a")
     assert harness.bodies() == [b"a"]
@@ -124,9 +124,7 @@ def test_a_listener_that_fails_costs_no_append(harness: StoreHarness, caplog: py
 # --- appending as told ------------------------------------------------------------------------------------------------
 
 
-def test_the_files_of_a_copy_are_the_same_whatever_its_segment_size(
-    harness: StoreHarness, follower: StoreHarness
-) -> None:
+def test_the_files_of_a_copy_are_the_same_whatever_its_segment_size(harness, follower):
     harness.max_segment_size = 3 * SIZE
     told = Told(harness)
     for number in range(20):
@@ -142,7 +140,7 @@ def test_the_files_of_a_copy_are_the_same_whatever_its_segment_size(
 
 
 @pytest.mark.parametrize("segment", [SIZE, 3 * SIZE, -1])
-def test_a_segment_that_cannot_be_is_refused_with_nothing_written(harness: StoreHarness, segment: int) -> None:
+def test_a_segment_that_cannot_be_is_refused_with_nothing_written(harness, segment):
     told = Told(harness)
     harness.append(b"a")
     harness.append(b"b")
@@ -153,11 +151,10 @@ def test_a_segment_that_cannot_be_is_refused_with_nothing_written(harness: Store
     assert len(harness.log.segments) == 1
 
 
-def test_append_many_takes_the_segment_too(harness: StoreHarness, follower: StoreHarness) -> None:
+def test_append_many_takes_the_segment_too(harness, follower):
     harness.max_segment_size = SIZE
     told = Told(harness)
-    for body in (b"a", b"b", b"c"):
-        harness.append(body)
+    harness.append_each(b"a", b"b", b"c")
     log = follower.log
     taken = follower.store.append_many(Append(log, [entry[4]], entry[5], entry[6]) for entry in told.entries)
     assert [each.error for each in taken] == [None] * 3
@@ -174,9 +171,7 @@ def with_a_segment_of_its_own(harness: StoreHarness, follower: StoreHarness) -> 
     return told
 
 
-def test_a_copy_that_had_begun_a_segment_takes_up_the_one_before_again(
-    harness: StoreHarness, follower: StoreHarness
-) -> None:
+def test_a_copy_that_had_begun_a_segment_takes_up_the_one_before_again(harness, follower):
     """As when it led, rolled, and another node, which had not, took over."""
     told = with_a_segment_of_its_own(harness, follower)
     log = follower.log
@@ -191,9 +186,7 @@ def test_a_copy_that_had_begun_a_segment_takes_up_the_one_before_again(
     assert follower.bodies() == [b"a", b"b"]
 
 
-def test_a_segment_that_was_taken_up_again_does_not_overlap_after_a_power_cut(
-    harness: StoreHarness, follower: StoreHarness
-) -> None:
+def test_a_segment_that_was_taken_up_again_does_not_overlap_after_a_power_cut(harness, follower):
     told = with_a_segment_of_its_own(harness, follower)
     log = follower.log
     log.append((told.entries[1][4],), told.entries[1][5], 0)
@@ -206,9 +199,7 @@ def test_a_segment_that_was_taken_up_again_does_not_overlap_after_a_power_cut(
 
 
 @pytest.mark.parametrize("fault", [1, 2])
-def test_a_copy_that_cannot_take_up_its_segment_again_takes_no_more_writes(
-    harness: StoreHarness, follower: StoreHarness, fault: int
-) -> None:
+def test_a_copy_that_cannot_take_up_its_segment_again_takes_no_more_writes(harness, follower, fault):
     told = Told(harness)
     harness.append(b"a")
     harness.append(b"b")
@@ -225,9 +216,7 @@ def test_a_copy_that_cannot_take_up_its_segment_again_takes_no_more_writes(
     assert follower.bodies() == [b"a", b"b"]
 
 
-def test_without_room_for_a_new_segment_the_copy_can_be_tried_again(
-    harness: StoreHarness, follower: StoreHarness
-) -> None:
+def test_without_room_for_a_new_segment_the_copy_can_be_tried_again(harness, follower):
     harness.max_segment_size = SIZE
     told = Told(harness)
     harness.append(b"a")
@@ -243,9 +232,7 @@ def test_without_room_for_a_new_segment_the_copy_can_be_tried_again(
     assert follower.bodies() == [b"a", b"b"]
 
 
-def test_a_segment_that_has_lost_its_index_goes_on_when_it_has_one_again(
-    harness: StoreHarness, follower: StoreHarness
-) -> None:
+def test_a_segment_that_has_lost_its_index_goes_on_when_it_has_one_again(harness, follower):
     told = Told(harness)
     harness.append(b"a")
     harness.append(b"b")

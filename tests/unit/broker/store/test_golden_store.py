@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.store.batch import encode_puts
-from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.record import RecordHeader, attribute_of, decode_attribute, iter_headers, payload_start
-from tests.doubles.store_harness import StoreHarness
 
 GOLDEN = Path(__file__).resolve().parents[3] / "data" / "golden" / "store"
 DESCRIPTION: dict[str, Any] = json.loads((GOLDEN / "store.json").read_text())
@@ -21,7 +19,7 @@ RAW = (GOLDEN / DESCRIPTION["file"]).read_bytes()
 
 
 @pytest.fixture
-def java_log(harness: StoreHarness) -> PartitionLog:
+def java_log(harness):
     directory = Path(harness.path) / DESCRIPTION["partition_directory"]
     directory.mkdir(parents=True)
     shutil.copyfile(GOLDEN / DESCRIPTION["file"], directory / DESCRIPTION["file"])
@@ -29,14 +27,14 @@ def java_log(harness: StoreHarness) -> PartitionLog:
     return harness.open().get(topic, int(partition))
 
 
-def test_java_segment_opens_without_any_repair(harness: StoreHarness, java_log: PartitionLog) -> None:
+def test_java_segment_opens_without_any_repair(harness, java_log):
     assert java_log.visible_end == DESCRIPTION["size"] == len(RAW)
     assert java_log.segments.message_count == len(DESCRIPTION["records"]) > 5
     assert not harness.report().notable
     assert java_log.segments.largest_id_below(1 << 62) == 0
 
 
-def test_every_java_record_is_read_as_described(java_log: PartitionLog) -> None:
+def test_every_java_record_is_read_as_described(java_log):
     data = java_log.segments.snapshot().read(0, 1 << 30)
     headers = list(iter_headers(data))
     assert len(headers) == len(DESCRIPTION["records"])
@@ -60,7 +58,7 @@ def describe(data: bytes, header: RecordHeader) -> dict[str, object]:
     }
 
 
-def test_index_of_a_java_segment_points_to_its_records(java_log: PartitionLog) -> None:
+def test_index_of_a_java_segment_points_to_its_records(java_log):
     units = java_log.lookup.units(0, 1 << 30)
     assert units["offset"].tolist() == [record["offset"] for record in DESCRIPTION["records"]]
     assert units["id"].tolist() == [record["msgId"] for record in DESCRIPTION["records"]]
@@ -68,7 +66,7 @@ def test_index_of_a_java_segment_points_to_its_records(java_log: PartitionLog) -
     assert (units["time_ms"] < 0).all()
 
 
-def test_the_same_puts_with_the_same_ids_make_the_same_file(harness: StoreHarness) -> None:
+def test_the_same_puts_with_the_same_ids_make_the_same_file(harness):
     headers = list(iter_headers(RAW))
     for header in headers:
         body = RAW[header.start + 20 : header.end]
@@ -81,7 +79,7 @@ def test_the_same_puts_with_the_same_ids_make_the_same_file(harness: StoreHarnes
     assert harness.data_file().name == DESCRIPTION["file"]
 
 
-def test_opening_and_closing_changes_no_byte_of_a_java_segment(harness: StoreHarness, java_log: PartitionLog) -> None:
+def test_opening_and_closing_changes_no_byte_of_a_java_segment(harness, java_log):
     path = Path(java_log.segments[0].path)
     harness.store.close()
     assert path.read_bytes() == RAW

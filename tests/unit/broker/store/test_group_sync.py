@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from metaq.broker.store import tuning
@@ -22,7 +20,7 @@ GROUP_CHANGES = 3 * PARTITIONS + 1
 
 
 @pytest.fixture(autouse=True)
-def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+def grouped(monkeypatch):
     monkeypatch.setattr(tuning, "GROUPED_FROM", 1)
 
 
@@ -51,7 +49,7 @@ def checked_bytes(harness: StoreHarness) -> int:
     return sum(report.checked_bytes for report in harness.store.reports)
 
 
-def test_many_partitions_are_safe_after_one_sync_of_the_file_system(harness: StoreHarness) -> None:
+def test_many_partitions_are_safe_after_one_sync_of_the_file_system(harness):
     put_to_all(harness)
     harness.files.calls.clear()
     let_checkpoints_come(harness)
@@ -66,7 +64,7 @@ def test_many_partitions_are_safe_after_one_sync_of_the_file_system(harness: Sto
         check_invariants(log)
 
 
-def test_a_put_while_the_group_runs_is_left_to_the_next_one(harness: StoreHarness) -> None:
+def test_a_put_while_the_group_runs_is_left_to_the_next_one(harness):
     put_to_all(harness)
     for _ in range(4):
         harness.store.tick()
@@ -83,7 +81,7 @@ def test_a_put_while_the_group_runs_is_left_to_the_next_one(harness: StoreHarnes
 
 @pytest.mark.parametrize("fault", range(1, GROUP_CHANGES + 2))
 @pytest.mark.parametrize("close", [False, True])
-def test_no_checkpoint_promises_what_a_failing_disk_has_lost(harness: StoreHarness, fault: int, *, close: bool) -> None:
+def test_no_checkpoint_promises_what_a_failing_disk_has_lost(harness, fault, close):
     put_to_all(harness)
     before = harness.files.changes
     harness.files.fail_at = before + fault
@@ -102,7 +100,7 @@ def test_no_checkpoint_promises_what_a_failing_disk_has_lost(harness: StoreHarne
         put(log, b"goes on")
 
 
-def test_a_failed_sync_closes_all_partitions_that_have_something_unsynced(harness: StoreHarness) -> None:
+def test_a_failed_sync_closes_all_partitions_that_have_something_unsynced(harness):
     put_to_all(harness)
     let_checkpoints_come(harness)
     first, second, *others = logs(harness)
@@ -122,7 +120,7 @@ def test_a_failed_sync_closes_all_partitions_that_have_something_unsynced(harnes
     put(others[1], b"taken")
 
 
-def test_a_stop_syncs_many_partitions_at_once(harness: StoreHarness) -> None:
+def test_a_stop_syncs_many_partitions_at_once(harness):
     put_to_all(harness)
     harness.files.calls.clear()
     harness.store.close()
@@ -133,14 +131,14 @@ def test_a_stop_syncs_many_partitions_at_once(harness: StoreHarness) -> None:
     assert [log.segments.message_count for log in logs(harness)] == [1] * PARTITIONS
 
 
-def test_a_tick_looks_at_few_and_forgets_none(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_looks_at_few_and_forgets_none(harness, monkeypatch):
     monkeypatch.setattr(tuning, "LOOKED_AT_PER_TICK", 2)
     put_to_all(harness)
     seen: list[int] = []
     partition_of = {id(log.durability): log.partition for log in logs(harness)}
     due = Durability.due
 
-    def recorded(durability: Durability, now: float) -> int:
+    def recorded(durability, now):
         seen.append(partition_of[id(durability)])
         return due(durability, now)
 
@@ -157,7 +155,7 @@ def test_a_tick_looks_at_few_and_forgets_none(harness: StoreHarness, monkeypatch
     assert not logs(harness)[3].durability.dirty
 
 
-def test_partitions_on_another_disk_are_synced_there(harness: StoreHarness, tmp_path: Path) -> None:
+def test_partitions_on_another_disk_are_synced_there(harness, tmp_path):
     put_to_all(harness)
     elsewhere = logs(harness)[2].directory
     device = harness.files.device

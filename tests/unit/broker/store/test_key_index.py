@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from metaq.broker.store.scan import scan_bytes
 from metaq.protocol import record as record_module
 from metaq.protocol.limits import MAX_KEY_CHARACTERS
 from metaq.protocol.record import (
-    Buffer,
     decode_attribute,
     encode_attributes,
     encode_body,
@@ -81,7 +79,7 @@ class Segment:
 
 @given(st.binary() | st.lists(st.sampled_from(["KEYS", "TAGS", "\x01", "\x02", "a b", " c", "XKEYS"])).map("".join))
 @settings(max_examples=300)
-def test_keys_are_those_that_a_decoded_attribute_has(attribute: bytes | str) -> None:
+def test_keys_are_those_that_a_decoded_attribute_has(attribute):
     raw = attribute.encode() if isinstance(attribute, str) else attribute
     keys = decode_attribute(raw, 3).keys
     assert tuple(chain.from_iterable(keys_of_attribute(raw))) == keys
@@ -89,7 +87,7 @@ def test_keys_are_those_that_a_decoded_attribute_has(attribute: bytes | str) -> 
 
 
 @given(st.text("aé\u2003 \udcff", max_size=60), st.integers(1, 9))
-def test_long_lists_of_keys_are_taken_apart_bit_by_bit(text: str, piece: int) -> None:
+def test_long_lists_of_keys_are_taken_apart_bit_by_bit(text, piece):
     raw = b"KEYS\x01" + text.encode("utf-8", "surrogateescape") + b"\x02"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_module, "_KEYS_PIECE_BYTES", piece)
@@ -101,14 +99,14 @@ def test_long_lists_of_keys_are_taken_apart_bit_by_bit(text: str, piece: int) ->
     assert {*chain.from_iterable(each.tolist() for each in hashes)} == {*map(key_hash, keys)}
 
 
-def test_a_key_that_is_longer_than_any_that_is_searched_for_is_not_gathered() -> None:
+def test_a_key_that_is_longer_than_any_that_is_searched_for_is_not_gathered():
     pieces = [*keys_of_attribute(b"KEYS\x01" + b"x" * 300_000 + b" y\x02")]
     longest, last = [len(key) for keys in pieces for key in keys]
     assert MAX_KEY_CHARACTERS < longest <= MAX_KEY_CHARACTERS + 1 + (16 << 10)
     assert last == 1
 
 
-def test_a_record_with_millions_of_keys_is_scanned_with_pauses_and_found_once(tmp_path: Path) -> None:
+def test_a_record_with_millions_of_keys_is_scanned_with_pauses_and_found_once(tmp_path):
     segment = Segment(tmp_path, [record(1, *["k"] * 100_000, "last"), record(2, "k")])
     pauses: list[float] = []
     entries = scan_keys(REAL_FILES, segment.fd, segment.units, FIRST, pauses.append)
@@ -125,7 +123,7 @@ words = st.text("abcé\u2003x", min_size=1, max_size=3).filter(lambda word: not 
 
 @given(st.lists(st.lists(words, max_size=4), min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_every_key_of_every_record_is_found(tmp_path_factory: pytest.TempPathFactory, keys: list[list[str]]) -> None:
+def test_every_key_of_every_record_is_found(tmp_path_factory, keys):
     segment = Segment(tmp_path_factory.mktemp("k"), [record(n + 1, *each) for n, each in enumerate(keys)])
     block = segment.write(0, len(keys))
     expected = defaultdict(set)
@@ -144,9 +142,7 @@ def test_every_key_of_every_record_is_found(tmp_path_factory: pytest.TempPathFac
 
 @given(st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([0, 7, 2**32 - 1]), max_size=3000), st.randoms())
 @settings(max_examples=40, deadline=None)
-def test_any_distribution_of_hashes_is_searched_rightly(
-    tmp_path_factory: pytest.TempPathFactory, hashes: list[int], random: object
-) -> None:
+def test_any_distribution_of_hashes_is_searched_rightly(tmp_path_factory, hashes, random):
     hashes += [7] * 2000  # one key that half of the records have
     entries = np.array([hashed << 32 | place for place, hashed in enumerate(hashes)], np.uint64)
     path = tmp_path_factory.mktemp("h") / "file"
@@ -158,11 +154,11 @@ def test_any_distribution_of_hashes_is_searched_rightly(
             assert found == [n for n, each in enumerate(hashes) if each == hashed]
 
 
-def test_the_entries_are_on_the_disk_before_the_header_that_vouches_for_them(tmp_path: Path) -> None:
+def test_the_entries_are_on_the_disk_before_the_header_that_vouches_for_them(tmp_path):
     class Watched(FaultyFiles):
         synced: bytes | None = None
 
-        def pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        def pwritev(self, fd, buffers, position):
             if position == 0:
                 self.synced = self.on_disk(segment.keys)
             return super().pwritev(fd, buffers, position)
@@ -175,7 +171,7 @@ def test_the_entries_are_on_the_disk_before_the_header_that_vouches_for_them(tmp
     assert files.synced[block.position :] == np.sort(entries).tobytes()
 
 
-def test_a_file_that_lost_its_end_since_it_was_looked_at_is_no_answer(tmp_path: Path) -> None:
+def test_a_file_that_lost_its_end_since_it_was_looked_at_is_no_answer(tmp_path):
     segment = Segment(tmp_path, [record(1, "a"), record(2, "b")])
     block = segment.write(0, 2)
     os.truncate(segment.keys, block.position + 12)
@@ -183,7 +179,7 @@ def test_a_file_that_lost_its_end_since_it_was_looked_at_is_no_answer(tmp_path: 
         segment.positions(block, key_hash("a"))
 
 
-def test_a_record_beyond_the_window_is_looked_at_too(tmp_path: Path) -> None:
+def test_a_record_beyond_the_window_is_looked_at_too(tmp_path):
     huge = record(2, "big", payload=bytes(6 << 20))
     segment = Segment(tmp_path, [record(1, "a"), huge, record(3, "b", "c")])
     found = sorted(segment.entries(segment.units).tolist())
@@ -196,7 +192,7 @@ def test_a_record_beyond_the_window_is_looked_at_too(tmp_path: Path) -> None:
     ]
 
 
-def test_blocks_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+def test_blocks_are_read_back_as_they_were_written(tmp_path):
     segment = Segment(tmp_path, [record(n, f"k{n}") for n in (1, 2, 9, 4, 5)])
     first = segment.write(0, 3)
     second = segment.write(3, 5, first.next_position)
@@ -209,7 +205,7 @@ def test_blocks_are_read_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 8, 95, 96, 100, 104, 150, 200, 207])
-def test_a_torn_block_is_not_there(tmp_path: Path, cut: int) -> None:
+def test_a_torn_block_is_not_there(tmp_path, cut):
     segment = Segment(tmp_path, [record(n, f"k{n}") for n in range(1, 5)])
     first = segment.write(0, 2)
     second = segment.write(2, 4, first.next_position)
@@ -219,7 +215,7 @@ def test_a_torn_block_is_not_there(tmp_path: Path, cut: int) -> None:
     assert segment.blocks() == ((first,) if cut >= first.next_position else ())
 
 
-def test_a_damaged_header_ends_the_file(tmp_path: Path) -> None:
+def test_a_damaged_header_ends_the_file(tmp_path):
     segment = Segment(tmp_path, [record(n, f"k{n}") for n in range(1, 5)])
     first = segment.write(0, 2)
     segment.write(2, 4, first.next_position)
@@ -229,7 +225,7 @@ def test_a_damaged_header_ends_the_file(tmp_path: Path) -> None:
     assert segment.blocks() == (first,)
 
 
-def test_a_block_for_records_that_another_broker_has_replaced_is_not_believed(tmp_path: Path) -> None:
+def test_a_block_for_records_that_another_broker_has_replaced_is_not_believed(tmp_path):
     old = [record(n, f"k{n}") for n in range(1, 5)]
     segment = Segment(tmp_path, old)
     first = segment.write(0, 2)
@@ -240,7 +236,7 @@ def test_a_block_for_records_that_another_broker_has_replaced_is_not_believed(tm
     assert segment.blocks() == ()
 
 
-def test_a_key_file_that_was_deleted_is_not_begun_in_the_middle(tmp_path: Path) -> None:
+def test_a_key_file_that_was_deleted_is_not_begun_in_the_middle(tmp_path):
     segment = Segment(tmp_path, [record(n, f"k{n}") for n in range(1, 5)])
     first = segment.write(0, 2)
     os.unlink(segment.keys)
@@ -248,7 +244,7 @@ def test_a_key_file_that_was_deleted_is_not_begun_in_the_middle(tmp_path: Path) 
         segment.write(2, 4, first.next_position)
 
 
-def test_units_without_keys_make_a_block_without_entries(tmp_path: Path) -> None:
+def test_units_without_keys_make_a_block_without_entries(tmp_path):
     segment = Segment(tmp_path, [record(1), encode_record(b"plain", 2, 0)])
     block = segment.write(0, 2)
     assert block.entries == 0

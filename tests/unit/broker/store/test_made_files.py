@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from metaq.broker.store.directories import lock_data_path
@@ -11,10 +9,9 @@ from metaq.broker.store.files import replace_file
 from metaq.broker.transactions.changes import REMOVED, LogChange, make_change
 from metaq.protocol.errors import LogReadOnly
 from tests.doubles.store import FaultyFiles
-from tests.doubles.store_harness import StoreHarness
 
 
-def test_a_replaced_file_has_what_replaced_it(tmp_path: Path) -> None:
+def test_a_replaced_file_has_what_replaced_it(tmp_path):
     files, path = FaultyFiles(), tmp_path / "state"
     for content in (b"old", b"new"):
         replace_file(files, str(path), content)
@@ -22,25 +19,24 @@ def test_a_replaced_file_has_what_replaced_it(tmp_path: Path) -> None:
         assert path.read_bytes() == content
 
 
-def test_a_data_directory_and_those_above_it_stay(tmp_path: Path) -> None:
+def test_a_data_directory_and_those_above_it_stay(tmp_path):
     files, path = FaultyFiles(), tmp_path / "broker" / "data"
     files.close(lock_data_path(files, str(path)))
     files.lose_power()
     assert path.is_dir()
 
 
-def test_a_partition_that_takes_no_writes_begins_no_segment(harness: StoreHarness) -> None:
+def test_a_partition_that_takes_no_writes_begins_no_segment(harness):
     harness.append(b"a")
     harness.files.fail("fdatasync")
-    harness.log.flush()
-    harness.threads.run_all()
+    harness.flush()
     names = harness.names()
     with pytest.raises(LogReadOnly):
         harness.log.roll()
     assert harness.names() == names
 
 
-def test_a_file_of_the_transaction_log_that_was_removed_stays_so(tmp_path: Path) -> None:
+def test_a_file_of_the_transaction_log_that_was_removed_stays_so(tmp_path):
     files, path = FaultyFiles(), tmp_path / "redo.1"
     replace_file(files, str(path), b"committed")
     make_change(files, str(tmp_path), LogChange("redo.1", REMOVED))
@@ -48,11 +44,10 @@ def test_a_file_of_the_transaction_log_that_was_removed_stays_so(tmp_path: Path)
     assert not path.exists()
 
 
-def test_a_partition_that_takes_no_writes_takes_no_damaged_bytes_either(harness: StoreHarness) -> None:
+def test_a_partition_that_takes_no_writes_takes_no_damaged_bytes_either(harness):
     harness.append(b"a")
     harness.files.fail("fdatasync")
-    harness.log.flush()
-    harness.threads.run_all()
+    harness.flush()
     end = harness.log.end_offset
     with pytest.raises(LogReadOnly):
         harness.log.append_damaged((b"damaged",), 0)

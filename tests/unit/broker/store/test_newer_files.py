@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from metaq.broker.store import index, key_index, sequence_rows
@@ -14,7 +12,7 @@ from metaq.protocol.errors import StoreError
 from tests.unit.broker.store.test_key_index import Segment, record
 
 
-def test_an_index_of_another_version_is_none(monkeypatch: pytest.MonkeyPatch):
+def test_an_index_of_another_version_is_none(monkeypatch):
     checkpoint = Checkpoint(*range(1, len(Checkpoint._fields) + 1))
     assert unpack_header(pack_header(checkpoint)) == checkpoint
     monkeypatch.setattr(index, "_VERSION", 99)
@@ -23,7 +21,7 @@ def test_an_index_of_another_version_is_none(monkeypatch: pytest.MonkeyPatch):
     assert unpack_header(newer) is None
 
 
-def test_a_key_file_of_another_version_has_no_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_key_file_of_another_version_has_no_blocks(tmp_path, monkeypatch):
     segment = Segment(tmp_path, [record(1, "a"), record(2, "b")])
     monkeypatch.setattr(key_index, "_VERSION", 99)
     block = segment.write(0, 2)

@@ -12,7 +12,7 @@ from tests.doubles.store import FaultyFiles
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> OpenFiles:
+def table(tmp_path):
     for name in "abcd":
         (tmp_path / name).write_text(name)
     return OpenFiles(FaultyFiles(), 2)
@@ -22,14 +22,14 @@ def files(table: OpenFiles, tmp_path: Path) -> list[OpenFile]:
     return [table.file(str(tmp_path / name)) for name in "abcd"]
 
 
-def test_at_most_the_limit_is_open_and_every_file_still_works(table: OpenFiles, tmp_path: Path) -> None:
+def test_at_most_the_limit_is_open_and_every_file_still_works(table, tmp_path):
     opened = files(table, tmp_path)
     for _ in range(3):
         assert [file.read(1, 0) for file in opened] == [b"a", b"b", b"c", b"d"]
         assert len(table) == 2
 
 
-def test_a_file_in_use_stays_open_before_one_that_is_not(table: OpenFiles, tmp_path: Path) -> None:
+def test_a_file_in_use_stays_open_before_one_that_is_not(table, tmp_path):
     a, b, c, _ = files(table, tmp_path)
     a.use()
     b.use()
@@ -39,7 +39,7 @@ def test_a_file_in_use_stays_open_before_one_that_is_not(table: OpenFiles, tmp_p
     assert (b.fd, c.fd is None, a.fd is None) == (None, False, False)
 
 
-def test_pinned_files_stay_open_beyond_the_limit(table: OpenFiles, tmp_path: Path) -> None:
+def test_pinned_files_stay_open_beyond_the_limit(table, tmp_path):
     a, b, c, d = files(table, tmp_path)
     kept = [file.pin() for file in (a, b, c)]
     d.use()
@@ -50,7 +50,7 @@ def test_pinned_files_stay_open_beyond_the_limit(table: OpenFiles, tmp_path: Pat
     assert sum(file.fd is not None for file in (a, b, c, d)) < 4
 
 
-def test_closing_twice_is_harmless_and_use_opens_again(table: OpenFiles, tmp_path: Path) -> None:
+def test_closing_twice_is_harmless_and_use_opens_again(table, tmp_path):
     a = files(table, tmp_path)[0]
     a.use()
     a.close()
@@ -59,11 +59,11 @@ def test_closing_twice_is_harmless_and_use_opens_again(table: OpenFiles, tmp_pat
     assert a.read(1, 0) == b"a"
 
 
-def test_the_default_limit_leaves_descriptors_for_connections() -> None:
+def test_the_default_limit_leaves_descriptors_for_connections():
     assert 16 <= default_open_limit() <= 2048
 
 
-def test_writing_in_turn_to_more_files_than_may_be_open_keeps_those_that_are(tmp_path: Path) -> None:
+def test_writing_in_turn_to_more_files_than_may_be_open_keeps_those_that_are(tmp_path):
     faults = FaultyFiles()
     table = OpenFiles(faults, 4)
     opened = [table.file(str(tmp_path / str(number)), os.O_RDWR | os.O_CREAT) for number in range(20)]
@@ -78,7 +78,7 @@ def test_writing_in_turn_to_more_files_than_may_be_open_keeps_those_that_are(tmp
     assert faults.open_descriptors == 4
 
 
-def test_files_that_are_no_longer_written_make_room_for_others(tmp_path: Path) -> None:
+def test_files_that_are_no_longer_written_make_room_for_others(tmp_path):
     table = OpenFiles(FaultyFiles(), 2)
     old, new = [[table.file(str(tmp_path / f"{kind}{n}"), os.O_RDWR | os.O_CREAT) for n in range(2)] for kind in "ab"]
     for file in old:
@@ -89,7 +89,7 @@ def test_files_that_are_no_longer_written_make_room_for_others(tmp_path: Path) -
     assert [file.fd is None for file in (*old, *new)] == [True, True, False, False]
 
 
-def test_a_failed_write_to_a_file_that_is_not_open_leaves_no_descriptor(tmp_path: Path) -> None:
+def test_a_failed_write_to_a_file_that_is_not_open_leaves_no_descriptor(tmp_path):
     faults = FaultyFiles()
     table = OpenFiles(faults, 1)
     table.file(str(tmp_path / "kept"), os.O_RDWR | os.O_CREAT).use()

@@ -21,7 +21,7 @@ def ten(number: int) -> bytes:
     return b"%010d" % number
 
 
-def test_new_partition_is_an_empty_log_with_the_file_that_1_x_makes(harness: StoreHarness) -> None:
+def test_new_partition_is_an_empty_log_with_the_file_that_1_x_makes(harness):
     log = harness.log
     assert harness.names() == ["00000000000000000000.meta"]
     assert (log.first_offset, log.visible_end, log.end_offset, log.segments.message_count) == (0, 0, 0, 0)
@@ -30,7 +30,7 @@ def test_new_partition_is_an_empty_log_with_the_file_that_1_x_makes(harness: Sto
     check_invariants(log)
 
 
-def test_append_is_readable_at_once_at_the_offset_it_returns(harness: StoreHarness) -> None:
+def test_append_is_readable_at_once_at_the_offset_it_returns(harness):
     assert harness.append(b"first") == 0
     assert harness.append(b"second", b"third") == 25
     assert harness.log.visible_end == harness.log.end_offset == 25 + 26 + 25
@@ -39,7 +39,7 @@ def test_append_is_readable_at_once_at_the_offset_it_returns(harness: StoreHarne
     assert harness.log.segments.message_count == 3
 
 
-def test_read_gives_a_slice_that_may_cut_a_record_as_1_x_does(harness: StoreHarness) -> None:
+def test_read_gives_a_slice_that_may_cut_a_record_as_1_x_does(harness):
     harness.append(ten(1), ten(2))
     whole = harness.data_file().read_bytes()
     for offset in range(2 * RECORD + 1):
@@ -49,7 +49,7 @@ def test_read_gives_a_slice_that_may_cut_a_record_as_1_x_does(harness: StoreHarn
 
 
 @pytest.mark.parametrize("offset", [-1, -(1 << 63), 61, (1 << 63) - 1])
-def test_read_outside_the_log_raises_with_its_bounds(harness: StoreHarness, offset: int) -> None:
+def test_read_outside_the_log_raises_with_its_bounds(harness, offset):
     harness.append(ten(1), ten(2))
     for read in (harness.log.segments.read, harness.log.segments.snapshot().read, harness.log.lookup.units):
         with pytest.raises(OffsetOutOfRange) as caught:
@@ -57,22 +57,20 @@ def test_read_outside_the_log_raises_with_its_bounds(harness: StoreHarness, offs
         assert (caught.value.first, caught.value.next) == (0, 60)
 
 
-def test_read_of_no_bytes_is_a_callers_mistake(harness: StoreHarness) -> None:
+def test_read_of_no_bytes_is_a_callers_mistake(harness):
     harness.append(ten(1))
     with pytest.raises(ValueError, match="max_bytes 0"):
         harness.log.segments.read(0, 0)
 
 
-def test_read_returns_none_when_the_data_is_not_in_the_page_cache(harness: StoreHarness) -> None:
+def test_read_returns_none_when_the_data_is_not_in_the_page_cache(harness):
     harness.append(ten(1))
     harness.files.page_cache_empty = True
     assert harness.log.segments.read(0, 100) is None
     assert harness.log.segments.snapshot().read(0, 100) == harness.data_file().read_bytes()
 
 
-def test_a_read_of_which_only_the_front_is_cached_returns_none(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_of_which_only_the_front_is_cached_returns_none(harness, monkeypatch):
     harness.append(ten(1), ten(2))
     read = os.preadv
     monkeypatch.setattr(harness.files, "preadv_nowait", lambda fd, buffer, position: read(fd, [buffer[:9]], position))
@@ -80,9 +78,7 @@ def test_a_read_of_which_only_the_front_is_cached_returns_none(
     assert harness.log.segments.read(0, 9) == harness.data_file().read_bytes()[:9]
 
 
-def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(
-    harness: StoreHarness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(harness, caplog):
     harness.append(ten(1))
     harness.files.nowait_supported = False
     assert harness.log.segments.read(0, 100) == harness.log.segments.read(0, 100) == harness.data_file().read_bytes()
@@ -90,7 +86,7 @@ def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_read_of_a_vanished_file_names_it(harness: StoreHarness) -> None:
+def test_read_of_a_vanished_file_names_it(harness):
     harness.append(ten(1))
     harness.log.segments[0].data.close()
     harness.data_file().unlink()
@@ -98,10 +94,9 @@ def test_read_of_a_vanished_file_names_it(harness: StoreHarness) -> None:
         harness.log.segments.read(0, 100)
 
 
-def test_segment_rolls_after_the_append_that_reaches_its_size(harness: StoreHarness) -> None:
+def test_segment_rolls_after_the_append_that_reaches_its_size(harness):
     harness.max_segment_size = 100
-    for number in range(3):
-        harness.append(ten(number))
+    harness.append_each(*(ten(number) for number in range(3)))
     assert len(harness.log.segments) == 1  # 90 bytes
     harness.append(ten(3), ten(4))  # may exceed the size by one batch
     assert [segment.first_offset for segment in harness.log.segments] == [0, 150]
@@ -111,10 +106,9 @@ def test_segment_rolls_after_the_append_that_reaches_its_size(harness: StoreHarn
     assert harness.bodies() == [ten(number) for number in range(6)]
 
 
-def test_read_never_crosses_a_segment(harness: StoreHarness) -> None:
+def test_read_never_crosses_a_segment(harness):
     harness.max_segment_size = 60
-    for number in range(5):
-        harness.append(ten(number))
+    harness.append_each(*(ten(number) for number in range(5)))
     data = harness.log.segments.read(RECORD, 1000)
     assert data is not None
     assert len(data) == RECORD
@@ -122,14 +116,14 @@ def test_read_never_crosses_a_segment(harness: StoreHarness) -> None:
     assert [len(harness.log.lookup.units(offset, 1000)) for offset in (0, 30, 60, 120)] == [2, 1, 2, 1]
 
 
-def test_append_of_more_buffers_than_one_writev_takes(harness: StoreHarness) -> None:
+def test_append_of_more_buffers_than_one_writev_takes(harness):
     bodies = [ten(number) for number in range(3000)]
     harness.append(*bodies)
     assert harness.bodies() == bodies
 
 
-def test_short_writes_are_completed(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_seven_bytes(fd: int, buffers: list[bytes], position: int) -> int:
+def test_short_writes_are_completed(harness, monkeypatch):
+    def write_seven_bytes(fd, buffers, position):
         return os.pwrite(fd, b"".join(buffers)[:7], position)
 
     log = harness.log
@@ -140,7 +134,7 @@ def test_short_writes_are_completed(harness: StoreHarness, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_units_that_do_not_describe_the_data_are_refused_unwritten(harness: StoreHarness, shift: int) -> None:
+def test_units_that_do_not_describe_the_data_are_refused_unwritten(harness, shift):
     data, units = encode_puts([(0, checksum(b"x"), b"x")], shift, [1], 0)
     with pytest.raises(ValueError, match="index units"):
         harness.log.append(data, units)
@@ -151,15 +145,14 @@ def test_units_that_do_not_describe_the_data_are_refused_unwritten(harness: Stor
 @pytest.mark.parametrize(
     ("data", "units"), [([], b""), ([b"x" * 20], b""), ([], bytes(32)), ([b"x" * 20], UNIT.pack(0, 1, 0, 20, 0)[:-1])]
 )
-def test_append_without_data_or_units_is_refused(harness: StoreHarness, data: list[bytes], units: bytes) -> None:
+def test_append_without_data_or_units_is_refused(harness, data, units):
     with pytest.raises(ValueError, match="append of"):
         harness.log.append(data, units)
 
 
-def test_segment_start_answers_like_the_offset_command_of_1_x(harness: StoreHarness) -> None:
+def test_segment_start_answers_like_the_offset_command_of_1_x(harness):
     harness.max_segment_size = 60
-    for number in range(5):
-        harness.append(ten(number))
+    harness.append_each(*(ten(number) for number in range(5)))
     starts = {-1: 0, 0: 0, 59: 0, 60: 60, 61: 60, 120: 120, 149: 120, 150: 150, 151: 150, (1 << 63) - 1: 150}
     assert {offset: harness.log.segments.start_of(offset) for offset in starts} == starts
 
@@ -176,7 +169,7 @@ def starts_of(harness: StoreHarness, lengths: range) -> list[int]:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_the_record_of_each_byte_is_found_by_the_index_and_by_walking(harness: StoreHarness, checkpoint: bool) -> None:
+def test_the_record_of_each_byte_is_found_by_the_index_and_by_walking(harness, checkpoint):
     starts = starts_of(harness, range(5, 30))
     log, end = harness.log, len(starts)
     if checkpoint:
@@ -189,7 +182,7 @@ def test_the_record_of_each_byte_is_found_by_the_index_and_by_walking(harness: S
         log.segments.snapshot().record_start(end + 1)
 
 
-def test_without_an_index_the_record_of_a_byte_is_walked_to(harness: StoreHarness) -> None:
+def test_without_an_index_the_record_of_a_byte_is_walked_to(harness):
     starts = starts_of(harness, range(5, 30))
     harness.store.close()
     segments = sorted(harness.data_file().parent.glob("*.meta"))
@@ -207,10 +200,9 @@ def test_without_an_index_the_record_of_a_byte_is_walked_to(harness: StoreHarnes
     assert [log.lookup.record_start(offset) for offset in range(len(starts))] == starts
 
 
-def test_walking_goes_on_behind_damage(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walking_goes_on_behind_damage(harness, monkeypatch):
     monkeypatch.setattr(tuning, "WALK_RECORDS", 2)
-    for number in range(8):
-        harness.append(ten(number))
+    harness.append_each(*(ten(number) for number in range(8)))
     with open(harness.data_file(), "r+b") as file:
         file.seek(3 * RECORD + 25)
         file.write(b"?")
@@ -218,20 +210,19 @@ def test_walking_goes_on_behind_damage(harness: StoreHarness, monkeypatch: pytes
     assert [harness.log.segments.snapshot().record_start(offset) for offset in range(8 * RECORD)] == expected
 
 
-def test_walking_in_a_file_that_is_gone_says_so(harness: StoreHarness) -> None:
+def test_walking_in_a_file_that_is_gone_says_so(harness):
     harness.append(ten(1), ten(2))
     os.unlink(harness.data_file())
     with pytest.raises(StoreError, match="is gone"):
         harness.log.segments.snapshot().record_start(RECORD)
 
 
-def test_counts_follow_the_log_across_segments_and_checkpoints(harness: StoreHarness) -> None:
+def test_counts_follow_the_log_across_segments_and_checkpoints(harness):
     harness.max_segment_size = 100
     for number in range(11):
         harness.append(ten(number))
         if number == 6:
-            harness.log.checkpoint()
-            harness.threads.run_all()
+            harness.checkpoint()
     log = harness.log
     assert log.segments.message_count == 11
     assert [log.lookup.count_before(offset) for offset in range(0, 331, 15)] == [
@@ -241,7 +232,7 @@ def test_counts_follow_the_log_across_segments_and_checkpoints(harness: StoreHar
     assert log.lookup.count_before(10_000) == 11
 
 
-def test_offset_at_time_is_the_first_record_stored_then_or_later(harness: StoreHarness) -> None:
+def test_offset_at_time_is_the_first_record_stored_then_or_later(harness):
     harness.max_segment_size = 60
     for number, time_ms in enumerate((100, 100, 200, 300, 300)):
         harness.append(ten(number), now_ms=time_ms)
@@ -249,7 +240,7 @@ def test_offset_at_time_is_the_first_record_stored_then_or_later(harness: StoreH
     assert {time_ms: harness.log.lookup.offset_at_time(time_ms) for time_ms in answers} == answers
 
 
-def test_units_describe_the_records_of_a_span(harness: StoreHarness) -> None:
+def test_units_describe_the_records_of_a_span(harness):
     harness.append(ten(1), ten(2))
     harness.append(b"\0\0\0\3buypayload", flag=1)
     units = harness.log.lookup.units(0, 1000)
@@ -262,16 +253,15 @@ def test_units_describe_the_records_of_a_span(harness: StoreHarness) -> None:
     assert harness.log.lookup.units(94, 1000).tolist() == []
 
 
-def test_units_give_the_first_record_even_if_it_is_larger_than_the_span(harness: StoreHarness) -> None:
+def test_units_give_the_first_record_even_if_it_is_larger_than_the_span(harness):
     harness.append(ten(1), ten(2))
     assert harness.log.lookup.units(30, 5)["offset"].tolist() == [30]
 
 
-def test_units_are_the_same_before_and_after_they_reach_the_file(harness: StoreHarness) -> None:
+def test_units_are_the_same_before_and_after_they_reach_the_file(harness):
     harness.append(*map(ten, range(10)))
     before = harness.log.lookup.units(90, 150)
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     harness.append(ten(11))
     assert harness.log.segments[0].index is not None
     assert harness.log.segments[0].index.stored == 10
@@ -279,7 +269,7 @@ def test_units_are_the_same_before_and_after_they_reach_the_file(harness: StoreH
     assert harness.log.lookup.units(0, 1000)["offset"].tolist() == list(range(0, 330, 30))
 
 
-def test_index_units_in_memory_are_bounded(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_units_in_memory_are_bounded(harness, monkeypatch):
     monkeypatch.setattr("metaq.broker.store.tuning.MAX_UNSTORED_UNITS", 10)
     for number in range(25):
         harness.append(ten(number))
@@ -291,14 +281,14 @@ def test_index_units_in_memory_are_bounded(harness: StoreHarness, monkeypatch: p
     assert harness.log.lookup.count_before(10_000) == 25
 
 
-def test_max_message_id_is_the_largest_positive_one(harness: StoreHarness) -> None:
+def test_max_message_id_is_the_largest_positive_one(harness):
     data, units = encode_puts([(0, 0, b""), (0, 0, b""), (0, 0, b"")], 0, [7, -9, 5], 0)
     harness.log.append(data, units)
     assert harness.log.segments.largest_id_below(1 << 62) == 7
     assert harness.restart().segments.largest_id_below(1 << 62) == 7
 
 
-def test_descriptors_stay_within_the_limit(harness: StoreHarness) -> None:
+def test_descriptors_stay_within_the_limit(harness):
     harness.store._open_files.limit = 4
     logs = [harness.store.get_or_create("many", number) for number in range(20)]
     for _ in range(3):
@@ -311,9 +301,7 @@ def test_descriptors_stay_within_the_limit(harness: StoreHarness) -> None:
     assert {log.segments.message_count for log in logs} == {3}
 
 
-def test_the_kernel_is_told_to_write_what_was_appended_piece_by_piece(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_is_told_to_write_what_was_appended_piece_by_piece(harness, monkeypatch):
     monkeypatch.setattr(tuning, "WRITEBACK_BYTES", 40)
     harness.max_segment_size = 100
     asked: list[tuple[int, int]] = []
@@ -330,9 +318,7 @@ def test_the_kernel_is_told_to_write_what_was_appended_piece_by_piece(
     assert all(not segment.data.pins for segment in harness.log.segments)
 
 
-def test_the_page_cache_keeps_the_end_of_a_copy_alone_and_everything_that_was_there_before_it(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_cache_keeps_the_end_of_a_copy_alone_and_everything_that_was_there_before_it(harness, monkeypatch):
     monkeypatch.setattr(tuning, "WRITEBACK_BYTES", 40)
     monkeypatch.setattr(tuning, "KEPT_COPY_BYTES", 80)
     dropped: list[tuple[int, int, int]] = []

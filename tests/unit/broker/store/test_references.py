@@ -27,7 +27,6 @@ from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
     HEADER,
     HEADER_BYTES,
-    Buffer,
     checksum,
     encode_record,
     is_blank,
@@ -78,7 +77,7 @@ def stored(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=300, deadline=None)
 @given(data=stored(), max_records=st.sampled_from([1, 5, 17, 1 << 20]))
-def test_the_vectorised_scan_finds_what_a_walk_record_by_record_finds(data: bytes, max_records: int) -> None:
+def test_the_vectorised_scan_finds_what_a_walk_record_by_record_finds(data, max_records):
     found = scan_bytes(data, 5000, max_records=max_records)
     units, end = plain_scan(data, 5000, max_records)
     assert (found.units.tolist(), found.end) == (units, end)
@@ -100,7 +99,7 @@ def plain_units(file: bytes, start: int, stop: int, stored: int, crc: int) -> by
 
 @settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=5), data=st.data())
-def test_many_blocks_under_one_checksum_are_what_each_block_by_itself_is(sizes: list[int], data: st.DataObject) -> None:
+def test_many_blocks_under_one_checksum_are_what_each_block_by_itself_is(sizes, data):
     file, crc, count = bytearray(64), 0, 0
     for size in sizes:
         units = b"".join(UNIT.pack(number * 9, number, number, 9, 0) for number in range(count, count + size))
@@ -113,7 +112,7 @@ def test_many_blocks_under_one_checksum_are_what_each_block_by_itself_is(sizes: 
         file[data.draw(st.integers(64, len(file) - 1))] ^= 1
     raw = bytes(file)
 
-    def load(size: int, position: int) -> Buffer:
+    def load(size, position):
         return raw[position : position + size]
 
     try:

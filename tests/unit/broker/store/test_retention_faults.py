@@ -36,35 +36,29 @@ def steps(tmp_path: Path, policy: str) -> int:
     harness.delete_policy = parse_delete_policy(policy)
     aged(harness, [30, 20, 15])
     before = harness.files.changes
-    harness.store.apply_retention()
-    harness.threads.run_all()
+    harness.retain()
     harness.files.kill()
     return harness.files.changes - before
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_fault_at_every_step_leaves_a_log_that_can_be_read_and_the_next_run_finishes(
-    tmp_path: Path, policy: str
-) -> None:
+def test_a_fault_at_every_step_leaves_a_log_that_can_be_read_and_the_next_run_finishes(tmp_path, policy):
     count = steps(tmp_path, policy)
     assert count >= 9
     for step in range(1, count + 1):
         harness = StoreHarness(tmp_path / str(step))
         harness.delete_policy = parse_delete_policy(policy)
         aged(harness, [30, 20, 15])
-        harness.log.checkpoint()
-        harness.threads.run_all()
+        harness.checkpoint()
         harness.files.fail_at = harness.files.changes + step
-        harness.store.apply_retention()
-        harness.threads.run_all()
+        harness.retain()
         harness.files.heal()
         found = consumed(harness)
         assert found == BODIES[len(BODIES) - len(found) :], step
         log = harness.restart()
         assert consumed(harness) == found, step
         assert log.segments.message_count == len(found)
-        harness.store.apply_retention()
-        harness.threads.run_all()
+        harness.retain()
         assert consumed(harness) == [b"young"]
         kept = [name for name in harness.names() if not name.endswith((".arc", ".zip"))]
         if found != [b"young"]:  # the run before the restart reported what it left, and another took segments away
@@ -74,21 +68,20 @@ def test_a_fault_at_every_step_leaves_a_log_that_can_be_read_and_the_next_run_fi
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_left_beside_a_segment_that_is_gone_is_reported_and_goes_in_the_next_run(
-    harness: StoreHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
+    harness, caplog, monkeypatch, policy
+):
     harness.delete_policy = parse_delete_policy(policy)
     aged(harness, [30, 20])
     unlink = FaultyFiles.unlink
 
-    def fail_for_indexes(files: FaultyFiles, path: str) -> None:
+    def fail_for_indexes(files, path):
         if path.endswith(".index"):
             raise OSError(errno.EPERM, os.strerror(errno.EPERM))
         unlink(files, path)
 
     with monkeypatch.context() as broken:
         broken.setattr(FaultyFiles, "unlink", fail_for_indexes)
-        harness.store.apply_retention()
-        harness.threads.run_all()
+        harness.retain()
     assert consumed(harness) == [b"young"]
     assert harness.index_file(0).exists()
     assert harness.index_file(25).exists()
@@ -99,38 +92,32 @@ def test_what_is_left_beside_a_segment_that_is_gone_is_reported_and_goes_in_the_
     assert not harness.index_file(25).exists()
 
 
-def test_a_zip_that_has_no_room_leaves_nothing_and_the_segment_stays(
-    harness: StoreHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zip_that_has_no_room_leaves_nothing_and_the_segment_stays(harness, caplog, monkeypatch):
     harness.delete_policy = parse_delete_policy("archive,10,true")
     aged(harness, [30])
 
     with monkeypatch.context() as full:
         full.setattr(zipfile.ZipFile, "write", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-        harness.store.apply_retention()
-        harness.threads.run_all()
+        harness.retain()
     assert "No space left" in caplog.text
     assert not [name for name in harness.names() if "zip" in name]
     assert consumed(harness) == [b"00000", b"young"]
 
 
-def test_half_a_zip_of_an_earlier_life_goes_with_the_next_segment(harness: StoreHarness) -> None:
+def test_half_a_zip_of_an_earlier_life_goes_with_the_next_segment(harness):
     harness.delete_policy = parse_delete_policy("archive,10,true")
     aged(harness, [30])
     half = harness.data_file(0).with_suffix(".meta.zip.part")
     half.write_bytes(b"half")
     other = harness.data_file(0).with_name(f"{7:020d}.meta.zip.part")
     other.write_bytes(b"half")
-    harness.store.apply_retention()
-    harness.threads.run_all()
+    harness.retain()
     assert not half.exists()
     assert not other.exists()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_segment_whose_file_is_gone_already_does_not_come_back(
-    harness: StoreHarness, caplog: pytest.LogCaptureFixture, policy: str
-) -> None:
+def test_a_segment_whose_file_is_gone_already_does_not_come_back(harness, caplog, policy):
     harness.delete_policy = parse_delete_policy(policy)
     aged(harness, [30, 20])
     removed = harness.store.apply_retention()
@@ -142,20 +129,17 @@ def test_a_segment_whose_file_is_gone_already_does_not_come_back(
     assert not harness.index_file(0).exists()
 
 
-def test_an_error_that_nobody_thought_of_does_not_lose_the_segments(
-    harness: StoreHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_that_nobody_thought_of_does_not_lose_the_segments(harness, caplog, monkeypatch):
     harness.delete_policy = parse_delete_policy("archive,10,true")
     aged(harness, [30, 20])
     with monkeypatch.context() as broken:
         broken.setattr(retention, "_zip", lambda *_: 1 // 0)
-        harness.store.apply_retention()
-        harness.threads.run_all()
+        harness.retain()
     assert "modulo by zero" in caplog.text
     assert consumed(harness) == [b"00000", b"00001", b"young"]
 
 
-def test_a_log_whose_files_are_being_removed_waits_with_its_next_segments(harness: StoreHarness) -> None:
+def test_a_log_whose_files_are_being_removed_waits_with_its_next_segments(harness):
     harness.delete_policy = parse_delete_policy("delete,10,size=1")
     aged(harness, [30, 5])
     assert len(harness.store.apply_retention()) == 1
@@ -168,7 +152,7 @@ def test_a_log_whose_files_are_being_removed_waits_with_its_next_segments(harnes
 
 
 @pytest.mark.parametrize("date", [-5.0, 0.0, 4e9])
-def test_a_segment_with_an_impossible_date_has_that_of_its_last_message(harness: StoreHarness, date: float) -> None:
+def test_a_segment_with_an_impossible_date_has_that_of_its_last_message(harness, date):
     harness.delete_policy = parse_delete_policy("delete,10")
     aged(harness, [30, 20])
     os.utime(harness.data_file(0), (date, date))
@@ -177,9 +161,7 @@ def test_a_segment_with_an_impossible_date_has_that_of_its_last_message(harness:
     assert len(harness.store.apply_retention()) == 2
 
 
-def test_a_segment_without_any_possible_date_stays_and_is_reported_once(
-    harness: StoreHarness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_segment_without_any_possible_date_stays_and_is_reported_once(harness, caplog):
     harness.delete_policy = parse_delete_policy("delete,10,size=1")
     harness.max_segment_size = 25
     harness.append(b"00000", now_ms=9_000_000_000_000)
@@ -191,12 +173,12 @@ def test_a_segment_without_any_possible_date_stays_and_is_reported_once(
     assert len(harness.store.apply_size_limits()) == 1
 
 
-def test_dates_are_those_of_the_file_where_they_can_be(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dates_are_those_of_the_file_where_they_can_be(harness, monkeypatch):
     harness.delete_policy = parse_delete_policy("delete,10")
     aged(harness, [30])
     asked: list[str] = []
 
-    def status(files: FaultyFiles, path: str) -> FileStatus:
+    def status(files, path):
         asked.append(path)
         return FileStatus(25, NOW_MS - 30 * HOUR * 1000)
 
@@ -231,8 +213,8 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 @pytest.mark.parametrize("limit", ["age", "size"])
 @pytest.mark.parametrize("policy", ["delete", "archive", "compress"])
 def test_a_segment_whose_index_can_never_be_made_again_goes_when_its_time_has_come(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, policy: str, limit: str
-) -> None:
+    harness, monkeypatch, caplog, policy, limit
+):
     action = {"delete": "delete", "archive": "archive", "compress": "archive"}[policy]
     words = [action, "10" if limit == "age" else "9999", *(["true"] if policy == "compress" else []), "size=30"]
     harness.delete_policy = parse_delete_policy(",".join(words if limit == "size" else words[:-1]))
@@ -264,9 +246,7 @@ def test_a_segment_whose_index_can_never_be_made_again_goes_when_its_time_has_co
     assert caplog.text.count("cannot be rebuilt") == 2, "before it went"
 
 
-def test_a_segment_that_goes_while_its_index_is_made_again_leaves_nothing(
-    harness: StoreHarness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_segment_that_goes_while_its_index_is_made_again_leaves_nothing(harness, caplog):
     harness.delete_policy = parse_delete_policy("delete,10")
     aged(harness, [30, 20])
     harness.store.close()
@@ -280,15 +260,14 @@ def test_a_segment_that_goes_while_its_index_is_made_again_leaves_nothing(
     harness.threads.run_all()
     harness.index_file(0).write_bytes(b"as if it had been renamed behind that")
     report()
-    harness.store.apply_retention()
-    harness.threads.run_all()
+    harness.retain()
     assert [name for name in harness.names() if int(name[:20]) < 50] == []
     assert consumed(harness) == [b"young"]
     assert "cannot be rebuilt" not in caplog.text
     check_invariants(harness.log)
 
 
-def test_a_segment_that_cannot_be_removed_still_gets_its_index(harness: StoreHarness) -> None:
+def test_a_segment_that_cannot_be_removed_still_gets_its_index(harness):
     harness.delete_policy = parse_delete_policy("delete,10")
     aged(harness, [30, 20])
     harness.store.close()
@@ -309,7 +288,7 @@ def test_a_segment_that_cannot_be_removed_still_gets_its_index(harness: StoreHar
     check_invariants(harness.log)
 
 
-def test_a_segment_that_has_lost_its_index_waits_for_the_job_that_writes_to_the_file(harness: StoreHarness) -> None:
+def test_a_segment_that_has_lost_its_index_waits_for_the_job_that_writes_to_the_file(harness):
     """Without the file the job would fail, and the partition take no more writes."""
     harness.delete_policy = parse_delete_policy("delete,10")
     harness.append(b"00000")

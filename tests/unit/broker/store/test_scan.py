@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -34,7 +33,7 @@ RUNS = st.lists(st.tuples(st.binary(max_size=40), st.sampled_from([1, 3, 15, 16,
 
 
 @given(runs=RUNS, data=st.data())
-def test_every_record_before_the_first_bad_one_is_found(runs: list[tuple[bytes, int]], data: st.DataObject) -> None:
+def test_every_record_before_the_first_bad_one_is_found(runs, data):
     bodies = [body for body, count in runs for _ in range(count)]
     raw = stored(bodies)
     found = scan.scan_bytes(raw, BASE)
@@ -54,7 +53,7 @@ def test_every_record_before_the_first_bad_one_is_found(runs: list[tuple[bytes, 
 
 
 @pytest.mark.parametrize("chunk", [21, 64, 1000])
-def test_records_cut_by_the_reading_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_records_cut_by_the_reading_are_read_again(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(tuning, "SCAN_CHUNK_BYTES", chunk)
     bodies = [b"x" * 30] * 40 + [bytes([size]) * size for size in range(1, 90)]
     raw = stored(bodies)

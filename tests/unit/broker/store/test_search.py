@@ -81,7 +81,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(harness: StoreHarness) -> Scene:
+def scene(harness):
     return Scene(harness)
 
 
@@ -94,9 +94,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.sampled_from([150, 400, 1 << 20]), st.sampled_from([1, 120, 1 << 20]))
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_searches_find_what_a_model_has(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[list[str] | str], segment_bytes: int, block_bytes: int
-) -> None:
+def test_searches_find_what_a_model_has(tmp_path_factory, steps, segment_bytes, block_bytes):
     harness = StoreHarness(tmp_path_factory.mktemp("s") / "data")
     harness.max_segment_size, harness.key_block_bytes = segment_bytes, block_bytes
     scene = Scene(harness)
@@ -130,7 +128,7 @@ def test_searches_find_what_a_model_has(
     harness.files.kill()
 
 
-def test_closed_segments_get_their_key_files_and_the_growing_one_a_block_now_and_then(scene: Scene) -> None:
+def test_closed_segments_get_their_key_files_and_the_growing_one_a_block_now_and_then(scene):
     scene.harness.max_segment_size, scene.harness.key_block_bytes = 2000, 500
     for number in range(60):
         scene.append("a" if number % 2 else "b")
@@ -141,7 +139,7 @@ def test_closed_segments_get_their_key_files_and_the_growing_one_a_block_now_and
     scene.check()
 
 
-def test_blocks_that_are_known_are_not_read_again_and_new_ones_are_added(scene: Scene) -> None:
+def test_blocks_that_are_known_are_not_read_again_and_new_ones_are_added(scene):
     scene.harness.key_block_bytes = 200
     for _ in range(20):
         scene.append("a")
@@ -156,7 +154,7 @@ def test_blocks_that_are_known_are_not_read_again_and_new_ones_are_added(scene: 
     assert len(after) > len(before)
 
 
-def test_the_end_of_a_growing_segment_is_read_once(scene: Scene) -> None:
+def test_the_end_of_a_growing_segment_is_read_once(scene):
     for _ in range(50):
         scene.append("a")
     assert len(scene.by_key("a")) == 50
@@ -167,7 +165,7 @@ def test_the_end_of_a_growing_segment_is_read_once(scene: Scene) -> None:
     assert len(scene.by_key("a")) == 51
 
 
-def test_what_searches_have_read_is_kept_within_bounds(scene: Scene) -> None:
+def test_what_searches_have_read_is_kept_within_bounds(scene):
     for _ in range(50):
         scene.append("a")
     scene.harness.store.searching._max_kept = 49
@@ -175,7 +173,7 @@ def test_what_searches_have_read_is_kept_within_bounds(scene: Scene) -> None:
     assert scene.harness.store.searching.view(scene.harness.log).segments[0].recent is None
 
 
-def test_only_what_is_visible_is_found(scene: Scene) -> None:
+def test_only_what_is_visible_is_found(scene):
     scene.harness.group_commit = True
     scene.append("a")
     assert scene.by_key("a") == []
@@ -185,7 +183,7 @@ def test_only_what_is_visible_is_found(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [1, 120, 1 << 20])
-def test_blocks_that_go_on_behind_what_readers_see_give_nothing_away(scene: Scene, block_bytes: int) -> None:
+def test_blocks_that_go_on_behind_what_readers_see_give_nothing_away(scene, block_bytes):
     scene.harness.key_block_bytes, scene.harness.max_segment_size = block_bytes, 300
     scene.append("a")
     scene.harness.log.limit_visibility()
@@ -200,7 +198,7 @@ def test_blocks_that_go_on_behind_what_readers_see_give_nothing_away(scene: Scen
     scene.check()
 
 
-def test_a_search_is_bounded_in_time_of_storing(scene: Scene) -> None:
+def test_a_search_is_bounded_in_time_of_storing(scene):
     scene.harness.max_segment_size, scene.harness.key_block_bytes = 300, 100
     offsets = [scene.append("a", now_ms=NOW_MS + 10 * number) for number in range(20)]
     for _ in range(2):
@@ -211,7 +209,7 @@ def test_a_search_is_bounded_in_time_of_storing(scene: Scene) -> None:
         scene.settle()
 
 
-def test_the_newest_or_the_oldest_come_first_and_more_is_said(scene: Scene) -> None:
+def test_the_newest_or_the_oldest_come_first_and_more_is_said(scene):
     scene.harness.max_segment_size, scene.harness.key_block_bytes = 500, 200
     offsets = [scene.append("a") for _ in range(20)]
     scene.settle()
@@ -223,7 +221,7 @@ def test_the_newest_or_the_oldest_come_first_and_more_is_said(scene: Scene) -> N
         assert newest.more == oldest.more == (limit < 20)
 
 
-def test_two_keys_with_the_same_hash_are_told_apart(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_keys_with_the_same_hash_are_told_apart(scene, monkeypatch):
     monkeypatch.setattr("metaq.broker.store.search.key_hash", lambda key: 5)
     monkeypatch.setattr("metaq.broker.store.key_index.key_hashes", lambda *where: [5] * len(key_hashes(*where)))
     scene.harness.key_block_bytes = 300
@@ -235,7 +233,7 @@ def test_two_keys_with_the_same_hash_are_told_apart(scene: Scene, monkeypatch: p
     scene.check()
 
 
-def test_ids_of_java_brokers_are_found_though_they_are_not_in_order(scene: Scene) -> None:
+def test_ids_of_java_brokers_are_found_though_they_are_not_in_order(scene):
     scene.harness.max_segment_size, scene.harness.key_block_bytes = 300, 100
     for message_id in (-5, 900, -7, 3, -6, 2, 50, -1):
         scene.harness.next_id = message_id
@@ -247,7 +245,7 @@ def test_ids_of_java_brokers_are_found_though_they_are_not_in_order(scene: Scene
         scene.settle()
 
 
-def test_a_search_that_may_not_read_everything_says_so(scene: Scene) -> None:
+def test_a_search_that_may_not_read_everything_says_so(scene):
     for number in range(100):
         scene.append("a" if number in (0, 99) else "b", payload=bytes(10_000))
     allowed = 50 * 10_000
@@ -264,7 +262,7 @@ def test_a_search_that_may_not_read_everything_says_so(scene: Scene) -> None:
     scene.check()
 
 
-def test_a_segment_whose_index_is_being_rebuilt_is_not_passed_over_in_silence(scene: Scene) -> None:
+def test_a_segment_whose_index_is_being_rebuilt_is_not_passed_over_in_silence(scene):
     scene.harness.max_segment_size = 300
     for _ in range(10):
         scene.append("a")
@@ -279,7 +277,7 @@ def test_a_segment_whose_index_is_being_rebuilt_is_not_passed_over_in_silence(sc
     scene.check()
 
 
-def test_retention_takes_the_key_files_and_searches_go_on(scene: Scene) -> None:
+def test_retention_takes_the_key_files_and_searches_go_on(scene):
     scene.harness.max_segment_size = 300
     for _ in range(10):
         scene.append("a")
@@ -297,7 +295,7 @@ def test_retention_takes_the_key_files_and_searches_go_on(scene: Scene) -> None:
     scene.check()
 
 
-def test_matches_are_read_as_far_as_they_fit_but_the_first_one_always(scene: Scene) -> None:
+def test_matches_are_read_as_far_as_they_fit_but_the_first_one_always(scene):
     for _ in range(5):
         scene.append("a")
     found = scene.search(find_key, KeyQuery("a", 10))
@@ -310,7 +308,7 @@ def test_matches_are_read_as_far_as_they_fit_but_the_first_one_always(scene: Sce
         ][:expected]
 
 
-def test_a_failed_write_is_tried_again_later_and_searches_read_the_data(scene: Scene) -> None:
+def test_a_failed_write_is_tried_again_later_and_searches_read_the_data(scene):
     scene.harness.max_segment_size = 300
     for _ in range(10):
         scene.append("a")
@@ -330,7 +328,7 @@ def test_a_failed_write_is_tried_again_later_and_searches_read_the_data(scene: S
     scene.check()
 
 
-def test_entries_that_a_disk_has_changed_are_made_again_after_a_restart(scene: Scene) -> None:
+def test_entries_that_a_disk_has_changed_are_made_again_after_a_restart(scene):
     scene.harness.max_segment_size, scene.harness.key_block_bytes = 300, 100
     for _ in range(10):
         scene.append("a")
@@ -346,22 +344,21 @@ def test_entries_that_a_disk_has_changed_are_made_again_after_a_restart(scene: S
 
 
 @pytest.mark.parametrize("lost_power", [False, True])
-def test_a_crash_at_any_write_leaves_key_files_that_are_right_or_made_again(tmp_path: Path, lost_power: bool) -> None:
+def test_a_crash_at_any_write_leaves_key_files_that_are_right_or_made_again(tmp_path, lost_power):
     for fail_at in range(1, 60):
         harness = StoreHarness(tmp_path / str(fail_at))
         harness.max_segment_size, harness.key_block_bytes = 300, 100
         scene = Scene(harness)
         for _ in range(8):
             scene.append("a", "b")
-        harness.log.flush()
-        harness.threads.run_all()
+        harness.flush()
         harness.files.fail_at = harness.files.changes + fail_at
         for _ in range(4):
             harness.now += 5
             harness.store.tick()
             harness.threads.run_all()
         done = harness.files.changes < harness.files.fail_at
-        harness.lose_power() if lost_power else harness.kill()
+        harness.crash(power=lost_power)
         scene.messages = [each for each in scene.messages if each[0] < harness.log.visible_end]
         harness.threads.run_all()  # an index that was lost
         scene.check()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,25 +17,24 @@ RECORD = PAGE  # header included
 
 
 @pytest.fixture
-def harness(disk_path: Path) -> Iterator[StoreHarness]:
+def harness(disk_path):
     store = StoreHarness(disk_path / "data")
     yield store
     store.files.kill()
 
 
 @pytest.fixture
-def advice(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+def advice(harness, monkeypatch):
     """16 records of a page each in segments of 8 and 8, nothing cached; what was advised: what, start, size."""
     monkeypatch.setattr(tuning, "HOT_TAIL_BYTES", 3 * PAGE)
     harness.max_segment_size = 8 * RECORD
-    for number in range(16):
-        harness.append(bytes([number]) * (RECORD - 20))
+    harness.append_each(*(bytes([number]) * (RECORD - 20) for number in range(16)))
     harness.threads.run_all()
     harness.files.page_cache_empty = True
     names = {os.POSIX_FADV_WILLNEED: "fetch", os.POSIX_FADV_DONTNEED: "drop"}
     found: list[tuple[str, int, int]] = []
 
-    def advise(fd: int, position: int, size: int, kind: int) -> None:
+    def advise(fd, position, size, kind):
         if kind in names:
             found.append((names[kind], position // PAGE, size // PAGE))
 
@@ -50,9 +47,7 @@ def read(harness: StoreHarness, reader: SequentialReader, page: int, pages: int 
     assert [data[each * PAGE + 20] for each in range(pages)] == list(range(page, page + pages))
 
 
-def test_the_next_pieces_are_fetched_ahead_and_passed_ones_dropped(
-    harness: StoreHarness, advice: list[tuple[str, int, int]]
-) -> None:
+def test_the_next_pieces_are_fetched_ahead_and_passed_ones_dropped(harness, advice):
     reader = SequentialReader(harness.files)
     read(harness, reader, 0)
     assert advice == [("fetch", 0, 1), ("fetch", 1, 2)]
@@ -69,7 +64,7 @@ def test_the_next_pieces_are_fetched_ahead_and_passed_ones_dropped(
     assert [each for each in advice if each[0] == "drop"] == [("drop", page, 1) for page in range(4, 8)]
 
 
-def test_nothing_is_dropped_while_memory_is_spare(harness: StoreHarness, advice: list[tuple[str, int, int]]) -> None:
+def test_nothing_is_dropped_while_memory_is_spare(harness, advice):
     harness.files.unused_memory = 0.5
     reader = SequentialReader(harness.files)
     for page in range(16):
@@ -77,7 +72,7 @@ def test_nothing_is_dropped_while_memory_is_spare(harness: StoreHarness, advice:
     assert {what for what, _, _ in advice} == {"fetch"}
 
 
-def test_the_end_of_the_partition_is_never_dropped(harness: StoreHarness, advice: list[tuple[str, int, int]]) -> None:
+def test_the_end_of_the_partition_is_never_dropped(harness, advice):
     reader = SequentialReader(harness.files)
     for page in range(9):
         read(harness, reader, page)
@@ -88,7 +83,7 @@ def test_the_end_of_the_partition_is_never_dropped(harness: StoreHarness, advice
     assert dropped == list(range(16 - 8 - 3 - 1))
 
 
-def test_pages_that_were_there_before_are_left_alone(harness: StoreHarness, advice: list[tuple[str, int, int]]) -> None:
+def test_pages_that_were_there_before_are_left_alone(harness, advice):
     harness.files.page_cache_empty = False
     reader = SequentialReader(harness.files)
     for page in range(16):
@@ -96,7 +91,7 @@ def test_pages_that_were_there_before_are_left_alone(harness: StoreHarness, advi
     assert advice == []
 
 
-def test_a_segment_that_retention_took_is_out_of_range(harness: StoreHarness, advice: object) -> None:
+def test_a_segment_that_retention_took_is_out_of_range(harness, advice):
     reader = SequentialReader(harness.files)
     read(harness, reader, 0)
     snapshot = harness.log.segments.snapshot()
@@ -107,9 +102,7 @@ def test_a_segment_that_retention_took_is_out_of_range(harness: StoreHarness, ad
     read(harness, reader, 8)
 
 
-def test_a_disk_that_cannot_be_read_names_the_file(
-    harness: StoreHarness, advice: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_cannot_be_read_names_the_file(harness, advice, monkeypatch):
     monkeypatch.setattr(harness.files, "pread", raising(OSError(5, "Input/output error")))
     with pytest.raises(StoreError, match=r"0{20}\.meta cannot be read"):
         SequentialReader(harness.files).read(harness.log.segments.snapshot(), 0, PAGE)

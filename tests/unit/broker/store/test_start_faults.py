@@ -47,9 +47,7 @@ def put_to_three_partitions(harness: StoreHarness, *, checkpoint: bool) -> None:
         ("fsync_directory", "t-1", False, True),
     ],
 )
-def test_a_start_that_the_disk_fails_names_the_file(
-    harness: StoreHarness, call: str, path: str, *, checkpoint: bool, journal: bool
-) -> None:
+def test_a_start_that_the_disk_fails_names_the_file(harness, call, path, checkpoint, journal):
     put_to_three_partitions(harness, checkpoint=checkpoint)
     if not journal:
         shutil.rmtree(Path(harness.path, JOURNAL_DIRECTORY))
@@ -65,7 +63,7 @@ def test_a_start_that_the_disk_fails_names_the_file(
     )
 
 
-def test_an_index_that_cannot_be_read_stops_no_start(harness: StoreHarness) -> None:
+def test_an_index_that_cannot_be_read_stops_no_start(harness):
     put_to_three_partitions(harness, checkpoint=True)
     harness.files = BadSector("pread", str(Path(harness.path, SEGMENT).with_suffix(".index")))
     harness.open()

@@ -38,7 +38,7 @@ messages = st.lists(st.tuples(st.binary(max_size=60), st.sampled_from([None, "",
 
 
 @given(messages)
-def test_a_stamped_batch_is_what_single_puts_would_have_written(items: list[tuple[bytes, str | None]]) -> None:
+def test_a_stamped_batch_is_what_single_puts_would_have_written(items):
     puts, records = [], []
     for payload, tag in items:
         flag, attribute = encode_attributes(tag=tag)
@@ -51,7 +51,7 @@ def test_a_stamped_batch_is_what_single_puts_would_have_written(items: list[tupl
     assert stamped_units == units
 
 
-def test_units_of_puts_give_place_time_and_tag() -> None:
+def test_units_of_puts_give_place_time_and_tag():
     flag, attribute = encode_attributes(tag="buy", keys=["k"])
     body = encode_body(b"payload", flag, attribute)
     buffers, units = encode_puts([(0, 0, b""), (flag, checksum(body), memoryview(body))], 10, [5 << 56, 6 << 56], 99)
@@ -60,37 +60,37 @@ def test_units_of_puts_give_place_time_and_tag() -> None:
     assert [header.id for header in iter_headers(b"".join(buffers))] == [5 << 56, 6 << 56]
 
 
-def test_ids_and_puts_must_be_as_many() -> None:
+def test_ids_and_puts_must_be_as_many():
     with pytest.raises(ValueError, match="zip"):
         encode_puts([(0, 0, b"")], 0, [1, 2], 0)
 
 
 @pytest.mark.parametrize("sizes", [[], [23], [46], [23, 24], [22, 24], [23, 23, 0], [19, 27], [47, -1], [46, 0]])
-def test_sizes_that_do_not_fit_the_body_are_refused(sizes: list[int]) -> None:
+def test_sizes_that_do_not_fit_the_body_are_refused(sizes):
     records = [encode_record(b"abc", 0, 0), encode_record(b"def", 0, 0)]
     with pytest.raises(RemoteProtocolError):
         finish(stamp_in_slices(b"".join(records), np.array(sizes, dtype=np.int64), np.arange(len(sizes))))
 
 
-def test_a_length_field_that_contradicts_its_size_is_refused() -> None:
+def test_a_length_field_that_contradicts_its_size_is_refused():
     with pytest.raises(RemoteProtocolError, match="record 1 of the batch"):
         stamp([encode_record(b"abc", 0, 0), b"\xff\xff\xff\xff" + encode_record(b"def", 0, 0)[4:]])
 
 
 @pytest.mark.parametrize("position", [4, 7, 20, 22])
-def test_a_damaged_record_is_refused(position: int) -> None:
+def test_a_damaged_record_is_refused(position):
     damaged = bytearray(encode_record(b"abc", 0, 0))
     damaged[position] ^= 1
     with pytest.raises(ChecksumMismatch):
         stamp([encode_record(b"fine", 0, 0), bytes(damaged)])
 
 
-def test_an_attribute_that_does_not_fit_its_body_has_no_tag() -> None:
+def test_an_attribute_that_does_not_fit_its_body_has_no_tag():
     _, units = stamp([encode_record(b"\0\0\0\x09short", 0, 1), encode_record(b"\0\0", 0, 1)])
     assert np.frombuffer(units, UNIT_DTYPE)["tag"].tolist() == [0, 0]
 
 
-def test_equal_attributes_of_different_kinds_are_told_apart() -> None:
+def test_equal_attributes_of_different_kinds_are_told_apart():
     attribute = b"TAGS\x01buy\x02"
     body = bytes(encode_body(b"", 1, attribute))
     _, units = stamp([encode_record(body, 0, 1), encode_record(body, 0, 3)])
@@ -98,7 +98,7 @@ def test_equal_attributes_of_different_kinds_are_told_apart() -> None:
     assert tags == [tag_hash("TAGS\x01buy\x02"), tag_hash("buy")]
 
 
-def test_a_writable_body_is_stamped_in_place_and_a_read_only_one_is_left_alone() -> None:
+def test_a_writable_body_is_stamped_in_place_and_a_read_only_one_is_left_alone():
     raw = encode_record(b"one", 0, 0)
     for body in (memoryview(bytearray(raw)), memoryview(raw)):
         data = finish(stamp_in_slices(body, np.array([len(raw)]), np.array([77]))).data

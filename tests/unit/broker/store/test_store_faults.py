@@ -46,9 +46,7 @@ def run_puts(harness: StoreHarness, answers: Answers) -> list[bytes]:
 @pytest.mark.parametrize(
     ("group_commit", "fault"), [(mode, fault) for mode, last in CHANGES.items() for fault in range(1, last + 1)]
 )
-def test_a_failing_disk_loses_nothing_acknowledged(
-    harness: StoreHarness, answers: Answers, group_commit: bool, fault: int
-) -> None:
+def test_a_failing_disk_loses_nothing_acknowledged(harness, answers, group_commit, fault):
     harness.group_commit = group_commit
     harness.unflush_threshold = 2
     harness.max_segment_size = 90
@@ -58,10 +56,7 @@ def test_a_failing_disk_loses_nothing_acknowledged(
     assert sorted(answers.names) == BODIES  # type: ignore[type-var]
     assert log.read_only is not None
     acknowledged = answers.succeeded
-    if group_commit:
-        harness.lose_power()
-    else:
-        harness.kill()
+    harness.crash(power=group_commit)
     check_invariants(harness.log)
     found = harness.bodies()
     assert [body for body in found if body in acknowledged] == acknowledged
@@ -73,9 +68,7 @@ def test_a_failing_disk_loses_nothing_acknowledged(
 
 
 @pytest.mark.parametrize("group_commit", CHANGES)
-def test_the_fault_test_covers_every_change_of_the_disk(
-    harness: StoreHarness, answers: Answers, group_commit: bool
-) -> None:
+def test_the_fault_test_covers_every_change_of_the_disk(harness, answers, group_commit):
     harness.group_commit = group_commit
     harness.unflush_threshold = 2
     harness.max_segment_size = 90
@@ -86,7 +79,7 @@ def test_the_fault_test_covers_every_change_of_the_disk(
     assert len(answers.succeeded) == len(BODIES)
 
 
-def test_a_failed_write_is_cut_back_and_named(harness: StoreHarness) -> None:
+def test_a_failed_write_is_cut_back_and_named(harness):
     harness.append(b"good")
     harness.files.error = OSError(errno.EIO, "Input/output error")
     harness.files.fail("pwritev")
@@ -101,7 +94,7 @@ def test_a_failed_write_is_cut_back_and_named(harness: StoreHarness) -> None:
     assert harness.data_file().stat().st_size == 24
 
 
-def test_a_failed_write_that_cannot_be_cut_back_says_so_and_recovery_cuts_it(harness: StoreHarness) -> None:
+def test_a_failed_write_that_cannot_be_cut_back_says_so_and_recovery_cuts_it(harness):
     harness.append(b"good")
     harness.files.fail("pwritev")
     harness.files.fail("truncate")
@@ -114,7 +107,7 @@ def test_a_failed_write_that_cannot_be_cut_back_says_so_and_recovery_cuts_it(har
     assert harness.report().cut_at == 24
 
 
-def test_a_failed_sync_answers_all_with_an_error_and_is_never_repeated(harness: StoreHarness, answers: Answers) -> None:
+def test_a_failed_sync_answers_all_with_an_error_and_is_never_repeated(harness, answers):
     harness.group_commit = True
     for body in (b"a", b"b"):
         harness.append(body)
@@ -127,16 +120,13 @@ def test_a_failed_sync_answers_all_with_an_error_and_is_never_repeated(harness: 
     for harness.now in range(20):
         harness.store.tick()
     harness.log.flush()
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     assert harness.files.calls["fdatasync"] == 1
     answers.expect(harness.log, 21, "later")
     assert isinstance(answers.got[-1][1], LogReadOnly)
 
 
-def test_a_worker_that_fails_otherwise_is_answered_too(
-    harness: StoreHarness, answers: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_fails_otherwise_is_answered_too(harness, answers, monkeypatch):
     harness.group_commit = True
     harness.append(b"a")
     answers.expect(harness.log, 21, "a")
@@ -146,7 +136,7 @@ def test_a_worker_that_fails_otherwise_is_answered_too(
     assert "bug in a worker" in str(harness.log.read_only)
 
 
-def test_close_after_a_failed_sync_in_flight_answers_with_the_failure(harness: StoreHarness, answers: Answers) -> None:
+def test_close_after_a_failed_sync_in_flight_answers_with_the_failure(harness, answers):
     harness.group_commit = True
     harness.append(b"a")
     answers.expect(harness.log, 21, "a")
@@ -155,7 +145,7 @@ def test_close_after_a_failed_sync_in_flight_answers_with_the_failure(harness: S
     assert [type(error) for _, error in answers.got] == [LogReadOnly]
 
 
-def test_one_partitions_failure_leaves_the_others_writable(harness: StoreHarness) -> None:
+def test_one_partitions_failure_leaves_the_others_writable(harness):
     harness.append(b"a")
     harness.files.fail("pwritev")
     with pytest.raises(LogReadOnly):
@@ -164,7 +154,7 @@ def test_one_partitions_failure_leaves_the_others_writable(harness: StoreHarness
     assert harness.store.get_or_create("other", 0).read_only is None
 
 
-def test_a_new_partition_that_cannot_be_made_is_an_error_that_names_it(harness: StoreHarness) -> None:
+def test_a_new_partition_that_cannot_be_made_is_an_error_that_names_it(harness):
     store = harness.open()
     harness.files.fail("open")
     with pytest.raises(StoreError, match="t-0 cannot be made"):
@@ -176,14 +166,13 @@ def test_a_new_partition_that_cannot_be_made_is_an_error_that_names_it(harness: 
 @pytest.mark.parametrize("group_commit", [True, False])
 @pytest.mark.parametrize("how", ["partition", "everything", "moved"])
 def test_a_directory_that_was_deleted_under_a_broker_takes_no_more_messages(
-    harness: StoreHarness, answers: Answers, group_commit: bool, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    harness, answers, group_commit, how, caplog
+):
     """The open files took messages, and acknowledged them, that the next start would not have."""
     harness.group_commit = group_commit
     harness.append(b"good")
     answers.expect(harness.log, harness.log.end_offset, b"good")
-    harness.log.flush()
-    harness.threads.run_all()
+    harness.flush()
     if how == "moved":
         os.rename(harness.log.directory, harness.log.directory + ".moved")
     else:
@@ -208,11 +197,11 @@ def append(harness: StoreHarness, logs: list[PartitionLog], body: bytes) -> None
             raise each.error
 
 
-def test_a_journal_that_was_deleted_under_a_broker_makes_nothing_safe(harness: StoreHarness, answers: Answers) -> None:
+def test_a_journal_that_was_deleted_under_a_broker_makes_nothing_safe(harness, answers):
     harness.group_commit = True
     logs = [harness.store.get_or_create("t", number) for number in range(8)]  # too many for syncs of their own
 
-    def put(body: bytes) -> None:
+    def put(body):
         append(harness, logs, body)
         for log in logs:
             answers.expect(log, log.end_offset, body)
@@ -226,10 +215,9 @@ def test_a_journal_that_was_deleted_under_a_broker_makes_nothing_safe(harness: S
     assert "was deleted or moved away while the broker ran" in harness.store.journal_status().cause
 
 
-def test_a_segment_that_retention_takes_away_during_its_sync_is_no_failure(harness: StoreHarness) -> None:
+def test_a_segment_that_retention_takes_away_during_its_sync_is_no_failure(harness):
     harness.max_segment_size = 30
-    for body in BODIES[:4]:
-        harness.append(body)
+    harness.append_each(*BODIES[:4])
     harness.log.flush()
     first = harness.log.segments[0]
     first.removed = True

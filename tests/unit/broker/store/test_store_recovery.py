@@ -27,7 +27,7 @@ LAST = 25 + 30  # offset of the third record
 SIZE = 25 + 30 + 26
 
 
-def test_a_clean_restart_checks_nothing_again(harness: StoreHarness) -> None:
+def test_a_clean_restart_checks_nothing_again(harness):
     harness.append(*THREE)
     log = harness.restart()
     assert harness.report().checked_bytes == 0
@@ -37,10 +37,9 @@ def test_a_clean_restart_checks_nothing_again(harness: StoreHarness) -> None:
     assert harness.bodies() == [*THREE, b"fourth"]
 
 
-def test_only_what_the_checkpoint_does_not_cover_is_checked(harness: StoreHarness) -> None:
+def test_only_what_the_checkpoint_does_not_cover_is_checked(harness):
     harness.append(*THREE)
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     harness.append(b"more")
     log = harness.kill()
     assert harness.report().checked_bytes == 24
@@ -50,13 +49,10 @@ def test_only_what_the_checkpoint_does_not_cover_is_checked(harness: StoreHarnes
 
 
 @pytest.mark.parametrize("full_disk", [False, True])
-def test_many_recovered_units_wait_in_the_file_and_not_in_memory(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, *, full_disk: bool
-) -> None:
+def test_many_recovered_units_wait_in_the_file_and_not_in_memory(harness, monkeypatch, full_disk):
     monkeypatch.setattr("metaq.broker.store.tuning.UNITS_IN_MEMORY", 2)
     harness.append(*THREE)
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     harness.append(*THREE)
     if full_disk:
         monkeypatch.setattr(FaultyFiles, "pwritev", _no_space)
@@ -79,9 +75,7 @@ def _no_space(files: FaultyFiles, fd: int, buffers: Sequence[Buffer], position: 
     return os.pwritev(fd, buffers, position)
 
 
-def test_units_written_ahead_of_the_checkpoint_are_not_counted_twice(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_units_written_ahead_of_the_checkpoint_are_not_counted_twice(harness, monkeypatch):
     monkeypatch.setattr("metaq.broker.store.tuning.MAX_UNSTORED_UNITS", 1)
     harness.append(*THREE)
     harness.threads.run_all()
@@ -94,7 +88,7 @@ def test_units_written_ahead_of_the_checkpoint_are_not_counted_twice(
 
 
 @pytest.mark.parametrize("kept", range(LAST, SIZE))
-def test_a_torn_last_record_is_cut_at_every_byte_and_reported(harness: StoreHarness, kept: int) -> None:
+def test_a_torn_last_record_is_cut_at_every_byte_and_reported(harness, kept):
     harness.append(*THREE)
     harness.files.kill()
     os.truncate(harness.data_file(), kept)
@@ -114,9 +108,7 @@ def test_a_torn_last_record_is_cut_at_every_byte_and_reported(harness: StoreHarn
     checkpoint_after=st.integers(min_value=0, max_value=12),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_cut_behind_the_checkpoint_keeps_exactly_the_whole_records(
-    tmp_path: Path, bodies: list[bytes], cut: int, checkpoint_after: int
-) -> None:
+def test_any_cut_behind_the_checkpoint_keeps_exactly_the_whole_records(tmp_path, bodies, cut, checkpoint_after):
     shutil.rmtree(tmp_path / "data", ignore_errors=True)
     harness = StoreHarness(tmp_path / "data")
     ends = [0]
@@ -124,8 +116,7 @@ def test_any_cut_behind_the_checkpoint_keeps_exactly_the_whole_records(
         harness.append(body)
         ends.append(harness.log.end_offset)
         if number == checkpoint_after:
-            harness.log.checkpoint()
-            harness.threads.run_all()
+            harness.checkpoint()
     safe = harness.log.segments[0].checkpointed
     kept = safe + cut % (ends[-1] - safe + 1)
     harness.files.kill()
@@ -139,7 +130,7 @@ def test_any_cut_behind_the_checkpoint_keeps_exactly_the_whole_records(
 
 
 @pytest.mark.parametrize("zeros", [1, 19, 20, 50, 5000])
-def test_a_tail_of_zeros_is_cut(harness: StoreHarness, zeros: int) -> None:
+def test_a_tail_of_zeros_is_cut(harness, zeros):
     harness.append(*THREE)
     harness.files.kill()
     with harness.data_file().open("ab") as file:
@@ -150,7 +141,7 @@ def test_a_tail_of_zeros_is_cut(harness: StoreHarness, zeros: int) -> None:
     assert "zeros" in str(harness.report())
 
 
-def test_empty_records_of_a_java_broker_are_kept(harness: StoreHarness) -> None:
+def test_empty_records_of_a_java_broker_are_kept(harness):
     log = harness.log
     harness.files.kill()
     harness.data_file().write_bytes(encode_record(b"", -5468915031460544512, 0) * 2 + encode_record(b"", 1 << 60, 4))
@@ -160,7 +151,7 @@ def test_empty_records_of_a_java_broker_are_kept(harness: StoreHarness) -> None:
 
 
 @pytest.mark.parametrize("written", range(1, 12))
-def test_the_end_of_a_header_alone_is_no_message(harness: StoreHarness, written: int) -> None:
+def test_the_end_of_a_header_alone_is_no_message(harness, written):
     """A power cut kept the sector that the header ends in, and lost the one that it begins in."""
     harness.append(*THREE)
     end = harness.log.end_offset
@@ -174,9 +165,7 @@ def test_the_end_of_a_header_alone_is_no_message(harness: StoreHarness, written:
 
 
 @pytest.mark.parametrize("position", [0, 20, 24, 25 + 2, 25 + 20, 25 + 29])
-def test_damage_before_good_records_is_copied_aside_and_its_range_reported(
-    harness: StoreHarness, position: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_before_good_records_is_copied_aside_and_its_range_reported(harness, position, caplog):
     harness.append(*THREE)
     harness.files.kill()
     data = bytearray(harness.data_file().read_bytes())
@@ -194,7 +183,7 @@ def test_damage_before_good_records_is_copied_aside_and_its_range_reported(
     assert harness.restart().segments.message_count == start // 25 + 1
 
 
-def test_wherever_the_power_goes_while_damage_is_cut_off_its_bytes_are_still_there(tmp_path: Path) -> None:
+def test_wherever_the_power_goes_while_damage_is_cut_off_its_bytes_are_still_there(tmp_path):
     fault, is_open = 0, False
     while not is_open:
         fault += 1
@@ -215,7 +204,7 @@ def test_wherever_the_power_goes_while_damage_is_cut_off_its_bytes_are_still_the
 
 
 @pytest.mark.parametrize("kept", [56, 60, 74, 75, 76, SIZE - 1])
-def test_data_below_the_checkpoint_that_is_missing_is_reported(harness: StoreHarness, kept: int) -> None:
+def test_data_below_the_checkpoint_that_is_missing_is_reported(harness, kept):
     harness.append(*THREE)
     harness.store.close()
     os.truncate(harness.data_file(), kept)
@@ -237,12 +226,9 @@ def test_data_below_the_checkpoint_that_is_missing_is_reported(harness: StoreHar
     ],
 )
 @pytest.mark.parametrize("behind", [[b"behind the checkpoint"], []])
-def test_damage_at_the_end_of_what_a_checkpoint_covers_cuts_nothing(
-    harness: StoreHarness, start: int, damage: bytes, behind: list[bytes]
-) -> None:
+def test_damage_at_the_end_of_what_a_checkpoint_covers_cuts_nothing(harness, start, damage, behind):
     harness.append(*THREE)
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     if behind:
         harness.append(*behind)
     harness.files.kill()
@@ -259,9 +245,7 @@ def test_damage_at_the_end_of_what_a_checkpoint_covers_cuts_nothing(
 
 @pytest.mark.parametrize("body", [b"first", b"another length"])
 @pytest.mark.parametrize("kept", [0, 25, LAST])
-def test_what_another_broker_has_written_from_a_record_on_is_no_damage(
-    harness: StoreHarness, kept: int, body: bytes
-) -> None:
+def test_what_another_broker_has_written_from_a_record_on_is_no_damage(harness, kept, body):
     harness.append(*THREE)
     harness.store.close()
     kept_data = harness.data_file().read_bytes()[:kept]
@@ -272,7 +256,7 @@ def test_what_another_broker_has_written_from_a_record_on_is_no_damage(
     check_invariants(log)
 
 
-def test_a_java_broker_may_append_between_two_starts_of_ours(harness: StoreHarness) -> None:
+def test_a_java_broker_may_append_between_two_starts_of_ours(harness):
     harness.append(*THREE)
     harness.store.close()
     with harness.data_file().open("ab") as file:
@@ -285,7 +269,7 @@ def test_a_java_broker_may_append_between_two_starts_of_ours(harness: StoreHarne
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "header", "short"])
-def test_a_bad_index_is_rebuilt_with_our_store_times(harness: StoreHarness, damage: str) -> None:
+def test_a_bad_index_is_rebuilt_with_our_store_times(harness, damage):
     harness.append(*THREE)
     harness.store.close()
     before = harness.index_file().read_bytes()
@@ -301,7 +285,7 @@ def test_a_bad_index_is_rebuilt_with_our_store_times(harness: StoreHarness, dama
     assert harness.index_file().read_bytes() == before
 
 
-def test_java_records_get_the_time_of_the_file_marked_as_a_bound(harness: StoreHarness) -> None:
+def test_java_records_get_the_time_of_the_file_marked_as_a_bound(harness):
     assert harness.log.segments.message_count == 0
     harness.files.kill()
     harness.data_file().write_bytes(encode_record(b"java", -5, 0))
@@ -313,31 +297,29 @@ def test_java_records_get_the_time_of_the_file_marked_as_a_bound(harness: StoreH
     assert log.segments.largest_id_below(1 << 62) == 0
 
 
-def test_a_java_record_before_one_of_ours_is_bounded_by_it() -> None:
+def test_a_java_record_before_one_of_ours_is_bounded_by_it():
     units = np.zeros(4, UNIT_DTYPE)
     units["time_ms"] = [0, 500, 0, 0]
     bound_java_times(units, 900)
     assert units["time_ms"].tolist() == [-500, 500, -900, -900]
 
 
-def test_ids_carry_the_store_time() -> None:
+def test_ids_carry_the_store_time():
     assert store_time_ms((NOW_MS - EPOCH_MS) << 22 | 5 << 12 | 9) == NOW_MS
 
 
-def test_max_message_id_is_known_after_a_kill(harness: StoreHarness) -> None:
+def test_max_message_id_is_known_after_a_kill(harness):
     harness.append(*THREE)
     last = harness.next_id - 1
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     assert harness.kill().segments.largest_id_below(1 << 62) == last
     assert harness.store.max_message_id == last
 
 
-def test_segments_roll_and_come_back(harness: StoreHarness) -> None:
+def test_segments_roll_and_come_back(harness):
     harness.max_segment_size = 50
     bodies = [b"%d" % number for number in range(20)]
-    for body in bodies:
-        harness.append(body)
+    harness.append_each(*bodies)
     log = harness.kill()
     assert harness.bodies() == bodies
     harness.threads.run_all()
@@ -350,9 +332,7 @@ def test_segments_roll_and_come_back(harness: StoreHarness) -> None:
 
 
 @pytest.mark.parametrize(("change", "word"), [(-1, "gap of 1 bytes"), (3, "overlap of 3 bytes")])
-def test_a_gap_or_overlap_between_segments_stops_the_start_and_names_both_files(
-    harness: StoreHarness, change: int, word: str
-) -> None:
+def test_a_gap_or_overlap_between_segments_stops_the_start_and_names_both_files(harness, change, word):
     harness.max_segment_size = 25
     harness.append(b"first")
     harness.append(b"other")
@@ -366,11 +346,10 @@ def test_a_gap_or_overlap_between_segments_stops_the_start_and_names_both_files(
     assert harness._start_anew().segments.message_count == 2  # the failed start has left no lock
 
 
-def test_closed_segments_without_index_are_indexed_in_the_background(harness: StoreHarness) -> None:
+def test_closed_segments_without_index_are_indexed_in_the_background(harness):
     harness.max_segment_size = 60
     bodies = [b"%05d" % number for number in range(10)]
-    for body in bodies:
-        harness.append(body)
+    harness.append_each(*bodies)
     harness.store.close()
     for first in (0, 75):
         harness.index_file(first).unlink()
@@ -391,9 +370,7 @@ def test_closed_segments_without_index_are_indexed_in_the_background(harness: St
     assert len(harness.threads) == 0
 
 
-def test_damage_in_a_closed_segment_is_reported_and_never_cut(
-    harness: StoreHarness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_in_a_closed_segment_is_reported_and_never_cut(harness, caplog):
     harness.max_segment_size = 75
     for number in range(4):
         harness.append(b"%05d" % number)
@@ -410,9 +387,7 @@ def test_damage_in_a_closed_segment_is_reported_and_never_cut(
     assert harness.log.segments.read(25, 25) == bytes(data[25:50])
 
 
-def test_an_index_that_cannot_be_rebuilt_is_reported_and_the_log_still_served(
-    harness: StoreHarness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_index_that_cannot_be_rebuilt_is_reported_and_the_log_still_served(harness, caplog):
     harness.max_segment_size = 25
     harness.append(b"first")
     harness.append(b"other")
@@ -425,7 +400,7 @@ def test_an_index_that_cannot_be_rebuilt_is_reported_and_the_log_still_served(
     assert harness.bodies() == [b"first", b"other"]
 
 
-def test_group_commit_shows_after_a_kill_only_what_it_has_synced(harness: StoreHarness) -> None:
+def test_group_commit_shows_after_a_kill_only_what_it_has_synced(harness):
     harness.group_commit = True
     harness.append(*THREE)
     log = harness.kill()
@@ -435,7 +410,7 @@ def test_group_commit_shows_after_a_kill_only_what_it_has_synced(harness: StoreH
     assert harness.bodies() == THREE
 
 
-def test_a_record_is_found_behind_a_length_that_makes_no_sense(tmp_path: Path) -> None:
+def test_a_record_is_found_behind_a_length_that_makes_no_sense(tmp_path):
     path = tmp_path / "data"
     good = encode_record(b"payload", 5, 0)
     path.write_bytes(HEADER.pack(-5, 1, 2, 3) + b"garbage" + good)
@@ -446,7 +421,7 @@ def test_a_record_is_found_behind_a_length_that_makes_no_sense(tmp_path: Path) -
     files.close(fd)
 
 
-def test_a_second_broker_on_the_same_directory_is_refused_with_the_remedy(harness: StoreHarness) -> None:
+def test_a_second_broker_on_the_same_directory_is_refused_with_the_remedy(harness):
     assert harness.store.data_paths == [harness.path]
     second = StoreHarness(Path(harness.path))
     with pytest.raises(DirectoryInUse, match="stop that broker or set another dataPath") as caught:
@@ -457,13 +432,13 @@ def test_a_second_broker_on_the_same_directory_is_refused_with_the_remedy(harnes
     second.store.close()
 
 
-def test_a_data_path_that_is_a_file_is_a_config_error(tmp_path: Path) -> None:
+def test_a_data_path_that_is_a_file_is_a_config_error(tmp_path):
     (tmp_path / "data").write_text("")
     with pytest.raises(ConfigError, match=r"dataPath=.*writable directory"):
         StoreHarness(tmp_path / "data").open()
 
 
-def test_the_scan_ignores_what_is_no_partition(harness: StoreHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_scan_ignores_what_is_no_partition(harness, caplog):
     data = Path(harness.path)
     for name in ("transactions", "a-0", "with-dash-3", "b-x", "c-01", "-7", "bad topic-0"):
         (data / name).mkdir(parents=True)
@@ -475,9 +450,7 @@ def test_the_scan_ignores_what_is_no_partition(harness: StoreHarness, caplog: py
     assert all("is skipped" in line for line in skipped)
 
 
-def test_a_segment_whose_name_is_no_offset_is_passed_over(
-    harness: StoreHarness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_segment_whose_name_is_no_offset_is_passed_over(harness, caplog):
     harness.append(b"x")
     harness.store.close()
     (harness.data_file().parent / "copy.meta").write_bytes(b"")
@@ -486,7 +459,7 @@ def test_a_segment_whose_name_is_no_offset_is_passed_over(
     assert "copy.meta is passed over" in caplog.text
 
 
-def test_other_files_in_a_partition_directory_are_left_alone(harness: StoreHarness) -> None:
+def test_other_files_in_a_partition_directory_are_left_alone(harness):
     harness.append(*THREE)
     harness.store.close()
     other = harness.data_file().with_suffix(".meta.arc")
@@ -500,16 +473,14 @@ def checkpointed_then(harness: StoreHarness, *bodies: bytes) -> None:
     """One safe record in a segment of its own, then records in unsafe segments of 30 bytes or more each."""
     harness.max_segment_size = 20
     harness.append(b"safe!")
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     harness.max_segment_size = 30
     harness.store.reconfigure()
-    for body in bodies:
-        harness.append(body)
+    harness.append_each(*bodies)
 
 
 @pytest.mark.parametrize("kept", [0, 7, 29])
-def test_a_power_cut_around_a_roll_cuts_at_the_hole_and_sets_the_rest_aside(harness: StoreHarness, kept: int) -> None:
+def test_a_power_cut_around_a_roll_cuts_at_the_hole_and_sets_the_rest_aside(harness, kept):
     checkpointed_then(harness, b"first" * 2, b"other" * 2, b"third" * 2, b"active")
     harness.store.get_or_create("t", 1)
     harness.files.kill()
@@ -532,9 +503,7 @@ def test_a_power_cut_around_a_roll_cuts_at_the_hole_and_sets_the_rest_aside(harn
 
 
 @pytest.mark.parametrize("zeros", [(55, 85), (60, 70), (30, 55)])
-def test_a_hole_inside_a_closed_segment_that_no_checkpoint_covers_is_not_taken_for_good(
-    harness: StoreHarness, zeros: tuple[int, int]
-) -> None:
+def test_a_hole_inside_a_closed_segment_that_no_checkpoint_covers_is_not_taken_for_good(harness, zeros):
     checkpointed_then(harness, b"first" * 2, b"other" * 2, b"active")
     harness.files.kill()
     start, end = zeros
@@ -549,7 +518,7 @@ def test_a_hole_inside_a_closed_segment_that_no_checkpoint_covers_is_not_taken_f
     assert harness.report().cut_at == (55 if start >= 55 else 25)
 
 
-def test_damage_below_the_newest_checkpoint_cuts_nothing(harness: StoreHarness) -> None:
+def test_damage_below_the_newest_checkpoint_cuts_nothing(harness):
     checkpointed_then(harness, b"first" * 2, b"other" * 2, b"active")
     harness.store.close()
     data = bytearray(harness.data_file(25).read_bytes())
@@ -561,7 +530,7 @@ def test_damage_below_the_newest_checkpoint_cuts_nothing(harness: StoreHarness) 
     assert not harness.report().set_aside
 
 
-def test_an_earlier_recoverys_copy_is_never_overwritten(harness: StoreHarness) -> None:
+def test_an_earlier_recoverys_copy_is_never_overwritten(harness):
     checkpointed_then(harness, b"first" * 2, b"other" * 2)
     harness.files.kill()
     kept = Path(f"{harness.data_file(55)}.damaged-55")
@@ -572,7 +541,7 @@ def test_an_earlier_recoverys_copy_is_never_overwritten(harness: StoreHarness) -
     assert list(harness.report().set_aside) == [f"{kept}.2"]
 
 
-def test_a_put_after_a_kill_between_a_roll_and_its_sync_survives_a_power_cut(harness: StoreHarness) -> None:
+def test_a_put_after_a_kill_between_a_roll_and_its_sync_survives_a_power_cut(harness):
     harness.group_commit = True
     harness.max_segment_size = 25
     harness.append(b"first")  # rolls; nothing is synced
@@ -587,7 +556,7 @@ def test_a_put_after_a_kill_between_a_roll_and_its_sync_survives_a_power_cut(har
     assert harness.bodies() == [b"first", b"other"]
 
 
-def test_names_of_new_segments_are_synced_by_the_first_sync_after_a_recovery(harness: StoreHarness) -> None:
+def test_names_of_new_segments_are_synced_by_the_first_sync_after_a_recovery(harness):
     harness.max_segment_size = 25
     harness.append(b"first")
     harness.append(b"other")
@@ -600,12 +569,9 @@ def test_names_of_new_segments_are_synced_by_the_first_sync_after_a_recovery(har
     assert harness.bodies() == [b"first", b"other"]
 
 
-def test_old_segments_of_a_java_broker_are_indexed_in_the_background_and_recent_ones_checked(
-    harness: StoreHarness,
-) -> None:
+def test_old_segments_of_a_java_broker_are_indexed_in_the_background_and_recent_ones_checked(harness):
     harness.max_segment_size = 25
-    for body in (b"first", b"other", b"third"):
-        harness.append(body)
+    harness.append_each(b"first", b"other", b"third")
     harness.store.close()
     for first, age in ((0, 3600), (25, 30), (50, 20), (75, 10)):
         harness.index_file(first).unlink(missing_ok=True)
@@ -616,9 +582,7 @@ def test_old_segments_of_a_java_broker_are_indexed_in_the_background_and_recent_
     assert harness.bodies() == [b"first", b"other", b"third"]
 
 
-def test_what_is_only_in_the_page_cache_is_written_again(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_only_in_the_page_cache_is_written_again(harness, monkeypatch):
     harness.append(*THREE)
     harness.files.kill()
     monkeypatch.setattr(FaultyFiles, "is_cached", lambda *_: True)

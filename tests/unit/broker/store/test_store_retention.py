@@ -31,7 +31,7 @@ HOUR = 3600
         ("delete,1,true", Disposal.DELETE, HOUR),
     ],
 )
-def test_policies_of_1_x_are_read(text: str, action: Disposal, seconds: int) -> None:
+def test_policies_of_1_x_are_read(text, action, seconds):
     assert parse_delete_policy(text) == DeletePolicy(action, seconds)
 
 
@@ -45,12 +45,12 @@ def test_policies_of_1_x_are_read(text: str, action: Disposal, seconds: int) -> 
         ("delete,1,more,size=3k", Disposal.DELETE, 3 << 10),
     ],
 )
-def test_a_size_limit_is_a_further_word_that_1_x_passes_over(text: str, action: Disposal, max_bytes: int) -> None:
+def test_a_size_limit_is_a_further_word_that_1_x_passes_over(text, action, max_bytes):
     assert parse_delete_policy(text) == DeletePolicy(action, parse_delete_policy(text).max_age_s, max_bytes)
 
 
 @pytest.mark.parametrize("text", ["size=", "size=0", "size=x", "size=-1", "size=1.5g", "size=1g,size=2g"])
-def test_a_size_that_is_none_is_a_config_error_with_the_accepted_form(text: str) -> None:
+def test_a_size_that_is_none_is_a_config_error_with_the_accepted_form(text):
     with pytest.raises(ConfigError, match=r"use size=<bytes>"):
         parse_delete_policy(f"delete,168,{text}")
 
@@ -67,9 +67,7 @@ def test_a_size_that_is_none_is_a_config_error_with_the_accepted_form(text: str)
         (99, [2, 2, 0]),
     ],
 )
-def test_of_a_topic_that_is_too_large_the_oldest_segments_go_whichever_partition_they_are_in(
-    excess: int, counts: list[int]
-) -> None:
+def test_of_a_topic_that_is_too_large_the_oldest_segments_go_whichever_partition_they_are_in(excess, counts):
     closed = [
         [SegmentAge(0, 20, 10), SegmentAge(10, 50, 10)],
         [SegmentAge(0, 10, 10), SegmentAge(10, 30, 10)],
@@ -79,7 +77,7 @@ def test_of_a_topic_that_is_too_large_the_oldest_segments_go_whichever_partition
 
 
 @pytest.mark.parametrize("text", ["", "delete", "delete,", "delete,x", "delete,-1", "delete,1d", "a,1", "archive"])
-def test_other_policies_are_a_config_error_with_the_accepted_forms(text: str) -> None:
+def test_other_policies_are_a_config_error_with_the_accepted_forms(text):
     with pytest.raises(ConfigError, match=r"deletePolicy=.*use delete,<age>"):
         parse_delete_policy(text)
 
@@ -87,7 +85,7 @@ def test_other_policies_are_a_config_error_with_the_accepted_forms(text: str) ->
 @pytest.mark.parametrize(
     ("modified", "expired"), [([], 0), ([10, 20, 80], 2), ([40, 50], 1), ([41, 1], 0), ([80, 10], 0), ([1, 2, 3], 3)]
 )
-def test_the_oldest_segments_go_and_a_younger_one_keeps_those_behind_it(modified: list[int], expired: int) -> None:
+def test_the_oldest_segments_go_and_a_younger_one_keeps_those_behind_it(modified, expired):
     closed = [SegmentAge(number, time) for number, time in enumerate(modified)]
     assert count_expired(closed, DeletePolicy(Disposal.DELETE, 59), now=100) == expired
 
@@ -104,7 +102,7 @@ def aged(harness: StoreHarness, ages_hours: list[int]) -> None:
     harness.append(b"young")
 
 
-def test_old_segments_are_deleted_with_their_index_and_readers_are_told_the_new_start(harness: StoreHarness) -> None:
+def test_old_segments_are_deleted_with_their_index_and_readers_are_told_the_new_start(harness):
     harness.delete_policy = parse_delete_policy("delete,10")
     aged(harness, [30, 20, 5])
     removed = harness.store.apply_retention()
@@ -125,7 +123,7 @@ def test_old_segments_are_deleted_with_their_index_and_readers_are_told_the_new_
     assert harness.log.first_offset == 50
 
 
-def test_the_last_segment_stays_whatever_its_age(harness: StoreHarness) -> None:
+def test_the_last_segment_stays_whatever_its_age(harness):
     harness.delete_policy = parse_delete_policy("delete,1s")
     harness.append(b"only")
     harness.wall += 10**9
@@ -133,56 +131,52 @@ def test_the_last_segment_stays_whatever_its_age(harness: StoreHarness) -> None:
     assert harness.bodies() == [b"only"]
 
 
-def test_no_policy_keeps_everything(harness: StoreHarness) -> None:
+def test_no_policy_keeps_everything(harness):
     aged(harness, [3000])
     assert harness.store.apply_retention() == []
 
 
-def test_only_topics_whose_turn_has_come_are_looked_at(harness: StoreHarness) -> None:
+def test_only_topics_whose_turn_has_come_are_looked_at(harness):
     harness.delete_policy = parse_delete_policy("delete,10")
     aged(harness, [30])
     assert harness.store.apply_retention(lambda topic: topic != "t") == []
     assert len(harness.store.apply_retention(lambda topic: topic == "t")) == 1
 
 
-def test_archived_segments_are_renamed(harness: StoreHarness) -> None:
+def test_archived_segments_are_renamed(harness):
     harness.delete_policy = parse_delete_policy("archive,10")
     aged(harness, [30])
     data = harness.data_file().read_bytes()
-    harness.store.apply_retention()
-    harness.threads.run_all()
+    harness.retain()
     assert harness.data_file().with_suffix(".meta.arc").read_bytes() == data
     assert not harness.data_file().exists()
 
 
-def test_compressed_segments_are_zips_with_one_entry(harness: StoreHarness) -> None:
+def test_compressed_segments_are_zips_with_one_entry(harness):
     harness.delete_policy = parse_delete_policy("archive,10,true")
     aged(harness, [30])
     data = harness.data_file().read_bytes()
-    harness.store.apply_retention()
-    harness.threads.run_all()
+    harness.retain()
     with zipfile.ZipFile(harness.data_file().with_suffix(".meta.zip")) as archive:
         assert archive.namelist() == [harness.data_file().name]
         assert archive.read(harness.data_file().name) == data
     assert not harness.data_file().exists()
 
 
-def test_no_other_user_of_the_machine_may_read_a_file(harness: StoreHarness) -> None:
+def test_no_other_user_of_the_machine_may_read_a_file(harness):
     harness.delete_policy = parse_delete_policy("archive,10,true")
     aged(harness, [30, 20])
-    harness.store.apply_retention()
-    harness.threads.run_all()
+    harness.retain()
     files = [path for path in Path(harness.path).rglob("*") if path.is_file()]
     assert {".meta", ".index", ".zip"} <= {path.suffix for path in files}
     assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 
-def test_segments_that_cannot_be_deleted_come_back(harness: StoreHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_segments_that_cannot_be_deleted_come_back(harness, caplog):
     harness.delete_policy = parse_delete_policy("delete,10")
     aged(harness, [30, 20, 5])
     harness.files.fail("unlink")
-    harness.store.apply_retention()
-    harness.threads.run_all()
+    harness.retain()
     assert "stopped after 0 of 2 segments" in caplog.text
     assert (harness.log.first_offset, harness.log.segments.message_count) == (0, 4)
     check_invariants(harness.log)
@@ -192,7 +186,7 @@ def test_segments_that_cannot_be_deleted_come_back(harness: StoreHarness, caplog
     assert harness.names()[0].startswith("00000000000000000050")
 
 
-def test_a_segment_without_checkpoint_waits_for_it(harness: StoreHarness) -> None:
+def test_a_segment_without_checkpoint_waits_for_it(harness):
     harness.delete_policy = parse_delete_policy("delete,0")
     harness.max_segment_size = 25
     harness.append(b"first")
@@ -202,7 +196,7 @@ def test_a_segment_without_checkpoint_waits_for_it(harness: StoreHarness) -> Non
     assert len(harness.store.apply_retention()) == 1
 
 
-def test_a_topic_larger_than_its_limit_loses_its_oldest_segments_of_all_partitions(harness: StoreHarness) -> None:
+def test_a_topic_larger_than_its_limit_loses_its_oldest_segments_of_all_partitions(harness):
     aged(harness, [30, 20, 10])  # 3 closed segments of 25 bytes, and 25 bytes in the last
     other = harness.store.get_or_create("u", 0)
     harness.delete_policy = parse_delete_policy("delete,1000,size=50")
@@ -216,24 +210,23 @@ def test_a_topic_larger_than_its_limit_loses_its_oldest_segments_of_all_partitio
     check_invariants(harness.log)
 
 
-def test_the_last_segment_stays_whatever_the_size_limit(harness: StoreHarness) -> None:
+def test_the_last_segment_stays_whatever_the_size_limit(harness):
     harness.delete_policy = parse_delete_policy("delete,1000,size=1")
     harness.append(b"only")
     assert harness.store.apply_size_limits() == []
     assert harness.bodies() == [b"only"]
 
 
-def test_a_read_under_way_is_not_hurt_by_a_segment_that_goes(harness: StoreHarness) -> None:
+def test_a_read_under_way_is_not_hurt_by_a_segment_that_goes(harness):
     aged(harness, [30, 20])
     harness.delete_policy = parse_delete_policy("archive,10")
     opened = harness.files.open
 
-    def open_then_remove(path: str, flags: int) -> int:
+    def open_then_remove(path, flags):
         fd = opened(path, flags)
         if path == str(harness.data_file()) and flags == os.O_RDONLY:
             harness.files.open = opened  # type: ignore[method-assign]
-            harness.store.apply_retention()
-            harness.threads.run_all()
+            harness.retain()
         return fd
 
     harness.files.open = open_then_remove  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ def times(harness: StoreHarness) -> list[int]:
     return [int(each) for each in harness.log.lookup.units(0, 1 << 20)["time_ms"]]
 
 
-def test_a_clock_that_steps_back_skips_nothing(harness: StoreHarness) -> None:
+def test_a_clock_that_steps_back_skips_nothing(harness):
     for time_ms in (1000, 5000, 2000, 3000, 6000):
         harness.append(b"12345", now_ms=time_ms)
     assert times(harness) == [1000, 5000, 5000, 5000, 6000]
@@ -32,7 +32,7 @@ def test_a_clock_that_steps_back_skips_nothing(harness: StoreHarness) -> None:
 
 
 @pytest.mark.parametrize("again", ["restart", "kill"])
-def test_a_clock_behind_the_log_after_a_start(harness: StoreHarness, again: str) -> None:
+def test_a_clock_behind_the_log_after_a_start(harness, again):
     harness.append(b"12345", now_ms=NOW_MS)
     getattr(harness, again)()
     harness.append(b"12345", b"12345", now_ms=NOW_MS - 3_600_000)
@@ -40,7 +40,7 @@ def test_a_clock_behind_the_log_after_a_start(harness: StoreHarness, again: str)
     assert harness.log.lookup.offset_at_time(NOW_MS - 1) == 0
 
 
-def test_a_clock_behind_a_directory_of_javas(harness: StoreHarness) -> None:
+def test_a_clock_behind_a_directory_of_javas(harness):
     harness.append(b"12345")
     harness.store.close()
     harness.data_file().write_bytes(encode_record(b"java!", -5, 0) * 2)
@@ -51,9 +51,7 @@ def test_a_clock_behind_a_directory_of_javas(harness: StoreHarness) -> None:
     assert [abs(each) for each in times(harness)] == [2_000_000] * 3
 
 
-def test_the_log_goes_on_if_its_last_unit_cannot_be_read(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_goes_on_if_its_last_unit_cannot_be_read(harness, monkeypatch, caplog):
     harness.append(b"12345")
     log = harness.restart()
 
@@ -74,20 +72,20 @@ def units_of(*pairs: tuple[int, int]) -> UnitArray:
     return units
 
 
-def test_rebuilt_times_of_ids_out_of_order_are_not_before_the_ids() -> None:
+def test_rebuilt_times_of_ids_out_of_order_are_not_before_the_ids():
     units = units_of((10, 500), (9, 300), (-5, 0), (11, 400))
     bound_java_times(units, 900)
     assert units["time_ms"].tolist() == [500, 500, -500, 500]
 
 
-def test_an_id_beyond_all_clocks_gives_no_time() -> None:
+def test_an_id_beyond_all_clocks_gives_no_time():
     foreign = (1 << 63) - 1
     units = units_of((10, 500), (foreign, (foreign >> 22) + 1_303_895_660_503), (11, 600))
     bound_java_times(units, 900)
     assert units["time_ms"].tolist() == [500, -600, 600]
 
 
-def test_an_own_id_keeps_its_time_beside_a_file_without_a_date() -> None:
+def test_an_own_id_keeps_its_time_beside_a_file_without_a_date():
     own = message_id(counter_at(NOW_MS), 0)
     units = units_of((own, NOW_MS))
     bound_java_times(units, -1)
@@ -95,7 +93,7 @@ def test_an_own_id_keeps_its_time_beside_a_file_without_a_date() -> None:
 
 
 @given(st.lists(st.integers(-(10**15), 10**15), min_size=1), st.integers(0, 10**15))
-def test_ordered_times_never_decrease_and_are_never_earlier(stamped: list[int], floor: int) -> None:
+def test_ordered_times_never_decrease_and_are_never_earlier(stamped, floor):
     units = units_of(*((0, each) for each in stamped))
     order_times(units, floor)
     found = np.abs(units["time_ms"])

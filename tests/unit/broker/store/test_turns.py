@@ -10,7 +10,7 @@ from tests.doubles.store import ManualThreads
 from tests.raising import raising
 
 
-def test_keys_take_turns_however_many_calls_one_of_them_has() -> None:
+def test_keys_take_turns_however_many_calls_one_of_them_has():
     threads = ManualThreads()
     done: list[Any] = []
     turns = Turns(threads, 1)
@@ -23,7 +23,7 @@ def test_keys_take_turns_however_many_calls_one_of_them_has() -> None:
     assert len(turns) == 0
 
 
-def test_no_more_than_the_limit_run_at_once() -> None:
+def test_no_more_than_the_limit_run_at_once():
     threads = ManualThreads()
     turns = Turns(threads, 2)
     for number in range(5):
@@ -35,7 +35,7 @@ def test_no_more_than_the_limit_run_at_once() -> None:
     assert len(turns) == 0
 
 
-def test_a_callback_that_fails_does_not_stop_the_others() -> None:
+def test_a_callback_that_fails_does_not_stop_the_others():
     threads = ManualThreads()
     done: list[Any] = []
     turns = Turns(threads, 1)
@@ -49,7 +49,7 @@ def test_a_callback_that_fails_does_not_stop_the_others() -> None:
     assert done == ["b"]
 
 
-def test_errors_are_results() -> None:
+def test_errors_are_results():
     threads = ManualThreads()
     done: list[Any] = []
     turns = Turns(threads, 1)
@@ -58,7 +58,7 @@ def test_errors_are_results() -> None:
     assert isinstance(done[0], ZeroDivisionError)
 
 
-def test_a_pause_holds_the_next_call_back_once() -> None:
+def test_a_pause_holds_the_next_call_back_once():
     threads, pauses = ManualThreads(), [2.0, 0.0, 0.0]
     later: list[tuple[float, Any]] = []
     turns = Turns(

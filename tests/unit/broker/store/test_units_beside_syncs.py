@@ -66,12 +66,12 @@ def unstored(log: PartitionLog) -> int:
 
 
 @pytest.fixture(autouse=True)
-def few_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_units(monkeypatch):
     monkeypatch.setattr("metaq.broker.store.tuning.MAX_UNSTORED_UNITS", LIMIT)
 
 
 @pytest.fixture
-def disk(harness: StoreHarness) -> SlowDisk:
+def disk(harness):
     disk = SlowDisk()
     harness.files = disk
     return disk
@@ -89,15 +89,13 @@ def begin_checkpoint(harness: StoreHarness, grouped: bool, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("max_segment_size", [1 << 20, 400])
-def test_units_do_not_wait_in_memory_while_a_sync_is_slow(
-    harness: StoreHarness, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch, grouped: bool, max_segment_size: int
-) -> None:
+def test_units_do_not_wait_in_memory_while_a_sync_is_slow(harness, disk, monkeypatch, grouped, max_segment_size):
     harness.max_segment_size = max_segment_size
     harness.append(b"before")
     begin_checkpoint(harness, grouped, monkeypatch)
     numbers, most = count(), 0
 
-    def append_many() -> None:
+    def append_many():
         nonlocal most
         disk.meanwhile = lambda: None
         for _ in range(40):
@@ -109,8 +107,7 @@ def test_units_do_not_wait_in_memory_while_a_sync_is_slow(
     harness.threads.run_one()
     assert next(numbers) == 40
     assert most <= 2 * LIMIT + 1  # of the growing segment, and what the one before had left
-    harness.log.checkpoint()
-    harness.threads.run_all()
+    harness.checkpoint()
     assert not harness.log.durability.dirty
     assert disk.headers >= 2
     harness.kill()
@@ -119,15 +116,13 @@ def test_units_do_not_wait_in_memory_while_a_sync_is_slow(
 
 
 @pytest.mark.parametrize("group_commit", [False, True])
-def test_a_copy_of_the_units_is_not_kept_while_they_are_synced(
-    harness: StoreHarness, disk: SlowDisk, group_commit: bool
-) -> None:
+def test_a_copy_of_the_units_is_not_kept_while_they_are_synced(harness, disk, group_commit):
     harness.group_commit = group_commit
     harness.append(b"a", b"b")
     harness.log.checkpoint()
     held: list[int] = []
 
-    def look() -> None:
+    def look():
         job = next((each for each in harness.log._jobs if each.kind != INDEX), None)
         if job is not None and job.settle_units():
             held.append(sum(len(part.units) for part in job._parts) + unstored(harness.log))
@@ -138,11 +133,11 @@ def test_a_copy_of_the_units_is_not_kept_while_they_are_synced(
     assert held[-1] == 0
 
 
-def test_a_failed_write_of_units_beside_a_sync_closes_the_partition(harness: StoreHarness, disk: SlowDisk) -> None:
+def test_a_failed_write_of_units_beside_a_sync_closes_the_partition(harness, disk):
     harness.append(b"before")
     harness.log.checkpoint()
 
-    def fail_units() -> None:
+    def fail_units():
         disk.meanwhile = lambda: None
         for number in range(LIMIT + 1):
             harness.append(b"%d" % number)
@@ -162,12 +157,12 @@ def test_a_failed_write_of_units_beside_a_sync_closes_the_partition(harness: Sto
     harness.append(b"goes on")
 
 
-def test_a_stop_awaits_units_that_are_being_written_beside_a_sync(harness: StoreHarness, disk: SlowDisk) -> None:
+def test_a_stop_awaits_units_that_are_being_written_beside_a_sync(harness, disk):
     harness.append(b"before")
     harness.log.checkpoint()
     late: list[Callable[[], None]] = []
 
-    def leave_units() -> None:
+    def leave_units():
         disk.meanwhile = lambda: None
         harness.append(*(b"%d" % number for number in range(LIMIT + 1)))
         late.append(harness.threads.run_unreported())
@@ -250,8 +245,8 @@ class Interleaving:
     data=st.data(),
 )
 def test_any_interleaving_keeps_what_headers_and_answers_promise(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[str], group_commit: bool, power_cut: bool, data: st.DataObject
-) -> None:
+    tmp_path_factory, steps, group_commit, power_cut, data
+):
     whole = Interleaving(tmp_path_factory.mktemp("whole"), steps, group_commit, None)
     changes = whole.run()
     whole.harness.store.close()

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.topic_config import DeletePolicy, Disposal
 from tests.doubles.store import check_invariants
-from tests.doubles.store_harness import Answers, StoreHarness
+from tests.doubles.store_harness import StoreHarness
 
 SIZE = 21  # of a record with one byte
 
@@ -18,7 +17,7 @@ def ends(harness: StoreHarness) -> tuple[int, int]:
     return harness.log.visible_end, harness.log.segments.message_count
 
 
-def test_readers_of_a_limited_log_see_what_the_bound_allows(harness: StoreHarness) -> None:
+def test_readers_of_a_limited_log_see_what_the_bound_allows(harness):
     harness.append(b"a")
     harness.log.limit_visibility()
     harness.append(b"b")
@@ -33,7 +32,7 @@ def test_readers_of_a_limited_log_see_what_the_bound_allows(harness: StoreHarnes
     assert harness.bodies() == [b"a", b"b", b"c", b"d"]
 
 
-def test_what_is_safe_is_told_whatever_readers_see(harness: StoreHarness, answers: Answers) -> None:
+def test_what_is_safe_is_told_whatever_readers_see(harness, answers):
     harness.group_commit = True
     harness.log.limit_visibility()
     harness.append(b"a")
@@ -45,7 +44,7 @@ def test_what_is_safe_is_told_whatever_readers_see(harness: StoreHarness, answer
     assert harness.log.durability.safe_end == SIZE
 
 
-def test_a_bound_above_what_is_safe_shows_only_that(harness: StoreHarness) -> None:
+def test_a_bound_above_what_is_safe_shows_only_that(harness):
     harness.group_commit = True
     harness.log.limit_visibility()
     harness.append(b"a")
@@ -60,7 +59,7 @@ def test_a_bound_above_what_is_safe_shows_only_that(harness: StoreHarness) -> No
     assert ends(harness) == (2 * SIZE, 2)
 
 
-def test_a_bound_is_never_lowered_and_means_nothing_without_a_limit(harness: StoreHarness) -> None:
+def test_a_bound_is_never_lowered_and_means_nothing_without_a_limit(harness):
     harness.log.raise_bound(SIZE, 1)
     harness.append(b"a")
     harness.append(b"b")
@@ -72,11 +71,11 @@ def test_a_bound_is_never_lowered_and_means_nothing_without_a_limit(harness: Sto
     assert ends(harness) == (2 * SIZE, 2), "limited twice is limited once"
 
 
-def test_on_visible_is_called_only_when_more_is_visible(harness: StoreHarness) -> None:
+def test_on_visible_is_called_only_when_more_is_visible(harness):
     seen: list[int] = []
     log = harness.log
 
-    def note(log: PartitionLog) -> None:
+    def note(log):
         seen.append(log.visible_end)
 
     log.on_visible = note
@@ -94,7 +93,7 @@ def test_on_visible_is_called_only_when_more_is_visible(harness: StoreHarness) -
     assert seen == [SIZE, 2 * SIZE, 3 * SIZE]
 
 
-def test_nothing_more_is_shown_after_a_failed_sync(harness: StoreHarness) -> None:
+def test_nothing_more_is_shown_after_a_failed_sync(harness):
     harness.group_commit = True
     harness.log.limit_visibility()
     harness.append(b"a")
@@ -105,7 +104,7 @@ def test_nothing_more_is_shown_after_a_failed_sync(harness: StoreHarness) -> Non
     assert ends(harness) == (0, 0)
 
 
-def test_retention_leaves_segments_that_readers_have_not_seen(harness: StoreHarness) -> None:
+def test_retention_leaves_segments_that_readers_have_not_seen(harness):
     harness.max_segment_size = 2 * SIZE
     harness.delete_policy = DeletePolicy(Disposal.DELETE, 60)
     log = harness.log
@@ -116,8 +115,7 @@ def test_retention_leaves_segments_that_readers_have_not_seen(harness: StoreHarn
     harness.threads.run_all()
     log.raise_bound(3 * SIZE, 3)
     harness.wall += 10**9
-    removed = harness.store.apply_retention()
-    harness.threads.run_all()
+    removed = harness.retain()
     assert [each.first_offset for each in removed] == [0]
     check_invariants(log)
     log.unlimited()
@@ -137,9 +135,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize("group_commit", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS)
-def test_readers_see_a_prefix_that_never_shrinks(
-    tmp_path_factory: pytest.TempPathFactory, group_commit: bool, steps: list[tuple[str, int]]
-) -> None:
+def test_readers_see_a_prefix_that_never_shrinks(tmp_path_factory, group_commit, steps):
     harness = StoreHarness(tmp_path_factory.mktemp("store"))
     harness.group_commit = group_commit
     harness.max_segment_size = 4 * SIZE
