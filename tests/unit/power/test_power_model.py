@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -29,8 +30,11 @@ class Traced:
         self._apply(Kind.OPEN, self.handles, flags, int(made), path.encode())
         return self.handles
 
-    def make(self, path: str) -> int:
-        return self.open(path, os.O_RDWR | os.O_CREAT, made=True)
+    def make(self, path: str, content: bytes = b"") -> int:
+        handle = self.open(path, os.O_RDWR | os.O_CREAT, made=True)
+        if content:
+            self.write(handle, 0, content)
+        return handle
 
     def write(self, handle: int, position: int, data: bytes) -> None:
         self._apply(Kind.WRITE, handle, position, len(data), data)
@@ -80,146 +84,147 @@ def durable_file(content: bytes) -> State:
     return State((), {"f": content})
 
 
+class OneFile(Traced):
+    """A trace of one file, which was there before."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(durable_file(content))
+        self.file = self.open("f")
+
+    def puts(self, position: int, data: bytes) -> None:
+        self.write(self.file, position, data)
+
+    def cuts(self, size: int) -> None:
+        self.truncate(self.file, size)
+
+    def syncs_it(self, error: int = 0) -> None:
+        self.sync(self.file, error=error)
+
+    def syncs_it_while(self, meanwhile: Callable[[], None]) -> None:
+        sync = self.begin(self.file)
+        meanwhile()
+        self.end(sync)
+
+
 # --- data -------------------------------------------------------------------------------------------------------------
 
-
-def test_what_a_sync_has_covered_is_there_in_every_state():
-    trace = Traced(durable_file(b""))
-    handle = trace.open("f")
-    trace.write(handle, 0, b"a" * 1500)
-    trace.sync(handle)
-    assert trace.contents("f") == {b"a" * 1500}
+A, NOTHING = b"a" * SECTOR, bytes(SECTOR)
 
 
-def test_what_no_sync_has_covered_is_there_in_part_or_not_at_all():
-    trace = Traced(durable_file(b""))
-    trace.write(trace.open("f"), 0, b"a" * 2 * SECTOR)
-    found = trace.contents("f")
-    a, zeros = b"a" * SECTOR, bytes(SECTOR)
-    assert {b"", a + a, a + zeros, zeros + a, zeros + zeros} == found
-
-
-def test_a_sector_is_never_torn_in_itself():
-    trace = Traced(durable_file(b"o" * SECTOR))
-    trace.write(trace.open("f"), 100, b"n" * 100)
-    old, new = b"o" * SECTOR, b"o" * 100 + b"n" * 100 + b"o" * (SECTOR - 200)
-    assert trace.contents("f") == {old, new}
-
-
-def test_a_sector_has_the_content_of_some_moment_not_a_later_write_without_the_earlier_one():
-    trace = Traced(durable_file(b"." * 4))
-    handle = trace.open("f")
-    trace.write(handle, 0, b"1")
-    trace.write(handle, 1, b"2")
-    assert trace.contents("f") == {b"....", b"1...", b"12.."}
-
-
-def test_a_sync_covers_what_ended_before_it_began_and_not_what_came_meanwhile():
-    trace = Traced(durable_file(b"...."))
-    handle = trace.open("f")
-    trace.write(handle, 0, b"1")
-    sync = trace.begin(handle)
-    trace.write(handle, 1, b"2")
-    trace.end(sync)
-    assert trace.contents("f") == {b"1...", b"12.."}
-
-
-def test_a_sync_that_has_not_ended_promises_nothing():
-    trace = Traced(durable_file(b"...."))
-    handle = trace.open("f")
-    trace.write(handle, 0, b"1")
-    trace.begin(handle)
-    assert trace.contents("f") == {b"....", b"1..."}
+@pytest.mark.parametrize(
+    ("before", "calls", "after"),
+    [
+        pytest.param(
+            b"", lambda f: (f.puts(0, b"a" * 1500), f.syncs_it()), {b"a" * 1500}, id="what a sync has covered is there"
+        ),
+        pytest.param(
+            b"",
+            lambda f: f.puts(0, A + A),
+            {b"", A + A, A + NOTHING, NOTHING + A, NOTHING + NOTHING},
+            id="what no sync has covered is there in part or not at all",
+        ),
+        pytest.param(
+            b"o" * SECTOR,
+            lambda f: f.puts(100, b"n" * 100),
+            {b"o" * SECTOR, b"o" * 100 + b"n" * 100 + b"o" * (SECTOR - 200)},
+            id="a sector is never torn in itself",
+        ),
+        pytest.param(
+            b"....",
+            lambda f: (f.puts(0, b"1"), f.puts(1, b"2")),
+            {b"....", b"1...", b"12.."},
+            id="a sector has the content of some moment, not a later write without the earlier one",
+        ),
+        pytest.param(
+            b"....",
+            lambda f: (f.puts(0, b"1"), f.syncs_it_while(lambda: f.puts(1, b"2"))),
+            {b"1...", b"12.."},
+            id="a sync covers what ended before it began and not what came meanwhile",
+        ),
+        pytest.param(
+            b"....",
+            lambda f: (f.puts(0, b"1"), f.begin(f.file)),
+            {b"....", b"1..."},
+            id="a sync that has not ended promises nothing",
+        ),
+        pytest.param(b"old!" * 300, lambda f: f.cuts(4), {b"old!", b"old!" * 300}, id="a truncation is there or not"),
+        pytest.param(b"old!" * 300, lambda f: (f.cuts(4), f.syncs_it()), {b"old!"}, id="a synced truncation is there"),
+        pytest.param(
+            b"old",
+            lambda f: f.open("f", os.O_RDWR | os.O_TRUNC),
+            {b"old", b""},
+            id="opening with truncation empties a file",
+        ),
+        pytest.param(
+            b"....",
+            lambda f: (f.puts(0, b"1"), f.syncs_it(), f.puts(1, b"2"), f.syncs_it(error=5)),
+            {b"1...", b"12.."},
+            id="a failed sync loses only what was not safe before",
+        ),
+    ],
+)
+def test_what_a_file_may_have_after_a_crash(before, calls, after):
+    file = OneFile(before)
+    calls(file)
+    assert file.contents("f") == after
 
 
 def test_a_growing_file_may_have_any_size_it_had_and_the_end_of_any_page():
-    trace = Traced(durable_file(b""))
-    handle = trace.open("f")
-    trace.write(handle, 0, b"a" * 100)
-    trace.write(handle, 100, b"a" * (2 * PAGE))
-    sizes = {len(content or b"") for content in trace.contents("f")}
-    assert sizes == {0, 100, PAGE, 2 * PAGE, 2 * PAGE + 100}
+    file = OneFile(b"")
+    file.puts(0, b"a" * 100)
+    file.puts(100, b"a" * (2 * PAGE))
+    assert {len(content or b"") for content in file.contents("f")} == {0, 100, PAGE, 2 * PAGE, 2 * PAGE + 100}
 
 
-def test_a_truncation_is_there_or_not_and_what_was_cut_never_comes_back_behind_it():
-    trace = Traced(durable_file(b"old!" * 300))
-    handle = trace.open("f")
-    trace.truncate(handle, 4)
-    assert trace.contents("f") == {b"old!", b"old!" * 300}
-    trace.write(handle, 4, b"n")
-    for content in trace.contents("f"):
-        assert content is not None
-        if len(content) <= 5:
-            assert content in (b"old!", b"old!n", b"old!\0")
-
-
-def test_a_synced_truncation_is_there():
-    trace = Traced(durable_file(b"old!" * 300))
-    handle = trace.open("f")
-    trace.truncate(handle, 4)
-    trace.sync(handle)
-    assert trace.contents("f") == {b"old!"}
-
-
-def test_opening_with_truncation_empties_a_file():
-    trace = Traced(durable_file(b"old"))
-    trace.open("f", os.O_RDWR | os.O_TRUNC)
-    assert trace.contents("f") == {b"old", b""}
+def test_what_was_cut_never_comes_back_behind_a_truncation():
+    file = OneFile(b"old!" * 300)
+    file.cuts(4)
+    file.puts(4, b"n")
+    found = file.contents("f")
+    assert None not in found
+    assert {content for content in found if content and len(content) <= 5} <= {b"old!", b"old!n", b"old!\0"}
 
 
 # --- failed syncs -----------------------------------------------------------------------------------------------------
 
 
 def test_after_a_failed_sync_a_good_one_makes_nothing_safe():
-    trace = Traced(durable_file(b"old."))
-    handle = trace.open("f")
-    trace.write(handle, 0, b"new!")
-    trace.sync(handle, error=5)
-    trace.sync(handle)
-    trace.disk.new_process()
-    trace.sync(trace.open("f"))
-    assert trace.disk.cached().files == {"f": b"new!"}
-    assert trace.contents("f") == {b"old.", b"new!"}
-    assert trace.disk.doomed
+    file = OneFile(b"old.")
+    file.puts(0, b"new!")
+    file.syncs_it(error=5)
+    file.syncs_it()
+    file.disk.new_process()
+    file.sync(file.open("f"))
+    assert file.disk.cached().files == {"f": b"new!"}
+    assert file.contents("f") == {b"old.", b"new!"}
+    assert file.disk.doomed
 
 
 def test_after_a_failed_sync_a_page_is_not_safe_even_if_it_is_written_again_but_others_are():
-    trace = Traced(durable_file(b"o" * 2 * PAGE))
-    handle = trace.open("f")
-    trace.write(handle, 0, b"n" * PAGE)
-    trace.sync(handle, error=5)
-    trace.write(handle, 0, b"x" * 2 * PAGE)
-    trace.sync(handle)
-    found = [content for content in trace.contents("f") if content is not None]
+    file = OneFile(b"o" * 2 * PAGE)
+    file.puts(0, b"n" * PAGE)
+    file.syncs_it(error=5)
+    file.puts(0, b"x" * 2 * PAGE)
+    file.syncs_it()
+    found = [content for content in file.contents("f") if content is not None]
     assert {content[PAGE:] for content in found} == {b"x" * PAGE}
     assert {content[:SECTOR] for content in found} == {b"o" * SECTOR, b"n" * SECTOR, b"x" * SECTOR}
 
 
 def test_a_lost_page_that_has_left_the_cache_is_what_the_disk_has_and_can_be_made_safe_again():
-    trace = Traced(durable_file(b"old."))
-    handle = trace.open("f")
-    trace.write(handle, 0, b"new!")
-    trace.sync(handle, error=5)
-    ((path, position, data),) = trace.disk.lost_pages(random.Random(1))
+    file = OneFile(b"old.")
+    file.puts(0, b"new!")
+    file.syncs_it(error=5)
+    ((path, position, data),) = file.disk.lost_pages(random.Random(1))
     assert (path, position) == ("f", 0)
     assert data in (b"old.", b"new!")
-    trace.drop(handle, 0, b"old.")
-    assert trace.disk.cached().files == {"f": b"old."}
-    assert trace.contents("f") == {b"old."}
-    trace.write(handle, 0, b"new!")
-    trace.sync(handle)
-    assert trace.contents("f") == {b"new!"}
-    assert not trace.disk.doomed
-
-
-def test_a_failed_sync_loses_only_what_was_not_safe_before():
-    trace = Traced(durable_file(b"...."))
-    handle = trace.open("f")
-    trace.write(handle, 0, b"1")
-    trace.sync(handle)
-    trace.write(handle, 1, b"2")
-    trace.sync(handle, error=5)
-    assert trace.contents("f") == {b"1...", b"12.."}
+    file.drop(file.file, 0, b"old.")
+    assert file.disk.cached().files == {"f": b"old."}
+    assert file.contents("f") == {b"old."}
+    file.puts(0, b"new!")
+    file.syncs_it()
+    assert file.contents("f") == {b"new!"}
+    assert not file.disk.doomed
 
 
 def test_dropped_is_all_but_what_failed_syncs_have_lost():
@@ -232,12 +237,11 @@ def test_dropped_is_all_but_what_failed_syncs_have_lost():
 
 
 def test_a_growth_that_a_failed_sync_lost_is_not_made_safe_by_the_next_one():
-    trace = Traced(durable_file(b""))
-    handle = trace.open("f")
-    trace.write(handle, 0, b"a" * 10)
-    trace.sync(handle, error=5)
-    trace.sync(handle)
-    assert {b"", b"a" * 10} <= trace.contents("f")
+    file = OneFile(b"")
+    file.puts(0, b"a" * 10)
+    file.syncs_it(error=5)
+    file.syncs_it()
+    assert {b"", b"a" * 10} <= file.contents("f")
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -246,8 +250,7 @@ def test_a_growth_that_a_failed_sync_lost_is_not_made_safe_by_the_next_one():
 @pytest.mark.parametrize("names", Names)
 def test_a_new_name_is_lost_with_its_data_until_its_directory_is_synced(names):
     trace = Traced()
-    handle = trace.make("f")
-    trace.write(handle, 0, b"a")
+    trace.make("f", b"a")
     assert None in trace.contents("f", names=names)
     trace.sync_directory(".")
     assert None not in trace.contents("f", names=names)
@@ -255,9 +258,7 @@ def test_a_new_name_is_lost_with_its_data_until_its_directory_is_synced(names):
 
 def test_a_file_that_is_synced_may_still_lose_its_name_but_not_on_ext4():
     trace = Traced()
-    handle = trace.make("f")
-    trace.write(handle, 0, b"a")
-    trace.sync(handle)
+    trace.sync(trace.make("f", b"a"))
     assert trace.contents("f") == {None, b"a"}
     assert trace.contents("f", names=Names.ORDERED) == {b"a"}
 
@@ -275,20 +276,16 @@ def test_names_are_lost_one_by_one_or_in_order():
 @pytest.mark.parametrize("names", Names)
 def test_a_rename_has_happened_or_not_and_its_target_is_always_there(names):
     trace = Traced(durable_file(b"old"))
-    handle = trace.make("new")
-    trace.write(handle, 0, b"new")
-    trace.sync(handle)
+    trace.sync(trace.make("new", b"new"))
     trace.sync_directory(".")
     trace.rename("new", "f")
-    found = [dict(state.files) for state in trace.states(names=names)]
-    assert {"f": b"old", "new": b"new"} in found
-    assert {"f": b"new"} in found
-    assert all(each in ({"f": b"old", "new": b"new"}, {"f": b"new"}) for each in found)
+    found = {tuple(sorted(state.files.items())) for state in trace.states(names=names)}
+    assert found == {(("f", b"old"), ("new", b"new")), (("f", b"new"),)}
 
 
 def test_a_rename_without_a_sync_of_the_file_may_leave_an_empty_one():
     trace = Traced(durable_file(b"old"))
-    trace.write(trace.make("new"), 0, b"new")
+    trace.make("new", b"new")
     trace.rename("new", "f")
     assert trace.contents("f") == {b"old", b"", b"new", b"\0\0\0"}
 
@@ -304,9 +301,7 @@ def test_a_removed_file_may_come_back_until_its_directory_is_synced():
 def test_what_lies_in_a_lost_directory_is_lost():
     trace = Traced()
     trace.mkdir("d")
-    handle = trace.make("d/f")
-    trace.write(handle, 0, b"a")
-    trace.sync(handle)
+    trace.sync(trace.make("d/f", b"a"))
     trace.sync_directory("d")
     assert trace.contents("d/f") == {None, b"a"}
     trace.sync_directory(".")
@@ -316,10 +311,10 @@ def test_what_lies_in_a_lost_directory_is_lost():
 def test_a_sync_of_the_file_system_covers_every_file_and_name():
     trace = Traced()
     trace.mkdir("d")
-    trace.write(trace.make("d/f"), 0, b"a")
+    trace.make("d/f", b"a")
     trace.sync(trace.open(".", os.O_RDONLY), SyncKind.SYNCFS)
     assert trace.contents("d/f") == {b"a"}
-    trace.write(trace.make("d/g"), 0, b"a")
+    trace.make("d/g", b"a")
     assert None in trace.contents("d/g")
 
 

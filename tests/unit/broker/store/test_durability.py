@@ -58,6 +58,16 @@ class Told:
         return self.got[before:]
 
 
+@pytest.fixture
+def durability():
+    return fresh()
+
+
+@pytest.fixture
+def told(durability):
+    return Told(durability)
+
+
 # --- sequences of events ----------------------------------------------------------------------------------------------
 
 
@@ -71,9 +81,7 @@ def test_asynchronous_flush_shows_what_is_appended_and_syncs_past_the_threshold(
     assert durability.appended(500, 1) == SHOW, "it counts anew from the sync that covers the others"
 
 
-def test_group_commit_hands_appends_to_the_journal_and_shows_them_when_they_are_safe():
-    durability = fresh()
-    told = Told(durability)
+def test_group_commit_hands_appends_to_the_journal_and_shows_them_when_they_are_safe(durability, told):
     assert durability.appended(100, 2) == JOURNAL | MARK_DIRTY
     told.wait(100, "first")
     assert durability.appended(200, 1) == JOURNAL
@@ -87,15 +95,13 @@ def test_group_commit_hands_appends_to_the_journal_and_shows_them_when_they_are_
     assert durability.safe_end == 200
 
 
-def test_a_sync_of_the_partition_s_own_files_makes_safe_as_well():
-    durability = fresh()
+def test_a_sync_of_the_partition_s_own_files_makes_safe_as_well(durability):
     durability.appended(100, 1)
     assert durability.synced(100, 1, all_covered=False) == SHOW
     assert (durability.safe_end, durability.synced_end, durability.dirty) == (100, 100, True)
 
 
-def test_nobody_is_told_anything_where_nobody_waits():
-    durability = fresh()
+def test_nobody_is_told_anything_where_nobody_waits(durability):
     durability.appended(100, 1)
     assert durability.safe(100, 1) == SHOW
     assert durability.appended(200, 1) == JOURNAL
@@ -111,9 +117,7 @@ def test_what_the_journal_could_not_replay_is_synced_instead():
     assert durability.appended(400, 1) == JOURNAL
 
 
-def test_group_commit_that_ends_keeps_what_it_promised_and_shows_the_rest_then():
-    durability = fresh()
-    told = Told(durability)
+def test_group_commit_that_ends_keeps_what_it_promised_and_shows_the_rest_then(durability, told):
     durability.appended(100, 1)
     told.wait(100, "promised")
     durability.appended(200, 1)
@@ -126,16 +130,14 @@ def test_group_commit_that_ends_keeps_what_it_promised_and_shows_the_rest_then()
     assert (durability.mode, durability.safe_end) == (Mode.SHOWING, 300)
 
 
-def test_group_commit_that_ends_without_anything_unsafe_ends_at_once():
-    durability = fresh()
+def test_group_commit_that_ends_without_anything_unsafe_ends_at_once(durability):
     durability.appended(100, 1)
     durability.safe(100, 1)
     assert durability.use(ASYNCHRONOUS) == SHOW
     assert durability.mode is Mode.SHOWING
 
 
-def test_group_commit_may_return_before_it_has_ended():
-    durability = fresh()
+def test_group_commit_may_return_before_it_has_ended(durability):
     durability.appended(100, 1)
     durability.use(ASYNCHRONOUS)
     assert durability.use(GROUP_COMMIT) == SYNC
@@ -144,9 +146,7 @@ def test_group_commit_may_return_before_it_has_ended():
     assert (durability.mode, durability.safe_end) == (Mode.WAITING, 100)
 
 
-def test_a_failure_is_told_once_to_all_and_to_those_who_come_later():
-    durability = fresh()
-    told = Told(durability)
+def test_a_failure_is_told_once_to_all_and_to_those_who_come_later(durability, told):
     durability.appended(100, 1)
     told.wait(100, "a")
     durability.appended(200, 1)
@@ -161,8 +161,7 @@ def test_a_failure_is_told_once_to_all_and_to_those_who_come_later():
     assert not durability.lacks(200)
 
 
-def test_a_failed_write_ends_appending_and_not_what_is_being_made_safe():
-    durability = fresh()
+def test_a_failed_write_ends_appending_and_not_what_is_being_made_safe(durability):
     durability.appended(100, 1)
     durability.write_failed("no new segment")
     durability.write_failed("the store is closed")
@@ -174,8 +173,7 @@ def test_a_failed_write_ends_appending_and_not_what_is_being_made_safe():
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 
-def test_jobs_that_are_wanted_while_one_syncs_share_the_next():
-    durability = fresh()
+def test_jobs_that_are_wanted_while_one_syncs_share_the_next(durability):
     assert durability.begin(DATA) == DATA
     assert durability.begin(DATA) == durability.begin(DATA | INDEX) == 0
     durability.ended(DATA)
@@ -184,8 +182,7 @@ def test_jobs_that_are_wanted_while_one_syncs_share_the_next():
     assert durability.begin(0) == 0
 
 
-def test_units_are_written_beside_a_sync_but_a_checkpoint_waits_for_them():
-    durability = fresh()
+def test_units_are_written_beside_a_sync_but_a_checkpoint_waits_for_them(durability):
     assert durability.begin(DATA) == DATA
     assert durability.begin(INDEX) == INDEX
     assert durability.begin(INDEX) == 0
@@ -196,8 +193,7 @@ def test_units_are_written_beside_a_sync_but_a_checkpoint_waits_for_them():
     assert durability.begin(0) == DATA | INDEX
 
 
-def test_no_job_begins_after_a_failure():
-    durability = fresh()
+def test_no_job_begins_after_a_failure(durability):
     durability.begin(DATA)
     durability.begin(DATA | INDEX)
     durability.failed(BROKEN)
@@ -206,8 +202,7 @@ def test_no_job_begins_after_a_failure():
     assert durability.begin_last() == 0
 
 
-def test_the_last_job_covers_everything_whatever_was_under_way():
-    durability = fresh()
+def test_the_last_job_covers_everything_whatever_was_under_way(durability):
     durability.begin(DATA)
     durability.begin(INDEX)
     durability.begin(DATA)
@@ -234,8 +229,7 @@ def test_a_dirty_partition_is_synced_by_its_interval_and_gets_checkpoints_until_
     assert durability.due(90.0) == 0, "the interval begins when it is dirty again"
 
 
-def test_what_the_journal_has_waits_longer_for_its_checkpoint():
-    durability = fresh()
+def test_what_the_journal_has_waits_longer_for_its_checkpoint(durability):
     durability.appended(100, 1)
     assert durability.due(0.0) == 0
     assert durability.next_due(0.0) == 30.0
@@ -430,7 +424,6 @@ TestAnySequence.settings = settings(max_examples=150, stateful_step_count=60, de
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_puts_wait_in_the_modes_of_group_commit_only(mode):
-    durability = fresh()
+def test_puts_wait_in_the_modes_of_group_commit_only(durability, mode):
     durability.mode = mode
     assert durability.waits == (mode in (Mode.WAITING, Mode.LEAVING))

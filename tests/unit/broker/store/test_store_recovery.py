@@ -20,7 +20,7 @@ from metaq.protocol.errors import ConfigError, DirectoryInUse, MetaqError, Store
 from metaq.protocol.message_id import EPOCH_MS, store_time_ms
 from metaq.protocol.record import HEADER, Buffer, encode_record
 from tests.doubles.store import FaultyFiles, check_invariants
-from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
+from tests.doubles.store_harness import NOW_MS, StoreHarness, flip
 
 THREE = [b"first", b"the second", b"third!"]
 LAST = 25 + 30  # offset of the third record
@@ -30,8 +30,7 @@ SIZE = 25 + 30 + 26
 def test_a_clean_restart_checks_nothing_again(harness):
     harness.append(*THREE)
     log = harness.restart()
-    assert harness.report().checked_bytes == 0
-    assert log.segments.message_count == 3
+    assert (harness.report().checked_bytes, log.segments.message_count) == (0, 3)
     assert harness.bodies() == THREE
     harness.append(b"fourth")
     assert harness.bodies() == [*THREE, b"fourth"]
@@ -42,25 +41,22 @@ def test_only_what_the_checkpoint_does_not_cover_is_checked(harness):
     harness.checkpoint()
     harness.append(b"more")
     log = harness.kill()
-    assert harness.report().checked_bytes == 24
-    assert log.segments.message_count == 4
+    assert (harness.report().checked_bytes, log.segments.message_count) == (24, 4)
     assert log.lookup.offset_at_time(NOW_MS) == 0
     check_invariants(log)
 
 
 @pytest.mark.parametrize("full_disk", [False, True])
 def test_many_recovered_units_wait_in_the_file_and_not_in_memory(harness, monkeypatch, full_disk):
-    monkeypatch.setattr("metaq.broker.store.tuning.UNITS_IN_MEMORY", 2)
     harness.append(*THREE)
     harness.checkpoint()
     harness.append(*THREE)
-    if full_disk:
-        monkeypatch.setattr(FaultyFiles, "pwritev", _no_space)
-    log = harness.kill()
-    monkeypatch.undo()
-    index = log.segments[-1].index
-    assert index is not None
-    assert index.unstored == (3 if full_disk else 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("metaq.broker.store.tuning.UNITS_IN_MEMORY", 2)
+        if full_disk:
+            patch.setattr(FaultyFiles, "pwritev", _no_space)
+        log = harness.kill()
+    assert log.segments[-1].index.unstored == (3 if full_disk else 0)
     assert log.segments.message_count == 6
     harness.append(b"and on")
     check_invariants(harness.kill())
@@ -90,14 +86,12 @@ def test_units_written_ahead_of_the_checkpoint_are_not_counted_twice(harness, mo
 @pytest.mark.parametrize("kept", range(LAST, SIZE))
 def test_a_torn_last_record_is_cut_at_every_byte_and_reported(harness, kept):
     harness.append(*THREE)
-    harness.files.kill()
-    os.truncate(harness.data_file(), kept)
-    log = harness._start_anew()
+    with harness.stopped() as data:
+        os.truncate(data, kept)
     assert harness.bodies() == THREE[:2]
-    assert harness.data_file().stat().st_size == LAST == log.end_offset
+    assert harness.data_file().stat().st_size == LAST == harness.log.end_offset
     report = harness.report()
-    assert (report.cut_bytes, report.damage) == (kept - LAST, ())
-    assert report.cut_at == (LAST if kept > LAST else None)
+    assert (report.cut_at, report.cut_bytes, report.damage) == (LAST if kept > LAST else None, kept - LAST, ())
     harness.append(b"again")
     assert harness.bodies() == [*THREE[:2], b"again"]
 
@@ -129,54 +123,47 @@ def test_any_cut_behind_the_checkpoint_keeps_exactly_the_whole_records(tmp_path,
     harness.files.kill()
 
 
-@pytest.mark.parametrize("zeros", [1, 19, 20, 50, 5000])
-def test_a_tail_of_zeros_is_cut(harness, zeros):
+NEVER_ACKNOWLEDGED = encode_record(b"never acknowledged", (1 << 60) + 5, 1)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        *(pytest.param(bytes(count), id=f"{count} zeros") for count in (1, 19, 20, 50, 5000)),
+        # a power cut kept the sector that the header ends in, and lost the one that it begins in
+        *(
+            pytest.param(bytes(20 - kept) + NEVER_ACKNOWLEDGED[20 - kept :], id=f"the last {kept} bytes of a header")
+            for kept in range(1, 12)
+        ),
+    ],
+)
+def test_a_tail_of_zeros_is_cut_and_the_end_of_a_header_alone_is_no_message(harness, tail):
     harness.append(*THREE)
-    harness.files.kill()
-    with harness.data_file().open("ab") as file:
-        file.write(bytes(zeros))
-    harness._start_anew()
+    with harness.stopped() as data, data.open("ab") as file:
+        file.write(tail)
     assert harness.bodies() == THREE
-    assert (harness.report().cut_at, harness.report().cut_bytes) == (SIZE, zeros)
-    assert "zeros" in str(harness.report())
+    assert (harness.log.segments.message_count, harness.log.end_offset) == (3, SIZE)
+    assert (harness.report().cut_at, harness.report().cut_bytes) == (SIZE, len(tail))
+    assert ("zeros" in str(harness.report())) == (not any(tail))
 
 
 def test_empty_records_of_a_java_broker_are_kept(harness):
-    log = harness.log
-    harness.files.kill()
-    harness.data_file().write_bytes(encode_record(b"", -5468915031460544512, 0) * 2 + encode_record(b"", 1 << 60, 4))
-    log = harness._start_anew()
-    assert log.segments.message_count == 3
+    with harness.stopped() as data:
+        data.parent.mkdir(parents=True)
+        data.write_bytes(encode_record(b"", -5468915031460544512, 0) * 2 + encode_record(b"", 1 << 60, 4))
+    assert harness.log.segments.message_count == 3
     assert not harness.report().notable
-
-
-@pytest.mark.parametrize("written", range(1, 12))
-def test_the_end_of_a_header_alone_is_no_message(harness, written):
-    """A power cut kept the sector that the header ends in, and lost the one that it begins in."""
-    harness.append(*THREE)
-    end = harness.log.end_offset
-    harness.files.kill()
-    record = encode_record(b"never acknowledged", (1 << 60) + 5, 1)
-    with harness.data_file().open("ab") as file:
-        file.write(bytes(20 - written) + record[20 - written :])
-    log = harness._start_anew()
-    assert (log.segments.message_count, log.end_offset) == (3, end)
-    assert harness.bodies() == list(THREE)
 
 
 @pytest.mark.parametrize("position", [0, 20, 24, 25 + 2, 25 + 20, 25 + 29])
 def test_damage_before_good_records_is_copied_aside_and_its_range_reported(harness, position, caplog):
     harness.append(*THREE)
-    harness.files.kill()
-    data = bytearray(harness.data_file().read_bytes())
-    data[position] ^= 0x55
-    harness.data_file().write_bytes(data)
-    harness._start_anew()
+    with harness.stopped() as file:
+        data = flip(file, position, 0x55)
     start, end = (0, 25) if position < 25 else (25, 55)
     quarantine = f"{harness.data_file()}.damaged-{start}"
-    (damage,) = harness.report().damage
-    assert damage == (start, end, quarantine)
-    assert Path(quarantine).read_bytes() == bytes(data[start:])
+    assert harness.report().damage == ((start, end, quarantine),)
+    assert Path(quarantine).read_bytes() == data[start:]
     assert harness.bodies() == THREE[: start // 25]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     harness.append(b"goes on")
@@ -190,25 +177,22 @@ def test_wherever_the_power_goes_while_damage_is_cut_off_its_bytes_are_still_the
         harness = StoreHarness(tmp_path / str(fault))
         harness.append(*THREE)
         harness.files.kill()
-        data = bytearray(harness.data_file().read_bytes())
-        data[27] ^= 0x55
-        harness.data_file().write_bytes(data)
+        data = flip(harness.data_file(), 27, 0x55)
         harness.files = FaultyFiles(fail_at=fault)
         with suppress(OSError, MetaqError):
             harness.open()
             is_open = True
         harness.files.lose_power()
         kept = [path.read_bytes() for path in harness.data_file().parent.iterdir()]
-        assert any(bytes(data[25:]) in each for each in kept), f"the change {fault} of the disk"
+        assert any(data[25:] in each for each in kept), f"the change {fault} of the disk"
     assert fault > 5
 
 
 @pytest.mark.parametrize("kept", [56, 60, 74, 75, 76, SIZE - 1])
 def test_data_below_the_checkpoint_that_is_missing_is_reported(harness, kept):
     harness.append(*THREE)
-    harness.store.close()
-    os.truncate(harness.data_file(), kept)
-    harness._start_anew()
+    with harness.stopped(clean=True) as data:
+        os.truncate(data, kept)
     report = harness.report()
     assert (report.missing_bytes, report.cut_at, report.cut_bytes) == (SIZE - kept, 55, kept - 55)
     assert f"{SIZE - kept} bytes are missing that had been synced" in str(report)
@@ -229,71 +213,57 @@ def test_data_below_the_checkpoint_that_is_missing_is_reported(harness, kept):
 def test_damage_at_the_end_of_what_a_checkpoint_covers_cuts_nothing(harness, start, damage, behind):
     harness.append(*THREE)
     harness.checkpoint()
-    if behind:
-        harness.append(*behind)
-    harness.files.kill()
-    data = bytearray(harness.data_file().read_bytes())
-    data[start : start + len(damage)] = damage
-    harness.data_file().write_bytes(data)
-    log = harness._start_anew()
-    assert harness.data_file().read_bytes() == bytes(data)
+    harness.append_each(*behind)
+    with harness.stopped() as file:
+        whole = file.read_bytes()
+        data = whole[:start] + damage + whole[start + len(damage) :]
+        file.write_bytes(data)
+    assert harness.data_file().read_bytes() == data
     assert (harness.report().cut_at, harness.report().damage) == (None, ())
-    assert log.segments.message_count == len(THREE) + len(behind)
+    assert harness.log.segments.message_count == len(THREE) + len(behind)
     harness.append(b"goes on")
     assert harness.log.segments.snapshot().read(SIZE, 1000).endswith(b"goes on")
 
 
 @pytest.mark.parametrize("body", [b"first", b"another length"])
-@pytest.mark.parametrize("kept", [0, 25, LAST])
+@pytest.mark.parametrize("kept", [0, 25, LAST, SIZE])
 def test_what_another_broker_has_written_from_a_record_on_is_no_damage(harness, kept, body):
     harness.append(*THREE)
-    harness.store.close()
-    kept_data = harness.data_file().read_bytes()[:kept]
-    theirs = [encode_record(body, -77 - number, 0) for number in range(5)]
-    harness.data_file().write_bytes(kept_data + b"".join(theirs))
-    log = harness._start_anew()
+    with harness.stopped(clean=True) as data:
+        theirs = [encode_record(body, -77 - number, 0) for number in range(5)]
+        data.write_bytes(data.read_bytes()[:kept] + b"".join(theirs))
+    log = harness.log
     assert log.lookup.units(0, 1000)["id"].tolist()[-5:] == [-77, -78, -79, -80, -81]
-    check_invariants(log)
-
-
-def test_a_java_broker_may_append_between_two_starts_of_ours(harness):
-    harness.append(*THREE)
-    harness.store.close()
-    with harness.data_file().open("ab") as file:
-        file.write(encode_record(b"java", -5, 0))
-    log = harness._start_anew()
-    assert harness.bodies() == [*THREE, b"java"]
-    assert harness.report().checked_bytes == 24
-    assert log.segments.message_count == 4
+    if kept == SIZE:
+        assert harness.bodies() == [*THREE, *[body] * 5]
+        assert harness.report().checked_bytes == len(b"".join(theirs))
+        assert log.segments.message_count == 8
     check_invariants(log)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "header", "short"])
 def test_a_bad_index_is_rebuilt_with_our_store_times(harness, damage):
     harness.append(*THREE)
-    harness.store.close()
-    before = harness.index_file().read_bytes()
-    damaged = {"empty": b"", "header": before[:20] + b"x" + before[21:], "short": before[:-1]}
-    if damage == "missing":
-        harness.index_file().unlink()
-    else:
+    with harness.stopped(clean=True):
+        before = harness.index_file().read_bytes()
+        damaged = {"missing": b"", "empty": b"", "header": before[:20] + b"x" + before[21:], "short": before[:-1]}
         harness.index_file().write_bytes(damaged[damage])
-    log = harness._start_anew()
-    assert log.segments.message_count == 3
-    assert log.lookup.units(0, 1000)["time_ms"].tolist() == [NOW_MS] * 3
+        if damage == "missing":
+            harness.index_file().unlink()
+    assert harness.log.segments.message_count == 3
+    assert harness.log.lookup.units(0, 1000)["time_ms"].tolist() == [NOW_MS] * 3
     harness.store.close()
     assert harness.index_file().read_bytes() == before
 
 
 def test_java_records_get_the_time_of_the_file_marked_as_a_bound(harness):
     assert harness.log.segments.message_count == 0
-    harness.files.kill()
-    harness.data_file().write_bytes(encode_record(b"java", -5, 0))
-    os.utime(harness.data_file(), (1_500_000_000, 1_500_000_000))
-    log = harness._start_anew()
+    with harness.stopped() as data:
+        data.write_bytes(encode_record(b"java", -5, 0))
+        os.utime(data, (1_500_000_000, 1_500_000_000))
+    log = harness.log
     assert log.lookup.units(0, 1000)["time_ms"].tolist() == [-1_500_000_000_000]
-    assert log.lookup.offset_at_time(1_500_000_000_000) == 0
-    assert log.lookup.offset_at_time(1_500_000_000_001) == 24
+    assert [log.lookup.offset_at_time(1_500_000_000_000 + later) for later in (0, 1)] == [0, 24]
     assert log.segments.largest_id_below(1 << 62) == 0
 
 
@@ -323,26 +293,21 @@ def test_segments_roll_and_come_back(harness):
     log = harness.kill()
     assert harness.bodies() == bodies
     harness.threads.run_all()
-    assert log.segments.message_count == 20
-    check_invariants(log)
-    log = harness.restart()
+    for each in (log, harness.restart()):
+        assert each.segments.message_count == 20
+        check_invariants(each)
     assert len(harness.threads) == 0
-    assert log.segments.message_count == 20
-    check_invariants(log)
 
 
 @pytest.mark.parametrize(("change", "word"), [(-1, "gap of 1 bytes"), (3, "overlap of 3 bytes")])
 def test_a_gap_or_overlap_between_segments_stops_the_start_and_names_both_files(harness, change, word):
     harness.max_segment_size = 25
-    harness.append(b"first")
-    harness.append(b"other")
-    harness.store.close()
-    os.truncate(harness.data_file(), 25 + change)
-    with pytest.raises(StoreError, match=word) as caught:
-        harness._start_anew()
-    assert str(harness.data_file()) in str(caught.value)
+    harness.append_each(b"first", b"other")
+    with pytest.raises(StoreError, match=word) as caught, harness.stopped(clean=True) as data:
+        os.truncate(data, 25 + change)
+    assert str(data) in str(caught.value)
     assert str(harness.data_file(25)) in str(caught.value)
-    os.truncate(harness.data_file(), 25)
+    os.truncate(data, 25)
     assert harness._start_anew().segments.message_count == 2  # the failed start has left no lock
 
 
@@ -350,10 +315,10 @@ def test_closed_segments_without_index_are_indexed_in_the_background(harness):
     harness.max_segment_size = 60
     bodies = [b"%05d" % number for number in range(10)]
     harness.append_each(*bodies)
-    harness.store.close()
-    for first in (0, 75):
-        harness.index_file(first).unlink()
-    log = harness._start_anew()
+    with harness.stopped(clean=True):
+        for first in (0, 75):
+            harness.index_file(first).unlink()
+    log = harness.log
     assert harness.store.unindexed_segments == 2
     assert harness.bodies() == bodies  # served meanwhile
     assert log.segments.message_count == 4
@@ -372,28 +337,22 @@ def test_closed_segments_without_index_are_indexed_in_the_background(harness):
 
 def test_damage_in_a_closed_segment_is_reported_and_never_cut(harness, caplog):
     harness.max_segment_size = 75
-    for number in range(4):
-        harness.append(b"%05d" % number)
-    harness.store.close()
-    data = bytearray(harness.data_file().read_bytes())
-    data[47] ^= 1
-    harness.data_file().write_bytes(data)
-    harness.index_file().unlink()
-    log = harness._start_anew()
+    harness.append_each(*(b"%05d" % number for number in range(4)))
+    with harness.stopped(clean=True) as file:
+        data = flip(file, 47)
+        harness.index_file().unlink()
     harness.threads.run_all()
     assert "is damaged in [25, 50)" in caplog.text
-    assert harness.data_file().read_bytes() == bytes(data)
-    assert log.segments.message_count == 3
-    assert harness.log.segments.read(25, 25) == bytes(data[25:50])
+    assert harness.data_file().read_bytes() == data
+    assert harness.log.segments.message_count == 3
+    assert harness.log.segments.read(25, 25) == data[25:50]
 
 
 def test_an_index_that_cannot_be_rebuilt_is_reported_and_the_log_still_served(harness, caplog):
     harness.max_segment_size = 25
-    harness.append(b"first")
-    harness.append(b"other")
-    harness.store.close()
-    harness.index_file().unlink()
-    harness._start_anew()
+    harness.append_each(b"first", b"other")
+    with harness.stopped(clean=True):
+        harness.index_file().unlink()
     harness.files.fail("open")
     harness.threads.run_all()
     assert "cannot be rebuilt" in caplog.text
@@ -450,23 +409,18 @@ def test_the_scan_ignores_what_is_no_partition(harness, caplog):
     assert all("is skipped" in line for line in skipped)
 
 
-def test_a_segment_whose_name_is_no_offset_is_passed_over(harness, caplog):
-    harness.append(b"x")
-    harness.store.close()
-    (harness.data_file().parent / "copy.meta").write_bytes(b"")
-    harness._start_anew()
-    assert harness.bodies() == [b"x"]
-    assert "copy.meta is passed over" in caplog.text
-
-
-def test_other_files_in_a_partition_directory_are_left_alone(harness):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("copy.meta", "copy.meta is passed over"), (f"{0:020d}.meta.arc", "")],
+    ids=["no offset", "other"],
+)
+def test_files_that_are_no_segments_of_ours_are_left_alone(harness, caplog, name, told):
     harness.append(*THREE)
-    harness.store.close()
-    other = harness.data_file().with_suffix(".meta.arc")
-    other.write_bytes(b"archived")
-    harness._start_anew()
+    with harness.stopped(clean=True) as data:
+        data.with_name(name).write_bytes(b"somebody's")
     assert harness.bodies() == THREE
-    assert other.read_bytes() == b"archived"
+    assert data.with_name(name).read_bytes() == b"somebody's"
+    assert told in caplog.text
 
 
 def checkpointed_then(harness: StoreHarness, *bodies: bytes) -> None:
@@ -483,17 +437,14 @@ def checkpointed_then(harness: StoreHarness, *bodies: bytes) -> None:
 def test_a_power_cut_around_a_roll_cuts_at_the_hole_and_sets_the_rest_aside(harness, kept):
     checkpointed_then(harness, b"first" * 2, b"other" * 2, b"third" * 2, b"active")
     harness.store.get_or_create("t", 1)
-    harness.files.kill()
-    third = harness.data_file(85).read_bytes()
-    os.truncate(harness.data_file(55), kept)
-    log = harness._start_anew()
+    with harness.stopped():
+        third = harness.data_file(85).read_bytes()
+        os.truncate(harness.data_file(55), kept)
     assert harness.bodies() == [b"safe!", b"first" * 2]
-    assert log.end_offset == 55
+    assert harness.log.end_offset == 55
     report = next(each for each in harness.store.reports if each.directory.endswith("t-0"))
-    assert report.cut_at == 55
-    assert report.cut_bytes == kept + 30 + 26
-    aside = [f"{harness.data_file(85)}.damaged-85", f"{harness.data_file(115)}.damaged-115"]
-    assert list(report.set_aside) == aside
+    aside = tuple(f"{harness.data_file(first)}.damaged-{first}" for first in (85, 115))
+    assert (report.cut_at, report.cut_bytes, tuple(report.set_aside)) == (55, kept + 30 + 26, aside)
     assert Path(aside[0]).read_bytes() == third
     assert aside[0] in str(report)
     assert harness.store.find("t", 1) is not None, "the other partitions are served"
@@ -502,68 +453,56 @@ def test_a_power_cut_around_a_roll_cuts_at_the_hole_and_sets_the_rest_aside(harn
     assert harness.bodies() == [b"safe!", b"first" * 2, b"goes on"]
 
 
-@pytest.mark.parametrize("zeros", [(55, 85), (60, 70), (30, 55)])
-def test_a_hole_inside_a_closed_segment_that_no_checkpoint_covers_is_not_taken_for_good(harness, zeros):
+@pytest.mark.parametrize(("zeros", "whole"), [((55, 85), 2), ((60, 70), 2), ((30, 55), 1)])
+def test_a_hole_inside_a_closed_segment_that_no_checkpoint_covers_is_not_taken_for_good(harness, zeros, whole):
     checkpointed_then(harness, b"first" * 2, b"other" * 2, b"active")
-    harness.files.kill()
     start, end = zeros
-    for first in (25, 55):
-        data = bytearray(harness.data_file(first).read_bytes())
-        for position in range(max(start, first), min(end, first + 30)):
-            data[position - first] = 0
-        harness.data_file(first).write_bytes(data)
-    harness._start_anew()
-    whole = 1 + (start >= 55)
-    assert harness.bodies() == [b"safe!", b"first" * 2, b"other" * 2][:whole]
-    assert harness.report().cut_at == (55 if start >= 55 else 25)
+    first = 55 if start >= 55 else 25
+    with harness.stopped():
+        data = harness.data_file(first).read_bytes()
+        harness.data_file(first).write_bytes(data[: start - first] + bytes(end - start) + data[end - first :])
+    assert harness.bodies() == [b"safe!", b"first" * 2][:whole]
+    assert harness.report().cut_at == first
 
 
 def test_damage_below_the_newest_checkpoint_cuts_nothing(harness):
     checkpointed_then(harness, b"first" * 2, b"other" * 2, b"active")
-    harness.store.close()
-    data = bytearray(harness.data_file(25).read_bytes())
-    data[-1] ^= 1
-    harness.data_file(25).write_bytes(data)
-    harness.index_file(25).unlink()
-    harness._start_anew()
+    with harness.stopped(clean=True):
+        flip(harness.data_file(25), -1)
+        harness.index_file(25).unlink()
     assert harness.log.end_offset == 111
     assert not harness.report().set_aside
 
 
 def test_an_earlier_recoverys_copy_is_never_overwritten(harness):
     checkpointed_then(harness, b"first" * 2, b"other" * 2)
-    harness.files.kill()
-    kept = Path(f"{harness.data_file(55)}.damaged-55")
-    kept.write_bytes(b"of an earlier life")
-    os.truncate(harness.data_file(25), 3)
-    harness._start_anew()
+    with harness.stopped():
+        kept = Path(f"{harness.data_file(55)}.damaged-55")
+        kept.write_bytes(b"of an earlier life")
+        os.truncate(harness.data_file(25), 3)
     assert kept.read_bytes() == b"of an earlier life"
     assert list(harness.report().set_aside) == [f"{kept}.2"]
 
 
-def test_a_put_after_a_kill_between_a_roll_and_its_sync_survives_a_power_cut(harness):
+def test_a_put_after_a_kill_between_a_roll_and_its_sync_survives_a_power_cut(harness, answers):
     harness.group_commit = True
     harness.max_segment_size = 25
     harness.append(b"first")  # rolls; nothing is synced
     harness.kill()
     harness.threads.run_all()
-    answers = Answers()
-    harness.append(b"other")
-    answers.expect(harness.log, harness.log.end_offset, "other")
+    answers.append(harness, b"other")
     harness.threads.run_all()
-    assert answers.succeeded == ["other"]
+    assert answers.succeeded == [b"other"]
     harness.lose_power()
     assert harness.bodies() == [b"first", b"other"]
 
 
 def test_names_of_new_segments_are_synced_by_the_first_sync_after_a_recovery(harness):
     harness.max_segment_size = 25
-    harness.append(b"first")
-    harness.append(b"other")
+    harness.append_each(b"first", b"other")
     log = harness.kill()
     assert list(log.unsynced_directories) == [os.path.dirname(harness.data_file()), harness.path]
-    log.flush()
-    harness.threads.run_all()
+    harness.flush()
     assert not log.unsynced_directories
     harness.lose_power()
     assert harness.bodies() == [b"first", b"other"]
@@ -572,21 +511,17 @@ def test_names_of_new_segments_are_synced_by_the_first_sync_after_a_recovery(har
 def test_old_segments_of_a_java_broker_are_indexed_in_the_background_and_recent_ones_checked(harness):
     harness.max_segment_size = 25
     harness.append_each(b"first", b"other", b"third")
-    harness.store.close()
-    for first, age in ((0, 3600), (25, 30), (50, 20), (75, 10)):
-        harness.index_file(first).unlink(missing_ok=True)
-        os.utime(harness.data_file(first), (1_500_000_000 - age,) * 2)
-    harness._start_anew()
-    assert harness.store.unindexed_segments == 1
-    assert harness.report().checked_bytes == 50
+    with harness.stopped(clean=True):
+        for first, age in ((0, 3600), (25, 30), (50, 20), (75, 10)):
+            harness.index_file(first).unlink(missing_ok=True)
+            os.utime(harness.data_file(first), (1_500_000_000 - age,) * 2)
+    assert (harness.store.unindexed_segments, harness.report().checked_bytes) == (1, 50)
     assert harness.bodies() == [b"first", b"other", b"third"]
 
 
 def test_what_is_only_in_the_page_cache_is_written_again(harness, monkeypatch):
     harness.append(*THREE)
-    harness.files.kill()
-    monkeypatch.setattr(FaultyFiles, "is_cached", lambda *_: True)
-    harness._start_anew()
-    assert harness.files.calls["sync_filesystem"] == 1
-    assert harness.files.calls["pwritev"] == 1
+    with harness.stopped():
+        monkeypatch.setattr(FaultyFiles, "is_cached", lambda *_: True)
+    assert (harness.files.calls["sync_filesystem"], harness.files.calls["pwritev"]) == (1, 1)
     assert harness.bodies() == THREE
