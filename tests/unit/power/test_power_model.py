@@ -108,61 +108,41 @@ class OneFile(Traced):
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
-A, NOTHING = b"a" * SECTOR, bytes(SECTOR)
+A, OLD, ZEROS = b"a" * SECTOR, b"o" * SECTOR, bytes(SECTOR)
+LONG = b"old!" * 300
+DOTS = b"...."
+
+AFTER = {
+    "what a sync has covered": (b"", lambda f: (f.puts(0, b"a" * 1500), f.syncs_it()), {b"a" * 1500}),
+    "a write, in part or not at all": (
+        b"",
+        lambda f: f.puts(0, A + A),
+        {b"", A + A, A + ZEROS, ZEROS + A, ZEROS + ZEROS},
+    ),
+    "a sector is never torn in itself": (OLD, lambda f: f.puts(9, b"n" * 9), {OLD, OLD[:9] + b"n" * 9 + OLD[18:]}),
+    "no later write without the earlier one": (
+        DOTS,
+        lambda f: (f.puts(0, b"1"), f.puts(1, b"2")),
+        {DOTS, b"1...", b"12.."},
+    ),
+    "a sync covers what ended before it began": (
+        DOTS,
+        lambda f: (f.puts(0, b"1"), f.syncs_it_while(lambda: f.puts(1, b"2"))),
+        {b"1...", b"12.."},
+    ),
+    "a sync that has not ended": (DOTS, lambda f: (f.puts(0, b"1"), f.begin(f.file)), {DOTS, b"1..."}),
+    "a truncation or none": (LONG, lambda f: f.cuts(4), {b"old!", LONG}),
+    "a synced truncation": (LONG, lambda f: (f.cuts(4), f.syncs_it()), {b"old!"}),
+    "opened with truncation": (b"old", lambda f: f.open("f", os.O_RDWR | os.O_TRUNC), {b"old", b""}),
+    "a failed sync loses what was not safe before": (
+        DOTS,
+        lambda f: (f.puts(0, b"1"), f.syncs_it(), f.puts(1, b"2"), f.syncs_it(error=5)),
+        {b"1...", b"12.."},
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("before", "calls", "after"),
-    [
-        pytest.param(
-            b"", lambda f: (f.puts(0, b"a" * 1500), f.syncs_it()), {b"a" * 1500}, id="what a sync has covered is there"
-        ),
-        pytest.param(
-            b"",
-            lambda f: f.puts(0, A + A),
-            {b"", A + A, A + NOTHING, NOTHING + A, NOTHING + NOTHING},
-            id="what no sync has covered is there in part or not at all",
-        ),
-        pytest.param(
-            b"o" * SECTOR,
-            lambda f: f.puts(100, b"n" * 100),
-            {b"o" * SECTOR, b"o" * 100 + b"n" * 100 + b"o" * (SECTOR - 200)},
-            id="a sector is never torn in itself",
-        ),
-        pytest.param(
-            b"....",
-            lambda f: (f.puts(0, b"1"), f.puts(1, b"2")),
-            {b"....", b"1...", b"12.."},
-            id="a sector has the content of some moment, not a later write without the earlier one",
-        ),
-        pytest.param(
-            b"....",
-            lambda f: (f.puts(0, b"1"), f.syncs_it_while(lambda: f.puts(1, b"2"))),
-            {b"1...", b"12.."},
-            id="a sync covers what ended before it began and not what came meanwhile",
-        ),
-        pytest.param(
-            b"....",
-            lambda f: (f.puts(0, b"1"), f.begin(f.file)),
-            {b"....", b"1..."},
-            id="a sync that has not ended promises nothing",
-        ),
-        pytest.param(b"old!" * 300, lambda f: f.cuts(4), {b"old!", b"old!" * 300}, id="a truncation is there or not"),
-        pytest.param(b"old!" * 300, lambda f: (f.cuts(4), f.syncs_it()), {b"old!"}, id="a synced truncation is there"),
-        pytest.param(
-            b"old",
-            lambda f: f.open("f", os.O_RDWR | os.O_TRUNC),
-            {b"old", b""},
-            id="opening with truncation empties a file",
-        ),
-        pytest.param(
-            b"....",
-            lambda f: (f.puts(0, b"1"), f.syncs_it(), f.puts(1, b"2"), f.syncs_it(error=5)),
-            {b"1...", b"12.."},
-            id="a failed sync loses only what was not safe before",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("before", "calls", "after"), AFTER.values(), ids=AFTER)
 def test_what_a_file_may_have_after_a_crash(before, calls, after):
     file = OneFile(before)
     calls(file)
