@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-import os
+from contextlib import AbstractContextManager
 
 import pytest
 
-from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.disk_space import DiskSpace, Room, default_reserve
 from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import DiskFull, LogReadOnly
-from metaq.protocol.record import checksum
 from tests.doubles.store import FaultyFiles, ManualThreads, check_invariants
+from tests.doubles.store_harness import StoreHarness
 from tests.raising import raising
 
 GIB = 1 << 30
@@ -83,13 +82,10 @@ def test_one_look_is_under_way_at_a_time_and_a_failed_one_changes_nothing():
 def test_a_put_that_finds_the_disk_full_leaves_nothing_and_later_ones_go_on(harness, group_commit):
     harness.group_commit = group_commit
     harness.append(b"good")
-    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
-    harness.files.fail("pwritev")
-    with pytest.raises(DiskFull, match="No space left on device"):
+    with no_room_for(harness, "pwritev"), pytest.raises(DiskFull, match="No space left on device"):
         harness.append(b"too much")
     assert harness.data_file().stat().st_size == 24
     check_invariants(harness.log)
-    harness.files.heal()
     harness.append(b"goes on")
     harness.threads.run_all()
     assert harness.bodies() == [b"good", b"goes on"]
@@ -97,40 +93,27 @@ def test_a_put_that_finds_the_disk_full_leaves_nothing_and_later_ones_go_on(harn
     assert harness.bodies() == [b"good", b"goes on"]
 
 
+def no_room_for(harness: StoreHarness, *calls: str) -> AbstractContextManager[None]:
+    return harness.files.failing(*calls, cause=errno.ENOSPC)
+
+
 def test_what_follows_a_refused_append_in_its_partition_is_refused_with_it(harness):
     log = harness.log
-    appends = []
-    end = log.end_offset
-    for number, body in enumerate((b"first", b"second")):
-        data, units = encode_puts([(0, checksum(body), body)], end, [number + 1], 1)
-        appends.append((log, data, units))
-        end += 20 + len(body)
-    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
-    harness.files.fail_at = harness.files.changes + 1  # the first of the two only
-    found = harness.store.append_many(Append(*each) for each in appends)
+    appends = [Append(log, *harness.encoded(end, b"a message")) for end in (0, 29)]
+    with no_room_for(harness):
+        harness.files.fail_at = harness.files.changes + 1  # the first of the two only
+        found = harness.store.append_many(appends)
     assert [type(each.error) for each in found] == [DiskFull, DiskFull]
     assert harness.bodies() == []
     check_invariants(log)
 
 
-def test_what_cannot_be_cut_back_turns_the_log_read_only(harness):
-    harness.append(b"good")
-    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
-    harness.files.fail("pwritev")
-    harness.files.fail("truncate")
-    with pytest.raises(LogReadOnly, match="cutting the file back to 24 bytes failed"):
-        harness.append(b"half written")
-
-
 def test_without_room_for_a_new_segment_the_last_one_grows(harness):
     harness.max_segment_size = 25
     log = harness.log
-    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
-    harness.files.fail("open")
-    harness.append(b"first")
-    harness.append(b"second")
+    with no_room_for(harness, "open"):
+        harness.append_each(b"first", b"second")
     assert len(log.segments) == 1
-    harness.files.heal()
     harness.append(b"third")
     assert len(log.segments) == 2
     harness.threads.run_all()
@@ -140,62 +123,52 @@ def test_without_room_for_a_new_segment_the_last_one_grows(harness):
 
 def test_a_sync_that_finds_the_disk_full_still_stops(harness):
     harness.group_commit = True
-    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
     logs = [harness.store.get_or_create("t", number) for number in range(4)]
     harness.append(b"a")
     for log in logs[1:]:
         log.flush()
-    harness.files.fail("fdatasync")
-    harness.threads.run_all()
+    with no_room_for(harness, "fdatasync"):
+        harness.threads.run_all()
     assert harness.log.read_only is not None
-    harness.files.heal()
     with pytest.raises(LogReadOnly):
         harness.append(b"b")
 
 
-@pytest.mark.parametrize("refused", ["pwritev", "open"])
-def test_a_journal_without_room_has_the_partitions_synced_instead(harness, refused):
+@pytest.mark.parametrize(("refused", "full"), [("pwritev", [b"second"]), ("open", [b"first", b"second"])])
+def test_a_journal_without_room_has_the_partitions_synced_instead(harness, refused, full):
     harness.group_commit = True
     logs = [harness.store.get_or_create("t", number) for number in range(4)]
-    bodies = (b"first", b"second", b"third")
-    full = {"pwritev": bodies[1:2], "open": bodies[:2]}[refused]
-    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
+    bodies = [b"first", b"second", b"third"]
     for body in bodies:
         for log in logs:
-            data, units = encode_puts([(0, checksum(body), body)], log.end_offset, [1], 1)
-            log.append(data, units)
-        if body in full:
-            harness.files.fail(refused)
-        harness.threads.run_all()
-        harness.files.heal()
+            harness.put(log, body)
+        with no_room_for(harness, *([refused] if body in full else [])):
+            harness.threads.run_all()
         assert [(log.read_only, log.visible_end) for log in logs] == [(None, log.end_offset) for log in logs]
     harness.lose_power()
-    assert harness.bodies() == list(bodies)
+    assert harness.bodies() == bodies
 
 
 @pytest.mark.parametrize("call", ["make_directory", "open"])
-def test_a_partition_without_room_is_made_when_there_is_some(harness, call):
-    harness.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize(
+    "make",
+    [lambda store: store.get_or_create("t", 1), lambda store: store.internal_log(SEQUENCES_TOPIC, True)],
+    ids=["of a topic", "internal"],
+)
+def test_a_partition_without_room_is_made_when_there_is_some(harness, make, call):
     store = harness.store
-    harness.files.fail(call)
-    with pytest.raises(DiskFull):
-        store.get_or_create("t", 1)
-    with pytest.raises(DiskFull):
-        store.internal_log(SEQUENCES_TOPIC, True)
-    harness.files.heal()
-    assert store.get_or_create("t", 1).end_offset == 0
-    assert store.internal_log(SEQUENCES_TOPIC, True).end_offset == 0
+    with no_room_for(harness, call), pytest.raises(DiskFull):
+        make(store)
+    assert make(store).end_offset == 0
 
 
 def test_an_index_without_room_stays_in_memory_and_is_written_later(harness):
     harness.append(b"first")
-    harness.files.error = OSError(errno.ENOSPC, "No space left on device")
-    harness.files.fail("pwritev")
-    harness.checkpoint()
+    with no_room_for(harness, "pwritev"):
+        harness.checkpoint()
     assert harness.log.read_only is None
     assert harness.log.synced_end == harness.log.end_offset
     assert harness.log.durability.dirty
-    harness.files.heal()
     harness.append(b"second")
     harness.checkpoint()
     assert not harness.log.durability.dirty

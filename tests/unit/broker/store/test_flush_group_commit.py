@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from metaq.broker.store.index import UNIT
-from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.topic_config import GROUP_COMMIT, FlushPolicy, TopicStoreConfig
 from metaq.protocol.errors import LogReadOnly, OffsetOutOfRange
-from metaq.protocol.record import encode_record
 from tests.doubles.store import check_invariants, run_inline
-from tests.doubles.store_harness import Answers, StoreHarness
 from tests.raising import raising
-
-
-def put(harness: StoreHarness, answers: Answers, body: bytes) -> None:
-    harness.append(body)
-    answers.expect(harness.log, harness.log.end_offset, body)
 
 
 def test_threshold_of_zero_or_less_means_group_commit():
@@ -27,7 +18,7 @@ def test_threshold_of_zero_or_less_means_group_commit():
 
 def test_group_commit_shows_and_answers_only_after_the_sync(harness, answers):
     harness.group_commit = True
-    put(harness, answers, b"a")
+    answers.append(harness, b"a")
     log = harness.log
     assert (log.visible_end, log.end_offset, log.segments.message_count) == (0, 21, 0)
     assert log.segments.read(0, 100) == b""
@@ -45,7 +36,7 @@ def test_group_commit_shows_and_answers_only_after_the_sync(harness, answers):
 def test_appends_during_a_sync_share_the_next_one(harness, answers):
     harness.group_commit = True
     for body in (b"a", b"b", b"c", b"d"):
-        put(harness, answers, body)
+        answers.append(harness, body)
     harness.threads.run_one()  # was started for the first alone
     assert answers.names == [b"a"]
     assert (harness.log.visible_end, harness.log.segments.message_count) == (21, 1)
@@ -59,40 +50,35 @@ def test_the_first_sync_of_a_new_partition_syncs_its_directories_too(harness, an
     harness.group_commit = True
     harness.open()
     harness.files.calls.clear()
-    put(harness, answers, b"a")
+    answers.append(harness, b"a")
     harness.threads.run_all()
     assert harness.files.calls["fsync_directory"] == 2
-    put(harness, answers, b"b")
+    answers.append(harness, b"b")
     harness.threads.run_all()
     assert harness.files.calls["fsync_directory"] == 2
 
 
 def test_when_visible_is_answered_at_once_for_visible_data(harness, answers):
-    put(harness, answers, b"async")
+    answers.append(harness, b"async")
     assert answers.got == [(b"async", None)]
     assert len(harness.threads) == 0
 
 
-def test_on_visible_is_called_after_the_waiters_each_time_data_becomes_visible(harness, answers):
-    harness.group_commit = True
-    seen: list[tuple[int, int]] = []
-
-    def note(log):
-        seen.append((log.visible_end, len(answers.got)))
-
-    harness.log.on_visible = note
-    put(harness, answers, b"a")
-    put(harness, answers, b"b")
-    assert seen == []
+@pytest.mark.parametrize(
+    ("group_commit", "during", "after"), [(True, [], [(21, 1), (42, 2)]), (False, [(21, 0), (42, 1)], [])]
+)
+def test_on_visible_is_called_after_the_waiters_each_time_data_becomes_visible(
+    harness, answers, group_commit, during, after
+):
+    """Within an asynchronous append, whose answer is asked for behind it."""
+    harness.group_commit = group_commit
+    seen = []
+    harness.log.on_visible = lambda log: seen.append((log.visible_end, len(answers.got)))
+    answers.append(harness, b"a")
+    answers.append(harness, b"b")
+    assert seen == during
     harness.threads.run_all()
-    assert seen == [(21, 1), (42, 2)]
-
-
-def test_on_visible_is_called_within_an_asynchronous_append(harness):
-    seen: list[int] = []
-    harness.log.on_visible = lambda log: seen.append(log.visible_end)
-    harness.append(b"a", b"b")
-    assert seen == [42]
+    assert seen == during + after
 
 
 def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(harness, answers, caplog):
@@ -110,7 +96,7 @@ def test_threads_that_finish_at_once_work_too(harness, answers):
     harness.max_segment_size = 60
     harness.threads = run_inline  # type: ignore[assignment]
     for number in range(7):
-        put(harness, answers, b"%d" % number)
+        answers.append(harness, b"%d" % number)
     assert len(answers.succeeded) == 7
     check_invariants(harness.log)
 
@@ -159,8 +145,7 @@ def test_dirty_logs_get_a_checkpoint_every_five_seconds_and_clean_ones_none(harn
 
 def test_checkpoints_of_many_partitions_are_bounded_at_a_time_and_all_made(harness):
     for number in range(50):
-        log = harness.store.get_or_create("many", number)
-        log.append(*one_record(log))
+        harness.put(harness.store.get_or_create("many", number), b"x")
     harness.store.tick()
     harness.now = 5.0
     harness.store.tick()
@@ -179,8 +164,8 @@ def test_a_roll_starts_the_checkpoint_of_the_closed_segment(harness):
 
 def test_close_answers_waiters_whose_sync_was_never_run(harness, answers):
     harness.group_commit = True
-    put(harness, answers, b"a")
-    put(harness, answers, b"b")
+    answers.append(harness, b"a")
+    answers.append(harness, b"b")
     harness.store.close()
     assert answers.succeeded == [b"a", b"b"]
     harness.threads.run_all()  # the late worker finds nothing to do
@@ -191,9 +176,9 @@ def test_close_answers_waiters_whose_sync_was_never_run(harness, answers):
 
 def test_close_takes_over_a_sync_whose_result_has_not_arrived(harness, answers):
     harness.group_commit = True
-    put(harness, answers, b"a")
+    answers.append(harness, b"a")
     arrive = harness.threads.run_unreported()
-    put(harness, answers, b"b")
+    answers.append(harness, b"b")
     assert answers.got == []
     harness.store.close()
     assert answers.succeeded == [b"a", b"b"]
@@ -212,7 +197,3 @@ def test_jobs_let_go_of_the_descriptors_they_pinned(harness):
         harness.threads.run_all()
     harness.checkpoint()
     assert [segment.data.pins for segment in harness.log.segments] == [0] * 3
-
-
-def one_record(log: PartitionLog) -> tuple[list[bytes], bytes]:
-    return [encode_record(b"x", 1, 0)], UNIT.pack(log.end_offset, 1, 0, 21, 0)

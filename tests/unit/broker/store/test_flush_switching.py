@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store.batch import encode_puts
-from metaq.protocol.errors import MetaqError
-from metaq.protocol.record import checksum, iter_headers
 from tests.doubles.store import check_invariants
-from tests.doubles.store_harness import NOW_MS, Answers, StoreHarness
-
-
-def put(harness: StoreHarness, answers: Answers, body: bytes) -> None:
-    harness.append(body)
-    answers.expect(harness.log, harness.log.end_offset, body)
+from tests.doubles.store_harness import Answers, StoreHarness
 
 
 def switch(harness: StoreHarness, group_commit: bool) -> None:
@@ -28,43 +21,43 @@ def switch(harness: StoreHarness, group_commit: bool) -> None:
 
 def test_puts_that_wait_keep_waiting_when_group_commit_ends(harness, answers):
     harness.group_commit = True
-    put(harness, answers, b"before")
+    answers.append(harness, b"before")
     switch(harness, False)
-    put(harness, answers, b"after")
+    answers.append(harness, b"after")
     assert answers.got == []
     assert harness.log.visible_end == 0
     harness.threads.run_all()
     assert answers.succeeded == [b"before", b"after"]
-    put(harness, answers, b"later")
+    answers.append(harness, b"later")
     assert answers.succeeded[-1] == b"later"
     assert len(harness.threads) == 0
 
 
 def test_group_commit_ends_also_while_puts_keep_coming(harness, answers):
     harness.group_commit = True
-    put(harness, answers, b"1")
-    put(harness, answers, b"2")
+    answers.append(harness, b"1")
+    answers.append(harness, b"2")
     switch(harness, False)
     harness.threads.run_one()  # covers the first put only
     assert answers.succeeded == [b"1"]
-    put(harness, answers, b"3")
+    answers.append(harness, b"3")
     harness.threads.run_one()
     assert answers.succeeded == [b"1", b"2", b"3"]
 
 
 def test_an_idle_partition_changes_at_once(harness, answers):
     harness.group_commit = True
-    put(harness, answers, b"a")
+    answers.append(harness, b"a")
     harness.threads.run_all()
     switch(harness, False)
-    put(harness, answers, b"b")
+    answers.append(harness, b"b")
     assert answers.succeeded == [b"a", b"b"]
 
 
 def test_group_commit_syncs_what_was_not_and_makes_new_puts_wait(harness, answers):
-    put(harness, answers, b"old")
+    answers.append(harness, b"old")
     switch(harness, True)
-    put(harness, answers, b"new")
+    answers.append(harness, b"new")
     assert answers.succeeded == [b"old"]
     harness.threads.run_all()
     assert answers.succeeded == [b"old", b"new"]
@@ -74,7 +67,7 @@ def test_group_commit_syncs_what_was_not_and_makes_new_puts_wait(harness, answer
 
 def test_a_failed_sync_reaches_those_who_waited_before_the_change(harness, answers):
     harness.group_commit = True
-    put(harness, answers, b"a")
+    answers.append(harness, b"a")
     harness.files.fail("fdatasync")
     switch(harness, False)
     harness.threads.run_all()
@@ -82,10 +75,10 @@ def test_a_failed_sync_reaches_those_who_waited_before_the_change(harness, answe
 
 
 def test_settings_reach_every_partition_that_exists(harness, answers):
-    put(harness, answers, b"x" * 50)
+    answers.append(harness, b"x" * 50)
     harness.max_segment_size = 60
     harness.store.reconfigure()
-    put(harness, answers, b"y")
+    answers.append(harness, b"y")
     assert len(harness.log.segments) == 2
 
 
@@ -98,44 +91,25 @@ def test_what_group_commit_acknowledged_survives_a_power_cut_whatever_was_switch
     with TemporaryDirectory() as directory:
         harness = StoreHarness(Path(directory, "data"))
         store = harness.open()
-        promised: dict[int, list[bytes]] = {}
-        written: dict[int, list[bytes]] = {}
+        promised, written = defaultdict(Answers), defaultdict(list)
         for number, action in enumerate(actions):
             name, _, partition = action.partition(" ")
             if name == "put":
-                _put(harness, int(partition), b"%d" % number, promised if harness.group_commit else {})
-                written.setdefault(int(partition), []).append(b"%d" % number)
+                log, body = store.get_or_create("t", int(partition)), b"%d" % number
+                harness.put(log, body)
+                (promised[log.partition] if harness.group_commit else Answers()).expect(log, log.end_offset, body)
+                check_invariants(log)
+                written[log.partition].append(body)
             elif name == "run":
                 if len(harness.threads):
                     harness.threads.run_one()
             else:
                 harness.group_commit = name == "group"
                 store.reconfigure()
+        answers = {number: each.succeeded for number, each in promised.items()}  # before the cut answers others
         harness.lose_power()
         for number, all_bodies in written.items():
-            kept = _bodies(harness, number)
+            kept = harness.bodies(number)
             assert kept == all_bodies[: len(kept)]
-            assert set(promised.get(number, ())) <= set(kept)
+            assert set(answers.get(number, ())) <= set(kept)
         harness.files.kill()
-
-
-def _put(harness: StoreHarness, partition: int, body: bytes, promised: dict[int, list[bytes]]) -> None:
-    log = harness.store.get_or_create("t", partition)
-    harness.next_id += 1
-    log.append(*encode_puts([(0, checksum(body), body)], log.end_offset, [harness.next_id], NOW_MS))
-
-    def answered(error: MetaqError | None) -> None:
-        if error is None:
-            promised.setdefault(partition, []).append(body)
-
-    log.when_safe(log.end_offset, answered)
-    check_invariants(log)
-
-
-def _bodies(harness: StoreHarness, partition: int) -> list[bytes]:
-    try:
-        log = harness.store.get("t", partition)
-    except MetaqError:
-        return []
-    data = log.segments.snapshot().read(0, 1 << 20) if log.visible_end else b""
-    return [data[header.end - header.length : header.end] for header in iter_headers(data)]

@@ -10,9 +10,9 @@ from metaq.broker.store import tuning
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.index import UNIT
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
-from metaq.protocol.record import checksum, tag_hash
+from metaq.protocol.record import tag_hash
 from tests.doubles.store import check_invariants
-from tests.doubles.store_harness import StoreHarness
+from tests.doubles.store_harness import StoreHarness, flip
 
 RECORD = 20 + 10  # bytes of a record with a body of ten
 
@@ -31,11 +31,9 @@ def test_new_partition_is_an_empty_log_with_the_file_that_1_x_makes(harness):
 
 
 def test_append_is_readable_at_once_at_the_offset_it_returns(harness):
-    assert harness.append(b"first") == 0
-    assert harness.append(b"second", b"third") == 25
+    assert [harness.append(b"first"), harness.append(b"second", b"third")] == [0, 25]
     assert harness.log.visible_end == harness.log.end_offset == 25 + 26 + 25
-    assert harness.bodies() == [b"first", b"second", b"third"]
-    assert harness.log.segments.read(25, 26) == harness.log.segments.snapshot().read(25, 26)
+    assert harness.records() == {0: b"first", 25: b"second", 51: b"third"}
     assert harness.log.segments.message_count == 3
 
 
@@ -44,8 +42,8 @@ def test_read_gives_a_slice_that_may_cut_a_record_as_1_x_does(harness):
     whole = harness.data_file().read_bytes()
     for offset in range(2 * RECORD + 1):
         for length in (1, 7, RECORD, 1000):
-            assert harness.log.segments.read(offset, length) == whole[offset : offset + length]
-            assert harness.log.segments.snapshot().read(offset, length) == whole[offset : offset + length]
+            for segments in (harness.log.segments, harness.log.segments.snapshot()):
+                assert segments.read(offset, length) == whole[offset : offset + length]
 
 
 @pytest.mark.parametrize("offset", [-1, -(1 << 63), 61, (1 << 63) - 1])
@@ -63,19 +61,15 @@ def test_read_of_no_bytes_is_a_callers_mistake(harness):
         harness.log.segments.read(0, 0)
 
 
-def test_read_returns_none_when_the_data_is_not_in_the_page_cache(harness):
-    harness.append(ten(1))
-    harness.files.page_cache_empty = True
-    assert harness.log.segments.read(0, 100) is None
-    assert harness.log.segments.snapshot().read(0, 100) == harness.data_file().read_bytes()
-
-
-def test_a_read_of_which_only_the_front_is_cached_returns_none(harness, monkeypatch):
+def test_read_returns_none_when_all_or_the_end_is_not_in_the_page_cache(harness, monkeypatch):
     harness.append(ten(1), ten(2))
-    read = os.preadv
+    whole, read = harness.data_file().read_bytes(), os.preadv
+    harness.files.page_cache_empty = True
+    assert harness.log.segments.read(0, 60) is None
+    assert harness.log.segments.snapshot().read(0, 60) == whole
     monkeypatch.setattr(harness.files, "preadv_nowait", lambda fd, buffer, position: read(fd, [buffer[:9]], position))
     assert harness.log.segments.read(0, 60) is None
-    assert harness.log.segments.read(0, 9) == harness.data_file().read_bytes()[:9]
+    assert harness.log.segments.read(0, 9) == whole[:9]
 
 
 def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(harness, caplog):
@@ -86,12 +80,14 @@ def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(harness,
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_read_of_a_vanished_file_names_it(harness):
-    harness.append(ten(1))
+def test_read_or_walk_of_a_vanished_file_names_it(harness):
+    harness.append(ten(1), ten(2))
     harness.log.segments[0].data.close()
     harness.data_file().unlink()
     with pytest.raises(StoreError, match=r"00000000000000000000\.meta cannot be read"):
         harness.log.segments.read(0, 100)
+    with pytest.raises(StoreError, match="is gone"):
+        harness.log.segments.snapshot().record_start(RECORD)
 
 
 def test_segment_rolls_after_the_append_that_reaches_its_size(harness):
@@ -101,19 +97,22 @@ def test_segment_rolls_after_the_append_that_reaches_its_size(harness):
     harness.append(ten(3), ten(4))  # may exceed the size by one batch
     assert [segment.first_offset for segment in harness.log.segments] == [0, 150]
     assert harness.append(ten(5)) == 150
-    assert harness.data_file().stat().st_size == 150
-    assert harness.data_file(150).stat().st_size == RECORD
+    assert [harness.data_file(first).stat().st_size for first in (0, 150)] == [150, RECORD]
     assert harness.bodies() == [ten(number) for number in range(6)]
 
 
-def test_read_never_crosses_a_segment(harness):
+@pytest.fixture
+def fives(harness):
+    """Five records in segments of two."""
     harness.max_segment_size = 60
     harness.append_each(*(ten(number) for number in range(5)))
-    data = harness.log.segments.read(RECORD, 1000)
-    assert data is not None
-    assert len(data) == RECORD
-    assert len(harness.log.segments.snapshot().read(60, 1000)) == 60
-    assert [len(harness.log.lookup.units(offset, 1000)) for offset in (0, 30, 60, 120)] == [2, 1, 2, 1]
+    return harness.log
+
+
+def test_read_never_crosses_a_segment(fives):
+    assert len(fives.segments.read(RECORD, 1000)) == RECORD
+    assert len(fives.segments.snapshot().read(60, 1000)) == 60
+    assert [len(fives.lookup.units(offset, 1000)) for offset in (0, 30, 60, 120)] == [2, 1, 2, 1]
 
 
 def test_append_of_more_buffers_than_one_writev_takes(harness):
@@ -123,11 +122,8 @@ def test_append_of_more_buffers_than_one_writev_takes(harness):
 
 
 def test_short_writes_are_completed(harness, monkeypatch):
-    def write_seven_bytes(fd, buffers, position):
-        return os.pwrite(fd, b"".join(buffers)[:7], position)
-
     log = harness.log
-    monkeypatch.setattr(harness.files, "pwritev", write_seven_bytes)
+    monkeypatch.setattr(harness.files, "pwritev", lambda fd, buffers, at: os.pwrite(fd, b"".join(buffers)[:7], at))
     harness.append(ten(1), ten(2))
     assert log.read_only is None
     assert harness.bodies() == [ten(1), ten(2)]
@@ -135,9 +131,8 @@ def test_short_writes_are_completed(harness, monkeypatch):
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_units_that_do_not_describe_the_data_are_refused_unwritten(harness, shift):
-    data, units = encode_puts([(0, checksum(b"x"), b"x")], shift, [1], 0)
     with pytest.raises(ValueError, match="index units"):
-        harness.log.append(data, units)
+        harness.log.append(*harness.encoded(shift, b"x"))
     assert harness.data_file().stat().st_size == 0
     assert harness.log.read_only is None
 
@@ -150,11 +145,9 @@ def test_append_without_data_or_units_is_refused(harness, data, units):
         harness.log.append(data, units)
 
 
-def test_segment_start_answers_like_the_offset_command_of_1_x(harness):
-    harness.max_segment_size = 60
-    harness.append_each(*(ten(number) for number in range(5)))
+def test_segment_start_answers_like_the_offset_command_of_1_x(fives):
     starts = {-1: 0, 0: 0, 59: 0, 60: 60, 61: 60, 120: 120, 149: 120, 150: 150, 151: 150, (1 << 63) - 1: 150}
-    assert {offset: harness.log.segments.start_of(offset) for offset in starts} == starts
+    assert {offset: fives.segments.start_of(offset) for offset in starts} == starts
 
 
 def starts_of(harness: StoreHarness, lengths: range) -> list[int]:
@@ -173,10 +166,9 @@ def test_the_record_of_each_byte_is_found_by_the_index_and_by_walking(harness, c
     starts = starts_of(harness, range(5, 30))
     log, end = harness.log, len(starts)
     if checkpoint:
-        log.checkpoint()
-        harness.threads.run_all()
-    assert [log.lookup.record_start(offset) for offset in range(end)] == starts
-    assert [log.segments.snapshot().record_start(offset) for offset in range(end)] == starts
+        harness.checkpoint()
+    for place in (log.lookup, log.segments.snapshot()):
+        assert [place.record_start(offset) for offset in range(end)] == starts
     assert [log.lookup.record_start(offset) for offset in (-1, end, end + 1)] == [0, end, end]
     with pytest.raises(OffsetOutOfRange):
         log.segments.snapshot().record_start(end + 1)
@@ -184,13 +176,13 @@ def test_the_record_of_each_byte_is_found_by_the_index_and_by_walking(harness, c
 
 def test_without_an_index_the_record_of_a_byte_is_walked_to(harness):
     starts = starts_of(harness, range(5, 30))
-    harness.store.close()
-    segments = sorted(harness.data_file().parent.glob("*.meta"))
-    for path in segments:
-        path.with_suffix(".index").unlink(missing_ok=True)
-    for path in segments[:-1]:
-        os.utime(path, (1_500_000_000, 1_500_000_000))  # written so long ago that a start need not read it
-    log = harness._start_anew()
+    with harness.stopped(clean=True) as data:
+        *closed, last = sorted(data.parent.glob("*.meta"))
+        for path in (*closed, last):
+            path.with_suffix(".index").unlink(missing_ok=True)
+        for path in closed:
+            os.utime(path, (1_500_000_000, 1_500_000_000))  # written so long ago that a start need not read it
+    log = harness.log
     assert not log.lookup.is_indexed(30)
     assert log.lookup.is_indexed(len(starts) - 1)  # the last segment's is made at the start
     assert log.lookup.record_start(30) == 0
@@ -203,33 +195,20 @@ def test_without_an_index_the_record_of_a_byte_is_walked_to(harness):
 def test_walking_goes_on_behind_damage(harness, monkeypatch):
     monkeypatch.setattr(tuning, "WALK_RECORDS", 2)
     harness.append_each(*(ten(number) for number in range(8)))
-    with open(harness.data_file(), "r+b") as file:
-        file.seek(3 * RECORD + 25)
-        file.write(b"?")
+    flip(harness.data_file(), 3 * RECORD + 25)
     expected = [offset // RECORD * RECORD for offset in range(8 * RECORD)]
     assert [harness.log.segments.snapshot().record_start(offset) for offset in range(8 * RECORD)] == expected
 
 
-def test_walking_in_a_file_that_is_gone_says_so(harness):
-    harness.append(ten(1), ten(2))
-    os.unlink(harness.data_file())
-    with pytest.raises(StoreError, match="is gone"):
-        harness.log.segments.snapshot().record_start(RECORD)
-
-
 def test_counts_follow_the_log_across_segments_and_checkpoints(harness):
     harness.max_segment_size = 100
-    for number in range(11):
-        harness.append(ten(number))
-        if number == 6:
-            harness.checkpoint()
+    harness.append_each(*(ten(number) for number in range(7)))
+    harness.checkpoint()
+    harness.append_each(*(ten(number) for number in range(7, 11)))
     log = harness.log
     assert log.segments.message_count == 11
-    assert [log.lookup.count_before(offset) for offset in range(0, 331, 15)] == [
-        offset // RECORD for offset in range(0, 331, 15)
-    ]
-    assert log.lookup.count_before(-5) == 0
-    assert log.lookup.count_before(10_000) == 11
+    counts = {-5: 0, **{offset: offset // RECORD for offset in range(0, 331, 15)}, 10_000: 11}
+    assert {offset: log.lookup.count_before(offset) for offset in counts} == counts
 
 
 def test_offset_at_time_is_the_first_record_stored_then_or_later(harness):
@@ -240,22 +219,15 @@ def test_offset_at_time_is_the_first_record_stored_then_or_later(harness):
     assert {time_ms: harness.log.lookup.offset_at_time(time_ms) for time_ms in answers} == answers
 
 
-def test_units_describe_the_records_of_a_span(harness):
+def test_units_describe_the_records_of_a_span_and_at_least_the_first_one(harness):
     harness.append(ten(1), ten(2))
     harness.append(b"\0\0\0\3buypayload", flag=1)
     units = harness.log.lookup.units(0, 1000)
-    assert units["offset"].tolist() == [0, 30, 60]
     assert units["size"].tolist() == [30, 30, 34]
     assert units["tag"].tolist() == [0, 0, tag_hash("buy")]
-    assert harness.log.lookup.units(1, 1000)["offset"].tolist() == [30, 60]
-    assert harness.log.lookup.units(0, 89)["offset"].tolist() == [0, 30]
+    spans = {(0, 1000): [0, 30, 60], (1, 1000): [30, 60], (0, 89): [0, 30], (94, 1000): [], (30, 5): [30]}
+    assert {span: harness.log.lookup.units(*span)["offset"].tolist() for span in spans} == spans
     assert harness.log.lookup.units(0, 1000, max_count=1)["offset"].tolist() == [0]
-    assert harness.log.lookup.units(94, 1000).tolist() == []
-
-
-def test_units_give_the_first_record_even_if_it_is_larger_than_the_span(harness):
-    harness.append(ten(1), ten(2))
-    assert harness.log.lookup.units(30, 5)["offset"].tolist() == [30]
 
 
 def test_units_are_the_same_before_and_after_they_reach_the_file(harness):
@@ -263,7 +235,6 @@ def test_units_are_the_same_before_and_after_they_reach_the_file(harness):
     before = harness.log.lookup.units(90, 150)
     harness.checkpoint()
     harness.append(ten(11))
-    assert harness.log.segments[0].index is not None
     assert harness.log.segments[0].index.stored == 10
     assert harness.log.lookup.units(90, 150).tobytes() == before.tobytes()
     assert harness.log.lookup.units(0, 1000)["offset"].tolist() == list(range(0, 330, 30))
@@ -275,15 +246,13 @@ def test_index_units_in_memory_are_bounded(harness, monkeypatch):
         harness.append(ten(number))
         harness.threads.run_all()
     index = harness.log.segments[0].index
-    assert index is not None
     assert index.unstored <= 10
     assert harness.files.calls["fdatasync"] == 0  # written, not synced
     assert harness.log.lookup.count_before(10_000) == 25
 
 
 def test_max_message_id_is_the_largest_positive_one(harness):
-    data, units = encode_puts([(0, 0, b""), (0, 0, b""), (0, 0, b"")], 0, [7, -9, 5], 0)
-    harness.log.append(data, units)
+    harness.log.append(*encode_puts([(0, 0, b"")] * 3, 0, [7, -9, 5], 0))
     assert harness.log.segments.largest_id_below(1 << 62) == 7
     assert harness.restart().segments.largest_id_below(1 << 62) == 7
 
@@ -293,9 +262,8 @@ def test_descriptors_stay_within_the_limit(harness):
     logs = [harness.store.get_or_create("many", number) for number in range(20)]
     for _ in range(3):
         for log in logs:
-            data, units = encode_puts([(0, checksum(b"x"), b"x")], log.end_offset, [1], 0)
-            log.append(data, units)
-            assert log.segments.read(log.end_offset - 21, 21) == b"".join(data)
+            base = harness.put(log, b"x")
+            assert log.segments.read(base, 21)[20:] == b"x"
     assert harness.files.open_descriptors <= 4 + 2  # and the data path with its lock
     harness.threads.run_all()
     assert {log.segments.message_count for log in logs} == {3}
@@ -326,8 +294,7 @@ def test_the_page_cache_keeps_the_end_of_a_copy_alone_and_everything_that_was_th
     log = harness.log
     for number in range(10):
         copied = 2 <= number < 9
-        data, units = encode_puts([(0, checksum(b"a" * 20), b"a" * 20)], log.end_offset, [number + 1], 0)
-        log.append(data, units, journaled=not copied)
+        log.append(*harness.encoded(log.end_offset, b"a" * 20), journaled=not copied)
         harness.threads.run_all()
     ranges = [(position, size) for position, size, advice in dropped if advice == os.POSIX_FADV_DONTNEED]
     assert ranges == [(80, 40), (120, 40), (160, 40), (200, 40)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from metaq.broker.store.search import find_id, find_key, read_matches
 from metaq.broker.store.searching import Budget, FoundMatches, KeyQuery
 from metaq.broker.store.topic_config import DeletePolicy, Disposal
 from metaq.protocol.record import encode_attributes, encode_body, iter_headers, key_hashes
-from tests.doubles.store_harness import NOW_MS, StoreHarness
+from tests.doubles.store_harness import NOW_MS, StoreHarness, flip
 
 FLAG = 3
 
@@ -32,6 +33,10 @@ class Scene:
         self.harness = harness
         self.messages: list[tuple[int, int, tuple[str, ...]]] = []
 
+    def append_a(self, count: int) -> list[int]:
+        """So many messages with the key a; their offsets."""
+        return [self.append("a") for _ in range(count)]
+
     def append(self, *keys: str, payload: bytes = b"payload", now_ms: int = NOW_MS) -> int:
         offset = self.harness.append(body(*keys, payload=payload), flag=FLAG, now_ms=now_ms)
         self.messages.append((offset, self.harness.next_id - 1, keys))
@@ -39,13 +44,15 @@ class Scene:
 
     def settle(self) -> None:
         """Checkpoint everything and build what can be built."""
-        for _ in range(30):
-            self.harness.now += 5
+        self.harness.settle()
+        assert not len(self.harness.store.key_building)
+        assert not self.harness.log.durability.dirty
+
+    def work(self, seconds: float = 5, times: int = 1) -> None:
+        for _ in range(times):
+            self.harness.now += seconds
             self.harness.store.tick()
             self.harness.threads.run_all()
-            if not len(self.harness.store.key_building) and not self.harness.log.durability.dirty:
-                return
-        raise AssertionError("the store does not come to rest")
 
     def search(
         self, find: Callable[..., FoundMatches], *arguments: object, budget: Budget | None = None
@@ -56,12 +63,13 @@ class Scene:
         return found
 
     def by_key(self, key: str, limit: int = 1000, **more: int | bool) -> list[int]:
-        found = self.search(find_key, KeyQuery(key, limit, **more))  # type: ignore[arg-type]
-        assert found.unsearched == 0
-        return [match.offset for match in found.matches]
+        return self._offsets(self.search(find_key, KeyQuery(key, limit, **more)))  # type: ignore[arg-type]
 
     def by_id(self, message_id: int) -> list[int]:
-        found = self.search(find_id, message_id, 10)
+        return self._offsets(self.search(find_id, message_id, 10))
+
+    @staticmethod
+    def _offsets(found: FoundMatches) -> list[int]:
         assert found.unsearched == 0
         return [match.offset for match in found.matches]
 
@@ -75,6 +83,9 @@ class Scene:
         for offset, message_id, _ in there:
             assert self.by_id(message_id) == [offset]
         assert self.by_id(12345) == self.by_id(-5) == []
+
+    def key_files(self) -> list[str]:
+        return [name for name in self.harness.names() if name.endswith(".keys")]
 
     def blocks(self) -> list[int]:
         return [len(segment.keys or ()) for segment in self.harness.log.segments]
@@ -98,26 +109,25 @@ def test_searches_find_what_a_model_has(tmp_path_factory, steps, segment_bytes, 
     harness = StoreHarness(tmp_path_factory.mktemp("s") / "data")
     harness.max_segment_size, harness.key_block_bytes = segment_bytes, block_bytes
     scene = Scene(harness)
+
+    def kill():
+        harness.kill()
+        harness.threads.run_all()  # indexes that are behind
+
+    def tear(path):
+        os.truncate(path, path.stat().st_size // 2)
+        for segment in harness.log.segments:
+            segment.keys = None  # a file is torn by a crash, so nobody knows it
+
+    does = {"settle": scene.settle, "restart": harness.restart, "kill": kill, "search": scene.check}
     for step in steps:
         if isinstance(step, list):
             scene.append(*step)
-        elif step == "settle":
-            scene.settle()
-        elif step == "restart":
-            harness.restart()
-        elif step == "kill":
-            harness.kill()
-            harness.threads.run_all()  # indexes that are behind
-        elif step == "search":
-            scene.check()
+        elif step in does:
+            does[step]()
         else:
-            for path in Path(harness.path, "t-0").glob("*.keys") if Path(harness.path, "t-0").exists() else ():
-                if step == "delete":
-                    path.unlink()
-                else:
-                    os.truncate(path, path.stat().st_size // 2)
-                    for segment in harness.log.segments:
-                        segment.keys = None  # a file is torn by a crash, so nobody knows it
+            for path in Path(harness.path, "t-0").glob("*.keys"):
+                (path.unlink if step == "delete" else partial(tear, path))()
     scene.check()
     scene.settle()
     scene.check()
@@ -135,28 +145,25 @@ def test_closed_segments_get_their_key_files_and_the_growing_one_a_block_now_and
     scene.settle()
     blocks = scene.blocks()
     assert all(count >= 4 for count in blocks[:-1])
-    assert len([name for name in scene.harness.names() if name.endswith(".keys")]) == len(blocks) - (not blocks[-1])
+    assert len(scene.key_files()) == len(blocks) - (not blocks[-1])
     scene.check()
 
 
 def test_blocks_that_are_known_are_not_read_again_and_new_ones_are_added(scene):
     scene.harness.key_block_bytes = 200
-    for _ in range(20):
-        scene.append("a")
-    scene.settle()
-    before = Path(scene.harness.path, "t-0", f"{0:020d}.keys").read_bytes()
+    files = []
+    for _ in range(2):
+        scene.append_a(20)
+        scene.settle()
+        files.append(Path(scene.harness.path, "t-0", f"{0:020d}.keys").read_bytes())
+    before, after = files
     assert before
-    for _ in range(20):
-        scene.append("a")
-    scene.settle()
-    after = Path(scene.harness.path, "t-0", f"{0:020d}.keys").read_bytes()
     assert after.startswith(before)
     assert len(after) > len(before)
 
 
 def test_the_end_of_a_growing_segment_is_read_once(scene):
-    for _ in range(50):
-        scene.append("a")
+    scene.append_a(50)
     assert len(scene.by_key("a")) == 50
     view = scene.harness.store.searching.view(scene.harness.log).segments[0]
     assert view.recent is not None
@@ -166,8 +173,7 @@ def test_the_end_of_a_growing_segment_is_read_once(scene):
 
 
 def test_what_searches_have_read_is_kept_within_bounds(scene):
-    for _ in range(50):
-        scene.append("a")
+    scene.append_a(50)
     scene.harness.store.searching._max_kept = 49
     scene.by_key("a")
     assert scene.harness.store.searching.view(scene.harness.log).segments[0].recent is None
@@ -187,8 +193,7 @@ def test_blocks_that_go_on_behind_what_readers_see_give_nothing_away(scene, bloc
     scene.harness.key_block_bytes, scene.harness.max_segment_size = block_bytes, 300
     scene.append("a")
     scene.harness.log.limit_visibility()
-    for _ in range(8):
-        scene.append("a")
+    scene.append_a(8)
     scene.settle()
     hidden, scene.messages = scene.messages[1:], scene.messages[:1]
     scene.check()
@@ -211,7 +216,7 @@ def test_a_search_is_bounded_in_time_of_storing(scene):
 
 def test_the_newest_or_the_oldest_come_first_and_more_is_said(scene):
     scene.harness.max_segment_size, scene.harness.key_block_bytes = 500, 200
-    offsets = [scene.append("a") for _ in range(20)]
+    offsets = scene.append_a(20)
     scene.settle()
     for limit in (1, 7, 19, 20, 21):
         newest = scene.search(find_key, KeyQuery("a", limit))
@@ -248,28 +253,25 @@ def test_ids_of_java_brokers_are_found_though_they_are_not_in_order(scene):
 def test_a_search_that_may_not_read_everything_says_so(scene):
     for number in range(100):
         scene.append("a" if number in (0, 99) else "b", payload=bytes(10_000))
-    allowed = 50 * 10_000
-    found = scene.search(find_key, KeyQuery("a", 10), budget=Budget(allowed))
-    assert [match.offset for match in found.matches] == []  # nothing is left to look at the candidate
+    found = scene.search(find_key, KeyQuery("a", 10), budget=Budget(50 * 10_000))
+    assert found.matches == []  # nothing is left to look at the candidate
     assert found.unsearched > 0
-    found = scene.search(find_key, KeyQuery("a", 10), budget=Budget(0))
-    assert found.unsearched == scene.harness.log.visible_end
-    found = scene.search(find_id, scene.messages[5][1], 1, budget=Budget(10))
-    assert not found.matches
-    assert found.unsearched == scene.harness.log.visible_end
-    found = scene.search(find_key, KeyQuery("a", 10), budget=Budget(seconds=0))
-    assert found.unsearched == scene.harness.log.visible_end
+    for find, what, budget in (
+        (find_key, [KeyQuery("a", 10)], Budget(0)),
+        (find_id, [scene.messages[5][1], 1], Budget(10)),
+        (find_key, [KeyQuery("a", 10)], Budget(seconds=0)),
+    ):
+        found = scene.search(find, *what, budget=budget)
+        assert (found.matches, found.unsearched) == ([], scene.harness.log.visible_end)
     scene.check()
 
 
 def test_a_segment_whose_index_is_being_rebuilt_is_not_passed_over_in_silence(scene):
     scene.harness.max_segment_size = 300
-    for _ in range(10):
-        scene.append("a")
+    scene.append_a(10)
     scene.settle()
-    scene.harness.store.close()
-    scene.harness.index_file().unlink()
-    scene.harness.open()
+    with scene.harness.stopped(clean=True):
+        scene.harness.index_file().unlink()
     found = scene.search(find_key, KeyQuery("a", 100))
     assert found.unsearched == scene.harness.log.segments[0].size
     assert len(found.matches) < 10
@@ -279,8 +281,7 @@ def test_a_segment_whose_index_is_being_rebuilt_is_not_passed_over_in_silence(sc
 
 def test_retention_takes_the_key_files_and_searches_go_on(scene):
     scene.harness.max_segment_size = 300
-    for _ in range(10):
-        scene.append("a")
+    scene.append_a(10)
     scene.settle()
     log, store = scene.harness.log, scene.harness.store
     view = store.searching.view(log)
@@ -288,7 +289,7 @@ def test_retention_takes_the_key_files_and_searches_go_on(scene):
     scene.harness.wall += 1e9
     assert store.apply_retention()
     scene.harness.threads.run_all()
-    assert not [name for name in scene.harness.names() if name.endswith(".keys")]
+    assert scene.key_files() == []
     found = find_key(scene.harness.files, [view], KeyQuery("a", 100), Budget())
     assert found.unsearched == 0
     assert read_matches(scene.harness.files, found.matches, 1 << 20) is not None
@@ -296,8 +297,7 @@ def test_retention_takes_the_key_files_and_searches_go_on(scene):
 
 
 def test_matches_are_read_as_far_as_they_fit_but_the_first_one_always(scene):
-    for _ in range(5):
-        scene.append("a")
+    scene.append_a(5)
     found = scene.search(find_key, KeyQuery("a", 10))
     size = found.matches[0].size
     for room, expected in ((1, 1), (size, 1), (2 * size, 2), (99 * size, 5)):
@@ -310,18 +310,13 @@ def test_matches_are_read_as_far_as_they_fit_but_the_first_one_always(scene):
 
 def test_a_failed_write_is_tried_again_later_and_searches_read_the_data(scene):
     scene.harness.max_segment_size = 300
-    for _ in range(10):
-        scene.append("a")
+    scene.append_a(10)
     scene.harness.threads.run_all()
-    scene.harness.files.fail("truncate")  # only key files are cut here
-    for _ in range(3):
-        scene.harness.now += 5
-        scene.harness.store.tick()
-        scene.harness.threads.run_all()
-    assert not sum(scene.blocks())
-    assert len(scene.harness.store.key_building)
-    scene.check()
-    scene.harness.files.heal()
+    with scene.harness.files.failing("truncate"):  # only key files are cut here
+        scene.work(times=3)
+        assert not sum(scene.blocks())
+        assert len(scene.harness.store.key_building)
+        scene.check()
     scene.harness.now += 100
     scene.settle()
     assert all(scene.blocks()[:-1])
@@ -330,14 +325,12 @@ def test_a_failed_write_is_tried_again_later_and_searches_read_the_data(scene):
 
 def test_entries_that_a_disk_has_changed_are_made_again_after_a_restart(scene):
     scene.harness.max_segment_size, scene.harness.key_block_bytes = 300, 100
-    for _ in range(10):
-        scene.append("a")
+    scene.append_a(10)
     scene.settle()
-    scene.harness.store.close()
     path = Path(scene.harness.path, "t-0", f"{0:020d}.keys")
     whole = path.read_bytes()
-    path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
-    scene.harness.open()
+    with scene.harness.stopped(clean=True):
+        flip(path, 100)
     scene.settle()
     assert path.read_bytes() == whole
     scene.check()
@@ -353,10 +346,7 @@ def test_a_crash_at_any_write_leaves_key_files_that_are_right_or_made_again(tmp_
             scene.append("a", "b")
         harness.flush()
         harness.files.fail_at = harness.files.changes + fail_at
-        for _ in range(4):
-            harness.now += 5
-            harness.store.tick()
-            harness.threads.run_all()
+        scene.work(times=4)
         done = harness.files.changes < harness.files.fail_at
         harness.crash(power=lost_power)
         scene.messages = [each for each in scene.messages if each[0] < harness.log.visible_end]
