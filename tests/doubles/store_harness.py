@@ -119,8 +119,15 @@ class StoreHarness:
         check_invariants(self.log)
         return base
 
-    def append_each(self, *bodies: bytes) -> None:
-        """Each in a batch of its own."""
+    def append_safe(self, *bodies: bytes, now_ms: int = NOW_MS) -> int:
+        """Append one batch, and let everything run that waits."""
+        base = self.append(*bodies, now_ms=now_ms)
+        self.threads.run_all()
+        return base
+
+    def append_each(self, *bodies: bytes, segment_bytes: int | None = None) -> None:
+        """Each in a batch of its own, in segments that are followed by others at this size."""
+        self.max_segment_size = segment_bytes or self.max_segment_size
         for body in bodies:
             self.append(body)
 
@@ -152,12 +159,16 @@ class StoreHarness:
         self.threads.run_all()
         return removed
 
+    def tick(self) -> None:
+        """A tick, and all that it starts."""
+        self.store.tick()
+        self.threads.run_all()
+
     def settle(self) -> None:
         """Let everything come to rest that has something to do."""
         for _ in range(30):
             self.now += 5
-            self.store.tick()
-            self.threads.run_all()
+            self.tick()
 
     def bodies(self, partition: int = 0) -> list[bytes]:
         """Bodies of all readable records."""

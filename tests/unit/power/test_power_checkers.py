@@ -86,9 +86,7 @@ def test_another_message_in_the_place_of_a_lost_one_is_right_unless_that_was_pro
 
 def test_a_body_names_itself_only_as_a_whole():
     body = body_of("i1.0", 100)
-    assert name_of(body) == "i1.0"
-    assert name_of(body[:-1]) is None
-    assert name_of(body[:50] + bytes(50)) is None
+    assert (name_of(body), name_of(body[:-1]), name_of(body[:50] + bytes(50))) == ("i1.0", None, None)
     assert name_of(b"") is None
 
 

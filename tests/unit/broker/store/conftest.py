@@ -13,6 +13,18 @@ def harness(tmp_path):
 
 
 @pytest.fixture
+def grouped(harness):
+    """With group commit."""
+    harness.group_commit = True
+    return harness
+
+
+@pytest.fixture
+def log(harness):
+    return harness.log
+
+
+@pytest.fixture
 def answers():
     return Answers()
 

@@ -1,7 +1,7 @@
 """Damaged bytes in a partition: what lies at an offset, what is remembered of it, and what index units leave out."""
 
 import os
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given
@@ -21,8 +21,7 @@ SIZE = 50
 @pytest.fixture(params=["indexed", "unindexed"])
 def log(harness, request):
     """Ten records in each of two closed segments, with an index or without one yet."""
-    harness.max_segment_size = 10 * SIZE
-    harness.append_each(*BODIES)
+    harness.append_each(*BODIES, segment_bytes=10 * SIZE)
     harness.threads.run_all()
     harness.store.close()
     harness.request = request.param
@@ -60,33 +59,25 @@ def test_every_byte_of_a_sound_log_leads_to_its_record(log):
 
 
 @pytest.mark.parametrize(
-    ("position", "data"),
+    ("position", "data", "first", "end"),
     [
-        (3 * SIZE + 40, b"x"),  # a body
-        (3 * SIZE, b"\xff"),  # a negative length
-        (3 * SIZE, b"\x7f"),  # a length beyond everything
-        (3 * SIZE + 3, b"\x01"),  # a shorter one
-        (3 * SIZE + 4, b"\x55"),  # a checksum
-        (3 * SIZE, bytes(SIZE)),  # zeros
+        pytest.param(3 * SIZE + 40, b"x", 3, 4, id="a body"),
+        pytest.param(3 * SIZE, b"\xff", 3, 4, id="a negative length"),
+        pytest.param(3 * SIZE, b"\x7f", 3, 4, id="a length beyond everything"),
+        pytest.param(3 * SIZE + 3, b"\x01", 3, 4, id="a shorter one"),
+        pytest.param(3 * SIZE + 4, b"\x55", 3, 4, id="a checksum"),
+        pytest.param(3 * SIZE, bytes(SIZE), 3, 4, id="zeros"),
+        pytest.param(8 * SIZE + 5, b"?" * (2 * SIZE - 5), 8, 10, id="two in a row, up to the end of the segment"),
+        pytest.param(0, b"?" * (10 * SIZE), 0, 10, id="a whole segment"),
     ],
 )
-def test_damage_is_told_from_its_first_byte_to_its_last(log, position, data):
+def test_damage_is_told_from_its_first_byte_to_its_last(log, position, data, first, end):
     partition = opened(log, overwrite(position, data))
-    for offset in range(3 * SIZE, 4 * SIZE):
-        assert place(partition, offset) == Damaged(3 * SIZE, 4 * SIZE)
-    assert place(partition, 3 * SIZE - 1) == Sound(2 * SIZE, SIZE)
-    assert place(partition, 4 * SIZE) == Sound(4 * SIZE, SIZE)
-
-
-def test_records_in_a_row_are_one_range_and_the_last_one_ends_with_its_segment(log):
-    partition = opened(log, overwrite(8 * SIZE + 5, b"?" * (2 * SIZE - 5)))
-    assert place(partition, 8 * SIZE) == Damaged(8 * SIZE, 10 * SIZE)
-    assert place(partition, 10 * SIZE) == Sound(10 * SIZE, SIZE)
-
-
-def test_a_whole_segment_can_be_damaged(log):
-    partition = opened(log, overwrite(0, b"?" * (10 * SIZE)))
-    assert place(partition, 0) == Damaged(0, 10 * SIZE)
+    for offset in range(first * SIZE, end * SIZE):
+        start = first * SIZE if log.request == "unindexed" else offset - offset % SIZE  # an index says where it begins
+        assert place(partition, offset) == Damaged(start, end * SIZE)
+    assert first == 0 or place(partition, first * SIZE - 1) == Sound((first - 1) * SIZE, SIZE)
+    assert place(partition, end * SIZE) == Sound(end * SIZE, SIZE)
 
 
 @pytest.mark.parametrize("log", ["unindexed"], indirect=True)  # a good index was made before the damage
@@ -113,15 +104,10 @@ def test_the_units_of_a_range_go_on_behind_damage(log, rebuilt):
     good = [at * SIZE for at in range(20) if at not in (0, 3, 4, 9)]
     for start, end in [(0, 1000), (0, 500), (2 * SIZE, 6 * SIZE), (3 * SIZE, 4 * SIZE), (9 * SIZE, 10 * SIZE)]:
         for pieces in (1 << 20, 2 * SIZE, 1):
-            units = [
-                unit for each in partition.lookup.units_between(start, end, pieces) for unit in each["offset"].tolist()
-            ]
-            assert units == [offset for offset in good if start <= offset < end]
-    assert list(partition.segments.damage) == [
-        Damaged(0, SIZE),
-        Damaged(3 * SIZE, 5 * SIZE),
-        Damaged(9 * SIZE, 10 * SIZE),
-    ]
+            units = chain.from_iterable(each["offset"] for each in partition.lookup.units_between(start, end, pieces))
+            assert [*units] == [offset for offset in good if start <= offset < end]
+    ranges = [Damaged(start * SIZE, end * SIZE) for start, end in ((0, 1), (3, 5), (9, 10))]
+    assert list(partition.segments.damage) == ranges
 
 
 def test_a_record_larger_than_our_largest_is_among_the_units_of_a_range(harness):
@@ -139,17 +125,8 @@ def test_a_record_larger_than_our_largest_is_among_the_units_of_a_range(harness)
 def test_an_offset_leads_to_the_start_of_its_record(harness):
     harness.append(b"a", b"bb", b"ccc")
     log = harness.log
-    assert [log.lookup.record_start(offset) for offset in (0, 20, 21, 42, 43, 65, 66, 99)] == [
-        0,
-        0,
-        21,
-        21,
-        43,
-        43,
-        66,
-        66,
-    ]
-    assert log.lookup.record_start(-5) == 0
+    starts = {-5: 0, 0: 0, 20: 0, 21: 21, 42: 21, 43: 43, 65: 43, 66: 66, 99: 66}
+    assert {offset: log.lookup.record_start(offset) for offset in starts} == starts
 
 
 def test_where_no_index_is_there_yet_the_segment_s_start_is_told(log):

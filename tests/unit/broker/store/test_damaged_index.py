@@ -1,7 +1,5 @@
 """Damage in index files: whatever it is, no message is lost or false, and the index is made again."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -20,14 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.index import (
-    UNIT_DTYPE,
-    IndexDamaged,
-    UnitReader,
-    read_checkpoint,
-    replace_index,
-    write_units,
-)
+from metaq.broker.store.index import UNIT_DTYPE, IndexDamaged, UnitReader, read_checkpoint, replace_index, write_units
 from metaq.broker.store.scan import time_id
 from metaq.broker.store.search import find_id
 from metaq.broker.store.searching import Budget, FoundMatches, LogView
@@ -65,8 +56,7 @@ def fill(harness: StoreHarness) -> None:
             harness.store.reconfigure()
         bodies = [b"%05d" % number for number in range(batch * BATCH, (batch + 1) * BATCH)]
         harness.next_id = id_of(batch * BATCH)
-        harness.append(*bodies, now_ms=time_of(batch * BATCH))
-        harness.threads.run_all()
+        harness.append_safe(*bodies, now_ms=time_of(batch * BATCH))
     harness.checkpoint()
     assert [segment.first_offset for segment in harness.log.segments] == [0, RECORDS * SIZE]
     assert not harness.log.durability.dirty
@@ -76,8 +66,7 @@ def settle(harness: StoreHarness) -> None:
     """Let the background do all it can."""
     for _ in range(4):
         harness.now += 0.25
-        harness.store.tick()
-        harness.threads.run_all()
+        harness.tick()
 
 
 def read_all(harness: StoreHarness, step: int = 2000) -> None:
@@ -137,8 +126,7 @@ def check_all(harness: StoreHarness, *, look_up_first: bool) -> None:
     read_all(harness, step=1 << 20)
     look_up_all(harness, exact=True)
     check_invariants(harness.log)
-    assert harness.store.unindexed_segments == 0
-    assert harness.log.segments.message_count == 2 * RECORDS
+    assert (harness.store.unindexed_segments, harness.log.segments.message_count) == (0, 2 * RECORDS)
     harness.append(b"00600")
     assert harness.log.segments.message_count == 2 * RECORDS + 1
 
@@ -280,8 +268,7 @@ def test_damage_is_told_once_and_by_its_place(damaged_first, errors):
 def check_after_a_kill(harness: StoreHarness) -> None:
     """Of a copy with one message more: all are there, and nothing has to be checked."""
     check_invariants(harness.log)
-    assert harness.kill().segments.message_count == 2 * RECORDS + 1
-    assert harness.report().checked_bytes == 0
+    assert (harness.kill().segments.message_count, harness.report().checked_bytes) == (2 * RECORDS + 1, 0)
     check_invariants(harness.log)
 
 
@@ -310,8 +297,7 @@ def test_a_growing_segment_stays_if_no_other_can_be_made(damaged_last):
     log = damaged_last.log
     with damaged_last.files.failing("open"), pytest.raises(StoreError, match="block 1"):
         log.lookup.units(offset_of(400), 100)
-    assert log.read_only is None
-    assert len(log.lookup.units(offset_of(400), 100)) == 4
+    assert (log.read_only, len(log.lookup.units(offset_of(400), 100))) == (None, 4)
 
 
 def test_a_rebuild_waits_for_jobs_that_write_to_the_damaged_file(copied):
@@ -349,26 +335,23 @@ def test_a_job_begun_without_an_index_does_not_write_to_the_new_one(copied):
     check_after_a_kill(copied)
 
 
-def test_messages_that_are_not_safe_yet_are_not_counted_when_an_index_is_lost(harness):
-    harness.group_commit = True
-    log = harness.log
-    other = harness.store.get_or_create("t", 1)  # two partitions wait: the journal takes what they append
-    harness.append(*[b"%05d" % number for number in range(RECORDS)])
-    harness.threads.run_all()
-    harness.checkpoint()
-    harness.append(b"later")  # waits for the disk
+def test_messages_that_are_not_safe_yet_are_not_counted_when_an_index_is_lost(grouped, log):
+    other = grouped.store.get_or_create("t", 1)  # two partitions wait: the journal takes what they append
+    grouped.append_safe(*[b"%05d" % number for number in range(RECORDS)])
+    grouped.checkpoint()
+    grouped.append(b"later")  # waits for the disk
     assert (log.segments.message_count, other.segments.message_count) == (RECORDS, 0)
-    flip(harness.index_file(), 5000)
+    flip(grouped.index_file(), 5000)
     assert len(log.lookup.units(offset_of(200), 1000)) == 40
     assert log.segments.message_count == log.lookup.count_before(log.visible_end) == 0
-    harness.append(b"last")
+    grouped.append(b"last")
     assert log.segments.message_count == 0
-    harness.threads.run_all()
+    grouped.threads.run_all()
     assert log.segments.message_count == 1
-    settle(harness)
+    settle(grouped)
     assert log.segments.message_count == RECORDS + 2
     check_invariants(log)
-    assert harness.restart().segments.message_count == RECORDS + 2
+    assert grouped.restart().segments.message_count == RECORDS + 2
 
 
 def test_a_rebuild_that_fails_is_tried_again_later(damaged_first, caplog):
@@ -381,8 +364,7 @@ def test_a_rebuild_that_fails_is_tried_again_later(damaged_first, caplog):
     assert damaged_first.store.unindexed_segments == 1
     damaged_first.now += 60
     settle(damaged_first)
-    assert damaged_first.store.unindexed_segments == 0
-    assert damaged_first.log.segments.message_count == 2 * RECORDS
+    assert (damaged_first.store.unindexed_segments, damaged_first.log.segments.message_count) == (0, 2 * RECORDS)
 
 
 def test_a_search_that_meets_damage_says_so_and_has_the_index_made_again(damaged_first):
@@ -434,8 +416,7 @@ def test_units_written_in_any_pieces_are_read_in_any_pieces(sizes, data):
         with UnitReader(REAL_FILES, path, stored, crc) as reader:
             assert reader.units(start, stop).tobytes() == units[start:stop].tobytes()
             if start < stop:
-                assert reader.unit(start)[0] == start * SIZE
-                assert reader.starting_before(start * SIZE) == start
+                assert (reader.unit(start)[0], reader.starting_before(start * SIZE)) == (start * SIZE, start)
                 assert reader.ending_by(stop * SIZE) == stop
         at = data.draw(st.integers(64, os.path.getsize(path) - 1))
         Path(path).write_bytes(damaged(Path(path).read_bytes(), at))
@@ -473,8 +454,7 @@ def test_indexes_of_version_1_are_believed_as_checkpoints_and_made_again(templat
 def test_damage_below_a_checkpoint_of_version_1_cuts_nothing(copied, caplog):
     write_version_1(copied.index_file(RECORDS * SIZE))
     flip(copied.data_file(RECORDS * SIZE), 100 * SIZE + 22)
-    assert copied.log.segments.message_count == 2 * RECORDS - 1
-    assert copied.log.visible_end == 2 * RECORDS * SIZE
+    assert (copied.log.segments.message_count, copied.log.visible_end) == (2 * RECORDS - 1, 2 * RECORDS * SIZE)
     assert f"is damaged in [{400 * SIZE}, {401 * SIZE})" in caplog.text
 
 
@@ -571,24 +551,21 @@ def test_puts_go_on_behind_a_damaged_end_of_the_index_and_ids_are_still_known(ha
     assert harness.bodies()[-1] == b"goes on"
 
 
-def test_an_index_made_again_in_front_of_damage_is_believed_at_the_next_start(harness):
-    harness.group_commit = True
-    harness.max_segment_size = 2000
-    while len(harness.log.segments) == 1:
-        harness.append(b"x" * 100)
-        harness.threads.run_all()
-    harness.now += 1000  # a checkpoint is due
-    settle(harness)
-    closed = harness.log.segments[0]
-    end = harness.log.end_offset
-    harness.append(*[b"acknowledged"] * 5)
-    harness.threads.run_all()
-    flip(harness.data_file(), closed.size - 3)
-    flip(harness.index_file(), 100)
-    harness.log.lookup.count_before(closed.end - 1)
-    settle(harness)
+def test_an_index_made_again_in_front_of_damage_is_believed_at_the_next_start(grouped):
+    grouped.max_segment_size = 2000
+    while len(grouped.log.segments) == 1:
+        grouped.append_safe(b"x" * 100)
+    grouped.now += 1000  # a checkpoint is due
+    settle(grouped)
+    closed = grouped.log.segments[0]
+    end = grouped.log.end_offset
+    grouped.append_safe(*[b"acknowledged"] * 5)
+    flip(grouped.data_file(), closed.size - 3)
+    flip(grouped.index_file(), 100)
+    grouped.log.lookup.count_before(closed.end - 1)
+    settle(grouped)
     assert closed.index is not None
-    log = harness.kill()
-    assert (harness.report().cut_at, harness.report().set_aside) == (None, ())
+    log = grouped.kill()
+    assert (grouped.report().cut_at, grouped.report().set_aside) == (None, ())
     assert log.end_offset == end + 5 * 32
     assert log.segments[0].index is not None

@@ -1,7 +1,5 @@
 """Too little room: puts are refused below the reserve, a full disk breaks nothing, and both end when space returns."""
 
-from __future__ import annotations
-
 import errno
 from contextlib import AbstractContextManager
 
@@ -86,8 +84,7 @@ def test_a_put_that_finds_the_disk_full_leaves_nothing_and_later_ones_go_on(harn
         harness.append(b"too much")
     assert harness.data_file().stat().st_size == 24
     check_invariants(harness.log)
-    harness.append(b"goes on")
-    harness.threads.run_all()
+    harness.append_safe(b"goes on")
     assert harness.bodies() == [b"good", b"goes on"]
     harness.crash(power=group_commit)
     assert harness.bodies() == [b"good", b"goes on"]
@@ -97,8 +94,7 @@ def no_room_for(harness: StoreHarness, *calls: str) -> AbstractContextManager[No
     return harness.files.failing(*calls, cause=errno.ENOSPC)
 
 
-def test_what_follows_a_refused_append_in_its_partition_is_refused_with_it(harness):
-    log = harness.log
+def test_what_follows_a_refused_append_in_its_partition_is_refused_with_it(harness, log):
     appends = [Append(log, *harness.encoded(end, b"a message")) for end in (0, 29)]
     with no_room_for(harness):
         harness.files.fail_at = harness.files.changes + 1  # the first of the two only
@@ -121,32 +117,30 @@ def test_without_room_for_a_new_segment_the_last_one_grows(harness):
     assert harness.bodies() == [b"first", b"second", b"third"]
 
 
-def test_a_sync_that_finds_the_disk_full_still_stops(harness):
-    harness.group_commit = True
-    logs = [harness.store.get_or_create("t", number) for number in range(4)]
-    harness.append(b"a")
+def test_a_sync_that_finds_the_disk_full_still_stops(grouped):
+    logs = [grouped.store.get_or_create("t", number) for number in range(4)]
+    grouped.append(b"a")
     for log in logs[1:]:
         log.flush()
-    with no_room_for(harness, "fdatasync"):
-        harness.threads.run_all()
-    assert harness.log.read_only is not None
+    with no_room_for(grouped, "fdatasync"):
+        grouped.threads.run_all()
+    assert grouped.log.read_only is not None
     with pytest.raises(LogReadOnly):
-        harness.append(b"b")
+        grouped.append(b"b")
 
 
 @pytest.mark.parametrize(("refused", "full"), [("pwritev", [b"second"]), ("open", [b"first", b"second"])])
-def test_a_journal_without_room_has_the_partitions_synced_instead(harness, refused, full):
-    harness.group_commit = True
-    logs = [harness.store.get_or_create("t", number) for number in range(4)]
+def test_a_journal_without_room_has_the_partitions_synced_instead(grouped, refused, full):
+    logs = [grouped.store.get_or_create("t", number) for number in range(4)]
     bodies = [b"first", b"second", b"third"]
     for body in bodies:
         for log in logs:
-            harness.put(log, body)
-        with no_room_for(harness, *([refused] if body in full else [])):
-            harness.threads.run_all()
+            grouped.put(log, body)
+        with no_room_for(grouped, *([refused] if body in full else [])):
+            grouped.threads.run_all()
         assert [(log.read_only, log.visible_end) for log in logs] == [(None, log.end_offset) for log in logs]
-    harness.lose_power()
-    assert harness.bodies() == bodies
+    grouped.lose_power()
+    assert grouped.bodies() == bodies
 
 
 @pytest.mark.parametrize("call", ["make_directory", "open"])
@@ -166,8 +160,7 @@ def test_an_index_without_room_stays_in_memory_and_is_written_later(harness):
     harness.append(b"first")
     with no_room_for(harness, "pwritev"):
         harness.checkpoint()
-    assert harness.log.read_only is None
-    assert harness.log.synced_end == harness.log.end_offset
+    assert (harness.log.read_only, harness.log.synced_end) == (None, harness.log.end_offset)
     assert harness.log.durability.dirty
     harness.append(b"second")
     harness.checkpoint()

@@ -1,7 +1,5 @@
 """What is synced, journaled, shown and told: the decisions alone, without a disk, a clock or a thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -95,16 +93,12 @@ def test_group_commit_hands_appends_to_the_journal_and_shows_them_when_they_are_
     assert durability.safe_end == 200
 
 
-def test_a_sync_of_the_partition_s_own_files_makes_safe_as_well(durability):
-    durability.appended(100, 1)
-    assert durability.synced(100, 1, all_covered=False) == SHOW
-    assert (durability.safe_end, durability.synced_end, durability.dirty) == (100, 100, True)
-
-
-def test_nobody_is_told_anything_where_nobody_waits(durability):
+def test_what_is_safe_by_the_journal_or_by_a_sync_of_its_own_files_is_shown_where_nobody_waits(durability):
     durability.appended(100, 1)
     assert durability.safe(100, 1) == SHOW
     assert durability.appended(200, 1) == JOURNAL
+    assert durability.synced(200, 2, all_covered=False) == SHOW
+    assert (durability.safe_end, durability.synced_end, durability.dirty) == (200, 200, True)
 
 
 def test_what_the_journal_could_not_replay_is_synced_instead():
@@ -130,20 +124,15 @@ def test_group_commit_that_ends_keeps_what_it_promised_and_shows_the_rest_then(d
     assert (durability.mode, durability.safe_end) == (Mode.SHOWING, 300)
 
 
-def test_group_commit_that_ends_without_anything_unsafe_ends_at_once(durability):
-    durability.appended(100, 1)
-    durability.safe(100, 1)
-    assert durability.use(ASYNCHRONOUS) == SHOW
-    assert durability.mode is Mode.SHOWING
-
-
-def test_group_commit_may_return_before_it_has_ended(durability):
+def test_group_commit_ends_at_once_without_anything_unsafe_and_may_else_return_before_it_has_ended(durability):
     durability.appended(100, 1)
     durability.use(ASYNCHRONOUS)
     assert durability.use(GROUP_COMMIT) == SYNC
     assert durability.appended(200, 1) == JOURNAL, "the journal has had everything all along"
     durability.safe(100, 1)
     assert (durability.mode, durability.safe_end) == (Mode.WAITING, 100)
+    durability.safe(200, 2)
+    assert (durability.use(ASYNCHRONOUS), durability.mode) == (SHOW, Mode.SHOWING)
 
 
 def test_a_failure_is_told_once_to_all_and_to_those_who_come_later(durability, told):
@@ -239,6 +228,13 @@ def test_what_the_journal_has_waits_longer_for_its_checkpoint(durability):
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
+def waits(mode: Mode) -> bool:
+    """Whether puts wait in it."""
+    durability = fresh()
+    durability.mode = mode
+    return durability.waits
+
+
 def test_every_mode_says_what_each_event_means_or_that_it_cannot_happen():
     impossible = {mode: {event for event in DurabilityEvent if event not in TABLE[mode]} for mode in Mode}
     assert impossible == {
@@ -249,6 +245,7 @@ def test_every_mode_says_what_each_event_means_or_that_it_cannot_happen():
         - {DurabilityEvent.GROUP_COMMIT, DurabilityEvent.ASYNCHRONOUS, DurabilityEvent.FAILURE},
     }
     assert set(TABLE[Mode.FAILED].values()) == {(Mode.FAILED, 0)}
+    assert [mode for mode in Mode if waits(mode)] == [Mode.WAITING, Mode.LEAVING]
     for mode in (Mode.SHOWING, Mode.WAITING, Mode.LEAVING):
         assert TABLE[mode][DurabilityEvent.FAILURE] == (Mode.FAILED, TELL)
 
@@ -421,9 +418,3 @@ class AnySequence(RuleBasedStateMachine):
 
 TestAnySequence = AnySequence.TestCase
 TestAnySequence.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
-
-
-@pytest.mark.parametrize("mode", list(Mode))
-def test_puts_wait_in_the_modes_of_group_commit_only(durability, mode):
-    durability.mode = mode
-    assert durability.waits == (mode in (Mode.WAITING, Mode.LEAVING))

@@ -1,7 +1,5 @@
 """When data becomes visible and who is told: group commit, asynchronous flush, checkpoints by the timer."""
 
-from __future__ import annotations
-
 import pytest
 
 from metaq.broker.store.topic_config import GROUP_COMMIT, FlushPolicy, TopicStoreConfig
@@ -16,52 +14,40 @@ def test_threshold_of_zero_or_less_means_group_commit():
     assert [policy.waits for policy in policies] == [True, True, False]
 
 
-def test_group_commit_shows_and_answers_only_after_the_sync(harness, answers):
-    harness.group_commit = True
-    answers.append(harness, b"a")
-    log = harness.log
+def test_group_commit_shows_and_answers_only_after_the_sync(grouped, answers):
+    answers.append(grouped, b"a")
+    log = grouped.log
     assert (log.visible_end, log.end_offset, log.segments.message_count) == (0, 21, 0)
-    assert log.segments.read(0, 100) == b""
-    assert len(log.lookup.units(0, 100)) == 0
-    assert log.lookup.offset_at_time(0) == 0
+    assert (log.segments.read(0, 100), len(log.lookup.units(0, 100)), log.lookup.offset_at_time(0)) == (b"", 0, 0)
     with pytest.raises(OffsetOutOfRange):
         log.segments.read(21, 100)
     assert answers.got == []
-    harness.threads.run_all()
+    grouped.threads.run_all()
     assert (log.visible_end, log.segments.message_count) == (21, 1)
     assert answers.got == [(b"a", None)]
-    assert harness.bodies() == [b"a"]
+    assert grouped.bodies() == [b"a"]
 
 
-def test_appends_during_a_sync_share_the_next_one(harness, answers):
-    harness.group_commit = True
+def test_appends_during_a_sync_share_the_next_one(grouped, answers):
     for body in (b"a", b"b", b"c", b"d"):
-        answers.append(harness, body)
-    harness.threads.run_one()  # was started for the first alone
+        answers.append(grouped, body)
+    grouped.threads.run_one()  # was started for the first alone
     assert answers.names == [b"a"]
-    assert (harness.log.visible_end, harness.log.segments.message_count) == (21, 1)
-    harness.threads.run_one()
+    assert (grouped.log.visible_end, grouped.log.segments.message_count) == (21, 1)
+    grouped.threads.run_one()
     assert answers.names == [b"a", b"b", b"c", b"d"]
-    assert len(harness.threads) == 0
-    assert harness.files.calls["fdatasync"] == 2
+    assert (len(grouped.threads), grouped.files.calls["fdatasync"]) == (0, 2)
 
 
-def test_the_first_sync_of_a_new_partition_syncs_its_directories_too(harness, answers):
-    harness.group_commit = True
-    harness.open()
-    harness.files.calls.clear()
-    answers.append(harness, b"a")
-    harness.threads.run_all()
-    assert harness.files.calls["fsync_directory"] == 2
-    answers.append(harness, b"b")
-    harness.threads.run_all()
-    assert harness.files.calls["fsync_directory"] == 2
-
-
-def test_when_visible_is_answered_at_once_for_visible_data(harness, answers):
-    answers.append(harness, b"async")
-    assert answers.got == [(b"async", None)]
-    assert len(harness.threads) == 0
+def test_the_first_sync_of_a_new_partition_syncs_its_directories_too(grouped, answers):
+    grouped.open()
+    grouped.files.calls.clear()
+    answers.append(grouped, b"a")
+    grouped.threads.run_all()
+    assert grouped.files.calls["fsync_directory"] == 2
+    answers.append(grouped, b"b")
+    grouped.threads.run_all()
+    assert grouped.files.calls["fsync_directory"] == 2
 
 
 @pytest.mark.parametrize(
@@ -77,28 +63,27 @@ def test_on_visible_is_called_after_the_waiters_each_time_data_becomes_visible(
     answers.append(harness, b"a")
     answers.append(harness, b"b")
     assert seen == during
+    assert answers.got == ([] if group_commit else [(b"a", None), (b"b", None)])
     harness.threads.run_all()
     assert seen == during + after
 
 
-def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(harness, answers, caplog):
-    harness.group_commit = True
-    harness.append(b"a")
-    harness.log.when_safe(21, raising(RuntimeError("bug")))
-    answers.expect(harness.log, 21, "second")
-    harness.threads.run_all()
+def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(grouped, answers, caplog):
+    grouped.append(b"a")
+    grouped.log.when_safe(21, raising(RuntimeError("bug")))
+    answers.expect(grouped.log, 21, "second")
+    grouped.threads.run_all()
     assert answers.names == ["second"]
     assert "RuntimeError: bug" in caplog.text
 
 
-def test_threads_that_finish_at_once_work_too(harness, answers):
-    harness.group_commit = True
-    harness.max_segment_size = 60
-    harness.threads = run_inline  # type: ignore[assignment]
+def test_threads_that_finish_at_once_work_too(grouped, answers):
+    grouped.max_segment_size = 60
+    grouped.threads = run_inline  # type: ignore[assignment]
     for number in range(7):
-        answers.append(harness, b"%d" % number)
+        answers.append(grouped, b"%d" % number)
     assert len(answers.succeeded) == 7
-    check_invariants(harness.log)
+    check_invariants(grouped.log)
 
 
 def test_asynchronous_flush_syncs_at_the_record_after_the_threshold(harness):
@@ -106,8 +91,7 @@ def test_asynchronous_flush_syncs_at_the_record_after_the_threshold(harness):
     for _ in range(3):
         harness.append(b"x")
     assert len(harness.threads) == 0
-    harness.append(b"x")
-    harness.threads.run_all()
+    harness.append_safe(b"x")
     assert harness.log.segments[0].synced == 4 * 21
 
 
@@ -119,10 +103,8 @@ def test_asynchronous_flush_syncs_after_the_interval(harness, monkeypatch):
     harness.store.tick()
     assert len(harness.threads) == 0
     harness.now = 10.0
-    harness.store.tick()
-    harness.threads.run_all()
-    assert harness.log.segments[0].synced == 21
-    assert harness.log.segments[0].checkpointed == 0
+    harness.tick()
+    assert (harness.log.segments[0].synced, harness.log.segments[0].checkpointed) == (21, 0)
 
 
 def test_dirty_logs_get_a_checkpoint_every_five_seconds_and_clean_ones_none(harness):
@@ -133,8 +115,7 @@ def test_dirty_logs_get_a_checkpoint_every_five_seconds_and_clean_ones_none(harn
         harness.store.tick()
         assert len(harness.threads) == 0
     harness.now = 5.5
-    harness.store.tick()
-    harness.threads.run_all()
+    harness.tick()
     assert harness.log.segments[0].checkpointed == 21
     done = harness.files.changes
     for harness.now in range(6, 60):
@@ -156,44 +137,39 @@ def test_checkpoints_of_many_partitions_are_bounded_at_a_time_and_all_made(harne
 
 def test_a_roll_starts_the_checkpoint_of_the_closed_segment(harness):
     harness.max_segment_size = 21
-    harness.append(b"x")
-    harness.threads.run_all()
+    harness.append_safe(b"x")
     assert [segment.finished for segment in harness.log.segments] == [True, True]
     assert harness.names() == ["00000000000000000000.index", "00000000000000000000.meta", "00000000000000000021.meta"]
 
 
-def test_close_answers_waiters_whose_sync_was_never_run(harness, answers):
-    harness.group_commit = True
-    answers.append(harness, b"a")
-    answers.append(harness, b"b")
-    harness.store.close()
+def test_close_answers_waiters_whose_sync_was_never_run(grouped, answers):
+    answers.append(grouped, b"a")
+    answers.append(grouped, b"b")
+    grouped.store.close()
     assert answers.succeeded == [b"a", b"b"]
-    harness.threads.run_all()  # the late worker finds nothing to do
+    grouped.threads.run_all()  # the late worker finds nothing to do
     assert answers.succeeded == [b"a", b"b"]
     with pytest.raises(LogReadOnly, match="closed"):
-        harness.append(b"c")
+        grouped.append(b"c")
 
 
-def test_close_takes_over_a_sync_whose_result_has_not_arrived(harness, answers):
-    harness.group_commit = True
-    answers.append(harness, b"a")
-    arrive = harness.threads.run_unreported()
-    answers.append(harness, b"b")
+def test_close_takes_over_a_sync_whose_result_has_not_arrived(grouped, answers):
+    answers.append(grouped, b"a")
+    arrive = grouped.threads.run_unreported()
+    answers.append(grouped, b"b")
     assert answers.got == []
-    harness.store.close()
+    grouped.store.close()
     assert answers.succeeded == [b"a", b"b"]
-    (segment,) = harness.log.segments
+    (segment,) = grouped.log.segments
     arrive()
     assert answers.succeeded == [b"a", b"b"]
     assert segment.data.pins == 0
-    assert harness.open().get("t", 0).segments.message_count == 2
+    assert grouped.open().get("t", 0).segments.message_count == 2
 
 
-def test_jobs_let_go_of_the_descriptors_they_pinned(harness):
-    harness.group_commit = True
-    harness.max_segment_size = 60
+def test_jobs_let_go_of_the_descriptors_they_pinned(grouped):
+    grouped.max_segment_size = 60
     for _ in range(5):
-        harness.append(b"x" * 20)
-        harness.threads.run_all()
-    harness.checkpoint()
-    assert [segment.data.pins for segment in harness.log.segments] == [0] * 3
+        grouped.append_safe(b"x" * 20)
+    grouped.checkpoint()
+    assert [segment.data.pins for segment in grouped.log.segments] == [0] * 3

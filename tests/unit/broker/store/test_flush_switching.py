@@ -1,7 +1,5 @@
 """A running partition changes between asynchronous flush and group commit: nobody waits for ever, no promise breaks."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,38 +17,26 @@ def switch(harness: StoreHarness, group_commit: bool) -> None:
     check_invariants(harness.log)
 
 
-def test_puts_that_wait_keep_waiting_when_group_commit_ends(harness, answers):
-    harness.group_commit = True
-    answers.append(harness, b"before")
-    switch(harness, False)
-    answers.append(harness, b"after")
-    assert answers.got == []
-    assert harness.log.visible_end == 0
-    harness.threads.run_all()
-    assert answers.succeeded == [b"before", b"after"]
-    answers.append(harness, b"later")
-    assert answers.succeeded[-1] == b"later"
-    assert len(harness.threads) == 0
-
-
-def test_group_commit_ends_also_while_puts_keep_coming(harness, answers):
-    harness.group_commit = True
-    answers.append(harness, b"1")
-    answers.append(harness, b"2")
-    switch(harness, False)
-    harness.threads.run_one()  # covers the first put only
+def test_puts_that_wait_keep_waiting_when_group_commit_ends_also_while_others_come(grouped, answers):
+    answers.append(grouped, b"1")
+    answers.append(grouped, b"2")
+    switch(grouped, False)
+    assert (answers.got, grouped.log.visible_end) == ([], 0)
+    grouped.threads.run_one()  # covers the first put only
     assert answers.succeeded == [b"1"]
-    answers.append(harness, b"3")
-    harness.threads.run_one()
+    answers.append(grouped, b"3")
+    grouped.threads.run_one()
     assert answers.succeeded == [b"1", b"2", b"3"]
+    answers.append(grouped, b"later")
+    assert answers.succeeded[-1] == b"later"
+    assert len(grouped.threads) == 0
 
 
-def test_an_idle_partition_changes_at_once(harness, answers):
-    harness.group_commit = True
-    answers.append(harness, b"a")
-    harness.threads.run_all()
-    switch(harness, False)
-    answers.append(harness, b"b")
+def test_an_idle_partition_changes_at_once(grouped, answers):
+    answers.append(grouped, b"a")
+    grouped.threads.run_all()
+    switch(grouped, False)
+    answers.append(grouped, b"b")
     assert answers.succeeded == [b"a", b"b"]
 
 
@@ -65,12 +51,11 @@ def test_group_commit_syncs_what_was_not_and_makes_new_puts_wait(harness, answer
     assert harness.bodies() == [b"old", b"new"]
 
 
-def test_a_failed_sync_reaches_those_who_waited_before_the_change(harness, answers):
-    harness.group_commit = True
-    answers.append(harness, b"a")
-    harness.files.fail("fdatasync")
-    switch(harness, False)
-    harness.threads.run_all()
+def test_a_failed_sync_reaches_those_who_waited_before_the_change(grouped, answers):
+    answers.append(grouped, b"a")
+    grouped.files.fail("fdatasync")
+    switch(grouped, False)
+    grouped.threads.run_all()
     assert [name for name, error in answers.got if error is not None] == [b"a"]
 
 

@@ -1,7 +1,6 @@
 """A store that tells what is appended to it, and one that appends what it is told: their files are the same bytes."""
 
-from __future__ import annotations
-
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +32,22 @@ class Told:
     ) -> None:
         self.entries.append((log.journal_name, base, end, count, b"".join(data), bytes(units), segment))
 
+    def data(self, entry: int) -> tuple[Sequence[bytes], bytes]:
+        """Arguments of an append of what was told."""
+        return (self.entries[entry][4],), self.entries[entry][5]
+
+
+@pytest.fixture
+def told(harness):
+    return Told(harness)
+
+
+@pytest.fixture
+def two(harness, told):
+    """Two messages that were told."""
+    harness.append_each(b"a", b"b")
+    return told
+
 
 @pytest.fixture
 def follower(tmp_path):
@@ -46,8 +61,7 @@ def follow(told: Told, follower: StoreHarness, first: int = 0) -> None:
     """Append what was told from entry `first` on."""
     log = follower.log
     for _, base, end, _, data, units, segment in told.entries[first:]:
-        assert log.append((data,), units, segment) == base
-        assert log.end_offset == end
+        assert (log.append((data,), units, segment), log.end_offset) == (base, end)
         check_invariants(log)
 
 
@@ -61,23 +75,22 @@ def data_files(harness: StoreHarness) -> dict[str, bytes]:
 # --- the tap ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_append_is_told_in_order_with_its_segment(harness):
+def test_every_append_is_told_in_order_as_it_was_stored_with_its_segment(harness, told):
     harness.max_segment_size = 2 * SIZE
-    told = Told(harness)
-    harness.append(b"a")
-    harness.append(b"b", b"c")
+    harness.append(b"a", now_ms=NOW_MS)
+    harness.append(b"b", b"c", now_ms=NOW_MS - 5000)
     harness.append(b"d")
-    assert [entry[:4] for entry in told.entries] == [
-        (b"t-0", 0, SIZE, 1),
-        (b"t-0", SIZE, 3 * SIZE, 3),
-        (b"t-0", 3 * SIZE, 4 * SIZE, 4),
+    assert [(*entry[:4], entry[6]) for entry in told.entries] == [
+        (b"t-0", 0, SIZE, 1, 0),
+        (b"t-0", SIZE, 3 * SIZE, 3, 0),
+        (b"t-0", 3 * SIZE, 4 * SIZE, 4, 3 * SIZE),
     ]
-    assert [entry[6] for entry in told.entries] == [0, 0, 3 * SIZE]
+    times = [np.frombuffer(entry[5], UNIT_DTYPE)["time_ms"].tolist() for entry in told.entries]
+    assert times == [[NOW_MS], [NOW_MS] * 2, [NOW_MS]]
     assert b"".join(entry[4] for entry in told.entries) == b"".join(dict(sorted(data_files(harness).items())).values())
 
 
-def test_appends_of_many_partitions_are_told_in_their_order(harness):
-    told = Told(harness)
+def test_appends_of_many_partitions_are_told_in_their_order(harness, told):
     harness.append(b"a")
     first = told.entries[0]
     logs = [harness.store.get_or_create("u", number) for number in (2, 1)]
@@ -85,16 +98,7 @@ def test_appends_of_many_partitions_are_told_in_their_order(harness):
     assert [entry[0] for entry in told.entries] == [b"t-0", b"u-2", b"u-1"]
 
 
-def test_units_are_told_as_they_were_stored(harness):
-    told = Told(harness)
-    harness.append(b"a", now_ms=NOW_MS)
-    harness.append(b"b", now_ms=NOW_MS - 5000)
-    times = [np.frombuffer(entry[5], UNIT_DTYPE)["time_ms"].tolist() for entry in told.entries]
-    assert times == [[NOW_MS], [NOW_MS]]
-
-
-def test_what_was_not_appended_is_not_told(harness):
-    told = Told(harness)
+def test_what_was_not_appended_is_not_told(harness, told):
     harness.append(b"a")
     harness.files.fail("pwritev")
     with pytest.raises(LogReadOnly):
@@ -124,9 +128,8 @@ def test_a_listener_that_fails_costs_no_append(harness, caplog):
 # --- appending as told ------------------------------------------------------------------------------------------------
 
 
-def test_the_files_of_a_copy_are_the_same_whatever_its_segment_size(harness, follower):
+def test_the_files_of_a_copy_are_the_same_whatever_its_segment_size(harness, told, follower):
     harness.max_segment_size = 3 * SIZE
-    told = Told(harness)
     for number in range(20):
         harness.append(*[b"%d" % (number % 10)] * (1 + number % 3), now_ms=NOW_MS - 7 * number)
     follow(told, follower)
@@ -140,20 +143,15 @@ def test_the_files_of_a_copy_are_the_same_whatever_its_segment_size(harness, fol
 
 
 @pytest.mark.parametrize("segment", [SIZE, 3 * SIZE, -1])
-def test_a_segment_that_cannot_be_is_refused_with_nothing_written(harness, segment):
-    told = Told(harness)
-    harness.append(b"a")
-    harness.append(b"b")
-    _, _, _, _, data, _, _ = told.entries[0]
+def test_a_segment_that_cannot_be_is_refused_with_nothing_written(harness, two, segment):
+    _, _, _, _, data, _, _ = two.entries[0]
     with pytest.raises(ValueError, match="no segment can begin at"):
         harness.log.append((data,), b"", segment)
-    assert harness.log.end_offset == 2 * SIZE
-    assert len(harness.log.segments) == 1
+    assert (harness.log.end_offset, len(harness.log.segments)) == (2 * SIZE, 1)
 
 
-def test_append_many_takes_the_segment_too(harness, follower):
+def test_append_many_takes_the_segment_too(harness, told, follower):
     harness.max_segment_size = SIZE
-    told = Told(harness)
     harness.append_each(b"a", b"b", b"c")
     log = follower.log
     taken = follower.store.append_many(Append(log, [entry[4]], entry[5], entry[6]) for entry in told.entries)
@@ -161,22 +159,19 @@ def test_append_many_takes_the_segment_too(harness, follower):
     assert data_files(follower) == data_files(harness)
 
 
-def with_a_segment_of_its_own(harness: StoreHarness, follower: StoreHarness) -> Told:
+@pytest.fixture
+def began(two, follower):
     """The follower has the first of two messages, and has begun a segment behind it; the leader has not."""
-    told = Told(harness)
-    harness.append(b"a")
-    harness.append(b"b")
-    follower.log.append((told.entries[0][4],), told.entries[0][5])  # rolls by size
+    follower.log.append(*two.data(0))  # rolls by size
     follower.threads.run_all()
-    return told
+    return two
 
 
-def test_a_copy_that_had_begun_a_segment_takes_up_the_one_before_again(harness, follower):
+def test_a_copy_that_had_begun_a_segment_takes_up_the_one_before_again(harness, began, follower):
     """As when it led, rolled, and another node, which had not, took over."""
-    told = with_a_segment_of_its_own(harness, follower)
     log = follower.log
     assert [each.first_offset for each in log.segments] == [0, SIZE]
-    log.append((told.entries[1][4],), told.entries[1][5], 0)
+    log.append(*began.data(1), 0)
     check_invariants(log)
     assert [each.first_offset for each in log.segments] == [0]
     assert data_files(follower) == data_files(harness)
@@ -186,10 +181,9 @@ def test_a_copy_that_had_begun_a_segment_takes_up_the_one_before_again(harness, 
     assert follower.bodies() == [b"a", b"b"]
 
 
-def test_a_segment_that_was_taken_up_again_does_not_overlap_after_a_power_cut(harness, follower):
-    told = with_a_segment_of_its_own(harness, follower)
+def test_a_segment_that_was_taken_up_again_does_not_overlap_after_a_power_cut(began, follower):
     log = follower.log
-    log.append((told.entries[1][4],), told.entries[1][5], 0)
+    log.append(*began.data(1), 0)
     log.flush()
     follower.threads.run_all()
     follower.lose_power()
@@ -199,54 +193,38 @@ def test_a_segment_that_was_taken_up_again_does_not_overlap_after_a_power_cut(ha
 
 
 @pytest.mark.parametrize("fault", [1, 2])
-def test_a_copy_that_cannot_take_up_its_segment_again_takes_no_more_writes(harness, follower, fault):
-    told = Told(harness)
-    harness.append(b"a")
-    harness.append(b"b")
+def test_a_copy_that_cannot_take_up_its_segment_again_takes_no_more_writes(began, follower, fault):
     log = follower.log
-    log.append((told.entries[0][4],), told.entries[0][5])
-    follower.threads.run_all()
     follower.files.fail_at = follower.files.changes + fault
     with pytest.raises(LogReadOnly, match="cannot go on in its segment at 0"):
-        log.append((told.entries[1][4],), told.entries[1][5], 0)
+        log.append(*began.data(1), 0)
     assert log.read_only is not None
     assert follower.bodies() == [b"a"]
     follower.kill()
+    follow(began, follower, 1)
+    assert follower.bodies() == [b"a", b"b"]
+
+
+def test_without_room_for_a_new_segment_the_copy_can_be_tried_again(harness, told, follower):
+    harness.append_each(b"a", b"b", segment_bytes=SIZE)
+    follower.log.append(*told.data(0), 0)
+    with follower.files.failing("open", cause=errno.ENOSPC), pytest.raises(DiskFull):
+        follower.log.append(*told.data(1), SIZE)
     follow(told, follower, 1)
     assert follower.bodies() == [b"a", b"b"]
 
 
-def test_without_room_for_a_new_segment_the_copy_can_be_tried_again(harness, follower):
-    harness.max_segment_size = SIZE
-    told = Told(harness)
-    harness.append(b"a")
-    harness.append(b"b")
-    log = follower.log
-    log.append((told.entries[0][4],), told.entries[0][5], 0)
-    follower.files.error = OSError(28, "No space left on device")
-    follower.files.fail("open")
-    with pytest.raises(DiskFull):
-        log.append((told.entries[1][4],), told.entries[1][5], SIZE)
-    follower.files.heal()
-    follow(told, follower, 1)
-    assert follower.bodies() == [b"a", b"b"]
-
-
-def test_a_segment_that_has_lost_its_index_goes_on_when_it_has_one_again(harness, follower):
-    told = Told(harness)
-    harness.append(b"a")
-    harness.append(b"b")
+def test_a_segment_that_has_lost_its_index_goes_on_when_it_has_one_again(harness, two, follower):
     log = follower.log
     log.limit_visibility()
-    log.append((told.entries[0][4],), told.entries[0][5])  # rolls by size
+    log.append(*two.data(0))  # rolls by size
     log.segments.drop_index(log.segments[0])
     follower.store._rebuilding.add(log)
     with pytest.raises(StoreError, match="index is made again"):
-        log.append((told.entries[1][4],), told.entries[1][5], 0)
+        log.append(*two.data(1), 0)
     assert log.read_only is None
     follower.threads.run_all()
-    follower.store.tick()
-    follower.threads.run_all()
-    follow(told, follower, 1)
+    follower.tick()
+    follow(two, follower, 1)
     log.unlimited()
     assert follower.bodies() == [b"a", b"b"]

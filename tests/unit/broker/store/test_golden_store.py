@@ -1,7 +1,5 @@
 """A segment that the Java broker wrote opens, reads, and can be written again to the same bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -27,11 +25,15 @@ def java_log(harness):
     return harness.open().get(topic, int(partition))
 
 
-def test_java_segment_opens_without_any_repair(harness, java_log):
+def test_java_segment_opens_without_any_repair_and_its_index_points_to_its_records(harness, java_log):
     assert java_log.visible_end == DESCRIPTION["size"] == len(RAW)
     assert java_log.segments.message_count == len(DESCRIPTION["records"]) > 5
     assert not harness.report().notable
     assert java_log.segments.largest_id_below(1 << 62) == 0
+    units = java_log.lookup.units(0, 1 << 30)
+    for name, described in (("offset", "offset"), ("id", "msgId"), ("size", "record_length")):
+        assert units[name].tolist() == [record[described] for record in DESCRIPTION["records"]]
+    assert (units["time_ms"] < 0).all()
 
 
 def test_every_java_record_is_read_as_described(java_log):
@@ -56,14 +58,6 @@ def describe(data: bytes, header: RecordHeader) -> dict[str, object]:
         "payload_length": len(payload),
         "payload_sha256": hashlib.sha256(payload).hexdigest(),
     }
-
-
-def test_index_of_a_java_segment_points_to_its_records(java_log):
-    units = java_log.lookup.units(0, 1 << 30)
-    assert units["offset"].tolist() == [record["offset"] for record in DESCRIPTION["records"]]
-    assert units["id"].tolist() == [record["msgId"] for record in DESCRIPTION["records"]]
-    assert units["size"].tolist() == [record["record_length"] for record in DESCRIPTION["records"]]
-    assert (units["time_ms"] < 0).all()
 
 
 def test_the_same_puts_with_the_same_ids_make_the_same_file(harness):

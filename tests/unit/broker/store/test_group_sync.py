@@ -1,17 +1,13 @@
 """Checkpoints of many partitions in one sync of the file system: what they promise, and what a failing disk does."""
 
-from __future__ import annotations
-
 import pytest
 
 from metaq.broker.store import tuning
-from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.durability import Durability
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.errors import LogReadOnly
-from metaq.protocol.record import checksum
 from tests.doubles.store import check_invariants
-from tests.doubles.store_harness import NOW_MS, StoreHarness
+from tests.doubles.store_harness import StoreHarness
 
 PARTITIONS = 5
 GROUP_CHANGES = 3 * PARTITIONS + 1
@@ -28,20 +24,20 @@ def logs(harness: StoreHarness) -> list[PartitionLog]:
     return [harness.store.get_or_create("t", number) for number in range(PARTITIONS)]
 
 
-def put(log: PartitionLog, body: bytes) -> None:
-    log.append(*encode_puts([(0, checksum(body), body)], log.end_offset, [1 << 40], NOW_MS))
-
-
-def put_to_all(harness: StoreHarness, body: bytes = b"body") -> None:
+def put_to_all(harness: StoreHarness) -> None:
     for log in logs(harness):
-        put(log, body)
+        harness.put(log, b"body")
 
 
-def let_checkpoints_come(harness: StoreHarness) -> None:
-    """Ticks over more than a checkpoint's interval, and what they started."""
+def begin_checkpoints(harness: StoreHarness) -> None:
+    """Ticks over more than a checkpoint's interval."""
     for _ in range(4):
         harness.store.tick()
         harness.now += 2.0
+
+
+def let_checkpoints_come(harness: StoreHarness) -> None:
+    begin_checkpoints(harness)
     harness.threads.run_all()
 
 
@@ -49,13 +45,16 @@ def checked_bytes(harness: StoreHarness) -> int:
     return sum(report.checked_bytes for report in harness.store.reports)
 
 
-def test_many_partitions_are_safe_after_one_sync_of_the_file_system(harness):
+@pytest.mark.parametrize("closed", [False, True], ids=["checkpoints", "a stop"])
+def test_many_partitions_are_safe_after_one_sync_of_the_file_system(harness, closed):
     put_to_all(harness)
     harness.files.calls.clear()
-    let_checkpoints_come(harness)
-    assert harness.files.calls["sync_filesystem"] == 1
-    assert not harness.files.calls["fdatasync"]
-    assert not any(log.durability.dirty for log in logs(harness))
+    if closed:
+        harness.store.close()
+    else:
+        let_checkpoints_come(harness)
+        assert not any(log.durability.dirty for log in logs(harness))
+    assert (harness.files.calls["sync_filesystem"], harness.files.calls["fdatasync"]) == (1, 0)
     harness.kill()
     assert checked_bytes(harness) == 0
     harness.lose_power()
@@ -66,11 +65,9 @@ def test_many_partitions_are_safe_after_one_sync_of_the_file_system(harness):
 
 def test_a_put_while_the_group_runs_is_left_to_the_next_one(harness):
     put_to_all(harness)
-    for _ in range(4):
-        harness.store.tick()
-        harness.now += 2.0
+    begin_checkpoints(harness)
     report = harness.threads.run_unreported()
-    put(logs(harness)[0], b"late")
+    harness.put(logs(harness)[0], b"late")
     report()
     assert [log.durability.dirty for log in logs(harness)] == [True] + [False] * (PARTITIONS - 1)
     let_checkpoints_come(harness)
@@ -97,7 +94,7 @@ def test_no_checkpoint_promises_what_a_failing_disk_has_lost(harness, fault, clo
     assert not any(report.missing_bytes or report.damage for report in harness.store.reports)
     for log in logs(harness):
         check_invariants(log)
-        put(log, b"goes on")
+        harness.put(log, b"goes on")
 
 
 def test_a_failed_sync_closes_all_partitions_that_have_something_unsynced(harness):
@@ -105,30 +102,18 @@ def test_a_failed_sync_closes_all_partitions_that_have_something_unsynced(harnes
     let_checkpoints_come(harness)
     first, second, *others = logs(harness)
     for log in (first, second):
-        put(log, b"more")
+        harness.put(log, b"more")
     harness.store.tick()
     harness.now += 2.0
-    put(others[0], b"not in the group, and its data may be what was lost")
+    harness.put(others[0], b"not in the group, and its data may be what was lost")
     harness.store.tick()
     harness.files.fail("sync_filesystem")
     harness.now += 4.0
-    harness.store.tick()
-    harness.threads.run_all()
+    harness.tick()
     assert [bool(log.read_only) for log in logs(harness)] == [True, True, True, False, False]
     with pytest.raises(LogReadOnly):
-        put(first, b"refused")
-    put(others[1], b"taken")
-
-
-def test_a_stop_syncs_many_partitions_at_once(harness):
-    put_to_all(harness)
-    harness.files.calls.clear()
-    harness.store.close()
-    assert (harness.files.calls["sync_filesystem"], harness.files.calls["fdatasync"]) == (1, 0)
-    harness.open()
-    assert checked_bytes(harness) == 0
-    harness.lose_power()
-    assert [log.segments.message_count for log in logs(harness)] == [1] * PARTITIONS
+        harness.put(first, b"refused")
+    harness.put(others[1], b"taken")
 
 
 def test_a_tick_looks_at_few_and_forgets_none(harness, monkeypatch):
@@ -147,10 +132,9 @@ def test_a_tick_looks_at_few_and_forgets_none(harness, monkeypatch):
     assert seen == [0, 1]
     for _ in range(20):
         harness.now += 1.0
-        harness.store.tick()
-        harness.threads.run_all()
+        harness.tick()
     assert not any(log.durability.dirty for log in logs(harness))
-    put(logs(harness)[3], b"dirty again")
+    harness.put(logs(harness)[3], b"dirty again")
     let_checkpoints_come(harness)
     assert not logs(harness)[3].durability.dirty
 

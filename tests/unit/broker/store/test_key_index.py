@@ -1,7 +1,5 @@
 """The key file's format: every key is found, whatever the hashes; what is torn, foreign or stale is not believed."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from itertools import chain
@@ -13,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.broker.store.files import REAL_FILES
-from metaq.broker.store.index import UNIT_DTYPE, UnitArray
+from metaq.broker.store.index import UnitArray
 from metaq.broker.store.key_index import (
     Covered,
     Entries,
@@ -38,6 +36,7 @@ from metaq.protocol.record import (
     long_key_hashes,
 )
 from tests.doubles.store import FaultyFiles
+from tests.doubles.store_harness import flip
 
 FIRST = 1000
 """Where the segment of these tests begins in its partition."""
@@ -180,15 +179,13 @@ def test_a_file_that_lost_its_end_since_it_was_looked_at_is_no_answer(tmp_path):
 
 
 def test_a_record_beyond_the_window_is_looked_at_too(tmp_path):
-    huge = record(2, "big", payload=bytes(6 << 20))
-    segment = Segment(tmp_path, [record(1, "a"), huge, record(3, "b", "c")])
+    segment = Segment(tmp_path, [record(1, "a"), record(2, "big", payload=bytes(6 << 20)), record(3, "b", "c")])
+    places = [
+        (key, segment.units["offset"][number] - FIRST) for number, key in ((0, "a"), (1, "big"), (2, "b"), (2, "c"))
+    ]
     found = sorted(segment.entries(segment.units).tolist())
     assert [entry & 0xFFFFFFFF for entry in found] == [
-        place
-        for _, place in sorted(
-            (key_hash(key), int(segment.units["offset"][number]) - FIRST)
-            for number, key in ((0, "a"), (1, "big"), (2, "b"), (2, "c"))
-        )
+        at for _, at in sorted((key_hash(key), at) for key, at in places)
     ]
 
 
@@ -197,48 +194,47 @@ def test_blocks_are_read_back_as_they_were_written(tmp_path):
     first = segment.write(0, 3)
     second = segment.write(3, 5, first.next_position)
     assert segment.blocks() == (first, second)
-    assert first.start == FIRST
-    assert second.end == FIRST + len(segment.data)
+    assert (first.start, second.end) == (FIRST, FIRST + len(segment.data))
     assert (first.lowest_id, first.highest_id, first.ascending) == (1, 9, True)
     assert (second.lowest_id, second.highest_id, second.ascending) == (4, 5, True)
     assert not segment.write(1, 4).ascending
 
 
-@pytest.mark.parametrize("cut", [1, 8, 95, 96, 100, 104, 150, 200, 207])
-def test_a_torn_block_is_not_there(tmp_path, cut):
-    segment = Segment(tmp_path, [record(n, f"k{n}") for n in range(1, 5)])
+OLD = [record(n, f"k{n}") for n in range(1, 5)]
+
+
+@pytest.fixture
+def blocks(tmp_path):
+    """A segment of the records OLD and its first block; the second one is written, too."""
+    segment = Segment(tmp_path, OLD)
     first = segment.write(0, 2)
-    second = segment.write(2, 4, first.next_position)
-    whole = Path(segment.keys).read_bytes()
-    assert len(whole) == second.next_position == 224
-    Path(segment.keys).write_bytes(whole[:cut])
+    assert segment.write(2, 4, first.next_position).next_position == os.path.getsize(segment.keys) == 224
+    return segment, first
+
+
+@pytest.mark.parametrize("cut", [1, 8, 95, 96, 100, 104, 150, 200, 207])
+def test_a_torn_block_is_not_there(blocks, cut):
+    segment, first = blocks
+    os.truncate(segment.keys, cut)
     assert segment.blocks() == ((first,) if cut >= first.next_position else ())
 
 
-def test_a_damaged_header_ends_the_file(tmp_path):
-    segment = Segment(tmp_path, [record(n, f"k{n}") for n in range(1, 5)])
-    first = segment.write(0, 2)
-    segment.write(2, 4, first.next_position)
-    whole = bytearray(Path(segment.keys).read_bytes())
-    whole[first.next_position + 20] ^= 1
-    Path(segment.keys).write_bytes(whole)
+def test_a_damaged_header_ends_the_file(blocks):
+    segment, first = blocks
+    flip(Path(segment.keys), first.next_position + 20)
     assert segment.blocks() == (first,)
 
 
-def test_a_block_for_records_that_another_broker_has_replaced_is_not_believed(tmp_path):
-    old = [record(n, f"k{n}") for n in range(1, 5)]
-    segment = Segment(tmp_path, old)
-    first = segment.write(0, 2)
-    segment.write(2, 4, first.next_position)
-    Path(segment.path).write_bytes(b"".join(old[:3]) + record(77, "k9"))  # cut by one record, and written on
+def test_a_block_for_records_that_another_broker_has_replaced_is_not_believed(blocks):
+    segment, first = blocks
+    Path(segment.path).write_bytes(b"".join(OLD[:3]) + record(77, "k9"))  # cut by one record, and written on
     assert segment.blocks() == (first,)
-    Path(segment.path).write_bytes(b"".join(old[:1]))
+    Path(segment.path).write_bytes(OLD[0])
     assert segment.blocks() == ()
 
 
-def test_a_key_file_that_was_deleted_is_not_begun_in_the_middle(tmp_path):
-    segment = Segment(tmp_path, [record(n, f"k{n}") for n in range(1, 5)])
-    first = segment.write(0, 2)
+def test_a_key_file_that_was_deleted_is_not_begun_in_the_middle(blocks):
+    segment, first = blocks
     os.unlink(segment.keys)
     with pytest.raises(FileNotFoundError):
         segment.write(2, 4, first.next_position)
@@ -250,4 +246,3 @@ def test_units_without_keys_make_a_block_without_entries(tmp_path):
     assert block.entries == 0
     assert segment.blocks() == (block,)
     assert segment.positions(block, key_hash("a")) == []
-    assert segment.units.dtype == UNIT_DTYPE

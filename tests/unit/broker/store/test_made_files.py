@@ -1,7 +1,5 @@
 """Files and directories that the store makes or replaces are there after a power cut."""
 
-from __future__ import annotations
-
 import pytest
 
 from metaq.broker.store.directories import lock_data_path

@@ -1,7 +1,5 @@
 """Files that a newer broker has written, in a version that this one does not know: nothing is guessed from them."""
 
-from __future__ import annotations
-
 import pytest
 
 from metaq.broker.store import index, key_index, sequence_rows

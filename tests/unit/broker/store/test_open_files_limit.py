@@ -1,36 +1,34 @@
 """The bound on open descriptors."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 
-from metaq.broker.store.files import OpenFile, OpenFiles, default_open_limit
+from metaq.broker.store.files import OpenFiles, default_open_limit
 from tests.doubles.store import FaultyFiles
 
 
 @pytest.fixture
-def table(tmp_path):
-    for name in "abcd":
-        (tmp_path / name).write_text(name)
+def table():
     return OpenFiles(FaultyFiles(), 2)
 
 
-def files(table: OpenFiles, tmp_path: Path) -> list[OpenFile]:
+@pytest.fixture
+def abcd(table, tmp_path):
+    """Four files, not open; each has its name in it."""
+    for name in "abcd":
+        (tmp_path / name).write_text(name)
     return [table.file(str(tmp_path / name)) for name in "abcd"]
 
 
-def test_at_most_the_limit_is_open_and_every_file_still_works(table, tmp_path):
-    opened = files(table, tmp_path)
+def test_at_most_the_limit_is_open_and_every_file_still_works(table, abcd):
     for _ in range(3):
-        assert [file.read(1, 0) for file in opened] == [b"a", b"b", b"c", b"d"]
+        assert [file.read(1, 0) for file in abcd] == [b"a", b"b", b"c", b"d"]
         assert len(table) == 2
 
 
-def test_a_file_in_use_stays_open_before_one_that_is_not(table, tmp_path):
-    a, b, c, _ = files(table, tmp_path)
+def test_a_file_in_use_stays_open_before_one_that_is_not(abcd):
+    a, b, c, _ = abcd
     a.use()
     b.use()
     c.use()  # the first sweep takes a and clears b
@@ -39,19 +37,19 @@ def test_a_file_in_use_stays_open_before_one_that_is_not(table, tmp_path):
     assert (b.fd, c.fd is None, a.fd is None) == (None, False, False)
 
 
-def test_pinned_files_stay_open_beyond_the_limit(table, tmp_path):
-    a, b, c, d = files(table, tmp_path)
-    kept = [file.pin() for file in (a, b, c)]
+def test_pinned_files_stay_open_beyond_the_limit(table, abcd):
+    *pinned, d = abcd
+    kept = [file.pin() for file in pinned]
     d.use()
-    assert [file.fd for file in (a, b, c)] == kept
-    for file in (a, b, c):
+    assert [file.fd for file in pinned] == kept
+    for file in pinned:
         file.unpin()
     table.file(d.path).use()
-    assert sum(file.fd is not None for file in (a, b, c, d)) < 4
+    assert sum(file.fd is not None for file in abcd) < 4
 
 
-def test_closing_twice_is_harmless_and_use_opens_again(table, tmp_path):
-    a = files(table, tmp_path)[0]
+def test_closing_twice_is_harmless_and_use_opens_again(table, abcd):
+    a = abcd[0]
     a.use()
     a.close()
     a.close()
@@ -78,8 +76,7 @@ def test_writing_in_turn_to_more_files_than_may_be_open_keeps_those_that_are(tmp
     assert faults.open_descriptors == 4
 
 
-def test_files_that_are_no_longer_written_make_room_for_others(tmp_path):
-    table = OpenFiles(FaultyFiles(), 2)
+def test_files_that_are_no_longer_written_make_room_for_others(table, tmp_path):
     old, new = [[table.file(str(tmp_path / f"{kind}{n}"), os.O_RDWR | os.O_CREAT) for n in range(2)] for kind in "ab"]
     for file in old:
         file.write((b"x",), 0)

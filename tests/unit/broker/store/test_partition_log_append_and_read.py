@@ -1,7 +1,5 @@
 """Appending, reading, rolling and asking the index, with asynchronous flush."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -10,7 +8,7 @@ from metaq.broker.store import tuning
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.index import UNIT
 from metaq.protocol.errors import OffsetOutOfRange, StoreError
-from metaq.protocol.record import tag_hash
+from metaq.protocol.record import checksum, tag_hash
 from tests.doubles.store import check_invariants
 from tests.doubles.store_harness import StoreHarness, flip
 
@@ -21,12 +19,10 @@ def ten(number: int) -> bytes:
     return b"%010d" % number
 
 
-def test_new_partition_is_an_empty_log_with_the_file_that_1_x_makes(harness):
-    log = harness.log
+def test_new_partition_is_an_empty_log_with_the_file_that_1_x_makes(harness, log):
     assert harness.names() == ["00000000000000000000.meta"]
     assert (log.first_offset, log.visible_end, log.end_offset, log.segments.message_count) == (0, 0, 0, 0)
-    assert log.segments.read(0, 100) == b""
-    assert log.segments.largest_id_below(1 << 62) == 0
+    assert (log.segments.read(0, 100), log.segments.largest_id_below(1 << 62)) == (b"", 0)
     check_invariants(log)
 
 
@@ -53,10 +49,6 @@ def test_read_outside_the_log_raises_with_its_bounds(harness, offset):
         with pytest.raises(OffsetOutOfRange) as caught:
             read(offset, 10)
         assert (caught.value.first, caught.value.next) == (0, 60)
-
-
-def test_read_of_no_bytes_is_a_callers_mistake(harness):
-    harness.append(ten(1))
     with pytest.raises(ValueError, match="max_bytes 0"):
         harness.log.segments.read(0, 0)
 
@@ -65,11 +57,9 @@ def test_read_returns_none_when_all_or_the_end_is_not_in_the_page_cache(harness,
     harness.append(ten(1), ten(2))
     whole, read = harness.data_file().read_bytes(), os.preadv
     harness.files.page_cache_empty = True
-    assert harness.log.segments.read(0, 60) is None
-    assert harness.log.segments.snapshot().read(0, 60) == whole
+    assert (harness.log.segments.read(0, 60), harness.log.segments.snapshot().read(0, 60)) == (None, whole)
     monkeypatch.setattr(harness.files, "preadv_nowait", lambda fd, buffer, position: read(fd, [buffer[:9]], position))
-    assert harness.log.segments.read(0, 60) is None
-    assert harness.log.segments.read(0, 9) == whole[:9]
+    assert (harness.log.segments.read(0, 60), harness.log.segments.read(0, 9)) == (None, whole[:9])
 
 
 def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(harness, caplog):
@@ -91,8 +81,7 @@ def test_read_or_walk_of_a_vanished_file_names_it(harness):
 
 
 def test_segment_rolls_after_the_append_that_reaches_its_size(harness):
-    harness.max_segment_size = 100
-    harness.append_each(*(ten(number) for number in range(3)))
+    harness.append_each(*(ten(number) for number in range(3)), segment_bytes=100)
     assert len(harness.log.segments) == 1  # 90 bytes
     harness.append(ten(3), ten(4))  # may exceed the size by one batch
     assert [segment.first_offset for segment in harness.log.segments] == [0, 150]
@@ -104,14 +93,12 @@ def test_segment_rolls_after_the_append_that_reaches_its_size(harness):
 @pytest.fixture
 def fives(harness):
     """Five records in segments of two."""
-    harness.max_segment_size = 60
-    harness.append_each(*(ten(number) for number in range(5)))
+    harness.append_each(*(ten(number) for number in range(5)), segment_bytes=60)
     return harness.log
 
 
 def test_read_never_crosses_a_segment(fives):
-    assert len(fives.segments.read(RECORD, 1000)) == RECORD
-    assert len(fives.segments.snapshot().read(60, 1000)) == 60
+    assert (len(fives.segments.read(RECORD, 1000)), len(fives.segments.snapshot().read(60, 1000))) == (RECORD, 60)
     assert [len(fives.lookup.units(offset, 1000)) for offset in (0, 30, 60, 120)] == [2, 1, 2, 1]
 
 
@@ -121,28 +108,28 @@ def test_append_of_more_buffers_than_one_writev_takes(harness):
     assert harness.bodies() == bodies
 
 
-def test_short_writes_are_completed(harness, monkeypatch):
-    log = harness.log
+def test_short_writes_are_completed(harness, log, monkeypatch):
     monkeypatch.setattr(harness.files, "pwritev", lambda fd, buffers, at: os.pwrite(fd, b"".join(buffers)[:7], at))
     harness.append(ten(1), ten(2))
     assert log.read_only is None
     assert harness.bodies() == [ten(1), ten(2)]
 
 
-@pytest.mark.parametrize("shift", [-1, 1])
-def test_units_that_do_not_describe_the_data_are_refused_unwritten(harness, shift):
-    with pytest.raises(ValueError, match="index units"):
-        harness.log.append(*harness.encoded(shift, b"x"))
-    assert harness.data_file().stat().st_size == 0
-    assert harness.log.read_only is None
-
-
 @pytest.mark.parametrize(
-    ("data", "units"), [([], b""), ([b"x" * 20], b""), ([], bytes(32)), ([b"x" * 20], UNIT.pack(0, 1, 0, 20, 0)[:-1])]
+    ("data", "units", "error"),
+    [
+        ([], b"", "append of"),
+        ([b"x" * 20], b"", "append of"),
+        ([], bytes(32), "append of"),
+        ([b"x" * 20], UNIT.pack(0, 1, 0, 20, 0)[:-1], "append of"),
+        (*encode_puts([(0, checksum(b"x"), b"x")], -1, [1], 0), "index units"),
+        (*encode_puts([(0, checksum(b"x"), b"x")], 1, [1], 0), "index units"),
+    ],
 )
-def test_append_without_data_or_units_is_refused(harness, data, units):
-    with pytest.raises(ValueError, match="append of"):
+def test_units_that_do_not_describe_the_data_are_refused_unwritten(harness, data, units, error):
+    with pytest.raises(ValueError, match=error):
         harness.log.append(data, units)
+    assert (harness.data_file().stat().st_size, harness.log.read_only) == (0, None)
 
 
 def test_segment_start_answers_like_the_offset_command_of_1_x(fives):
@@ -201,8 +188,7 @@ def test_walking_goes_on_behind_damage(harness, monkeypatch):
 
 
 def test_counts_follow_the_log_across_segments_and_checkpoints(harness):
-    harness.max_segment_size = 100
-    harness.append_each(*(ten(number) for number in range(7)))
+    harness.append_each(*(ten(number) for number in range(7)), segment_bytes=100)
     harness.checkpoint()
     harness.append_each(*(ten(number) for number in range(7, 11)))
     log = harness.log
@@ -243,8 +229,7 @@ def test_units_are_the_same_before_and_after_they_reach_the_file(harness):
 def test_index_units_in_memory_are_bounded(harness, monkeypatch):
     monkeypatch.setattr("metaq.broker.store.tuning.MAX_UNSTORED_UNITS", 10)
     for number in range(25):
-        harness.append(ten(number))
-        harness.threads.run_all()
+        harness.append_safe(ten(number))
     index = harness.log.segments[0].index
     assert index.unstored <= 10
     assert harness.files.calls["fdatasync"] == 0  # written, not synced
@@ -280,8 +265,7 @@ def test_the_kernel_is_told_to_write_what_was_appended_piece_by_piece(harness, m
     harness.threads.run_all()
     harness.append(b"c" * 40)  # ends the segment
     harness.threads.run_all()
-    harness.append(b"d" * 20)
-    harness.threads.run_all()
+    harness.append_safe(b"d" * 20)
     assert asked == [(0, 40), (40, 100), (0, 40)]
     assert all(not segment.data.pins for segment in harness.log.segments)
 

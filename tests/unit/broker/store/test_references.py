@@ -5,11 +5,12 @@ Elsewhere: batches stamped by numpy (test_store_batch.py, beside `encode_puts`),
 (test_store_times.py), guessed places of hashes in a key file (test_key_index.py).
 """
 
-from __future__ import annotations
-
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaq.broker.store import tuning
+from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.index_blocks import (
     UNIT,
     UNIT_BYTES,
@@ -21,7 +22,7 @@ from metaq.broker.store.index_blocks import (
     read_units,
     unit_position,
 )
-from metaq.broker.store.scan import scan_bytes
+from metaq.broker.store.scan import scan_bytes, scan_units
 from metaq.protocol.message_id import store_times_ms
 from metaq.protocol.record import (
     ATTRIBUTE_FLAG,
@@ -79,8 +80,18 @@ def stored(draw: st.DrawFn) -> bytes:
 @given(data=stored(), max_records=st.sampled_from([1, 5, 17, 1 << 20]))
 def test_the_vectorised_scan_finds_what_a_walk_record_by_record_finds(data, max_records):
     found = scan_bytes(data, 5000, max_records=max_records)
-    units, end = plain_scan(data, 5000, max_records)
-    assert (found.units.tolist(), found.end) == (units, end)
+    assert (found.units.tolist(), found.end) == plain_scan(data, 5000, max_records)
+
+
+@pytest.mark.parametrize("chunk", [21, 64, 1000])
+def test_records_cut_by_the_reading_are_read_again(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(tuning, "SCAN_CHUNK_BYTES", chunk)
+    bodies = [b"x" * 30] * 40 + [bytes([size]) * size for size in range(1, 90)]
+    raw = b"".join(encode_record(body, number, 0) for number, body in enumerate(bodies, 1 << 60))
+    (tmp_path / "segment").write_bytes(raw + raw[:25])
+    with open(tmp_path / "segment", "rb") as file:
+        found = scan_units(REAL_FILES, file.fileno(), 0, len(raw) + 25, 7000)
+    assert (found.units.tolist(), found.end) == plain_scan(raw, 7000, 1 << 20)
 
 
 # --- the reading of index blocks --------------------------------------------------------------------------------------
@@ -112,15 +123,14 @@ def test_many_blocks_under_one_checksum_are_what_each_block_by_itself_is(sizes, 
         file[data.draw(st.integers(64, len(file) - 1))] ^= 1
     raw = bytes(file)
 
+    def outcome(units):
+        try:
+            return bytes(units())
+        except IndexDamaged as damage:
+            return damage.block
+
     def load(size, position):
         return raw[position : position + size]
 
-    try:
-        expected: bytes | int = plain_units(raw, start, stop, count, crc)
-    except IndexDamaged as damage:
-        expected = damage.block
-    try:
-        found: bytes | int = read_units(load, "index", start, stop, count, crc).tobytes()
-    except IndexDamaged as damage:
-        found = damage.block
-    assert found == expected
+    found = outcome(lambda: read_units(load, "index", start, stop, count, crc).tobytes())
+    assert found == outcome(lambda: plain_units(raw, start, stop, count, crc))

@@ -1,7 +1,5 @@
 """Retention while the disk fails at any step, and segment files with impossible dates."""
 
-from __future__ import annotations
-
 import errno
 import os
 import zipfile
@@ -141,8 +139,7 @@ def test_a_segment_with_an_impossible_date_has_that_of_its_last_message(harness,
 def test_a_segment_without_any_possible_date_stays_and_is_reported_once(harness, caplog):
     harness.delete_policy = parse_delete_policy("delete,10,size=1")
     harness.max_segment_size = 25
-    harness.append(b"00000", now_ms=9_000_000_000_000)
-    harness.threads.run_all()
+    harness.append_safe(b"00000", now_ms=9_000_000_000_000)
     os.utime(harness.data_file(0), (8e9, 8e9))
     assert harness.store.apply_retention() == harness.store.apply_retention() == []
     assert caplog.text.count("touch") == 1
@@ -171,8 +168,7 @@ def rebuild(harness: StoreHarness, times: int = 2) -> None:
     """Let indexes be made again, or tried to."""
     for _ in range(times):
         harness.now += 60
-        harness.store.tick()
-        harness.threads.run_all()
+        harness.tick()
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
@@ -246,8 +242,7 @@ def test_a_segment_that_cannot_be_removed_still_gets_its_index(harness):
         assert len(harness.retain()) == 2
     assert harness.bodies() == [b"00000", b"00001", b"young"]
     rebuild(harness)
-    assert harness.store.unindexed_segments == 0
-    assert harness.log.segments.message_count == 3
+    assert (harness.store.unindexed_segments, harness.log.segments.message_count) == (0, 3)
     check_invariants(harness.log)
 
 

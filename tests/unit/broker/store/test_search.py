@@ -1,7 +1,5 @@
 """Searches by id and by key over real logs: against a model, through crashes, with bounds that are hit."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial
@@ -51,8 +49,7 @@ class Scene:
     def work(self, seconds: float = 5, times: int = 1) -> None:
         for _ in range(times):
             self.harness.now += seconds
-            self.harness.store.tick()
-            self.harness.threads.run_all()
+            self.harness.tick()
 
     def search(
         self, find: Callable[..., FoundMatches], *arguments: object, budget: Budget | None = None
@@ -162,21 +159,16 @@ def test_blocks_that_are_known_are_not_read_again_and_new_ones_are_added(scene):
     assert len(after) > len(before)
 
 
-def test_the_end_of_a_growing_segment_is_read_once(scene):
+def test_the_end_of_a_growing_segment_is_read_once_and_kept_within_bounds(scene):
+    searching = scene.harness.store.searching
     scene.append_a(50)
     assert len(scene.by_key("a")) == 50
-    view = scene.harness.store.searching.view(scene.harness.log).segments[0]
-    assert view.recent is not None
+    view = searching.view(scene.harness.log).segments[0]
     assert (view.recent.start, view.recent.end, len(view.recent.entries)) == (0, view.end, 50)
+    searching._max_kept = 50
     scene.append("a")
     assert len(scene.by_key("a")) == 51
-
-
-def test_what_searches_have_read_is_kept_within_bounds(scene):
-    scene.append_a(50)
-    scene.harness.store.searching._max_kept = 49
-    scene.by_key("a")
-    assert scene.harness.store.searching.view(scene.harness.log).segments[0].recent is None
+    assert searching.view(scene.harness.log).segments[0].recent is None
 
 
 def test_only_what_is_visible_is_found(scene):

@@ -1,19 +1,15 @@
 """An error of the disk while a start reads or syncs: the start stops, and says which file it was."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pytest
 
-from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import StoreError
-from metaq.protocol.record import checksum
 from tests.doubles.store import BadSector
-from tests.doubles.store_harness import NOW_MS, StoreHarness
+from tests.doubles.store_harness import StoreHarness
 
 SEGMENT = "t-1/00000000000000000000.meta"
 JOURNAL = f"{JOURNAL_DIRECTORY}/00000000000000000000.journal"
@@ -23,15 +19,11 @@ def put_to_three_partitions(harness: StoreHarness, *, checkpoint: bool) -> None:
     """And die: the journal has all of it."""
     harness.group_commit = True
     logs = [harness.store.get_or_create("t", number) for number in range(3)]
-    body = b"body"
-    harness.store.append_many(
-        Append(log, *encode_puts([(0, checksum(body), body)], 0, [1 + log.partition], NOW_MS)) for log in logs
-    )
+    harness.store.append_many([Append(log, *harness.encoded(0, b"body")) for log in logs])
     harness.threads.run_all()
-    if checkpoint:
-        for log in logs:
-            log.checkpoint()
-        harness.threads.run_all()
+    for log in logs if checkpoint else ():
+        log.checkpoint()
+    harness.threads.run_all()
     harness.files.kill()
 
 

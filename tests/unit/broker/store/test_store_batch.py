@@ -1,7 +1,5 @@
 """Encoding single puts, and checking and stamping a client's batch of records."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 
 import numpy as np
@@ -85,17 +83,12 @@ def test_a_damaged_record_is_refused(position):
         stamp([encode_record(b"fine", 0, 0), bytes(damaged)])
 
 
-def test_an_attribute_that_does_not_fit_its_body_has_no_tag():
-    _, units = stamp([encode_record(b"\0\0\0\x09short", 0, 1), encode_record(b"\0\0", 0, 1)])
-    assert np.frombuffer(units, UNIT_DTYPE)["tag"].tolist() == [0, 0]
-
-
-def test_equal_attributes_of_different_kinds_are_told_apart():
-    attribute = b"TAGS\x01buy\x02"
-    body = bytes(encode_body(b"", 1, attribute))
-    _, units = stamp([encode_record(body, 0, 1), encode_record(body, 0, 3)])
-    tags = np.frombuffer(units, UNIT_DTYPE)["tag"].tolist()
-    assert tags == [tag_hash("TAGS\x01buy\x02"), tag_hash("buy")]
+def test_tags_are_those_of_attributes_that_fit_and_equal_ones_of_different_kinds_are_told_apart():
+    body = bytes(encode_body(b"", 1, b"TAGS\x01buy\x02"))
+    records = [encode_record(b"\0\0\0\x09short", 0, 1), encode_record(b"\0\0", 0, 1)]
+    _, units = stamp([*records, encode_record(body, 0, 1), encode_record(body, 0, 3)])
+    tags = [0, 0, tag_hash("TAGS\x01buy\x02"), tag_hash("buy")]
+    assert np.frombuffer(units, UNIT_DTYPE)["tag"].tolist() == tags
 
 
 def test_a_writable_body_is_stamped_in_place_and_a_read_only_one_is_left_alone():

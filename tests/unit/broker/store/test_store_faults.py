@@ -1,7 +1,5 @@
 """Every write and sync is made to fail once: nothing acknowledged is lost, and nobody waits for ever."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -62,8 +60,7 @@ def test_a_failing_disk_loses_nothing_acknowledged(small, answers, group_commit,
     assert [body for body in found if body in acknowledged] == acknowledged
     assert len(found) == len(set(found))
     assert small.log.read_only is None
-    small.append(b"goes on")
-    small.threads.run_all()
+    small.append_safe(b"goes on")
     assert small.bodies()[-1] == b"goes on"
 
 
@@ -102,37 +99,34 @@ def test_a_failed_write_that_cannot_be_cut_back_says_so_and_recovery_cuts_it(har
     assert harness.report().cut_at == 24
 
 
-def test_a_failed_sync_answers_all_with_an_error_and_is_never_repeated(harness, answers):
-    harness.group_commit = True
-    answers.append(harness, b"a")
-    answers.append(harness, b"b")
-    with harness.files.failing("fdatasync"):
-        harness.threads.run_all()
+def test_a_failed_sync_answers_all_with_an_error_and_is_never_repeated(grouped, answers):
+    answers.append(grouped, b"a")
+    answers.append(grouped, b"b")
+    with grouped.files.failing("fdatasync"):
+        grouped.threads.run_all()
     assert [type(error) for _, error in answers.got] == [LogReadOnly, LogReadOnly]
-    assert harness.log.visible_end == 0
-    for harness.now in range(20):
-        harness.store.tick()
-    harness.log.flush()
-    harness.checkpoint()
-    assert harness.files.calls["fdatasync"] == 1
-    answers.expect(harness.log, 21, "later")
+    assert grouped.log.visible_end == 0
+    for grouped.now in range(20):
+        grouped.store.tick()
+    grouped.log.flush()
+    grouped.checkpoint()
+    assert grouped.files.calls["fdatasync"] == 1
+    answers.expect(grouped.log, 21, "later")
     assert isinstance(answers.got[-1][1], LogReadOnly)
 
 
-def test_a_worker_that_fails_otherwise_is_answered_too(harness, answers, monkeypatch):
-    harness.group_commit = True
-    answers.append(harness, b"a")
-    monkeypatch.setattr(harness.files, "fdatasync", raising(RuntimeError("bug in a worker")))
-    harness.threads.run_all()
+def test_a_worker_that_fails_otherwise_is_answered_too(grouped, answers, monkeypatch):
+    answers.append(grouped, b"a")
+    monkeypatch.setattr(grouped.files, "fdatasync", raising(RuntimeError("bug in a worker")))
+    grouped.threads.run_all()
     assert [type(error) for _, error in answers.got] == [LogReadOnly]
-    assert "bug in a worker" in str(harness.log.read_only)
+    assert "bug in a worker" in str(grouped.log.read_only)
 
 
-def test_close_after_a_failed_sync_in_flight_answers_with_the_failure(harness, answers):
-    harness.group_commit = True
-    answers.append(harness, b"a")
-    harness.files.fail("fdatasync")
-    harness.store.close()
+def test_close_after_a_failed_sync_in_flight_answers_with_the_failure(grouped, answers):
+    answers.append(grouped, b"a")
+    grouped.files.fail("fdatasync")
+    grouped.store.close()
     assert [type(error) for _, error in answers.got] == [LogReadOnly]
 
 
@@ -175,22 +169,20 @@ def append(harness: StoreHarness, answers: Answers, logs: list[PartitionLog], bo
         answers.expect(log, log.end_offset, body)
 
 
-def test_a_journal_that_was_deleted_under_a_broker_makes_nothing_safe(harness, answers):
-    harness.group_commit = True
-    logs = [harness.store.get_or_create("t", number) for number in range(8)]  # too many for syncs of their own
-    append(harness, answers, logs, b"good")
-    harness.threads.run_all()
-    assert harness.store.journal_status().files == 1
-    shutil.rmtree(os.path.join(harness.path, JOURNAL_DIRECTORY))
-    append(harness, answers, logs, b"gone")
-    harness.threads.run_all()
+def test_a_journal_that_was_deleted_under_a_broker_makes_nothing_safe(grouped, answers):
+    logs = [grouped.store.get_or_create("t", number) for number in range(8)]  # too many for syncs of their own
+    append(grouped, answers, logs, b"good")
+    grouped.threads.run_all()
+    assert grouped.store.journal_status().files == 1
+    shutil.rmtree(os.path.join(grouped.path, JOURNAL_DIRECTORY))
+    append(grouped, answers, logs, b"gone")
+    grouped.threads.run_all()
     assert set(answers.succeeded) == {b"good"}
-    assert "was deleted or moved away while the broker ran" in harness.store.journal_status().cause
+    assert "was deleted or moved away while the broker ran" in grouped.store.journal_status().cause
 
 
 def test_a_segment_that_retention_takes_away_during_its_sync_is_no_failure(harness):
-    harness.max_segment_size = 30
-    harness.append_each(*BODIES[:4])
+    harness.append_each(*BODIES[:4], segment_bytes=30)
     harness.log.flush()
     first = harness.log.segments[0]
     first.removed = True

@@ -1,7 +1,5 @@
 """The journal: one sync for many partitions, what a power cut leaves, truncation, and a foreign broker in between."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Starting on what a crash, a power cut, a Java broker or a bad disk left behind (storage.md §4)."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -9,15 +7,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.store.index import UNIT_DTYPE
-from metaq.broker.store.scan import bound_java_times, find_record
+from metaq.broker.store.scan import find_record
 from metaq.protocol.errors import ConfigError, DirectoryInUse, MetaqError, StoreError
-from metaq.protocol.message_id import EPOCH_MS, store_time_ms
 from metaq.protocol.record import HEADER, Buffer, encode_record
 from tests.doubles.store import FaultyFiles, check_invariants
 from tests.doubles.store_harness import NOW_MS, StoreHarness, flip
@@ -27,22 +22,17 @@ LAST = 25 + 30  # offset of the third record
 SIZE = 25 + 30 + 26
 
 
-def test_a_clean_restart_checks_nothing_again(harness):
+def test_only_what_the_checkpoint_does_not_cover_is_checked(harness):
     harness.append(*THREE)
     log = harness.restart()
     assert (harness.report().checked_bytes, log.segments.message_count) == (0, 3)
     assert harness.bodies() == THREE
-    harness.append(b"fourth")
-    assert harness.bodies() == [*THREE, b"fourth"]
-
-
-def test_only_what_the_checkpoint_does_not_cover_is_checked(harness):
-    harness.append(*THREE)
-    harness.checkpoint()
     harness.append(b"more")
     log = harness.kill()
     assert (harness.report().checked_bytes, log.segments.message_count) == (24, 4)
+    assert harness.bodies() == [*THREE, b"more"]
     assert log.lookup.offset_at_time(NOW_MS) == 0
+    assert harness.store.max_message_id == log.segments.largest_id_below(1 << 62) == harness.next_id - 1
     check_invariants(log)
 
 
@@ -73,8 +63,7 @@ def _no_space(files: FaultyFiles, fd: int, buffers: Sequence[Buffer], position: 
 
 def test_units_written_ahead_of_the_checkpoint_are_not_counted_twice(harness, monkeypatch):
     monkeypatch.setattr("metaq.broker.store.tuning.MAX_UNSTORED_UNITS", 1)
-    harness.append(*THREE)
-    harness.threads.run_all()
+    harness.append_safe(*THREE)
     assert harness.index_file().stat().st_size == 64 + 3 * 32
     log = harness.kill()
     assert log.segments.message_count == 3
@@ -117,8 +106,7 @@ def test_any_cut_behind_the_checkpoint_keeps_exactly_the_whole_records(tmp_path,
     os.truncate(harness.data_file(), kept)
     harness._start_anew()
     whole = sum(end <= kept for end in ends) - 1
-    assert harness.bodies() == bodies[:whole]
-    assert harness.log.segments.message_count == whole
+    assert (harness.bodies(), harness.log.segments.message_count) == (bodies[:whole], whole)
     check_invariants(harness.log)
     harness.files.kill()
 
@@ -267,25 +255,6 @@ def test_java_records_get_the_time_of_the_file_marked_as_a_bound(harness):
     assert log.segments.largest_id_below(1 << 62) == 0
 
 
-def test_a_java_record_before_one_of_ours_is_bounded_by_it():
-    units = np.zeros(4, UNIT_DTYPE)
-    units["time_ms"] = [0, 500, 0, 0]
-    bound_java_times(units, 900)
-    assert units["time_ms"].tolist() == [-500, 500, -900, -900]
-
-
-def test_ids_carry_the_store_time():
-    assert store_time_ms((NOW_MS - EPOCH_MS) << 22 | 5 << 12 | 9) == NOW_MS
-
-
-def test_max_message_id_is_known_after_a_kill(harness):
-    harness.append(*THREE)
-    last = harness.next_id - 1
-    harness.checkpoint()
-    assert harness.kill().segments.largest_id_below(1 << 62) == last
-    assert harness.store.max_message_id == last
-
-
 def test_segments_roll_and_come_back(harness):
     harness.max_segment_size = 50
     bodies = [b"%d" % number for number in range(20)]
@@ -301,8 +270,7 @@ def test_segments_roll_and_come_back(harness):
 
 @pytest.mark.parametrize(("change", "word"), [(-1, "gap of 1 bytes"), (3, "overlap of 3 bytes")])
 def test_a_gap_or_overlap_between_segments_stops_the_start_and_names_both_files(harness, change, word):
-    harness.max_segment_size = 25
-    harness.append_each(b"first", b"other")
+    harness.append_each(b"first", b"other", segment_bytes=25)
     with pytest.raises(StoreError, match=word) as caught, harness.stopped(clean=True) as data:
         os.truncate(data, 25 + change)
     assert str(data) in str(caught.value)
@@ -331,26 +299,22 @@ def test_closed_segments_without_index_are_indexed_in_the_background(harness):
     assert harness.store.unindexed_segments == 0
     assert log.segments.message_count == 10
     check_invariants(log)
-    assert harness.restart().segments.message_count == 10
-    assert len(harness.threads) == 0
+    assert (harness.restart().segments.message_count, len(harness.threads)) == (10, 0)
 
 
 def test_damage_in_a_closed_segment_is_reported_and_never_cut(harness, caplog):
-    harness.max_segment_size = 75
-    harness.append_each(*(b"%05d" % number for number in range(4)))
+    harness.append_each(*(b"%05d" % number for number in range(4)), segment_bytes=75)
     with harness.stopped(clean=True) as file:
         data = flip(file, 47)
         harness.index_file().unlink()
     harness.threads.run_all()
     assert "is damaged in [25, 50)" in caplog.text
-    assert harness.data_file().read_bytes() == data
-    assert harness.log.segments.message_count == 3
+    assert (harness.data_file().read_bytes(), harness.log.segments.message_count) == (data, 3)
     assert harness.log.segments.read(25, 25) == data[25:50]
 
 
 def test_an_index_that_cannot_be_rebuilt_is_reported_and_the_log_still_served(harness, caplog):
-    harness.max_segment_size = 25
-    harness.append_each(b"first", b"other")
+    harness.append_each(b"first", b"other", segment_bytes=25)
     with harness.stopped(clean=True):
         harness.index_file().unlink()
     harness.files.fail("open")
@@ -359,14 +323,13 @@ def test_an_index_that_cannot_be_rebuilt_is_reported_and_the_log_still_served(ha
     assert harness.bodies() == [b"first", b"other"]
 
 
-def test_group_commit_shows_after_a_kill_only_what_it_has_synced(harness):
-    harness.group_commit = True
-    harness.append(*THREE)
-    log = harness.kill()
-    assert harness.files.calls["fdatasync"] == 1
+def test_group_commit_shows_after_a_kill_only_what_it_has_synced(grouped):
+    grouped.append(*THREE)
+    log = grouped.kill()
+    assert grouped.files.calls["fdatasync"] == 1
     assert log.visible_end == SIZE
-    harness.lose_power()
-    assert harness.bodies() == THREE
+    grouped.lose_power()
+    assert grouped.bodies() == THREE
 
 
 def test_a_record_is_found_behind_a_length_that_makes_no_sense(tmp_path):
@@ -484,22 +447,20 @@ def test_an_earlier_recoverys_copy_is_never_overwritten(harness):
     assert list(harness.report().set_aside) == [f"{kept}.2"]
 
 
-def test_a_put_after_a_kill_between_a_roll_and_its_sync_survives_a_power_cut(harness, answers):
-    harness.group_commit = True
-    harness.max_segment_size = 25
-    harness.append(b"first")  # rolls; nothing is synced
-    harness.kill()
-    harness.threads.run_all()
-    answers.append(harness, b"other")
-    harness.threads.run_all()
+def test_a_put_after_a_kill_between_a_roll_and_its_sync_survives_a_power_cut(grouped, answers):
+    grouped.max_segment_size = 25
+    grouped.append(b"first")  # rolls; nothing is synced
+    grouped.kill()
+    grouped.threads.run_all()
+    answers.append(grouped, b"other")
+    grouped.threads.run_all()
     assert answers.succeeded == [b"other"]
-    harness.lose_power()
-    assert harness.bodies() == [b"first", b"other"]
+    grouped.lose_power()
+    assert grouped.bodies() == [b"first", b"other"]
 
 
 def test_names_of_new_segments_are_synced_by_the_first_sync_after_a_recovery(harness):
-    harness.max_segment_size = 25
-    harness.append_each(b"first", b"other")
+    harness.append_each(b"first", b"other", segment_bytes=25)
     log = harness.kill()
     assert list(log.unsynced_directories) == [os.path.dirname(harness.data_file()), harness.path]
     harness.flush()
@@ -509,8 +470,7 @@ def test_names_of_new_segments_are_synced_by_the_first_sync_after_a_recovery(har
 
 
 def test_old_segments_of_a_java_broker_are_indexed_in_the_background_and_recent_ones_checked(harness):
-    harness.max_segment_size = 25
-    harness.append_each(b"first", b"other", b"third")
+    harness.append_each(b"first", b"other", b"third", segment_bytes=25)
     with harness.stopped(clean=True):
         for first, age in ((0, 3600), (25, 30), (50, 20), (75, 10)):
             harness.index_file(first).unlink(missing_ok=True)

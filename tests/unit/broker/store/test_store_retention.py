@@ -1,7 +1,5 @@
 """Which segments go, and how (storage.md §5)."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from pathlib import Path
@@ -82,8 +80,7 @@ def test_the_oldest_segments_go_and_a_younger_one_keeps_those_behind_it(modified
 def aged(harness: StoreHarness, ages_hours: list[int], policy: str = "delete,10") -> None:
     """A log of one record a segment, closed ones with these ages, then one record in the last."""
     harness.delete_policy = parse_delete_policy(policy)
-    harness.max_segment_size = 25
-    harness.append_each(*(b"%05d" % number for number in range(len(ages_hours))))
+    harness.append_each(*(b"%05d" % number for number in range(len(ages_hours))), segment_bytes=25)
     harness.threads.run_all()
     for number, age in enumerate(ages_hours):
         os.utime(harness.data_file(number * 25), (NOW_MS / 1000 - age * HOUR,) * 2)
@@ -104,8 +101,7 @@ def test_old_segments_are_deleted_with_their_index_and_readers_are_told_the_new_
     assert [int(name[:20]) for name in harness.names() if int(name[:20]) < 50] == []
     assert harness.bodies() == [b"00002", b"young"]
     harness.append(b"after")
-    assert harness.log.lookup.count_before(75) == 1
-    assert harness.restart().segments.message_count == 3
+    assert (harness.log.lookup.count_before(75), harness.restart().segments.message_count) == (1, 3)
     assert harness.log.first_offset == 50
 
 
@@ -132,24 +128,21 @@ def test_only_topics_whose_turn_has_come_are_looked_at(harness):
     assert len(harness.store.apply_retention(lambda topic: topic == "t")) == 1
 
 
-def test_archived_segments_are_renamed(harness):
-    aged(harness, [30], "archive,10")
+@pytest.mark.parametrize(("policy", "suffix"), [("archive,10", ".arc"), ("archive,10,true", ".zip")])
+def test_archived_segments_are_renamed_or_in_a_zip_and_no_other_user_may_read_a_file(harness, policy, suffix):
+    aged(harness, [30], policy)
     data = harness.data_file().read_bytes()
     harness.retain()
-    assert harness.data_file().with_suffix(".meta.arc").read_bytes() == data
-    assert not harness.data_file().exists()
-
-
-def test_compressed_segments_are_zips_with_one_entry_and_no_other_user_may_read_a_file(harness):
-    aged(harness, [30], "archive,10,true")
-    data = harness.data_file().read_bytes()
-    harness.retain()
-    with zipfile.ZipFile(harness.data_file().with_suffix(".meta.zip")) as archive:
-        assert {name: archive.read(name) for name in archive.namelist()} == {harness.data_file().name: data}
+    archived = harness.data_file().with_suffix(f".meta{suffix}")
+    if suffix == ".zip":
+        with zipfile.ZipFile(archived) as archive:
+            assert {name: archive.read(name) for name in archive.namelist()} == {harness.data_file().name: data}
+    else:
+        assert archived.read_bytes() == data
     assert not harness.data_file().exists()
     harness.checkpoint()
     files = [path for path in Path(harness.path).rglob("*") if path.is_file()]
-    assert {".meta", ".index", ".zip"} <= {path.suffix for path in files}
+    assert {".meta", ".index", suffix} <= {path.suffix for path in files}
     assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 

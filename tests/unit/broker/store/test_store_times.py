@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from metaq.broker.store.index import UNIT_DTYPE, UnitArray, order_times
 from metaq.broker.store.scan import bound_java_times
 from metaq.protocol.errors import StoreError
-from metaq.protocol.message_id import counter_at, message_id
+from metaq.protocol.message_id import counter_at, message_id, store_time_ms
 from metaq.protocol.record import encode_record
 from tests.doubles.store_harness import NOW_MS, StoreHarness
 from tests.raising import raising
@@ -72,24 +72,25 @@ def units_of(*pairs: tuple[int, int]) -> UnitArray:
     return units
 
 
-def test_rebuilt_times_of_ids_out_of_order_are_not_before_the_ids():
-    units = units_of((10, 500), (9, 300), (-5, 0), (11, 400))
-    bound_java_times(units, 900)
-    assert units["time_ms"].tolist() == [500, 500, -500, 500]
+OWN, FOREIGN = message_id(counter_at(NOW_MS), 0), (1 << 63) - 1
 
 
-def test_an_id_beyond_all_clocks_gives_no_time():
-    foreign = (1 << 63) - 1
-    units = units_of((10, 500), (foreign, (foreign >> 22) + 1_303_895_660_503), (11, 600))
-    bound_java_times(units, 900)
-    assert units["time_ms"].tolist() == [500, -600, 600]
-
-
-def test_an_own_id_keeps_its_time_beside_a_file_without_a_date():
-    own = message_id(counter_at(NOW_MS), 0)
-    units = units_of((own, NOW_MS))
-    bound_java_times(units, -1)
-    assert units["time_ms"].tolist() == [NOW_MS]
+@pytest.mark.parametrize(
+    ("ids_and_times", "of_file", "bounded"),
+    [
+        pytest.param([(0, 0), (0, 500), (0, 0), (0, 0)], 900, [-500, 500, -900, -900], id="by ours behind them"),
+        pytest.param([(10, 500), (9, 300), (-5, 0), (11, 400)], 900, [500, 500, -500, 500], id="not before the ids"),
+        pytest.param(
+            [(10, 500), (FOREIGN, store_time_ms(FOREIGN)), (11, 600)], 900, [500, -600, 600], id="beyond all clocks"
+        ),
+        pytest.param([(OWN, NOW_MS)], -1, [NOW_MS], id="our own beside a file without a date"),
+    ],
+)
+def test_times_of_java_records_are_bounded_by_ours_and_by_their_file(ids_and_times, of_file, bounded):
+    assert store_time_ms(OWN) == NOW_MS
+    units = units_of(*ids_and_times)
+    bound_java_times(units, of_file)
+    assert units["time_ms"].tolist() == bounded
 
 
 @given(st.lists(st.integers(-(10**15), 10**15), min_size=1), st.integers(0, 10**15))

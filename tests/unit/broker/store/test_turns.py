@@ -1,18 +1,26 @@
 """Calls in worker threads take turns by key, and are held back when told to."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
+
+import pytest
 
 from metaq.broker.store.threads import Turns
 from tests.doubles.store import ManualThreads
 from tests.raising import raising
 
 
-def test_keys_take_turns_however_many_calls_one_of_them_has():
-    threads = ManualThreads()
-    done: list[Any] = []
+@pytest.fixture
+def threads():
+    return ManualThreads()
+
+
+@pytest.fixture
+def done():
+    return []
+
+
+def test_keys_take_turns_however_many_calls_one_of_them_has(threads, done):
     turns = Turns(threads, 1)
     for number in range(3):
         turns.run("many", partial("many {}".format, number), done.append)
@@ -23,8 +31,7 @@ def test_keys_take_turns_however_many_calls_one_of_them_has():
     assert len(turns) == 0
 
 
-def test_no_more_than_the_limit_run_at_once():
-    threads = ManualThreads()
+def test_no_more_than_the_limit_run_at_once(threads):
     turns = Turns(threads, 2)
     for number in range(5):
         turns.run(number, lambda: None, lambda result: None)
@@ -35,9 +42,7 @@ def test_no_more_than_the_limit_run_at_once():
     assert len(turns) == 0
 
 
-def test_a_callback_that_fails_does_not_stop_the_others():
-    threads = ManualThreads()
-    done: list[Any] = []
+def test_a_callback_that_fails_does_not_stop_the_others(threads, done):
     turns = Turns(threads, 1)
 
     turns.run("a", lambda: None, raising(RuntimeError("bug")))
@@ -49,9 +54,7 @@ def test_a_callback_that_fails_does_not_stop_the_others():
     assert done == ["b"]
 
 
-def test_errors_are_results():
-    threads = ManualThreads()
-    done: list[Any] = []
+def test_errors_are_results(threads, done):
     turns = Turns(threads, 1)
     turns.run("a", lambda: 1 // 0, done.append)
     threads.run_all()

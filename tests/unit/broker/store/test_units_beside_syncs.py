@@ -1,7 +1,5 @@
 """Index units that are written while a slow sync of their partition goes on: memory, and what the headers promise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -31,6 +29,15 @@ class SlowDisk(FaultyFiles):
         self.meanwhile: Callable[[], None] = lambda: None
         self.headers = 0
 
+    def once(self, function: Callable[[], None]) -> None:
+        """Let it happen in the next sync alone."""
+
+        def happen() -> None:
+            self.meanwhile = lambda: None
+            function()
+
+        self.meanwhile = happen
+
     def fdatasync(self, fd: int) -> None:
         self.meanwhile()
         super().fdatasync(fd)
@@ -59,6 +66,11 @@ class SlowDisk(FaultyFiles):
         assert found[0][0] == promised.first_offset
         assert found[-1][0] + found[-1][3] == promised.end
         assert promised.max_id == max(unit[1] for unit in found)
+
+
+def checked_bytes(harness: StoreHarness) -> int:
+    """By the last start."""
+    return sum(report.checked_bytes for report in harness.store.reports)
 
 
 def unstored(log: PartitionLog) -> int:
@@ -95,15 +107,13 @@ def test_units_do_not_wait_in_memory_while_a_sync_is_slow(harness, disk, monkeyp
     begin_checkpoint(harness, grouped, monkeypatch)
     numbers, most = count(), 0
 
+    @disk.once
     def append_many():
         nonlocal most
-        disk.meanwhile = lambda: None
         for _ in range(40):
-            harness.append(b"while it is synced: %d" % next(numbers))
-            harness.threads.run_all()
+            harness.append_safe(b"while it is synced: %d" % next(numbers))
             most = max(most, unstored(harness.log))
 
-    disk.meanwhile = append_many
     harness.threads.run_one()
     assert next(numbers) == 40
     assert most <= 2 * LIMIT + 1  # of the growing segment, and what the one before had left
@@ -111,7 +121,7 @@ def test_units_do_not_wait_in_memory_while_a_sync_is_slow(harness, disk, monkeyp
     assert not harness.log.durability.dirty
     assert disk.headers >= 2
     harness.kill()
-    assert sum(report.checked_bytes for report in harness.store.reports) == 0
+    assert checked_bytes(harness) == 0
     assert harness.log.segments.message_count == 41
 
 
@@ -137,15 +147,14 @@ def test_a_failed_write_of_units_beside_a_sync_closes_the_partition(harness, dis
     harness.append(b"before")
     harness.log.checkpoint()
 
+    @disk.once
     def fail_units():
-        disk.meanwhile = lambda: None
         for number in range(LIMIT + 1):
             harness.append(b"%d" % number)
         disk.fail("pwritev")
         harness.threads.run_all()
         disk.heal()
 
-    disk.meanwhile = fail_units
     harness.threads.run_one()
     with pytest.raises(LogReadOnly):
         harness.append(b"refused")
@@ -153,7 +162,7 @@ def test_a_failed_write_of_units_beside_a_sync_closes_the_partition(harness, dis
     check_invariants(harness.log)
     harness.lose_power()
     assert harness.bodies() == [b"before", *(b"%d" % number for number in range(LIMIT + 1))]
-    assert sum(report.checked_bytes for report in harness.store.reports) > 0  # no header covers them
+    assert checked_bytes(harness) > 0  # no header covers them
     harness.append(b"goes on")
 
 
@@ -162,19 +171,18 @@ def test_a_stop_awaits_units_that_are_being_written_beside_a_sync(harness, disk)
     harness.log.checkpoint()
     late: list[Callable[[], None]] = []
 
+    @disk.once
     def leave_units():
-        disk.meanwhile = lambda: None
         harness.append(*(b"%d" % number for number in range(LIMIT + 1)))
         late.append(harness.threads.run_unreported())
 
-    disk.meanwhile = leave_units
     late.append(harness.threads.run_unreported())
     harness.append(b"last")
     harness.store.close()
     for report in late:
         report()
     harness.open()
-    assert sum(report.checked_bytes for report in harness.store.reports) == 0
+    assert checked_bytes(harness) == 0
     assert harness.log.segments.message_count == LIMIT + 3
 
 
@@ -252,7 +260,7 @@ def test_any_interleaving_keeps_what_headers_and_answers_promise(
     whole.harness.store.close()
     whole.harness.open()
     assert whole.harness.bodies() == whole.acknowledged
-    assert sum(report.checked_bytes for report in whole.harness.store.reports) == 0
+    assert checked_bytes(whole.harness) == 0
     whole.harness.files.kill()
 
     fail_at = data.draw(st.integers(1, max(1, changes)))

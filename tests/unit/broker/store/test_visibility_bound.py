@@ -1,7 +1,5 @@
 """What readers see of a log whose visibility is limited beside its durability: the smaller of the two ends."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +18,7 @@ def ends(harness: StoreHarness) -> tuple[int, int]:
 def test_readers_of_a_limited_log_see_what_the_bound_allows(harness):
     harness.append(b"a")
     harness.log.limit_visibility()
-    harness.append(b"b")
-    harness.append(b"c")
+    harness.append_each(b"b", b"c")
     assert ends(harness) == (SIZE, 1)
     assert harness.bodies() == [b"a"]
     harness.log.raise_bound(2 * SIZE, 2)
@@ -32,37 +29,27 @@ def test_readers_of_a_limited_log_see_what_the_bound_allows(harness):
     assert harness.bodies() == [b"a", b"b", b"c", b"d"]
 
 
-def test_what_is_safe_is_told_whatever_readers_see(harness, answers):
-    harness.group_commit = True
-    harness.log.limit_visibility()
-    harness.append(b"a")
-    answers.expect(harness.log, SIZE, "a")
+def test_what_is_safe_is_told_whatever_readers_see_and_a_bound_above_it_shows_only_that(grouped, log, answers):
+    log.limit_visibility()
+    answers.append(grouped, b"a")
     assert answers.names == []
-    harness.threads.run_all()
-    assert answers.succeeded == ["a"]
-    assert ends(harness) == (0, 0)
-    assert harness.log.durability.safe_end == SIZE
-
-
-def test_a_bound_above_what_is_safe_shows_only_that(harness):
-    harness.group_commit = True
-    harness.log.limit_visibility()
-    harness.append(b"a")
-    harness.log.raise_bound(2 * SIZE, 2)
-    check_invariants(harness.log)
-    assert ends(harness) == (0, 0)
-    harness.threads.run_all()
-    assert ends(harness) == (SIZE, 1)
-    harness.append(b"b")
-    harness.threads.run_all()
-    check_invariants(harness.log)
-    assert ends(harness) == (2 * SIZE, 2)
+    grouped.threads.run_all()
+    assert (answers.succeeded, log.durability.safe_end) == ([b"a"], SIZE)
+    assert ends(grouped) == (0, 0)
+    grouped.append(b"b")
+    log.raise_bound(3 * SIZE, 3)
+    check_invariants(log)
+    assert ends(grouped) == (SIZE, 1)
+    grouped.threads.run_all()
+    assert ends(grouped) == (2 * SIZE, 2)
+    grouped.append_safe(b"c")
+    check_invariants(log)
+    assert ends(grouped) == (3 * SIZE, 3)
 
 
 def test_a_bound_is_never_lowered_and_means_nothing_without_a_limit(harness):
     harness.log.raise_bound(SIZE, 1)
-    harness.append(b"a")
-    harness.append(b"b")
+    harness.append_each(b"a", b"b")
     harness.log.limit_visibility()
     harness.log.raise_bound(SIZE, 1)
     assert harness.log.bound == (2 * SIZE, 2)
@@ -80,8 +67,7 @@ def test_on_visible_is_called_only_when_more_is_visible(harness):
 
     log.on_visible = note
     log.limit_visibility()
-    harness.append(b"a")
-    harness.append(b"b")
+    harness.append_each(b"a", b"b")
     assert seen == []
     log.raise_bound(SIZE, 1)
     log.raise_bound(SIZE, 1)
@@ -93,15 +79,14 @@ def test_on_visible_is_called_only_when_more_is_visible(harness):
     assert seen == [SIZE, 2 * SIZE, 3 * SIZE]
 
 
-def test_nothing_more_is_shown_after_a_failed_sync(harness):
-    harness.group_commit = True
-    harness.log.limit_visibility()
-    harness.append(b"a")
-    harness.files.fail("fdatasync")
-    harness.threads.run_all()
-    harness.log.raise_bound(SIZE, 1)
-    harness.log.unlimited()
-    assert ends(harness) == (0, 0)
+def test_nothing_more_is_shown_after_a_failed_sync(grouped):
+    grouped.log.limit_visibility()
+    grouped.append(b"a")
+    grouped.files.fail("fdatasync")
+    grouped.threads.run_all()
+    grouped.log.raise_bound(SIZE, 1)
+    grouped.log.unlimited()
+    assert ends(grouped) == (0, 0)
 
 
 def test_retention_leaves_segments_that_readers_have_not_seen(harness):
