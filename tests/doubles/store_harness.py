@@ -207,10 +207,11 @@ class Answers:
     def expect(self, log: PartitionLog, end: int, name: object) -> None:
         log.when_safe(end, lambda error: self.got.append((name, error)))
 
-    def append(self, harness: StoreHarness, body: bytes) -> None:
-        """Append a message whose answer is expected under its body."""
-        harness.append(body)
-        self.expect(harness.log, harness.log.end_offset, body)
+    def append(self, harness: StoreHarness, *bodies: bytes) -> None:
+        """Append messages one by one whose answers are expected under their bodies."""
+        for body in bodies:
+            harness.append(body)
+            self.expect(harness.log, harness.log.end_offset, body)
 
     @property
     def names(self) -> Sequence[object]:

@@ -29,8 +29,7 @@ def test_group_commit_shows_and_answers_only_after_the_sync(grouped, answers):
 
 
 def test_appends_during_a_sync_share_the_next_one(grouped, answers):
-    for body in (b"a", b"b", b"c", b"d"):
-        answers.append(grouped, body)
+    answers.append(grouped, b"a", b"b", b"c", b"d")
     grouped.threads.run_one()  # was started for the first alone
     assert answers.names == [b"a"]
     assert (grouped.log.visible_end, grouped.log.segments.message_count) == (21, 1)
@@ -60,8 +59,7 @@ def test_on_visible_is_called_after_the_waiters_each_time_data_becomes_visible(
     harness.group_commit = group_commit
     seen = []
     harness.log.on_visible = lambda log: seen.append((log.visible_end, len(answers.got)))
-    answers.append(harness, b"a")
-    answers.append(harness, b"b")
+    answers.append(harness, b"a", b"b")
     assert seen == during
     assert answers.got == ([] if group_commit else [(b"a", None), (b"b", None)])
     harness.threads.run_all()
@@ -80,16 +78,14 @@ def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(group
 def test_threads_that_finish_at_once_work_too(grouped, answers):
     grouped.max_segment_size = 60
     grouped.threads = run_inline  # type: ignore[assignment]
-    for number in range(7):
-        answers.append(grouped, b"%d" % number)
+    answers.append(grouped, *(b"%d" % number for number in range(7)))
     assert len(answers.succeeded) == 7
     check_invariants(grouped.log)
 
 
 def test_asynchronous_flush_syncs_at_the_record_after_the_threshold(harness):
     harness.unflush_threshold = 3
-    for _ in range(3):
-        harness.append(b"x")
+    harness.append_each(*[b"x"] * 3)
     assert len(harness.threads) == 0
     harness.append_safe(b"x")
     assert harness.log.segments[0].synced == 4 * 21
@@ -143,8 +139,7 @@ def test_a_roll_starts_the_checkpoint_of_the_closed_segment(harness):
 
 
 def test_close_answers_waiters_whose_sync_was_never_run(grouped, answers):
-    answers.append(grouped, b"a")
-    answers.append(grouped, b"b")
+    answers.append(grouped, b"a", b"b")
     grouped.store.close()
     assert answers.succeeded == [b"a", b"b"]
     grouped.threads.run_all()  # the late worker finds nothing to do

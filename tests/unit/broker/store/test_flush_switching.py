@@ -18,8 +18,7 @@ def switch(harness: StoreHarness, group_commit: bool) -> None:
 
 
 def test_puts_that_wait_keep_waiting_when_group_commit_ends_also_while_others_come(grouped, answers):
-    answers.append(grouped, b"1")
-    answers.append(grouped, b"2")
+    answers.append(grouped, b"1", b"2")
     switch(grouped, False)
     assert (answers.got, grouped.log.visible_end) == ([], 0)
     grouped.threads.run_one()  # covers the first put only

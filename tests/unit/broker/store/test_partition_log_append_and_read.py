@@ -19,6 +19,13 @@ def ten(number: int) -> bytes:
     return b"%010d" % number
 
 
+@pytest.fixture
+def two(harness):
+    """With the records 1 and 2."""
+    harness.append(ten(1), ten(2))
+    return harness
+
+
 def test_new_partition_is_an_empty_log_with_the_file_that_1_x_makes(harness, log):
     assert harness.names() == ["00000000000000000000.meta"]
     assert (log.first_offset, log.visible_end, log.end_offset, log.segments.message_count) == (0, 0, 0, 0)
@@ -33,33 +40,30 @@ def test_append_is_readable_at_once_at_the_offset_it_returns(harness):
     assert harness.log.segments.message_count == 3
 
 
-def test_read_gives_a_slice_that_may_cut_a_record_as_1_x_does(harness):
-    harness.append(ten(1), ten(2))
-    whole = harness.data_file().read_bytes()
+def test_read_gives_a_slice_that_may_cut_a_record_as_1_x_does(two):
+    whole = two.data_file().read_bytes()
     for offset in range(2 * RECORD + 1):
         for length in (1, 7, RECORD, 1000):
-            for segments in (harness.log.segments, harness.log.segments.snapshot()):
+            for segments in (two.log.segments, two.log.segments.snapshot()):
                 assert segments.read(offset, length) == whole[offset : offset + length]
 
 
 @pytest.mark.parametrize("offset", [-1, -(1 << 63), 61, (1 << 63) - 1])
-def test_read_outside_the_log_raises_with_its_bounds(harness, offset):
-    harness.append(ten(1), ten(2))
-    for read in (harness.log.segments.read, harness.log.segments.snapshot().read, harness.log.lookup.units):
+def test_read_outside_the_log_raises_with_its_bounds(two, offset):
+    for read in (two.log.segments.read, two.log.segments.snapshot().read, two.log.lookup.units):
         with pytest.raises(OffsetOutOfRange) as caught:
             read(offset, 10)
         assert (caught.value.first, caught.value.next) == (0, 60)
     with pytest.raises(ValueError, match="max_bytes 0"):
-        harness.log.segments.read(0, 0)
+        two.log.segments.read(0, 0)
 
 
-def test_read_returns_none_when_all_or_the_end_is_not_in_the_page_cache(harness, monkeypatch):
-    harness.append(ten(1), ten(2))
-    whole, read = harness.data_file().read_bytes(), os.preadv
-    harness.files.page_cache_empty = True
-    assert (harness.log.segments.read(0, 60), harness.log.segments.snapshot().read(0, 60)) == (None, whole)
-    monkeypatch.setattr(harness.files, "preadv_nowait", lambda fd, buffer, position: read(fd, [buffer[:9]], position))
-    assert (harness.log.segments.read(0, 60), harness.log.segments.read(0, 9)) == (None, whole[:9])
+def test_read_returns_none_when_all_or_the_end_is_not_in_the_page_cache(two, monkeypatch):
+    whole, read = two.data_file().read_bytes(), os.preadv
+    two.files.page_cache_empty = True
+    assert (two.log.segments.read(0, 60), two.log.segments.snapshot().read(0, 60)) == (None, whole)
+    monkeypatch.setattr(two.files, "preadv_nowait", lambda fd, buffer, position: read(fd, [buffer[:9]], position))
+    assert (two.log.segments.read(0, 60), two.log.segments.read(0, 9)) == (None, whole[:9])
 
 
 def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(harness, caplog):
@@ -70,14 +74,13 @@ def test_file_system_without_nowait_reads_is_read_inline_and_asked_once(harness,
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_read_or_walk_of_a_vanished_file_names_it(harness):
-    harness.append(ten(1), ten(2))
-    harness.log.segments[0].data.close()
-    harness.data_file().unlink()
+def test_read_or_walk_of_a_vanished_file_names_it(two):
+    two.log.segments[0].data.close()
+    two.data_file().unlink()
     with pytest.raises(StoreError, match=r"00000000000000000000\.meta cannot be read"):
-        harness.log.segments.read(0, 100)
+        two.log.segments.read(0, 100)
     with pytest.raises(StoreError, match="is gone"):
-        harness.log.segments.snapshot().record_start(RECORD)
+        two.log.segments.snapshot().record_start(RECORD)
 
 
 def test_segment_rolls_after_the_append_that_reaches_its_size(harness):
@@ -205,15 +208,14 @@ def test_offset_at_time_is_the_first_record_stored_then_or_later(harness):
     assert {time_ms: harness.log.lookup.offset_at_time(time_ms) for time_ms in answers} == answers
 
 
-def test_units_describe_the_records_of_a_span_and_at_least_the_first_one(harness):
-    harness.append(ten(1), ten(2))
-    harness.append(b"\0\0\0\3buypayload", flag=1)
-    units = harness.log.lookup.units(0, 1000)
+def test_units_describe_the_records_of_a_span_and_at_least_the_first_one(two):
+    two.append(b"\0\0\0\3buypayload", flag=1)
+    units = two.log.lookup.units(0, 1000)
     assert units["size"].tolist() == [30, 30, 34]
     assert units["tag"].tolist() == [0, 0, tag_hash("buy")]
     spans = {(0, 1000): [0, 30, 60], (1, 1000): [30, 60], (0, 89): [0, 30], (94, 1000): [], (30, 5): [30]}
-    assert {span: harness.log.lookup.units(*span)["offset"].tolist() for span in spans} == spans
-    assert harness.log.lookup.units(0, 1000, max_count=1)["offset"].tolist() == [0]
+    assert {span: two.log.lookup.units(*span)["offset"].tolist() for span in spans} == spans
+    assert two.log.lookup.units(0, 1000, max_count=1)["offset"].tolist() == [0]
 
 
 def test_units_are_the_same_before_and_after_they_reach_the_file(harness):

@@ -100,8 +100,7 @@ def test_a_failed_write_that_cannot_be_cut_back_says_so_and_recovery_cuts_it(har
 
 
 def test_a_failed_sync_answers_all_with_an_error_and_is_never_repeated(grouped, answers):
-    answers.append(grouped, b"a")
-    answers.append(grouped, b"b")
+    answers.append(grouped, b"a", b"b")
     with grouped.files.failing("fdatasync"):
         grouped.threads.run_all()
     assert [type(error) for _, error in answers.got] == [LogReadOnly, LogReadOnly]

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from metaq.broker.store import tuning
 from metaq.broker.store.journal_format import JOURNAL_DIRECTORY, read_journal
+from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.replay import replay_journal
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import LogReadOnly, MetaqError, StoreError
@@ -100,6 +101,17 @@ class Puts(StoreHarness):
     def kept(self) -> dict[int, list[bytes]]:
         return {number: self.bodies(number) for number in ALL}
 
+    def kill(self) -> PartitionLog:
+        """What was acknowledged is still there, as behind a power cut."""
+        log = super().kill()
+        self.check()
+        return log
+
+    def lose_power(self, kept: Collection[str] = ()) -> PartitionLog:
+        log = super().lose_power(kept)
+        self.check()
+        return log
+
     def check(self) -> None:
         """Everything acknowledged is where it was put."""
         for number, acknowledged in self._acknowledged.items():
@@ -152,7 +164,6 @@ def test_a_power_cut_during_the_replay_loses_nothing(puts):
         puts.open()
     assert puts.journal_files() != []
     puts.lose_power()
-    puts.check()
     assert puts.journal_files() == []
 
 
@@ -160,7 +171,6 @@ def test_a_kill_leaves_everything_and_the_next_life_numbers_its_files_behind(put
     puts.round_safe("a")
     assert puts.journal_files() == [FIRST_FILE]
     puts.kill()
-    puts.check()
     puts.round_safe("b")
     assert puts.journal_files() == [SECOND_FILE]
     puts.lose_power()
@@ -175,7 +185,6 @@ def test_one_or_two_busy_partitions_are_synced_themselves(puts):
     assert puts.journal_files() == []
     assert [len(puts.acknowledged[number]) for number in (0, 1)] == [5, 5]
     puts.lose_power()
-    puts.check()
 
 
 def test_a_full_file_is_followed_by_the_next_and_goes_when_its_partitions_are_synced(puts, monkeypatch):
@@ -190,7 +199,6 @@ def test_a_full_file_is_followed_by_the_next_and_goes_when_its_partitions_are_sy
     puts.round_safe("b")
     assert puts.journal_files() == [SECOND_FILE]
     puts.lose_power()
-    puts.check()
     assert puts.kept() == each_has("a" * 40, "b")
 
 
@@ -203,7 +211,6 @@ def test_appends_of_one_turn_share_one_sync_and_are_answered_together(puts):
     assert puts.acknowledged == each_has("a")
     assert len(puts.threads) == 0
     puts.lose_power()
-    puts.check()
 
 
 def test_one_partition_that_is_read_only_does_not_refuse_the_others_of_its_turn(puts):
@@ -277,7 +284,6 @@ def test_a_put_does_not_wait_for_a_checkpoint_of_its_partition(puts):
     assert puts.acknowledged[0] == [b"a", b"b"]
     assert len(puts.threads) == 1
     puts.lose_power()
-    puts.check()
 
 
 @pytest.mark.parametrize("method", ["pwritev", "fdatasync"])
@@ -293,7 +299,6 @@ def test_a_failed_journal_refuses_every_put_that_waits_and_every_later_one(puts,
             puts.put_one(partition, b"later")
     assert puts.bodies(5) == [b"a-5"]
     puts.lose_power()
-    puts.check()
 
 
 def test_a_block_that_a_cut_has_torn_ends_the_journal(puts):
@@ -319,10 +324,8 @@ def test_many_recovered_partitions_are_synced_in_one_call(puts, monkeypatch):
     monkeypatch.setattr(tuning, "SYNCED_ONE_BY_ONE", PARTITIONS - 1)
     puts.round_safe("a")
     puts.kill()
-    puts.check()
     assert (puts.files.calls["sync_filesystem"], puts.files.calls["fdatasync"]) == (1, 0)
     puts.lose_power()
-    puts.check()
 
 
 def test_a_rolled_segment_that_only_the_journal_made_safe_is_synced_before_the_journal_goes(puts):
@@ -335,7 +338,6 @@ def test_a_rolled_segment_that_only_the_journal_made_safe_is_synced_before_the_j
     assert sum(map(len, puts.acknowledged.values())) > 3
     puts.kill()
     puts.lose_power()
-    puts.check()
 
 
 # --- what a broker that knows no journal has made of a partition ------------------------------------------------------
@@ -409,7 +411,6 @@ def test_a_rolled_segment_whose_end_was_lost_is_filled_up_again(puts):
         puts.threads.run_one()
     assert sum(map(len, puts.acknowledged.values())) > PARTITIONS
     puts.lose_power()
-    puts.check()
 
 
 def test_a_first_segment_whose_name_was_lost_comes_back_from_the_journal(puts):
@@ -432,7 +433,6 @@ def test_a_power_cut_that_keeps_only_the_newest_name_of_a_new_partition_loses_no
     puts.run_until_each_has(1)
     puts.put_one(3, b"b" * 60)
     puts.lose_power([str(max(Path(puts.path, "t-3").glob("*.meta")))])
-    puts.check()
     assert puts.acknowledged[3] == [b"a-3"]
 
 
@@ -464,7 +464,6 @@ def test_a_new_segment_waits_for_the_names_in_front_of_it_and_begins_when_they_a
     puts.threads.run_all()
     assert [segment.size > 0 for segment in log.segments] == [True, False]
     puts.lose_power()
-    puts.check()
 
 
 def test_a_segment_that_waits_for_names_asks_for_them_once_though_a_checkpoint_waits_for_its_turn(puts):
@@ -491,7 +490,6 @@ def test_who_must_begin_a_segment_at_once_waits_for_the_names_in_front_of_it(put
     log.append(*puts.encoded(end, b"of another node"), segment=end)
     assert len(log.segments) == 2
     puts.lose_power([log.segments[-1].path])
-    puts.check()
     assert puts.acknowledged[3] == [b"a-3"]
 
 
@@ -531,7 +529,6 @@ def test_puts_just_after_asynchronous_flush_wait_for_what_lies_before_them(puts)
     puts.round_safe("journaled")
     assert puts.journal_files()
     puts.lose_power()
-    puts.check()
 
 
 # --- any sequence -----------------------------------------------------------------------------------------------------
@@ -557,7 +554,6 @@ def scenario(data_path: Path, fail_at: int | None, seed: list[int]) -> tuple[Put
                 puts.threads.run_one()
     changes = puts.files.changes
     puts.lose_power()
-    puts.check()
     return puts, changes
 
 
@@ -575,7 +571,6 @@ def test_a_copy_that_somebody_put_beside_the_journal_is_left_alone(puts):
     puts.round_safe("a")
     puts.journal("backup.journal").write_bytes(puts.journal().read_bytes())
     puts.lose_power()
-    puts.check()
     assert puts.journal_files() == ["backup.journal"]
 
 
@@ -619,7 +614,6 @@ def test_a_failed_partition_keeps_its_own_journal_files_and_no_later_ones(puts):
     assert files[0] == FIRST_FILE
     assert len(files) <= 3
     puts.lose_power()
-    puts.check()
 
 
 def test_a_journal_file_that_cannot_be_removed_does_not_stop_the_start(puts, monkeypatch, caplog):

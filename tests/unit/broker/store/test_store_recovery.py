@@ -22,36 +22,41 @@ LAST = 25 + 30  # offset of the third record
 SIZE = 25 + 30 + 26
 
 
-def test_only_what_the_checkpoint_does_not_cover_is_checked(harness):
+@pytest.fixture
+def three(harness):
+    """With these messages."""
     harness.append(*THREE)
-    log = harness.restart()
-    assert (harness.report().checked_bytes, log.segments.message_count) == (0, 3)
-    assert harness.bodies() == THREE
-    harness.append(b"more")
-    log = harness.kill()
-    assert (harness.report().checked_bytes, log.segments.message_count) == (24, 4)
-    assert harness.bodies() == [*THREE, b"more"]
+    return harness
+
+
+def test_only_what_the_checkpoint_does_not_cover_is_checked(three):
+    log = three.restart()
+    assert (three.report().checked_bytes, log.segments.message_count) == (0, 3)
+    assert three.bodies() == THREE
+    three.append(b"more")
+    log = three.kill()
+    assert (three.report().checked_bytes, log.segments.message_count) == (24, 4)
+    assert three.bodies() == [*THREE, b"more"]
     assert log.lookup.offset_at_time(NOW_MS) == 0
-    assert harness.store.max_message_id == log.segments.largest_id_below(1 << 62) == harness.next_id - 1
+    assert three.store.max_message_id == log.segments.largest_id_below(1 << 62) == three.next_id - 1
     check_invariants(log)
 
 
 @pytest.mark.parametrize("full_disk", [False, True])
-def test_many_recovered_units_wait_in_the_file_and_not_in_memory(harness, monkeypatch, full_disk):
-    harness.append(*THREE)
-    harness.checkpoint()
-    harness.append(*THREE)
+def test_many_recovered_units_wait_in_the_file_and_not_in_memory(three, monkeypatch, full_disk):
+    three.checkpoint()
+    three.append(*THREE)
     with monkeypatch.context() as patch:
         patch.setattr("metaq.broker.store.tuning.UNITS_IN_MEMORY", 2)
         if full_disk:
             patch.setattr(FaultyFiles, "pwritev", _no_space)
-        log = harness.kill()
+        log = three.kill()
     assert log.segments[-1].index.unstored == (3 if full_disk else 0)
     assert log.segments.message_count == 6
-    harness.append(b"and on")
-    check_invariants(harness.kill())
-    assert harness.bodies() == [*THREE, *THREE, b"and on"]
-    assert harness.files.open_descriptors == 2 + 1, "the data path and its lock, and the data that was read"
+    three.append(b"and on")
+    check_invariants(three.kill())
+    assert three.bodies() == [*THREE, *THREE, b"and on"]
+    assert three.files.open_descriptors == 2 + 1, "the data path and its lock, and the data that was read"
 
 
 def _no_space(files: FaultyFiles, fd: int, buffers: Sequence[Buffer], position: int) -> int:
@@ -73,16 +78,15 @@ def test_units_written_ahead_of_the_checkpoint_are_not_counted_twice(harness, mo
 
 
 @pytest.mark.parametrize("kept", range(LAST, SIZE))
-def test_a_torn_last_record_is_cut_at_every_byte_and_reported(harness, kept):
-    harness.append(*THREE)
-    with harness.stopped() as data:
+def test_a_torn_last_record_is_cut_at_every_byte_and_reported(three, kept):
+    with three.stopped() as data:
         os.truncate(data, kept)
-    assert harness.bodies() == THREE[:2]
-    assert harness.data_file().stat().st_size == LAST == harness.log.end_offset
-    report = harness.report()
+    assert three.bodies() == THREE[:2]
+    assert three.data_file().stat().st_size == LAST == three.log.end_offset
+    report = three.report()
     assert (report.cut_at, report.cut_bytes, report.damage) == (LAST if kept > LAST else None, kept - LAST, ())
-    harness.append(b"again")
-    assert harness.bodies() == [*THREE[:2], b"again"]
+    three.append(b"again")
+    assert three.bodies() == [*THREE[:2], b"again"]
 
 
 @given(
@@ -125,14 +129,13 @@ NEVER_ACKNOWLEDGED = encode_record(b"never acknowledged", (1 << 60) + 5, 1)
         ),
     ],
 )
-def test_a_tail_of_zeros_is_cut_and_the_end_of_a_header_alone_is_no_message(harness, tail):
-    harness.append(*THREE)
-    with harness.stopped() as data, data.open("ab") as file:
+def test_a_tail_of_zeros_is_cut_and_the_end_of_a_header_alone_is_no_message(three, tail):
+    with three.stopped() as data, data.open("ab") as file:
         file.write(tail)
-    assert harness.bodies() == THREE
-    assert (harness.log.segments.message_count, harness.log.end_offset) == (3, SIZE)
-    assert (harness.report().cut_at, harness.report().cut_bytes) == (SIZE, len(tail))
-    assert ("zeros" in str(harness.report())) == (not any(tail))
+    assert three.bodies() == THREE
+    assert (three.log.segments.message_count, three.log.end_offset) == (3, SIZE)
+    assert (three.report().cut_at, three.report().cut_bytes) == (SIZE, len(tail))
+    assert ("zeros" in str(three.report())) == (not any(tail))
 
 
 def test_empty_records_of_a_java_broker_are_kept(harness):
@@ -144,18 +147,17 @@ def test_empty_records_of_a_java_broker_are_kept(harness):
 
 
 @pytest.mark.parametrize("position", [0, 20, 24, 25 + 2, 25 + 20, 25 + 29])
-def test_damage_before_good_records_is_copied_aside_and_its_range_reported(harness, position, caplog):
-    harness.append(*THREE)
-    with harness.stopped() as file:
+def test_damage_before_good_records_is_copied_aside_and_its_range_reported(three, position, caplog):
+    with three.stopped() as file:
         data = flip(file, position, 0x55)
     start, end = (0, 25) if position < 25 else (25, 55)
-    quarantine = f"{harness.data_file()}.damaged-{start}"
-    assert harness.report().damage == ((start, end, quarantine),)
+    quarantine = f"{three.data_file()}.damaged-{start}"
+    assert three.report().damage == ((start, end, quarantine),)
     assert Path(quarantine).read_bytes() == data[start:]
-    assert harness.bodies() == THREE[: start // 25]
+    assert three.bodies() == THREE[: start // 25]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    harness.append(b"goes on")
-    assert harness.restart().segments.message_count == start // 25 + 1
+    three.append(b"goes on")
+    assert three.restart().segments.message_count == start // 25 + 1
 
 
 def test_wherever_the_power_goes_while_damage_is_cut_off_its_bytes_are_still_there(tmp_path):
@@ -177,14 +179,13 @@ def test_wherever_the_power_goes_while_damage_is_cut_off_its_bytes_are_still_the
 
 
 @pytest.mark.parametrize("kept", [56, 60, 74, 75, 76, SIZE - 1])
-def test_data_below_the_checkpoint_that_is_missing_is_reported(harness, kept):
-    harness.append(*THREE)
-    with harness.stopped(clean=True) as data:
+def test_data_below_the_checkpoint_that_is_missing_is_reported(three, kept):
+    with three.stopped(clean=True) as data:
         os.truncate(data, kept)
-    report = harness.report()
+    report = three.report()
     assert (report.missing_bytes, report.cut_at, report.cut_bytes) == (SIZE - kept, 55, kept - 55)
     assert f"{SIZE - kept} bytes are missing that had been synced" in str(report)
-    assert harness.bodies() == THREE[:2]
+    assert three.bodies() == THREE[:2]
 
 
 @pytest.mark.parametrize(
@@ -198,50 +199,47 @@ def test_data_below_the_checkpoint_that_is_missing_is_reported(harness, kept):
     ],
 )
 @pytest.mark.parametrize("behind", [[b"behind the checkpoint"], []])
-def test_damage_at_the_end_of_what_a_checkpoint_covers_cuts_nothing(harness, start, damage, behind):
-    harness.append(*THREE)
-    harness.checkpoint()
-    harness.append_each(*behind)
-    with harness.stopped() as file:
+def test_damage_at_the_end_of_what_a_checkpoint_covers_cuts_nothing(three, start, damage, behind):
+    three.checkpoint()
+    three.append_each(*behind)
+    with three.stopped() as file:
         whole = file.read_bytes()
         data = whole[:start] + damage + whole[start + len(damage) :]
         file.write_bytes(data)
-    assert harness.data_file().read_bytes() == data
-    assert (harness.report().cut_at, harness.report().damage) == (None, ())
-    assert harness.log.segments.message_count == len(THREE) + len(behind)
-    harness.append(b"goes on")
-    assert harness.log.segments.snapshot().read(SIZE, 1000).endswith(b"goes on")
+    assert three.data_file().read_bytes() == data
+    assert (three.report().cut_at, three.report().damage) == (None, ())
+    assert three.log.segments.message_count == len(THREE) + len(behind)
+    three.append(b"goes on")
+    assert three.log.segments.snapshot().read(SIZE, 1000).endswith(b"goes on")
 
 
 @pytest.mark.parametrize("body", [b"first", b"another length"])
 @pytest.mark.parametrize("kept", [0, 25, LAST, SIZE])
-def test_what_another_broker_has_written_from_a_record_on_is_no_damage(harness, kept, body):
-    harness.append(*THREE)
-    with harness.stopped(clean=True) as data:
+def test_what_another_broker_has_written_from_a_record_on_is_no_damage(three, kept, body):
+    with three.stopped(clean=True) as data:
         theirs = [encode_record(body, -77 - number, 0) for number in range(5)]
         data.write_bytes(data.read_bytes()[:kept] + b"".join(theirs))
-    log = harness.log
+    log = three.log
     assert log.lookup.units(0, 1000)["id"].tolist()[-5:] == [-77, -78, -79, -80, -81]
     if kept == SIZE:
-        assert harness.bodies() == [*THREE, *[body] * 5]
-        assert harness.report().checked_bytes == len(b"".join(theirs))
+        assert three.bodies() == [*THREE, *[body] * 5]
+        assert three.report().checked_bytes == len(b"".join(theirs))
         assert log.segments.message_count == 8
     check_invariants(log)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "header", "short"])
-def test_a_bad_index_is_rebuilt_with_our_store_times(harness, damage):
-    harness.append(*THREE)
-    with harness.stopped(clean=True):
-        before = harness.index_file().read_bytes()
+def test_a_bad_index_is_rebuilt_with_our_store_times(three, damage):
+    with three.stopped(clean=True):
+        before = three.index_file().read_bytes()
         damaged = {"missing": b"", "empty": b"", "header": before[:20] + b"x" + before[21:], "short": before[:-1]}
-        harness.index_file().write_bytes(damaged[damage])
+        three.index_file().write_bytes(damaged[damage])
         if damage == "missing":
-            harness.index_file().unlink()
-    assert harness.log.segments.message_count == 3
-    assert harness.log.lookup.units(0, 1000)["time_ms"].tolist() == [NOW_MS] * 3
-    harness.store.close()
-    assert harness.index_file().read_bytes() == before
+            three.index_file().unlink()
+    assert three.log.segments.message_count == 3
+    assert three.log.lookup.units(0, 1000)["time_ms"].tolist() == [NOW_MS] * 3
+    three.store.close()
+    assert three.index_file().read_bytes() == before
 
 
 def test_java_records_get_the_time_of_the_file_marked_as_a_bound(harness):
@@ -377,11 +375,10 @@ def test_the_scan_ignores_what_is_no_partition(harness, caplog):
     [("copy.meta", "copy.meta is passed over"), (f"{0:020d}.meta.arc", "")],
     ids=["no offset", "other"],
 )
-def test_files_that_are_no_segments_of_ours_are_left_alone(harness, caplog, name, told):
-    harness.append(*THREE)
-    with harness.stopped(clean=True) as data:
+def test_files_that_are_no_segments_of_ours_are_left_alone(three, caplog, name, told):
+    with three.stopped(clean=True) as data:
         data.with_name(name).write_bytes(b"somebody's")
-    assert harness.bodies() == THREE
+    assert three.bodies() == THREE
     assert data.with_name(name).read_bytes() == b"somebody's"
     assert told in caplog.text
 
@@ -479,9 +476,8 @@ def test_old_segments_of_a_java_broker_are_indexed_in_the_background_and_recent_
     assert harness.bodies() == [b"first", b"other", b"third"]
 
 
-def test_what_is_only_in_the_page_cache_is_written_again(harness, monkeypatch):
-    harness.append(*THREE)
-    with harness.stopped():
+def test_what_is_only_in_the_page_cache_is_written_again(three, monkeypatch):
+    with three.stopped():
         monkeypatch.setattr(FaultyFiles, "is_cached", lambda *_: True)
-    assert (harness.files.calls["sync_filesystem"], harness.files.calls["pwritev"]) == (1, 1)
-    assert harness.bodies() == THREE
+    assert (three.files.calls["sync_filesystem"], three.files.calls["pwritev"]) == (1, 1)
+    assert three.bodies() == THREE

@@ -149,8 +149,7 @@ def test_a_failed_write_of_units_beside_a_sync_closes_the_partition(harness, dis
 
     @disk.once
     def fail_units():
-        for number in range(LIMIT + 1):
-            harness.append(b"%d" % number)
+        harness.append_each(*(b"%d" % number for number in range(LIMIT + 1)))
         disk.fail("pwritev")
         harness.threads.run_all()
         disk.heal()

@@ -58,14 +58,9 @@ def test_a_bound_is_never_lowered_and_means_nothing_without_a_limit(harness):
     assert ends(harness) == (2 * SIZE, 2), "limited twice is limited once"
 
 
-def test_on_visible_is_called_only_when_more_is_visible(harness):
+def test_on_visible_is_called_only_when_more_is_visible(harness, log):
     seen: list[int] = []
-    log = harness.log
-
-    def note(log):
-        seen.append(log.visible_end)
-
-    log.on_visible = note
+    log.on_visible = lambda log: seen.append(log.visible_end)
     log.limit_visibility()
     harness.append_each(b"a", b"b")
     assert seen == []
@@ -94,10 +89,8 @@ def test_retention_leaves_segments_that_readers_have_not_seen(harness):
     harness.delete_policy = DeletePolicy(Disposal.DELETE, 60)
     log = harness.log
     log.limit_visibility()
-    for number in range(6):
-        harness.append(b"%d" % number)
-    log.checkpoint()
-    harness.threads.run_all()
+    harness.append_each(*(b"%d" % number for number in range(6)))
+    harness.checkpoint()
     log.raise_bound(3 * SIZE, 3)
     harness.wall += 10**9
     removed = harness.retain()
