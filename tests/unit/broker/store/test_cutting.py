@@ -289,9 +289,9 @@ def test_a_crash_at_any_point_leaves_the_log_as_before_or_as_after(tmp_path, los
         harness.group_commit = group_commit
         fill(harness)
         harness.settle()
-        index, record = harness.log.segments[0].index, harness.log.segments[0].data.read(SIZE, 0)
-        unit = index.units(0, 1).tobytes()
-        first = 0
+        oldest, first = harness.log.segments[0], 0
+        assert oldest.index is not None
+        record, unit = oldest.data.read(SIZE, 0), oldest.index.units(0, 1).tobytes()
         if begin == 0:  # where only older segments were
             first = 4
             harness.store.drop_before(harness.log, first * SIZE)

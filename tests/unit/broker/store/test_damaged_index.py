@@ -515,7 +515,7 @@ def test_a_checkpoint_of_version_1_holds_whenever_its_index_is_made_again(
         with suppress(Killed, MetaqError):
             harness.open()
             harness.checkpoint()
-        done = harness.files.changes < harness.files.fail_at
+        done = harness.files.changes < cast(int, harness.files.fail_at)
         harness.files.heal()
         check_nothing_cut(harness)
         if done:

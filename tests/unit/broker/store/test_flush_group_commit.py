@@ -77,7 +77,7 @@ def test_a_callback_that_raises_does_not_keep_the_others_from_being_called(group
 
 def test_threads_that_finish_at_once_work_too(grouped, answers):
     grouped.max_segment_size = 60
-    grouped.threads = run_inline  # type: ignore[assignment]
+    grouped.threads = run_inline
     answers.append(grouped, *(b"%d" % number for number in range(7)))
     assert len(answers.succeeded) == 7
     check_invariants(grouped.log)

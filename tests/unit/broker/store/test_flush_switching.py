@@ -75,7 +75,8 @@ def test_what_group_commit_acknowledged_survives_a_power_cut_whatever_was_switch
     with TemporaryDirectory() as directory:
         harness = StoreHarness(Path(directory, "data"))
         store = harness.open()
-        promised, written = defaultdict(Answers), defaultdict(list)
+        promised: defaultdict[int, Answers] = defaultdict(Answers)
+        written: defaultdict[int, list[bytes]] = defaultdict(list)
         for number, action in enumerate(actions):
             name, _, partition = action.partition(" ")
             if name == "put":

@@ -143,7 +143,7 @@ def test_partitions_on_another_disk_are_synced_there(harness, tmp_path):
     put_to_all(harness)
     elsewhere = logs(harness)[2].directory
     device = harness.files.device
-    harness.files.device = lambda file: 12345 if file == elsewhere else device(file)  # type: ignore[method-assign]
+    harness.files.device = lambda file: 12345 if file == elsewhere else device(file)
     harness.files.calls.clear()
     let_checkpoints_come(harness)
     assert harness.files.calls["sync_filesystem"] == 2
