@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metaq.broker.store.scan import find_record
-from metaq.protocol.errors import ConfigError, DirectoryInUse, MetaqError, StoreError
+from metaq.protocol.errors import ConfigError, DirectoryInUse, MetaqError, PartitionNotFound, StoreError
 from metaq.protocol.record import HEADER, Buffer, encode_record
 from tests.doubles.store import FaultyFiles, check_invariants
 from tests.doubles.store_harness import NOW_MS, StoreHarness, flip
@@ -368,6 +368,8 @@ def test_the_scan_ignores_what_is_no_partition(harness, caplog):
     skipped = [record.getMessage() for record in caplog.records]
     assert len(skipped) == 4
     assert all("is skipped" in line for line in skipped)
+    with pytest.raises(PartitionNotFound, match="partition `3`"):
+        harness.store.get("with", 3)
 
 
 @pytest.mark.parametrize(
