@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from metaq.client.config import ProducerConfig
 from metaq.client.producer.packing import Packer
+from metaq.client.settings.config import ProducerConfig
 from metaq.protocol.compression import payload_of
 
 from .environment import environment

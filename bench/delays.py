@@ -24,9 +24,9 @@ import click
 import numpy as np
 
 from metaq import Producer
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.questions.delayed import list_delayed
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import HEADER, checksum
 from metaq.protocol.refusals import is_success

@@ -23,11 +23,11 @@ from typing import Any, cast
 import click
 
 from metaq import ConsumerConfig
-from metaq.client.consumer.core import ConsumerCore
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition
 from metaq.client.consumer.watches import SessionWatch
-from metaq.client.timers import Timers
+from metaq.client.fetching.core import ConsumerCore
+from metaq.client.runtime.timers import Timers
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.embedded import EmbeddedZooKeeper

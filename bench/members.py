@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from metaq import SharedConsumer
-from metaq.client.connection import Endpoint
-from metaq.client.metadata import DirectMetadata
+from metaq.client.transport.connection import Endpoint
+from metaq.client.transport.metadata import DirectMetadata
 
 __all__ = ["DIRECT", "Members", "Worked", "numbered"]
 

@@ -20,8 +20,8 @@ from typing import Any
 import click
 
 from metaq import Producer, ProducerConfig, SharedConfig, SharedConsumer
-from metaq.client.connection import Endpoint
-from metaq.client.metadata import DirectMetadata
+from metaq.client.transport.connection import Endpoint
+from metaq.client.transport.metadata import DirectMetadata
 
 from .members import DIRECT, Members, numbered
 from .processes import Server, cpu_seconds, free_port

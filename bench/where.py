@@ -20,12 +20,12 @@ import click
 import numpy as np
 
 from metaq.broker import tuning
-from metaq.broker.requests.selecting import wanted_of
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Connection, Endpoint, open_connection
+from metaq.broker.reading.selecting import wanted_of
 from metaq.client.questions.partitions import max_offset
 from metaq.client.questions.records import BegunPull
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, PROPERTIES_FLAG, encode_body, encode_record
 from metaq.protocol.sends import SendBatchRequest

@@ -3,7 +3,7 @@
 `python -m bench.worst [words]` measures those whose name has one of the words, all without words, on a broker in this
 process with many partitions, groups and delayed messages. A step is what the reactor does between two looks at its
 connections: one read, one timer, one result of a thread. Its processor time is measured, so what else the machine does
-hardly counts. A verb of broker/requests/verbs.py without an entry in FRAMES or TEXTS fails a unit test.
+hardly counts. A verb of broker/assembly/verbs.py without an entry in FRAMES or TEXTS fails a unit test.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
-from metaq.broker.account import SPACE_READ_BYTES
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.ports import GuardedSite
 from metaq.broker.requests.gate import PageRequest
+from metaq.broker.runtime.account import SPACE_READ_BYTES
 from metaq.broker.runtime.heap import keep_for_good
 from metaq.broker.tuning import HTTP_READ_BYTES, LARGE_READ_BYTES
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest

@@ -6,7 +6,7 @@ a request again and again, or all of it but the last byte; all come from one add
 peak of the resident memory is that of the kernel (VmHWM, which is set back before each case), above what the broker had
 at rest, behind its start: what one case leaves adds to the next, and is printed. Messages that wait for their time or
 their outcome take memory for as long as they wait, so a broker that is left with LEFT_BYTES is followed by another one.
-A case that ends above its bound is a defect of the account in broker/account.py.
+A case that ends above its bound is a defect of the account in broker/runtime/account.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import NamedTuple, cast
 
 from bench.processes import free_port
 from bench.worst import FRAMES, GROUPS, HALVES, PAGES, PARTITIONS, TEXTS, fill, filled_topics
-from metaq.broker.account import SPACE_READ_BYTES, Quotas
 from metaq.broker.configuration.settings import DEFAULT_MAX_PENDING_PUT_BYTES
+from metaq.broker.runtime.account import SPACE_READ_BYTES, Quotas
 from metaq.broker.tuning import HEAP_KEPT_BYTES, LARGE_READ_BYTES, WRITE_BYTES
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES

@@ -23,22 +23,22 @@ from twisted.python.failure import Failure
 from metaq.protocol.errors import MetaqError
 
 from . import tuning
-from .broker import Broker, WorkerThreads
+from .assembly.broker import Broker, WorkerThreads
+from .assembly.reload import Reloader
+from .assembly.server import SessionFactory, listen
+from .assembly.verbs import make_gate
 from .configuration.config import read_config
-from .configuration.reload import Reloader
-from .configuration.schedule import Schedule
 from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from .configuration.sources import ConfigFiles
 from .filters.table import load_filters
-from .moving.table import MoveTable
-from .network.server import SessionFactory, listen
+from .partitions.move_table import MoveTable
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
 from .requests.gate import Gate
-from .requests.verbs import make_gate
 from .runtime.heap import collect_later, give_back_spare, keep_for_good, set_up_heap
 from .runtime.log_format import LogFormat
 from .runtime.reactor import measures_elapsed_time
+from .runtime.schedule import Schedule
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
 from .runtime.timers import ScheduledCalls, repeat
 from .store.retention import RemovedSegment
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from .http.ports import HttpPorts
     from .moving.moves import BrokerMoves
-    from .registration import Registration
+    from .partitions.registration import Registration
 
 __all__ = ["run"]
 
@@ -275,7 +275,7 @@ class BrokerProcess:
         if self._config.node is not None:
             await self._join_set(self._config.node)
         elif self._roles.registers:
-            from .registration import Registration  # kazoo: only where there is a ZooKeeper
+            from .partitions.registration import Registration  # kazoo: only where there is a ZooKeeper
 
             registration = Registration(self._config, self._reactor, self._roles.slave_id)
             self._registration, self.broker.registered = registration, lambda: registration.registered
@@ -306,7 +306,7 @@ class BrokerProcess:
         """Take part in the broker set: an election decides whether this node registers its topics."""
         from metaq.coordination.session import ZkSession
 
-        from .registration import Registration
+        from .partitions.registration import Registration
         from .sets.node import SetMember
         from .sets.status import SetReport
 

@@ -14,22 +14,17 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from metaq import errors as errors
-    from metaq.client.config import ConnectionConfig as ConnectionConfig
-    from metaq.client.config import ProducerConfig as ProducerConfig
+    from metaq.client.browsing.dead_letters import DeadLetter as DeadLetter
+    from metaq.client.browsing.dead_letters import DeadLetters as DeadLetters
+    from metaq.client.browsing.dead_letters import Redriven as Redriven
+    from metaq.client.browsing.reading import PartitionReader as PartitionReader
+    from metaq.client.browsing.reading import TopicBrowser as TopicBrowser
+    from metaq.client.browsing.reading import browse as browse
     from metaq.client.consumer.consumer import Consumer as Consumer
     from metaq.client.consumer.listener import RetryLater as RetryLater
     from metaq.client.consumer.rejected import LocalRecoverStore as LocalRecoverStore
     from metaq.client.consumer.rejected import drop_message as drop_message
     from metaq.client.consumer.retry import Retry as Retry
-    from metaq.client.consumer_config import ConsumerConfig as ConsumerConfig
-    from metaq.client.consumer_config import SharedConfig as SharedConfig
-    from metaq.client.dead_letters import DeadLetter as DeadLetter
-    from metaq.client.dead_letters import DeadLetters as DeadLetters
-    from metaq.client.dead_letters import Redriven as Redriven
-    from metaq.client.local_store import LocalMessageStore as LocalMessageStore
-    from metaq.client.local_store import StoredMessage as StoredMessage
-    from metaq.client.message import Message as Message
-    from metaq.client.message import Origin as Origin
     from metaq.client.producer import PartitionSelector as PartitionSelector
     from metaq.client.producer import Producer as Producer
     from metaq.client.producer.halves import TransactionResult as TransactionResult
@@ -44,14 +39,19 @@ if TYPE_CHECKING:
     from metaq.client.questions.places import AtKey as AtKey
     from metaq.client.questions.places import AtMessage as AtMessage
     from metaq.client.questions.places import Last as Last
-    from metaq.client.reading import PartitionReader as PartitionReader
-    from metaq.client.reading import TopicBrowser as TopicBrowser
-    from metaq.client.reading import browse as browse
+    from metaq.client.records.local_store import LocalMessageStore as LocalMessageStore
+    from metaq.client.records.local_store import StoredMessage as StoredMessage
+    from metaq.client.records.message import Message as Message
+    from metaq.client.records.message import Origin as Origin
+    from metaq.client.records.values import Lag as Lag
+    from metaq.client.records.values import SendResult as SendResult
+    from metaq.client.records.values import TopicPartition as TopicPartition
+    from metaq.client.settings.config import ConnectionConfig as ConnectionConfig
+    from metaq.client.settings.config import ProducerConfig as ProducerConfig
+    from metaq.client.settings.consumer_config import ConsumerConfig as ConsumerConfig
+    from metaq.client.settings.consumer_config import SharedConfig as SharedConfig
     from metaq.client.shared import SharedConsumer as SharedConsumer
     from metaq.client.shared import SharedMessage as SharedMessage
-    from metaq.client.values import Lag as Lag
-    from metaq.client.values import SendResult as SendResult
-    from metaq.client.values import TopicPartition as TopicPartition
     from metaq.coordination.offset_store import LocalOffsetStore as LocalOffsetStore
     from metaq.coordination.offset_store import OffsetStore as OffsetStore
     from metaq.coordination.sql_offset_store import SqlOffsetStore as SqlOffsetStore
@@ -66,15 +66,12 @@ if not os.path.isdir(os.path.join(__path__[0], "client")):
     __path__ = [home for home in _installed if os.path.isdir(os.path.join(home, "client"))] or __path__
 
 _NAMES = {
-    "client.config": ("ConnectionConfig", "ProducerConfig"),
-    "client.consumer_config": ("ConsumerConfig", "SharedConfig"),
+    "client.browsing.dead_letters": ("DeadLetter", "DeadLetters", "Redriven"),
+    "client.browsing.reading": ("PartitionReader", "TopicBrowser", "browse"),
     "client.consumer.consumer": ("Consumer",),
     "client.consumer.listener": ("RetryLater",),
     "client.consumer.rejected": ("LocalRecoverStore", "drop_message"),
     "client.consumer.retry": ("Retry",),
-    "client.dead_letters": ("DeadLetter", "DeadLetters", "Redriven"),
-    "client.local_store": ("LocalMessageStore", "StoredMessage"),
-    "client.message": ("Message", "Origin"),
     "client.producer": ("PartitionSelector", "Producer"),
     "client.producer.halves": ("TransactionResult",),
     "client.producer.ordered": ("OrderedProducer",),
@@ -82,9 +79,12 @@ _NAMES = {
     "client.producer.xa": ("Recovered", "XaBranch", "XaResource", "Xid"),
     "client.questions.finding": ("FoundMessage", "FoundMessages"),
     "client.questions.places": ("AtKey", "AtMessage", "Last"),
-    "client.reading": ("PartitionReader", "TopicBrowser", "browse"),
+    "client.records.local_store": ("LocalMessageStore", "StoredMessage"),
+    "client.records.message": ("Message", "Origin"),
+    "client.records.values": ("Lag", "SendResult", "TopicPartition"),
+    "client.settings.config": ("ConnectionConfig", "ProducerConfig"),
+    "client.settings.consumer_config": ("ConsumerConfig", "SharedConfig"),
     "client.shared": ("SharedConsumer", "SharedMessage"),
-    "client.values": ("Lag", "SendResult", "TopicPartition"),
     "coordination.offset_store": ("LocalOffsetStore", "OffsetStore"),
     "coordination.sql_offset_store": ("SqlOffsetStore",),
     "protocol.halves": ("HalfOutcome",),

@@ -39,7 +39,7 @@ class RequestCode(IntEnum):
     STATS = 1002
     SEARCH_OFFSET_BY_COUNT = 1003
     TRANSACTION = 1010
-    # for operators only: broker/requests/admin.py says from where
+    # for operators only: broker/assembly/admin.py says from where
     RELOAD_CONFIG = 1020
     CLOSE_PARTITIONS = 1021
     OPEN_PARTITIONS = 1022

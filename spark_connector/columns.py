@@ -19,10 +19,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from metaq.client.message import Message
 from metaq.client.producer import partition_for_key
 from metaq.client.producer.packing import Packer
-from metaq.client.values import TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError, LocalProtocolError
 from metaq.protocol.limits import MAX_DELAY_SECONDS
 from metaq.protocol.properties import PropertyValue, decode_value

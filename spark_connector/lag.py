@@ -21,11 +21,11 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-from metaq.client.config import Protocol
 from metaq.client.questions.asking import Asked
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.records import waiting_from
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import Protocol
 from metaq.protocol.errors import CoordinationError, MetaqError
 
 from .offsets import from_json

@@ -16,9 +16,9 @@ from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from metaq.client.config import ConnectionConfig
-from metaq.client.consumer_config import check_where
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.settings.consumer_config import check_where
 from metaq.coordination.paths import DEFAULT_ROOT, Paths
 from metaq.coordination.session import check_connect
 from metaq.protocol.errors import ConfigError, InvalidName

@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from metaq.client.config import check_protocol
-from metaq.client.connection import Connection, Endpoint
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.left_out import LeftOut, why_away, without
 from metaq.client.questions.partitions import offset_after, offset_at_time, partition_bounds
 from metaq.client.questions.records import read_bytes
-from metaq.client.values import TopicPartition
-from metaq.client.wall_clock import now_ms
+from metaq.client.records.values import TopicPartition
+from metaq.client.runtime.wall_clock import now_ms
+from metaq.client.settings.config import check_protocol
+from metaq.client.transport.connection import Connection, Endpoint
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.move_records import MoveState
 from metaq.protocol.errors import (

@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from metaq.client.arrow import DecodedColumns, decode_columns
-from metaq.client.config import check_protocol
-from metaq.client.connection import Connection, Endpoint
-from metaq.client.consumer.tuning import LARGEST_GET_BYTES
-from metaq.client.decoding import Records, in_bytes, joined
+from metaq.client.fetching.tuning import LARGEST_GET_BYTES
 from metaq.client.questions.partitions import Bounds, offset_after, partition_bounds
 from metaq.client.questions.records import BegunPull, Pulled, located
-from metaq.client.redirects import Redirects
+from metaq.client.records.arrow import DecodedColumns, decode_columns
+from metaq.client.records.decoding import Records, in_bytes, joined
+from metaq.client.settings.config import check_protocol
+from metaq.client.transport.connection import Connection, Endpoint
+from metaq.client.transport.redirects import Redirects
 from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import (
     BrokerUnavailable,

@@ -32,7 +32,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from metaq.client.arrow import Columns
+from metaq.client.records.arrow import Columns
 from metaq.protocol.properties import PropertyValue, encode_value, property_text
 from metaq.protocol.record import EXPIRES, TYPE, Attributes, priorities_of
 

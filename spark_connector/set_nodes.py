@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Sequence
 
-from metaq.client.config import ConnectionConfig, Protocol
-from metaq.client.connection import Connection, Endpoint, open_connection
-from metaq.client.metadata import parse_address
 from metaq.client.questions.partitions import partition_bounds
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import ConnectionConfig, Protocol
+from metaq.client.transport.connection import Connection, Endpoint, open_connection
+from metaq.client.transport.metadata import parse_address
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, MetaqError, NotLeader, RequestTimedOut
 
 __all__ = ["QUIET_SECONDS", "SetNodes"]

@@ -22,12 +22,12 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from metaq.client.connection import Connection
 from metaq.client.questions.asking import need_frames
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import bounds_at, offset_after, offset_at_time, partition_bounds
-from metaq.client.values import TopicPartition
-from metaq.client.wall_clock import now_ms
+from metaq.client.records.values import TopicPartition
+from metaq.client.runtime.wall_clock import now_ms
+from metaq.client.transport.connection import Connection
 from metaq.coordination.move_records import Move, MoveState
 from metaq.protocol.errors import BrokerUnavailable, NoPartition, RequestRefused, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX

@@ -11,10 +11,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from metaq.client.batches import split_batches
-from metaq.client.config import ProducerConfig
 from metaq.client.producer import Producer
 from metaq.client.producer.packing import Packer
+from metaq.client.records.batches import split_batches
+from metaq.client.settings.config import ProducerConfig
 from metaq.coordination.decided_batches import DecidedBatches
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ClientError

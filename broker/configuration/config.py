@@ -17,14 +17,14 @@ from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import DEFAULT_PORT, INT32_MAX, INT32_MIN, check_node, check_topic
 from metaq.protocol.message_id import MAX_BROKER_ID
 
-from ..account import Quotas
-from ..filters.mapping import parse_filter_map
+from ..runtime.account import Quotas
+from ..runtime.schedule import parse_schedule
 from ..store.topic_config import parse_delete_policy
-from ..transactions.config import FlushTxLog, TransactionConfig
+from .filter_map import parse_filter_map
 from .ini import Entry, Section, SectionValues, check_keys, parse_ini, wrong
-from .schedule import parse_schedule
 from .settings import COPY_BYTES_PER_SECOND, BrokerConfig, Promise, TopicConfig, ZooKeeperConfig
 from .sources import ConfigFiles, ConfigTexts
+from .transactions import FlushTxLog, TransactionConfig
 
 __all__ = [
     "LIMITS_KEYS",

@@ -12,13 +12,14 @@ from zlib import crc32
 
 from metaq.protocol.own_topics import OWN_MARK, OWN_PARTITIONS, is_own_topic
 
-from ..account import Quotas
+from ..runtime.account import Quotas
+from ..runtime.schedule import Schedule, parse_schedule
 from ..store.topic_config import DeletePolicy, parse_delete_policy
-from ..transactions.config import TransactionConfig
-from .schedule import Schedule, parse_schedule
+from .transactions import TransactionConfig
 
 __all__ = [
     "DEFAULT_MAX_PENDING_PUT_BYTES",
+    "SET_DIRECTORY",
     "AdminFrom",
     "BrokerConfig",
     "BrokerOptions",
@@ -36,6 +37,9 @@ COPY_BYTES_PER_SECOND = 200 << 20
 
 DEFAULT_DELETE_POLICY = "delete,168"
 DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
+
+SET_DIRECTORY = "metaqset"
+"""Below the first data path of a node of a broker set: what it knows of the set (sets/history.py)."""
 
 
 class Promise(Enum):

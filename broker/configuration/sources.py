@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from metaq.protocol.errors import ConfigError
 
-from ..filters.mapping import FILTERS_FILE
+from .filter_map import FILTERS_FILE
 
 __all__ = ["ConfigFiles", "ConfigTexts"]
 

@@ -15,7 +15,7 @@ from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -56,10 +56,8 @@ from ..store.store import Append, Store
 from ..store.tuning import FEW_PUTS
 from .cleaning import Cleaning
 from .contents import DelayedLog, Late, read_records
+from .deliverer import Deliverer, DueWrite
 from .table import NOWHERE
-
-if TYPE_CHECKING:
-    from ..writing import Write, Writing
 
 __all__ = ["DelayedDelivery", "Delays", "Pended"]
 
@@ -88,7 +86,7 @@ class DelayedDelivery(NamedTuple):
     """What one turn gives to one partition. wanted: when each should have come, Unix ms."""
 
     group: Group
-    write: Write
+    write: DueWrite
     wanted: Ids
 
 
@@ -102,7 +100,7 @@ class Delays:
     def __init__(
         self,
         store: Store,
-        make_write: Callable[[PartitionLog, Sequence[Buffer], Buffer], Write],
+        make_write: Callable[[PartitionLog, Sequence[Buffer], Buffer], DueWrite],
         clock: Callable[[], float],
         reactor: ReactorTime,
         in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
@@ -110,9 +108,9 @@ class Delays:
         enabled: bool = True,
         topic: str = DELAYED_TOPIC,
     ) -> None:
-        """store: open. make_write: makes a Write of an append. clock: seconds since 1970. topic: that of the logs."""
+        """store: open. make_write: makes a DueWrite of an append. clock: seconds since 1970. topic: of the logs."""
         self.enabled = False
-        self.writing: Writing
+        self.writing: Deliverer
         """To be set before anything is asked."""
         self.delivered = 0
         """Messages, since the start."""
@@ -458,7 +456,9 @@ class Delays:
                 continue
             self._lateness.extend((now_ms - each.wanted).tolist())
 
-    def _append_marked(self, contents: DelayedLog, deliveries: Sequence[DelayedDelivery]) -> tuple[Write, list[Write]]:
+    def _append_marked(
+        self, contents: DelayedLog, deliveries: Sequence[DelayedDelivery]
+    ) -> tuple[DueWrite, list[DueWrite]]:
         """The mark, without which nothing else is appended, and what is appended and not safe yet. Those that their
         partition does not take have an error, and wait as before."""
         log = contents.log
@@ -467,7 +467,7 @@ class Delays:
         mark = self._mark_write(log, marks)
         mark.delayed_for = deliveries[0].write.log
 
-        def writes() -> Iterator[Write]:
+        def writes() -> Iterator[DueWrite]:
             yield mark
             if mark.error is None:
                 for each in deliveries:
@@ -513,7 +513,7 @@ class Delays:
 
     # --- marks --------------------------------------------------------------------------------------------------------
 
-    def _mark_write(self, log: PartitionLog, marks: Marks) -> Write:
+    def _mark_write(self, log: PartitionLog, marks: Marks) -> DueWrite:
         data, unit = encode_marks(marks, self.now_ms(), log.end_offset)
         return self._make_write(log, (data,), unit)
 
@@ -667,7 +667,7 @@ class Delays:
         late = due_ms(message_id) <= self.now_ms()
         return CancelDelayedReply(Cancelled.LATE if late else Cancelled.UNKNOWN)
 
-    def _cancel_now(self, contents: DelayedLog, messages: Sequence[Pending]) -> tuple[Group, Write, list[Write]]:
+    def _cancel_now(self, contents: DelayedLog, messages: Sequence[Pending]) -> tuple[Group, DueWrite, list[DueWrite]]:
         """Have a mark say so of these, of one partition: the group, the mark, and what is not safe yet. Raises what
         refuses it."""
         place = messages[0].place
@@ -681,7 +681,7 @@ class Delays:
         contents.cancel(group)
         return group, write, waiting
 
-    async def _until_safe(self, write: Write, waiting: Sequence[Write]) -> None:
+    async def _until_safe(self, write: DueWrite, waiting: Sequence[DueWrite]) -> None:
         """Raises why `write` is not."""
         if waiting:
             safe: Deferred[None] = Deferred()

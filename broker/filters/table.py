@@ -10,7 +10,7 @@ from importlib import import_module
 from metaq.protocol.errors import ConfigError, FilterUnavailable
 
 from ..configuration.config import BrokerConfig
-from .mapping import ACCEPT_ALL
+from ..configuration.filter_map import ACCEPT_ALL
 from .message import FilteredMessage
 
 __all__ = ["Filter", "FilterTable", "load_filters"]

@@ -11,9 +11,9 @@ from metaq.protocol.halves import EndHalfReply, HalfOutcome
 from metaq.protocol.message_id import message_id_list
 
 from .. import tuning
-from ..account import Shares
 from ..delays.contents import DelayedLog, Find
 from ..delays.table import DelayTable
+from ..runtime.account import Shares
 from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Sizes
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog

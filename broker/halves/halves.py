@@ -32,18 +32,18 @@ from metaq.protocol.limits import HALF_GRACE_SECONDS
 from metaq.protocol.record import Buffer
 
 from .. import tuning
-from ..account import Account
 from ..delays.contents import DelayedLog, read_records
 from ..delays.delays import Delays, Pended
+from ..delays.deliverer import DueWrite
 from ..delays.table import NOWHERE
-from ..metrics import OTHERS
+from ..partitions.metrics import OTHERS
+from ..runtime.account import Account
 from ..runtime.reactor import ReactorTime
 from ..runtime.slices import SlicedWork
 from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
 from ..store.internal_logs import HALVES_TOPIC
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
-from ..writing import Write
 from .contents import Decision, HalfLog, Questions
 from .groups import NEVER, AskedGroup, Groups, Half, Poll
 
@@ -77,7 +77,7 @@ class Halves(Delays):
     def __init__(
         self,
         store: Store,
-        make_write: Callable[[PartitionLog, Sequence[Buffer], Buffer], Write],
+        make_write: Callable[[PartitionLog, Sequence[Buffer], Buffer], DueWrite],
         clock: Callable[[], float],
         reactor: ReactorTime,
         in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
@@ -440,7 +440,7 @@ class Halves(Delays):
                 other.callback(None)
         return decision
 
-    def _commit(self, contents: HalfLog, halves: Sequence[Pending]) -> tuple[Decision, Write, list[Write]]:
+    def _commit(self, contents: HalfLog, halves: Sequence[Pending]) -> tuple[Decision, DueWrite, list[DueWrite]]:
         delivery = self._delivery(halves[0].place, halves)
         mark, waiting = self._append_marked(contents, (delivery,))
         error = mark.error or delivery.write.error
@@ -449,7 +449,7 @@ class Halves(Delays):
         self.committed += len(halves)
         return contents.decide(delivery.group, committed=True), delivery.write, waiting
 
-    def _roll_back(self, contents: HalfLog, halves: Sequence[Pending]) -> tuple[Decision, Write, list[Write]]:
+    def _roll_back(self, contents: HalfLog, halves: Sequence[Pending]) -> tuple[Decision, DueWrite, list[DueWrite]]:
         group, write, waiting = self._cancel_now(contents, halves)
         self.rolled_back += len(halves)
         return contents.decide(group, committed=False), write, waiting

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..account import NOBODY, Shares
 from ..delays.table import NOWHERE, DelayTable
+from ..runtime.account import NOBODY, Shares
 from ..store.delayed_records import Ids
 
 __all__ = ["Senders"]

@@ -27,10 +27,10 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import AccountSpent, CoordinationError, InvalidName, MetaqError
 from metaq.protocol.limits import check_group
 
-from ..account import NOBODY
-from ..broker import Broker
+from ..assembly.broker import Broker
+from ..assembly.stats import all_lines, stats_lines
 from ..requests.gate import Gate, HttpPeer, PageRequest
-from ..requests.stats import all_lines, stats_lines
+from ..runtime.account import NOBODY
 from ..store.partition_log import PartitionLog
 from .browsers import header_of
 from .metrics import CONTENT_TYPE, TopicTotals, exposition, topic_totals

@@ -24,10 +24,10 @@ from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put, Result, encode_result
 
-from ..network.pending_puts import PendingPuts
 from ..network.session import SessionServices
-from ..requests.answers import Answer, Bytes
+from ..reading.answers import Answer, Bytes
 from ..requests.gate import Gate, HttpPeer
+from ..runtime.pending_puts import PendingPuts
 
 __all__ = ["Gateway"]
 

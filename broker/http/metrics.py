@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from metaq.protocol.limits import is_utf8
 
 from .. import tuning
-from ..broker import Broker
-from ..metrics import OTHERS
+from ..assembly.broker import Broker
+from ..partitions.metrics import OTHERS
 from ..replication.status import CopyState, ReplicationStatus
 from ..sets.member_state import ROLES
 from ..shared.status import messages_left

@@ -23,9 +23,9 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BODY_BYTES
 
 from .. import tuning
-from ..account import Account, account_address
-from ..broker import Broker
+from ..assembly.broker import Broker
 from ..requests.gate import Gate
+from ..runtime.account import Account, account_address
 from ..runtime.few_lines import FewLines
 from ..runtime.log_format import LogFormat
 from .browsers import OwnNames

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
@@ -14,13 +14,10 @@ from metaq.coordination.move_records import Move
 from metaq.protocol.errors import MetaqError, StoreError
 from metaq.protocol.stream import Lane
 
-from ..broker import Broker
 from ..replication.partition_copy import FETCH_BYTES, PartitionCopy
 from ..replication.peer import Peer
 from ..replication.source import FrameSource
-
-if TYPE_CHECKING:
-    from ..sets.leader import Leader
+from .host import Leadership, MovingHost
 
 __all__ = ["MoveCopy"]
 
@@ -41,7 +38,7 @@ _DISK_SECONDS = 0.05
 class MoveCopy:
     """The partitions of one move, as far as they are here. It lives as long as the move is driven."""
 
-    def __init__(self, broker: Broker, move: Move) -> None:
+    def __init__(self, broker: MovingHost, move: Move) -> None:
         self._broker = broker
         self._reactor: Any = broker.reactor
         self._move = move
@@ -139,7 +136,7 @@ class MoveCopy:
             leader.replicate((), lane, partial(_settle, deferred))
             await deferred
 
-    def _check(self) -> Leader | None:
+    def _check(self) -> Leadership | None:
         """The leadership of a broker set's node. Raises MetaqError if nothing may be appended here now."""
         member = self._broker.member
         if member is None:

@@ -30,9 +30,9 @@ from metaq.protocol.errors import (
 from metaq.protocol.remoting import MoveRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
-from ..broker import Broker
 from ..replication.peer import CONNECT_SECONDS, Peer, connect
 from .copying import MoveCopy
+from .host import MovingHost
 
 __all__ = ["MoveDriver", "MovesHere"]
 
@@ -56,7 +56,7 @@ _PATIENCE_SECONDS = 10.0
 class MovesHere(Protocol):
     """What a driver needs of its broker's moves (moves.py)."""
 
-    broker: Broker
+    broker: MovingHost
     session: ZkSession
     moves: Moves
 

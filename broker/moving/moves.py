@@ -21,11 +21,11 @@ from metaq.coordination.session import SessionEvent, ZkSession
 from metaq.protocol.errors import CoordinationError, NotLeader
 from metaq.protocol.remoting import MoveRequest
 
-from ..broker import Broker
-from ..registration import Registration
+from ..partitions.move_table import MoveTable
+from ..partitions.registration import Registration
 from ..runtime.threads import in_own_thread
 from .driver import MoveDriver
-from .table import MoveTable
+from .host import MovingHost
 
 __all__ = ["BrokerMoves", "MoveFigures"]
 
@@ -49,7 +49,7 @@ class MoveFigures(NamedTuple):
 class BrokerMoves:
     """Of a broker that registers in ZooKeeper. It shows nothing before `read`, and drives from `start` to `stop`."""
 
-    def __init__(self, broker: Broker, session: ZkSession, registration: Registration) -> None:
+    def __init__(self, broker: MovingHost, session: ZkSession, registration: Registration) -> None:
         self.broker = broker
         self.session = session
         self.moves = Moves(session)

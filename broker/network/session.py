@@ -38,18 +38,18 @@ from metaq.protocol.requests import RequestReader, WireRequest
 from metaq.protocol.text import Quit
 
 from .. import tuning
-from ..account import Account, account_address
-from ..requests.answers import Answer, Bytes, Work, answer_bytes
+from ..reading.answers import Answer, Bytes, Work, answer_bytes
+from ..reading.long_poll import ParkedPulls
+from ..reading.parkable import Loading, Parkable, Step
+from ..requests.acquire import Acquire
 from ..requests.gate import Gate, Verb
-from ..requests.parkable import Loading, Parkable, Step
 from ..requests.pull import Pull
 from ..requests.put import PutGroup
+from ..runtime.account import Account, account_address
 from ..runtime.few_lines import FewLines
+from ..runtime.pending_puts import PendingPuts
 from ..runtime.reactor import ReactorTime, Transport
 from ..runtime.turns import ConnectionTurns, WorkPlaces
-from ..shared.acquire import Acquire
-from .long_poll import ParkedPulls
-from .pending_puts import PendingPuts
 
 __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 

@@ -14,10 +14,10 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import ConfigError
 
-from ..broker import Broker
 from ..configuration.config import parse_config
 from ..configuration.reload_plan import ReloadReport
 from ..store.files import REAL_FILES, replace_file
+from .host import ReplicationHost
 
 __all__ = ["ConfigCopy", "with_topics_of"]
 
@@ -47,7 +47,7 @@ def _sections(source: bytes) -> list[tuple[bytes, bytes]]:
 class ConfigCopy:
     """Reactor thread; files are read and written in worker threads."""
 
-    def __init__(self, broker: Broker, path: str, reload: Callable[[], Deferred[ReloadReport]]) -> None:
+    def __init__(self, broker: ReplicationHost, path: str, reload: Callable[[], Deferred[ReloadReport]]) -> None:
         """path: of the slave's server.ini. reload: has the broker read it again."""
         self._broker = broker
         self._path = path

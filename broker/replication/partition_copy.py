@@ -15,10 +15,10 @@ from metaq.protocol.errors import MetaqError, PeerLost, PeerTimedOut, ReplicaDiv
 from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import HEADER, HEADER_BYTES
 
-from ..broker import Broker
 from ..store.index import order_times
 from ..store.partition_log import PartitionLog
 from ..store.scan import scan_bytes
+from .host import CopyHost
 from .source import Fetched, MasterBounds, MasterSource
 from .status import CopyState, PartitionStatus
 
@@ -50,7 +50,7 @@ class PartitionCopy:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: CopyHost,
         topic: str,
         partition: int,
         max_delay_seconds: float,

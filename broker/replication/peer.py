@@ -1,6 +1,6 @@
 """A connection from a slave to its master, or from a synchronous master to its slave. Reactor thread.
 
-Twisted's driver of a ClientStream. client/connection.py is the one for blocking threads.
+Twisted's driver of a ClientStream. client/transport/connection.py is the one for blocking threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.text import Answer, Result, encode_version
 
-from ..broker import Broker
+from ..runtime.host import Host
 from ..runtime.reactor import Transport
 from ..runtime.timers import repeat
 
@@ -199,7 +199,7 @@ Serve = Callable[[Peer, Deferred[None]], Awaitable[None]]
 class KeptPeer:
     """The connection to one other broker, made again for ever when it is lost or refused, with growing pauses."""
 
-    def __init__(self, broker: Broker, pauses: Backoff, complaint: str, *, frames: bool = True) -> None:
+    def __init__(self, broker: Host, pauses: Backoff, complaint: str, *, frames: bool = True) -> None:
         """complaint: for the log, with why there is no connection as its only argument. frames: see `connect`."""
         self.peer: Peer | None = None
         """While it is connected."""

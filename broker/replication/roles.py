@@ -12,15 +12,14 @@ from twisted.internet.defer import Deferred, succeed
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import SLAVE_STATUS_TOPIC
 
-from ..broker import Broker
-from ..configuration.config import BrokerConfig
+from ..configuration.settings import SET_DIRECTORY, BrokerConfig
 from ..configuration.sources import ConfigFiles
-from ..sets.history import DIRECTORY as SET_DIRECTORY
+from .host import ReplicationHost
 from .plugins import Plugins
 from .status import SyncSlave
 
 if TYPE_CHECKING:
-    from ..registration import Registration
+    from ..partitions.registration import Registration
     from .slave import AsyncSlave
     from .sync_master import SyncMaster
 
@@ -71,7 +70,9 @@ def config_for(plugins: Plugins, config: BrokerConfig) -> BrokerConfig:
 class Roles:
     """Reactor thread. Made before the port listens, started when the broker is registered."""
 
-    def __init__(self, plugins: Plugins, broker: Broker, config: BrokerConfig, files: ConfigFiles | None) -> None:
+    def __init__(
+        self, plugins: Plugins, broker: ReplicationHost, config: BrokerConfig, files: ConfigFiles | None
+    ) -> None:
         self._plugins = plugins
         self._broker = broker
         self._files = files

@@ -13,8 +13,8 @@ from metaq.coordination.master_watch import MasterView, MasterWatch
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import MetaqError
 
-from ..broker import Broker
 from .config_copy import ConfigCopy
+from .host import ReplicationHost
 from .partition_copy import PartitionCopy
 from .peer import KeptPeer, Peer
 from .plugins import MetaslavePlugin
@@ -37,7 +37,7 @@ class AsyncSlave:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: ReplicationHost,
         plugin: MetaslavePlugin,
         *,
         on_topics: OnTopics,

@@ -21,9 +21,9 @@ from metaq.protocol.record import HEADER_BYTES, Buffer, checksum, iter_headers
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Result, encode_sync_line
 
-from ..broker import Broker
 from ..store.partition_log import PartitionLog
-from ..writing import CopiesDone
+from ..writing.writing import CopiesDone
+from .host import ReplicationHost
 from .peer import CONNECT_SECONDS, KeptPeer, Peer
 from .plugins import SamsaPlugin
 from .status import ReplicationStatus
@@ -44,7 +44,7 @@ class SyncMaster:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: ReplicationHost,
         plugin: SamsaPlugin,
         *,
         unregister: Callable[[], Awaitable[None]],

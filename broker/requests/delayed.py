@@ -15,15 +15,15 @@ from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.previews import encode_preview
 
 from .. import tuning
-from ..account import Account
 from ..delays.contents import read_records
 from ..delays.delays import Delays
+from ..reading.answers import encode_json
+from ..runtime.account import Account
 from ..runtime.reactor import ReactorTime
 from ..runtime.threads import run_coroutine
 from ..store.delayed_records import Ids, Pending, decode_pending
 from ..store.segments import Snapshot
 from ..store.threads import Turns
-from .answers import encode_json
 
 __all__ = ["Batch", "Listings", "Slices", "following", "list_delayed", "read_pendings"]
 

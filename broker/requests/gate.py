@@ -24,9 +24,9 @@ from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import NO_OPAQUE, IgnoredAnswer, Put, TransactionCommand, encode_result
 from metaq.protocol.transactions import TX_KEY, TransactionType
 
-from ..account import Unsent, account_address
-from .answers import Answer, Bytes, Work, answer_bytes, answer_frame, error_frame, error_result
-from .parkable import Loading, Parkable, Step
+from ..reading.answers import Answer, Bytes, Work, answer_bytes, answer_frame, error_frame, error_result
+from ..reading.parkable import Loading, Parkable, Step
+from ..runtime.account import Unsent, account_address
 from .put import PutGroup, answer_one_by_one
 
 __all__ = ["Caller", "Check", "Gate", "HttpPeer", "Nodes", "PageRequest", "Verb"]

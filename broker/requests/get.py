@@ -21,9 +21,9 @@ from metaq.protocol.text import Get, encode_result, encode_value_line
 from ..filters.judge import Chosen, Judge, choose_records
 from ..filters.places import MAX_GAP_BYTES, PUT_RIGHT_SECONDS, Answered, FoundOffset, Key
 from ..filters.table import Filter
+from ..reading.answers import Answer, Bytes, put_failure
+from ..reading.reading import Reading
 from ..store.partition_log import PartitionLog
-from .answers import Answer, Bytes, put_failure
-from .reading import Reading
 
 __all__ = ["answer_get"]
 

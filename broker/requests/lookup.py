@@ -24,9 +24,9 @@ from metaq.protocol.statuses import Status
 from metaq.protocol.text import OffsetQuery, encode_result
 
 from ..filters.places import FoundOffset
+from ..reading.answers import then
+from ..reading.reading import Reading
 from ..store.partition_log import PartitionLog
-from .answers import then
-from .reading import Reading
 
 __all__ = ["Lookups"]
 

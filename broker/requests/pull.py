@@ -24,18 +24,18 @@ from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.statuses import ResponseCode
 
 from .. import tuning
-from ..account import WAITING_BYTES
 from ..filters.judge import Judge
 from ..filters.table import Filter
+from ..reading.answers import Bytes, answer_frame
+from ..reading.parkable import Loading, Parkable, Step
+from ..reading.reading import Reading
+from ..reading.selecting import ByteSpan, Selection, Stretch, reads_of, stretch_of
+from ..runtime.account import WAITING_BYTES
 from ..store.damage import Damaged, Sound, Soundness
 from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 from ..store.segments import Snapshot
-from .answers import Bytes, answer_frame
-from .parkable import Loading, Parkable, Step
-from .reading import Reading
-from .selecting import ByteSpan, Selection, Stretch, reads_of, stretch_of
 
 __all__ = ["Pull"]
 

@@ -28,14 +28,14 @@ from metaq.protocol.text import NO_CHECKSUM, Put, Sync, TooLargePut, encode_put_
 
 from .. import tuning
 from ..delays.delays import Delays
-from ..network.pending_puts import PUT_OVERHEAD_BYTES
-from ..partitions import ANY
-from ..sequences import SendingPeer
+from ..partitions.partitions import ANY
+from ..reading.answers import Answer, Bytes, Work, error_frame, error_result, put_failure
+from ..runtime.pending_puts import PUT_OVERHEAD_BYTES
 from ..store.batch import StampedRecords, encode_puts, stamp_puts
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
-from ..writing import Write, Writing
-from .answers import Answer, Bytes, Work, error_frame, error_result, put_failure
+from ..writing.sequences import SendingPeer
+from ..writing.writing import Write, Writing
 
 __all__ = ["PutAnswers", "PutGroup", "answer_one_by_one", "answer_run", "answer_sync"]
 

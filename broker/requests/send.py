@@ -28,14 +28,14 @@ from metaq.protocol.statuses import ResponseCode
 
 from .. import tuning
 from ..delays.delays import Delays
-from ..partitions import ANY
+from ..partitions.partitions import ANY
+from ..reading.answers import Bytes, Work, answer_frame
 from ..runtime.reactor import ReactorTime
-from ..sequences import SendingPeer
 from ..store.batch import StampedRecords, stamp_in_slices
 from ..store.index import UNIT_BYTES
 from ..store.partition_log import PartitionLog
-from ..writing import Write, Writing
-from .answers import Bytes, Work, answer_frame
+from ..writing.sequences import SendingPeer
+from ..writing.writing import Write, Writing
 
 __all__ = ["answer_send_batch", "answer_send_many"]
 

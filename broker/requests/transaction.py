@@ -29,9 +29,9 @@ from metaq.protocol.transaction_requests import (
 )
 from metaq.protocol.transactions import NULL_KEY, XaVote
 
+from ..reading.answers import Answer, Bytes, Work, body_frame, encode_json, reply_frame, then
 from ..transactions.transactions import Transactions
-from ..writing import Writing
-from .answers import Answer, Bytes, Work, body_frame, encode_json, reply_frame, then
+from ..writing.writing import Writing
 
 __all__ = ["TransactionVerbs"]
 

@@ -12,8 +12,8 @@ from twisted.python.failure import Failure
 
 from metaq.protocol.errors import MetaqError
 
-from ..configuration.schedule import Schedule
 from .reactor import ReactorTime, Timer
+from .schedule import Schedule
 
 __all__ = ["ScheduledCalls", "repeat"]
 

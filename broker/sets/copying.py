@@ -17,12 +17,12 @@ from twisted.internet.task import deferLater
 from metaq.protocol.errors import OffsetOutOfRange, PeerLost, RemoteProtocolError
 from metaq.protocol.stream import COPY, Kind, Lane, StreamEntry, encode_block, encode_json
 
-from ..broker import Broker
 from ..runtime.pace import Pace
 from ..store.copying import CopiedPiece, CopyReader
 from ..store.partition_log import PartitionLog
 from . import tuning
 from .connections import StreamProtocol
+from .host import SetHost
 from .transaction_copy import send_copy
 
 __all__ = ["Copying", "copy_pace"]
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def copy_pace(broker: Broker) -> Pace:
+def copy_pace(broker: SetHost) -> Pace:
     """For all copies of a leader together."""
     return Pace(
         broker.reactor,
@@ -54,7 +54,7 @@ class Copying:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SetHost,
         connection: StreamProtocol,
         ready: Mapping[str, Any],
         pace: Pace,

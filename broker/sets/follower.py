@@ -49,7 +49,6 @@ from metaq.protocol.stream import (
     parse_ping,
 )
 
-from ..broker import Broker
 from ..runtime.timers import repeat
 from ..store.cutting import CutsDone
 from ..store.internal_logs import is_internal
@@ -59,6 +58,7 @@ from ..store.topic_config import GROUP_COMMIT
 from . import tuning
 from .connections import StreamProtocol
 from .history import Epoch, EpochHistory, NodeFile
+from .host import SetHost
 from .leading import Mark
 from .losses import contents
 from .rules import accepts, cut_end, may_cut, visible_end
@@ -79,7 +79,7 @@ class Follower:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SetHost,
         me: str,
         file: NodeFile,
         ready_mirror: Callable[[], Awaitable[TransactionMirror]],

@@ -22,13 +22,13 @@ import simplejson
 
 from metaq.protocol.errors import DiskFull, StoreError
 
+from ..configuration.settings import SET_DIRECTORY
 from ..store.disk_space import no_room
 from ..store.files import Files, opened, read_exactly, replace_file
 from .rules import epoch_end
 
-__all__ = ["DIRECTORY", "Epoch", "EpochHistory", "NodeFile", "machine_start"]
+__all__ = ["Epoch", "EpochHistory", "NodeFile", "machine_start"]
 
-DIRECTORY = "metaqset"
 _NAME = "history.json"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 Epoch = tuple[int, str]
@@ -145,7 +145,7 @@ class NodeFile:
     """The file. Its methods block; any thread."""
 
     def __init__(self, files: Files, data_path: str) -> None:
-        self.path = os.path.join(data_path, DIRECTORY, _NAME)
+        self.path = os.path.join(data_path, SET_DIRECTORY, _NAME)
         self.instance = uuid.uuid4().hex
         """Tells this node's data from those of every other, and from every copy."""
         self.copied = False

@@ -30,16 +30,16 @@ from metaq.protocol.stream import (
     parse_json,
 )
 
-from ..broker import Broker
 from ..configuration.settings import Promise
 from ..runtime.slices import SlicedWork
 from ..runtime.timers import repeat
 from ..store.internal_logs import is_internal
 from ..store.partition_log import PartitionLog
-from ..writing import Write
+from ..writing.writing import Write
 from . import tuning
 from .connections import StreamProtocol
 from .copying import Copying, copy_pace
+from .host import SetHost
 from .leading import Leading, Mark, OnCommitted
 from .rules import counted_until, is_caught_up
 from .safe_blocks import SafeBlocks
@@ -96,7 +96,7 @@ class Leader:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SetHost,
         core: Leading,
         change_in_sync: ChangeInSync,
         *,

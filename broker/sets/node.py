@@ -36,16 +36,16 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.pulls import FOLLOWER
 from metaq.protocol.stream import MAX_FOLLOWER_MESSAGE_BYTES, Hello, Kind, encode_json, parse_hello
 
-from ..broker import Broker
-from ..registration import Registration
+from ..partitions.registration import Registration
+from ..reading.parkable import Parkable
 from ..requests.gate import Nodes, Verb
-from ..requests.parkable import Parkable
 from ..runtime.threads import in_own_thread
 from ..runtime.timers import repeat
 from . import tuning
 from .connections import StreamProtocol
 from .follower import Follower, LeaderGone
 from .history import NodeFile, machine_start
+from .host import SetHost
 from .leader import Leader
 from .leading import Leading
 from .losses import contents, losses
@@ -65,7 +65,7 @@ class SetMember:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SetHost,
         name: str,
         zone: str,
         session: ZkSession,

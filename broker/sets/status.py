@@ -12,12 +12,12 @@ from twisted.python.failure import Failure
 
 from metaq.protocol.errors import MetaqError
 
-from ..broker import Broker
 from ..configuration.served import served_settings
 from ..configuration.settings import BrokerConfig, TopicConfig
 from ..replication.status import NodeStatus, ReplicationStatus
 from ..runtime.timers import repeat
 from . import tuning
+from .host import StoreHost
 from .member_state import MemberState
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SetReport:
     `stopped`: only an operator can go on.
     """
 
-    def __init__(self, broker: Broker, member: SetMember) -> None:
+    def __init__(self, broker: StoreHost, member: SetMember) -> None:
         self._broker = broker
         self._member = member
         self._reactor: Any = broker.reactor

@@ -13,17 +13,17 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.stream import COPY, Lane, StreamEntry, encode_block
 
-from ..broker import Broker
 from ..store.files import Files, opened, read_exactly
 from . import tuning
 from .connections import StreamProtocol
+from .host import TransactionHost
 from .transaction_mirror import BEGIN, END, NAME_PREFIX, SAME, WRITTEN, log_bytes, log_digest, log_names
 
 __all__ = ["send_copy"]
 
 
 async def send_copy(
-    broker: Broker, connection: StreamProtocol, stopped: Callable[[], bool], theirs: tuple[int, str]
+    broker: TransactionHost, connection: StreamProtocol, stopped: Callable[[], bool], theirs: tuple[int, str]
 ) -> int:
     """Send a follower, for which new blocks are held, the whole log as it is, in blocks of a copy; bytes sent.
 

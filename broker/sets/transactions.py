@@ -12,9 +12,9 @@ from twisted.internet.defer import Deferred
 from metaq.protocol.errors import MetaqError, NotLeader
 from metaq.protocol.stream import Lane, StreamEntry
 
-from ..broker import Broker
 from ..transactions.changes import LogChange
 from . import tuning
+from .host import TransactionHost
 from .leader import Leader
 from .transaction_mirror import NAME_PREFIX, WRITTEN, TransactionMirror
 
@@ -27,7 +27,10 @@ class SetTransactions:
     """Reactor thread."""
 
     def __init__(
-        self, broker: Broker, refusal: Callable[[], MetaqError | None], on_failure: Callable[[MetaqError], None]
+        self,
+        broker: TransactionHost,
+        refusal: Callable[[], MetaqError | None],
+        on_failure: Callable[[MetaqError], None],
     ) -> None:
         """refusal: why clients are not served now. on_failure: called when this node cannot write its log while it
         leads. Raises ConfigError, DirectoryInUse."""

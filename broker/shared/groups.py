@@ -26,10 +26,10 @@ from metaq.protocol.record import tag_hash
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
 
 from .. import tuning
-from ..account import NOBODY, Account, Shares
-from ..network.long_poll import ParkedPulls, ParkedRequest
-from ..partitions import Partitions
-from ..requests.reading import Reading
+from ..partitions.partitions import Partitions
+from ..reading.long_poll import ParkedPulls, ParkedRequest
+from ..reading.reading import Reading
+from ..runtime.account import NOBODY, Account, Shares
 from ..runtime.reactor import ReactorTime
 from ..store.damage import Damaged, Soundness
 from ..store.internal_logs import SHARED_TOPIC
@@ -37,7 +37,7 @@ from ..store.partition_log import PartitionLog
 from ..store.sequence_rows import internal_record
 from ..store.store import Store
 from ..store.threads import call_safely
-from ..writing import Write, Writing
+from ..writing.writing import Write, Writing
 from .crew import Crew, Suspicion
 from .filters import GroupFilter, TopicFilter
 from .queue import Handed, SharedQueue

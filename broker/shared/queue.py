@@ -31,9 +31,9 @@ from metaq.protocol.record import (
 from metaq.protocol.where import parse_where
 
 from .. import tuning
-from ..account import Shares
-from ..requests.reading import Reading
-from ..requests.selecting import slice_of, wanted_of
+from ..reading.reading import Reading
+from ..reading.selecting import slice_of, wanted_of
+from ..runtime.account import Shares
 from ..runtime.reactor import ReactorTime
 from ..store.damage import Damaged, Soundness
 from ..store.files import NotCached

@@ -11,7 +11,7 @@ from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import Frame
 from metaq.protocol.shared import SharedStatusRequest
 
-from ..requests.answers import Work, body_frame
+from ..reading.answers import Work, body_frame
 from .groups import SharedGroups
 from .queue import SharedQueue
 

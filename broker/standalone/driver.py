@@ -20,8 +20,8 @@ from metaq.coordination.standalone.connections import PeerConnection
 from metaq.coordination.standalone.server import Moment, StandaloneServer
 from metaq.protocol.errors import ConfigError
 
-from ..account import Quotas, Shares, account_address
 from ..network.transport import connection_class
+from ..runtime.account import Quotas, Shares, account_address
 from ..runtime.reactor import Transport
 from .keeper import Keeper
 from .log_files import LogFiles

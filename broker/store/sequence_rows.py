@@ -1,8 +1,8 @@
 """What the store keeps of numbered writes: rows of internal logs (internal_logs.py).
 
 A producer that repeats a send whose answer was lost gives it the number that it had, and the broker must know then what
-became of the first one (broker/sequences.py). So each append of numbered writes appends one record in front of them,
-to the internal log of their mode of flushing.
+became of the first one (broker/writing/sequences.py). So each append of numbered writes appends one record in front of
+them, to the internal log of their mode of flushing.
 
     a record's body    version u16 | topics u16 | topics × (bytes u16 | UTF-8) | rows
     a row              producer u64 | sequence u64 | base i64 | end i64 | first id i64 | records u32 | partition u32 |

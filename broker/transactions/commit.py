@@ -25,7 +25,7 @@ from ..runtime.slices import SlicedWork
 from ..store.batch import packed_units
 from ..store.index import UNIT_DTYPE
 from ..store.partition_log import PartitionLog
-from ..writing import Write, Writing
+from ..writing.writing import Write, Writing
 from .commands import Operation, OperationType
 from .open_transactions import Block, OpenTransaction
 from .redo import Location, attachment_patch, encode_locations, sealed_operation_record

@@ -12,17 +12,17 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import ConfigError, DiskFull, LogReadOnly, StoreError
 
+from ..configuration.transactions import FlushTxLog, TransactionConfig
 from ..runtime.reactor import ReactorTime
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES, Files
 from ..store.partition_log import PartitionLog
 from ..store.threads import RunInThread
-from ..writing import Writing
+from ..writing.writing import Writing
 from .changes import LogCopies
 from .checkpoints import STATE_NAME, Checkpoints, Heuristic, SavedState, read_state, state_change, write_state
 from .commands import Operation, StoredPut
 from .commit import Committer, Settled
-from .config import FlushTxLog, TransactionConfig
 from .directory import DAMAGED_PREFIX, DIRECTORY, RedoPosition, keep_copy, read_file
 from .open_transactions import OpenTransaction
 from .recovery import Logs, Replayed, replay

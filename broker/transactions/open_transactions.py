@@ -17,11 +17,11 @@ from metaq.protocol.errors import TransactionRefused, XaRefused
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, Buffer, tag_hash_of_body
 from metaq.protocol.transactions import XaCode, is_xa, qualifier_of
 
-from ..account import NOBODY, Account, address_of
-from ..network.pending_puts import PUT_OVERHEAD_BYTES
+from ..configuration.transactions import TransactionConfig
+from ..runtime.account import NOBODY, Account, address_of
+from ..runtime.pending_puts import PUT_OVERHEAD_BYTES
 from ..runtime.reactor import ReactorTime, Timer
 from ..store.partition_log import PartitionLog
-from .config import TransactionConfig
 from .refusals import not_started, refusal, timed_out
 
 if TYPE_CHECKING:

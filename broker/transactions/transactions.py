@@ -21,19 +21,19 @@ from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.text import NO_CHECKSUM
 from metaq.protocol.transactions import NULL_KEY, XaCode, XaVote, is_xa, qualifier_of
 
-from ..account import NOBODY, Account
-from ..message_ids import MessageIds
-from ..metrics import Metrics
-from ..network.pending_puts import PUT_OVERHEAD_BYTES
-from ..partitions import ANY, Partitions
+from ..configuration.transactions import TransactionConfig
+from ..partitions.message_ids import MessageIds
+from ..partitions.metrics import Metrics
+from ..partitions.partitions import ANY, Partitions
+from ..runtime.account import NOBODY, Account
 from ..runtime.few_lines import FewLines
+from ..runtime.pending_puts import PUT_OVERHEAD_BYTES
 from ..runtime.reactor import ReactorTime
 from ..runtime.slices import SlicedWork
 from ..store.partition_log import PartitionLog
 from .changes import LogCopies
 from .checkpoints import Heuristic
 from .commands import Operation, OperationType, StoredPut
-from .config import TransactionConfig
 from .log import TransactionLog
 from .open_transactions import OpenTransaction, Registry, TransactionState, listed_bytes
 from .outcomes import Outcomes, check_first

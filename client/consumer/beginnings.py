@@ -9,12 +9,12 @@ from collections.abc import Callable
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.logs import get_log
 
-from ..timers import Timers
-from .core import ConsumerCore
-from .cursor import Request
-from .fetcher import Fetcher
+from ..fetching.core import ConsumerCore
+from ..fetching.cursor import Request
+from ..fetching.fetcher import Fetcher
+from ..fetching.tuning import BEGINNINGS_GATHER_SECONDS
+from ..runtime.timers import Timers
 from .offset_commit import OffsetCommitter
-from .tuning import BEGINNINGS_GATHER_SECONDS
 
 __all__ = ["Beginnings"]
 

@@ -22,7 +22,24 @@ from metaq.protocol.limits import DELAYS_MARK, INT32_MAX, check_zookeeper_group
 from metaq.protocol.own_topics import retry_topic
 from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
-from ..config import (
+from ..fetching.core import Accept, ConsumerCore, OnDamaged
+from ..fetching.fetcher import Fetcher
+from ..fetching.nearest_nodes import Nearby
+from ..fetching.notices import OnPartitions
+from ..fetching.polling import NOT_ALONE, Poller, Taken
+from ..fetching.tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
+from ..questions.asking import following
+from ..questions.brokers import source_of
+from ..questions.finding import FoundMessages, MessageFinder
+from ..questions.partitions import lag_behind
+from ..questions.places import Place, locate
+from ..questions.records import read_messages
+from ..records.message import Message
+from ..records.values import Lag, TopicPartition
+from ..runtime.durations import Duration, check_timeout, check_wait
+from ..runtime.timers import END_SECONDS, TimeLeft, Timers
+from ..serializers.base import Deserializer, deserializers
+from ..settings.config import (
     BROWSE_BYTES,
     MAX_RETRIES,
     ProducerConfig,
@@ -35,35 +52,18 @@ from ..config import (
     check_threads,
     config_or_default,
 )
-from ..connection import Connection
-from ..consumer_config import ConsumerConfig, check_tags, check_where
-from ..durations import Duration, check_timeout, check_wait
-from ..message import Message
-from ..pool import ConnectionPool
-from ..questions.asking import following
-from ..questions.brokers import source_of
-from ..questions.finding import FoundMessages, MessageFinder
-from ..questions.partitions import lag_behind
-from ..questions.places import Place, locate
-from ..questions.records import read_messages
-from ..serializers.base import Deserializer, deserializers
-from ..timers import END_SECONDS, TimeLeft, Timers
-from ..values import Lag, TopicPartition
+from ..settings.consumer_config import ConsumerConfig, check_tags, check_where
+from ..transport.connection import Connection
+from ..transport.pool import ConnectionPool
 from .beginnings import Beginnings
-from .core import Accept, ConsumerCore, OnDamaged
-from .fetcher import Fetcher
 from .group_member import GroupMember
 from .keeping_brokers import KeepingBrokers
 from .listener import Deliver, Handling, Listener, accepting, delivering_living
-from .nearest_nodes import Nearby
-from .notices import OnPartitions
 from .offset_commit import StartPosition, committer_for
-from .polling import NOT_ALONE, Poller, Taken
 from .rejected import LocalRecoverStore, RejectHandler, drop_message, left_of_cluster, of_cluster, recovering
 from .retry import AUTO, Auto, Retry
 from .retrying import FailedMessages, FailedSender, giving_back
 from .suspects import Suspects
-from .tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
 from .watches import PollWatch, SessionWatch
 
 __all__ = ["Consumer"]
@@ -476,7 +476,7 @@ class Consumer(Poller):
 
     def _make_sender(self) -> FailedSender:
         from ..producer import Producer  # a consumer that never fails does without one
-        from ..zookeeper import ZooKeeperMetadata
+        from ..questions.zookeeper import ZooKeeperMetadata
 
         return Producer(
             config=ProducerConfig(connection=self._config.connection),

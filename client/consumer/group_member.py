@@ -20,21 +20,21 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
 from metaq.protocol.own_topics import RETRY_PREFIX, is_own_topic
 
-from ..absences import Absences
-from ..connection import Endpoint
-from ..nearest import published_nowhere
+from ..fetching.core import ConsumerCore
+from ..fetching.cursor import PartitionCursor
+from ..fetching.fetcher import Fetcher
+from ..fetching.notices import Notice
+from ..fetching.tuning import HELD_LOOK_SECONDS, ZONE_SETTLE_SECONDS
 from ..questions.brokers import endpoint_at, source_of
-from ..timers import Timers
-from ..values import TopicPartition
-from .core import ConsumerCore
-from .cursor import PartitionCursor
-from .fetcher import Fetcher
+from ..records.values import TopicPartition
+from ..runtime.nearest import published_nowhere
+from ..runtime.timers import Timers
+from ..transport.absences import Absences
+from ..transport.connection import Endpoint
 from .filters import GroupFilters
 from .kept_positions import KeptPositions
-from .notices import Notice
 from .offset_commit import OffsetCommitter, StartPosition, znode_name
 from .rebalance import Action, Event, State, next_state
-from .tuning import HELD_LOOK_SECONDS, ZONE_SETTLE_SECONDS
 from .zones import ByZone
 
 __all__ = ["GroupMember", "MissingTopics"]

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.logs import get_log
 
-from ..values import TopicPartition
-from .cursor import PartitionCursor, Reached
+from ..fetching.cursor import PartitionCursor, Reached
+from ..fetching.tuning import RETURN_SECONDS
+from ..records.values import TopicPartition
 from .offset_commit import OffsetCommitter, znode_name
-from .tuning import RETURN_SECONDS
 
 __all__ = ["KeptPositions"]
 

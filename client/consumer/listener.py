@@ -22,17 +22,17 @@ from metaq.protocol.errors import CorruptRecord, MetaqError
 from metaq.protocol.own_topics import is_own_topic
 from metaq.protocol.retries import Failure
 
-from ..message import Message, as_original
-from ..timers import TimeLeft, Timers
-from ..values import TopicPartition
-from .chunk import Chunk
-from .core import Accept, ConsumerCore
-from .cursor import PartitionCursor
-from .fetcher import Fetcher
+from ..fetching.chunk import Chunk
+from ..fetching.core import Accept, ConsumerCore
+from ..fetching.cursor import PartitionCursor
+from ..fetching.fetcher import Fetcher
+from ..fetching.tuning import ALONE_LOOK_SECONDS, HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
+from ..records.message import Message, as_original
+from ..records.values import TopicPartition
+from ..runtime.timers import TimeLeft, Timers
 from .rejected import RejectHandler
 from .retrying import FailedMessages, Sending
 from .suspects import Care, Suspects, WorkerDied
-from .tuning import ALONE_LOOK_SECONDS, HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
 from .watches import PollWatch
 
 __all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting", "delivering_living"]

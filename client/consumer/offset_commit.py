@@ -19,14 +19,14 @@ from metaq.coordination.offset_store import (
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError, MetaqError
 
-from ..consumer_config import ConsumerConfig
+from ..fetching.core import ConsumerCore, changes
+from ..fetching.cursor import UNKNOWN_MESSAGE_ID, PartitionCursor, Reached, Request
 from ..questions.finding import MessageFinder
 from ..questions.partitions import max_offset
 from ..questions.places import Locate, Position, locate
-from ..timers import Timers
-from ..values import TopicPartition
-from .core import ConsumerCore, changes
-from .cursor import UNKNOWN_MESSAGE_ID, PartitionCursor, Reached, Request
+from ..records.values import TopicPartition
+from ..runtime.timers import Timers
+from ..settings.consumer_config import ConsumerConfig
 
 __all__ = ["OffsetCommitter", "StartPosition", "committer_for", "znode_name"]
 

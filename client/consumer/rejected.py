@@ -14,12 +14,12 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreInUse
 from metaq.protocol.limits import check_group
 
-from ..config import MAX_LOCAL_MESSAGES, RECOVER_FIRST_SECONDS, RECOVER_SECONDS, check_number
-from ..durations import Duration, check_wait
-from ..local_store import LocalMessageStore, StoredMessage
-from ..message import Message
-from ..timers import Timers
-from .tuning import RECOVERED_PAGE
+from ..fetching.tuning import RECOVERED_PAGE
+from ..records.local_store import LocalMessageStore, StoredMessage
+from ..records.message import Message
+from ..runtime.durations import Duration, check_wait
+from ..runtime.timers import Timers
+from ..settings.config import MAX_LOCAL_MESSAGES, RECOVER_FIRST_SECONDS, RECOVER_SECONDS, check_number
 
 __all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "left_of_cluster", "of_cluster", "recovering"]
 

@@ -9,8 +9,8 @@ from typing import Final, Literal
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_DELAY_SECONDS
 
-from ..config import check_number
-from ..durations import seconds_of
+from ..runtime.durations import seconds_of
+from ..settings.config import check_number
 
 __all__ = ["AUTO", "Auto", "Retry"]
 

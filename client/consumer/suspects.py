@@ -19,10 +19,10 @@ from metaq.coordination.logs import get_log
 from metaq.coordination.offset_store import TopicPartitionName
 from metaq.coordination.records import Begun
 
-from .core import ConsumerCore
-from .cursor import PartitionCursor
+from ..fetching.core import ConsumerCore
+from ..fetching.cursor import PartitionCursor
+from ..fetching.tuning import CAREFUL_MESSAGES, SUSPECT_MESSAGES
 from .offset_commit import OffsetCommitter
-from .tuning import CAREFUL_MESSAGES, SUSPECT_MESSAGES
 
 __all__ = ["Care", "Suspects", "WorkerDied"]
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Hashable
 from metaq.coordination.logs import get_log
 from metaq.coordination.session import SessionProof, ZkSession, session_clock
 
-from ..config import IDLE_WARNING_SECONDS
-from ..timers import Timers
+from ..fetching.tuning import PROOF_SHARE, SUSPENDED_SHARE, UNPROVED_SHARE
+from ..runtime.timers import Timers
+from ..settings.config import IDLE_WARNING_SECONDS
 from .group_member import GroupMember
-from .tuning import PROOF_SHARE, SUSPENDED_SHARE, UNPROVED_SHARE
 
 __all__ = ["PollWatch", "SessionWatch"]
 

@@ -35,9 +35,9 @@ from metaq.protocol.sends import (
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result, encode_put, parse_put_result
 
-from ..connection import Endpoint, Reply
-from ..values import SendResult, TopicPartition
-from ..waiting import Waiter
+from ..records.values import SendResult, TopicPartition
+from ..runtime.waiting import Waiter
+from ..transport.connection import Endpoint, Reply
 from . import tuning
 from .delays import due_at
 from .outgoing import Outgoing, OutgoingBatch, joined

@@ -35,12 +35,12 @@ from metaq.protocol.record import (
     payload_bytes,
 )
 
-from ..config import MAX_BATCH_BODY_BYTES
-from ..durations import Duration, check_ttl
-from ..message import Message
-from ..nearest import did_you_mean
-from ..values import TopicPartition
-from ..wall_clock import now_ms
+from ..records.message import Message
+from ..records.values import TopicPartition
+from ..runtime.durations import Duration, check_ttl
+from ..runtime.nearest import did_you_mean
+from ..runtime.wall_clock import now_ms
+from ..settings.config import MAX_BATCH_BODY_BYTES
 from .delays import delay_properties, timing_of
 from .outgoing import Outgoing, OutgoingBatch
 from .packing import Packer

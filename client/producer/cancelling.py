@@ -17,9 +17,9 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.statuses import RequestCode
 
-from ..connection import Connection
 from ..questions.asking import Asked, Follow, ask
-from ..values import SendResult, TopicPartition
+from ..records.values import SendResult, TopicPartition
+from ..transport.connection import Connection
 
 __all__ = ["cancel_at", "cancel_delayed"]
 

@@ -19,13 +19,13 @@ from metaq.protocol.errors import MetaqError, NotLeader
 from metaq.protocol.halves import CheckedHalf, HalfOutcome, half_of
 from metaq.protocol.record import DELAYED_FLAG
 
-from ..config import ProducerConfig
-from ..connection import Connection, Endpoint
-from ..message import Message
-from ..metadata import Metadata
-from ..pool import ConnectionPool
 from ..questions.halves import check_halves, end_half
-from ..values import TopicPartition
+from ..records.message import Message
+from ..records.values import TopicPartition
+from ..settings.config import ProducerConfig
+from ..transport.connection import Connection, Endpoint
+from ..transport.metadata import Metadata
+from ..transport.pool import ConnectionPool
 from . import tuning
 from .own_halves import Check, OwnHalves
 from .sending import no_halves

@@ -40,8 +40,8 @@ from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
 from metaq.protocol.limits import MAX_RECORD_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
 
-from ..config import ProducerConfig
-from ..values import TopicPartition
+from ..records.values import TopicPartition
+from ..settings.config import ProducerConfig
 from . import tuning
 from .failures import Closed, Failures
 from .futures import Outcome

@@ -24,8 +24,8 @@ from metaq.protocol.record import (
     property_of,
 )
 
-from ..durations import Duration, seconds_of
-from ..values import SendResult, TopicPartition
+from ..records.values import SendResult, TopicPartition
+from ..runtime.durations import Duration, seconds_of
 
 __all__ = ["NOW", "DelayedResults", "Timing", "delay_properties", "due_at", "refuse_delay", "timing_of"]
 

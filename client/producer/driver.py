@@ -14,11 +14,11 @@ from metaq.protocol.compression import unpacked_if_fitting
 from metaq.protocol.errors import MetaqError, NoPartition
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, payload_bytes
 
-from ..config import ProducerConfig
-from ..metadata import Metadata
-from ..pool import ConnectionPool
-from ..timers import TimeLeft, Timers
-from ..values import SendResult, TopicPartition
+from ..records.values import SendResult, TopicPartition
+from ..runtime.timers import TimeLeft, Timers
+from ..settings.config import ProducerConfig
+from ..transport.metadata import Metadata
+from ..transport.pool import ConnectionPool
 from . import tuning
 from .building import SendOptions, with_body
 from .core import Actions, ProducerCore
@@ -31,7 +31,7 @@ from .routing import Router, no_partition
 from .sending import Sender, new_producer_id
 
 if TYPE_CHECKING:
-    from ..local_store import LocalMessageStore, StoredMessage
+    from ..records.local_store import LocalMessageStore, StoredMessage
     from .resending import Undelivered
 
 __all__ = ["Driver"]
@@ -41,7 +41,7 @@ log = get_log(__name__)
 
 class Driver:
     """Tells the core what happens and does what it says: a caller's own thread sends, and reads its answer (see
-    client/connection.py); threads of timers try again and look at deadlines. Any thread.
+    client/transport/connection.py); threads of timers try again and look at deadlines. Any thread.
 
     store: of undelivered messages, if there is one.
     """
@@ -105,7 +105,7 @@ class Driver:
 
     def send_stored(self, message: StoredMessage, deadline: float, retry: bool) -> SendResult:
         """As Producer.send_stored."""
-        from ..local_store import StoredMessage  # who has no store does without
+        from ..records.local_store import StoredMessage  # who has no store does without
 
         if not isinstance(message, StoredMessage):
             raise TypeError(f"{message!r:.80} is no StoredMessage: give one that a LocalMessageStore has")

@@ -22,12 +22,12 @@ from metaq.protocol.errors import ClientError, MetaqError, NoPartition, NotLeade
 from metaq.protocol.halves import EndHalfReply, HalfOutcome
 from metaq.protocol.limits import MAX_ENDED_HALVES
 
-from ..connection import Connection, Exchange, Reply
 from ..questions.asking import Follow
 from ..questions.halves import ends_request, read_ended
-from ..timers import Timers
-from ..values import TopicPartition
-from ..waiting import Waiter, finish_together
+from ..records.values import TopicPartition
+from ..runtime.timers import Timers
+from ..runtime.waiting import Waiter, finish_together
+from ..transport.connection import Connection, Exchange, Reply
 from . import tuning
 
 __all__ = ["Ender", "Telling"]

@@ -19,7 +19,7 @@ from metaq.protocol.errors import (
     WrongPartition,
 )
 
-from ..config import ProducerConfig
+from ..settings.config import ProducerConfig
 from . import tuning
 from .outgoing import GivenUp, Outgoing
 from .queues import PartitionQueue, Turn

@@ -27,10 +27,10 @@ from metaq.protocol.halves import HalfOutcome, HalfTerms
 from metaq.protocol.limits import MAX_CHECK_AFTER_SECONDS, check_zookeeper_group
 from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer, payload_bytes
 
-from ..config import check_call_back
-from ..durations import Duration, seconds_of
-from ..message import Message
-from ..values import SendResult
+from ..records.message import Message
+from ..records.values import SendResult
+from ..runtime.durations import Duration, seconds_of
+from ..settings.config import check_call_back
 from .building import SendOptions, build_half, with_body
 from .checking import Checker, outcome_of
 from .delays import Timing, refuse_delay

@@ -15,14 +15,14 @@ from metaq.protocol.errors import ConfigError, MetaqError, NoPartition, Partitio
 from metaq.protocol.limits import check_topic
 from metaq.protocol.record import Buffer, payload_bytes
 
-from ..config import ProducerConfig, config_or_default
-from ..durations import Duration, check_timeout, check_wait
-from ..local_store import LocalMessageStore, StoredMessage
-from ..metadata import Metadata
-from ..patched import refuse_patched
-from ..timers import END_SECONDS, TimeLeft
-from ..unclosed import Closing
-from ..values import SendResult, TopicPartition
+from ..records.local_store import LocalMessageStore, StoredMessage
+from ..records.values import SendResult, TopicPartition
+from ..runtime.durations import Duration, check_timeout, check_wait
+from ..runtime.patched import refuse_patched
+from ..runtime.timers import END_SECONDS, TimeLeft
+from ..runtime.unclosed import Closing
+from ..settings.config import ProducerConfig, config_or_default
+from ..transport.metadata import Metadata
 from .building import SendOptions, build_body
 from .futures import refuse_in_handler
 from .packing import Packer

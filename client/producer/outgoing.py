@@ -15,9 +15,9 @@ from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, checksum, checksums, header_dtype
 
-from ..connection import Connection
-from ..values import BatchResults, SendResult, TopicPartition
-from ..waiting import Waiter
+from ..records.values import BatchResults, SendResult, TopicPartition
+from ..runtime.waiting import Waiter
+from ..transport.connection import Connection
 from . import tuning
 from .delays import NOW, DelayedResults, Timing, due_at
 from .futures import Callbacks, Outcome

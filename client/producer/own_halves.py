@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from metaq.protocol.halves import HalfOutcome
 
-from ..message import Message
+from ..records.message import Message
 from . import tuning
 
 __all__ = ["Check", "OwnHalves"]

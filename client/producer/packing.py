@@ -7,7 +7,7 @@ from metaq.protocol.errors import LocalProtocolError
 from metaq.protocol.limits import MAX_PAYLOAD_BYTES
 from metaq.protocol.record import COMPRESSED_FLAG
 
-from ..config import ProducerConfig
+from ..settings.config import ProducerConfig
 
 __all__ = ["Packer"]
 

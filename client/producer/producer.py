@@ -20,19 +20,19 @@ from metaq.protocol.errors import ClientError, ConfigError, DeliveryFailed, Requ
 from metaq.protocol.limits import check_zookeeper_topic
 from metaq.protocol.record import Buffer, payload_bytes
 
-from ..config import (
+from ..records.values import SendResult, TopicPartition
+from ..runtime.durations import Duration, check_timeout, check_wait, milliseconds_of, whole_seconds
+from ..runtime.timers import END_SECONDS, TimeLeft
+from ..runtime.unclosed import Closing
+from ..settings.config import (
     ProducerConfig,
     check_call_back,
     check_protocol,
     check_texts,
     config_or_default,
 )
-from ..durations import Duration, check_timeout, check_wait, milliseconds_of, whole_seconds
-from ..metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
-from ..pool import ConnectionPool
-from ..timers import END_SECONDS, TimeLeft
-from ..unclosed import Closing
-from ..values import SendResult, TopicPartition
+from ..transport.metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
+from ..transport.pool import ConnectionPool
 from .building import SendOptions, build_batch, build_body, build_message, list_of
 from .delays import timing_of
 from .driver import Driver
@@ -43,10 +43,10 @@ from .packing import Packer
 from .routing import PartitionSelector, Router, check_selector
 
 if TYPE_CHECKING:  # what not every producer needs is loaded where it is used first
-    from ..local_store import LocalMessageStore, StoredMessage
-    from ..message import Message
+    from ..questions.zookeeper import ZooKeeperMetadata
+    from ..records.local_store import LocalMessageStore, StoredMessage
+    from ..records.message import Message
     from ..serializers.base import Deserializer, Serializer
-    from ..zookeeper import ZooKeeperMetadata
     from .halves import Execute, TransactionResult
     from .own_halves import Check
     from .requesting import Requester
@@ -633,6 +633,6 @@ def _join_none(*_: object) -> None:
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:
     """The cluster as ZooKeeper tells it, once it is started: in a `try`, so that an interrupt leaves no session."""
-    from ..zookeeper import ZooKeeperMetadata  # so that a producer with metadata of its own needs no kazoo
+    from ..questions.zookeeper import ZooKeeperMetadata  # so that a producer with metadata of its own needs no kazoo
 
     return ZooKeeperMetadata(connect, root, config.session_timeout_seconds)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.limits import MAX_PARTS
 
-from ..connection import Connection, Exchange
-from ..values import TopicPartition
+from ..records.values import TopicPartition
+from ..transport.connection import Connection, Exchange
 from . import tuning
 from .outgoing import GatheredBatch, Outgoing, OutgoingBatch
 

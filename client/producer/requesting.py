@@ -24,15 +24,15 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, NoPartition, RequestTimedOut
 from metaq.protocol.record import CORRELATION, REPLY_TO, Buffer, payload_bytes
 
-from ..config import ProducerConfig, Protocol
-from ..connection import Endpoint
-from ..message import Message, ValueMessage
-from ..metadata import UNKNOWN, Metadata
-from ..pool import ConnectionPool
 from ..questions.asking import READER_GROUP
+from ..records.message import Message, ValueMessage
+from ..records.values import TopicPartition
+from ..runtime.timers import END_SECONDS, Timers
 from ..serializers.base import ValueReader
-from ..timers import END_SECONDS, Timers
-from ..values import TopicPartition
+from ..settings.config import ProducerConfig, Protocol
+from ..transport.connection import Endpoint
+from ..transport.metadata import UNKNOWN, Metadata
+from ..transport.pool import ConnectionPool
 from . import tuning
 from .building import OwnOptions, SendOptions, build_body
 from .futures import SendFuture
@@ -115,9 +115,9 @@ class Requester:
     ) -> None:
         """begin: sends a message that no thread is blocked for (Driver.begin). random: chooses among the partitions of
         the reply topic."""
-        from ..consumer.core import ConsumerCore  # a producer that never asks does without them
-        from ..consumer.fetcher import Fetcher
-        from ..consumer_config import ConsumerConfig
+        from ..fetching.core import ConsumerCore  # a producer that never asks does without them
+        from ..fetching.fetcher import Fetcher
+        from ..settings.consumer_config import ConsumerConfig
 
         self.late = 0
         self._config = config

@@ -11,7 +11,7 @@ from itertools import chain
 
 from metaq.protocol.errors import NoPartition
 
-from ..values import TopicPartition
+from ..records.values import TopicPartition
 from .failures import Failures
 from .key_order import KeyOrder
 from .outgoing import GivenUp, Outgoing

@@ -13,9 +13,9 @@ from metaq.coordination.interrupts import Aside, Bells, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import LocalStoreError, MetaqError
 
-from ..local_store import LocalMessageStore, StoredMessage
-from ..timers import Timers
-from ..values import SendResult, TopicPartition
+from ..records.local_store import LocalMessageStore, StoredMessage
+from ..records.values import SendResult, TopicPartition
+from ..runtime.timers import Timers
 from . import tuning
 from .outgoing import Outgoing
 

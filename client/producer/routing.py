@@ -21,10 +21,10 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.limits import check_new_topic
 
-from ..metadata import UNKNOWN, Metadata, TopicView
-from ..nearest import topic_meant
-from ..pool import ConnectionPool
-from ..values import TopicPartition
+from ..records.values import TopicPartition
+from ..runtime.nearest import topic_meant
+from ..transport.metadata import UNKNOWN, Metadata, TopicView
+from ..transport.pool import ConnectionPool
 from .outgoing import Outgoing
 
 __all__ = [

@@ -13,12 +13,12 @@ from metaq.protocol.errors import BrokerUnavailable, CompressionUnknown, MetaqEr
 from metaq.protocol.limits import DELAYS_MARK, HALVES_MARK
 from metaq.protocol.statuses import ResponseCode
 
-from ..config import ConnectionConfig
-from ..connection import Connection, Exchange, Reply
-from ..metadata import Metadata
-from ..pool import ConnectionPool
-from ..values import TopicPartition
-from ..waiting import finish_together
+from ..records.values import TopicPartition
+from ..runtime.waiting import finish_together
+from ..settings.config import ConnectionConfig
+from ..transport.connection import Connection, Exchange, Reply
+from ..transport.metadata import Metadata
+from ..transport.pool import ConnectionPool
 from .answers import FlightCodec, FlightRequest
 from .core import Actions, ProducerCore
 from .outgoing import Outgoing

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..config import ProducerConfig
-from ..metadata import Metadata
-from ..pool import ConnectionPool
-from ..timers import TimeLeft
+from ..runtime.timers import TimeLeft
+from ..settings.config import ProducerConfig
+from ..transport.metadata import Metadata
+from ..transport.pool import ConnectionPool
 from .checking import Checker
 from .driver import Driver
 from .ending import Ender

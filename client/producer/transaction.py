@@ -42,14 +42,14 @@ from metaq.protocol.text import Result, encode_put, encode_transaction
 from metaq.protocol.transaction_requests import TransactionOutcomeReply, TransactionOutcomeRequest, TransactionRequest
 from metaq.protocol.transactions import TransactionType, XaCode
 
-from ..config import ProducerConfig
-from ..connection import Connection
-from ..durations import Duration, check_timeout
-from ..message import Message
-from ..metadata import Metadata
-from ..pool import ConnectionPool
 from ..questions.asking import LEADER_SECONDS, ask
-from ..values import SendResult, TopicPartition
+from ..records.message import Message
+from ..records.values import SendResult, TopicPartition
+from ..runtime.durations import Duration, check_timeout
+from ..settings.config import ProducerConfig
+from ..transport.connection import Connection
+from ..transport.metadata import Metadata
+from ..transport.pool import ConnectionPool
 from .answers import batch_frame, put_result
 from .building import SendOptions, build_batch, build_message, list_of
 from .delays import refuse_delay

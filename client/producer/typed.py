@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.record import Buffer
 
-from ..durations import Duration
-from ..message import Message
+from ..records.message import Message
+from ..records.values import SendResult
+from ..runtime.durations import Duration
 from ..serializers.base import Deserializer, Serializer
-from ..values import SendResult
 from .building import SendOptions, list_of
 from .outgoing import OnDelivery
 

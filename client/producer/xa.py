@@ -27,10 +27,10 @@ from metaq.protocol.errors import (
 from metaq.protocol.limits import INT32_MAX, INT32_MIN, check_zookeeper_topic
 from metaq.protocol.transactions import TransactionType, XaCode, XaVote, parse_key, qualifier_of
 
-from ..config import check_text, check_texts
-from ..connection import Endpoint
 from ..questions.asking import LEADER_SECONDS, following
-from ..values import SendResult
+from ..records.values import SendResult
+from ..settings.config import check_text, check_texts
+from ..transport.connection import Endpoint
 from .outgoing import Outgoing
 from .transaction import Transactional, TransactionSends
 

@@ -17,8 +17,8 @@ from metaq.protocol.refusals import frame_error, is_success
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result
 
-from ..connection import Build, Endpoint, Reply
-from ..values import TopicPartition
+from ..records.values import TopicPartition
+from ..transport.connection import Build, Endpoint, Reply
 
 __all__ = [
     "LEADER_SECONDS",

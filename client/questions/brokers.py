@@ -17,9 +17,9 @@ from metaq.protocol.errors import (
     RequestTimedOut,
 )
 
-from ..connection import Connection, Endpoint
-from ..nearest import published_nowhere
-from ..values import TopicPartition
+from ..records.values import TopicPartition
+from ..runtime.nearest import published_nowhere
+from ..transport.connection import Connection, Endpoint
 from .asking import Follow, following
 
 __all__ = ["Source", "Sources", "Survey", "brokers_of", "endpoint_at", "source_of"]

@@ -20,14 +20,14 @@ from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_sets
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
-from ..absences import LEADERLESS_SECONDS
-from ..config import ConnectionConfig, Protocol, config_or_default
-from ..connection import Connection, Endpoint
-from ..durations import Duration, check_wait
-from ..nearest import published_nowhere
-from ..pool import ConnectionPool
-from ..timers import TimeLeft
-from ..values import TopicPartition
+from ..records.values import TopicPartition
+from ..runtime.durations import Duration, check_wait
+from ..runtime.nearest import published_nowhere
+from ..runtime.timers import TimeLeft
+from ..settings.config import ConnectionConfig, Protocol, config_or_default
+from ..transport.absences import LEADERLESS_SECONDS
+from ..transport.connection import Connection, Endpoint
+from ..transport.pool import ConnectionPool
 from .asking import following
 from .brokers import Source, Survey, endpoint_at
 from .left_out import LeftOut, left_out

@@ -13,8 +13,8 @@ from metaq.protocol.message_id import UNKNOWN_ID, store_time_ms
 from metaq.protocol.remoting import FoundReply, ViewMessageRequest, decode_found
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
-from ..config import SEARCH_TIMEOUT_SECONDS
-from ..values import TopicPartition
+from ..records.values import TopicPartition
+from ..settings.config import SEARCH_TIMEOUT_SECONDS
 from .asking import Asked, ask
 from .partitions import bounds_behind, offset_at_time
 from .records import read_messages

@@ -29,10 +29,10 @@ from metaq.protocol.remoting import (
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
-from ..config import SEARCH_TIMEOUT_SECONDS, check_number, check_text
-from ..connection import Connection, Endpoint
-from ..message import Message
-from ..values import TopicPartition
+from ..records.message import Message
+from ..records.values import TopicPartition
+from ..settings.config import SEARCH_TIMEOUT_SECONDS, check_number, check_text
+from ..transport.connection import Connection, Endpoint
 from .asking import Follow, ask, following, need_frames
 from .brokers import brokers_of
 

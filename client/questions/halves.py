@@ -29,8 +29,8 @@ from metaq.protocol.previews import Preview
 from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
-from ..connection import Reply
-from ..values import TopicPartition
+from ..records.values import TopicPartition
+from ..transport.connection import Reply
 from .asking import Asked, accepted, ask, need_frames
 
 __all__ = [

@@ -15,8 +15,8 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError
 from metaq.protocol.limits import INT64_MAX
 
-from ..config import ConnectionConfig
-from ..connection import Endpoint, open_connection
+from ..settings.config import ConnectionConfig
+from ..transport.connection import Endpoint, open_connection
 from .admin import look_at_move
 
 __all__ = ["MoveProgress", "MovesOfCluster", "PlannedMove"]

@@ -22,10 +22,10 @@ from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Value, encode_get
 from metaq.protocol.where import Where
 
-from ..connection import Build, Connection, Reply
-from ..decoding import Records, decode_walking, in_bytes
-from ..message import Message
-from ..values import TopicPartition
+from ..records.decoding import Records, decode_walking, in_bytes
+from ..records.message import Message
+from ..records.values import TopicPartition
+from ..transport.connection import Build, Connection, Reply
 from .asking import READER_GROUP, Asked, accepted, as_result, ask
 from .partitions import Bounds, bounds_behind, max_offset
 

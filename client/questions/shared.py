@@ -12,8 +12,8 @@ from metaq.protocol.limits import SHARED_MARK
 from metaq.protocol.shared import SharedForgetRequest, SharedStatusRequest
 from metaq.protocol.statuses import RequestCode, Status
 
-from ..connection import Connection
-from ..values import TopicPartition
+from ..records.values import TopicPartition
+from ..transport.connection import Connection
 from .asking import ask
 
 __all__ = ["SharedPartition", "forget_shared_group", "shared_status"]

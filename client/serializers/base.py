@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from metaq.protocol.errors import ConfigError, ValueUnreadable
 
-if TYPE_CHECKING:
-    from ..message import Message
-
-__all__ = ["Deserializer", "Serializer", "ValueReader", "deserializers", "missing_library"]
+__all__ = ["Deserializer", "ReadableMessage", "Serializer", "ValueReader", "deserializers", "missing_library"]
 
 T = TypeVar("T")
 
@@ -35,6 +32,22 @@ Deserializer = Serializer[Any] | Iterable[Serializer[Any]]
 """One, or several, among which each message's content type chooses."""
 
 
+class ReadableMessage(Protocol):
+    """What a ValueReader asks of a message (records/message.py)."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> Any: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def content_type(self) -> str | None: ...
+    @property
+    def payload(self) -> bytes:
+        """Raises CorruptRecord."""
+
+
 class ValueReader:
     """Reads the values of messages. Any thread."""
 
@@ -43,7 +56,7 @@ class ValueReader:
         self._by_type: Mapping[str, Serializer[Any]] = {each.content_type: each for each in serializers}
         self._first = next(iter(self._by_type.values()))
 
-    def value_of(self, message: Message) -> Any:
+    def value_of(self, message: ReadableMessage) -> Any:
         """Raises ValueUnreadable, and CorruptRecord as `message.payload`."""
         kind = message.content_type
         serializer = self._first if kind is None else self._by_type.get(kind)

@@ -29,7 +29,15 @@ from metaq.protocol.limits import (
 from metaq.protocol.retries import Failure
 from metaq.protocol.shared import STARTS
 
-from ..config import (
+from ..consumer.listener import RetryLater
+from ..consumer.retry import Retry
+from ..consumer.retrying import FailedMessages, FailedSender
+from ..records.values import TopicPartition
+from ..runtime.durations import Duration, check_wait, seconds_of
+from ..runtime.timers import END_SECONDS, TimeLeft
+from ..runtime.unclosed import Closing
+from ..serializers.base import Deserializer, deserializers
+from ..settings.config import (
     ProducerConfig,
     check_call_back,
     check_call_backs,
@@ -38,24 +46,16 @@ from ..config import (
     check_threads,
     config_or_default,
 )
-from ..consumer.listener import RetryLater
-from ..consumer.retry import Retry
-from ..consumer.retrying import FailedMessages, FailedSender
-from ..consumer_config import SharedConfig, check_tags, check_where
-from ..durations import Duration, check_wait, seconds_of
-from ..metadata import LentMetadata, Metadata
-from ..pool import ConnectionPool
-from ..serializers.base import Deserializer, deserializers
-from ..timers import END_SECONDS, TimeLeft
-from ..unclosed import Closing
-from ..values import TopicPartition
+from ..settings.consumer_config import SharedConfig, check_tags, check_where
+from ..transport.metadata import LentMetadata, Metadata
+from ..transport.pool import ConnectionPool
 from . import tuning
 from .core import SharedCore
 from .driver import SharedDriver
 from .message import SharedMessage
 
 if TYPE_CHECKING:
-    from ..zookeeper import ZooKeeperMetadata
+    from ..questions.zookeeper import ZooKeeperMetadata
 
 __all__ = ["SharedConsumer"]
 
@@ -139,7 +139,7 @@ class SharedConsumer(Closing):
         self._pool = ConnectionPool(config.connection)
         own: ZooKeeperMetadata | None = None
         if metadata is None:
-            from ..zookeeper import ZooKeeperMetadata  # kazoo: only where there is a ZooKeeper
+            from ..questions.zookeeper import ZooKeeperMetadata  # kazoo: only where there is a ZooKeeper
 
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata

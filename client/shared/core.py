@@ -18,11 +18,11 @@ from metaq.protocol.record import EXPIRES_FLAG, MAX_PRIORITY, priority_of
 from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
 from metaq.protocol.where import Where
 
-from ..consumer.tuning import WAITED_SHARE
-from ..consumer_config import SharedConfig
+from ..fetching.tuning import WAITED_SHARE
+from ..records.values import TopicPartition
+from ..runtime.wall_clock import WallClock, now_ms
 from ..serializers.base import ValueReader
-from ..values import TopicPartition
-from ..wall_clock import WallClock, now_ms
+from ..settings.consumer_config import SharedConfig
 from . import tuning
 from .message import SharedMessage
 

@@ -33,14 +33,14 @@ from metaq.protocol.shared import (
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 
-from ..connection import Connection, Endpoint
-from ..consumer_config import SharedConfig
-from ..message import Message, as_original
-from ..metadata import Metadata
-from ..pool import ConnectionPool
 from ..questions.asking import accepted
-from ..timers import Timers
-from ..waiting import Exchange
+from ..records.message import Message, as_original
+from ..runtime.timers import Timers
+from ..runtime.waiting import Exchange
+from ..settings.consumer_config import SharedConfig
+from ..transport.connection import Connection, Endpoint
+from ..transport.metadata import Metadata
+from ..transport.pool import ConnectionPool
 from .core import Acquiring, Settle, SharedCore
 from .message import SharedMessage
 

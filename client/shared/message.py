@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from metaq.protocol.errors import ClientError
 
-from ..message import Message
-from ..values import TopicPartition
+from ..records.message import Message
+from ..records.values import TopicPartition
 
 if TYPE_CHECKING:
     from ..serializers.base import ValueReader

@@ -12,7 +12,7 @@ import click
 
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, ProducerConfig
 from metaq.client.questions.partitions import partition_bounds
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
 from metaq.protocol.errors import ClientError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
 

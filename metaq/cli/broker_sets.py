@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from metaq.client.questions.admin import hand_over
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.records import host_and_port
 from metaq.coordination.session import ZkSession

@@ -8,10 +8,10 @@ from contextlib import closing
 
 import click
 
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint, open_connection
 from metaq.client.questions.partitions import read_stats
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import read_sets

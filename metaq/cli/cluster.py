@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import click
 
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.set_view import SetView
 from metaq.protocol.errors import BrokerUnavailable, CoordinationError, MetaqError, NoPartition

@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import click
 
-from metaq.client.message import Message
 from metaq.client.questions.places import Position
+from metaq.client.records.message import Message
 from metaq.protocol.errors import CorruptRecord, RequestTimedOut
 from metaq.protocol.pulls import TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where, parse_where

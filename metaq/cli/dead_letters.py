@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from metaq.client.dead_letters import DeadLetter, DeadLetters, Redriven, RedriveTo
+from metaq.client.browsing.dead_letters import DeadLetter, DeadLetters, Redriven, RedriveTo
 from metaq.protocol.errors import MessageNotFound
 from metaq.protocol.own_topics import retry_topic
 from metaq.protocol.topic_partition import TopicPartition

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from metaq.client.connection import Connection
 from metaq.client.producer.cancelling import cancel_at
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.delayed import WaitingMessage, each_delayed, list_delayed
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.transport.connection import Connection
 from metaq.protocol.delays import Cancelled, due_ms
 from metaq.protocol.errors import ClientError
 

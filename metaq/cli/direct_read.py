@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from metaq.client.connection import Connection
-from metaq.client.message import Message
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
 from metaq.client.questions.places import OffsetIn, Position, offset_in
 from metaq.client.questions.records import read_chosen
-from metaq.client.values import TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
+from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord
 from metaq.protocol.where import Where
 

@@ -9,9 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from metaq.client.connection import Connection
-from metaq.client.dead_letters import count_dead_letters
-from metaq.client.nearest import did_you_mean
+from metaq.client.browsing.dead_letters import count_dead_letters
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.delayed import list_delayed
@@ -19,7 +17,9 @@ from metaq.client.questions.divergence import common_offset
 from metaq.client.questions.partitions import Bounds, partition_bounds
 from metaq.client.questions.places import OffsetIn, Position, check_begins_message, offset_in
 from metaq.client.questions.records import waiting_from
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.runtime.nearest import did_you_mean
+from metaq.client.transport.connection import Connection
 from metaq.coordination.offset_store import Offset
 from metaq.protocol.errors import BrokerUnavailable, ClientError, CoordinationError, MetaqError
 from metaq.protocol.message_id import UNKNOWN_ID

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from metaq.client.message import Message
-from metaq.client.nearest import did_you_mean
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.halves import WaitingHalf, each_half, end_half, find_half, list_halves
-from metaq.client.values import TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
+from metaq.client.runtime.nearest import did_you_mean
 from metaq.protocol.errors import ClientError, MessageNotFound
 from metaq.protocol.halves import HalfOutcome, HalfState
 from metaq.protocol.limits import MAX_LISTED_HALVES

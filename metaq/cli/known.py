@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from metaq.client.connection import Connection
-from metaq.client.nearest import did_you_mean
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.shared import SharedPartition, shared_status
+from metaq.client.runtime.nearest import did_you_mean
+from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import ClientError, RequestRefused
 from metaq.protocol.own_topics import DEAD_PREFIX, RETRY_PREFIX, is_own_topic
 

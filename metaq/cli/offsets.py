@@ -11,10 +11,10 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import click
 
-from metaq.client.nearest import did_you_mean
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.runtime.nearest import did_you_mean
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.sql_offset_store import SqlOffsetStore
 from metaq.protocol.errors import ClientError, ConfigError

@@ -18,7 +18,7 @@ from metaq.protocol.printable import printable
 from metaq.protocol.properties import PropertyValue, property_text
 
 if TYPE_CHECKING:
-    from metaq.client.message import Message
+    from metaq.client.records.message import Message
     from metaq.protocol.previews import Preview
 
 __all__ = [

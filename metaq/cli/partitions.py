@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from metaq.broker.inspection import DataDirectory, delete_directory, move_directories
-from metaq.client.connection import Connection
 from metaq.client.questions.admin import close_partitions, open_partitions
+from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import ConfigError, RequestRefused, TopicNotAccepted
 from metaq.protocol.statuses import ResponseCode
 

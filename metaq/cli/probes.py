@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metaq import Producer, ProducerConfig
-from metaq.client.connection import Connection
-from metaq.client.dead_letters import count_dead_letters
+from metaq.client.browsing.dead_letters import count_dead_letters
 from metaq.client.questions.admin import prepared_transactions
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
@@ -22,7 +21,8 @@ from metaq.client.questions.halves import list_halves
 from metaq.client.questions.partitions import max_offset, read_stats
 from metaq.client.questions.records import read_bytes
 from metaq.client.questions.shared import SharedPartition, shared_status
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.transport.connection import Connection
 from metaq.coordination.diagnosis import examine
 from metaq.protocol.errors import (
     CoordinationUnavailable,

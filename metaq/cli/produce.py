@@ -15,8 +15,8 @@ from typing import IO, Literal, NamedTuple
 import click
 
 from metaq import Producer, ProducerConfig
-from metaq.client.batches import split_batches
 from metaq.client.producer.building import SendOptions
+from metaq.client.records.batches import split_batches
 from metaq.protocol.errors import (
     ClientError,
     CompressionUnknown,

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from metaq.client.connection import Endpoint
 from metaq.client.questions.admin import reload_config
+from metaq.client.transport.connection import Endpoint
 from metaq.coordination.set_view import SetView
 from metaq.protocol.errors import ClientError
 

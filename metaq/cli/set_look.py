@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Connection, Endpoint, open_connection
 from metaq.client.questions.admin import set_status
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.coordination.set_records import SetNode
 from metaq.coordination.set_view import SetView
 from metaq.protocol.errors import ClientError, MetaqError

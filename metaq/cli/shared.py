@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from metaq.client.nearest import did_you_mean
 from metaq.client.questions.shared import SharedPartition, forget_shared_group
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.runtime.nearest import did_you_mean
 from metaq.protocol.errors import ClientError
 
 from .cluster import open_cluster, tell_absent, tell_silent

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import click
 
-from metaq.client.connection import Connection
-from metaq.client.nearest import did_you_mean
 from metaq.client.questions.partitions import read_stats
+from metaq.client.runtime.nearest import did_you_mean
+from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import NoPartition
 
 from .cluster import Target, target_options

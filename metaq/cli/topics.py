@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from metaq.client.questions.brokers import Survey
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
 from metaq.protocol.own_topics import OWN_MARK
 
 from .cluster import check_complete, open_cluster, tell_absent

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from metaq.client.connection import Connection
 from metaq.client.questions.admin import complete_transaction, prepared_transactions
+from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import TransactionRefused
 
 from .cluster import Target, target_options

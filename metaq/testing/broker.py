@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from metaq.client.connection import Endpoint
-from metaq.client.metadata import TopicView, with_own_partitions
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.transport.connection import Endpoint
+from metaq.client.transport.metadata import TopicView, with_own_partitions
 from metaq.protocol.limits import check_zookeeper_topic
 from metaq.protocol.record import Buffer, payload_bytes
 from metaq.protocol.requests import RequestReader, one_by_one

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from metaq.client.config import check_texts
 from metaq.client.consumer.retry import Retry
 from metaq.client.consumer.retrying import FailedMessages
-from metaq.client.decoding import Records, decode_walking
-from metaq.client.message import Message, as_original
 from metaq.client.producer import Producer
-from metaq.client.values import TopicPartition
+from metaq.client.records.decoding import Records, decode_walking
+from metaq.client.records.message import Message, as_original
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import check_texts
 from metaq.protocol.own_topics import dead_topic
 
 from .broker import FakeBroker, FakeCluster

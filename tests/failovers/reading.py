@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from metaq.broker.sets.history import DIRECTORY
+from metaq.broker.configuration.settings import SET_DIRECTORY
 from metaq.protocol.record import HEADER_BYTES, RecordHeader, iter_headers, payload_start
 from tests.history.facts import Ack, Call, History, Name, Owner, Place, Stored
 from tests.history.reading import member_files, member_name, owners_in
@@ -86,7 +86,7 @@ def leads_in(text: str, node: str, behind: float) -> list[Lead]:
 
 def _starts(node: NodePlace) -> list[tuple[int, Mapping[str, int]]]:
     """Only what differs from the epoch before is written down (metaq.broker.sets.history)."""
-    saved = json.loads((node.data / DIRECTORY / "history.json").read_text())
+    saved = json.loads((node.data / SET_DIRECTORY / "history.json").read_text())
     ends: dict[str, int] = {}
     found: list[tuple[int, Mapping[str, int]]] = []
     for epoch, _, changed in saved["history"]:

@@ -32,7 +32,7 @@ __all__ = ["ForkedBroker", "forked"]
 _IMPORTED = (
     "metaq.broker.main",
     "metaq.broker.moving.moves",
-    "metaq.broker.registration",
+    "metaq.broker.partitions.registration",
     "metaq.broker.sets.node",
     "metaq.broker.sets.status",
     "metaq.cli.broker",

@@ -28,9 +28,9 @@ from metaq import (
     StoredMessage,
     TopicPartition,
 )
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import open_connection
 from metaq.client.questions.cluster import Cluster
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import open_connection
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.statuses import RequestCode

@@ -15,7 +15,7 @@ import pytest
 
 from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
 from metaq.client.consumer.watches import SessionWatch
-from metaq.client.timers import Timers
+from metaq.client.runtime.timers import Timers
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.session import ZkSession

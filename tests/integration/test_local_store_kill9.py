@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from metaq.client.local_store import LocalMessageStore
+from metaq.client.records.local_store import LocalMessageStore
 from metaq.protocol.errors import LocalStoreInUse
 
 WRITER = """
 import sys
-from metaq.client.local_store import LocalMessageStore, StoredMessage
+from metaq.client.records.local_store import LocalMessageStore, StoredMessage
 store = LocalMessageStore(sys.argv[1])
 n = 0
 while True:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from metaq import ConnectionConfig, Producer, ProducerConfig, TopicPartition
-from metaq.client.connection import Endpoint, open_connection
 from metaq.client.questions.moves import MovesOfCluster
+from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.coordination.move_records import MoveState
 from metaq.coordination.session import ZkSession
 from tests.integration.client_cluster import running_brokers

@@ -14,12 +14,12 @@ import pytest
 
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, SendResult, TopicPartition
 from metaq.broker.sets import tuning
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint, open_connection
-from metaq.client.metadata import parse_address
 from metaq.client.questions.admin import hand_over
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Endpoint, open_connection
+from metaq.client.transport.metadata import parse_address
 from metaq.protocol.errors import NoPartition, RequestRefused, TransactionLost
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import PullRequest

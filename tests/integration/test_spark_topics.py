@@ -17,7 +17,7 @@ from metaq import Producer
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partitions import partition_bounds
 from metaq.client.questions.records import BegunPull, Pulled
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
 from metaq.spark_connector import reader as reader_module
 from metaq.spark_connector import register
 from metaq.spark_connector.options import ReadOptions

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from metaq import Consumer, ConsumerConfig, Message, PartitionReader, Producer, TopicPartition, browse
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint, open_connection
 from metaq.client.questions.partitions import max_offset
 from metaq.client.questions.records import BegunPull
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.protocol.where import Where
 from tests.integration.client_cluster import read, running_brokers
 from tests.integration.java_sides import ON_DISK_WHEN_ANSWERED

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from metaq.client.connection import Endpoint
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.transport.connection import Endpoint
 from metaq.protocol.message_id import counter_at, message_id
 from tests.frames import FrameReader
 from tests.unit.broker.harness import NOW, Harness, put

@@ -78,6 +78,48 @@ LAYERS = (
     Layer("metaq", ours=("metaq.client", "metaq.coordination", "metaq.protocol", "metaq.cli")),
 )
 
+FLOORS = {
+    "metaq.broker": (
+        "tuning",
+        "store",
+        "runtime",
+        "configuration",
+        "partitions",
+        "filters",
+        "delays",
+        "reading",
+        "writing",
+        "halves",
+        "shared",
+        "transactions",
+        "requests",
+        "replication",
+        "moving",
+        "sets",
+        "network",
+        "standalone",
+        "assembly",
+        "inspection",
+        "http",
+        "main",
+        "__main__",
+    ),
+    "metaq.client": (
+        "runtime",
+        "settings",
+        "serializers",
+        "records",
+        "transport",
+        "questions",
+        "fetching",
+        "producer",
+        "consumer",
+        "shared",
+        "browsing",
+    ),
+}
+"""The rooms of a folder, each above those that it may import from, at run time and for types."""
+
 STORE_MUST_NOT_KNOW = ("socket", "ssl", "select", "selectors", "asyncio", "socketserver", "http", "urllib")
 CODECS_MUST_NOT_KNOW = (*STORE_MUST_NOT_KNOW, "threading", "logging", "time", "os", "subprocess", "pathlib")
 
@@ -116,7 +158,11 @@ def parsed(file: Path) -> ast.Module:
 @cache
 def import_nodes(file: Path) -> list[ast.AST]:
     """All imports of a file, those inside functions and `if TYPE_CHECKING` included."""
-    return [node for node in statements(parsed(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return imports_within(parsed(file))
+
+
+def imports_within(tree: ast.Module) -> list[ast.AST]:
+    return [node for node in statements(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -180,6 +226,42 @@ def test_imports_follow_the_arrows_of_the_architecture():
     imported = all_imports()
     assert len(imported) > 50
     assert_none((each for each in imported if not is_allowed(each)), "not among the arrows of docs/architecture.md")
+
+
+def room_of(name: str, folder: str) -> str:
+    """Of a module, or of a name in one."""
+    return name.removeprefix(folder).removeprefix(".").partition(".")[0]
+
+
+def is_upward(imported: Import, folder: str) -> bool:
+    """Whether a module imports from a room above its own."""
+    floors = FLOORS[folder]
+    above, own = room_of(imported.target, folder), room_of(imported.module, folder)
+    return above in floors and floors.index(above) > floors.index(own)
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_every_room_stands_above_all_that_it_imports(folder: str):
+    within = [module for module in modules() if is_within(module, folder) and module != folder]
+    assert {room_of(module, folder) for module in within} == set(FLOORS[folder]), "each room has its floor"
+    inside = [each for each in all_imports() if each.module in within and is_within(each.target, folder)]
+    assert len(inside) > 50
+    assert_none((each for each in inside if is_upward(each, folder)), "from a room above its own")
+
+
+@pytest.mark.parametrize(
+    ("source", "upward"),
+    [
+        ("from ..assembly.broker import Broker", True),
+        ("from .. import assembly", True),
+        ("if TYPE_CHECKING:\n    from ..sets.node import SetMember", True),
+        ("from ..writing.writing import Write", False),
+        ("from .rows import SharedKey", False),
+    ],
+)
+def test_the_check_sees_what_goes_up(source: str, upward: bool):
+    (imported,) = imports_of("metaq.broker.shared.groups", imports_within(ast.parse(source)), is_package=False)
+    assert is_upward(imported, "metaq.broker") == upward
 
 
 def test_protocol_and_store_know_no_network_and_codecs_and_cores_no_io():
@@ -262,9 +344,9 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
         ("metaq.coordination.standalone.server", "from metaq.protocol.errors import MetaqError"),
         ("metaq.coordination.standalone.server", "from twisted.internet import reactor"),
         ("metaq.coordination.group", "from metaq.protocol.record import encode"),
-        ("metaq.client.pool", "from metaq.broker.network.server import Server"),
-        ("metaq.client.pool", "def late():\n    from twisted.internet import reactor"),
-        ("metaq.broker.network.server", "from metaq.client import Producer"),
+        ("metaq.client.transport.pool", "from metaq.broker.assembly.server import Server"),
+        ("metaq.client.transport.pool", "def late():\n    from twisted.internet import reactor"),
+        ("metaq.broker.assembly.server", "from metaq.client import Producer"),
         ("metaq.spark_connector.reader", "from metaq.broker.store import segment"),
         ("metaq.testing.broker", "from metaq.broker.server import Server"),
         ("metaq.cli.check", "from metaq.broker.store.segment import DATA_SUFFIX"),
@@ -289,7 +371,7 @@ def test_the_check_sees_a_forbidden_import(module: str, source: str):
 )
 def test_the_check_looks_into_each_block(source: str):
     (imported,) = imports_of(
-        "metaq.client.pool", statements(ast.parse(source.format("import kazoo"))), is_package=False
+        "metaq.client.transport.pool", statements(ast.parse(source.format("import kazoo"))), is_package=False
     )
     assert imported.target == "kazoo"
 

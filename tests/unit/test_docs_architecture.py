@@ -12,7 +12,7 @@ DECISIONS = sorted(path for path in (DOCS / "decisions").glob("*.md") if path.na
 PATH = re.compile(r"`([\w./-]+/[\w.-]*)`")
 LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)")
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
-MAX_LINES = 200
+MAX_LINES = 240
 
 
 def named_files(text: str) -> set[str]:

@@ -66,7 +66,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "skips at most {judge.SCAN_BYTES:bytes} of rejected records",
         "{MAX_FILTER_CALLS} requests may wait for filters",
         "the last {KEPT_LINES} lines of the log",
-        "up to {requests/stats.MAX_NAMED} of these with their cause",
+        "up to {assembly/stats.MAX_NAMED} of these with their cause",
         "The broker looks every {broker/main.TICK_SECONDS:ms} at what",
         "Every {SIZE_CHECK_SECONDS:s} the broker removes the oldest segments",
         "The reserve is {DEFAULT_RESERVE_PART:percent} of the disk, at most {MAX_DEFAULT_RESERVE_BYTES:bytes},",
@@ -251,7 +251,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "has reached its bound ({MAX_SEARCH_BYTES:bytes} read, {MAX_SEARCH_SECONDS:seconds})",
         "`retry_step_seconds` ({ConsumerConfig.retry_step_seconds}) × 1, 2, 3",
         "`retry_max_seconds` ({ConsumerConfig.retry_max_seconds})",
-        "After `max_retries` ({client/config.MAX_RETRIES}; `None` = for ever)",
+        "After `max_retries` ({settings/config.MAX_RETRIES}; `None` = for ever)",
         "gives it to the handler again {RECOVER_FIRST_SECONDS:s} after a consumer of the group began and every "
         "{RECOVER_SECONDS:s} until it is processed",
         "`run` waits at most `stop_seconds` ({ConsumerConfig.stop_seconds})",

@@ -25,7 +25,7 @@ Each is a keyword argument of the class that heads its table; a `ConnectionConfi
 `ConfigError`, which names the setting and the remedy. [client.md](client.md) describes how they work
 together; the broker's settings are in [broker.md](broker.md#serverini), with a [sample server.ini](server.ini).
 
-This page is made from `client/config.py` and `client/consumer_config.py`, where the defaults are, by
+This page is made from `client/settings/config.py` and `client/settings/consumer_config.py`, where the defaults are, by
 `python -m tests.unit.test_docs_settings`.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import metaq
-from metaq.client.connection import Endpoint
+from metaq.client.transport.connection import Endpoint
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.topic_partition import TopicPartition
 from metaq.spark_connector.offsets import Lost, PartitionState

@@ -15,7 +15,7 @@ from metaq.broker import tuning
 from metaq.broker.halves.groups import NEVER, Groups, Half, Poll
 from metaq.client.producer.halves import check_age
 from metaq.client.producer.own_halves import OwnHalves
-from metaq.client.values import SendResult, TopicPartition
+from metaq.client.records.values import SendResult, TopicPartition
 from metaq.protocol.halves import HalfOutcome
 from metaq.protocol.limits import HALF_GRACE_SECONDS
 

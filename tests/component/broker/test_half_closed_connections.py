@@ -7,8 +7,8 @@ import time
 import pytest
 from twisted.internet.selectreactor import SelectReactor
 
-from metaq.broker.network import server
-from metaq.broker.network.server import SessionFactory, listen
+from metaq.broker.assembly import server
+from metaq.broker.assembly.server import SessionFactory, listen
 from metaq.broker.network.transport import FastConnection, PlainConnection
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import AnswerReader

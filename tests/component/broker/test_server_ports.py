@@ -5,7 +5,7 @@ import socket
 import pytest
 from twisted.internet import reactor
 
-from metaq.broker.network.server import SessionFactory, listen
+from metaq.broker.assembly.server import SessionFactory, listen
 from metaq.protocol.errors import ConfigError
 from tests.unit.broker.harness import Harness
 

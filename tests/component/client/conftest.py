@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from metaq import Producer
-from metaq.client.config import Protocol
+from metaq.client.settings.config import Protocol
 from metaq.testing import FakeBroker, FakeCluster
 
 from .harness import FAST

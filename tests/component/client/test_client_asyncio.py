@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from metaq.client.config import ProducerConfig
-from metaq.client.connection import Endpoint
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.cursor import Request
-from metaq.client.consumer_config import ConsumerConfig
+from metaq.client.fetching.core import ConsumerCore
+from metaq.client.fetching.cursor import Request
 from metaq.client.producer.answers import FlightCodec
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.outgoing import GatheredBatch, Outgoing
 from metaq.client.producer.queues import Flight
-from metaq.client.values import SendResult
+from metaq.client.records.values import SendResult
+from metaq.client.settings.config import ProducerConfig
+from metaq.client.settings.consumer_config import ConsumerConfig
+from metaq.client.transport.connection import Endpoint
 from metaq.protocol.client_stream import ClientStream, Opening, Reply
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.record import Buffer, checksum

@@ -8,9 +8,9 @@ from contextlib import closing
 
 import pytest
 
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint, open_connection
-from metaq.client.waiting import Waiter
+from metaq.client.runtime.waiting import Waiter
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import PullRequest

@@ -3,8 +3,8 @@
 import pytest
 
 from metaq import Producer, TopicPartition
-from metaq.client.connection import Endpoint
-from metaq.client.metadata import parse_address
+from metaq.client.transport.connection import Endpoint
+from metaq.client.transport.metadata import parse_address
 from metaq.protocol.errors import ConfigError, InvalidName, NoPartition, RequestRefused, TopicNotAccepted
 from tests.waiting import DEADLINE
 

@@ -41,8 +41,8 @@ from metaq import (
     Xid,
     errors,
 )
-from metaq.client.durations import LONGEST_WAIT_SECONDS
 from metaq.client.producer.building import SendOptions
+from metaq.client.runtime.durations import LONGEST_WAIT_SECONDS
 from metaq.serializers import Json
 from metaq.testing import FakeBroker, FakeCluster
 from tests.component.client.harness import address

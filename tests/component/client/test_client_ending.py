@@ -7,8 +7,8 @@ import pytest
 
 from metaq.client.producer import ending
 from metaq.client.producer.ending import Ender, Telling
-from metaq.client.values import TopicPartition
-from metaq.client.waiting import Exchange
+from metaq.client.records.values import TopicPartition
+from metaq.client.runtime.waiting import Exchange
 from metaq.protocol.errors import BrokerUnavailable, ClientError, NotLeader, RequestRefused, RequestTimedOut
 from metaq.protocol.halves import EndHalfReply, HalfOutcome
 from metaq.protocol.statuses import ResponseCode

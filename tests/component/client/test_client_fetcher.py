@@ -7,13 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from metaq.client.connection import Endpoint
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.cursor import PartitionCursor
-from metaq.client.consumer.fetcher import Fetcher
-from metaq.client.consumer_config import ConsumerConfig
-from metaq.client.message import Message
-from metaq.client.pool import ConnectionPool
+from metaq.client.fetching.core import ConsumerCore
+from metaq.client.fetching.cursor import PartitionCursor
+from metaq.client.fetching.fetcher import Fetcher
 from metaq.client.questions.partitions import (
     bounds_at,
     lag_behind,
@@ -22,8 +18,12 @@ from metaq.client.questions.partitions import (
     offset_at_time,
     partition_bounds,
 )
-from metaq.client.timers import Timers
-from metaq.client.values import Lag, TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import Lag, TopicPartition
+from metaq.client.runtime.timers import Timers
+from metaq.client.settings.consumer_config import ConsumerConfig
+from metaq.client.transport.connection import Endpoint
+from metaq.client.transport.pool import ConnectionPool
 from metaq.protocol.errors import CorruptRecord, RequestRefused
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_attributes, encode_body

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from metaq import LocalMessageStore, OrderedProducer, PartitionReader, Producer, TopicPartition
-from metaq.client.connection import Call
 from metaq.client.producer import futures
 from metaq.client.producer.futures import SendFuture
+from metaq.client.transport.connection import Call
 from metaq.coordination.forks import ForkGuard
 from metaq.coordination.session import ZkSession
 from metaq.coordination.znodes import Znodes, delete

@@ -25,20 +25,20 @@ from typing import Any
 import pytest
 
 from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig, StoredMessage
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint, open_connection
-from metaq.client.consumer.chunk import Chunk
-from metaq.client.consumer.cursor import Ask, PartitionCursor, Request
-from metaq.client.consumer_config import ConsumerConfig
-from metaq.client.message import Message
-from metaq.client.pool import ConnectionPool
+from metaq.client.fetching.chunk import Chunk
+from metaq.client.fetching.cursor import Ask, PartitionCursor, Request
 from metaq.client.producer.answers import FlightCodec
 from metaq.client.producer.core import Actions
 from metaq.client.producer.futures import SendFuture, _tellers
 from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.queues import BrokerQueue, Flight, PartitionQueue, Turn
 from metaq.client.producer.sending import Sender
-from metaq.client.values import SendResult, TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import SendResult, TopicPartition
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.settings.consumer_config import ConsumerConfig
+from metaq.client.transport.connection import Endpoint, open_connection
+from metaq.client.transport.pool import ConnectionPool
 from metaq.coordination.interrupts import Aside, Bell
 from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestTimedOut
 from metaq.protocol.frames import encode_frame

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.fetcher import Fetcher
 from metaq.client.consumer.listener import Handling, Listener, RetryLater, accepting
-from metaq.client.consumer.notices import Notice
 from metaq.client.consumer.watches import PollWatch
-from metaq.client.consumer_config import ConsumerConfig
-from metaq.client.pool import ConnectionPool
-from metaq.client.timers import Timers
+from metaq.client.fetching.core import ConsumerCore
+from metaq.client.fetching.fetcher import Fetcher
+from metaq.client.fetching.notices import Notice
+from metaq.client.runtime.timers import Timers
+from metaq.client.settings.consumer_config import ConsumerConfig
+from metaq.client.transport.pool import ConnectionPool
 from metaq.protocol.errors import CorruptRecord
 from tests.raising import raising
 from tests.waiting import DEADLINE, eventually

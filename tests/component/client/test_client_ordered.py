@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from metaq import LocalMessageStore, OrderedProducer, ProducerConfig, StoredMessage, TopicPartition
-from metaq.client.config import ConnectionConfig
 from metaq.client.producer import partition_for_key
 from metaq.client.questions.records import decode_records
+from metaq.client.settings.config import ConnectionConfig
 from metaq.protocol import errors
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import ResponseCode, Status

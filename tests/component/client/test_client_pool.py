@@ -6,11 +6,11 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint, open_connection
-from metaq.client.pool import ConnectionPool
-from metaq.client.timers import Timers
-from metaq.client.waiting import Waiter
+from metaq.client.runtime.timers import Timers
+from metaq.client.runtime.waiting import Waiter
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Endpoint, open_connection
+from metaq.client.transport.pool import ConnectionPool
 from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, NotLeader, RequestTimedOut
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode

@@ -15,8 +15,8 @@ from metaq import (
     StoredMessage,
     TopicPartition,
 )
-from metaq.client.connection import open_connection
 from metaq.client.producer import partition_for_key
+from metaq.client.transport.connection import open_connection
 from metaq.protocol import errors
 from metaq.protocol.frames import Frame
 from metaq.protocol.record import decode_attribute, encode_attributes, encode_body
@@ -417,7 +417,9 @@ def test_a_caller_reads_the_connection_that_its_message_left_on_whatever_others_
     producer, broker, monkeypatch
 ):
     """The broker's next life may be at another address, and another thread be the first to send there."""
-    monkeypatch.setattr("metaq.client.pool._HOUSEKEEPING_SECONDS", 1000.0)  # which looks at connections as well
+    monkeypatch.setattr(
+        "metaq.client.transport.pool._HOUSEKEEPING_SECONDS", 1000.0
+    )  # which looks at connections as well
     producer.send("t", b"1", partition=TopicPartition("t", 0, 0))
     transmit = producer._driver._sender.transmit
     other = open_connection(broker.endpoint, FAST.connection)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig, SendResult, TopicPartition
-from metaq.client.metadata import TopicView
 from metaq.client.producer.futures import SendFuture
+from metaq.client.transport.metadata import TopicView
 from metaq.protocol.errors import ClientError, NoPartition, RequestTimedOut
 from metaq.protocol.statuses import ResponseCode
 from metaq.testing import FakeCluster

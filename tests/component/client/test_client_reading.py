@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from metaq.client.consumer_config import ConsumerConfig
-from metaq.client.message import Message
-from metaq.client.reading import PartitionReader
-from metaq.client.values import TopicPartition
+from metaq.client.browsing.reading import PartitionReader
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 from tests.component.client.harness import address
 from tests.waiting import DEADLINE, eventually

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from metaq.client.config import ProducerConfig
-from metaq.client.message import Message
+from metaq.client.browsing.reading import PartitionReader
 from metaq.client.producer import Producer
 from metaq.client.producer import requesting as requesting_module
 from metaq.client.producer.requesting import ReplyTo
-from metaq.client.reading import PartitionReader
-from metaq.client.values import TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import ProducerConfig
 from metaq.errors import ClientError, ConfigError, NoPartition, RequestTimedOut, ValueUnreadable
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.serializers import Json

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from metaq import Retry
 from metaq.client.consumer.offset_commit import OffsetCommitter
 from metaq.client.consumer.suspects import Suspects
-from metaq.client.consumer.tuning import SUSPECT_MESSAGES
+from metaq.client.fetching.tuning import SUSPECT_MESSAGES
 from metaq.coordination.offset_store import OffsetStore
 from metaq.coordination.records import Begun
 from metaq.protocol.errors import CoordinationUnavailable

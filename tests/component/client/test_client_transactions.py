@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from metaq import Message, Producer, ProducerConfig, TopicPartition
-from metaq.client.config import ConnectionConfig
+from metaq.client.settings.config import ConnectionConfig
 from metaq.protocol import errors
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status

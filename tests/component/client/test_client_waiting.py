@@ -6,7 +6,7 @@ import time
 import pytest
 
 from metaq import Producer
-from metaq.client.waiting import Waiter, finish_together
+from metaq.client.runtime.waiting import Waiter, finish_together
 from metaq.protocol.errors import RequestTimedOut
 from metaq.testing import FakeBroker, FakeCluster
 from tests.component.client.harness import FAST, everything, together

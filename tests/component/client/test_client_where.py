@@ -3,9 +3,9 @@
 import pytest
 
 from metaq import Message, PartitionReader, TopicPartition
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import open_connection
 from metaq.client.questions.records import read_chosen
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import open_connection
 from metaq.protocol.where import Where
 from metaq.testing import FakeBroker
 from tests.component.client.harness import address

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq import Producer, ProducerConfig, TopicPartition, XaCode, XaVote, Xid
-from metaq.client.config import ConnectionConfig
 from metaq.client.producer.xa import Recovered
+from metaq.client.settings.config import ConnectionConfig
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, NoPartition, XaError
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status

@@ -2,9 +2,9 @@
 
 import pytest
 
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import open_connection
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import open_connection
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES
 from metaq.spark_connector.lag import partition_lag

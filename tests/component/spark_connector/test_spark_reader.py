@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from metaq.client.config import ConnectionConfig, Protocol
-from metaq.client.connection import open_connection
 from metaq.client.questions.brokers import Source
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import ConnectionConfig, Protocol
+from metaq.client.transport.connection import open_connection
 from metaq.coordination.move_records import Move, MoveState
 from metaq.protocol.compression import compress
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, CorruptRecord

@@ -26,7 +26,7 @@ from metaq import (
     SharedMessage,
     TopicPartition,
 )
-from metaq.client.dead_letters import DeadLetter
+from metaq.client.browsing.dead_letters import DeadLetter
 from metaq.coordination.paths import Paths
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.own_topics import dead_topic

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metaq import SharedConfig, SharedConsumer
-from metaq.client.connection import Endpoint
-from metaq.client.metadata import DirectMetadata
+from metaq.client.transport.connection import Endpoint
+from metaq.client.transport.metadata import DirectMetadata
 from tests.kills.journal import Journal
 from tests.kills.programs import LifeTask
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from metaq import Producer
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint, open_connection
-from metaq.client.metadata import DirectMetadata
 from metaq.client.questions.shared import SharedPartition, shared_status
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Endpoint, open_connection
+from metaq.client.transport.metadata import DirectMetadata
 from metaq.protocol.errors import MetaqError
 from tests.broker_process import server_ini
 from tests.kills.brokers import BrokerPlace

@@ -2,8 +2,8 @@
 
 import pytest
 
+from metaq.broker.assembly.server import SessionFactory
 from metaq.broker.configuration.settings import BrokerOptions
-from metaq.broker.network.server import SessionFactory
 from metaq.broker.store.partition_log import PartitionLog
 from tests.unit.broker.harness import Harness, Lives, noted
 

@@ -12,7 +12,11 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
 from metaq.broker import tuning
-from metaq.broker.account import (
+from metaq.broker.assembly.server import SessionFactory
+from metaq.broker.http.browsers import OwnNames
+from metaq.broker.http.dashboard import Dashboard, RecentLog
+from metaq.broker.http.ports import GuardedSite
+from metaq.broker.runtime.account import (
     LOST_BYTES,
     NOBODY,
     SPACE_READ_BYTES,
@@ -22,10 +26,6 @@ from metaq.broker.account import (
     Shares,
     account_address,
 )
-from metaq.broker.http.browsers import OwnNames
-from metaq.broker.http.dashboard import Dashboard, RecentLog
-from metaq.broker.http.ports import GuardedSite
-from metaq.broker.network.server import SessionFactory
 from metaq.broker.runtime.turns import ConnectionTurns
 from metaq.broker.shared.rows import SharedKey
 from metaq.protocol.errors import AccountSpent
@@ -321,7 +321,7 @@ def test_who_may_not_go_on_brings_one_byte_more_and_then_waits(small):
 
 def test_memory_of_many_requests_that_never_came_whole_is_given_back(small, monkeypatch):
     given = []
-    monkeypatch.setattr("metaq.broker.account.give_back", lambda: given.append(1))
+    monkeypatch.setattr("metaq.broker.runtime.account.give_back", lambda: given.append(1))
     for _ in range(LOST_BYTES // 100_000 + 1):
         assert given == []
         (peer,) = beginning(small, 1, LARGE)

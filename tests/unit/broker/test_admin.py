@@ -5,10 +5,10 @@ import json
 import pytest
 from twisted.internet.defer import Deferred
 
-from metaq.broker.account import MAX_ASKED_MOVES
-from metaq.broker.requests.admin import admits
+from metaq.broker.assembly.admin import admits
+from metaq.broker.assembly.stats import stats_lines
 from metaq.broker.requests.gate import Nodes
-from metaq.broker.requests.stats import stats_lines
+from metaq.broker.runtime.account import MAX_ASKED_MOVES
 from metaq.broker.store.directories import lock_data_path
 from metaq.broker.store.files import REAL_FILES
 from metaq.protocol.errors import DirectoryInUse

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
-from metaq.broker.configuration.schedule import Schedule, parse_schedule
-from metaq.broker.message_ids import MessageIds
-from metaq.broker.metrics import RESET_SECONDS, Metrics, format_number
+from metaq.broker.partitions.message_ids import MessageIds
+from metaq.broker.partitions.metrics import RESET_SECONDS, Metrics, format_number
+from metaq.broker.runtime.schedule import Schedule, parse_schedule
 from metaq.broker.runtime.timers import ScheduledCalls, repeat
 from metaq.protocol.errors import ConfigError, PartitionClosed, StoreError, TopicNotAccepted, WrongPartition
 from metaq.protocol.message_id import message_ids_from, store_time_ms

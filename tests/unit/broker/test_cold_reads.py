@@ -60,7 +60,7 @@ def test_a_pull_is_answered_whose_index_is_out_of_the_cache_again_and_again(peer
 
 @pytest.mark.parametrize("by_text", [False, True])
 def test_a_cold_answer_is_refused_when_unsent_ones_have_taken_all_room_meanwhile(peer, harness, monkeypatch, by_text):
-    monkeypatch.setattr("metaq.broker.account.REFUSED_ANSWER_BYTES", 2 * RECORD)
+    monkeypatch.setattr("metaq.broker.runtime.account.REFUSED_ANSWER_BYTES", 2 * RECORD)
     peer.send(encode_get("t", "g", 0, RECORD, 3 * RECORD, 1) if by_text else pull("t", 0, RECORD, 3 * RECORD))
     harness.broker.account.unsent.hold("127.0.0.1", harness.broker.account.limits.unsent_bytes)
     harness.threads.run()

@@ -9,10 +9,10 @@ import pytest
 from twisted.python.failure import Failure
 
 from metaq.broker.configuration.config import parse_config
+from metaq.broker.configuration.filter_map import parse_filter_map
 from metaq.broker.configuration.sources import ConfigFiles, ConfigTexts
 from metaq.broker.filters import judge as judge_module
 from metaq.broker.filters.judge import Judge, choose_records
-from metaq.broker.filters.mapping import parse_filter_map
 from metaq.broker.filters.table import load_filters
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.pulls import PullReply, decode_runs
@@ -126,7 +126,7 @@ def test_a_java_class_without_a_callable_stops_its_group_only(harness, peer):
 
 
 def test_too_many_waiting_filter_calls_are_refused_not_queued(harness, peer, monkeypatch):
-    monkeypatch.setattr("metaq.broker.requests.reading.MAX_FILTER_CALLS", 1)
+    monkeypatch.setattr("metaq.broker.reading.reading.MAX_FILTER_CALLS", 1)
     fill(peer, "L")
     peer.send(encode_get("orders", "large", 0, 0, 100, 1) + encode_get("orders", "large", 0, 0, 100, 2))
     harness.threads.run()

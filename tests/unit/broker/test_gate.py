@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from metaq.broker.assembly.verbs import make_gate
 from metaq.broker.requests.gate import PageRequest
-from metaq.broker.requests.verbs import make_gate
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.limits import MAX_BODY_BYTES

@@ -9,9 +9,9 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from metaq.broker import tuning
+from metaq.broker.assembly import stats
 from metaq.broker.halves.groups import _LOOKED_AT, NEVER, Groups, Half, Poll
 from metaq.broker.http.metrics import exposition
-from metaq.broker.requests import stats
 from metaq.broker.runtime.timed_entries import MOVED_ENTRIES, TimedEntries
 from metaq.protocol.halves import CheckHalvesRequest
 

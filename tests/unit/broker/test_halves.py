@@ -6,8 +6,8 @@ import pytest
 import simplejson
 
 from metaq.broker import tuning
-from metaq.broker.account import Shares
 from metaq.broker.configuration.settings import BrokerOptions
+from metaq.broker.runtime.account import Shares
 from metaq.broker.store.internal_logs import HALVES_TOPIC, INTERNAL_TOPICS, InternalTopic
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.halves import (

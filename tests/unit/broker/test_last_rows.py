@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from metaq.broker import last_rows
-from metaq.broker.last_rows import LastRows
 from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
 from metaq.broker.store.sequence_rows import FORGOTTEN, encode_head, encode_row, internal_record, read_rows, read_tables
 from metaq.broker.store.store import Append
+from metaq.broker.writing import last_rows
+from metaq.broker.writing.last_rows import LastRows
 from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from tests.unit.broker.harness import noted

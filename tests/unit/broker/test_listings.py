@@ -5,7 +5,7 @@ from base64 import b64decode
 import pytest
 import simplejson
 
-from metaq.broker.account import MAX_LISTS
+from metaq.broker.runtime.account import MAX_LISTS
 from metaq.protocol.delays import ListDelayedRequest
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.halves import ListHalvesRequest

@@ -7,12 +7,12 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from metaq.broker.network import session
-from metaq.broker.network.pending_puts import PUT_OVERHEAD_BYTES, PendingPuts
+from metaq.broker.reading.parkable import Loading
 from metaq.broker.requests import put as put_module
 from metaq.broker.requests import send as send_module
-from metaq.broker.requests.parkable import Loading
 from metaq.broker.requests.pull import Pull
 from metaq.broker.requests.put import PutGroup
+from metaq.broker.runtime.pending_puts import PUT_OVERHEAD_BYTES, PendingPuts
 from metaq.protocol.record import checksum
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_get

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from metaq.broker.requests import verbs
+from metaq.broker.assembly import verbs
 from metaq.protocol.errors import DiskFull
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.put_run import LEAST_PUTS

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.account import Shares
-from metaq.broker.requests import search as broker_searches
+from metaq.broker.reading import search as broker_searches
+from metaq.broker.runtime.account import Shares
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import checksum, encode_attributes, encode_body, encode_record, iter_headers

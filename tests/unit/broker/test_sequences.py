@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from metaq.broker import last_rows, tuning
+from metaq.broker import tuning
 from metaq.broker.store import sequence_rows
 from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
+from metaq.broker.writing import last_rows
 from metaq.protocol.sends import decode_rows
 from metaq.protocol.statuses import ResponseCode
 from tests.unit.broker import harness

@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
-from metaq.broker.network.server import IDLE_SECONDS
+from metaq.broker.assembly.server import IDLE_SECONDS
 from metaq.broker.network.transport import FastConnection
 from metaq.broker.sets.connections import StreamProtocol
 from metaq.protocol.stream import encode_committed

@@ -3,7 +3,7 @@
 import pytest
 from twisted.internet.address import IPv4Address
 
-from metaq.broker.network.server import IDLE_SECONDS
+from metaq.broker.assembly.server import IDLE_SECONDS
 from metaq.protocol.statuses import ResponseCode
 from metaq.protocol.text import encode_get
 from tests.unit.broker.harness import Peer, pull, put

@@ -2,9 +2,9 @@
 
 import pytest
 
-from metaq.broker import account as account_module
-from metaq.broker.account import SCAN_SECONDS, WAITING_BYTES, Shares
 from metaq.broker.network import session as session_module
+from metaq.broker.runtime import account as account_module
+from metaq.broker.runtime.account import SCAN_SECONDS, WAITING_BYTES, Shares
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Value, encode_get

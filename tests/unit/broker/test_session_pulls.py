@@ -6,7 +6,7 @@ import pytest
 
 from metaq.broker import tuning
 from metaq.broker.network.session import MAX_PARKED_PULLS
-from metaq.broker.requests import reading as reading_module
+from metaq.broker.reading import reading as reading_module
 from metaq.protocol.errors import NotLeader
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullReply

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from metaq.broker import tuning
+from metaq.broker.reading.selecting import Selection
 from metaq.broker.requests.pull import Pull
-from metaq.broker.requests.selecting import Selection
 from metaq.protocol.frames import Frame
 from metaq.protocol.pulls import PullReply
 from metaq.protocol.record import encode_record

@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.broker import tuning
-from metaq.broker.requests.stats import stats_text
+from metaq.broker.assembly.stats import stats_text
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.segments import Segments
 from tests.unit.broker.harness import Harness

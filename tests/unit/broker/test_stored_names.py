@@ -3,7 +3,7 @@
 import pytest
 from twisted.python.failure import Failure
 
-from metaq.broker.registration import _can_be_registered, _described
+from metaq.broker.partitions.registration import _can_be_registered, _described
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.statuses import ResponseCode, Status
 from tests.unit.broker.harness import Harness, pull, put

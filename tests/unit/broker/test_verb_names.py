@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import pytest
 
+from metaq.broker.assembly.stats import stats_text
 from metaq.broker.http.metrics import exposition
 from metaq.broker.requests.gate import PageRequest
-from metaq.broker.requests.stats import stats_text
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.fields import ExtFields
 from metaq.protocol.frames import encode_frame

@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.broker import tuning
-from metaq.broker.requests.selecting import TurnTime, slice_of
+from metaq.broker.reading.selecting import TurnTime, slice_of
 from metaq.protocol.where import Where
 from tests.unit.broker.test_turns import WorkClock, iteration
 

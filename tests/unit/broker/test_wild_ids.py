@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.broker.message_ids import MessageIds
+from metaq.broker.partitions.message_ids import MessageIds
 from metaq.broker.store.batch import encode_puts
 from metaq.protocol.message_id import counter_of, message_ids_from, store_time_ms
 from metaq.protocol.record import checksum

@@ -22,8 +22,8 @@ from metaq.cli.bench_jobs import (
     send_single,
 )
 from metaq.cli.bench_measure import Durations, Limit, Run, Tally, measure
-from metaq.client.message import Message
-from metaq.client.values import TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
 from metaq.protocol.errors import RequestTimedOut
 from tests.raising import raising
 from tests.waiting import DEADLINE

@@ -19,10 +19,10 @@ from metaq.cli.produce import (
     line_chunks,
     parse_property,
 )
-from metaq.client.message import Message
 from metaq.client.producer.building import SendOptions
 from metaq.client.questions.records import decode_records
-from metaq.client.values import TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
 from metaq.protocol import errors
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import encode_record

@@ -11,8 +11,8 @@ from metaq.cli.demo.delivery import Delivery
 from metaq.cli.demo.flights import CarrierDelay, delays_in, json_messages, mean_delays
 from metaq.cli.demo.group import Rebalance, Throttle, history_of
 from metaq.cli.demo.report import BySpark, DemoFigures, Report
-from metaq.client.message import Message
-from metaq.client.values import TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
 
 TABLE = pd.DataFrame(
     {

@@ -3,8 +3,8 @@
 import pytest
 
 from metaq.cli.output import compile_format, message_fields
-from metaq.client.message import Message
-from metaq.client.values import TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import encode_attributes, encode_body
 

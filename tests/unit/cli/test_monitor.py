@@ -14,7 +14,7 @@ from metaq.cli.probes import Monitor, ProbeLevel, ProbeLimits
 from metaq.client.questions.brokers import Survey
 from metaq.client.questions.partitions import Bounds
 from metaq.client.questions.shared import SharedPartition
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.protocol.errors import (
     BrokerUnavailable,

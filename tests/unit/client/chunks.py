@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from metaq import ConsumerConfig, TopicPartition
-from metaq.client.consumer.chunk import Chunk
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.cursor import Ask, Request
+from metaq.client.fetching.chunk import Chunk
+from metaq.client.fetching.core import ConsumerCore
+from metaq.client.fetching.cursor import Ask, Request
 from metaq.protocol.errors import CorruptRecord
 from metaq.protocol.record import encode_attributes, encode_body, encode_record
 

@@ -21,12 +21,12 @@ from metaq import (
     SharedConsumer,
     TopicPartition,
 )
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint
-from metaq.client.metadata import TopicView
 from metaq.client.producer.building import SendOptions, build_body
 from metaq.client.producer.outgoing import ASKED, GatheredBatch
 from metaq.client.producer.xa import Xid
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Endpoint
+from metaq.client.transport.metadata import TopicView
 from metaq.errors import ConfigError, CoordinationUnavailable, NoPartition, XaError
 from metaq.testing import FakeCluster
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from metaq import Message, ProducerConfig, TopicPartition
-from metaq.client.consumer_config import check_tags
 from metaq.client.producer.building import build_batch, build_body, build_half
 from metaq.client.producer.delays import Timing, timing_of
 from metaq.client.producer.packing import Packer
 from metaq.client.producer.requesting import ReplyTo, reply_options
+from metaq.client.settings.consumer_config import check_tags
 from metaq.protocol.compression import compress, payload_of
 from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.halves import HalfTerms, half_of

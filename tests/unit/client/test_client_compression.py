@@ -5,11 +5,11 @@ import pyarrow as pa
 import pytest
 
 from metaq import Message, ProducerConfig
-from metaq.client.arrow import decode_columns, record_batch
-from metaq.client.decoding import Records
-from metaq.client.local_store import StoredMessage
 from metaq.client.producer.building import build_batch, build_body
 from metaq.client.producer.packing import Packer
+from metaq.client.records.arrow import decode_columns, record_batch
+from metaq.client.records.decoding import Records
+from metaq.client.records.local_store import StoredMessage
 from metaq.protocol.compression import compress
 from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.limits import MAX_PAYLOAD_BYTES
@@ -125,7 +125,7 @@ def test_batches_have_the_payloads_of_the_messages(limit, check):
 
 
 def test_a_batch_takes_bounded_memory(monkeypatch):
-    monkeypatch.setattr("metaq.client.arrow.MAX_UNPACKED_BYTES", len(LONG) + 1)
+    monkeypatch.setattr("metaq.client.records.arrow.MAX_UNPACKED_BYTES", len(LONG) + 1)
     chunk = sized(*MIXED)
     assert [chunk.take_batch(HERE, 10).num_rows for _ in range(2)] == [2, 3]
     assert not chunk.bytes_left

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from metaq import ConsumerConfig, TopicPartition
-from metaq.client.connection import Endpoint
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.cursor import PartitionCursor
-from metaq.client.consumer.fetcher import Fetcher
-from metaq.client.waiting import Waiter
+from metaq.client.fetching.core import ConsumerCore
+from metaq.client.fetching.cursor import PartitionCursor
+from metaq.client.fetching.fetcher import Fetcher
+from metaq.client.runtime.waiting import Waiter
+from metaq.client.transport.connection import Endpoint
 from metaq.coordination.interrupts import Bell
 from metaq.protocol.errors import NotLeader, NotOwner
 from metaq.protocol.frames import Frame

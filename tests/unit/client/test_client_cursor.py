@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from metaq.client.connection import Endpoint
-from metaq.client.consumer.chunk import Chunk
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.cursor import Ask, PartitionCursor, Request
-from metaq.client.consumer_config import ConsumerConfig
-from metaq.client.message import Message
-from metaq.client.values import TopicPartition
+from metaq.client.fetching.chunk import Chunk
+from metaq.client.fetching.core import ConsumerCore
+from metaq.client.fetching.cursor import Ask, PartitionCursor, Request
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.consumer_config import ConsumerConfig
+from metaq.client.transport.connection import Endpoint
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord
 from metaq.protocol.record import encode_record
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq import Message
-from metaq.client.arrow import SCHEMA, record_batch
-from metaq.client.consumer.chunk import Chunk
-from metaq.client.consumer.cursor import Ask
-from metaq.client.decoding import decode_sized, decode_walking
+from metaq.client.fetching.chunk import Chunk
+from metaq.client.fetching.cursor import Ask
 from metaq.client.questions.records import damaged_bytes
+from metaq.client.records.arrow import SCHEMA, record_batch
+from metaq.client.records.decoding import decode_sized, decode_walking
 from metaq.protocol.errors import CorruptRecord
 from metaq.protocol.message_id import counter_at, message_id
 from tests.raising import raising

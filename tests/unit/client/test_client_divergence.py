@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from metaq.client.connection import Endpoint
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.cursor import PartitionCursor
-from metaq.client.consumer.fetcher import Fetcher
-from metaq.client.consumer_config import ConsumerConfig
+from metaq.client.fetching.core import ConsumerCore
+from metaq.client.fetching.cursor import PartitionCursor
+from metaq.client.fetching.fetcher import Fetcher
 from metaq.client.questions.divergence import diverged_at
 from metaq.client.questions.partitions import bounds_behind
+from metaq.client.settings.consumer_config import ConsumerConfig
+from metaq.client.transport.connection import Endpoint
 from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.where import parse_where
 from tests.unit.broker.harness import Harness

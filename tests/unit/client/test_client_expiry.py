@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from metaq.client.durations import check_ttl
 from metaq.client.producer.building import build_batch, build_body
-from metaq.client.wall_clock import now_ms
+from metaq.client.runtime.durations import check_ttl
+from metaq.client.runtime.wall_clock import now_ms
 from metaq.protocol.errors import ConfigError, LocalProtocolError
 from metaq.protocol.record import DELAYED_FLAG, EXPIRES_FLAG, attribute_of, decode_attribute
 from tests.unit.client.chunks import Bench, chunk_of, record, sized

@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from metaq import ConsumerConfig, TopicPartition
-from metaq.client.absences import LEADERLESS_SECONDS, Absences
 from metaq.client.consumer.filters import GroupFilters
 from metaq.client.consumer.zones import ByZone
+from metaq.client.transport.absences import LEADERLESS_SECONDS, Absences
 from metaq.coordination.assignment import range_assignment
 from metaq.coordination.group_view import GroupZones
 from metaq.coordination.records import ConsumerFilter

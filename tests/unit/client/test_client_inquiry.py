@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from metaq import TopicPartition
-from metaq.client.connection import Build, Endpoint, Reply
 from metaq.client.questions.partitions import Bounds, bounds_at, offset_at_time, partition_bounds, read_stats
 from metaq.client.questions.records import read_bytes
+from metaq.client.transport.connection import Build, Endpoint, Reply
 from metaq.protocol import errors
 from metaq.protocol.frames import RESPONSE, Frame
 from metaq.protocol.record import encode_record

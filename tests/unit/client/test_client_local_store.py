@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from metaq.client.local_store import LocalMessageStore, StoredMessage
-from metaq.client.message import Message
-from metaq.client.values import TopicPartition
+from metaq.client.records.local_store import LocalMessageStore, StoredMessage
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
 from metaq.protocol.record import encode_attributes, encode_body
 from tests.waiting import DEADLINE

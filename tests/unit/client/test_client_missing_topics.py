@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from metaq.client.consumer.group_member import MissingTopics
-from metaq.client.nearest import published_nowhere
+from metaq.client.runtime.nearest import published_nowhere
 from metaq.protocol.errors import CoordinationUnavailable
 
 

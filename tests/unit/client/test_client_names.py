@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 
 from metaq import Consumer, DeadLetters, Producer, ProducerConfig, SharedConsumer
-from metaq.client.config import ConnectionConfig
-from metaq.client.connection import Endpoint
-from metaq.client.metadata import DirectMetadata, TopicView
-from metaq.client.pool import ConnectionPool
 from metaq.client.producer.building import build_message
 from metaq.client.producer.routing import Router
-from metaq.client.zookeeper import ZooKeeperMetadata
+from metaq.client.questions.zookeeper import ZooKeeperMetadata
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.connection import Endpoint
+from metaq.client.transport.metadata import DirectMetadata, TopicView
+from metaq.client.transport.pool import ConnectionPool
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import InvalidName, NoPartition

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from metaq.client.consumer.notices import Notice, Notices
-from metaq.client.values import TopicPartition
+from metaq.client.fetching.notices import Notice, Notices
+from metaq.client.records.values import TopicPartition
 
 A, B = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)
 

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import pytest
 
-from metaq.client.config import ProducerConfig
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.queues import FailedTurn, Flight, Turn
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import ProducerConfig
 from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, MetaqError, NoPartition, NotLeader, PartitionClosed
 
 KEYS = [b"key-%d" % number for number in range(6)]

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq import TopicPartition
-from metaq.client.batches import split_batches
-from metaq.client.connection import Endpoint
-from metaq.client.metadata import with_own_partitions
 from metaq.client.producer import RoundRobinSelector, partition_for_key
+from metaq.client.records.batches import split_batches
+from metaq.client.transport.connection import Endpoint
+from metaq.client.transport.metadata import with_own_partitions
 from metaq.protocol.errors import InvalidName
 from metaq.protocol.own_topics import dead_topic, is_own_topic, retry_topic
 

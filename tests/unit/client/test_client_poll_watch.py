@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from metaq.client.config import IDLE_WARNING_SECONDS
 from metaq.client.consumer.watches import PollWatch
-from metaq.client.consumer_config import ConsumerConfig
+from metaq.client.settings.config import IDLE_WARNING_SECONDS
+from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.protocol.errors import ConfigError
 from tests.raising import raising
 

@@ -8,14 +8,14 @@ from typing import Any, cast
 import pytest
 
 from metaq import ConsumerConfig, TopicPartition
-from metaq.client.connection import Endpoint
 from metaq.client.consumer.beginnings import Beginnings
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.cursor import Ask
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition, committer_for
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
+from metaq.client.fetching.core import ConsumerCore
+from metaq.client.fetching.cursor import Ask
 from metaq.client.questions.partitions import max_offset
+from metaq.client.transport.connection import Endpoint
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.group_view import GroupSnapshot
 from metaq.coordination.offset_store import Offset

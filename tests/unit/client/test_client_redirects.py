@@ -3,9 +3,9 @@
 import pytest
 
 from metaq import TopicPartition
-from metaq.client.connection import Endpoint
-from metaq.client.consumer.nearest_nodes import AVOIDED_SECONDS, NearestNodes
-from metaq.client.redirects import TRUSTED_SECONDS, Redirects
+from metaq.client.fetching.nearest_nodes import AVOIDED_SECONDS, NearestNodes
+from metaq.client.transport.connection import Endpoint
+from metaq.client.transport.redirects import TRUSTED_SECONDS, Redirects
 from metaq.coordination.set_records import SetNode, SetState
 from metaq.coordination.set_view import SetView
 from metaq.protocol.errors import NotLeader

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from metaq import Message, Retry, SharedMessage, TopicPartition
 from metaq.client.consumer.retrying import FailedMessages, cause_of
-from metaq.client.message import RetriedMessage, ValueMessage, as_original
+from metaq.client.records.message import RetriedMessage, ValueMessage, as_original
 from metaq.client.serializers import deserializers
 from metaq.client.shared import tuning
 from metaq.client.shared.consumer import _Run

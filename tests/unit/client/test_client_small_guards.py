@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import metaq
-from metaq.client import unclosed
-from metaq.client.config import ConnectionConfig
+from metaq.client.browsing.dead_letters import _unending
 from metaq.client.consumer.group_member import GroupMember
-from metaq.client.dead_letters import _unending
-from metaq.client.message import Message
-from metaq.client.pool import ConnectionPool
 from metaq.client.questions.moves import MovesOfCluster
-from metaq.client.unclosed import Closing
-from metaq.client.values import TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
+from metaq.client.runtime import unclosed
+from metaq.client.runtime.unclosed import Closing
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.transport.pool import ConnectionPool
 from metaq.coordination.move_records import Move
 from metaq.protocol.errors import ConfigError
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from metaq.client.questions.brokers import Survey
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.protocol import errors
 

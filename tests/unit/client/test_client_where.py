@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq import Consumer, ConsumerConfig, PartitionReader, TopicBrowser, browse
-from metaq.client.arrow import columns_of, decode_columns
-from metaq.client.consumer.answers import PullCodec
-from metaq.client.consumer.cursor import Ask, PartitionCursor, Request
-from metaq.client.decoding import Records, decode_sized, decode_walking, in_bytes, joined
+from metaq.client.fetching.answers import PullCodec
+from metaq.client.fetching.cursor import Ask, PartitionCursor, Request
+from metaq.client.records.arrow import columns_of, decode_columns
+from metaq.client.records.decoding import Records, decode_sized, decode_walking, in_bytes, joined
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.record import encode_record

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from metaq.client.config import ConnectionConfig, ProducerConfig
-from metaq.client.consumer.core import ConsumerCore
-from metaq.client.consumer.cursor import Ask, Request
-from metaq.client.consumer_config import ConsumerConfig
-from metaq.client.metadata import TopicView
+from metaq.client.fetching.core import ConsumerCore
+from metaq.client.fetching.cursor import Ask, Request
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.outgoing import GatheredBatch, Outgoing
 from metaq.client.producer.queues import Flight
 from metaq.client.producer.routing import Router
 from metaq.client.producer.sending import Sender
-from metaq.client.values import SendResult
+from metaq.client.records.values import SendResult
+from metaq.client.settings.config import ConnectionConfig, ProducerConfig
+from metaq.client.settings.consumer_config import ConsumerConfig
+from metaq.client.transport.metadata import TopicView
 from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.limits import INT64_MAX

@@ -18,7 +18,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from metaq.client.connection import Build, Endpoint, Exchange, OnDone
+from metaq.client.transport.connection import Build, Endpoint, Exchange, OnDone
 from metaq.protocol.client_stream import ClientStream, Opening
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.record import Buffer
@@ -189,7 +189,7 @@ class Link:
 
 
 class Client:
-    """Drives a ClientStream by delayed calls, where client/connection.py has a socket and threads.
+    """Drives a ClientStream by delayed calls, where client/transport/connection.py has a socket and threads.
 
     What a Sender uses of a pool and of a Connection is here, too.
     """

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from metaq.client.connection import Endpoint
-from metaq.client.values import TopicPartition
+from metaq.client.records.values import TopicPartition
+from metaq.client.transport.connection import Endpoint
 from metaq.coordination.move_records import Move, MoveState
 from metaq.protocol.errors import BrokerUnavailable, RequestRefused
 from metaq.spark_connector.offsets import DataLoss, Lost, PartitionState, followed, from_json, started_of, to_json

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, MapType, StringType, StructType
 
-from metaq.client.config import ProducerConfig
-from metaq.client.message import Message
 from metaq.client.producer import partition_for_key
-from metaq.client.values import TopicPartition
+from metaq.client.records.message import Message
+from metaq.client.records.values import TopicPartition
+from metaq.client.settings.config import ProducerConfig
 from metaq.protocol.errors import ClientError, ConfigError
 from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, EXPIRES_FLAG
 from metaq.spark_connector import writer
@@ -306,7 +306,7 @@ def test_payloads_are_compressed_with_and_without_attributes(raw, monkeypatch):
 def test_reader_and_writer_can_be_pickled_to_executors():
     import pickle
 
-    from metaq.client.connection import Endpoint
+    from metaq.client.transport.connection import Endpoint
     from metaq.spark_connector.offsets import OffsetRange
 
     source = MetaqDataSource({"zookeeper": "h:1", "subscribe": "trades"})

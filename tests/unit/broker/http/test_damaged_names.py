@@ -3,10 +3,10 @@
 import pytest
 import simplejson
 
+from metaq.broker.assembly.stats import stats_text
 from metaq.broker.http.metrics import exposition
 from metaq.broker.http.pages import Button, Page, Table, Text, to_html, to_json
 from metaq.broker.http.sheets import encoded
-from metaq.broker.requests.stats import stats_text
 from metaq.broker.store.disk_space import Room
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.shared import AcquireRequest

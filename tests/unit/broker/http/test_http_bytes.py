@@ -13,11 +13,11 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from metaq.broker.account import Account, Quotas
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.ports import GuardedSite
+from metaq.broker.runtime.account import Account, Quotas
 from tests.raising import raising
 from tests.unit.broker.http.test_http_pages import Browser
 

@@ -17,7 +17,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from metaq.broker.account import Account, Quotas
+from metaq.broker.assembly.verbs import make_gate
 from metaq.broker.configuration.reload_plan import ReloadReport
 from metaq.broker.http.browsers import OwnNames
 from metaq.broker.http.dashboard import Dashboard, RecentLog
@@ -27,7 +27,7 @@ from metaq.broker.http.ports import GuardedSite
 from metaq.broker.http.sheets import encoded
 from metaq.broker.replication.status import CopyState, NodeStatus, PartitionStatus, ReplicationStatus, SyncSlave
 from metaq.broker.requests.put import PutGroup
-from metaq.broker.requests.verbs import make_gate
+from metaq.broker.runtime.account import Account, Quotas
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import checksum, encode_record

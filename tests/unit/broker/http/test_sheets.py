@@ -13,13 +13,13 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
 from metaq.broker import tuning
-from metaq.broker.account import MAX_PAGES
 from metaq.broker.http.dashboard import Dashboard
 from metaq.broker.http.gateway import Gateway
 from metaq.broker.http.metrics import exposition
 from metaq.broker.http.pages import Page, Table, Text, to_html, to_json
 from metaq.broker.http.sheets import Sheet, encoded, write_sheet
 from metaq.broker.requests.gate import Gate
+from metaq.broker.runtime.account import MAX_PAGES
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.shared import AcquireRequest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.broker.moving.table import Counts, MoveTable
+from metaq.broker.partitions.move_table import Counts, MoveTable
 from metaq.coordination.move_records import Move, MoveState
 
 STATES = list(MoveState)

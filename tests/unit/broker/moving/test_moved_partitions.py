@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.broker.moving.table import MoveTable
+from metaq.broker.partitions.move_table import MoveTable
 from metaq.coordination.move_records import Move, MoveState
 from metaq.protocol.errors import BrokerStarting, PartitionClosed, TopicNotAccepted, WrongPartition
 from metaq.protocol.sends import decode_rows

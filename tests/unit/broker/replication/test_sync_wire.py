@@ -10,7 +10,7 @@ import simplejson
 from metaq.broker.replication.plugins import Plugins
 from metaq.broker.replication.roles import Roles, config_for
 from metaq.broker.store.partition_log import PartitionLog
-from metaq.broker.writing import CopiesDone
+from metaq.broker.writing.writing import CopiesDone
 from metaq.protocol.errors import MetaqError, SlaveDisconnected, SyncFailed
 from metaq.protocol.record import HEADER_BYTES, Buffer, encode_record, iter_headers
 from metaq.protocol.sends import SendReply

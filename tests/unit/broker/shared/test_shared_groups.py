@@ -8,7 +8,7 @@ import pytest
 import simplejson
 
 from metaq.broker import tuning
-from metaq.broker.account import Shares
+from metaq.broker.runtime.account import Shares
 from metaq.broker.shared.rows import SharedKey, leased_section, state_section
 from metaq.broker.shared.rows import encode_body as encode_rows
 from metaq.broker.shared.state import HeldState, Limits, SharedState
@@ -253,7 +253,7 @@ def test_what_was_leased_to_a_member_whose_connection_has_ended_goes_to_others_a
 
 def test_what_there_is_no_room_to_answer_goes_to_others_at_once(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     talk.fill(2)
-    monkeypatch.setattr("metaq.broker.account.REFUSED_ANSWER_BYTES", 1)
+    monkeypatch.setattr("metaq.broker.runtime.account.REFUSED_ANSWER_BYTES", 1)
     account = talk.harness.broker.account
     account.unsent.hold("127.0.0.1", account.limits.unsent_bytes)
     talk.send(acquire("a"))

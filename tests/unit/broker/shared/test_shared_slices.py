@@ -7,7 +7,7 @@ import pytest
 import simplejson
 
 from metaq.broker import tuning
-from metaq.broker.shared import acquire as acquire_module
+from metaq.broker.requests import acquire as acquire_module
 from metaq.broker.shared import status
 from metaq.broker.shared.queue import SharedQueue
 from metaq.broker.shared.state import SharedState

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from metaq.broker.account import MAX_PREPARED_BYTES, Account, Quotas
-from metaq.broker.requests.answers import encode_json
+from metaq.broker.reading.answers import encode_json
+from metaq.broker.runtime.account import MAX_PREPARED_BYTES, Account, Quotas
 from metaq.broker.transactions.open_transactions import listed_bytes
 from metaq.broker.transactions.transactions import MAX_ACTIVE_BYTES
 from metaq.protocol.frames import ONE_WAY, encode_frame

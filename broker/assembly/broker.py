@@ -1,0 +1,256 @@
+"""The parts of one running broker, put together. The verbs get those that they need (requests/verbs.py)."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred, fail
+
+from metaq.protocol.errors import ConfigError
+from metaq.version import __version__
+
+from ..configuration.reload_plan import ReloadReport
+from ..configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
+from ..delays.delays import Delays
+from ..filters.table import FilterTable
+from ..halves.halves import Halves
+from ..partitions.message_ids import MessageIds
+from ..partitions.metrics import Metrics
+from ..partitions.partitions import Partitions
+from ..reading.cold_reads import ColdReads
+from ..reading.long_poll import ParkedPulls
+from ..reading.reading import Reading
+from ..reading.search import Searches
+from ..replication.host import ReplicationPart
+from ..replication.status import ReplicationStatus
+from ..requests.delayed import Listings
+from ..runtime.account import Account
+from ..runtime.few_lines import FewLines
+from ..runtime.pace import Pace
+from ..runtime.pending_puts import PendingPuts
+from ..runtime.reactor import ReactorTime
+from ..runtime.turns import ConnectionTurns
+from ..shared.groups import SharedGroups
+from ..store.partition_log import PartitionLog
+from ..store.store import Store
+from ..store.threads import RunInThread
+from ..transactions.log import TransactionLog
+from ..transactions.transactions import Transactions
+from ..writing.sequences import Sequences
+from ..writing.writing import Write, Writing
+
+if TYPE_CHECKING:
+    from ..moving.moves import BrokerMoves
+    from ..sets.node import SetMember
+    from ..sets.status import SetReport
+
+__all__ = ["Broker", "WorkerThreads"]
+
+T = TypeVar("T")
+
+
+class Reloads(Protocol):
+    """What handlers ask of reload.Reloader."""
+
+    def reload(self) -> Deferred[ReloadReport]:
+        """Read server.ini again. Fails with ConfigError; nothing has changed then."""
+
+
+class WorkerThreads(NamedTuple):
+    """Where a broker's work may wait. disk: syncs and searches. filters: users' filters, which may be slow. cold: reads
+    behind the page cache. None: the threads for the disk. pause(seconds): what gives others the interpreter in one of
+    them."""
+
+    disk: RunInThread
+    filters: RunInThread | None = None
+    cold: RunInThread | None = None
+    pause: Callable[[float], None] = time.sleep
+
+
+class Broker:
+    """The parts of one running broker. Lives on the reactor thread."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        *,
+        reactor: ReactorTime,
+        threads: WorkerThreads,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+        on_topic: Callable[[str, TopicConfig], None] | None = None,
+        filters: FilterTable | None = None,
+        options: BrokerOptions = BrokerOptions(),  # noqa: B008
+    ) -> None:
+        """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once."""
+        alone = config.node is None and options.node is None  # else the node that leads does these
+        self.config = config
+        self.store = store
+        self.reactor = reactor
+        self.clock = clock
+        self.version = __version__
+        self.admin_from = options.admin_from
+        self.port = config.port
+        """The port listened on; set by the server if the configured one is 0."""
+        self.connections = 0
+        self.reloader: Reloads | None = None
+        """Set by the process that knows the file; without it there is nothing to read again."""
+        self.replication: ReplicationPart | None = None
+        """This broker's part in replication; None for a plain master."""
+        self.member: SetMember | None = None
+        """This broker's node of its set; None for a broker by itself."""
+        self.set_report: SetReport | None = None
+        """What that node tells operators, which is also `replication`."""
+        self.moves: BrokerMoves | None = None
+        """Its part in moves of partitions; None for a broker that registers nothing, or is a slave."""
+        self.registered: Callable[[], bool] | None = None
+        """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
+        self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
+        self.turns = ConnectionTurns(reactor)
+        self.parked = ParkedPulls(reactor)
+        self._watch_shared: Callable[[PartitionLog], None] = lambda log: None
+        self.account = Account(config.limits, reactor)
+        self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
+        self.closed_lines = FewLines(logging.getLogger(f"{__package__}.network.session"), "connections closed", reactor)
+        """Of connections that the broker ends."""
+        self.partitions = Partitions(
+            config, store, rng=rng, on_log=self._watch, on_topic=on_topic, account=self.account
+        )
+        self.metrics = Metrics(self.partitions.has_stat, reactor.seconds)
+        self.cold_reads = ColdReads(
+            threads.cold or threads.disk,
+            store.files,
+            store.cached_only,
+            reactor,
+            Pace(reactor, lambda: self.metrics.put_bytes),
+        )
+        self.reading = Reading(
+            self.partitions,
+            self.cold_reads,
+            filters or FilterTable(),
+            partial(_deferred, threads.filters or threads.disk),
+            self.metrics,
+            reactor,
+            config,
+            self.account,
+            lambda: self.url,
+        )
+        self.run_in_thread = threads.disk
+        self.delays = Delays(store, Write, clock, reactor, self.in_thread, enabled=alone)
+        self.halves = Halves(
+            store,
+            Write,
+            clock,
+            reactor,
+            self.in_thread,
+            self.account,
+            first_seconds=options.half_check_seconds,
+            checks=options.half_checks,
+            enabled=alone,
+        )
+        # behind those that look what is in the partitions: it makes some
+        self.sequences = Sequences(store, Write, clock, reactor, self.partitions.for_waiting, enabled=alone)
+        self.writing = Writing(
+            store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays, self.halves
+        )
+        self.shared = SharedGroups(
+            store,
+            self.partitions,
+            self.writing,
+            self.reading,
+            self.parked,
+            reactor,
+            clock,
+            self.account,
+            enabled=alone,
+        )
+        self._watch_shared = self.shared.watch
+        for log in store.logs():
+            for damaged in log.segments.damage:  # found by a start that was quicker than we are
+                self.metrics.damaged(damaged.end - damaged.start, new_range=True)
+        self.transactions = Transactions(
+            config.transactions,
+            TransactionLog(
+                config.transactions,
+                store.data_paths,
+                run_in_thread=threads.disk,
+                reactor=reactor,
+                now_ms=self.now_ms,
+                writing=self.writing,
+                files=store.files,
+            ),
+            self.partitions,
+            self.message_ids,
+            self.metrics,
+            reactor,
+            self.account,
+            self.now_ms,
+        )
+        """To be opened before anything is served, and closed before the store."""
+        self.listings = Listings(self.account, reactor, threads.pause)
+        self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size, self.account)
+
+    def _watch(self, log: PartitionLog) -> None:
+        self.parked.watch(log)
+        self._watch_shared(log)
+        log.segments.on_damage = self._count_damage
+
+    def _count_damage(self, size: int, new_range: bool) -> None:
+        self.metrics.damaged(size, new_range)
+
+    @property
+    def url(self) -> str:
+        """`meta://host:port`, as registered in ZooKeeper."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"meta://{host}:{self.port}"
+
+    def reconfigure(self, config: BrokerConfig, filters: FilterTable) -> None:
+        """Go on with another configuration, whose topics and filters alone may differ."""
+        self.config = config
+        self.reading.filters = filters
+        self.partitions.reconfigure(config)
+        self.store.reconfigure()
+        if self.member is not None:
+            self.member.reconfigured()
+
+    def check_sections(self, config: BrokerConfig, file: str) -> None:
+        """As Partitions.check_sections. A slave and a node of a set have yet to get topics that another one has."""
+        if config.node is None and self.partitions.takes_puts and not self.writing.takes_copies:
+            self.partitions.check_sections(config, file)
+
+    def reload_config(self) -> Deferred[ReloadReport]:
+        """Read server.ini again. Fails with ConfigError; nothing has changed then."""
+        if self.reloader is None:
+            return fail(ConfigError("server.ini", "none", "this broker has no file to read again"))
+        return self.reloader.reload()
+
+    def replication_status(self) -> ReplicationStatus:
+        """Of this moment; a broker without a part in replication is a plain master."""
+        return ReplicationStatus("master") if self.replication is None else self.replication.status()
+
+    def now_ms(self) -> int:
+        """Wall clock, Unix milliseconds."""
+        return int(self.clock() * 1000)
+
+    def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
+        """The result of a function that may wait for the disk."""
+        return _deferred(self.run_in_thread, function)
+
+
+def _deferred(run: RunInThread, function: Callable[[], T]) -> Deferred[T]:
+    deferred: Deferred[T] = Deferred()
+
+    def done(result: Any) -> None:
+        if isinstance(result, BaseException):
+            deferred.errback(result)
+        else:
+            deferred.callback(result)
+
+    run(function, done)
+    return deferred

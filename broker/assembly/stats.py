@@ -1,0 +1,248 @@
+"""What `stats` and STATS answer: the broker's figures in 1.x's words (wire.md §4)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Sequence
+from operator import attrgetter
+from typing import TypeAlias
+
+from .. import tuning
+from ..partitions.metrics import KINDS
+from ..shared.status import messages_left
+from ..store.partition_log import PartitionLog
+from .broker import Broker
+
+__all__ = ["all_lines", "stats_lines", "stats_text"]
+
+_HELP = (
+    "*EMPTY* Returns broker info.",
+    "help Returns help menu.",
+    "topics Returns topics statistics detail info.",
+    "offsets Returns partitions detail info.",
+    "realtime Returns realtime statistics detail info.",
+    "config Returns broker's config file content.",
+)
+_MAX_NAMED = 100
+"""Read-only partitions that `journal` names with the cause."""
+
+_HAS_DATA, _UNKNOWN, _EMPTY = 0, 1, 2
+_partition = attrgetter("partition")
+
+
+def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
+    """The body of an answer. Any other word is the name of a topic. Others may be served at each `yield`: a line says
+    what is so when it is made. Raises NotLeader."""
+    if item == "config":
+        return broker.config.source
+    lines = yield from all_lines(stats_lines(broker, item))
+    return "\r\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
+
+
+Lines: TypeAlias = Iterator[str | None]
+"""None is no line: others may be served."""
+
+
+def stats_lines(broker: Broker, item: str) -> Lines:
+    """Of an item, `config` alone is none, or of a topic. Raises NotLeader."""
+    make = _ITEMS.get(item)
+    yield "STATS"
+    yield from _topic_lines(broker, item) if make is None else make(broker)
+    yield "END"
+
+
+def all_lines(lines: Lines) -> Generator[None, None, list[str]]:
+    """Others may be served at each `yield`."""
+    found = []
+    for line in lines:
+        if line is not None:
+            found.append(line)
+        if line is None or not len(found) % tuning.STATS_LINES:
+            yield
+    return found
+
+
+def _system_lines(broker: Broker) -> Lines:
+    metrics = broker.metrics
+    yield f"pid {os.getpid()}"
+    yield f"broker_id {broker.config.broker_id}"
+    yield f"port {broker.port}"
+    yield f"uptime {metrics.uptime_seconds}"
+    yield f"version {broker.version}"
+    yield f"slave {_java(not broker.partitions.takes_puts)}"
+    yield f"curr_connections {broker.connections}"
+    yield f"threads {threading.active_count()}"
+    yield f"cmd_put {metrics.cmd_put}"
+    yield f"cmd_get {metrics.cmd_get}"
+    yield f"cmd_offset {metrics.cmd_offset}"
+    yield f"tx_begin {metrics.tx_begin}"
+    yield f"tx_xa_begin {metrics.tx_xa_begin}"
+    yield f"tx_commit {metrics.tx_commit}"
+    yield f"tx_rollback {metrics.tx_rollback}"
+    yield f"get_miss {metrics.get_miss}"
+    yield f"put_failed {metrics.put_failed}"
+    messages, _ = yield from _sums(list(broker.store.logs()))
+    yield f"total_messages {messages}"
+    yield f"topics {len(broker.config.topics.keys() | set(broker.partitions.stored_topics()))}"
+    yield f"config_checksum {broker.config.checksum}"
+
+
+def _help_lines(broker: Broker) -> Lines:
+    yield from _HELP
+
+
+def _topics_lines(broker: Broker) -> Lines:
+    stored = broker.partitions.stored_topics()
+    yield None
+    logs = _logs_by_topic(broker)
+    yield None
+    for name in stored:
+        config = broker.partitions.settings(name)
+        messages, size = yield from _sums(logs[name])
+        yield (
+            f"{name} partitions {len(logs[name])} message_count {messages} message_bytes {size} "
+            f"accept_publish {_java(config.accept_publish)} accept_subscribe {_java(config.accept_subscribe)}"
+        )
+    yield from (f"{name} *Empty*" for name in sorted(set(broker.config.topics).difference(stored)))
+
+
+def _offsets_lines(broker: Broker) -> Lines:
+    logs = _logs_by_topic(broker)
+    for topic in sorted(logs):
+        yield None
+        for log in sorted(logs[topic], key=_partition):
+            yield f"{topic} part {log.partition} min_offset {log.first_offset} max_offset {log.visible_end}"
+
+
+def _realtime_lines(broker: Broker) -> Lines:
+    for kind in KINDS:
+        yield f"realtime_{kind} {broker.metrics.realtime(kind)}"
+
+
+def _reset_lines(broker: Broker) -> Lines:
+    broker.metrics.reset()
+    yield "reset ok"
+
+
+def _replication_lines(broker: Broker) -> Lines:
+    """Not an item of 1.x, so `help`, whose text is 1.x's, does not name it."""
+    yield from broker.replication_status().lines()
+
+
+def _disk_lines(broker: Broker) -> Lines:
+    """Of each data directory. An item of ours."""
+    for room in broker.store.space.rooms():
+        yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
+
+
+def _delayed_lines(broker: Broker) -> Lines:
+    """Messages that wait for their time. An item of ours."""
+    delays = broker.delays
+    yield f"pending {len(delays)}"
+    yield f"pending_bytes {delays.live_bytes}"
+    yield f"delivered {delays.delivered}"
+    yield f"damaged {delays.damaged}"
+    yield f"lateness_p99_ms {delays.lateness_ms(0.99)}"
+    for (topic, partition), (count, why) in sorted(delays.late().items())[:_MAX_NAMED]:
+        yield f"late:{topic}-{partition} {count} {why}"
+
+
+def _halves_lines(broker: Broker) -> Lines:
+    """Half messages, which wait for the outcome of their transaction. An item of ours."""
+    halves = broker.halves
+    for state, count in halves.states().items():
+        yield f"{state.value} {count}"
+    yield f"bytes {halves.live_bytes}"
+    yield f"committed {halves.committed}"
+    yield f"rolled_back {halves.rolled_back}"
+    yield f"questions {halves.questions}"
+    yield f"damaged {halves.damaged}"
+    for name, figures in (yield from halves.largest(_MAX_NAMED)).items():
+        yield f"group:{name} asked {figures.asked} parked {figures.parked} askers {figures.askers}"
+
+
+def _journal_lines(broker: Broker) -> Lines:
+    """Whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
+    status = broker.store.journal_status()
+    yield f"state {'failed' if status.cause else 'ok'}"
+    if status.cause:
+        yield f"cause {status.cause}"
+    waits, closed = 0, []
+    for number, log in enumerate(list(broker.store.logs()), 1):
+        waits += log.waits
+        if log.read_only:
+            closed.append((log.topic, log.partition, log.read_only))
+        if not number % tuning.STATS_LINES:
+            yield None
+    yield f"partitions {waits}"
+    yield f"files {status.files}"
+    yield f"bytes {status.size_bytes}"
+    yield f"waiting_appends {status.waiting}"
+    yield f"waiting_bytes {status.waiting_bytes}"
+    yield f"read_only_partitions {len(closed)}"
+    for topic, partition, cause in sorted(closed)[:_MAX_NAMED]:
+        yield f"read_only:{topic}-{partition} {cause}"
+
+
+def _topic_lines(broker: Broker, topic: str) -> Lines:
+    logs = [log for log in broker.store.logs() if log.topic == topic]
+    yield None
+    messages, size = yield from _sums(logs)
+    yield "".join(each if each.isprintable() else ascii(each)[1:-1] for each in topic)  # which may be any text
+    yield f"resultCode {_HAS_DATA if logs else _EMPTY if topic in broker.config.topics else _UNKNOWN}"
+    yield f"partitions {len(logs)}"
+    yield f"message_count {messages}"
+    yield f"bytes {size}"
+    for kind in KINDS:
+        yield f"topic_realtime_{kind} {broker.metrics.realtime(kind, topic)}"
+
+
+def _logs_by_topic(broker: Broker) -> defaultdict[str, list[PartitionLog]]:
+    logs: defaultdict[str, list[PartitionLog]] = defaultdict(list)
+    for log in broker.store.logs():
+        logs[log.topic].append(log)
+    return logs
+
+
+def _sums(logs: Sequence[PartitionLog]) -> Generator[None, None, tuple[int, int]]:
+    """Messages and bytes of all."""
+    messages = size = 0
+    for number, log in enumerate(logs, 1):
+        messages += log.segments.message_count
+        size += log.segments.size_bytes
+        if not number % tuning.STATS_LINES:
+            yield
+    return messages, size
+
+
+def _java(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _shared_lines(broker: Broker) -> Lines:
+    """Of shared groups. An item of ours."""
+    for queue in broker.shared.each():
+        state, (group, topic, partition) = queue.state, queue.key
+        delayed, most_attempts, _ = yield from state.figures()
+        yield (
+            f"{group} {topic}-{partition} left {messages_left(queue)} leased {state.leased} delayed {delayed} "
+            f"low {state.low} attempts {most_attempts}"
+        )
+
+
+_ITEMS = {
+    "": _system_lines,
+    "help": _help_lines,
+    "topics": _topics_lines,
+    "offsets": _offsets_lines,
+    "realtime": _realtime_lines,
+    "reset": _reset_lines,
+    "replication": _replication_lines,
+    "disk": _disk_lines,
+    "journal": _journal_lines,
+    "shared": _shared_lines,
+    "delayed": _delayed_lines,
+    "halves": _halves_lines,
+}

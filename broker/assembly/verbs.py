@@ -1,0 +1,350 @@
+"""The table of all verbs: of both protocols, of clients and of operators.
+
+A verb is a decoder (protocol/), an action that is given what it needs, an encoder (answers.py) and a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
+
+from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
+from metaq.protocol.errors import NotReplicating
+from metaq.protocol.fields import Ext
+from metaq.protocol.frames import Frame
+from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, ListHalvesRequest
+from metaq.protocol.limits import (
+    COMPRESSED_MARK,
+    DELAYS_MARK,
+    FRAMES_MARK,
+    HALF_CHECK_MARK,
+    HALVES_MARK,
+    MANY_MARK,
+    SEQUENCES_MARK,
+    SHARED_MARK,
+    WHERE_MARK,
+)
+from metaq.protocol.put_run import PutRun
+from metaq.protocol.remoting import (
+    ClosePartitionsRequest,
+    HandOverRequest,
+    MessageCountsRequest,
+    MoveRequest,
+    OpenPartitionsRequest,
+    PartitionRequest,
+    QueryMessageRequest,
+    SearchByCountRequest,
+    SearchByTimeRequest,
+    StatsRequest,
+    ViewMessageRequest,
+)
+from metaq.protocol.sends import announced_parts, announced_topics
+from metaq.protocol.shared import SharedForgetRequest
+from metaq.protocol.statuses import RequestCode, Status
+from metaq.protocol.text import (
+    Get,
+    IgnoredAnswer,
+    OffsetQuery,
+    Put,
+    Stats,
+    Sync,
+    TooLargePut,
+    TransactionCommand,
+    Version,
+    encode_result,
+    encode_result_line,
+)
+from metaq.protocol.transaction_requests import (
+    CompleteTransactionRequest,
+    TransactionOutcomeRequest,
+    TransactionRequest,
+)
+
+from ..reading.answers import Answer, Bytes, Work, answer_frame, body_frame, json_frame, reply_frame, then
+from ..reading.search import found_frame
+from ..requests.acquire import Acquire, answer_settle
+from ..requests.delayed import list_delayed
+from ..requests.gate import Caller, Check, Gate, Nodes, PageRequest, Verb
+from ..requests.get import answer_get
+from ..requests.halves import checked_frame, end_halves, ended_frame, list_halves
+from ..requests.lookup import Lookups
+from ..requests.pull import Pull
+from ..requests.put import PutAnswers, PutGroup, answer_run, answer_sync
+from ..requests.send import answer_send_batch, answer_send_many
+from ..requests.transaction import TransactionVerbs
+from ..runtime.account import NOBODY, WAITING_BYTES, Shares
+from ..runtime.pending_puts import PUT_OVERHEAD_BYTES
+from ..shared.status import answer_status
+from .admin import Admin, admits
+from .broker import Broker
+from .stats import stats_text
+
+if TYPE_CHECKING:
+    from ..network.session import Session
+
+__all__ = ["make_gate"]
+
+
+def make_gate(broker: Broker, check: Check | None = None) -> Gate:
+    """The gate of a broker, which asks `check` about every request."""
+    writing, reading = broker.writing, broker.reading
+    answers = PutAnswers(writing, lambda: broker.url)
+    lookups = Lookups(reading)
+    searches = broker.searches
+    admin = Admin(
+        broker.partitions,
+        broker.reload_config,
+        broker.replication_status,
+        lambda: broker.replication,
+        lambda: broker.member,
+        broker.reactor.seconds,
+    )
+    transactions = TransactionVerbs(broker.transactions, writing)
+
+    new_group = partial(PutGroup, writing, answers)
+
+    def put_alone(put: Put | Frame, caller: Caller | None) -> Answer:
+        group = new_group(caller)
+        group.add(put)
+        return group.commit()
+
+    def put_with_key(put: Put, caller: Caller | None) -> Answer:
+        if writing.has_transactions:
+            return transactions.put(put, caller)
+        return put_alone(put._replace(tx_key=None), caller)  # 1.x stores it at once, ignoring the key
+
+    def stats(stats: Stats, caller: Caller | None) -> Work:
+        body = yield from stats_text(broker, stats.item)  # bytes: the configuration file may be in any encoding
+        return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
+
+    def stats_frame(frame: Frame, caller: Caller | None) -> Work:
+        body = yield from stats_text(broker, StatsRequest.from_ext(frame.ext).item)
+        return body_frame(frame.opaque, body)
+
+    def version(version: Version, caller: Caller | None) -> Bytes:
+        marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else []), COMPRESSED_MARK]
+        marks += [WHERE_MARK, *([DELAYS_MARK, HALVES_MARK] if writing.takes_delays else [])]
+        if broker.shared.takes_shared:
+            marks.append(SHARED_MARK)
+        if writing.takes_delays:
+            marks.append(f"{HALF_CHECK_MARK}{int(broker.halves.first_seconds * 1000)}")
+        return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
+
+    def follow(frame: Frame, caller: Caller | None) -> Answer:
+        if broker.member is None:
+            raise NotReplicating("this broker is no node of a broker set: start it with --node")
+        broker.member.accept(frame, cast("Session", caller).become)
+        return None
+
+    def check_halves(frame: Frame, caller: Caller | None) -> Answer:
+        request = CheckHalvesRequest.from_ext(frame.ext)
+        address = NOBODY if caller is None else caller.address
+        held = 2 * WAITING_BYTES + sum(WAITING_BYTES // 4 + len(topic) for topic in request.topics or ())
+        waiting = broker.account.waiting
+        waiting.check(address, held)
+        checks = maybeDeferred(broker.halves.checks, request, caller)  # refused at once it counts no longer, too
+        return _answer(frame, checks.addBoth(_given_back, waiting, address, held), checked_frame)
+
+    def move(request: MoveRequest) -> Deferred[Any]:
+        if broker.moves is None:
+            raise NotReplicating("this broker is not registered in ZooKeeper, or is a slave: nothing can be moved")
+        address, places = broker.account.asker, broker.account.asked_moves
+        places.check(address)
+        return ensureDeferred(broker.moves.asked(request)).addBoth(_given_back, places, address, 1)
+
+    def connection_lost(caller: Caller) -> None:
+        broker.transactions.connection_lost(caller)
+        broker.halves.connection_lost(caller)
+        reading.places.connection_lost(caller)
+
+    texts: Mapping[type, Verb] = {
+        Put: Verb(put_alone, _put_bytes, stores=True, gathers=True, in_transaction=Verb(put_with_key)),
+        PutRun: Verb(partial(answer_run, writing, answers), _run_bytes, stores=True, topics=_run_topics),
+        TooLargePut: Verb(lambda put, caller: answers.too_large(put), nodes=Nodes.ALL),
+        Sync: Verb(partial(answer_sync, writing, answers, broker.now_ms), _put_bytes, stores=True),
+        Get: Verb(partial(answer_get, reading), lambda get: get.max_size, repeatable=True),
+        OffsetQuery: Verb(lookups.nearest),
+        TransactionCommand: Verb(transactions.text, repeatable=True),  # recover alone may be large
+        Stats: Verb(stats, lists=True, nodes=Nodes.ALL),
+        Version: Verb(version, nodes=Nodes.ALL),
+        IgnoredAnswer: Verb(lambda answer, caller: None, nodes=Nodes.ALL),
+        PageRequest: Verb(lambda page, caller: page.show(), nodes=Nodes.ALL),
+    }
+    frames: Mapping[int, Verb] = {
+        RequestCode.SEND: Verb(
+            put_alone,
+            _put_bytes,
+            stores=True,
+            gathers=True,
+            in_transaction=Verb(transactions.send, _body_bytes),
+        ),
+        RequestCode.SEND_BATCH: Verb(
+            partial(answer_send_batch, writing),
+            _body_bytes,
+            stores=True,
+            in_transaction=Verb(transactions.send_batch, _body_bytes),
+        ),
+        RequestCode.SEND_MANY: Verb(
+            partial(answer_send_many, writing, broker.reactor),
+            _many_bytes,
+            stores=True,
+            topics=lambda frame: announced_topics(frame.ext),
+        ),
+        RequestCode.PULL: Verb(lambda frame, caller: Pull(reading, frame), nodes=Nodes.READERS),
+        RequestCode.MIN_OFFSET: _read(PartitionRequest.from_ext, lookups.min_offset),
+        RequestCode.MAX_OFFSET: _read(PartitionRequest.from_ext, lookups.max_offset),
+        RequestCode.SEARCH_OFFSET_BY_TIME: _read(SearchByTimeRequest.from_ext, lookups.by_time),
+        RequestCode.SEARCH_OFFSET_BY_COUNT: _read(SearchByCountRequest.from_ext, lookups.by_count),
+        RequestCode.MESSAGE_COUNTS: _read(MessageCountsRequest.from_ext, lookups.counts),
+        RequestCode.VIEW_MESSAGE_BY_ID: _read(ViewMessageRequest.from_ext, searches.by_id, found_frame),
+        RequestCode.QUERY_MESSAGE: _read(QueryMessageRequest.from_ext, searches.by_key, found_frame),
+        RequestCode.HEARTBEAT: _framed(_nothing, lambda _: None, _empty_frame, nodes=Nodes.ALL),
+        RequestCode.STATS: Verb(stats_frame, _body_bytes, lists=True, nodes=Nodes.ALL),
+        RequestCode.TRANSACTION: Verb(
+            lambda frame, caller: _answer(
+                frame, transactions.perform(TransactionRequest.from_ext(frame.ext), caller), _text_frame
+            ),
+            repeatable=True,  # RECOVER alone may be large
+        ),
+        RequestCode.TRANSACTION_OUTCOME: _framed(TransactionOutcomeRequest.from_ext, transactions.outcome),
+        RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel),
+        RequestCode.LIST_DELAYED: _framed(
+            ListDelayedRequest.from_ext,
+            partial(list_delayed, broker.listings, broker.delays),
+            body_frame,
+            repeatable=True,
+        ),
+        RequestCode.END_HALF: _framed(EndHalfRequest.from_ext, broker.halves.end),
+        RequestCode.END_HALVES: Verb(
+            lambda frame, caller: _answer(frame, end_halves(broker.halves, frame), ended_frame), _body_bytes
+        ),
+        RequestCode.CHECK_HALVES: Verb(check_halves, repeatable=True),
+        RequestCode.LIST_HALVES: _framed(
+            ListHalvesRequest.from_ext,
+            partial(list_halves, broker.listings, broker.halves),
+            body_frame,
+            repeatable=True,
+        ),
+        RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
+        RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions, nodes=Nodes.ALL),
+        RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions, nodes=Nodes.ALL),
+        RequestCode.FOLLOW: Verb(follow, nodes=Nodes.ALL),
+        RequestCode.REPLICATION_STATUS: _admin(_nothing, lambda _: admin.replication_status(), nodes=Nodes.ALL),
+        RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication(), nodes=Nodes.ALL),
+        RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over, nodes=Nodes.ALL),
+        RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame, nodes=Nodes.ALL),
+        RequestCode.MOVE: _framed(MoveRequest.from_ext, move, json_frame),
+        RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame, caller)),
+        RequestCode.SETTLE: Verb(lambda frame, caller: answer_settle(broker.shared, frame), _body_bytes),
+        RequestCode.SHARED_STATUS: Verb(
+            lambda frame, caller: answer_status(broker.shared, broker.now_ms, frame), _body_bytes, lists=True
+        ),
+        RequestCode.SHARED_FORGET: _admin(
+            SharedForgetRequest.from_ext, lambda request: broker.shared.forget(request.group)
+        ),
+        RequestCode.PREPARED_TRANSACTIONS: Verb(
+            lambda frame, caller: transactions.prepared(frame), _body_bytes, lists=True, admin=True
+        ),
+        RequestCode.COMPLETE_TRANSACTION: _admin(
+            CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame
+        ),
+    }
+    return Gate(
+        texts,
+        frames,
+        new_group,
+        lambda host: admits(broker.admin_from, host, broker.config.listen),
+        connection_lost,
+        broker.account.unsent,
+        check,
+    )
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+Encoder = Callable[[int, Any], Bytes]
+"""encoder(opaque, what the action gave)."""
+
+
+def _framed(
+    decode: Callable[[Ext], Any],
+    act: Callable[[Any], Any],
+    encode: Encoder = reply_frame,
+    *,
+    admin: bool = False,
+    nodes: Nodes = Nodes.LEADER,
+    repeatable: bool = False,
+) -> Verb:
+    """A frame whose request is all in its extFields. What `act` gives may come later."""
+    return Verb(
+        lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode),
+        _body_bytes,
+        admin=admin,
+        nodes=nodes,
+        repeatable=repeatable,
+    )
+
+
+def _read(decode: Callable[[Ext], Any], act: Callable[[Any], Any], encode: Encoder = reply_frame) -> Verb:
+    return _framed(decode, act, encode, nodes=Nodes.READERS, repeatable=True)
+
+
+def _admin(
+    decode: Callable[[Ext], Any],
+    act: Callable[[Any], Any],
+    encode: Encoder = json_frame,
+    nodes: Nodes = Nodes.LEADER,
+) -> Verb:
+    return _framed(decode, act, encode, admin=True, nodes=nodes)
+
+
+def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
+    answer: Answer = then(result, lambda result: encode(frame.opaque, result))
+    return answer
+
+
+def _given_back(result: Any, places: Shares, address: str, amount: int) -> Any:
+    """The request has its answer: it holds no more of these."""
+    places.add(address, -amount)
+    return result
+
+
+def _nothing(_: Ext) -> None:
+    """The decoder of a request that says nothing."""
+
+
+def _empty_frame(opaque: int, _: None) -> Bytes:
+    return answer_frame(opaque, {})
+
+
+def _text_frame(opaque: int, text: str) -> Bytes:
+    return body_frame(opaque, text.encode("utf-8"))
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def _run_topics(run: PutRun) -> Iterable[str]:
+    return dict.fromkeys(run.topics)
+
+
+# --- bytes held until the answer --------------------------------------------------------------------------------------
+
+
+def _body_bytes(frame: Frame) -> int:
+    return len(frame.body)
+
+
+def _many_bytes(frame: Frame) -> int:
+    return len(frame.body) + PUT_OVERHEAD_BYTES * announced_parts(frame.ext)
+
+
+def _run_bytes(run: PutRun) -> int:
+    return run.body_bytes + PUT_OVERHEAD_BYTES * len(run.bodies)
+
+
+def _put_bytes(put: Put | Sync | Frame) -> int:
+    return len(put.body) + PUT_OVERHEAD_BYTES

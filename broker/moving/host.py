@@ -1,0 +1,62 @@
+"""What moving partitions asks of the broker that it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from metaq.protocol.errors import MetaqError, NotLeader
+from metaq.protocol.stream import Lane
+
+from ..configuration.settings import BrokerConfig
+from ..delays.delays import Delays
+from ..halves.halves import Halves
+from ..replication.host import CopyHost
+from ..transactions.transactions import Transactions
+from ..writing.writing import Writing
+
+__all__ = ["Leadership", "MovingHost", "SetPart"]
+
+
+class Leadership(Protocol):
+    """That of a broker set's node (sets/leader.py)."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether a hand-over is under way: nothing is taken any more."""
+
+    @property
+    def leads_now(self) -> bool:
+        """Whether no other node can have been elected before this moment."""
+
+    def replicate(self, entries: tuple[()], lane: Lane, done: Callable[[MetaqError | None], None], /) -> None:
+        """Call `done` once the in-sync nodes have all that was appended before."""
+
+
+class SetPart(Protocol):
+    """This broker's node of its set (sets/node.py)."""
+
+    @property
+    def leader(self) -> Leadership | None:
+        """While it leads."""
+
+    def refusal(self) -> NotLeader | None:
+        """Why clients are not served now; None if they are."""
+
+
+class MovingHost(CopyHost, Protocol):
+    """A broker that gives partitions away and takes them over."""
+
+    @property
+    def config(self) -> BrokerConfig: ...
+    @property
+    def writing(self) -> Writing: ...
+    @property
+    def delays(self) -> Delays: ...
+    @property
+    def halves(self) -> Halves: ...
+    @property
+    def transactions(self) -> Transactions: ...
+    @property
+    def member(self) -> SetPart | None:
+        """None for a broker by itself."""

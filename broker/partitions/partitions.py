@@ -1,0 +1,356 @@
+"""Which partitions there are, which of them take puts and gets, and their logs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from metaq.protocol.errors import (
+    AccountSpent,
+    BrokerStarting,
+    ConfigError,
+    InvalidName,
+    NotMaster,
+    PartitionClosed,
+    PartitionNotFound,
+    StoreError,
+    TopicNotAccepted,
+    WrongPartition,
+)
+from metaq.protocol.limits import check_made_topic, check_new_topic, check_topic
+
+from .. import tuning
+from ..configuration.config import BrokerConfig, TopicConfig
+from ..runtime.account import NOBODY, Account
+from ..store.partition_log import PartitionLog
+from ..store.segment import MAX_OFFSET
+from ..store.store import Store
+from .move_table import NO_MOVES, MoveTable
+
+__all__ = ["ANY", "Partitions"]
+
+ANY = -1
+"""The partition number of a put that leaves the choice to the broker."""
+
+
+class Partitions:
+    """The configured topics over the store. Lives on the reactor thread.
+
+    A topic is accepted if it is configured, matched by a pattern, or one of our own (protocol/own_topics.py). A node of
+    a broker set also accepts each topic that has data: another node, with another server.ini, has acknowledged them. A
+    topic never has fewer partitions than the data directories hold, whatever is configured: a consumer would not see
+    the others' messages (1.x hides them). Closed partitions are kept in memory only (storage.md §6).
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        *,
+        rng: random.Random | None = None,
+        on_log: Callable[[PartitionLog], None] | None = None,
+        on_topic: Callable[[str, TopicConfig], None] | None = None,
+        account: Account | None = None,
+    ) -> None:
+        """on_log: called for each log before its first use. on_topic: called when a topic gets its first log. account:
+        has places for topics without a section; None: any number may be made."""
+        self._account = account
+        self._config = config
+        self._store = store
+        self._rng = rng or random.Random()
+        self._on_log = on_log
+        self._on_topic = on_topic
+        self._writable: dict[tuple[str, int], PartitionLog] = {}
+        self._stored: dict[str, int] = {}  # per topic that has a log: the highest partition and one
+        self._stat: dict[str, bool] = {}
+        self._compressed: dict[str, bool] = {}
+        self._any_compressed = _any_compressed(config)
+        self._closed: set[tuple[str, int]] = set()
+        self._moves = NO_MOVES
+        self.takes_puts = True
+        """False for a slave. To be set before the first put."""
+        for log in store.logs():
+            self._learn(log)
+
+    @property
+    def broker_id(self) -> int:
+        return self._config.broker_id
+
+    # --- topics -------------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicConfig:
+        """Settings of an accepted topic. Raises TopicNotAccepted, InvalidName."""
+        if not self._accepts(name):
+            raise TopicNotAccepted(name)
+        if name not in self._stored:
+            check = check_new_topic if name in self._config.topics else check_made_topic
+            check(name)  # it becomes a directory and a znode
+        return self._settings(name)
+
+    def _accepts(self, topic: str) -> bool:
+        return self._config.topic(topic) is not None or (self._config.node is not None and topic in self._stored)
+
+    def stored_topics(self) -> list[str]:
+        """Topics that have a log, sorted."""
+        return sorted(self._stored)
+
+    def settings(self, topic: str) -> TopicConfig:
+        """Of a topic that has a log: those of [system] if it was found on the disk only. Takes microseconds: thousands
+        of topics are asked for in slices."""
+        return self._settings(topic)
+
+    def served_topics(self) -> dict[str, TopicConfig]:
+        """What clients are offered: the configured topics, patterns among them, and then those that have a log."""
+        return {name: self._settings(name) for name in (*sorted(self._config.topics), *sorted(self._stored))}
+
+    def kept(self) -> list[str]:
+        """A sentence for each topic that is served with more partitions than its section says."""
+        stored = sorted((log.topic, log.partition) for log in self._store.logs())
+        return [
+            _kept(name, config.partitions, [number for topic, number in stored if topic == name])
+            for name, config in sorted(self._config.topics.items())
+            if self._stored.get(name, 0) > config.partitions
+        ]
+
+    def check_sections(self, config: BrokerConfig, file: str) -> None:
+        """Raise ConfigError if a section of `config`, read from `file`, names a topic that cannot be made. One that has
+        a log stays, however it is named; what a pattern makes is checked when it is made."""
+        for name in sorted(config.topics.keys() - self._stored.keys()):
+            try:
+                if "*" not in name:
+                    check_new_topic(name)
+            except InvalidName as error:
+                raise ConfigError(file, f"[topic={name}]", str(error)) from error
+
+    def unnamed(self) -> list[str]:
+        """Topics that have a log and are accepted by nothing in server.ini, sorted: they have [system]'s settings."""
+        return sorted(name for name in self._stored if self._config.topic(name) is None)
+
+    def _settings(self, name: str) -> TopicConfig:
+        config = self._config.topic(name) or self._config.system
+        stored = self._stored.get(name, 0)
+        if self._moves.concerns(name):
+            counts = self._moves.counts(name, max(config.partitions, stored))
+            return replace(config, partitions=counts.publish, readable_partitions=counts.subscribe)
+        return config if stored <= config.partitions else replace(config, partitions=stored)
+
+    def takes_compressed(self, topic: str) -> bool:
+        """Whether messages with compressed payloads are taken, and so may be given."""
+        if not self._any_compressed:
+            return False  # the usual case, asked at each `get`
+        taken = self._compressed.get(topic)
+        if taken is None:
+            config = self._config.topic(topic) or (self._config.system if topic in self._stored else None)
+            taken = config is not None and config.accept_compressed
+            if topic in self._stored or topic in self._config.topics:  # as in has_stat
+                self._compressed[topic] = taken
+        return taken
+
+    def has_stat(self, topic: str) -> bool:
+        """Whether realtime counters are kept for a topic."""
+        stat = self._stat.get(topic)
+        if stat is None:
+            stat = self._config.has_stat(topic)
+            if topic in self._stored or topic in self._config.topics:  # bounded: not for whatever a client names
+                self._stat[topic] = stat
+        return stat
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Go on with another configuration: other topics, partition counts and `stat`."""
+        self._config = config
+        self._writable.clear()
+        self._stat.clear()
+        self._compressed.clear()
+        self._any_compressed = _any_compressed(config)
+
+    # --- logs ---------------------------------------------------------------------------------------------------------
+
+    def choose(self, topic: str) -> int:
+        """A random one of the topic's partitions, for a put to ANY."""
+        count = self._moves.open_count(topic, self._settings(topic).partitions)
+        return self._rng.randrange(count) if count else 0  # which is refused
+
+    def for_put(self, topic: str, partition: int, *, chosen: bool = False) -> PartitionLog:
+        """The log to append to, made on its first use.
+
+        chosen: the broker chose the partition, so that a closed one is not refused (1.x). Raises PartitionClosed,
+        TopicNotAccepted, InvalidName, WrongPartition, NotMaster, DiskFull, StoreError.
+        """
+        log = self._writable.get((topic, partition))
+        if log is None:
+            log = self._open(topic, partition, chosen)
+        elif self._store.space.full:
+            self._store.space.check(log.directory, journaled=log.waits)
+        return log
+
+    def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
+        """`for_put` of each topic and partition; None if more logs would have to be made than one turn may. Raises what
+        refuses one of them."""
+        if not self._store.space.full:
+            places = list(zip(topics, partitions, strict=True))
+            found = list(map(self._writable.get, places))
+            if all(found):
+                return cast(list[PartitionLog], found)
+            if len({place for place, log in zip(places, found, strict=True) if log is None}) > tuning.STEP_NEW_LOGS:
+                return None
+        return list(map(self.for_put, topics, partitions))
+
+    def for_replay(self, topic: str, partition: int) -> PartitionLog:
+        """The log, made if there is none, whatever the configuration says: what was committed must be kept.
+
+        Raises InvalidName, StoreError.
+        """
+        log = self._store.get_or_create(topic, partition)
+        self._learn(log)
+        return log
+
+    def for_waiting(self, topic: str, partition: int) -> PartitionLog | None:
+        """The log of a partition for which messages wait, made if there is none: no node copies a partition before it
+        has a message, and a power cut may take an empty one away. None if its topic is not accepted any more.
+
+        Raises StoreError.
+        """
+        if (log := self._store.find(topic, partition)) is not None or not self._accepts(topic):
+            return log
+        return self.for_replay(topic, partition)
+
+    def stored(self, topic: str, partition: int) -> PartitionLog | None:
+        """The log of a partition that has one, whatever the configuration says."""
+        return self._store.find(topic, partition)
+
+    def for_read(self, topic: str, partition: int) -> PartitionLog:
+        """The log to read from. Raises PartitionClosed, PartitionNotFound (also for a partition without data)."""
+        if (topic, partition) in self._closed:
+            raise PartitionClosed(self.broker_id, partition)
+        if self._moves.is_incoming(topic, partition):
+            raise WrongPartition(partition)
+        return self._store.get(topic, partition)
+
+    def find(self, topic: str, partition: int) -> PartitionLog | None:
+        """Like for_read, but None for a configured partition that has no data yet.
+
+        Raises PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition.
+        """
+        try:
+            return self.for_read(topic, partition)
+        except PartitionNotFound:
+            topic_config = self.topic(topic)
+            if not 0 <= partition < max(topic_config.partitions, topic_config.readable_partitions or 0):
+                raise WrongPartition(partition) from None
+            return None
+
+    def check(self, topic: str, partition: int) -> None:
+        """Raise TopicNotAccepted, InvalidName, WrongPartition or NotMaster unless puts may name this partition."""
+        if not self.takes_puts:
+            raise NotMaster(self.broker_id, "an asynchronous slave")
+        if not 0 <= partition < self.topic(topic).partitions:
+            raise WrongPartition(partition)
+
+    def for_replica(self, topic: str, partition: int, first_offset: int) -> PartitionLog:
+        """The log that a slave copies its master's partition to, begun at `first_offset` if there is none.
+
+        Whatever the slave's own configuration says of the topic. Raises InvalidName, StoreError.
+        """
+        check_topic(topic)
+        if first_offset > MAX_OFFSET:
+            raise StoreError(f"{topic}-{partition} cannot begin at {first_offset}: that is beyond all offsets")
+        log = self._store.get_or_create(topic, partition, first_offset)
+        self._learn(log)
+        return log
+
+    def _open(self, topic: str, partition: int, chosen: bool) -> PartitionLog:
+        closed = (topic, partition) in self._closed
+        if not self._moves.known:
+            raise BrokerStarting(self.broker_id)
+        if (closed and not chosen) or self._moves.has_left(topic, partition):
+            raise PartitionClosed(self.broker_id, partition)
+        self.check(topic, partition)
+        if self._store.space.full:
+            directory = self._store.directory_for(topic, partition)
+            self._store.space.check(directory, journaled=self.topic(topic).waits)
+        log = self._make(topic, partition)
+        if not closed:
+            self._writable[topic, partition] = log
+        return log
+
+    def _make(self, topic: str, partition: int) -> PartitionLog:
+        """Raises AccountSpent, too, for a topic that this client's message would make."""
+        address = NOBODY
+        if self._account is not None and topic not in self._stored and topic not in self._config.topics:
+            address = self._account.asker
+            if (why := self._account.made_topics.why_not(address)) is not None:
+                raise AccountSpent(why)
+        log = self._store.get_or_create(topic, partition)
+        self._learn(log, address)
+        return log
+
+    def _learn(self, log: PartitionLog, address: str = NOBODY) -> None:
+        if self._on_log is not None:
+            self._on_log(log)
+        known = self._stored.get(log.topic, 0)
+        self._stored[log.topic] = max(known, log.partition + 1)
+        if not known and self._account is not None and log.topic not in self._config.topics:
+            self._account.made_topics.add(address, 1)
+        if not known and self._on_topic is not None:
+            self._on_topic(log.topic, self._settings(log.topic))
+
+    # --- moving -------------------------------------------------------------------------------------------------------
+
+    def use_moves(self, moves: MoveTable) -> None:
+        """Show and take from now on what these moves leave. Raises StoreError: a log that has to be there cannot be
+        made."""
+        self._moves = moves
+        self._writable.clear()
+        for topic, partition, end in moves.arrived():
+            if self.takes_puts and self._store.find(topic, partition) is None:
+                self.for_replica(topic, partition, end)
+
+    def is_leaving(self, topic: str, partition: int) -> bool:
+        """As MoveTable.is_leaving."""
+        return self._moves.is_leaving(topic, partition)
+
+    def stored_count(self, topic: str) -> int:
+        """The highest partition that has a log, and one; 0 for none."""
+        return self._stored.get(topic, 0)
+
+    def serves(self, topic: str) -> bool:
+        """Whether clients are offered the topic."""
+        return topic in self._config.topics or topic in self._stored
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+
+    def close(self, topic: str, start: int, end: int) -> None:
+        """Refuse puts to and gets from the partitions start … end of a configured topic, until opened or restarted.
+
+        Raises TopicNotAccepted for a topic without a section, WrongPartition for an end outside of it.
+        """
+        if topic not in self._config.topics:
+            raise TopicNotAccepted(topic)
+        count = self._settings(topic).partitions
+        if not 0 <= start <= end < count:
+            raise WrongPartition(end, count)
+        for partition in range(start, end + 1):
+            self._closed.add((topic, partition))
+            self._writable.pop((topic, partition), None)
+
+    def closed(self, topic: str) -> list[int]:
+        """The closed partitions of a topic, sorted."""
+        return sorted(partition for name, partition in self._closed if name == topic)
+
+    def open(self, topic: str) -> None:
+        """Open all closed partitions of a topic."""
+        self._closed = {each for each in self._closed if each[0] != topic}
+
+
+def _any_compressed(config: BrokerConfig) -> bool:
+    return any(topic.accept_compressed for topic in (config.system, *config.topics.values()))
+
+
+def _kept(topic: str, configured: int, stored: Sequence[int]) -> str:
+    beyond = ", ".join(f"{topic}-{number}" for number in stored if number >= configured)
+    return (
+        f"[topic={topic}] numPartitions={configured} would hide {beyond} of the data directory: {stored[-1] + 1} "
+        "partitions are served; to have fewer, stop the broker and delete those with `metaq partitions delete`"
+    )

@@ -1,0 +1,50 @@
+"""What replication asks of the broker that it runs in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from twisted.internet.defer import Deferred
+
+from ..configuration.reload_plan import ReloadReport
+from ..configuration.settings import BrokerConfig
+from ..partitions.message_ids import MessageIds
+from ..partitions.partitions import Partitions
+from ..runtime.host import Host
+from ..store.store import Store
+from ..writing.writing import Writing
+from .status import ReplicationStatus
+
+__all__ = ["CopyHost", "ReplicationHost", "ReplicationPart"]
+
+
+class ReplicationPart(Protocol):
+    """A broker's part in replication, as operators see it."""
+
+    def status(self) -> ReplicationStatus: ...
+    def restart(self) -> None: ...
+
+
+class CopyHost(Host, Protocol):
+    """Where a partition is copied to."""
+
+    @property
+    def store(self) -> Store: ...
+    @property
+    def partitions(self) -> Partitions: ...
+
+
+class ReplicationHost(CopyHost, Protocol):
+    """A broker in 1.x's replication. replication: its part; None for a plain master."""
+
+    replication: ReplicationPart | None
+
+    @property
+    def config(self) -> BrokerConfig: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def writing(self) -> Writing: ...
+    @property
+    def message_ids(self) -> MessageIds: ...
+    def reload_config(self) -> Deferred[ReloadReport]: ...

@@ -1,0 +1,151 @@
+"""ACQUIRE and SETTLE: what a shared consumer asks, and how it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, maybeDeferred
+from twisted.python.failure import Failure
+
+from metaq.protocol.errors import AccountSpent
+from metaq.protocol.frames import Frame
+from metaq.protocol.limits import MAX_FRAME_BYTES
+from metaq.protocol.record import Buffer
+from metaq.protocol.shared import (
+    AcquireReply,
+    AcquireRequest,
+    SettleRequest,
+    decode_settlements,
+    encode_leased,
+    split_settlements,
+)
+from metaq.protocol.statuses import ResponseCode
+
+from .. import tuning
+from ..reading.answers import Answer, Bytes, Work, answer_frame, body_frame, then
+from ..reading.long_poll import ParkedRequest
+from ..reading.parkable import Parkable, Step
+from ..reading.reading import Reading
+from ..runtime.account import WAITING_BYTES, address_of
+from ..shared.groups import Leases, SharedGroups
+from ..shared.rows import SharedKey
+
+if TYPE_CHECKING:
+    from .gate import Caller
+
+__all__ = ["Acquire", "answer_settle"]
+
+_MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
+"""Records of one answer, whatever is asked for; the rest of a frame is room for the rows."""
+
+
+class Acquire(Parkable):
+    """One ACQUIRE under way. Lives on the reactor thread.
+
+    A member whose connection has ended never hears what it was leased: that goes to others at once, instead of when the
+    lease has ended, and as a suspect.
+    """
+
+    __slots__ = ("_caller", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
+
+    repeatable = False  # what it answers was leased
+
+    def __init__(self, groups: SharedGroups, reading: Reading, frame: Frame, caller: Caller | None) -> None:
+        """Raises RemoteProtocolError, InvalidName for a frame that is no ACQUIRE."""
+        request = AcquireRequest.from_ext(frame.ext)
+        self._groups = groups
+        self._caller = caller
+        self._reading = reading
+        self._request = request
+        self.opaque = frame.opaque
+        self.key: SharedKey = SharedKey(request.group, request.topic, request.partition)
+        self.held_bytes = WAITING_BYTES
+        self.deadline = reading.seconds() + request.wait_ms / 1000
+        reading.metrics.get(request.topic)
+
+    @property
+    def expired(self) -> bool:
+        return self._reading.seconds() >= self.deadline
+
+    @property
+    def max_bytes(self) -> int:
+        return min(self._request.max_bytes, self._reading.max_pull_bytes, _MOST_BYTES)
+
+    def step(self) -> Bytes | Deferred[Bytes] | Step:
+        """Raises SharedRefused, StoreError, what Partitions.find raises."""
+        request = self._request
+        if not request.max_records:
+            self._groups.withdraw(self.key, self._is_of_the_same)
+            return self.nothing()
+        if self._has_ended:
+            return self.nothing()
+        request.max_bytes = self.max_bytes
+        leases = self._groups.acquire(request, address_of(self._caller))
+        return Step.WAIT if leases is None else leases.addCallback(self._answer)
+
+    def _is_of_the_same(self, other: ParkedRequest) -> bool:
+        """Whether it is the same member's, on the same connection: by its name alone, anybody could end its wait."""
+        return (
+            isinstance(other, Acquire)
+            and other._caller is self._caller
+            and other._request.member == self._request.member
+        )
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._caller is not None and self._caller.has_ended
+
+    def nothing(self) -> Bytes:
+        self._reading.metrics.get_missed(self._request.topic)
+        return answer_frame(self.opaque, AcquireReply(0).to_ext(), ResponseCode.PULL_NOT_FOUND)
+
+    def _answer(self, leases: Leases) -> Bytes:
+        grants, parts, _ = leases.handed
+        if self._has_ended:
+            self._groups.give_back(self.key, grants, leases.token)
+            return self.nothing()
+        if (why := self._reading.why_no_answer(sum(map(len, parts)), address_of(self._caller))) is not None:
+            self._groups.give_back(self.key, grants, leases.token)
+            raise AccountSpent(why)
+        reply = AcquireReply(len(grants), leases.waiting, leases.damaged_bytes, leases.suspicion)
+        if not grants:  # all of them were damaged: there may be others
+            return answer_frame(self.opaque, reply.to_ext(), ResponseCode.PULL_NOT_FOUND)
+        token = leases.token
+        rows = b"".join([encode_leased(offset, token, attempts, size) for offset, size, _, attempts in grants])
+        body_bytes = len(rows) + sum(map(len, parts))
+        return [answer_frame(self.opaque, reply.to_ext(), body=body_bytes) + rows, *parts]
+
+
+def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
+    """Raises RemoteProtocolError, NotLeader, what Partitions.find raises."""
+    request = SettleRequest.from_ext(frame.ext)
+    slices = split_settlements(frame.body, request.records, tuning.SHARED_SETTLED)
+    if len(slices) > 1:
+        return _settle_in_slices(groups, request, frame.opaque, slices)
+    outcomes = groups.settle(request, decode_settlements(slices[0]))
+    return then(outcomes, lambda outcomes: body_frame(frame.opaque, outcomes))
+
+
+def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
+    """Nothing is done unless all rows can be read. Then each is done or not for itself; if one slice is refused, or
+    nobody knows what became of it, the answer says that."""
+    for rows in slices:
+        decode_settlements(rows)  # and again below: all rows of a request take 10 MB
+        yield
+    outcomes: list[Deferred[bytes]] = []
+    settle = cast("Callable[..., Deferred[bytes]]", groups.settle)  # which may also answer at once
+    for rows in slices:
+        outcomes.append(maybeDeferred(settle, request, decode_settlements(rows)))
+        yield
+    return ensureDeferred(_joined(outcomes, opaque))
+
+
+async def _joined(outcomes: Sequence[Deferred[bytes]], opaque: int) -> Bytes:
+    """The answer with all of these. Raises what one of them has failed with."""
+    found: list[bytes] = []
+    for is_done, result in await DeferredList(outcomes, consumeErrors=True):
+        if not is_done:
+            raise cast(BaseException, cast(Failure, result).value)
+        found.append(result)
+    return body_frame(opaque, b"".join(found))

@@ -1,0 +1,507 @@
+"""What each client address holds of a broker: bytes of its memory, connections and other things that can run out.
+
+The limits are `Quotas`, [limits] of server.ini. Each limited thing has one `Shares`, which knows how much of it each
+address holds. An address that is alone may hold everything but a reserve; while others hold something, it may hold its
+share, half by default. So one host with all connections works, and a host that comes later finds room. What is there
+when the broker starts has no address any more: it does not use up the reserve, which may go beyond a limit.
+
+Only what lasts is counted (a connection, a request that waits, an incomplete frame), never a message that is answered
+at once. Reactor thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from typing import Protocol
+
+from metaq.protocol.errors import AccountSpent
+from metaq.protocol.limits import MAX_FRAME_BYTES
+
+from ..store.threads import call_safely
+from .heap import give_back
+from .reactor import ReactorTime
+
+__all__ = [
+    "LOST_BYTES",
+    "NOBODY",
+    "REFUSED_ANSWER_BYTES",
+    "SCARCE_ANSWER_BYTES",
+    "SPACE_READ_BYTES",
+    "Account",
+    "Quotas",
+    "Shares",
+    "Unfinished",
+    "Unsent",
+    "account_address",
+    "address_of",
+]
+
+NOBODY = ""
+"""The address of what is there already when a broker starts, or belongs to no client."""
+
+RESERVE_PART = 16
+"""What no address gets alone is the limit divided by this."""
+
+MAX_PREPARED_BYTES = 12 << 20
+"""Of the list of prepared transactions: with MAX_ACTIVE_BYTES of others it fits into one frame. A coordinator takes
+what is not in the list for ended, so there is no part of it."""
+
+MAX_SEARCHES = 64
+"""Of messages, by their id or a key, that wait or run."""
+
+MAX_ASKED_MOVES = 64
+"""Moves of partitions that are looked at in ZooKeeper because a MOVE asks, each in a thread of its own."""
+
+MAX_LISTS = 64
+"""Of delayed or half messages, that wait or are being made."""
+
+MAX_PAGES = 32
+"""Pages and metrics that are made or sent: each knows what is still to come, and up to some megabytes."""
+
+UNFINISHED_BYTES_PER_SECOND = 16 << 10
+"""A request that comes faster has more time than `requestSeconds`, and so has an answer that is taken faster."""
+
+SCAN_SECONDS = 5
+"""How often unfinished requests are looked at."""
+
+SCARCE_ANSWER_BYTES = 64 << 10
+"""Data of an answer while its address has no room for unsent ones; one record may be larger."""
+
+REFUSED_ANSWER_BYTES = 80 << 10
+"""An answer of more is refused then: these data, and what an answer says of its data."""
+
+WAITING_BYTES = 1 << 10
+"""What a request that waits counts, beside what it says."""
+
+SPACE_READ_BYTES = 1 << 20
+"""The most that a connection brings before it is counted: a socket has up to eight times as much."""
+
+
+LOST_BYTES = 32 << 20
+"""After so many bytes of requests that were never complete the heap gives back what is free: each had a place of its
+own, which the next ones need not be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """[limits]. The field `unfinished_bytes` is the key `unfinishedBytes`, and so on."""
+
+    unfinished_bytes: int = 128 << 20
+    """Of requests that are incomplete, wait for their turn or are being worked on. Beyond it connections that bring
+    more are not read, but for one of each address."""
+    request_seconds: int = 30
+    """So long a request may come slower than UNFINISHED_BYTES_PER_SECOND."""
+    unsent_bytes: int = 64 << 20
+    """Of answers that clients do not take. Beyond it answers have REFUSED_ANSWER_BYTES at most."""
+    waiting_bytes: int = 64 << 20
+    """Of requests that wait for what is not there yet; WAITING_BYTES each, and what they say."""
+    transaction_bytes: int = 256 << 20
+    """Of messages in open transactions, in memory."""
+    open_transactions: int = 100_000
+    xa_idle_seconds: int = 600
+    """An XA transaction without a timeout, not prepared, is rolled back when nothing came for so long; 0: never."""
+    http_connections: int = 1024
+    """Of the pages and the HTTP gateway; a quarter of all connections at most."""
+    waiting_pages: int = 4
+    """Of the operator's pages, that wait for ZooKeeper in a thread each."""
+    shared_groups: int = 10_000
+    """Shared groups, counted by partition."""
+    shared_bytes: int = 512 << 20
+    """Of what shared groups know of messages; beyond it each still leases and looks at a few."""
+    made_topics: int = 10_000
+    """Topics without a section of their own, which a client's message makes: by a pattern, or of metaq itself."""
+    half_messages: int = 1 << 18
+    """That wait for their outcome: 1.5 KB each in memory, if each has a group and a producer of its own, else less."""
+    address_share: int = 50
+    """Percent of each limit that one address may have while others have something, too."""
+
+
+def account_address(host: str) -> str:
+    """What counts as one address: of IPv6 a network of 64 bits, which is what one host may choose from."""
+    if ":" not in host:
+        return host
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    assert isinstance(address, IPv6Address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Address(int(address) >> 64 << 64))
+
+
+def address_of(caller: object) -> str:
+    """The address of a connection."""
+    address: str = getattr(caller, "address", NOBODY)
+    return address
+
+
+class Shares:
+    """Of one thing: how much there may be of it, and which address has how much."""
+
+    def __init__(self, what: str, key: str, limit: int, share: int, reserve: int = 0) -> None:
+        """what: named in refusals and metrics. key: of [limits]. share: percent. reserve: kept from an address that is
+        alone; 0: a RESERVE_PART of the limit."""
+        self.what = what
+        self.key = key
+        self.limit = limit
+        self.used = 0
+        self.refused = 0
+        """How often somebody was refused since the start."""
+        self._share = limit * share // 100
+        self._alone = limit - (reserve or limit // RESERVE_PART)
+        self._by_address: dict[str, int] = {}
+
+    @property
+    def largest(self) -> int:
+        """What the address has that has most."""
+        return max(self._by_address.values(), default=0)
+
+    def has(self, address: str) -> bool:
+        """Whether it has something."""
+        return address in self._by_address
+
+    def room(self, address: str) -> int:
+        """How much more it may have; not more than 0 if it may have nothing more."""
+        mine = self._by_address.get(address, 0)
+        most = self._alone if mine == self.used else self._share
+        nobodys_reserve = max(0, self._by_address.get(NOBODY, 0) - self._alone)
+        return min(most - mine, self.limit - self.used + nobodys_reserve)
+
+    def add(self, address: str, amount: int) -> None:
+        """It has so much more, or less, whatever the limits say."""
+        self.used += amount
+        left = self._by_address.get(address, 0) + amount
+        if left:
+            self._by_address[address] = left
+        else:
+            self._by_address.pop(address, None)
+
+    def take(self, address: str, amount: int = 1) -> bool:
+        """Count so much for it, unless that is too much."""
+        if amount > self.room(address):
+            self.refused += 1
+            return False
+        self.add(address, amount)
+        return True
+
+    def why_not(self, address: str, amount: int = 1) -> str | None:
+        """Why it may not have so much more, which counts as a refusal; None: it may. Counts nothing else."""
+        if amount <= self.room(address):
+            return None
+        self.refused += 1
+        return self.refusal(address)
+
+    def check(self, address: str, amount: int = 1) -> None:
+        """Count so much for it. Raises AccountSpent."""
+        if (why := self.why_not(address, amount)) is not None:
+            raise AccountSpent(why)
+        self.add(address, amount)
+
+    def refusal(self, address: str) -> str:
+        """Why it gets no more."""
+        mine = self._by_address.get(address, 0)
+        key = f"{self.key}={self.limit} and " if self.key else ""
+        return (
+            f"too many {self.what}: this broker has {self.used} of at most {self.limit}, {mine} of them from "
+            f"{address or 'itself'}; one address may have {self._share} beside others, {self._alone} alone (see "
+            f"{key}addressShare in [limits] of server.ini)"
+        )
+
+
+class _Begun:
+    """An incomplete request. age: how many looks found it too slow. seen: its bytes at the last look."""
+
+    __slots__ = ("address", "age", "cut", "seen", "size")
+
+    def __init__(self, address: str, cut: Callable[[str], bool]) -> None:
+        self.address = address
+        self.cut = cut
+        self.size = self.seen = 0
+        self.age = 0
+
+
+class Unfinished:
+    """The requests of all connections that are incomplete, wait for their turn or are being worked on.
+
+    When they have too many bytes, connections with such a request are not read until there is room again; the oldest
+    one of each address goes on, so that something always completes. What does not complete in time is cut. Time counts
+    in looks of this broker at it, and not while the connection is not read: a broker that stood still cuts nobody.
+    """
+
+    def __init__(self, budget: Shares, seconds: int, reactor: ReactorTime) -> None:
+        self._budget = budget
+        self._seconds = seconds
+        self._reactor = reactor
+        self._begun: dict[str, dict[object, _Begun]] = {}  # by address, oldest first
+        self._waiting: dict[object, tuple[str, Callable[[], None]]] = {}  # as an ordered map
+        self._waking = False
+        self._lost_bytes = 0  # of connections that have ended since memory was given back
+        self.cut = 0
+        """Requests that did not come in time, since the start."""
+
+    @property
+    def waiting(self) -> int:
+        """Connections that are not read."""
+        return len(self._waiting)
+
+    def has(self, who: object, address: str, size: int, fresh: bool, cut: Callable[[str], bool]) -> bool:
+        """`who` has unfinished requests of so many bytes, 0 for none; whether it may go on reading.
+
+        fresh: another request was completed since. cut: ends the connection, with the reason, unless it is not read;
+        whether it did.
+        """
+        mine = self._begun.get(address)
+        if not size:
+            self._waiting.pop(who, None)
+            if mine is not None and (begun := mine.pop(who, None)) is not None:
+                self._budget.add(address, -begun.size)
+                if not mine:
+                    del self._begun[address]
+                if self._waiting:
+                    self._wake_soon()
+            return True
+        if mine is None:
+            mine = self._begun[address] = {}
+        found = mine.get(who)
+        if found is None:
+            found = mine[who] = _Begun(address, cut)
+        elif fresh:
+            found.age = found.seen = 0
+            mine[who] = mine.pop(who)  # the youngest one
+            if self._waiting:  # perhaps the one that is the oldest now
+                self._wake_soon()
+        self._budget.add(address, size - found.size)
+        found.size = size
+        return self._may_go_on(who, address)
+
+    def _may_go_on(self, who: object, address: str) -> bool:
+        return self._budget.room(address) > 0 or self._is_oldest(who, address)
+
+    def room(self, who: object, address: str) -> int:
+        """How many bytes it may bring at once: as many as there is room for, or a single one, behind which it waits."""
+        if self._is_oldest(who, address):
+            return SPACE_READ_BYTES
+        return max(1, min(SPACE_READ_BYTES, self._budget.room(address)))
+
+    def _is_oldest(self, who: object, address: str) -> bool:
+        """Of its address."""
+        return next(iter(self._begun.get(address, (who,)))) is who
+
+    def wait(self, who: object, address: str, resume: Callable[[], None]) -> None:
+        """Call `resume` once, when it may go on; never within this call."""
+        self._waiting[who] = address, resume
+        self._budget.refused += 1
+
+    def read_again(self, who: object, address: str) -> None:
+        """Its connection was not read for a while, which does not count."""
+        begun = self._begun.get(address, {}).get(who)
+        if begun is not None:
+            begun.age = 0
+
+    def drop(self, who: object, address: str) -> None:
+        """Its connection is gone."""
+        self._waiting.pop(who, None)
+        begun = self._begun.get(address, {}).get(who)
+        if begun is not None:
+            self._lost_bytes += begun.size
+            self.has(who, address, 0, True, begun.cut)
+            if self._lost_bytes >= LOST_BYTES:
+                self._lost_bytes = 0
+                self._reactor.callLater(0, give_back)
+
+    def _wake_soon(self) -> None:
+        if not self._waking:
+            self._waking = True
+            self._reactor.callLater(0, self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False
+        expected = 0
+        for who, (address, resume) in list(self._waiting.items()):
+            if self._budget.room(address) <= expected and not self._is_oldest(who, address):
+                continue
+            expected += SPACE_READ_BYTES
+            del self._waiting[who]
+            call_safely(resume)
+
+    def look(self) -> None:
+        """To be called every SCAN_SECONDS: cut what has taken too long."""
+        late = []
+        for begun in self._all():
+            begun.age += begun.size - begun.seen < SCAN_SECONDS * UNFINISHED_BYTES_PER_SECOND
+            begun.seen = begun.size
+            if begun.age * SCAN_SECONDS > self._seconds:
+                late.append(begun)
+        for begun in late:
+            self.cut += begun.cut(
+                f"for {self._seconds} s a request came at less than {UNFINISHED_BYTES_PER_SECOND} bytes a second, and "
+                "was not complete (see requestSeconds in [limits] of server.ini)"
+            )
+
+    def _all(self) -> Iterator[_Begun]:
+        for mine in self._begun.values():
+            yield from (begun for who, begun in mine.items() if who not in self._waiting)
+
+
+class Receiver(Protocol):
+    """A connection that answers are sent to."""
+
+    address: str
+
+    @property
+    def sent_bytes(self) -> int:
+        """What its client was sent while its transport was full, since the connection was made."""
+
+    def abort(self, why: str) -> None: ...
+
+
+class _Untaken:
+    """age: how many looks found its client too slow. seen: `sent_bytes` at the last look."""
+
+    __slots__ = ("age", "seen", "size")
+
+    def __init__(self, seen: int) -> None:
+        self.seen = seen
+        self.age = self.size = 0
+
+
+class Unsent:
+    """The answers that wait in full transports, of all connections.
+
+    While an address has no room for more, its answers are small: larger ones are refused. Connections of all addresses
+    whose clients take theirs too slowly are cut then. Time counts in looks, as for Unfinished.
+    """
+
+    def __init__(self, budget: Shares, seconds: int) -> None:
+        self._budget = budget
+        self._seconds = seconds
+        self._untaken: dict[Receiver, _Untaken] = {}
+        self._short = False  # somebody lacked room since the last look
+
+    def data_bytes(self, address: str, limit: int) -> int:
+        """How much data an answer may carry that could have `limit` bytes."""
+        room = self._room(address) - (REFUSED_ANSWER_BYTES - SCARCE_ANSWER_BYTES)
+        if room > SCARCE_ANSWER_BYTES:
+            return min(limit, room)
+        self._short = True
+        return min(limit, SCARCE_ANSWER_BYTES)
+
+    def why_not(self, address: str, size: int) -> str | None:
+        """Why it gets no answer of this size now; None: it does."""
+        if size <= REFUSED_ANSWER_BYTES or size <= self._room(address):
+            return None
+        self._short = True
+        self._budget.refused += 1
+        return self._budget.refusal(address)
+
+    def _room(self, address: str) -> int:
+        """For one answer. If there is any and nothing of the address waits, every answer fits."""
+        room = self._budget.room(address)
+        return MAX_FRAME_BYTES if room > 0 and not self._budget.has(address) else room
+
+    def hold(self, address: str, change: int) -> None:
+        """So much more, or less, waits for an HTTP connection, which has a time limit of its own."""
+        self._budget.add(address, change)
+
+    def add(self, who: Receiver, size: int) -> None:
+        """So much more was written to its transport, which is full."""
+        untaken = self._untaken.get(who)
+        if untaken is None:
+            untaken = self._untaken[who] = _Untaken(who.sent_bytes)
+        untaken.size += size
+        self._budget.add(who.address, size)
+
+    def taken(self, who: Receiver) -> None:
+        """All of it was sent, or the connection is gone."""
+        untaken = self._untaken.pop(who, None)
+        if untaken is not None:
+            self._budget.add(who.address, -untaken.size)
+
+    def look(self) -> None:
+        """To be called every SCAN_SECONDS: cut who takes too little, if somebody lacks the room."""
+        late = []
+        for who, untaken in self._untaken.items():
+            sent = who.sent_bytes
+            untaken.age = untaken.age + 1 if sent - untaken.seen < SCAN_SECONDS * UNFINISHED_BYTES_PER_SECOND else 0
+            untaken.seen = sent
+            if untaken.age * SCAN_SECONDS > self._seconds and self._short:
+                late.append(who)
+        self._short = False
+        for who in late:
+            who.abort(
+                f"for {self._seconds} s it took less than {UNFINISHED_BYTES_PER_SECOND} bytes a second of its answers, "
+                "and others wait for their room (see unsentBytes and requestSeconds in [limits] of server.ini)"
+            )
+
+
+class Account:
+    """All budgets of a broker."""
+
+    def __init__(self, limits: Quotas, reactor: ReactorTime) -> None:
+        share = limits.address_share
+        self._unfinished_bytes = Shares(
+            "bytes of unfinished requests",
+            "unfinishedBytes",
+            limits.unfinished_bytes,
+            share,
+            limits.unfinished_bytes // 8,
+        )
+        self.unfinished = Unfinished(self._unfinished_bytes, limits.request_seconds, reactor)
+
+        self._unsent_bytes = Shares(
+            "bytes of unsent answers", "unsentBytes", limits.unsent_bytes, share, limits.unsent_bytes // 4
+        )
+        self.unsent = Unsent(self._unsent_bytes, limits.request_seconds)
+
+        self.limits = limits
+        self.connections = Shares("connections", "", 0, share)
+        self.http = Shares("HTTP connections", "httpConnections", limits.http_connections, share)
+        self.pages = Shares("pages that wait for ZooKeeper", "waitingPages", limits.waiting_pages, 100)
+        self.shown_pages = Shares("pages that are being sent", "", MAX_PAGES, share)
+        self.searches = Shares("searches for messages", "", MAX_SEARCHES, share)
+        self.asked_moves = Shares("moves that are looked at", "", MAX_ASKED_MOVES, share)
+        self.lists = Shares("lists of delayed or half messages", "", MAX_LISTS, share)
+        self.shared_groups = Shares("shared groups", "sharedGroups", limits.shared_groups, share)
+        self.shared_bytes = Shares("bytes of shared groups", "sharedBytes", limits.shared_bytes, share)
+        self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
+        self.half_messages = Shares("half messages", "halfMessages", limits.half_messages, share)
+        self.asker = NOBODY
+        """The address whose requests are served, or were served last."""
+        self.transaction_bytes = Shares(
+            "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share
+        )
+        self.transactions = Shares("open transactions", "openTransactions", limits.open_transactions, share)
+        self.prepared = Shares("bytes in the list of prepared transactions", "", MAX_PREPARED_BYTES, share)
+        self.waiting = Shares("bytes of requests that wait", "waitingBytes", limits.waiting_bytes, share)
+
+    def use_descriptors(self, connections: int, *, http: bool = False) -> None:
+        """So many connections there may be. http: some of them belong to the HTTP ports. Before any is counted."""
+        limits = self.limits
+        if http:
+            of_http = min(limits.http_connections, connections // 4)
+            self.http = Shares("HTTP connections", "httpConnections", of_http, limits.address_share)
+            connections -= of_http
+        self.connections = Shares("connections", "", connections, limits.address_share)
+
+    def budgets(self) -> Iterator[tuple[str, Shares]]:
+        """By the names that the metrics have for them."""
+        yield "connections", self.connections
+        yield "http_connections", self.http
+        yield "waiting_pages", self.pages
+        yield "pages", self.shown_pages
+        yield "searches", self.searches
+        yield "asked_moves", self.asked_moves
+        yield "lists", self.lists
+        yield "shared_groups", self.shared_groups
+        yield "shared_bytes", self.shared_bytes
+        yield "made_topics", self.made_topics
+        yield "half_messages", self.half_messages
+        yield "unfinished_bytes", self._unfinished_bytes
+        yield "unsent_bytes", self._unsent_bytes
+        yield "waiting_bytes", self.waiting
+        yield "transaction_bytes", self.transaction_bytes
+        yield "open_transactions", self.transactions
+        yield "prepared_bytes", self.prepared

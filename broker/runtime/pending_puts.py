@@ -1,0 +1,66 @@
+"""Puts that wait to be safe, of all connections together. Above a bound, connections that bring more are not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..store.threads import call_safely
+from .reactor import ReactorTime
+
+__all__ = ["PUT_OVERHEAD_BYTES", "PendingPuts"]
+
+PUT_OVERHEAD_BYTES = 256
+"""Memory that a put takes beside its body while it waits; so many bytes are counted for it."""
+
+
+class PendingPuts:
+    """Counts the bytes and wakes the waiting connections. Lives on the reactor thread.
+
+    A caller that finds it full calls `wait` and takes no more. When a quarter of the bound is free again, callers are
+    woken, in their order, until it is full again. Nobody waits for ever: what is counted is answered, safe or failed.
+    """
+
+    def __init__(self, limit: int, reactor: ReactorTime) -> None:
+        """limit: bytes."""
+        self.limit = limit
+        self.bytes = 0
+        self.full = False
+        self._reactor = reactor
+        self._waiting: dict[object, Callable[[], None]] = {}  # as an ordered map
+        self._waking = False
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def add(self, size: int) -> None:
+        """So many bytes wait to be safe from now on."""
+        self.bytes += size
+        self.full = self.full or self.bytes > self.limit
+
+    def settle(self, size: int) -> None:
+        """They are, or have failed."""
+        self.bytes -= size
+        if self.full and self.bytes <= self.limit * 3 // 4:
+            self.full = False
+            if self._waiting and not self._waking:
+                self._waking = True
+                self._reactor.callLater(0, self._wake)
+
+    def wait(self, who: object, resume: Callable[[], None]) -> None:
+        """Call `resume` once, when there is room; never within this call."""
+        self._waiting[who] = resume
+
+    def drop(self, who: object) -> None:
+        """It waits no more."""
+        self._waiting.pop(who, None)
+
+    def _wake(self) -> None:
+        self._waking = False
+        for who in list(self._waiting):
+            if self.full:
+                return  # `settle` wakes the others
+            resume = self._waiting.pop(who, None)
+            if resume is not None:
+                call_safely(resume)

@@ -1,0 +1,242 @@
+"""Reading messages without a group: a whole topic from its beginning to its end, or one partition of one broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from metaq.coordination.interrupts import Aside, begin_elsewhere
+from metaq.protocol.errors import ClientError, CorruptRecord, OffsetOutOfRange
+from metaq.protocol.limits import INT32_MAX
+
+from ..fetching.core import Accept, ConsumerCore, OnDamaged
+from ..fetching.fetcher import Fetcher
+from ..fetching.polling import Poller
+from ..questions.asking import READER_GROUP, following
+from ..questions.cluster import Cluster
+from ..questions.partitions import max_offset, min_offset
+from ..questions.places import locate
+from ..questions.records import read_chosen, read_messages
+from ..records.message import Message
+from ..records.values import TopicPartition
+from ..runtime.durations import Duration, check_timeout, check_wait
+from ..runtime.timers import Timers
+from ..runtime.unclosed import Closing
+from ..serializers.base import Deserializer, deserializers
+from ..settings.config import (
+    BROWSE_BYTES,
+    check_call_backs,
+    check_number,
+    check_offset,
+    check_protocol,
+    config_or_default,
+)
+from ..settings.consumer_config import ConsumerConfig, check_where
+from ..transport.metadata import parse_address
+from ..transport.pool import ConnectionPool
+
+__all__ = ["PartitionReader", "TopicBrowser", "browse"]
+
+
+def browse(
+    connect: str, topic: str, *, root: str = "/meta", protocol: str = "auto", where: str | None = None
+) -> Iterator[Message]:
+    """All messages of `topic` that are there now, as `TopicBrowser` gives them. Raises as it."""
+    with TopicBrowser(connect, topic, root=root, protocol=protocol, where=where) as browser:
+        yield from browser
+
+
+class TopicBrowser(Closing):
+    """Iterates over all messages of a topic that are there when the iteration begins, partition by partition in the
+    order of (broker id, partition). It joins no group, commits nothing and leaves no trace in ZooKeeper.
+
+    (1.x's TopicBrowser. Where that takes a partition whose oldest messages were deleted for empty, this one goes on at
+    the oldest that is left.) Iterate again to see it anew. One thread.
+    """
+
+    def __init__(
+        self,
+        connect: str,
+        topic: str,
+        *,
+        root: str = "/meta",
+        protocol: str = "auto",
+        where: str | None = None,
+        on_damaged: OnDamaged | None = None,
+        config: ConsumerConfig | None = None,
+    ) -> None:
+        """where: only messages for whose properties this holds (docs/filters.md). on_damaged: called with a
+        CorruptRecord for each damaged range, at which ConsumerConfig.damage says to stop or to go on.
+
+        Raises ConfigError, CoordinationUnavailable.
+        """
+        self._topic = topic
+        self._closed = False
+        self._config = config_or_default(config, ConsumerConfig)
+        check_call_backs(on_damaged=on_damaged)
+        self._on_damaged = on_damaged
+        self._where = check_where(where)
+        self._cluster = Cluster(
+            connect, root=root, protocol=check_protocol(protocol), config=self._config.connection, starts=False
+        )
+        self._cluster.start()
+        self._opened()
+
+    def partitions(self) -> list[TopicPartition]:
+        """What is iterated over. Raises NoPartition, CoordinationUnavailable, ClientError (closed)."""
+        if self._closed:
+            raise ClientError("this TopicBrowser is closed")
+        return self._cluster.partitions(self._topic)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Raises NoPartition, BrokerUnavailable, RequestTimedOut, CorruptRecord, ClientError (closed)."""
+        ends = {each: self._cluster.ask(each, partial(max_offset, partition=each)) for each in self.partitions()}
+        for partition, end in ends.items():
+            yield from self._read(partition, end)
+
+    def _read(self, partition: TopicPartition, end: int) -> Iterator[Message]:
+        ask = partial(self._cluster.ask, partition)
+        position = ask(partial(min_offset, partition=partition))
+        while position < end:
+            try:
+                size = self._config.fetch_max_bytes
+                read = partial(read_chosen, partition=partition, offset=position, max_bytes=size, where=self._where)
+                messages, following = ask(read)
+            except OffsetOutOfRange as error:
+                if error.first <= position:
+                    return  # it ends earlier than it did: the broker has lost its tail
+                position = error.first  # deleted meanwhile: on at the oldest that is left
+                continue
+            except CorruptRecord as error:
+                position = self._behind(error)
+                continue
+            if following <= position:
+                return
+            for message in messages:
+                if message.offset >= end:
+                    return
+                yield message
+            position = following
+
+    def _behind(self, damage: CorruptRecord) -> int:
+        """Where to go on. Raises it if there is no such place, or the user does not want that."""
+        if self._on_damaged is not None:
+            self._on_damaged(damage)
+        if damage.end is None or self._config.damage == "stop":
+            raise damage
+        return damage.end
+
+    def close(self, timeout: Duration = 10.0) -> None:
+        """End the ZooKeeper session and all connections, as Cluster.close."""
+        seconds = check_wait("timeout", timeout)
+        self._closed = True
+        self._closes()
+        self._cluster.close(seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class PartitionReader(Poller):
+    """Reads one partition of one broker, without ZooKeeper and without a group; the caller keeps the position.
+
+    (1.x's direct mode: serverUrl, partition and offset.) It fetches ahead and survives restarts of the broker as a
+    Consumer does. One thread; close() on any.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        partition: TopicPartition,
+        start: str | int = "earliest",
+        *,
+        where: str | None = None,
+        accept: Accept | None = None,
+        on_damaged: OnDamaged | None = None,
+        deserializer: Deserializer | None = None,
+        protocol: str = "auto",
+        config: ConsumerConfig | None = None,
+    ) -> None:
+        """address: the broker's `host:port`. That of any node of a broker set leads to the set's leader while that node
+        runs. start: "earliest", "latest", or the offset in bytes at which a message begins. where: only
+        messages for whose properties this holds (docs/filters.md). accept: what it returns false for is passed over.
+        on_damaged, deserializer: as of Consumer.
+
+        Raises ConfigError; connects in the background.
+        """
+        config = config_or_default(config, ConsumerConfig)
+        check_call_backs(accept=accept, on_damaged=on_damaged)
+        reader = None if deserializer is None else deserializers("deserializer", deserializer)
+        self._endpoint = parse_address(address)
+        self._ending = Aside("metaq reader close")
+        self._timers = Timers("metaq-read")
+        self._pool = ConnectionPool(config.connection, check_protocol(protocol))
+        core = ConsumerCore(
+            READER_GROUP,
+            config,
+            where=check_where(where),
+            accept=accept,
+            on_damaged=on_damaged,
+            follow=self._pool.follow,
+            reader=reader,
+        )
+        endpoint = self._endpoint
+        super().__init__(core, Fetcher(core, self._pool, lambda _: endpoint, self._timers))
+        begin = 0 if start == "earliest" else locate(start, option="start")
+        (self._cursor,) = core.claim([partition], [begin], announced=True)
+        try:
+            self._fetcher.serve_soon()
+            self._opened()
+        except BaseException:
+            begin_elsewhere((self.close,))
+            self.close()
+            raise
+
+    @property
+    def position(self) -> int:
+        """Byte offset of the next message that poll() returns: what to give as `start` to go on later."""
+        self._settle()
+        return self._cursor.position
+
+    def seek(self, offset: int) -> None:
+        """Go on at a byte offset that begins a message. Raises ConfigError."""
+        self._settle()
+        check_offset("offset", offset)
+        self._cursor.moved_to(offset)
+        self._fetcher.serve_soon()
+
+    def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: Duration | None = None) -> list[Message]:
+        """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`;
+        ClientError (closed)."""
+        self._check_open()
+        check_offset("offset", offset)
+        check_number("max_bytes", max_bytes, most=INT32_MAX)
+        within = None if timeout is None else check_timeout(timeout)
+        seconds, partition = self._core.config.connection.connect_timeout_seconds, self._cursor.partition
+
+        def read() -> list[Message]:
+            return read_messages(self._pool.connection(self._endpoint, seconds), partition, offset, max_bytes, within)
+
+        return following(self._pool.follow, read)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent. In a process that was forked off, the parent's stays open."""
+        self._closes()
+        self._closed = True
+        if self._guard.is_elsewhere:
+            self._pool.close()
+            return
+        self._ending.do(self._end)
+
+    def _end(self) -> None:
+        self._core.lose([self._cursor])
+        self._fetcher.wake()
+        self._timers.close()
+        self._pool.close()

@@ -1,0 +1,194 @@
+"""The bytes of a request for a partition's data, and the chunks in the answer to it. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+from metaq.coordination.logs import get_log
+from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError
+from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.message_id import UNKNOWN_ID
+from metaq.protocol.own_topics import RETRY_PREFIX
+from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest
+from metaq.protocol.record import HEADER, HEADER_BYTES, is_blank, iter_headers
+from metaq.protocol.refusals import frame_error, text_error
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import Result, Value, encode_get
+
+from ..questions.records import damaged_bytes
+from ..settings.consumer_config import ConsumerConfig
+from ..transport.connection import Build, Endpoint, Reply
+from .chunk import Chunk
+from .cursor import Request
+from .tuning import LARGEST_GET_BYTES
+
+__all__ = ["NotWhole", "PullCodec"]
+
+log = get_log(__name__)
+
+PullNews = tuple[Sequence[Chunk], float]
+"""What is new, and the seconds to wait before the next request."""
+
+
+class NotWhole(RemoteProtocolError):
+    """The broker does not give the whole of a record: it gives too little at once, or the length is damaged."""
+
+
+class PullCodec:
+    """How one consumer asks for data, over both protocols.
+
+    Messages that wait for another attempt have passed the filter by tags already. is_slave: whether a slave listens
+    there, which may hold less than its master did. reads_in_bulk: whole answers are used with little work for each, so
+    that large ones pay.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        tags: Collection[str] | None,
+        config: ConsumerConfig,
+        is_slave: Callable[[Endpoint], bool] = lambda _: False,
+        where: str = "",
+    ) -> None:
+        self.reads_in_bulk = False
+        self._group = group
+        self._tags = tuple(sorted(tags or ()))
+        self._retry_topic = f"{RETRY_PREFIX}{group}"  # not checked yet
+        self._where = where
+        self._config = config
+        self._is_slave = is_slave
+        # a filter leaves out messages in front of the position; a follower may not have them yet
+        self._sees_all = not (self._tags or where or config.read_from == "nearest")
+
+    def encode(self, request: Request, frames: bool, unpacks: bool = False, takes_where: bool = False) -> Build:
+        """The request, which the bytes are made for once its opaque is known. unpacks: the broker wants to be told that
+        compressed messages can be read. takes_where: it filters by content."""
+        topic, _, number = request.cursor.partition
+        config = self._config
+        if not frames:
+            get = partial(encode_get, topic, self._group, number, request.offset, request.size, unpacks=unpacks)
+            return lambda opaque: (get(opaque=opaque),)
+        size = config.arrow_fetch_bytes if self.reads_in_bulk else config.fetch_max_bytes
+        pull = PullRequest(
+            topic,
+            number,
+            request.offset,
+            size,
+            self._group,
+            () if topic == self._retry_topic else self._tags,
+            config.long_poll_ms,
+            sizes=True,
+            verify=request.verify,
+            follower=config.read_from == "nearest",
+            where=self._where if takes_where and topic != self._retry_topic else "",
+            last_id=request.last_id if self._sees_all else UNKNOWN_ID,
+        )
+        return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
+
+    def end_of(self, head: Frame) -> int | None:
+        """Where an answer ends whose body is still to come, if that is worth knowing."""
+        if not self.reads_in_bulk or head.code != ResponseCode.SUCCESS:
+            return None
+        try:
+            return PullReply.from_ext(head.ext).next_offset
+        except RemoteProtocolError:  # the whole answer is taken next, and meets the same error
+            return None
+
+    def read(self, request: Request, reply: Reply, endpoint: Endpoint) -> PullNews:
+        """What an answer brings. Raises NotWhole, BrokerUnavailable, RemoteProtocolError, and a refusal's error
+        (refusals.py)."""
+        chunks: Sequence[Chunk]
+        pause = 0.0
+        if isinstance(reply, Frame):
+            chunks = self._read_frame(request, reply, endpoint)
+        elif isinstance(reply, Value):
+            chunks = _read_value(request, reply.data)
+        elif not isinstance(reply, Result):
+            raise BrokerUnavailable(f"{endpoint} answered a pull with something else: {reply!r}")
+        elif reply.code in (Status.NOT_FOUND, Status.FORBIDDEN):
+            chunks, pause = (), request.cursor.nothing_came()
+        elif reply.code == Status.MOVED and reply.text.strip().isdigit():
+            chunks = self._go_on_at(request, int(reply.text), endpoint)
+        else:
+            raise text_error(reply, request.cursor.partition, endpoint)
+        for each in chunks:
+            if each.end_offset < each.offset + each.bytes_left:
+                raise RemoteProtocolError(f"{request.cursor}: an answer ends before its data")
+        return chunks, pause
+
+    def _read_frame(self, request: Request, frame: Frame, endpoint: Endpoint) -> Sequence[Chunk]:
+        cursor, offset = request.cursor, request.offset
+        if frame.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED):
+            raise frame_error(frame, cursor.partition, endpoint)
+        reply = PullReply.from_ext(frame.ext)
+        end = reply.next_offset
+        if reply.id_before != UNKNOWN_ID and not self._is_slave(endpoint):
+            cursor.doubt(request)
+        if reply.damaged_from != NOT_DAMAGED:
+            if end <= offset:
+                raise RemoteProtocolError(f"{cursor}: damage ends before its begin")
+            return (Chunk.damaged(damaged_bytes(cursor.partition, reply.damaged_from, end), offset),)
+        if frame.code == ResponseCode.PULL_OFFSET_MOVED:
+            if end < offset and end < reply.max_offset and cursor.was_led_back():
+                raise RemoteProtocolError(
+                    f"{cursor}: {endpoint} leads back from {offset} to {end} again, which was read already"
+                )
+            return self._go_on_at(request, end, endpoint)
+        runs, sizes = reply.records_in(frame.body, offset)
+        if not runs:
+            return (Chunk.of(b"", offset, end),) if end != offset else ()
+        ends = [start for start, _ in runs[1:]] + [end]  # a filtered answer has gaps between its runs
+        return [Chunk.of(records, start, stop, sizes) for (start, records), stop in zip(runs, ends, strict=True)]
+
+    def _go_on_at(self, request: Request, offset: int, endpoint: Endpoint) -> Sequence[Chunk]:
+        """The position is outside the readable bytes: go where the broker says, but never back on a slave's word."""
+        cursor, position = request.cursor, request.offset
+        if offset < position and self._is_slave(endpoint):
+            raise BrokerUnavailable(
+                f"{cursor}: the slave {endpoint} ends at {offset} and the position is {position} already: waiting for "
+                "the slave or the master"
+            )
+        if position == offset:
+            raise RemoteProtocolError(f"{cursor}: the broker moves the position {offset} to itself")
+        if offset < position:
+            log.error(
+                "%s: position %d is not readable, going on at %d: the partition has lost its end. What has come in its "
+                "place up to there is passed over: `metaq groups describe %s` says whether that is something",
+                cursor,
+                position,
+                offset,
+                self._group,
+            )
+        elif position or cursor.stood_at_0:  # else 0 is how "earliest" begins
+            log.warning("%s: position %d is not readable, going on at %d", cursor, position, offset)
+        return (Chunk.of(b"", offset, offset),)
+
+
+def _read_value(request: Request, data: memoryview) -> Sequence[Chunk]:
+    """Text: a slice of the log; its last record is usually cut."""
+    complete = 0
+    try:
+        for header in iter_headers(data):
+            complete = header.end
+    except RemoteProtocolError:
+        pass  # no header: what is good in front of it comes first, it is the front of the next answer
+    if complete:
+        request.cursor.whole_records_came()
+    elif _begins_damaged(data):
+        complete = len(data)
+    elif request.cursor.ask_for_more(len(data)):
+        return ()
+    else:
+        raise NotWhole(
+            f"the broker hands out {len(data)} bytes of the record at {request.offset}, which is longer: "
+            "raise its maxTransferSize"
+        )
+    return (Chunk.of(data[:complete], request.offset, request.offset + complete),)
+
+
+def _begins_damaged(data: memoryview) -> bool:
+    if len(data) < HEADER_BYTES:
+        return False
+    header = HEADER.unpack_from(data)
+    return not 0 <= header[0] <= LARGEST_GET_BYTES or is_blank(*header[:3])

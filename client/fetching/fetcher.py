@@ -1,0 +1,328 @@
+"""Sends what the core wants to ask (core.py) over connections, and gives it the answers.
+
+There is no thread per partition and no loop that asks: the answer to a pull is taken on the thread that reads the
+connection, which stores it and sends the next pull at once, as long as the partition's buffer has room. With one broker
+that is the thread that waits in poll(), and the next answer comes into the socket's buffer while the user works; with
+several it is a background thread for each broker. What must wait for a time (an error's pause, the text protocol's
+empty answers) is on the timer thread, what must wait for a broker (to connect, to ask it something else) on a thread of
+that broker, so that a hung one holds up nobody else.
+
+A user's thread that is interrupted (interrupts.py) may leave any line. If it had noted that a request is under way, the
+timer thread sends that (`_ask_anew`), and the answer to another one, if there is one, is dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+from metaq.coordination.interrupts import Aside, Bell, begin_elsewhere
+from metaq.coordination.logs import get_log
+from metaq.protocol.errors import BrokerUnavailable, MetaqError
+from metaq.protocol.frames import Frame
+from metaq.protocol.statuses import ResponseCode
+
+from ..questions.divergence import diverged_at
+from ..questions.partitions import max_offset
+from ..questions.records import locate_damage
+from ..records.values import TopicPartition
+from ..runtime.timers import Timers
+from ..runtime.waiting import Waiter
+from ..transport.connection import Connection, Endpoint, Reply
+from ..transport.pool import ConnectionPool
+from .core import ConsumerCore
+from .cursor import Ask, PartitionCursor, Reached, Request
+from .nearest_nodes import NearestNodes
+from .tuning import CONNECT_SECONDS
+
+__all__ = ["Fetcher"]
+
+log = get_log(__name__)
+
+
+class Fetcher:
+    """Keeps the buffers of a consumer's partitions filled, and wakes the thread that waits for that. Any thread.
+
+    endpoint_of: where a partition is read. nearest: chooses another node of its broker set for that. record: has the
+    group commit where a partition begins, and calls `go_on` then.
+    """
+
+    def __init__(
+        self,
+        core: ConsumerCore,
+        pool: ConnectionPool,
+        endpoint_of: Callable[[TopicPartition], Endpoint | None],
+        timers: Timers,
+        nearest: NearestNodes | None = None,
+        record: Callable[[Request], None] | None = None,
+    ) -> None:
+        self._core = core
+        self._record = record
+        self._pool = pool
+        self._endpoint_of = endpoint_of
+        self._timers = timers
+        self._nearest = nearest
+        self._lock = threading.Lock()
+        self._connections: list[Connection] = []
+        self._asides: dict[Endpoint, Aside] = {}  # what may wait for a broker is done on a thread of that broker
+        self._bell_lock = threading.Lock()
+        self._bell = Bell()  # in front of it `_rung`
+        self._rung = False
+        self._waiter: Waiter | None = None
+
+    # --- the thread in poll() ---------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There is something for the thread in poll() to look at. A thread that waits is woken at the latest at the end
+        of the system call in which it reads."""
+        with self._bell_lock:
+            if not self._rung:
+                self._bell.ring()  # first: rung for nothing it wakes in vain, which is no loss
+                self._rung = True
+            waiter = self._waiter
+        if waiter is not None:
+            waiter.finish()
+
+    def listen(self) -> None:
+        """Forget earlier calls of `wake`; look at what is there then, and `wait`, which a later one ends."""
+        if self._rung:
+            with self._bell_lock:
+                self._rung = False
+                self._bell.wait(0.0)  # one that an exception ended has taken it
+
+    def wait(self, seconds: float) -> None:
+        """Until `wake` was called since `listen`, or `seconds` are over.
+
+        A single connection is read here meanwhile, if nobody else does: then data comes in on the thread that is going
+        to use it, which saves the hand-over between two threads and leaves it in that core's cache.
+        """
+        connections = self._connections
+        if len(connections) != 1 or connections[0].closed:
+            self._bell.wait(seconds)
+            return
+        waiter = self._waiter = _PollWaiter()
+        try:
+            if not self._rung:  # it may have rung before the waiter was there to be told
+                connections[0].drive(waiter, time.monotonic() + seconds)
+        finally:
+            self._waiter = None
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Send what the core wants."""
+        try:
+            while (cursor := self._core.next_wanting()) is not None:
+                self.ask(cursor)
+        except BaseException:
+            begin_elsewhere((self._serve_all,))
+            raise
+
+    def _serve_all(self) -> None:
+        """An interrupt came when a partition had left the queue: it is one of these."""
+        for cursor in list(self._core.owned.values()):
+            self.ask(cursor)
+
+    def serve_soon(self) -> None:
+        """The same elsewhere: the caller may hold locks, or must not wait until a broker takes what is sent."""
+        self._timers.call_later(0, self.serve)
+
+    def ask(self, cursor: PartitionCursor) -> None:
+        """Send what this partition needs, if anything."""
+        try:
+            request = cursor.next_request(time.monotonic())
+            if request is not None:
+                self._send(request)
+        except BaseException:
+            begin_elsewhere((self._ask_anew, cursor))
+            raise
+
+    def _ask_anew(self, cursor: PartitionCursor) -> None:
+        """The thread that was going to ask was interrupted. On another one, after a pause: if it was a bug instead that
+        ended it, it comes again."""
+
+        def ask() -> None:
+            cursor.ask_anew()
+            self.serve()
+
+        self._timers.call_later(cursor.backoff.next(), ask)
+
+    def nearest_changed(self, broker_id: int) -> None:
+        """Other nodes of a broker set are near now: read its partitions there. Any thread."""
+        for partition, cursor in self._core.owned.items():
+            if partition.broker == broker_id:
+                cursor.ask_anew()
+        self.serve_soon()
+
+    def brokers_are(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint]) -> None:
+        """As ConnectionPool.listed."""
+        self._pool.listed(masters, others)
+
+    def _send(self, request: Request) -> None:
+        cursor = request.cursor
+        if request.ask is Ask.RECORD:
+            assert self._record is not None, "only a member of a group records"
+            self._record(request)
+            return
+        try:
+            endpoint = self._endpoint_of(cursor.partition)
+            if self._nearest is not None and request.ask is Ask.PULL:
+                endpoint = self._nearest.choose(cursor.partition, endpoint, self._pool.down)
+            if endpoint is None:
+                raise BrokerUnavailable(f"broker {cursor.partition.broker} is not registered")
+            connection = self._pool.open_connection(endpoint) if request.ask is Ask.PULL else None
+            if connection is not None:
+                self._use(connection)
+                self._pull(request, connection)
+            else:
+                self._aside(endpoint).start(partial(self._ask_here, request, endpoint))
+        except MetaqError as error:
+            self._then(request, self._core.failed(request, error, time.monotonic()))
+
+    def go_on(self, requests: Sequence[Request], pause: float = 0.0) -> None:
+        """What these RECORD was committed, or is to be asked again in `pause` seconds."""
+        for each in requests:
+            self._timers.call_later(pause, partial(self.ask, each.cursor))
+        self.wake()
+
+    def _aside(self, endpoint: Endpoint) -> Aside:
+        aside = self._asides.get(endpoint)
+        if aside is None:
+            aside = self._asides[endpoint] = Aside(f"metaq-fetch-{endpoint.host}:{endpoint.port}")
+        return aside
+
+    def _ask_here(self, request: Request, endpoint: Endpoint) -> None:
+        """Broker's thread: what may wait for it."""
+        try:
+            if request.cursor.awaits(request):
+                self._then(request, self._asked_here(request, endpoint))
+        except Exception:  # one partition's bug must not stop the others
+            log.exception("asking %s failed", endpoint)
+
+    def _asked_here(self, request: Request, endpoint: Endpoint) -> float | None:
+        core, cursor = self._core, request.cursor
+        try:
+            connection = self._pool.connection(endpoint, CONNECT_SECONDS)
+            self._use(connection)
+            if request.ask is Ask.PULL:
+                self._pull(request, connection)
+                return None
+            look = {Ask.BEGIN: cursor.locate, Ask.END: max_offset}.get(request.ask)
+            what = (
+                locate_damage(connection, cursor.partition, request.offset)
+                if look is None
+                else look(connection, cursor.partition)
+            )
+            return core.found(request, what, time.monotonic())
+        except MetaqError as error:
+            if self._nearest is not None:
+                self._nearest.failed(endpoint)
+            return core.failed(request, error, time.monotonic())
+
+    def _use(self, connection: Connection) -> None:
+        """If it is new: one thread in poll() can read one connection; several need their reader threads. May be
+        repeated."""
+        if connection in self._connections:
+            return
+        connection.expects_bulk = True
+        with self._lock:
+            connections = [*(each for each in self._connections if not each.closed), connection]
+            if len(connections) > 1:
+                for each in connections:
+                    each.read_in_background()
+            self._connections = connections
+        self.wake()  # a thread in poll() has something else to wait for
+
+    def _pull(self, request: Request, connection: Connection) -> None:
+        frames = connection.speaks_frames
+        wait_ms = self._core.config.long_poll_ms if frames else 0
+        connection.submit(
+            self._core.codec.encode(request, frames, connection.knows_compressed, connection.takes_where),
+            partial(self._answered, request, connection),
+            time.monotonic() + wait_ms / 1000 + self._core.config.connection.request_timeout_seconds,
+            background=len(self._connections) > 1,
+            on_begun=partial(self._begun, request) if self._core.codec.reads_in_bulk else None,
+        )
+
+    def _begun(self, request: Request, head: Frame) -> None:
+        """The thread that reads the connection."""
+        try:
+            ahead = self._core.answer_begins(request, head)
+            if ahead is not None:
+                self._send(ahead)
+        except BaseException:
+            begin_elsewhere((self._ask_anew, request.cursor))
+            raise
+
+    def _answered(
+        self, request: Request, connection: Connection, reply: Reply | None, error: MetaqError | None
+    ) -> None:
+        """The thread that reads the connection."""
+        cursor, core = request.cursor, self._core
+        try:
+            if self._nearest is not None and (reply is None or _is_refusal(reply)):
+                self._nearest.failed(connection.endpoint)
+            if reply is not None:
+                pause = core.answered(request, reply, connection.endpoint, time.monotonic())
+                if (doubt := cursor.take_doubt()) is not None:
+                    look = partial(self._look_into, cursor.partition, connection.endpoint, doubt)
+                    self._aside(connection.endpoint).start(look)
+            else:
+                error = error or BrokerUnavailable(f"{connection.endpoint} gave no answer")
+                pause = core.unanswered(request, error, time.monotonic())
+            self._then(request, pause)
+        except BaseException:
+            begin_elsewhere((self._ask_anew, cursor))
+            raise
+
+    def _look_into(self, partition: TopicPartition, endpoint: Endpoint, doubt: Reached) -> None:
+        """Broker's thread: another message lies in front of this position than was read there. Say so if the one that
+        was read is lost, and others have come in its place: nobody else would know that they are passed over."""
+        offset, last_id = doubt
+        group = self._core.group
+        try:
+            missed = diverged_at(self._pool.connection(endpoint, CONNECT_SECONDS), partition, offset, last_id)
+        except MetaqError as error:
+            log.warning(
+                "%s %s: whether it has lost what group %s has read is unknown: %s",
+                partition.topic,
+                partition,
+                group,
+                error,
+            )
+            return
+        if missed is not None:
+            log.error(
+                "%s %s: messages are lost that group %s had read. It goes on at %d, and may pass over what has come "
+                "from %d on: stop its members and `metaq groups seek %s --topic %s --partition %s --to %d`",
+                partition.topic,
+                partition,
+                group,
+                offset,
+                missed,
+                group,
+                partition.topic,
+                partition,
+                missed,
+            )
+
+    def _then(self, request: Request, pause: float | None) -> None:
+        """What was asked was answered, or not: ask what comes next, in `pause` seconds."""
+        cursor = request.cursor
+        if cursor.has_next:
+            self.wake()
+        if pause:
+            self._timers.call_later(pause, partial(self.ask, cursor))
+        elif pause is not None:
+            self.ask(cursor)
+
+
+def _is_refusal(reply: Reply) -> bool:
+    return isinstance(reply, Frame) and reply.code == ResponseCode.NOT_LEADER
+
+
+class _PollWaiter(Waiter):
+    __slots__ = ()
+    returns = True

@@ -1,0 +1,85 @@
+"""Which node of a broker set a consumer reads from: a live in-sync one of its own zone, else the leader."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from metaq.coordination.session import ZkSession
+from metaq.coordination.set_view import SetView, watch_set
+from metaq.coordination.watches import DataWatcher
+from metaq.protocol.errors import ConfigError
+
+from ..records.values import TopicPartition
+from ..transport.connection import Endpoint
+from ..transport.metadata import parse_address
+
+__all__ = ["Nearby", "NearestNodes"]
+
+AVOIDED_SECONDS = 2.0
+"""A node that refused a pull, or is gone, is not asked again for so long; its zone's others and the leader are."""
+
+
+class NearestNodes:
+    """The choice, without I/O. Any thread; each change is a single assignment."""
+
+    def __init__(self, zone: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._zone = zone
+        self._clock = clock
+        self._near: dict[int, tuple[Endpoint, ...]] = {}
+        self._avoided: dict[Endpoint, float] = {}
+
+    def seen(self, broker_id: int, view: SetView) -> bool:
+        """The set as it is now; whether this may change a choice."""
+        names = sorted(name for name in view.in_sync_present if view.nodes[name].zone == self._zone)
+        found = [_endpoint(view.nodes[name].url) for name in names if self._zone]
+        near = tuple(each for each in found if each is not None)
+        former, self._near[broker_id] = self._near.get(broker_id, ()), near
+        return former != near
+
+    def failed(self, endpoint: Endpoint) -> None:
+        """This node did not give what it was asked for."""
+        self._avoided[endpoint] = self._clock() + AVOIDED_SECONDS
+
+    def choose(self, partition: TopicPartition, leader: Endpoint | None, down: Collection[Endpoint]) -> Endpoint | None:
+        """Where to read a partition. leader: as ZooKeeper shows it. down: nodes that cannot be reached."""
+        near = self._near.get(partition.broker, ())
+        if not near or leader in near:
+            return leader
+        now = self._clock()
+        usable = [each for each in near if each not in down and self._avoided.get(each, now) <= now]
+        return usable[partition.partition % len(usable)] if usable else leader
+
+
+class Nearby:
+    """Keeps a consumer's NearestNodes current. look() on one thread, close() on any."""
+
+    def __init__(self, session: ZkSession, zone: str, on_change: Callable[[int], None]) -> None:
+        """on_change: called with the id of a broker set whose near nodes have changed, on the session's event
+        thread."""
+        self.nodes = NearestNodes(zone)
+        self._session = session
+        self._on_change = on_change
+        self._watchers: dict[int, DataWatcher] = {}
+
+    def look(self, broker_ids: Collection[int]) -> None:
+        """Watch these brokers' sets, if they are sets."""
+        for each in broker_ids:
+            if each not in self._watchers:
+                self._watchers[each] = watch_set(self._session, each, self._seen)
+
+    def _seen(self, broker_id: int, view: SetView) -> None:
+        if self.nodes.seen(broker_id, view):
+            self._on_change(broker_id)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for each in list(self._watchers.values()):
+            each.close()
+
+
+def _endpoint(url: str) -> Endpoint | None:
+    try:
+        return parse_address(url)
+    except ConfigError:
+        return None

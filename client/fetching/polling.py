@@ -1,0 +1,138 @@
+"""poll(): what a Consumer and a PartitionReader have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sized
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from metaq.coordination.forks import ForkGuard
+from metaq.protocol.errors import ClientError, ConfigError
+from metaq.protocol.limits import INT32_MAX
+
+from ..records.message import Message
+from ..runtime.durations import Duration, check_wait
+from ..runtime.unclosed import Closing
+from ..settings.config import check_number
+from .core import ConsumerCore
+from .fetcher import Fetcher
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["NOT_ALONE", "Poller", "Taken"]
+
+NOT_ALONE = "poll() or run() is under way, on another thread or around this call-back: give each thread one of its own"
+
+Taken = TypeVar("Taken", bound=Sized)
+
+
+class Poller(Closing):
+    """Takes messages from a core on the thread that polls. Use one thread at a time; close() may be called from
+    another. In a process that was forked off every call raises ClientError, but close(), which leaves the parent's
+    alone.
+    """
+
+    def __init__(self, core: ConsumerCore, fetcher: Fetcher) -> None:
+        self._core = core
+        self._fetcher = fetcher
+        self._guard = ForkGuard(type(self).__name__)
+        self._polling = False
+        self._closed = False
+
+    def poll(self, max_messages: int = 500, timeout: Duration = 1.0) -> list[Message]:
+        """Return the next messages, at least one if any comes within `timeout` seconds, else [].
+
+        What earlier calls returned counts as consumed now. Raises CorruptRecord for damaged bytes [position, end) of
+        a partition (again at each call until you seek to their end, unless ConsumerConfig.damage is "skip"),
+        ClientError (closed, or called on two threads at once), and what `accept`, on_assigned, on_revoked and
+        on_damaged raise.
+        """
+        seconds = _checked(max_messages, timeout)
+        messages = self._poll(partial(self._core.take, max_messages), seconds) or []
+        self._core.under_way = False
+        return messages
+
+    def poll_arrow(self, max_messages: int = 65_536, timeout: Duration = 1.0) -> pyarrow.RecordBatch:
+        """As `poll`, but as one pyarrow.RecordBatch (schema: `metaq.client.records.arrow.SCHEMA`); it may be empty.
+
+        With a backlog a batch has the messages of one answer, about arrow_fetch_bytes; no bytecode runs per message.
+        """
+        from ..records.arrow import EMPTY  # pyarrow is an extra
+
+        seconds = _checked(max_messages, timeout)
+        self._core.codec.reads_in_bulk = True
+        batch = self._poll(partial(self._core.take_batch, max_messages), seconds) or EMPTY
+        self._core.under_way = False
+        return batch
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages for ever, until close(). Each counts as consumed when the next one is asked for."""
+        while not self._closed:
+            yield from self.poll(1, 1.0)
+
+    def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
+        """What `take` returns as soon as that is not empty, None if it stays so."""
+        self._check_open()
+        if self._polling:
+            raise ClientError(NOT_ALONE)
+        # no lock: an exception of a signal's handler may come when acquire() returns, and nobody would release it
+        self._polling = True
+        try:
+            core = self._core
+            core.acknowledge()
+            deadline = 0.0
+            while True:
+                self._attend()
+                taken = take()
+                self._fetcher.serve()
+                if taken:
+                    return taken
+                now = time.monotonic()
+                deadline = deadline or now + timeout
+                if now >= deadline or self._closed:
+                    return None
+                self._wait(deadline - now)
+                # an empty stretch (filtered away) may have been passed: nobody holds anything of it
+                core.acknowledge()
+        finally:
+            self._polling = False
+
+    def _attend(self) -> None:
+        """Before each look at what there is to take."""
+        self._fetcher.listen()
+
+    def _wait(self, seconds: float) -> None:
+        """Until there may be something to take, at most `seconds`."""
+        self._fetcher.wait(seconds)
+
+    def _settle(self) -> None:
+        """Put the positions back where the user is, if an exception ended the last poll."""
+        self._guard.check()
+        if not self._polling:  # else a filter or a handler asks
+            self._core.settle()
+
+    def _check_open(self) -> None:
+        self._guard.check()
+        if self._closed:
+            raise ClientError(f"this {type(self).__name__} is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _checked(max_messages: int, timeout: Duration) -> float:
+    """The seconds of `timeout`. Raises ConfigError, WrongDuration."""
+    if type(max_messages) is not int or not 1 <= max_messages <= INT32_MAX:
+        if isinstance(max_messages, float | timedelta):
+            raise ConfigError("max_messages", max_messages, f"choose a whole number, or write timeout={max_messages!r}")
+        check_number("max_messages", max_messages, most=INT32_MAX)
+    return check_wait("timeout", timeout)

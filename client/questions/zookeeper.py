@@ -1,0 +1,155 @@
+"""The producer's picture of the cluster, kept current by ZooKeeper watches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from functools import partial
+
+from metaq.coordination.backoff import Backoff
+from metaq.coordination.brokers import ClusterView
+from metaq.coordination.interrupts import Aside
+from metaq.coordination.logs import get_log
+from metaq.coordination.session import ZkSession
+from metaq.protocol.errors import ClientError, CoordinationError, SessionLost
+from metaq.protocol.limits import check_zookeeper_topic
+
+from ..records.values import TopicPartition
+from ..transport.absences import LEADERLESS_SECONDS, Absences
+from ..transport.connection import Endpoint
+from ..transport.metadata import TopicView, with_own_partitions
+from .steady import SteadyView
+
+__all__ = ["ZooKeeperMetadata"]
+
+log = get_log(__name__)
+
+_RETRY_MIN_SECONDS = 0.5
+_RETRY_MAX_SECONDS = 10.0
+"""Pause before a topic is tried to be watched again."""
+
+
+class ZooKeeperMetadata:
+    """One ZooKeeper session, of its own unless one is given, which is left open then; a topic is read and watched from
+    the first time it is asked for.
+
+    Implements metadata.Metadata. `_views` is replaced per topic on the session's event thread, read on any.
+    """
+
+    def __init__(self, connect: str, root: str, session_timeout: float, *, session: ZkSession | None = None) -> None:
+        self._session = session or ZkSession(connect, root, session_timeout)
+        self._is_lent = session is not None
+        self._cluster = ClusterView(self._session)
+        self._steady = SteadyView(self._session, LEADERLESS_SECONDS)
+        self._absences = Absences(self._cluster.set_ids)
+        self._views: dict[str, TopicView] = {}
+        self._first_read = threading.Lock()
+        self._aside = Aside("metaq-topic", drops=True)
+        self._listeners: list[Callable[[str], None]] = []
+
+    def start(self, timeout: float) -> None:
+        """Connect. Raises CoordinationUnavailable if no server answers within `timeout` seconds."""
+        self._session.start(timeout)
+
+    def view(self, topic: str) -> TopicView:
+        found = self._views.get(topic)
+        if found is not None:
+            return found
+        try:
+            return self._aside.do(self._watch, check_zookeeper_topic(topic))
+        except SessionLost:
+            if self._session.closed:
+                raise ClientError("this producer is closed") from None
+            raise
+
+    def topics(self) -> Collection[str]:
+        return self._aside.do(self._cluster.live_topics)
+
+    def is_set(self, broker_id: int) -> bool:
+        return broker_id in self._aside.do(self._cluster.set_ids)
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        self._listeners.append(listener)
+
+    def close(self, timeout: float = 10.0) -> None:
+        if not self._is_lent:
+            self._session.close(timeout)
+
+    def _watch(self, topic: str) -> TopicView:
+        with self._first_read:
+            found = self._views.get(topic)
+            if found is None:
+                if not self._views:
+                    self._cluster.watch_brokers(self._brokers_changed)
+                found = self._read(topic, self._cluster)
+                if not found.partitions:  # a broker set may be between two leaders: see Absences, for later looks
+                    found = self._read(topic, self._steady)
+                self._use(topic, found)
+                self._follow(topic, Backoff(_RETRY_MIN_SECONDS, _RETRY_MAX_SECONDS))
+        return found
+
+    def _follow(self, topic: str, backoff: Backoff) -> None:
+        """Watch the topic; later, on the event thread, if that fails now. What was read is used meanwhile, and the
+        watch begins with reading it again."""
+        try:
+            self._cluster.watch_topic(topic, self._changed)
+        except CoordinationError as error:
+            if self._session.closed:
+                return
+            pause = backoff.next()
+            log.warning("changes of topic %s are not seen yet, next try in %.1f s: %s", topic, pause, error)
+            self._session.events.post_later(pause, partial(self._follow, topic, backoff))
+
+    def _read(self, topic: str, cluster: ClusterView) -> TopicView:
+        """Blocks for a few round trips."""
+        endpoints = _endpoints(cluster)
+        partitions = (
+            TopicPartition(topic, broker, number)
+            for broker, number in cluster.topic_partitions(topic)
+            if broker in endpoints
+        )
+        return TopicView(with_own_partitions(topic, partitions, endpoints), endpoints)
+
+    # --- the session's event thread ---------------------------------------------------------------------------------
+
+    def _changed(self, topic: str) -> None:
+        view = self._read(topic, self._cluster)
+        former = self._views.get(topic)
+        if former is not None:
+            kept = self._absences.kept(former.partitions, view.partitions)
+            if self._absences.ends_in is not None:
+                view = view._replace(partitions=tuple(sorted((*view.partitions, *kept))))
+                self._session.events.post_later(self._absences.ends_in, partial(self._changed, topic))
+        self._use(topic, view)
+
+    def _brokers_changed(self) -> None:
+        self._session.events.post_once(self._look_at_brokers)
+
+    def _look_at_brokers(self) -> None:
+        """A broker set's leader has moved, for example, and has not registered its topics yet."""
+        try:
+            endpoints = _endpoints(self._cluster)
+        except CoordinationError as error:
+            if not self._session.closed:
+                log.warning("where brokers are is not known: %s", error)
+                self._session.events.post_later(_RETRY_MIN_SECONDS, self._brokers_changed)
+            return
+        for topic, view in list(self._views.items()):
+            self._use(topic, TopicView(with_own_partitions(topic, view.partitions, endpoints), endpoints))
+
+    def _use(self, topic: str, view: TopicView) -> None:
+        """Any thread."""
+        if view == self._views.get(topic):
+            return
+        self._views[topic] = view
+        log.info("topic %s has %d partitions on %d brokers", topic, len(view.partitions), len(view.endpoints))
+        for listener in self._listeners:
+            listener(topic)
+
+
+def _endpoints(cluster: ClusterView) -> dict[int, Endpoint]:
+    return {
+        broker_id: Endpoint(nodes.master.host, nodes.master.port)
+        for broker_id, nodes in cluster.brokers().items()
+        if nodes.master is not None  # a slave takes no messages
+    }

@@ -1,0 +1,299 @@
+"""Messages kept on this machine until they can be sent or delivered again: queues in one SQLite file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from metaq.coordination.forks import ForkGuard, keep_for_ever
+from metaq.coordination.home import in_home
+from metaq.coordination.interrupts import Aside, may_be_interrupted
+from metaq.protocol.compression import payload_of
+from metaq.protocol.errors import LocalStoreError, LocalStoreFull, LocalStoreInUse
+from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.record import Attributes, attribute_of, decode_attribute, payload_bytes
+
+from ..settings.config import MAX_LOCAL_MESSAGES, check_number
+from .message import Message
+from .values import TopicPartition
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ["LocalMessageStore", "StoredMessage"]
+
+_LAYOUT = 1
+"""Of the tables below, kept in the file's `user_version`."""
+
+_TABLES = """
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of insertion, never given out again
+    queue TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    broker INTEGER,                       -- with partition: NULL if no partition is known
+    partition INTEGER,
+    offset INTEGER NOT NULL,
+    message_id INTEGER NOT NULL,
+    flag INTEGER NOT NULL,
+    key,                                  -- text, bytes or NULL
+    body BLOB NOT NULL
+);
+CREATE INDEX messages_by_queue ON messages (queue, id);
+"""
+
+_INSERT = """INSERT INTO messages (queue, topic, broker, partition, offset, message_id, flag, key, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_PEEK = """SELECT id, topic, broker, partition, offset, message_id, flag, key, body
+FROM messages WHERE queue = ? AND id > ? ORDER BY id LIMIT ?"""
+_stores: weakref.WeakSet[LocalMessageStore] = weakref.WeakSet()
+_Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, bytes]
+
+
+class StoredMessage(NamedTuple):
+    """A message with all that sending or delivering it again takes.
+
+    body and flag: as on the wire, the attribute (with tag, keys and properties) in front of the payload. key: what
+    chooses its partition. partition: where it belongs, or where it came from. offset, id: -1 and 0 until a broker
+    stored it.
+    """
+
+    topic: str
+    body: bytes
+    flag: int = 0
+    partition: TopicPartition | None = None
+    key: str | bytes | None = None
+    offset: int = -1
+    id: int = 0
+
+    @classmethod
+    def of(cls, message: Message) -> Self:
+        """A consumed message."""
+        return cls(message.topic, message.body, message.flag, message.partition, None, message.offset, message.id)
+
+    def to_message(self) -> Message:
+        """The consumed message again. Raises ValueError if this one never came from a partition."""
+        if self.partition is None:
+            raise ValueError(f"a message to topic {self.topic!r} that was not sent yet has no partition")
+        return Message(self.partition, self.offset, self.id, self.flag, self.body)
+
+    @property
+    def payload(self) -> bytes:
+        """What the user sent. Raises PayloadUnreadable if it is compressed and damaged."""
+        return payload_of(self.body, self.flag)
+
+    @property
+    def attributes(self) -> Attributes:
+        """Attribute, tag, keys and properties."""
+        return decode_attribute(attribute_of(self.body, self.flag), self.flag)
+
+
+class LocalMessageStore:
+    """Named queues of messages in one SQLite file. All methods may be called on any thread; each is one transaction.
+
+    An `append` or `remove` that returned survives the end of the process and of the machine: the write-ahead log is
+    synced at every commit (`synchronous=FULL`, one fsync a call, so append many messages in one call). The file belongs
+    to one process at a time and is locked until `close` or the end of that process: two that emptied the same queue
+    would send its messages twice. It does not shrink; the room of removed messages is used again. A process that was
+    forked off can neither use nor close its parent's: every method but close() raises ClientError there.
+
+    Every method raises LocalStoreError if the file cannot be read or written, or was closed.
+    """
+
+    def __init__(self, path: str | PathLike[str], *, max_per_queue: int = MAX_LOCAL_MESSAGES) -> None:
+        """path: the file, made with its directory if it is not there (`~` is your home; two more files lie beside it
+        while it is open). max_per_queue: messages per queue.
+
+        Raises LocalStoreInUse if another store has it open; LocalStoreError if it is no such file; ConfigError.
+        """
+        check_number("max_per_queue", max_per_queue, unit="messages")
+        self._path = in_home(path, "path", "give LocalMessageStore a path that begins with /")
+        self._max_per_queue = max_per_queue
+        self._lock = threading.Lock()
+        self._aside = Aside("metaq-store")
+        self._guard = ForkGuard("LocalMessageStore")
+        self._db: sqlite3.Connection | None = None
+        self._counts: dict[str, int] = {}
+        db = self._open()
+        try:
+            with self._wrapping():
+                self._take_over(db)
+        except BaseException:
+            db.close()
+            raise
+        self._db = db
+        _stores.add(self)
+
+    # --- queues -----------------------------------------------------------------------------------------------------
+
+    def append(self, queue: str, messages: Iterable[StoredMessage]) -> None:
+        """Put `messages` behind what the queue holds: all of them or, with an error, none.
+
+        Raises LocalStoreFull if the queue would hold more than max_per_queue.
+        """
+        self._guard.check()
+        self._aside.do(self._append, queue, [_row(queue, message) for message in messages])
+
+    def _append(self, queue: str, rows: Sequence[Sequence[object]]) -> None:
+        with self._transaction() as db:
+            held = self._counts.get(queue, 0)
+            if held + len(rows) > self._max_per_queue:
+                raise LocalStoreFull(
+                    f"{self._path}: queue {queue!r} holds {held} messages, and {len(rows)} more are above "
+                    f"max_per_queue={self._max_per_queue}: remove some, or allow more"
+                )
+            db.executemany(_INSERT, rows)
+            db.commit()
+            if rows:
+                self._counts[queue] = held + len(rows)
+
+    def peek(self, queue: str, limit: int, after: int = 0) -> list[tuple[int, StoredMessage]]:
+        """The first `limit` messages behind the id `after` in the order they were appended, each with its id for
+        `remove`. Ids are above 0.
+        """
+        check_number("limit", limit, most=INT64_MAX)
+        check_number("after", after, may_be_0=True, most=INT64_MAX)
+        self._guard.check()
+        return [(row[0], _message(row[1:])) for row in self._aside.do(self._peek, queue, limit, after)]
+
+    def _peek(self, queue: str, limit: int, after: int) -> list[Any]:
+        with self._transaction() as db:
+            return db.execute(_PEEK, (queue, after, limit)).fetchall()
+
+    def remove(self, queue: str, ids: Iterable[int]) -> None:
+        """Forget these messages; ids that are not in the queue (any more) are passed over."""
+        self._guard.check()
+        self._aside.do(self._remove, queue, [(queue, number) for number in ids])
+
+    def _remove(self, queue: str, pairs: Sequence[tuple[str, int]]) -> None:
+        with self._transaction() as db:
+            gone = db.executemany("DELETE FROM messages WHERE queue = ? AND id = ?", pairs).rowcount if pairs else 0
+            db.commit()
+            left = self._counts.get(queue, 0) - gone
+            if left:
+                self._counts[queue] = left
+            else:
+                self._counts.pop(queue, None)
+
+    def count(self, queue: str) -> int:
+        """How many messages the queue holds, with those that an interrupted call of this thread began to append;
+        without a look at the file."""
+        self._settle()
+        return self._counts.get(queue, 0)
+
+    def queues(self) -> list[str]:
+        """Names of the queues that hold a message, sorted; as `count`."""
+        self._guard.check()
+        self._settle()
+        with self._lock:
+            return sorted(self._counts)
+
+    def _settle(self) -> None:
+        """Wait for what an interrupted call of this thread began."""
+        if may_be_interrupted() and self._aside.is_behind:
+            self._aside.do(_nothing)
+
+    def close(self) -> None:
+        """Release the file. Idempotent."""
+        if not self._guard.is_elsewhere:
+            self._aside.do(self._close)
+
+    def _close(self) -> None:
+        with self._lock:
+            db, self._db = self._db, None
+            if db is not None:
+                with self._wrapping():
+                    db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the file ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> sqlite3.Connection:
+        import sqlite3  # a client that keeps nothing does without
+
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch(0o600)  # opens no file that is there, which would drop the lock of another store on it
+            return sqlite3.connect(self._path, timeout=0, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise LocalStoreError(f"{self._path} cannot be opened: {error}") from error
+
+    def _take_over(self, db: sqlite3.Connection) -> None:
+        """Lock the file for this store, make the tables if it is new, and count what it holds."""
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")  # before the first access, so that no other may share the log
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN EXCLUSIVE")
+        layout = db.execute("PRAGMA user_version").fetchone()[0]
+        if layout == 0:
+            for statement in _TABLES.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {_LAYOUT}")
+        elif layout != _LAYOUT:
+            raise LocalStoreError(
+                f"{self._path} has layout {layout}, this version knows {_LAYOUT}: choose another file"
+            )
+        self._counts = dict(db.execute("SELECT queue, count(*) FROM messages GROUP BY queue").fetchall())
+        db.commit()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Where no interrupt comes: one in its beginning would keep the lock locked, and one behind a commit the counts
+        wrong."""
+        with self._lock:
+            if self._db is None:
+                raise LocalStoreError(f"{self._path}: this store is closed")
+            with self._wrapping():
+                try:
+                    yield self._db
+                except BaseException:
+                    self._db.rollback()
+                    raise
+
+    @contextlib.contextmanager
+    def _wrapping(self) -> Iterator[None]:
+        import sqlite3
+
+        try:
+            yield
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                raise LocalStoreInUse(
+                    f"{self._path} is open in another process or store: give each its own file"
+                ) from error
+            raise LocalStoreError(f"{self._path}: {error}") from error
+
+
+def _forked() -> None:
+    """SQLite in the child believes that it holds the parent's lock: closing the file, also by garbage collection, would
+    remove the write-ahead log that the parent goes on to write."""
+    for store in _stores:
+        keep_for_ever(store._db)
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _nothing() -> None:
+    """Done once all that was asked for before is done."""
+
+
+def _row(queue: str, message: StoredMessage) -> Sequence[object]:
+    broker, number = (None, None) if message.partition is None else message.partition[1:]
+    topic, body, flag, _, key, offset, identity = message
+    return queue, topic, broker, number, offset, identity, flag, key, payload_bytes(body)
+
+
+def _message(row: _Row) -> StoredMessage:
+    topic, broker, number, offset, identity, flag, key, body = row
+    partition = None if broker is None or number is None else TopicPartition(topic, broker, number)
+    return StoredMessage(topic, body, flag, partition, key, offset, identity)

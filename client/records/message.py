@@ -1,0 +1,289 @@
+"""A message as a consumer gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from metaq.coordination.logs import get_log
+from metaq.protocol.compression import payload_of
+from metaq.protocol.errors import ClientError, CorruptRecord, PayloadUnreadable, RemoteProtocolError
+from metaq.protocol.message_id import store_time_ms
+from metaq.protocol.own_topics import OWN_MARK
+from metaq.protocol.properties import PropertyValue
+from metaq.protocol.record import (
+    ATTRIBUTE_FLAG,
+    COMPRESSED_FLAG,
+    CORRELATION,
+    EXPIRES_FLAG,
+    HEADER_BYTES,
+    PROPERTIES_FLAG,
+    REPLY_TO,
+    TYPE,
+    Attributes,
+    attribute_of,
+    decode_attribute,
+    payload_start,
+    priority_of,
+)
+from metaq.protocol.retries import Failure, Origin, failure_of, payload_in, restored
+
+from .values import TopicPartition
+
+if TYPE_CHECKING:
+    from ..serializers.base import Deserializer, ValueReader
+
+__all__ = ["Message", "Origin", "PlainMessage", "RetriedMessage", "ValueMessage", "as_original", "failure_in"]
+
+log = get_log(__name__)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BESIDE = ATTRIBUTE_FLAG | COMPRESSED_FLAG
+"""With neither bit a payload is the whole body."""
+
+
+class Message(NamedTuple):
+    """One stored message. Only what every message needs is computed when it is made; the rest when it is looked at.
+    (A tuple because that is made fastest.)
+
+    partition: where it is stored (with topic and broker). offset: byte position of its record there. id: unique within
+    the cluster. flag: metaq 1.x's bits (protocol/record.py). body: the payload, after the attribute if flag bit 0
+    is set.
+    """
+
+    partition: TopicPartition
+    offset: int
+    id: int
+    flag: int
+    body: bytes
+
+    @property
+    def topic(self) -> str:
+        return self.partition.topic
+
+    @property
+    def payload(self) -> bytes:
+        """What the producer sent. A compressed one is unpacked at each look. Raises CorruptRecord, with `partition` and
+        `end` for a seek, if that cannot be done: its producer made it wrongly."""
+        flag = self.flag
+        if not flag & _BESIDE:
+            return self.body
+        if flag & COMPRESSED_FLAG:
+            return self._unpacked()
+        if flag & PROPERTIES_FLAG and self.partition.topic[:1] == OWN_MARK:
+            return self._failed_payload()
+        return self.body[payload_start(self.body, flag) :]
+
+    def _unpacked(self) -> bytes:
+        try:
+            return payload_of(self.body, self.flag)
+        except PayloadUnreadable as error:
+            raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
+
+    def _failed_payload(self) -> bytes:
+        """That of a message of a topic of our own, which may be compressed although its flag cannot say so."""
+        try:
+            return payload_in(self.flag, self.body)
+        except PayloadUnreadable as error:
+            raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
+        except RemoteProtocolError as error:
+            log.warning("%r is taken as it is: %s", self, error)
+            return self.body[payload_start(self.body, self.flag) :]
+
+    @property
+    def next_offset(self) -> int:
+        """Byte position of the record after it."""
+        return self.offset + HEADER_BYTES + len(self.body)
+
+    @property
+    def attributes(self) -> Attributes:
+        """Attribute, tag, keys and properties together: decoded once, where each of them alone decodes again."""
+        return decode_attribute(attribute_of(self.body, self.flag), self.flag)
+
+    @property
+    def attribute(self) -> str | None:
+        """The metaq 1.x attribute."""
+        return self.attributes.attribute
+
+    @property
+    def tag(self) -> str | None:
+        return self.attributes.tag
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.attributes.keys
+
+    @property
+    def properties(self) -> Mapping[str, PropertyValue]:
+        """The user's properties: str, int, float, bool or bytes, as they were sent."""
+        return self.attributes.properties
+
+    @property
+    def content_type(self) -> str | None:
+        """What the producer says of the payload's type; None if it says nothing."""
+        return self.attributes.reserved.get(TYPE)
+
+    @property
+    def correlation(self) -> str | None:
+        """Of a request, and of its reply: what tells the requester which request was answered. None of any other."""
+        return self.attributes.reserved.get(CORRELATION)
+
+    @property
+    def asks_reply(self) -> bool:
+        """Whether it is a request, which Producer.reply answers."""
+        return REPLY_TO in self.attributes.reserved
+
+    @property
+    def value(self) -> Any:
+        """What the consumer's deserializer reads of the payload; read at each look. Raises ValueUnreadable: it has
+        another content type, or is no such value; ClientError: the consumer has no deserializer."""
+        raise ClientError(
+            "this message's reader has no deserializer: write Consumer(deserializer=…), or message.decode(…)"
+        )
+
+    def decode(self, deserializer: Deserializer) -> Any:
+        """What this deserializer, or one of several, reads of the payload. Raises ConfigError, and as `value`."""
+        from ..serializers.base import deserializers
+
+        return deserializers("deserializer", deserializer).value_of(self)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When no consumer gets it any more, by the clock of its producer, as an aware datetime in UTC; None: never."""
+        milliseconds = self.attributes.expires_ms if self.flag & EXPIRES_FLAG else None
+        return None if milliseconds is None else _EPOCH + timedelta(milliseconds=milliseconds)
+
+    def has_expired(self, now_ms: int) -> bool:
+        """now_ms: since 1970."""
+        if not self.flag & EXPIRES_FLAG:
+            return False
+        milliseconds = self.attributes.expires_ms
+        return milliseconds is not None and milliseconds <= now_ms
+
+    @property
+    def attempts(self) -> int:
+        """Which attempt at handling it this is, from 1 on, where `Consumer.run` sends what fails back to the broker.
+        Of a message that is read from the group's dead letters: how many there were."""
+        failure = failure_in(self)
+        return 1 if failure is None else failure.attempts
+
+    @property
+    def origin(self) -> Origin:
+        """Where it was stored first: `topic`, `partition`, `offset`, `id`. This is its own place, unless it is read
+        from a group's dead letters."""
+        failure = failure_in(self)
+        return Origin(self.partition, self.offset, self.id) if failure is None else failure.origin
+
+    @property
+    def priority(self) -> int:
+        """How urgent it is for shared consumers, 0 (ordinary) … 9."""
+        return priority_of(self.flag)
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """When it was stored, milliseconds since 1970; None if a Java broker took it (its ids are no clock)."""
+        return store_time_ms(self.id)
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """`timestamp_ms` as an aware datetime in UTC."""
+        milliseconds = store_time_ms(self.id)
+        return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+    def __repr__(self) -> str:
+        if self.flag & COMPRESSED_FLAG:
+            shown = f"compressed, {len(self.body)} bytes"
+        else:
+            payload = self.body[payload_start(self.body, self.flag) :]
+            shown = f"{payload[:32]!r}… {len(payload)} bytes" if len(payload) > 32 else repr(payload)
+        return f"<Message {self.topic} {self.partition} @{self.offset} id {self.id} {shown}>"
+
+
+class ValueMessage(Message):
+    """A message of a consumer that has a deserializer. Equal to a Message with the same fields, and pickled as one,
+    without the deserializer. It is made of a Message when that is handed out."""
+
+    _reader: ValueReader
+
+    @classmethod
+    def of(cls, message: Message, reader: ValueReader) -> ValueMessage:
+        made: ValueMessage = tuple.__new__(cls, message)
+        made._reader = reader
+        return made
+
+    @property
+    def value(self) -> Any:
+        return self._reader.value_of(self)
+
+    def __reduce__(self) -> tuple[type[Message], tuple[object, ...]]:
+        return Message, tuple(self)
+
+
+class PlainMessage(Message):
+    """A message known to have no attribute and no compression, whose payload is its body: found without a call of
+    Python. Equal to a Message with the same fields, and pickled as one.
+    """
+
+    __slots__ = ()
+
+    payload = Message.body
+
+    def __reduce__(self) -> tuple[type[Message], tuple[object, ...]]:
+        return Message, tuple(self)
+
+
+class RetriedMessage(Message):
+    """A message that a handler gets once more: place, id, flag and body are those of the original.
+
+    copy: what the consumer read, which its position is about. tries: how often the handler has failed on the copy.
+    """
+
+    copy: Message
+    tries: int
+    _attempts: int
+
+    @property
+    def value(self) -> Any:
+        copy = self.copy
+        return copy._reader.value_of(self) if isinstance(copy, ValueMessage) else super().value
+
+    @property
+    def attempts(self) -> int:
+        return self._attempts
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.partition, self.offset, self.id)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return as_original, (self.copy, self.tries)
+
+
+def failure_in(message: Message) -> Failure | None:
+    """What a message of a topic of our own says of its failures; None for any other, and one that is damaged."""
+    if message.partition.topic[:1] != OWN_MARK:
+        return None
+    try:
+        return failure_of(message.flag, message.body)
+    except RemoteProtocolError as error:
+        log.warning("%r is taken as it is: %s", message, error)
+        return None
+
+
+def as_original(copy: Message, tries: int = 0) -> Message:
+    """What a handler gets of a message that has failed `tries` times where it is, and may have waited for another
+    attempt before; one that never failed is returned as it is."""
+    failure = failure_in(copy)
+    if failure is None and not tries:
+        return copy
+    original = RetriedMessage(*copy)
+    if failure is not None:
+        place = failure.origin
+        try:
+            original = RetriedMessage(place.partition, place.offset, place.id, *restored(copy.flag, copy.body))
+        except RemoteProtocolError as error:
+            log.warning("%r is taken as it is: %s", copy, error)
+    original.copy, original.tries = copy, tries
+    original._attempts = 1 + tries + (0 if failure is None else failure.attempts)
+    return original

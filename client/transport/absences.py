@@ -1,0 +1,53 @@
+"""Partitions of broker sets that nobody has registered for the moment, because the set is changing its leader."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from ..records.values import TopicPartition
+
+__all__ = ["LEADERLESS_SECONDS", "Absences"]
+
+LEADERLESS_SECONDS = 3.0
+"""A set's next leader is elected and has registered its topics by then, unless no node may lead."""
+
+
+class Absences:
+    """Keeps a client's partitions while their broker set is between two leaders. One thread at a time.
+
+    Without that, a leader's end would move the keys of its partitions to other brokers for a moment, and a group would
+    hand over partitions that come back at once.
+    """
+
+    def __init__(self, set_ids: Callable[[], Collection[int]], clock: Callable[[], float] = time.monotonic) -> None:
+        """set_ids: of all broker sets; asked only when something is missing."""
+        self.ends_in: float | None = None
+        """Seconds until something that was kept by the last call is kept no longer; None: nothing was kept."""
+        self._set_ids = set_ids
+        self._clock = clock
+        self._since: dict[tuple[str, int], float] = {}
+
+    def kept(self, former: Iterable[TopicPartition], found: Collection[TopicPartition]) -> list[TopicPartition]:
+        """Those of `former`, of any topics, whose topic is not registered by its broker set now, but may be soon.
+
+        found: what is registered of these topics. Raises what set_ids raises.
+        """
+        now = self._clock()
+        there = {(each.topic, each.broker) for each in found}
+        for name in there & self._since.keys():
+            del self._since[name]
+        self.ends_in = None
+        missing = [each for each in former if (each.topic, each.broker) not in there]
+        if not missing:
+            return []
+        sets = self._set_ids()
+        kept = []
+        for each in missing:
+            if each.broker not in sets:
+                continue
+            left = self._since.setdefault((each.topic, each.broker), now) + LEADERLESS_SECONDS - now
+            if left > 0:
+                kept.append(each)
+                self.ends_in = left if self.ends_in is None else min(left, self.ends_in)
+        return kept

@@ -1,0 +1,135 @@
+"""Where a topic's partitions are: the producer's picture of a cluster, or of one broker without ZooKeeper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from metaq.protocol.errors import ConfigError
+from metaq.protocol.limits import DEFAULT_PORT, check_topic
+from metaq.protocol.own_topics import OWN_PARTITIONS, is_own_topic
+
+from ..records.values import TopicPartition
+from ..settings.config import check_number
+from .connection import Endpoint
+
+__all__ = ["UNKNOWN", "DirectMetadata", "LentMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
+
+UNKNOWN = -1
+"""As a partition: the broker chooses one. As a broker: nobody told its id."""
+
+_ADDRESS = re.compile(r"(?:meta://)?(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?/?")
+
+
+class TopicView(NamedTuple):
+    """A topic at one moment: its partitions, ordered by the numbers (broker, partition), and where each broker is."""
+
+    partitions: tuple[TopicPartition, ...]
+    endpoints: Mapping[int, Endpoint]
+
+
+def with_own_partitions(
+    topic: str, partitions: Iterable[TopicPartition], endpoints: Mapping[int, Endpoint]
+) -> tuple[TopicPartition, ...]:
+    """The partitions of `topic` that take messages, ordered. partitions: those that are registered.
+
+    Every broker takes messages of a topic of our own (own_topics.py), and registers it with the first one. A broker
+    that has not done so has partition 0.
+    """
+    if not is_own_topic(topic):
+        return tuple(partitions)
+    registered = [each for each in partitions if each.broker in endpoints]
+    unregistered = endpoints.keys() - {each.broker for each in registered}
+    return tuple(sorted((*registered, *(TopicPartition(topic, broker, 0) for broker in unregistered))))
+
+
+class Metadata(Protocol):
+    """What a producer needs to know. Implementations: ZooKeeperMetadata, DirectMetadata, testing.FakeCluster."""
+
+    def view(self, topic: str) -> TopicView:
+        """The topic's partitions that take messages, kept current from the first call on. Any thread.
+
+        Raises CoordinationUnavailable if it was never read and ZooKeeper does not answer.
+        """
+
+    def topics(self) -> Collection[str]:
+        """Names of the topics that take messages now, for the words of an error. Any thread; may ask ZooKeeper.
+
+        Raises CoordinationError.
+        """
+
+    def is_set(self, broker_id: int) -> bool:
+        """Whether the broker is a broker set, so that another node may take over. Any thread; may ask ZooKeeper.
+
+        Raises CoordinationError.
+        """
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Have `listener(topic)` called when the view of a topic is there, and whenever it has changed. It is called on
+        any thread and must not block."""
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End the session behind it, within `timeout` seconds. Idempotent."""
+
+
+class LentMetadata:
+    """Another's metadata, which is left open."""
+
+    def __init__(self, owner: Metadata) -> None:
+        self.view, self.topics, self.is_set, self.on_change = owner.view, owner.topics, owner.is_set, owner.on_change
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Its owner does that."""
+
+
+def parse_address(address: str) -> Endpoint:
+    """`host`, `host:port`, `[IPv6]:port`, or these behind 1.x's `meta://`; the port is 8123 if there is none.
+
+    Raises ConfigError.
+    """
+    match = _ADDRESS.fullmatch(address.strip()) if isinstance(address, str) else None
+    port = int(match[3] or DEFAULT_PORT) if match else 0
+    if match is None or not 0 < port < 65536:
+        raise ConfigError("address", repr(address), "write it as host:port, for example 127.0.0.1:8123")
+    return Endpoint(match[1] or match[2], port)
+
+
+class DirectMetadata:
+    """One broker by its address, as in metaq 1.x's direct mode.
+
+    Every topic has one partition, "the broker chooses", or as many as were named; one of metaq's own has its first.
+    """
+
+    def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:
+        """partitions: topic -> number of partitions. Raises ConfigError, InvalidName, TypeError."""
+        if not isinstance(partitions, Mapping):
+            raise ConfigError("partitions", repr(partitions), "name the number of partitions by topic: {'trades': 4}")
+        for topic, count in partitions.items():
+            check_number(f"partitions[{check_topic(topic)!r}]", count)
+        self._broker_id = broker_id
+        self._endpoints = {broker_id: endpoint}
+        self._views = {topic: self._made(topic, range(count)) for topic, count in partitions.items()}
+
+    def view(self, topic: str) -> TopicView:
+        found = self._views.get(topic)
+        if found is None:
+            numbers = range(OWN_PARTITIONS) if is_own_topic(check_topic(topic)) else (UNKNOWN,)
+            found = self._made(topic, numbers)
+        return found
+
+    def _made(self, topic: str, numbers: Sequence[int]) -> TopicView:
+        return TopicView(tuple(TopicPartition(topic, self._broker_id, each) for each in numbers), self._endpoints)
+
+    def topics(self) -> Collection[str]:
+        return self._views.keys()
+
+    def is_set(self, broker_id: int) -> bool:
+        """Without ZooKeeper nobody would say where the next leader is."""
+        return False
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Nothing ever changes."""
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Nothing is held open."""

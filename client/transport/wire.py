@@ -1,0 +1,297 @@
+"""The socket of one connection, and the ClientStream behind it: bytes in and out, whoever asks for that.
+
+**Interrupts** (interrupts.py). What is received is kept by one call of a C function (`extend` of a map), which a
+signal's handler cannot divide: nothing that left the socket is only in a variable. A request that was being sent when
+its thread was interrupted ends the connection: how much of it has gone is not known any more (`_sending`).
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any, NamedTuple
+
+from metaq.coordination.interrupts import BackgroundThread, begin_elsewhere, is_interrupt
+from metaq.coordination.logs import get_log
+from metaq.protocol.client_stream import ClientStream, Opening
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
+from metaq.protocol.record import Buffer
+
+from ..runtime.waiting import Exchange
+from ..settings.config import ConnectionConfig
+
+__all__ = ["TICK", "Endpoint", "Wire", "connect"]
+
+log = get_log(__name__)
+
+TICK = 0.25
+"""Seconds a system call may block before deadlines are looked at; requests of nobody's end at most this much late."""
+_TIMEVAL = Struct("@ll")
+_SMALL_BYTES = 32 * 1024
+"""Up to here joining buffers costs less than a scatter list."""
+_MAX_IOV = 1000
+"""Buffers per sendmsg (Linux allows 1,024)."""
+_FIRST_RECEIVE_BYTES = 16 * 1024
+
+
+class Endpoint(NamedTuple):
+    """Where a broker listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"meta://[{self.host}]:{self.port}" if ":" in self.host else f"meta://{self.host}:{self.port}"
+
+
+class Wire:
+    """A socket that is connected, and its stream. One thread at a time calls `read`; all else is for any thread."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        stream: ClientStream[Exchange],
+        config: ConnectionConfig,
+        clock: Callable[[], float],
+        on_failure: Callable[[], None],
+    ) -> None:
+        """on_failure: called when `failure` is set, on any thread, maybe several times."""
+        self.failure: MetaqError | None = None
+        self.last_traffic = clock()
+        self.next_expiry = 0.0
+        self._sock = sock
+        self._fileno = sock.fileno()
+        self._stream = stream
+        self._config = config
+        self._clock = clock
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._sending = False
+        self._backlog: deque[tuple[memoryview, float]] = deque()  # what the writer thread sends, and until when
+        self._received: list[bytes] = []  # at most one, which the stream has not taken yet
+        self._receive_bytes = min(_FIRST_RECEIVE_BYTES, config.max_receive_bytes)
+        self._polls = False  # signals keep a receive from ending at its tick
+
+    # --- bytes in ---------------------------------------------------------------------------------------------------
+
+    def read(self, patience: float, bulk: bool) -> bool:
+        """Receive once, min(patience, one tick) seconds at most, and have the stream take it; whether anything came.
+
+        bulk: answers are large, so each is received whole, to a buffer of its own.
+        """
+        try:
+            came = self._receive(patience, self._stream.wanted_bytes if bulk and not self._polls else None)
+        except (BlockingIOError, InterruptedError):
+            came = False
+        except OSError as error:
+            if is_interrupt(error):
+                raise
+            self._fail_broken(error)
+            return False
+        now = self._clock()
+        if came:
+            data = self._received[0]
+            if not data:
+                self.fail(BrokerUnavailable(f"{self._stream.peer} closed the connection"))
+                return False
+            self.last_traffic = now  # before what it answers is not pending any more: Connection.notice_end
+            try:
+                self._stream.receive(data)
+            except RemoteProtocolError as error:
+                self.fail(BrokerUnavailable(f"{self._stream.peer} sent something that is not the protocol: {error}"))
+                return False
+            del self._received[:]
+        if now >= self.next_expiry:
+            self.next_expiry = now + TICK
+            self._stream.expire(now)
+        return came
+
+    def _receive(self, patience: float, exactly: int | None) -> bool:
+        """Whether there is something in `_received`. Raises OSError."""
+        if self._received:
+            return True  # its reader was interrupted
+        if self._polls and self._sock.gettimeout() is not None:
+            self._sock.settimeout(None)  # for who sends
+        if (patience < TICK or self._polls) and not self._is_readable(min(patience, TICK)):
+            return False
+        if exactly:  # in one system call, without the interpreter's lock in between
+            self._received.extend(map(self._sock.recv, (exactly,), (socket.MSG_WAITALL,)))
+            return True
+        self._received.extend(map(self._sock.recv, (self._receive_bytes,)))
+        received = len(self._received[0])
+        if received == self._receive_bytes:  # large answers need few system calls, small ones no large buffer
+            self._receive_bytes = min(received * 4, self._config.max_receive_bytes)
+        elif received < self._receive_bytes >> 4 > _FIRST_RECEIVE_BYTES >> 4:
+            self._receive_bytes >>= 1
+        return True
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether something has come, or the broker has closed the connection."""
+        return self._is_readable(0)
+
+    def _is_readable(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._fileno, select.POLLIN)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
+
+    def free_reader(self) -> None:
+        """Signals whose handlers raise nothing, as a profiler's, come more often than a tick ends: Python repeats the
+        receive for each, with its whole tick. From the next one on it does not block, and poll() waits instead, whose
+        time Python keeps, for the price of a second system call per receive.
+        """
+        self._polls = True
+        try:
+            self._sock.settimeout(0)
+        except OSError as error:  # closed meanwhile
+            log.debug("the connection to %s: %s", self._stream.peer, error)
+
+    # --- bytes out --------------------------------------------------------------------------------------------------
+
+    def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
+        """Send these bytes, or nothing if the connection has failed. The calling thread writes for a tick.
+
+        What the broker has not taken by then goes out on a thread of its own, and what is sent meanwhile behind it
+        unless its deadline comes first. So nobody waits past a deadline for the broker to take others' requests.
+        """
+        broken: OSError | None = None
+        with self._lock:
+            if self.failure is not None:
+                return
+            if self._backlog:
+                self._backlog.append((memoryview(b"".join(buffers)), deadline))
+                return
+            if not self._sending:  # else the last sender was interrupted
+                try:
+                    self._sending = True
+                    if rest := self._send_now(buffers):
+                        self._backlog.append((memoryview(rest), math.inf))  # its front is on its way
+                        BackgroundThread(self._send_backlog, f"metaq-writer-{self._stream.peer}")
+                    self._sending = False
+                    return
+                except BaseException as error:
+                    begin_elsewhere((self._fail_sending, error))
+                    if not isinstance(error, OSError) or is_interrupt(error):
+                        raise
+                    broken = error
+        self._fail_sending(broken)
+
+    def _send_now(self, buffers: Sequence[Buffer]) -> bytes:
+        """Returns what the socket did not take within a tick."""
+        if len(buffers) == 1 or sum(map(len, buffers)) <= _SMALL_BYTES:
+            data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+            sent = self._try_send(self._sock.send, data)
+            return memoryview(data)[sent:].tobytes() if sent < len(data) else b""
+        end = self._clock() + TICK
+        for start in range(0, len(buffers), _MAX_IOV):
+            views = [memoryview(buffer) for buffer in buffers[start : start + _MAX_IOV]]
+            while views:
+                sent = self._try_send(self._sock.sendmsg, views)
+                while views and sent >= len(views[0]):
+                    sent -= len(views.pop(0))
+                if sent:
+                    views[0] = views[0][sent:]
+                if views and self._clock() >= end:
+                    return b"".join((*views, *buffers[start + _MAX_IOV :]))
+        return b""
+
+    @staticmethod
+    def _try_send(send: Callable[[Any], int], data: object) -> int:
+        """Bytes the socket took within a tick."""
+        try:
+            return send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    def _send_backlog(self) -> None:
+        """Writer thread: as long as there is a backlog, nobody else writes."""
+        while (rest := self._next_of_backlog()) is not None:
+            patience = self._clock() + self._config.request_timeout_seconds
+            while rest:
+                try:
+                    sent = self._try_send(self._sock.send, rest)
+                except OSError as error:
+                    self._fail_broken(error)
+                    break
+                rest = rest[sent:]
+                if sent:
+                    patience = self._clock() + self._config.request_timeout_seconds
+                elif self._clock() >= patience:
+                    self.fail(BrokerUnavailable(f"{self._stream.peer} does not take data"))
+                    break
+            with self._lock:
+                self._backlog.popleft()
+
+    def _next_of_backlog(self) -> memoryview | None:
+        with self._lock:
+            while self._backlog and (self.failure is not None or self._backlog[0][1] <= self._clock()):
+                self._backlog.popleft()  # its caller has given up
+            return self._backlog[0][0] if self._backlog else None
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def fail(self, failure: MetaqError) -> None:
+        """The connection is of no use any more: wake the threads inside recv and send. The first failure counts."""
+        self.failure = self.failure or failure
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            if is_interrupt(error):
+                raise
+            log.debug("shutting down the connection to %s: %s", self._stream.peer, error)  # the peer was faster
+        self._on_failure()
+
+    def _fail_broken(self, error: OSError) -> None:
+        self.fail(BrokerUnavailable(f"the connection to {self._stream.peer} broke: {error}"))
+
+    def _fail_sending(self, error: BaseException | None) -> None:
+        if isinstance(error, OSError) and not is_interrupt(error):
+            self._fail_broken(error)
+        else:
+            self.fail(BrokerUnavailable(f"sending a request to {self._stream.peer} was interrupted"))
+
+    def close(self) -> None:
+        """Give up the socket. Nobody may be inside `read`: its number may be used again."""
+        self._sock.close()
+
+
+def _no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no connection to {endpoint} within {seconds:.1f} s"
+    if isinstance(error, socket.gaierror):
+        return f"no connection to {endpoint}: this machine cannot resolve that name, the broker's hostName: {error}"
+    return f"no connection to {endpoint}: {error}"
+
+
+def connect(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> tuple[socket.socket, str]:
+    """A socket to the broker, and the version it says it has, within `seconds`. Raises BrokerUnavailable."""
+    deadline = clock() + seconds
+    try:
+        sock = socket.create_connection(endpoint, timeout=seconds)
+    except OSError as error:
+        if is_interrupt(error):
+            raise
+        raise BrokerUnavailable(_no_connection(endpoint, seconds, error)) from error
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        opening, version = Opening(), None
+        sock.sendall(opening.request)
+        while version is None:
+            sock.settimeout(max(0.001, deadline - clock()))
+            version = opening.receive(sock.recv(4096))
+        # block in the kernel for one tick at most: one system call per receive, where a Python timeout would take two
+        sock.settimeout(None)
+        tick = _TIMEVAL.pack(0, int(TICK * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
+    except BaseException as error:
+        sock.close()
+        if is_interrupt(error) or not isinstance(error, OSError | RemoteProtocolError):
+            raise
+        raise BrokerUnavailable(f"{endpoint} did not answer as a metaq broker: {error}") from error
+    return sock, version
